@@ -1,0 +1,15 @@
+"""Recipes: functions that return a complete `Recipe`. Their docstrings give the source, the data and what to expect."""
+
+from collections.abc import Callable
+
+from vitmods.recipes.defaults import default, digits, plain, small_pictures
+from vitmods.recipes.recipe import Recipe, weight_decay_from_big_vision
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "default": default,
+    "small_pictures": small_pictures,
+    "digits": digits,
+    "plain": plain,
+}
+
+__all__ = ["RECIPES", "Recipe", "default", "digits", "plain", "small_pictures", "weight_decay_from_big_vision"]

@@ -1,0 +1,45 @@
+"""Recipes for a first look at one's own pictures. They reproduce no paper: they are made for small budgets."""
+
+from vitmods.recipes.recipe import Recipe
+
+
+def plain(epochs: int = 30) -> Recipe:
+    """No augmentation and no regularisation but weight decay: what is left is the model and the pictures.
+
+    Data: any. Expected number: none; for debugging, and for sets that need no augmentation.
+    """
+    return Recipe(epochs=epochs, crop="none", flip=0.0, eval_crop=1.0)
+
+
+def default(epochs: int = 30) -> Recipe:
+    """A folder of pictures of ordinary size, from scratch, with the augmentation of AugReg's `medium1` level.
+
+    Random resized crop of 5 to 100 % of the area, flip, RandAugment (2 operations, magnitude 15), mixup 0.2; AdamW
+    1e-3 with decay 0.1, clipping at 1, cosine: the values of Steiner et al., "How to train your ViT?"
+    (arXiv:2106.10270), which trains for 300 epochs in batches of 4096.
+    Data: pictures of 96 px and more. Expected number: none published for such short training.
+    """
+    return Recipe(
+        epochs=epochs,
+        weight_decay=0.1,
+        crop="random_resized",
+        crop_scale=(0.05, 1.0),
+        randaugment=(2, 15),
+        mixup=0.2,
+    )
+
+
+def small_pictures(epochs: int = 30) -> Recipe:
+    """Sets of small pictures (CIFAR-10 and the like, 32 px): pad and crop, flip, label smoothing 0.1.
+
+    Data: up to 64 px. Expected number: none published; see docs/recipes.md for our own.
+    """
+    return Recipe(epochs=epochs, weight_decay=0.1, crop="pad", flip=0.5, label_smoothing=0.1, eval_crop=1.0)
+
+
+def digits(epochs: int = 30) -> Recipe:
+    """scikit-learn's 1,797 handwritten digits (8 px, grey): no flip, which would change the class.
+
+    Data: `digits`. Expected number: see docs/recipes.md for our own.
+    """
+    return Recipe(epochs=epochs, lr=2e-3, crop="none", flip=0.0, eval_crop=1.0)
