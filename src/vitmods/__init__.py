@@ -1,1 +1,64 @@
+"""Published design changes for Vision Transformers, tried on your own model and pictures with paired seeds.
+
+Names are imported when first used, so that ``import vitmods`` and the shell's help stay quick.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+_HOME = {
+    "ViTConfig": "config",
+    "ViT": "vit",
+    "vit": "vit",
+    "apply": "apply",
+    "diff": "apply",
+    "verify": "apply",
+    "parse_changes": "changes",
+    "DualPatchNorm": "changes",
+    "LayerScale": "changes",
+    "Norm": "changes",
+    "NormFormer": "changes",
+    "Placement": "changes",
+    "SubLN": "changes",
+    "Recipe": "recipes",
+    "Study": "study",
+}
+_MODULES = ("changes", "data", "recipes")
+
+__all__ = [*_HOME, *_MODULES, "__version__"]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from . import changes, data, recipes
+    from .apply import apply, diff, verify
+    from .changes import DualPatchNorm, LayerScale, Norm, NormFormer, Placement, SubLN, parse_changes
+    from .config import ViTConfig
+    from .recipes import Recipe
+    from .study import Study
+    from .vit import ViT, vit
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
+    if name in _HOME:
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    raise AttributeError(f"module 'vitmods' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+class _Package(ModuleType):
+    """``vit`` and ``apply`` are functions and also the files they live in: importing the file must not hide the function."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

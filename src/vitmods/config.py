@@ -1,0 +1,246 @@
+"""A frozen description of a Vision Transformer: every slot that a change may fill, and nothing of PyTorch."""
+
+import dataclasses
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .errors import UserError
+
+NORM_KINDS = ("layer", "rms", "scale_shift")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint naming the known word closest to a mistyped one, or all of them when none is close."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)
+    return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known)}."
+
+
+@dataclass(frozen=True)
+class NormConfig:
+    """What fills a norm slot. ``affine`` False leaves the learned gain and bias out."""
+
+    kind: str = "layer"
+    eps: float = 1e-6
+    affine: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kind not in NORM_KINDS:
+            raise UserError(f"There is no normalizer '{self.kind}'. {nearest(self.kind, NORM_KINDS)}")
+        if not self.eps > 0:
+            raise UserError(f"A norm's eps must be positive, got {self.eps}.")
+
+
+@dataclass(frozen=True)
+class StemConfig:
+    """From pictures to patch tokens: an optional norm on the pixels of a patch, a linear map, an optional norm."""
+
+    bias: bool = True
+    before: NormConfig | None = None
+    after: NormConfig | None = None
+
+
+@dataclass(frozen=True)
+class BranchConfig:
+    """Norm slots of one residual branch F: ``x = after(x + scale * branch(F(before(x))))``; ``inner`` sits inside F,
+    before its last linear map (for attention on the concatenated heads, for the MLP after the activation)."""
+
+    before: NormConfig | None = NormConfig()
+    inner: NormConfig | None = None
+    branch: NormConfig | None = None
+    after: NormConfig | None = None
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """Everything that defines a Vision Transformer's function.
+
+    Sizes are in pixels, ``img_size`` and ``patch_size`` as (rows, columns); one number stands for both. Defaults are
+    ViT-S/16 as in timm. Raises UserError when the parts do not fit.
+    """
+
+    img_size: tuple[int, int] = (224, 224)
+    patch_size: tuple[int, int] = (16, 16)
+    in_chans: int = 3
+    num_classes: int = 1000
+    embed_dim: int = 384
+    depth: int = 12
+    num_heads: int = 6
+    mlp_dim: int = 1536
+    qkv_bias: bool = True
+    qk_norm: NormConfig | None = None
+    activation: Literal["gelu", "gelu_tanh"] = "gelu"
+
+    stem: StemConfig = field(default_factory=StemConfig)
+    position: Literal["learn", "sincos2d", "none"] = "learn"
+    position_on_prefix: bool = True  # the class and register tokens have position entries too
+    position_norm: NormConfig | None = None
+    position_norm_on_prefix: bool = False
+    class_token: bool = True
+    reg_tokens: int = 0
+
+    attn: BranchConfig = field(default_factory=BranchConfig)
+    mlp: BranchConfig = field(default_factory=BranchConfig)
+    head_scale: bool = False
+    layer_scale: float | None = None
+
+    final_norm: NormConfig | None = field(default_factory=NormConfig)
+    pool: Literal["token", "avg", "map", "none"] = "token"
+    norm_after_pool: bool = False  # the final norm reads the pooled token (timm's fc_norm)
+    representation: bool = False  # a linear layer and tanh before the head
+    head_bias: float = 0.0  # initial bias of the head
+
+    pos_drop: float = 0.0
+    proj_drop: float = 0.0
+    attn_drop: float = 0.0
+    head_drop: float = 0.0
+    drop_path: float = 0.0
+    drop_path_shape: Literal["linear", "constant"] = "linear"
+    init: Literal["timm", "big_vision"] = "timm"
+
+    def __post_init__(self) -> None:
+        for name in ("img_size", "patch_size"):
+            object.__setattr__(self, name, _pair(name, getattr(self, name)))
+        _check(self)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(rows, columns) of patch tokens."""
+        return self.img_size[0] // self.patch_size[0], self.img_size[1] // self.patch_size[1]
+
+    @property
+    def num_patches(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        return int(self.class_token) + self.reg_tokens
+
+    def with_(self, **overrides: Any) -> "ViTConfig":
+        """A copy with some fields replaced; an unknown field raises UserError naming the nearest."""
+        known = [f.name for f in dataclasses.fields(self)]
+        for name in overrides:
+            if name not in known:
+                raise UserError(f"A ViT has no setting '{name}'. {nearest(name, known)}")
+        return dataclasses.replace(self, **overrides)
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> "ViTConfig":
+        """The inverse of ``to_json``. Raises UserError on fields that this version does not know."""
+        return cls.from_dict(json.loads(text))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "ViTConfig":
+        parts = dict(values)
+        for name in ("qk_norm", "position_norm", "final_norm"):
+            parts[name] = _build(NormConfig, parts.get(name))
+        for name, kind in (("stem", StemConfig), ("attn", BranchConfig), ("mlp", BranchConfig)):
+            if isinstance(parts.get(name), Mapping):
+                norms = {key: _build(NormConfig, v) if key != "bias" else v for key, v in parts[name].items()}
+                parts[name] = _build(kind, norms)
+        return cls().with_(**parts)
+
+    @classmethod
+    def from_name(cls, name: str, **overrides: Any) -> "ViTConfig":
+        """The config of a size name: ``S/16``, ``Ti/4``, ``S36/16`` (36 blocks deep) or timm's ``vit_small_patch16_224``.
+
+        Widths, depths and heads as published (Steiner et al., 2022; ``mu`` is big_vision's smallest, for tests and
+        digits; timm's names carry the input size). Keywords replace fields. Raises UserError on an unknown name.
+        """
+        size, depth, patch, img_size = _parse_name(name)
+        width, default_depth, mlp_dim, heads = SIZES[size]
+        shape: dict[str, Any] = dict(
+            patch_size=patch, embed_dim=width, depth=depth or default_depth, num_heads=heads, mlp_dim=mlp_dim
+        )
+        if img_size is not None:
+            shape["img_size"] = img_size
+        return cls().with_(**(shape | overrides))
+
+
+# name: width, depth, width of the MLP, heads
+SIZES = {
+    "mu": (32, 1, 128, 2),
+    "Ti": (192, 12, 768, 3),
+    "S": (384, 12, 1536, 6),
+    "B": (768, 12, 3072, 12),
+    "L": (1024, 24, 4096, 16),
+    "H": (1280, 32, 5120, 16),
+}
+_TIMM_SIZES = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
+
+
+def _parse_name(name: str) -> tuple[str, int | None, int, int | None]:
+    """(size, depth if given, patch side, picture side if given)"""
+    if match := re.fullmatch(r"vit_([a-z]+)_patch(\d+)_(\d+)", name):
+        size, patch, side = match.groups()
+        if size in _TIMM_SIZES:
+            return _TIMM_SIZES[size], None, int(patch), int(side)
+    elif match := re.fullmatch(r"([A-Za-z]+?)(\d*)/(\d+)", name):
+        size, depth, patch = match.groups()
+        if size in SIZES:
+            return size, int(depth) if depth else None, int(patch), None
+    examples = [f"{size}/16" for size in SIZES] + [f"vit_{size}_patch16_224" for size in _TIMM_SIZES]
+    raise UserError(
+        f"'{name}' names no ViT. Give a size and a patch side as in 'S/16' (sizes: {', '.join(SIZES)}), with a depth "
+        f"as in 'S36/16', or timm's name as in 'vit_small_patch16_224'. {nearest(name, examples)}"
+    )
+
+
+def _pair(name: str, value: Any) -> tuple[int, int]:
+    sides = (value, value) if isinstance(value, int) else tuple(value)
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise UserError(f"{name} must be one or two positive whole numbers (rows, columns), got {value!r}.")
+    return sides
+
+
+def _build(kind: type, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    known = {f.name for f in dataclasses.fields(kind)}
+    for name in value:
+        if name not in known:
+            raise UserError(f"{kind.__name__} has no setting '{name}'. {nearest(name, known)}")
+    return kind(**value)
+
+
+def _check(config: ViTConfig) -> None:
+    for axis, side, patch in zip(("height", "width"), config.img_size, config.patch_size, strict=True):
+        if side % patch:
+            nearby = f"{max(1, side // patch) * patch} or {(side // patch + 1) * patch}"
+            raise UserError(f"The picture's {axis} {side} is not a multiple of the patch side {patch}; use {nearby}.")
+    for name in ("in_chans", "embed_dim", "depth", "num_heads", "mlp_dim"):
+        if getattr(config, name) < 1:
+            raise UserError(f"{name} must be at least 1, got {getattr(config, name)}.")
+    for name in ("num_classes", "reg_tokens"):
+        if getattr(config, name) < 0:
+            raise UserError(f"{name} cannot be negative, got {getattr(config, name)}.")
+    if config.embed_dim % config.num_heads:
+        raise UserError(f"embed_dim {config.embed_dim} is not a multiple of num_heads {config.num_heads}.")
+    for name in ("pos_drop", "proj_drop", "attn_drop", "head_drop", "drop_path"):
+        if not 0 <= getattr(config, name) < 1:
+            raise UserError(f"{name} is a probability below 1, got {getattr(config, name)}.")
+    choices = {
+        "activation": ("gelu", "gelu_tanh"),
+        "position": ("learn", "sincos2d", "none"),
+        "pool": ("token", "avg", "map", "none"),
+        "drop_path_shape": ("linear", "constant"),
+        "init": ("timm", "big_vision"),
+    }
+    for name, known in choices.items():
+        if getattr(config, name) not in known:
+            raise UserError(f"{name} cannot be '{getattr(config, name)}'. {nearest(str(getattr(config, name)), known)}")
+    if config.pool == "token" and not config.class_token:
+        raise UserError("pool='token' needs a class token: set class_token=True, or pool='avg' or 'map'.")
+    if config.norm_after_pool and config.pool == "map":
+        raise UserError("pool='map' has a norm of its own after pooling: set norm_after_pool=False.")
+    if config.position == "sincos2d" and config.embed_dim % 4:
+        raise UserError(f"position='sincos2d' needs a width that is a multiple of 4, got {config.embed_dim}.")
+    if config.position == "sincos2d" and config.position_on_prefix and config.num_prefix_tokens:
+        raise UserError("position='sincos2d' has no entries for class or register tokens: set position_on_prefix=False.")

@@ -1,0 +1,30 @@
+"""Sizes and costs that follow from a model or a config by counting."""
+
+from typing import TYPE_CHECKING
+
+from .config import ViTConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def count_params(model: "nn.Module") -> int:
+    """Learned numbers of a model."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def count_macs(config: ViTConfig) -> int:
+    """Multiply-adds for one picture, as the papers count their FLOPs: matrix products alone, all tokens of all blocks.
+
+    Per block 12 N C^2 + 2 N^2 C for an MLP of width 4 C, plus the patch projection, representation layer and head.
+    Norms, activations and softmax are not counted, nor is what the last block can leave out.
+    """
+    c, n = config.embed_dim, config.num_patches + config.num_prefix_tokens
+    patch_values = config.in_chans * config.patch_size[0] * config.patch_size[1]
+    attention = 4 * n * c * c + 2 * n * n * c
+    mlp = 2 * n * c * config.mlp_dim
+    pool = 0
+    if config.pool == "map":
+        pool = 2 * c * c + 2 * config.num_patches * c * c + 2 * config.num_patches * c + 2 * c * config.mlp_dim
+    head = c * config.num_classes + (c * c if config.representation else 0)
+    return config.depth * (attention + mlp) + config.num_patches * patch_values * c + pool + head

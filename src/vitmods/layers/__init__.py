@@ -1,0 +1,23 @@
+"""Modules that know tensors and nothing else; they accept what timm passes to embed_layer, norm_layer and block_fn."""
+
+from .attention import Attention, AttentionPool
+from .block import Block, BranchNorms
+from .drop import DropPath, LayerScale
+from .mlp import Mlp
+from .norms import LayerNorm, RMSNorm, ScaleShift
+from .stems import DualPatchNormStem, LinearStem
+
+__all__ = [
+    "Attention",
+    "AttentionPool",
+    "Block",
+    "BranchNorms",
+    "DropPath",
+    "DualPatchNormStem",
+    "LayerNorm",
+    "LayerScale",
+    "LinearStem",
+    "Mlp",
+    "RMSNorm",
+    "ScaleShift",
+]

@@ -1,0 +1,39 @@
+"""Stochastic depth and LayerScale, the two things that may sit between a branch and its residual sum."""
+
+import torch
+from torch import Tensor, nn
+
+
+class DropPath(nn.Module):
+    """Drops a whole branch for each picture with probability ``rate`` and rescales what stays by 1 / (1 - rate)
+    (Huang et al., 2016). Shape (B, ...) in and out; the identity in evaluation."""
+
+    def __init__(self, rate: float = 0.0) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.rate == 0.0 or not self.training:
+            return x
+        keep = torch.empty((x.shape[0],) + (1,) * (x.ndim - 1), dtype=x.dtype, device=x.device)
+        return x * keep.bernoulli_(1.0 - self.rate).div_(1.0 - self.rate)
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate}"
+
+
+class LayerScale(nn.Module):
+    """A learned factor for each channel of a branch's output (Touvron et al., 2021, CaiT). (..., C) in and out."""
+
+    def __init__(
+        self, dim: int, init: float = 1e-5, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.init = init
+        self.gamma = nn.Parameter(torch.full((dim,), init, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.gamma, self.init)

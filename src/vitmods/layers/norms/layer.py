@@ -1,0 +1,28 @@
+"""Layer normalization over the channels of each token (Ba, Kiros & Hinton, 2016)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class LayerNorm(nn.LayerNorm):
+    """``y = gamma * (x - mean) / sqrt(var + eps) + beta`` over the last dimension, biased variance.
+
+    Shapes: (B, N, C) or (B, rows, columns, C) in and out. Statistics are in float32 whatever the input type
+    (PyTorch accumulates in float32); the output has the input's type. Every token is normalised by itself.
+    """
+
+    token_wise = True
+
+    def __init__(
+        self,
+        dim: int,
+        eps: float = 1e-6,
+        affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(dim, eps=eps, elementwise_affine=affine, device=device, dtype=dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps).to(input.dtype)

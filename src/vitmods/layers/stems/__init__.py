@@ -1,0 +1,6 @@
+"""Stems, one file each: pictures (B, channels, height, width) -> patch tokens (B, T, C) in row-major order."""
+
+from .dual_patchnorm import DualPatchNormStem
+from .linear import LinearStem, patchify
+
+__all__ = ["DualPatchNormStem", "LinearStem", "patchify"]

@@ -1,0 +1,341 @@
+"""The reference Vision Transformer: a config, its slots filled with modules, and the forward pass."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .config import BranchConfig, NormConfig, ViTConfig
+from .errors import UserError
+from .initialise import initialise
+from .layers import (
+    AttentionPool,
+    Block,
+    BranchNorms,
+    DualPatchNormStem,
+    LayerNorm,
+    LinearStem,
+    Mlp,
+    RMSNorm,
+    ScaleShift,
+)
+from .layers.position import resample, sincos2d
+
+NORMS: dict[str, Any] = {"layer": LayerNorm, "rms": RMSNorm}
+
+
+def norm_factory(config: NormConfig | None) -> Any:
+    """From a slot's config to a callable that takes the number of channels, or None for an empty slot."""
+    if config is None:
+        return None
+    if config.kind == "scale_shift":
+        return ScaleShift
+    return partial(NORMS[config.kind], eps=config.eps, affine=config.affine)
+
+
+def _branch_norms(config: BranchConfig) -> BranchNorms:
+    return BranchNorms(*(norm_factory(n) for n in (config.before, config.inner, config.branch, config.after)))
+
+
+def _norm(config: NormConfig | None, dim: int) -> nn.Module:
+    factory = norm_factory(config)
+    return factory(dim) if factory else nn.Identity()
+
+
+def vit(config: ViTConfig | str = "S/16", **overrides: Any) -> "ViT":
+    """A Vision Transformer from a size name ("S/16", "Ti/4", "vit_small_patch16_224") or a config.
+
+    Keywords replace fields of the config (``num_classes=37, img_size=(192, 256)``). Raises UserError on an unknown
+    name or field, or when the parts do not fit.
+    """
+    config = ViTConfig.from_name(config, **overrides) if isinstance(config, str) else config.with_(**overrides)
+    return ViT(config)
+
+
+class ViT(nn.Module):
+    """A Vision Transformer with timm's parameter names and model contract; ``config`` describes it completely.
+
+    Pictures (B, in_chans, height, width) -> logits (B, num_classes). ``forward`` computes of the last block only what
+    the head reads, which is exact; ``forward_features`` gives all tokens (B, N, C).
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config = config
+        dim = config.embed_dim
+        self.patch_embed = _make_stem(config)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.class_token else None
+        self.reg_token = nn.Parameter(torch.zeros(1, config.reg_tokens, dim)) if config.reg_tokens else None
+        self._set_positions(_initial_positions(config))
+        self.pos_drop = nn.Dropout(config.pos_drop)
+        self.norm_pre = _norm(config.position_norm, dim)
+        self.blocks = nn.ModuleList(_make_block(config, i) for i in range(config.depth))
+        self.norm = nn.Identity() if config.norm_after_pool else _norm(config.final_norm, dim)
+        self.attn_pool = _make_attn_pool(config) if config.pool == "map" else None
+        self.fc_norm = _norm(config.final_norm, dim) if config.norm_after_pool else nn.Identity()
+        self.pre_logits = nn.Linear(dim, dim) if config.representation else None
+        self.head_drop = nn.Dropout(config.head_drop)
+        self.head = nn.Linear(dim, config.num_classes) if config.num_classes else nn.Identity()
+        self.grad_checkpointing = False
+        self.feature_info = [
+            {"module": f"blocks.{i}", "num_chs": dim, "reduction": max(config.patch_size)} for i in range(config.depth)
+        ]
+        self.pretrained_cfg = self.default_cfg = _timm_cfg(config)
+        initialise(self)
+
+    # What timm's tools read.
+    num_classes = property(lambda self: self.config.num_classes)
+    in_chans = property(lambda self: self.config.in_chans)
+    embed_dim = property(lambda self: self.config.embed_dim)
+    num_features = property(lambda self: self.config.embed_dim)
+    head_hidden_size = property(lambda self: self.config.embed_dim)
+    num_prefix_tokens = property(lambda self: self.config.num_prefix_tokens)
+    global_pool = property(lambda self: "" if self.config.pool == "none" else self.config.pool)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in_chans, height, width) -> (B, num_classes); with ``pool="none"`` (B, N, num_classes)."""
+        x = self._embed(x)
+        for block in self.blocks[:-1]:
+            x = self._run(block, x)
+        x = self._run(self.blocks[-1], x, **self._read_by_head())
+        return self.forward_head(self.norm(x))
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """(B, in_chans, height, width) -> all tokens (B, N, C) after the final norm, prefix tokens first."""
+        x = self._embed(x)
+        for block in self.blocks:
+            x = self._run(block, x)
+        return self.norm(x)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Tokens (B, N, C) -> logits (B, num_classes), or the pooled features (B, C) that the head reads."""
+        x = self.fc_norm(self._pool(x))
+        if self.pre_logits is not None:
+            x = torch.tanh(self.pre_logits(x))
+        x = self.head_drop(x)
+        return x if pre_logits else self.head(x)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """The outputs of chosen blocks, as in timm: the last ``indices`` blocks, or those listed, or all.
+
+        Returns (final tokens, list), or the list alone. Entries are (B, C, rows, columns), or (B, T, C) with
+        ``output_fmt="NLC"``, paired with the prefix tokens (B, prefix, C) if asked for. Raises ValueError on an
+        unknown format or block.
+        """
+        if output_fmt not in ("NCHW", "NLC"):
+            raise ValueError(f"output_fmt is 'NCHW' or 'NLC', got '{output_fmt}'.")
+        take = self._block_indices(indices)
+        grid = self.patch_embed.dynamic_feat_size((x.shape[-2], x.shape[-1]))
+        x, prefix, found = self._embed(x), self.config.num_prefix_tokens, []
+        for i, block in enumerate(self.blocks[: max(take) + 1] if stop_early else self.blocks):
+            x = self._run(block, x)
+            if i not in take:
+                continue
+            out = self.norm(x) if norm else x
+            patches = out[:, prefix:]
+            if output_fmt == "NCHW":
+                patches = patches.transpose(1, 2).unflatten(2, grid).contiguous()
+            found.append((patches, out[:, :prefix]) if return_prefix_tokens and prefix else patches)
+        return found if intermediates_only else (self.norm(x), found)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters that are matrices but not weights: positions and tokens."""
+        return {"pos_embed", "cls_token", "reg_token"}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Patterns that assign each parameter to the stem or a block, for layer-wise decay as in timm."""
+        return {
+            "stem": r"^cls_token|^reg_token|^pos_embed|^patch_embed|^norm_pre",
+            "blocks": [(r"^blocks\.(\d+)", None), (r"^norm|^fc_norm|^attn_pool|^pre_logits", (99999,))],
+        }
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Keep the input of each block alone and run the block again in backward."""
+        self.grad_checkpointing = enable
+
+    def set_lean_activations(self, enable: bool = True) -> None:
+        """Keep fewer tensors for backward: outputs of norms and GELUs are made again, with the same gradients.
+
+        Raises UserError where no part of the model has a lean form (norms other than LayerNorm and RMSNorm before
+        the branches).
+        """
+        if enable and not any(block.can_be_lean for block in self.blocks):
+            raise UserError("No block of this model has a lean form: it needs LayerNorm or RMSNorm before its branches.")
+        for block in self.blocks:
+            block.lean = enable
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A fresh head for another number of classes (0: no head), and another pooling if given ("" for none)."""
+        pool = self.config.pool if global_pool is None else (global_pool or "none")
+        if pool == "map" and self.attn_pool is None:
+            raise UserError("Map pooling has weights of its own: build the model with pool='map' instead.")
+        self.config = self.config.with_(num_classes=num_classes, pool=pool)
+        if pool != "map":
+            self.attn_pool = None
+        weight = self.cls_token if self.cls_token is not None else self.patch_embed.proj.weight
+        head = nn.Linear(self.config.embed_dim, num_classes) if num_classes else nn.Identity()
+        self.head = head.to(device=weight.device, dtype=weight.dtype).train(self.training)
+        if num_classes:
+            initialise(self, only="head")
+
+    def set_input_size(
+        self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
+    ) -> None:
+        """Another picture or patch size, keeping all weights: positions are resampled (bicubic), the projection and
+        the gain of a patch norm are resized with the patch. Raises UserError when the sizes do not fit."""
+        old = self.config
+        sizes = {"img_size": img_size or old.img_size, "patch_size": patch_size or old.patch_size}
+        self.config = old.with_(**sizes)
+        self.patch_embed.set_input_size(self.config.img_size, self.config.patch_size)
+        if self.pos_embed is None or self.config.grid == old.grid:
+            return
+        prefix = old.num_prefix_tokens if old.position_on_prefix else 0
+        if old.position == "sincos2d":
+            self._set_positions(sincos2d(self.config.grid, old.embed_dim).to(self.pos_embed))
+            return
+        self._set_positions(resample(self.pos_embed.detach(), old.grid, self.config.grid, prefix))
+
+    def _set_positions(self, positions: Tensor | None) -> None:
+        if self.config.position == "learn":
+            assert positions is not None
+            self.pos_embed = nn.Parameter(positions)
+        else:
+            self.register_buffer("pos_embed", positions, persistent=False)
+
+    def _embed(self, images: Tensor) -> Tensor:
+        """Pictures -> tokens with positions (B, prefix + T, C)."""
+        config = self.config
+        x = self.patch_embed(images)
+        prefix = [t for t in (self.cls_token, self.reg_token) if t is not None]
+        entries = config.num_prefix_tokens if config.position_on_prefix else 0
+        if self.pos_embed is not None:
+            x = x + self.pos_embed[:, entries:]
+        if not config.position_norm_on_prefix:
+            x = self.norm_pre(x)
+        if prefix:
+            tokens = torch.cat(prefix, dim=1)
+            if entries and self.pos_embed is not None:
+                tokens = tokens + self.pos_embed[:, :entries]
+            x = torch.cat([tokens.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)
+        if config.position_norm_on_prefix:
+            x = self.norm_pre(x)
+        return self.pos_drop(x)
+
+    def _run(self, block: nn.Module, x: Tensor, **read: int) -> Tensor:
+        if self.grad_checkpointing and torch.is_grad_enabled():
+            out: Tensor = checkpoint(block, x, use_reentrant=False, **read)
+            return out
+        return block(x, **read)
+
+    def _read_by_head(self) -> dict[str, int]:
+        """What of the last block's output reaches the head; nothing said means all of it."""
+        last: Any = self.blocks[-1]
+        pool, norm_is_tokenwise = self.config.pool, isinstance(self.norm, nn.Identity) or self.norm.token_wise
+        if pool == "token" and last.tokenwise and norm_is_tokenwise:
+            return {"first": 1}
+        if pool == "avg" and last.mean_commutes and isinstance(self.norm, nn.Identity):
+            return {"mean_from": self.config.num_prefix_tokens}
+        return {}
+
+    def _pool(self, x: Tensor) -> Tensor:
+        pool, prefix = self.config.pool, self.config.num_prefix_tokens
+        if pool == "none":
+            return x
+        if pool == "map":
+            assert self.attn_pool is not None
+            return self.attn_pool(x[:, prefix:])
+        if pool == "token" or x.shape[1] == 1:
+            return x[:, 0]
+        return x[:, prefix:].mean(1)
+
+    def _block_indices(self, indices: int | Sequence[int] | None) -> set[int]:
+        depth = len(self.blocks)
+        if indices is None:
+            return set(range(depth))
+        chosen = range(depth - indices, depth) if isinstance(indices, int) else indices
+        if not all(-depth <= i < depth for i in chosen) or not chosen:
+            raise ValueError(f"indices must name some of the {depth} blocks, got {indices}.")
+        return {i % depth for i in chosen}
+
+
+def _make_stem(config: ViTConfig) -> LinearStem:
+    stem = config.stem
+    sizes: dict[str, Any] = dict(
+        img_size=config.img_size,
+        patch_size=config.patch_size,
+        in_chans=config.in_chans,
+        embed_dim=config.embed_dim,
+        bias=stem.bias,
+        norm_layer=norm_factory(stem.after),
+    )
+    if stem.before is None:
+        return LinearStem(**sizes)
+    return DualPatchNormStem(norm_before=norm_factory(stem.before), **sizes)
+
+
+def _make_block(config: ViTConfig, index: int) -> Block:
+    share = index / max(config.depth - 1, 1) if config.drop_path_shape == "linear" else 1.0
+    return Block(
+        config.embed_dim,
+        config.num_heads,
+        mlp_ratio=config.mlp_dim / config.embed_dim,
+        qkv_bias=config.qkv_bias,
+        qk_norm_layer=norm_factory(config.qk_norm),
+        proj_drop=config.proj_drop,
+        attn_drop=config.attn_drop,
+        init_values=config.layer_scale,
+        drop_path=config.drop_path * share,
+        act_layer=_activation(config),
+        attn_norms=_branch_norms(config.attn),
+        mlp_norms=_branch_norms(config.mlp),
+        head_scale=config.head_scale,
+    )
+
+
+def _activation(config: ViTConfig) -> Any:
+    return partial(nn.GELU, approximate="tanh" if config.activation == "gelu_tanh" else "none")
+
+
+def _make_attn_pool(config: ViTConfig) -> AttentionPool:
+    mlp = Mlp(config.embed_dim, config.mlp_dim, act=_activation(config)())
+    return AttentionPool(config.embed_dim, config.num_heads, mlp, _norm(config.final_norm or NormConfig(), config.embed_dim))
+
+
+def _initial_positions(config: ViTConfig) -> Tensor | None:
+    if config.position == "none":
+        return None
+    if config.position == "sincos2d":
+        return sincos2d(config.grid, config.embed_dim)
+    entries = config.num_prefix_tokens if config.position_on_prefix else 0
+    return torch.zeros(1, entries + config.num_patches, config.embed_dim)
+
+
+def _timm_cfg(config: ViTConfig) -> dict[str, Any]:
+    return {
+        "url": "",
+        "num_classes": config.num_classes,
+        "input_size": (config.in_chans, *config.img_size),
+        "pool_size": None,
+        "crop_pct": 0.9,
+        "interpolation": "bicubic",
+        "fixed_input_size": True,
+        "mean": (0.5, 0.5, 0.5),
+        "std": (0.5, 0.5, 0.5),
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+    }
