@@ -1,0 +1,5 @@
+"""What is trained: a loss, and the metric that judges it."""
+
+from vitmods.tasks.classification import Classification
+
+__all__ = ["Classification"]

@@ -1,0 +1,74 @@
+"""Classification: one class a picture, or a mixture of classes while training."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitmods.evals import top1
+from vitmods.recipes import Recipe
+from vitmods.train.task import Batch
+
+
+def softmax_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """-sum_k t_k log softmax(logits)_k for each picture.
+
+    Args:
+        logits: (B, K).
+        targets: class numbers, int64 (B,), or shares of the classes, float (B, K).
+        smoothing: t becomes (1 - smoothing) t + smoothing / K (Szegedy et al., arXiv:1512.00567).
+
+    Returns:
+        (B,).
+    """
+    return F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
+
+
+def sigmoid_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Binary cross-entropy of every class, summed over the classes, for each picture (as in big_vision).
+
+    Args and returns are those of `softmax_cross_entropy`.
+    """
+    shares = targets if targets.is_floating_point() else F.one_hot(targets, logits.shape[1]).to(logits.dtype)
+    shares = shares * (1 - smoothing) + smoothing / logits.shape[1] if smoothing else shares
+    return F.binary_cross_entropy_with_logits(logits, shares, reduction="none").sum(dim=1)
+
+
+_LOSSES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "softmax": softmax_cross_entropy,
+    "sigmoid": sigmoid_cross_entropy,
+}
+
+
+@dataclass(frozen=True)
+class Classification:
+    """Mean cross-entropy over pictures; judged by top-1 accuracy.
+
+    Label smoothing is part of training only: the loss that `evaluate` reports is without it.
+    """
+
+    loss_name: Literal["softmax", "sigmoid"] = "softmax"
+    label_smoothing: float = 0.0
+
+    @classmethod
+    def from_recipe(cls, recipe: Recipe) -> Self:
+        """With the recipe's loss and label smoothing."""
+        return cls(recipe.loss, recipe.label_smoothing)
+
+    @property
+    def metric(self) -> str:
+        return "top1"
+
+    def loss(self, model: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean loss of the batch, and `top1`: how often the first class is the one with the largest share."""
+        logits = model(batch.images)
+        loss = _LOSSES[self.loss_name](logits, batch.targets, self.label_smoothing).mean()
+        classes = batch.targets.argmax(dim=1) if batch.targets.is_floating_point() else batch.targets
+        return loss, {"top1": (logits.detach().argmax(dim=1) == classes).float().mean()}
+
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
+        """`top1`, `top5` (fractions) and `loss` over all pictures."""
+        loss = _LOSSES[self.loss_name]
+        return top1(model, batches, lambda logits, targets: loss(logits, targets, 0.0))

@@ -1,0 +1,72 @@
+"""Where a trial computes, and how batches get there."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from vitmods.errors import UserError
+from vitmods.train.task import Batch
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a batch, on the device: what the task sees."""
+
+    images: Tensor
+    targets: Tensor
+    index: Tensor
+
+
+def make_fabric(device: str, precision: Literal["32-true", "bf16-mixed"]) -> "Fabric":
+    """Lightning Fabric on one device: a trial does not spread over several, a study runs several trials at once.
+
+    Args:
+        device: "auto" (the fastest there is), "cpu", "cuda", "cuda:1", "mps".
+
+    Raises:
+        UserError: there is no such device here.
+    """
+    from lightning_fabric import Fabric  # two seconds
+
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces bfloat16 at every start
+    accelerator, _, number = device.partition(":")
+    try:
+        fabric = Fabric(accelerator=accelerator, devices=[int(number)] if number else 1, precision=precision)
+    except (ValueError, RuntimeError) as error:  # Fabric's exceptions have these as bases
+        raise UserError(f"device {device!r} cannot be used here: {error}. Try --device auto or cpu.") from error
+    fabric.launch()
+    return fabric
+
+
+def device_name(device: str) -> str:
+    """What "auto" or "cuda:1" means here, for the record: "cpu", "mps" or the name of the GPU."""
+    kind, _, number = device.partition(":")
+    if kind == "auto":
+        found = torch.accelerator.current_accelerator(check_available=True)
+        kind = "cpu" if found is None else found.type
+    if kind == "cuda" and torch.cuda.is_available():
+        return torch.cuda.get_device_name(int(number or 0))
+    return kind
+
+
+def to_device(batch: Batch, device: torch.device) -> Part:
+    """The batch on `device`; the same tensors if they are there already."""
+    return Part(*(tensor.to(device, non_blocking=True) for tensor in (batch.images, batch.targets, batch.index)))
+
+
+def parts(batch: Batch, count: int, device: torch.device) -> Iterator[Part]:
+    """The batch in `count` parts of nearly the same size, one after the other on `device`."""
+    count = min(count, len(batch.images))
+    if count == 1:
+        yield to_device(batch, device)
+        return
+    columns = (tensor.tensor_split(count) for tensor in (batch.images, batch.targets, batch.index))
+    for tensors in zip(*columns, strict=True):
+        yield to_device(Part(*tensors), device)

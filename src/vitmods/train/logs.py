@@ -1,0 +1,125 @@
+"""What a trial says while it runs: metrics.jsonl (the record), TensorBoard and a progress bar."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from vitmods.errors import UserError
+from vitmods.train.files import disk_errors
+
+
+class MetricsFile:
+    """metrics.jsonl: one JSON object a line, in the order of the steps.
+
+    The file is cut to `length` bytes when opened: what was written after the checkpoint that a trial resumes from
+    comes again. A TensorBoard log in `tensorboard`, if given, is rebuilt from the rows that stay.
+    """
+
+    def __init__(self, path: Path, length: int, tensorboard: Path | None) -> None:
+        self.path = path
+        with disk_errors(path):
+            self._file = open(path, "ab")  # noqa: SIM115 - closed by close()
+            if self._file.tell() < length:
+                raise UserError(f"{path} is shorter than its checkpoint says. Delete its folder to train again.")
+            self._file.truncate(length)
+        self._board = TensorBoard(tensorboard, self.rows()) if tensorboard else None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows so far."""
+        return [json.loads(line) for line in self.path.read_bytes().splitlines()]
+
+    def write(self, row: dict[str, Any]) -> None:
+        with disk_errors(self.path):
+            self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+            self._file.flush()
+        if self._board is not None:
+            self._board.write(row)
+
+    def sync(self) -> int:
+        """Put all rows on the disk; the length of the file in bytes."""
+        with disk_errors(self.path):
+            os.fsync(self._file.fileno())
+            return self._file.tell()
+
+    def close(self) -> None:
+        with disk_errors(self.path):
+            self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+class TensorBoard:
+    """The rows of metrics.jsonl as TensorBoard scalars `train/loss`, `val/top1`, ..."""
+
+    def __init__(self, folder: Path, rows: list[dict[str, Any]]) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # a quarter of a second
+
+        self.folder = folder
+        with disk_errors(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            self._writer = SummaryWriter(str(folder))
+        for row in rows:
+            self.write(row)
+
+    def write(self, row: dict[str, Any]) -> None:
+        with disk_errors(self.folder):
+            for name, value in row.items():
+                if name not in ("step", "epoch", "split"):
+                    self._writer.add_scalar(f"{row['split']}/{name}", value, row["step"])
+
+    def close(self) -> None:
+        with disk_errors(self.folder):
+            self._writer.close()
+
+
+class ProgressBar:
+    """Steps done, loss, accuracy, pictures/s and time left on the terminal's error stream.
+
+    Silent when `shown` is false, in continuous integration (the variable CI is set) and where there is no terminal.
+    """
+
+    def __init__(self, shown: bool, title: str, total: int, done: int) -> None:
+        self._bar: Any = None
+        if not (shown and sys.stderr.isatty() and not os.environ.get("CI")):
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._task = self._bar.add_task(title, total=total, completed=done, numbers="")
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, step: int) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step)
+
+    def show(self, row: dict[str, Any]) -> None:
+        """The newest training row: loss, accuracy if the task has one, speed."""
+        if self._bar is None:
+            return
+        parts = [f"loss {row['loss']:.3f}"]
+        if "top1" in row:
+            parts.append(f"top-1 {100 * row['top1']:.1f} %")
+        parts.append(f"{row['pictures_per_s']:.0f} pictures/s")
+        self._bar.update(self._task, numbers="  ".join(parts))

@@ -1,0 +1,268 @@
+"""The training loop of one trial: steps, evaluations, and checkpoints from which it goes on bit for bit."""
+
+import math
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitmods.recipes import Recipe
+from vitmods.train import checkpoint
+from vitmods.train.device import Part, make_fabric, parts, to_device
+from vitmods.train.ema import Ema
+from vitmods.train.interrupt import Interrupted, StopRequest
+from vitmods.train.logs import MetricsFile, ProgressBar
+from vitmods.train.optim import check_every_parameter_is_trained, make_optimizer, without_gradient
+from vitmods.train.schedule import cosine_with_warmup
+from vitmods.train.task import Batch, Pictures, Task
+from vitmods.train.window import Diverged, Window
+
+METRICS = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often the loop does something other than training. Checkpoints change no number; evaluations add rows."""
+
+    eval_every_epochs: int = 1
+    checkpoint_every_steps: int | None = None
+    checkpoint_every_minutes: float | None = 5.0
+
+
+class TrialRun:
+    """One model on its way from the first to the last step.
+
+    Everything the next step depends on is in `state_dict()`: weights, optimiser, moving average, torch's random
+    numbers, the step, and the losses that wait to be logged. The data needs no state: batch k of an epoch is a
+    function of (seed, epoch, k).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        ds: Pictures,
+        recipe: Recipe,
+        *,
+        folder: Path,
+        seed: int = 0,
+        device: str = "auto",
+        pace: Pace | None = None,
+        tensorboard: bool = True,
+    ) -> None:
+        self.task, self.ds, self.recipe, self.seed, self.folder = task, ds, recipe, seed, folder
+        self.pace = pace or Pace()
+        self.steps_per_epoch = ds.steps_per_epoch(recipe.batch_size)
+        self.total_steps = recipe.epochs * self.steps_per_epoch
+        self.log_every = min(50, max(5, self.total_steps // 100))
+
+        self.fabric = make_fabric(device, recipe.precision)
+        self.raw_model = self.fabric.to_device(model)
+        optimizer = make_optimizer(self.raw_model, recipe)
+        check_every_parameter_is_trained(self.raw_model, optimizer)
+        self.model, self.optimizer = self.fabric.setup(self.raw_model, optimizer)
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.ema = Ema(self.raw_model, recipe.ema) if recipe.ema is not None else None
+
+        self.step = 0
+        self.evaluated_at = 0
+        self.last_evaluation: dict[str, float] = {}
+        self._window = Window()
+        self._wall_before = 0.0
+        torch.manual_seed(seed)
+        metrics_length = self._restore()
+        self.metrics = MetricsFile(folder / METRICS, metrics_length, folder / "tb" if tensorboard else None)
+        self._started = self._saved = self._logged = time.perf_counter()
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds of this trial so far, those before an interruption included."""
+        return self._wall_before + time.perf_counter() - self._started
+
+    @property
+    def evaluated_model(self) -> nn.Module:
+        """The model whose numbers count: the moving average where there is one."""
+        return self.raw_model if self.ema is None else self.ema.model
+
+    def run(self, request: StopRequest, bar: ProgressBar) -> dict[str, float]:
+        """Train to the last step and evaluate on `ds.eval_split`; the metrics.
+
+        Raises:
+            Diverged: a loss or a gradient was not finite.
+            Interrupted: a signal came; the checkpoint is written.
+            UserError: the disk is full or may not be written.
+        """
+        try:
+            self._train(request, bar)
+            metrics = self._final_metrics(request)
+        except Interrupted as interruption:
+            self.save()
+            raise Interrupted(
+                f"{interruption} at step {self.step} of {self.total_steps}. The state is saved in {self.folder}; run "
+                "the same command again to go on from there.",
+                interruption.signum,
+            ) from None
+        finally:
+            self.metrics.close()
+        return metrics
+
+    def _train(self, request: StopRequest, bar: ProgressBar) -> None:
+        batches = self._batches()
+        self.model.train()
+        while True:
+            # Between two steps, in this order: a checkpoint says which evaluation it has behind it.
+            if self._evaluation_is_due():
+                self._evaluate(request)
+            if self._checkpoint_is_due():
+                self.save()
+            if self.step == self.total_steps:
+                return
+            request.check()
+            self._train_step(next(batches))
+            if self.step % self.log_every == 0 or self.step == self.total_steps:
+                bar.show(self._log())
+            bar.advance(self.step)
+
+    def _batches(self) -> Iterator[Batch]:
+        epoch, start = divmod(self.step, self.steps_per_epoch)
+        while True:
+            yield from self.ds.train_batches(
+                seed=self.seed, epoch=epoch, batch_size=self.recipe.batch_size, start=start
+            )
+            epoch, start = epoch + 1, 0
+
+    def _train_step(self, batch: Batch) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._lr(self.step)
+        self.optimizer.zero_grad(set_to_none=True)
+        statistics = self._backward(batch)
+        if self.recipe.clip_norm is not None:
+            statistics["grad_norm"] = nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip_norm)
+        if self.step == 0:
+            _warn_of_untrained(self.raw_model)
+        self.optimizer.step()
+        if self.ema is not None:
+            self.ema.update()
+        self._window.add(statistics, len(batch.images))
+        self.step += 1
+
+    def _backward(self, batch: Batch) -> dict[str, Tensor]:
+        """Leave the gradient of the mean loss over `batch` in the parameters, however many parts it is computed in."""
+        totals: dict[str, Tensor] = {}
+        pictures = len(batch.images)
+        for part in parts(batch, self.recipe.accumulate, self.fabric.device):
+            share = len(part.images) / pictures
+            loss, statistics = self.task.loss(self.model, part)
+            self.fabric.backward(loss if share == 1 else loss * share)
+            for name, value in {"loss": loss.detach(), **statistics}.items():
+                totals[name] = value * share + totals[name] if name in totals else value * share
+        return totals
+
+    def _lr(self, step: int) -> float:
+        warmup = self.recipe.resolved_warmup_epochs * self.steps_per_epoch
+        return cosine_with_warmup(step, self.total_steps, warmup, self.recipe.lr, self.recipe.min_lr)
+
+    def _log(self) -> dict[str, Any]:
+        """Write the means over the steps since the last row. Only here does the loop wait for the device."""
+        pictures, now = self._window.pictures, time.perf_counter()
+        means = self._window.take(self.step)
+        row = {
+            **self._row("train"),
+            **means,
+            "lr": self._lr(self.step - 1),
+            "pictures_per_s": round(pictures / max(now - self._logged, 1e-9), 1),
+        }
+        self._logged = now
+        self.metrics.write(row)
+        return row
+
+    def _row(self, split: str) -> dict[str, Any]:
+        epoch = round(self.step / self.steps_per_epoch, 4)
+        return {"step": self.step, "epoch": epoch, "wall_s": round(self.wall_s, 3), "split": split}
+
+    def _evaluation_is_due(self) -> bool:
+        every = self.pace.eval_every_epochs * self.steps_per_epoch
+        return self.step > self.evaluated_at and (self.step % every == 0 or self.step == self.total_steps)
+
+    def _evaluate(self, request: StopRequest) -> None:
+        metrics = self._metrics(self.ds.val_split, request)
+        self.metrics.write({**self._row("val"), **metrics})
+        self.evaluated_at, self.last_evaluation = self.step, metrics
+
+    def _final_metrics(self, request: StopRequest) -> dict[str, float]:
+        if self.ds.eval_split == self.ds.val_split:
+            return self.last_evaluation
+        return self._metrics(self.ds.eval_split, request)
+
+    def _metrics(self, split: str, request: StopRequest) -> dict[str, float]:
+        """All pictures of a split through the evaluated model; the training state is left as it was."""
+        batches = self._eval_batches(split, request)
+        self.model.eval()
+        with self.fabric.autocast():
+            metrics = self.task.evaluate(self.evaluated_model, batches)
+        self.model.train()
+        if not math.isfinite(metrics["loss"]):
+            raise Diverged(f"the loss on {split} was not finite after step {self.step}")
+        return metrics
+
+    def _eval_batches(self, split: str, request: StopRequest) -> Iterable[Part]:
+        for batch in self.ds.eval_batches(split, self.recipe.part_size):
+            request.check()
+            yield to_device(batch, self.fabric.device)
+
+    def _checkpoint_is_due(self) -> bool:
+        steps, minutes = self.pace.checkpoint_every_steps, self.pace.checkpoint_every_minutes
+        if steps is not None and self.step > 0 and self.step % steps == 0:
+            return True
+        return minutes is not None and time.perf_counter() - self._saved >= 60 * minutes
+
+    def save(self) -> None:
+        """Write the checkpoint. The rows of metrics.jsonl that it counts are put on the disk first."""
+        length = self.metrics.sync()
+        checkpoint.save(self.folder, {**self.state_dict(), "metrics_bytes": length, "wall_s": self.wall_s})
+        self._saved = time.perf_counter()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the numbers of all later steps depend on. Tensors and plain values only."""
+        cuda = self.fabric.device.type == "cuda"
+        return {
+            "format": 1,
+            "step": self.step,
+            "evaluated_at": self.evaluated_at,
+            "last_evaluation": self.last_evaluation,
+            "model": self.raw_model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "ema": None if self.ema is None else self.ema.state_dict(),
+            "rng_cpu": torch.get_rng_state(),
+            "rng_cuda": torch.cuda.get_rng_state(self.fabric.device) if cuda else None,
+            "window": self._window.state_dict(),
+        }
+
+    def _restore(self) -> int:
+        """Take up the newest checkpoint, if there is one; the length of metrics.jsonl that belongs to it."""
+        state = checkpoint.load(self.folder)
+        if state is None:
+            return 0
+        self.step, self.evaluated_at = state["step"], state["evaluated_at"]
+        self.last_evaluation = state["last_evaluation"]
+        self.raw_model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.ema is not None:
+            self.ema.load_state_dict(state["ema"])
+        torch.set_rng_state(state["rng_cpu"])
+        if state["rng_cuda"] is not None and self.fabric.device.type == "cuda":
+            torch.cuda.set_rng_state(state["rng_cuda"], self.fabric.device)
+        self._window.load_state_dict(state["window"], self.fabric.device)
+        self._wall_before = state["wall_s"]
+        return state["metrics_bytes"]
+
+
+def _warn_of_untrained(model: nn.Module) -> None:
+    names = without_gradient(model)
+    if names:
+        warnings.warn(f"{len(names)} trainable parameters get no gradient: {', '.join(names[:5])}", stacklevel=2)

@@ -1,0 +1,176 @@
+"""One trial as a folder: its settings, its training, its result."""
+
+import json
+import platform
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import vitmods
+from vitmods.errors import UserError
+from vitmods.recipes import Recipe
+from vitmods.train import checkpoint
+from vitmods.train.device import device_name
+from vitmods.train.files import make_folder, write_atomically, write_json
+from vitmods.train.interrupt import StopRequest, stop_on_signals
+from vitmods.train.logs import ProgressBar
+from vitmods.train.loop import Pace, TrialRun
+from vitmods.train.task import Pictures, Task
+from vitmods.train.window import Diverged
+
+CONFIG, RESULT, WEIGHTS = "config.json", "result.json", "model.safetensors"
+
+
+def train_trial(
+    model: nn.Module,
+    task: Task,
+    ds: Pictures,
+    recipe: Recipe,
+    *,
+    seed: int = 0,
+    out: Path | str,
+    device: str = "auto",
+    checkpoint_every_steps: int | None = None,
+    checkpoint_every_minutes: float | None = 5.0,
+    eval_every_epochs: int = 1,
+    progress: bool = True,
+    tensorboard: bool = True,
+    extra_config: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Train `model` in the folder `out`, or go on where an earlier call was stopped; what result.json holds.
+
+    A finished (or diverged) trial is not run again. Stopped at any moment and called again with the same arguments (the
+    model as it was before training), it ends in the same weights and metrics as an unbroken run, bit for bit on a CPU
+    with the same number of threads. torch's CPU random numbers outside are left as they were.
+
+    Args:
+        model: trained in place.
+        task: loss and metrics, e.g. `vitmods.tasks.Classification.from_recipe(recipe)`.
+        ds: the pictures, e.g. from `vitmods.data.load`.
+        seed: of the order and augmentation of the pictures and of dropout; not of the model's weights.
+        out: the trial's folder; `config.json`, `metrics.jsonl`, `checkpoint.pt` (until it is finished),
+            `model.safetensors`, `tb/` and, written last, `result.json`.
+        device: "auto", "cpu", "cuda", "cuda:1", "mps".
+        checkpoint_every_steps, checkpoint_every_minutes: whichever comes first; None: not.
+        eval_every_epochs: how often `ds.val_split` is evaluated; always after the last epoch.
+        progress: show a progress bar if there is a terminal.
+        tensorboard: write TensorBoard logs to `tb/`.
+        extra_config: goes into config.json; `arm` and `changes` are the study's.
+
+    Raises:
+        UserError: the folder holds a trial with other settings, cannot be written, or the device is not there.
+        Interrupted: Ctrl-C or SIGTERM; the state is saved.
+    """
+    out = make_folder(Path(out))
+    config = _config(model, ds, recipe, {"seed": seed, "eval_every_epochs": eval_every_epochs, **(extra_config or {})})
+    config["environment"] = _environment(device)
+    result = _take_up(out, config)
+    if result is None:
+        identity = {"arm": config["arm"], "seed": seed, "split": ds.eval_split}
+        pace = Pace(eval_every_epochs, checkpoint_every_steps, checkpoint_every_minutes)
+        try:
+            with torch.random.fork_rng(devices=[]), stop_on_signals() as request:
+                run = TrialRun(
+                    model, task, ds, recipe, folder=out, seed=seed, device=device, pace=pace, tensorboard=tensorboard
+                )
+                with ProgressBar(progress, f"{config['arm']} seed {seed}", run.total_steps, run.step) as bar:
+                    result = _result(identity, **_outcome(run, request, bar))
+                write_json(out / RESULT, result)
+        except Exception as error:
+            with suppress(Exception):  # the error itself matters more than its record
+                write_json(out / RESULT, _result(identity, "failed", message=f"{type(error).__name__}: {error}"))
+            raise
+    if result["status"] == "finished":
+        checkpoint.remove(out)
+    return result
+
+
+def _outcome(run: TrialRun, request: StopRequest, bar: ProgressBar) -> dict[str, Any]:
+    status, metrics, message = "finished", {}, None
+    try:
+        metrics = run.run(request, bar)
+        _save_weights(run.evaluated_model, run.folder / WEIGHTS)
+    except Diverged as divergence:
+        status, message = "diverged", str(divergence)
+    return {
+        "status": status,
+        "metrics": metrics,
+        "message": message,
+        "steps": run.step,
+        "epochs": run.step / run.steps_per_epoch,
+        "wall_s": round(run.wall_s, 3),
+        "params": sum(p.numel() for p in run.raw_model.parameters()),
+    }
+
+
+def _result(identity: dict[str, Any], status: str, **values: Any) -> dict[str, Any]:
+    empty = dict.fromkeys(("message", "steps", "epochs", "wall_s", "params"))
+    return {"schema": 1, "status": status, **identity, "metrics": {}, **empty, **values}
+
+
+def _save_weights(model: nn.Module, path: Path) -> None:
+    from safetensors.torch import save
+
+    weights = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
+    write_atomically(path, lambda file: file.write(save(weights)))
+
+
+def _take_up(out: Path, config: dict[str, Any]) -> dict[str, Any] | None:
+    """Write config.json in a new folder; in an old one, compare it. The result, if the trial has one that stands."""
+    path = out / CONFIG
+    if not path.exists():
+        write_json(path, config)
+        return None
+    old = _read_json(path)
+    differences = _differences({**old, "environment": None}, {**config, "environment": None})
+    if differences:
+        raise UserError(f"{out} holds a trial with other settings: {'; '.join(differences)}. Choose another folder.")
+    result = _read_json(out / RESULT) if (out / RESULT).exists() else None
+    if result is not None and result["status"] != "failed":
+        return result
+    moved = _differences(old["environment"], config["environment"])
+    if moved:
+        warnings.warn(f"{out}: goes on elsewhere than it began, numbers may differ: {'; '.join(moved)}", stacklevel=3)
+    (out / RESULT).unlink(missing_ok=True)
+    return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}). Delete its folder to train again.") from error
+
+
+def _differences(old: Any, new: Any, name: str = "") -> list[str]:
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return [] if old == new else [f"{name} was {old!r}, now {new!r}"]
+    keys = [*old, *(key for key in new if key not in old)]
+    return [line for key in keys for line in _differences(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))]
+
+
+def _config(model: nn.Module, ds: Pictures, recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
+    """All that decides the numbers, as JSON gives it back."""
+    model_config: Any = getattr(model, "config", None)
+    described = json.loads(model_config.to_json()) if hasattr(model_config, "to_json") else type(model).__name__
+    summary = ds.summary()
+    data = {key: summary.get(key) for key in ("name", "fingerprint")}
+    config = {"schema": 1, "arm": "base", "changes": "", **settings, "model": described, "data": data}
+    return json.loads(json.dumps({**config, "recipe": recipe.to_dict()}, allow_nan=False))
+
+
+def _environment(device: str) -> dict[str, Any]:
+    """What may change the last digits of the numbers, or their speed."""
+    return {
+        "vitmods": vitmods.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+    }
