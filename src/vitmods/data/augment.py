@@ -1,0 +1,46 @@
+"""What augmentation does to a batch, once its numbers are drawn. Pictures are (B, C, H, W)."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitmods.data.boxes import Ints
+from vitmods.data.geometry import resize
+
+
+def pad_crop(pictures: NDArray[np.uint8], top: Ints, left: Ints, pad: tuple[int, int]) -> Tensor:
+    """Add `pad` black rows and columns on every side, then cut the old size at (top, left) (B,) of each picture."""
+    batch, channels, height, width = pictures.shape
+    padded = np.zeros((batch, channels, height + 2 * pad[0], width + 2 * pad[1]), dtype=np.uint8)
+    padded[:, :, pad[0] : pad[0] + height, pad[1] : pad[1] + width] = pictures
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(2, 3))
+    return torch.from_numpy(windows.transpose(0, 2, 3, 1, 4, 5)[np.arange(batch), top, left])
+
+
+def resized_crop(picture: NDArray[np.uint8], box: Ints, size: tuple[int, int]) -> Tensor:
+    """Cut the box (top, left, height, width) out of one picture (C, H', W') and resize it to (1, C, H, W)."""
+    top, left, height, width = box.tolist()
+    cut = torch.from_numpy(picture[:, top : top + height, left : left + width].copy())[None]
+    return cut if (height, width) == size else resize(cut, size)
+
+
+def flip(pictures: Tensor, which: NDArray[np.bool_]) -> Tensor:
+    """Mirror left and right where `which` (B,) is true, in place."""
+    pixels = pictures.numpy()
+    pixels[which] = pixels[which][..., ::-1]
+    return pictures
+
+
+def normalise(pictures: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """uint8 -> float32 (x / 255 - mean) / std, with mean and std (C, 1, 1)."""
+    return pictures.float().div_(255).sub_(mean).div_(std)
+
+
+def erase(pictures: Tensor, positions: Ints, boxes: Ints, seeds: NDArray[np.uint64]) -> Tensor:
+    """Fill each box (E, 4) of the pictures at `positions` (E,) with unit normal noise of its own seed, in place."""
+    for position, box, seed in zip(positions.tolist(), boxes.tolist(), seeds.tolist(), strict=True):
+        top, left, height, width = box
+        noise = torch.Generator().manual_seed(seed >> 1)  # torch takes 63 bits
+        pictures[position, :, top : top + height, left : left + width].normal_(generator=noise)
+    return pictures

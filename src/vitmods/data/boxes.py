@@ -1,0 +1,89 @@
+"""Random boxes for cropping, erasing and CutMix, drawn for a whole batch at once.
+
+A box is (top, left, height, width) in pixels; boxes are int64 (B, 4).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitmods.data.rng import Stream, uniform
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+_TRIES = np.arange(10)  # boxes drawn before giving up, as in torchvision
+ERASE_SCALE, ERASE_RATIO = (0.02, 1 / 3), (0.3, 10 / 3)
+
+
+def crop_boxes(
+    seed: int, epoch: int, index: Ints, sizes: Ints, scale: tuple[float, float], ratio: tuple[float, float]
+) -> Ints:
+    """Boxes of random resized crop (Szegedy et al., "Going deeper with convolutions", CVPR 2015), as in torchvision.
+
+    sizes (B, 2) are the pictures' heights and widths. A box covers a part in `scale` of the area and has width / height
+    in `ratio`, uniform in its logarithm. After ten that do not fit: the centre, at the nearest allowed shape.
+    """
+    area = sizes.prod(axis=1)[:, None] * _between(scale, uniform(seed, Stream.CROP_SIZE, epoch, index[:, None], _TRIES))
+    aspect = np.exp(_between(np.log(ratio), uniform(seed, Stream.CROP_SHAPE, epoch, index[:, None], _TRIES)))
+    shapes = np.stack([np.rint(np.sqrt(area / aspect)), np.rint(np.sqrt(area * aspect))], axis=-1).astype(np.int64)
+    fits = _all(shapes > 0) & _all(shapes <= sizes[:, None])
+    box = shapes[np.arange(len(index)), fits.argmax(axis=1)]
+    unfit = ~fits.any(axis=1)
+    box[unfit] = _nearest_shape(sizes[unfit], ratio)
+    top = _place(uniform(seed, Stream.CROP_TOP, epoch, index), sizes[:, 0] - box[:, 0])
+    left = _place(uniform(seed, Stream.CROP_LEFT, epoch, index), sizes[:, 1] - box[:, 1])
+    corner = np.stack([top, left], axis=1)
+    corner[unfit] = (sizes[unfit] - box[unfit]) // 2
+    return np.concatenate([corner, box], axis=1)
+
+
+def erase_boxes(seed: int, epoch: int, index: Ints, size: tuple[int, int], probability: float) -> tuple[Ints, Ints]:
+    """Boxes of random erasing (Zhong et al., AAAI 2020), as in torchvision: positions in the batch (E,), boxes (E, 4).
+
+    A picture is erased with the given probability; one for which ten boxes did not fit is left as it is.
+    """
+    chosen = np.flatnonzero(uniform(seed, Stream.ERASE, epoch, index) < probability)
+    samples = index[chosen]
+    part = uniform(seed, Stream.ERASE_SIZE, epoch, samples[:, None], _TRIES)
+    area = size[0] * size[1] * _between(ERASE_SCALE, part)
+    shape = uniform(seed, Stream.ERASE_SHAPE, epoch, samples[:, None], _TRIES)
+    aspect = np.exp(_between(np.log(ERASE_RATIO), shape))
+    shapes = np.stack([np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))], axis=-1).astype(np.int64)
+    fits = _all(shapes > 0) & _all(shapes < np.array(size))
+    found = fits.any(axis=1)
+    box = shapes[np.arange(len(chosen)), fits.argmax(axis=1)][found]
+    top = _place(uniform(seed, Stream.ERASE_TOP, epoch, samples[found]), size[0] - box[:, 0])
+    left = _place(uniform(seed, Stream.ERASE_LEFT, epoch, samples[found]), size[1] - box[:, 1])
+    return chosen[found], np.concatenate([top[:, None], left[:, None], box], axis=1)
+
+
+def cutmix_box(size: tuple[int, int], kept: float, at: tuple[float, float]) -> tuple[int, int, int, int]:
+    """CutMix's box (Yun et al., ICCV 2019): 1 - kept of the area around the point `at` (0..1), cut at edges."""
+    half = 0.5 * (1.0 - kept) ** 0.5
+    centre = [int(at[0] * size[0]), int(at[1] * size[1])]
+    low = [max(0, c - int(half * s)) for c, s in zip(centre, size, strict=True)]
+    high = [min(s, c + int(half * s)) for c, s in zip(centre, size, strict=True)]
+    return low[0], low[1], high[0] - low[0], high[1] - low[1]
+
+
+def _between(bounds: "tuple[float, float] | Floats", draw: Floats) -> Floats:
+    return bounds[0] + draw * (bounds[1] - bounds[0])
+
+
+def _all(fits: Bools) -> Bools:
+    """Whether both height and width fit: (B, tries, 2) -> (B, tries)."""
+    return fits[..., 0] & fits[..., 1]
+
+
+def _place(draw: Floats, room: Ints) -> Ints:
+    """A corner in 0..room, each equally likely."""
+    return (draw * (room + 1)).astype(np.int64)
+
+
+def _nearest_shape(sizes: Ints, ratio: tuple[float, float]) -> Ints:
+    """The largest box (height, width) of each picture whose width / height lies in `ratio`."""
+    height, width = sizes[:, 0], sizes[:, 1]
+    box_h = np.where(width / height < ratio[0], np.rint(width / ratio[0]), height)
+    box_w = np.where(width / height > ratio[1], np.rint(height * ratio[1]), width)
+    return np.stack([np.clip(box_h, 1, height), np.clip(box_w, 1, width)], axis=1).astype(np.int64)

@@ -1,0 +1,185 @@
+"""A folder with one sub-folder per class, with or without train, val and test folders above them.
+
+Hidden files, files with other endings and repeated directories (links that loop) are left out; all but hidden ones are
+counted in the warnings. Files are only listed here, never opened.
+"""
+
+import os
+import stat
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from unicodedata import normalize
+
+import numpy as np
+
+from vitmods.data.read import Unreadable, reading
+from vitmods.data.records import Records, Source, printable
+from vitmods.errors import UserError
+
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+}
+ENDINGS = frozenset(
+    ".avif .bmp .dib .gif .ico .jfif .jp2 .jpe .jpeg .jpg .pbm .pcx .pgm .png .pnm .ppm .tga .tif .tiff .webp".split()  # noqa: SIM905
+)
+LAYOUT = "Expected FOLDER/class/picture.jpg, or FOLDER/train/class/picture.jpg with val and test beside train."
+
+
+@dataclass
+class _Files:
+    """Pictures found below one folder, and what was passed over."""
+
+    paths: list[Path] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    other_endings: Counter[str] = field(default_factory=Counter)
+    repeated: list[str] = field(default_factory=list)
+    loose: int = 0
+    empty: list[str] = field(default_factory=list)
+
+
+def folder(spec: str) -> Source:
+    """List the pictures of a folder. Raises UserError if it is missing, not a folder, or holds no class folder."""
+    root = Path(spec).expanduser()
+    if not root.exists():
+        raise UserError(f"There is no folder {printable(spec)}. Give a folder of pictures, or one of: {KNOWN_SPECS}.")
+    if not root.is_dir():
+        raise UserError(f"{printable(spec)} is a file. Give the folder that holds the class folders. {LAYOUT}")
+    found = _split_folders(root)
+    listed = {split: _list(path) for split, path in (found or {"train": root}).items()}
+    classes = tuple(sorted({label for files in listed.values() for label in files.labels}))
+    if not classes:
+        raise UserError(f"No pictures in class folders under {printable(spec)}. {LAYOUT}{_passed_over(listed)}")
+    splits = {split: _records(root, files, classes) for split, files in listed.items()}
+    name = printable(root.resolve().name)
+    source = Source(name, spec, tuple(printable(c) for c in classes), splits)
+    source.warnings += _unused_folders(root, found)
+    for split, files in listed.items():
+        source.warnings += _file_warnings(printable(str(found[split] if found else root)), files)
+    return source
+
+
+KNOWN_SPECS = "digits, torchvision:NAME?root=FOLDER, hf:NAME"
+
+
+def _split_folders(root: Path) -> dict[str, Path]:
+    """The train, val and test folders, or {} where the classes lie directly under root."""
+    found: dict[str, Path] = {}
+    for path in _directories(root):
+        for split, names in SPLIT_NAMES.items():
+            if path.name.lower() not in names:
+                continue
+            if split in found:
+                raise UserError(f"Both {found[split].name} and {path.name} under {root} could be {split}: keep one.")
+            found[split] = path
+    # A class may be called "train" or "test" (vehicles, say): only a train folder that holds folders is a split.
+    if "train" in found and _directories(found["train"]):
+        return found
+    return {}
+
+
+def _directories(root: Path) -> list[Path]:
+    with os.scandir(root) as entries:
+        return sorted(Path(e.path) for e in entries if not e.name.startswith(".") and _is_dir(e))
+
+
+def _is_dir(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that points to itself
+        return False
+
+
+def _list(split_folder: Path) -> _Files:
+    files = _Files()
+    files.loose = sum(p.suffix.lower() in ENDINGS and p.is_file() for p in split_folder.iterdir())
+    seen = {_identity(split_folder)}
+    for class_folder in _directories(split_folder):
+        before = len(files.paths)
+        if class_folder.name == "__MACOSX":
+            continue
+        _walk(class_folder, normalize("NFC", class_folder.name), seen, files)
+        if len(files.paths) == before:
+            files.empty.append(printable(class_folder.name))
+    return files
+
+
+def _walk(folder: Path, label: str, seen: set[tuple[int, int]], files: _Files) -> None:
+    pending = [folder]
+    while pending:
+        current = pending.pop()
+        if (identity := _identity(current)) in seen:
+            files.repeated.append(printable(str(current)))
+            continue
+        seen.add(identity)
+        with os.scandir(current) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if _is_dir(entry):
+                    pending.append(Path(entry.path))
+                elif (ending := os.path.splitext(entry.name)[1].lower()) in ENDINGS:
+                    files.paths.append(Path(entry.path))
+                    files.labels.append(label)
+                else:
+                    files.other_endings[ending or "no ending"] += 1
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _records(root: Path, files: _Files, classes: tuple[str, ...]) -> Records:
+    ids = [normalize("NFC", path.relative_to(root).as_posix()) for path in files.paths]
+    order = sorted(range(len(ids)), key=lambda i: (ids[i], os.fsencode(files.paths[i])))
+    paths = [files.paths[i] for i in order]
+    number = {name: i for i, name in enumerate(classes)}
+    return Records(
+        ids=tuple(ids[i] for i in order),
+        labels=np.array([number[files.labels[i]] for i in order], dtype=np.int64),
+        stamps=tuple(_stamp(path) for path in paths),
+        fetch=lambda key: _bytes(paths[key]),
+        keys=np.arange(len(paths)),
+    )
+
+
+def _stamp(path: Path) -> str:
+    try:
+        status = path.stat()
+    except OSError as error:
+        return f"{path}:{error.errno}"
+    return f"{path}:{status.st_size}:{status.st_mtime_ns}:{status.st_ino}"
+
+
+def _bytes(path: Path) -> bytes:
+    with reading():
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise Unreadable("not a regular file")
+        return path.read_bytes()
+
+
+def _unused_folders(root: Path, found: dict[str, Path]) -> list[str]:
+    unused = [printable(p.name) for p in _directories(root) if p not in found.values()] if found else []
+    return [f"Beside the split folders, these folders were not used: {', '.join(unused)}."] if unused else []
+
+
+def _file_warnings(where: str, files: _Files) -> list[str]:
+    warnings = []
+    if files.loose:
+        warnings.append(f"{files.loose} pictures directly in {where} have no class folder and were not used.")
+    if files.empty:
+        warnings.append(f"These folders of {where} hold no pictures and are no classes: {', '.join(files.empty)}.")
+    if files.repeated:
+        warnings.append(f"Linked folders already read once were not read again: {', '.join(files.repeated)}.")
+    if files.other_endings:
+        endings = ", ".join(f"{count} {ending}" for ending, count in files.other_endings.most_common())
+        warnings.append(f"Files in {where} that are no pictures by their ending were not used: {printable(endings)}.")
+    return warnings
+
+
+def _passed_over(listed: dict[str, _Files]) -> str:
+    warnings = [text for split, files in listed.items() for text in _file_warnings(split, files)]
+    return "".join(" " + text for text in warnings)

@@ -1,0 +1,85 @@
+"""load: from a spec to pictures that are ready to train on."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitmods.data.geometry import Geometry
+from vitmods.data.pictures import PictureSet, Split
+from vitmods.data.records import Records, printable
+from vitmods.data.sources import open_source
+from vitmods.data.splits import limit, make_splits
+from vitmods.data.store import open_store
+from vitmods.data.summary import facts, problems, unreadable_text
+from vitmods.errors import UserError
+from vitmods.recipes import Recipe
+
+KEPT_RATIO = 224 / 256  # random crops are cut from pictures whose short side is 256 for views of 224
+
+
+def load(
+    spec: str | Path,
+    *,
+    img_size: int | Sequence[int],
+    recipe: Recipe,
+    in_chans: int = 3,
+    split_seed: int = 0,
+    val_fraction: float = 0.1,
+    test_fraction: float = 0.1,
+    unreadable: str = "stop",
+    cache_dir: Path | str | None = None,
+    limit_train: int | None = None,
+    workers: int = 0,
+) -> PictureSet:
+    """Find a data set, split it, read every picture once and return it ready to train on.
+
+    spec: "digits", a folder, "torchvision:NAME?root=FOLDER" or "hf:NAME". img_size: (H, W) in pixels. in_chans: 3 (RGB)
+    or 1 (grey). Splits that the source lacks are made from split_seed, stratified. unreadable "stop" refuses a set with
+    pictures that cannot be read, "skip" leaves them out and says so in the summary. cache_dir keeps decoded pictures
+    for later runs and other processes. limit_train: at most so many training pictures, classes in proportion. workers:
+    threads that prepare batches ahead (0: none). Raises UserError with all that is wrong with the set at once.
+    """
+    size = _size(img_size)
+    if in_chans not in (1, 3):
+        raise UserError(f"Pictures are read with 1 channel (grey) or 3 (RGB), not {in_chans}: set in_chans to 1 or 3.")
+    if unreadable not in ("stop", "skip"):
+        raise UserError(f'unreadable must be "stop" or "skip", not "{unreadable}".')
+    source = open_source(spec)
+    records, origin = make_splits(source, split_seed, val_fraction, test_fraction)
+    records["train"] = limit(records["train"], limit_train, split_seed)
+    splits = {
+        name: _read(name, part, _geometry(name, size, recipe), in_chans, cache_dir) for name, part in records.items()
+    }
+    found = facts(source, records, splits, origin)
+    _stop_on_problems(problems(source, splits), found["unreadable"] if unreadable == "stop" else [], source.spec)
+    return PictureSet(source.name, source.classes, splits, size, in_chans, recipe, found, workers)
+
+
+def _size(img_size: int | Sequence[int]) -> tuple[int, int]:
+    height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+    if height < 1 or width < 1:
+        raise UserError(f"img_size must be positive, not {(height, width)}.")
+    return int(height), int(width)
+
+
+def _geometry(split: str, size: tuple[int, int], recipe: Recipe) -> Geometry:
+    """Random resized crops are cut from whole pictures; padded crops move the whole view; all else is centred."""
+    if split == "train" and recipe.crop == "random_resized":
+        return Geometry(size, KEPT_RATIO, whole=True)
+    if split == "train" and recipe.crop == "pad":
+        return Geometry(size)
+    return Geometry(size, recipe.eval_crop)
+
+
+def _read(name: str, records: Records, geometry: Geometry, channels: int, cache_dir: Path | str | None) -> Split:
+    store = open_store(records, geometry, channels, None if cache_dir is None else Path(cache_dir))
+    kept = records.take(store.index.kept)
+    return Split(name, kept.ids, kept.labels, store, geometry)
+
+
+def _stop_on_problems(found: list[str], bad: list[dict[str, str]], spec: str) -> None:
+    """Everything that is wrong, in one error, before anything is trained."""
+    texts = list(found)
+    if bad:
+        texts.append(f'{unreadable_text(bad)}\nRepair or remove them, or leave them out with unreadable="skip".')
+    if texts:
+        raise UserError(f"The pictures of {printable(spec)} cannot be used as they are.\n" + "\n".join(texts))

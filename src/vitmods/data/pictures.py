@@ -1,0 +1,176 @@
+"""PictureSet: pictures ready for training and evaluation."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitmods.data.augment import erase, flip, normalise, pad_crop, resized_crop
+from vitmods.data.boxes import Ints, crop_boxes, erase_boxes
+from vitmods.data.geometry import Geometry
+from vitmods.data.mixing import mix
+from vitmods.data.prefetch import in_order
+from vitmods.data.randaugment import randaugment
+from vitmods.data.rng import Stream, bits, permutation, uniform
+from vitmods.data.store import Store
+from vitmods.errors import UserError
+from vitmods.recipes import Recipe
+
+
+@dataclass(frozen=True)
+class Batch:
+    """images float32 (B, C, H, W), normalised; targets int64 (B,), or float32 (B, K) where pictures were mixed;
+    index int64 (B,): positions in the split."""
+
+    images: Tensor
+    targets: Tensor
+    index: Tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """The pictures of one split, those that could be read; ids and labels (n,) are in the same order."""
+
+    name: str
+    ids: tuple[str, ...]
+    labels: NDArray[np.int64]
+    store: Store
+    geometry: Geometry
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class PictureSet:
+    """A classification set at one picture size, with one recipe's augmentation.
+
+    Order, augmentation and mixing are pure functions of (seed, epoch, sample or batch number): workers, prefetching and
+    resuming change nothing.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    splits: dict[str, Split]
+    img_size: tuple[int, int]
+    in_chans: int
+    recipe: Recipe
+    facts: dict[str, Any]
+    workers: int = 0
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def eval_split(self) -> str:
+        """The split whose numbers are reported: test, or val where there is no test."""
+        return "test" if "test" in self.splits else "val"
+
+    @property
+    def val_split(self) -> str:
+        """The split to choose by: val, or test where there is no val."""
+        return "val" if "val" in self.splits else "test"
+
+    def summary(self) -> dict[str, Any]:
+        """What was found, in plain types for JSON: see docs/data.md for the fields."""
+        return self.facts
+
+    def samples(self, n: int) -> list[tuple[str, NDArray[np.uint8]]]:
+        """n training pictures with their class names, going round the classes; uint8 (H, W, 3)."""
+        train = self.splits["train"]
+        rank = np.zeros(len(train), dtype=np.int64)
+        for label in range(self.num_classes):
+            members = train.labels == label
+            rank[members] = np.arange(members.sum())
+        chosen = np.lexsort((train.labels, rank))[:n]
+        pictures = [np.broadcast_to(p, (3, *p.shape[1:])) for p in (train.store.picture(int(i)) for i in chosen)]
+        shown = [np.ascontiguousarray(p.transpose(1, 2, 0)) for p in pictures]
+        return [(self.classes[train.labels[i]], p) for i, p in zip(chosen, shown, strict=True)]
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        """Whole batches in an epoch; 1 where the set is smaller than a batch."""
+        return max(1, len(self.splits["train"]) // batch_size)
+
+    def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
+        """The epoch's batches from number `start` on. What does not fill a last batch is dropped (other pictures each
+        epoch); a set smaller than a batch gives one batch of all."""
+        order = permutation(seed, epoch, len(self.splits["train"]))
+
+        def make(number: int) -> Batch:
+            return self._train_batch(order[number * batch_size : (number + 1) * batch_size], seed, epoch, number)
+
+        return in_order(make, range(start, self.steps_per_epoch(batch_size)), self.workers)
+
+    def eval_batches(self, split: str, batch_size: int) -> Iterator[Batch]:
+        """All pictures of a split in order, as evaluation sees them: resized, centre cropped, not augmented."""
+        if split not in self.splits:
+            raise UserError(f'There is no split "{split}"; this set has {", ".join(self.splits)}.')
+
+        def make(start: int) -> Batch:
+            index = np.arange(start, min(start + batch_size, len(self.splits[split])))
+            pictures = self._centre_views(self.splits[split], index)
+            return self._batch(self._normalised(pictures), split, index)
+
+        return in_order(make, range(0, len(self.splits[split]), batch_size), self.workers)
+
+    def _train_batch(self, index: Ints, seed: int, epoch: int, number: int) -> Batch:
+        recipe = self.recipe
+        pictures = self._cropped(index, seed, epoch)
+        if recipe.flip > 0:
+            pictures = flip(pictures, uniform(seed, Stream.FLIP, epoch, index) < recipe.flip)
+        if recipe.randaugment is not None:
+            pictures = randaugment(pictures, seed, epoch, index, *recipe.randaugment)
+        images = self._normalised(pictures)
+        if recipe.erasing > 0:
+            positions, boxes = erase_boxes(seed, epoch, index, self.img_size, recipe.erasing)
+            images = erase(images, positions, boxes, bits(seed, Stream.ERASE_NOISE, epoch, index[positions]))
+        batch = self._batch(images, "train", index)
+        if recipe.mixup == 0 and recipe.cutmix == 0:
+            return batch
+        amounts = {"mixup": recipe.mixup, "cutmix": recipe.cutmix}
+        mixed = mix(images, batch.targets, self.num_classes, **amounts, seed=seed, epoch=epoch, batch=number)
+        return Batch(*mixed, batch.index)
+
+    def _cropped(self, index: Ints, seed: int, epoch: int) -> Tensor:
+        """Training views, uint8 (B, C, H, W), which the caller may change."""
+        train = self.splits["train"]
+        if self.recipe.crop == "random_resized":
+            sizes = train.store.index.shapes[index, 1:]
+            boxes = crop_boxes(seed, epoch, index, sizes, self.recipe.crop_scale, self.recipe.crop_ratio)
+            crops = zip(index.tolist(), boxes, strict=True)
+            return torch.cat([resized_crop(train.store.picture(i), box, self.img_size) for i, box in crops])
+        pictures = self._centre_views(train, index)
+        if self.recipe.crop == "none":
+            return pictures
+        pad = (self.img_size[0] // 8, self.img_size[1] // 8)
+        top, left = (
+            (uniform(seed, stream, epoch, index) * (2 * p + 1)).astype(np.int64)
+            for stream, p in zip((Stream.CROP_TOP, Stream.CROP_LEFT), pad, strict=True)
+        )
+        return pad_crop(pictures.numpy(), top, left, pad)
+
+    def _centre_views(self, split: Split, index: Ints) -> Tensor:
+        """Copies, uint8 (B, C, H, W)."""
+        stack = split.store.stack()
+        if stack is not None:
+            return split.geometry.view(torch.from_numpy(stack[index])).contiguous()
+        pictures = (torch.from_numpy(split.store.picture(i).copy())[None] for i in index.tolist())
+        return torch.cat([split.geometry.view(picture) for picture in pictures])
+
+    def _normalised(self, pictures: Tensor) -> Tensor:
+        return normalise(pictures, self._per_channel(self.recipe.mean), self._per_channel(self.recipe.std))
+
+    def _per_channel(self, values: tuple[float, ...]) -> Tensor:
+        """(C, 1, 1); one value serves all channels, and grey pictures take the mean of three."""
+        tensor = torch.tensor(values, dtype=torch.float32).reshape(-1, 1, 1)
+        if len(tensor) == self.in_chans:
+            return tensor
+        return tensor.mean(0, keepdim=True).expand(self.in_chans, 1, 1)
+
+    def _batch(self, images: Tensor, split: str, index: Ints) -> Batch:
+        return Batch(images, torch.from_numpy(self.splits[split].labels[index]), torch.from_numpy(index))

@@ -1,0 +1,95 @@
+"""One picture: bytes -> uint8 (channels, H, W), whatever its file format and pixel format.
+
+Orientation from EXIF is applied; transparent parts are shown on white; 16-bit values are scaled to 8 bits; of
+animations the first frame is taken. What cannot be read raises Unreadable with the reason.
+"""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+# Raster formats only: PIL would start Ghostscript for an EPS file, and documents are no pictures.
+FORMATS = ("JPEG", "MPO", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "TGA", "PCX")
+_WIDE_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
+
+
+class Unreadable(Exception):
+    """This picture cannot be read; the text is the reason."""
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Whatever goes wrong within becomes Unreadable with a reason for people."""
+    try:
+        yield
+    except Unreadable:
+        raise
+    except UnidentifiedImageError:
+        raise Unreadable("not a picture in a known format") from None
+    except Image.DecompressionBombError as error:
+        raise Unreadable(f"looks like a decompression bomb: {error}") from error
+    except OSError as error:
+        raise Unreadable(error.strerror or str(error)) from error
+    except Exception as error:  # decoders raise what they like on broken files: SyntaxError, struct.error, ...
+        raise Unreadable(f"{type(error).__name__}: {error}") from error
+
+
+def decode(raw: "bytes | Image.Image | NDArray[np.generic]", channels: int) -> NDArray[np.uint8]:
+    """Pixels (channels, H, W); channels 3 is RGB, 1 is grey. Raises Unreadable."""
+    with reading():
+        image = _open(raw)
+        _refuse_bomb(image)
+        image.load()
+        return _pixels(_upright(image), channels)
+
+
+def _open(raw: "bytes | Image.Image | NDArray[np.generic]") -> Image.Image:
+    if isinstance(raw, Image.Image):
+        return raw
+    if isinstance(raw, np.ndarray):
+        return Image.fromarray(raw)
+    if not raw:
+        raise Unreadable("the file is empty (0 bytes)")
+    return Image.open(io.BytesIO(raw), formats=FORMATS)
+
+
+def _refuse_bomb(image: Image.Image) -> None:
+    # PIL only warns up to twice its limit; a picture of 90 megapixels or more is refused here at once.
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and image.width * image.height > limit:
+        raise Unreadable(
+            f"looks like a decompression bomb: {image.width} x {image.height} pixels, more than "
+            f"PIL.Image.MAX_IMAGE_PIXELS = {limit:,}"
+        )
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # a broken EXIF block says nothing about the orientation; the pixels are fine
+        return image
+
+
+def _pixels(image: Image.Image, channels: int) -> NDArray[np.uint8]:
+    if image.width == 0 or image.height == 0:
+        raise Unreadable("the picture has no pixels")
+    if image.mode in (*_WIDE_MODES, "I", "F"):
+        image = Image.fromarray(_to_8_bits(np.asarray(image)))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    pixels = np.asarray(image.convert("RGB" if channels == 3 else "L"))
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1)) if channels == 3 else pixels[None].copy()
+
+
+def _to_8_bits(values: NDArray[np.generic]) -> NDArray[np.uint8]:
+    """Full range to full range: 16-bit 0..65535 and float 0..1 become 0..255, rounded."""
+    top = 1.0 if values.dtype.kind == "f" else 65535.0
+    low, high = float(np.min(values)), float(np.max(values))
+    if not (low >= 0 and high <= top):
+        raise Unreadable(f"pixel values run from {low:g} to {high:g}, outside 0 to {top:g}: save it with 8 or 16 bits")
+    return np.rint(np.asarray(values, dtype=np.float64) * (255 / top)).astype(np.uint8)

@@ -1,0 +1,80 @@
+"""Random numbers by counter: the number of (seed, stream, epoch, sample) is a pure function of those four.
+
+No generator holds state, so the order in which pictures are prepared, the number of workers and the point where a trial
+is resumed cannot change a draw, and one call draws for a whole batch. The mixing step is splitmix64 (Steele, Lea and
+Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), chained over the counters.
+"""
+
+from enum import IntEnum
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+Counter = int | NDArray[np.integer]
+
+_MASK = (1 << 64) - 1
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+
+
+class Stream(IntEnum):
+    """What a draw is used for. The numbers are part of every result: never reuse or renumber one."""
+
+    ORDER = 1
+    CROP_SIZE = 2
+    CROP_SHAPE = 3
+    CROP_TOP = 4
+    CROP_LEFT = 5
+    FLIP = 6
+    RANDAUGMENT_OP = 7
+    RANDAUGMENT_SIGN = 8
+    ERASE = 9
+    ERASE_SIZE = 10
+    ERASE_SHAPE = 11
+    ERASE_TOP = 12
+    ERASE_LEFT = 13
+    ERASE_NOISE = 14
+    MIX_KIND = 15
+    MIX_LAMBDA = 16
+    MIX_TOP = 17
+    MIX_LEFT = 18
+
+
+def bits(seed: int, stream: Stream, *counters: Counter) -> NDArray[np.uint64]:
+    """64 random bits for each element of the broadcast counters (for instance epoch, sample indices (B,))."""
+    state = _mix(np.asarray(seed & _MASK, dtype=np.uint64))
+    for counter in (int(stream), *counters):
+        state = _mix(state + _unsigned(counter))
+    return state
+
+
+def uniform(seed: int, stream: Stream, *counters: Counter) -> NDArray[np.float64]:
+    """A number in [0, 1), a multiple of 2**-53, for each element of the broadcast counters."""
+    return (bits(seed, stream, *counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
+    """The order (n,) in which epoch `epoch` visits n samples."""
+    return np.argsort(bits(seed, Stream.ORDER, epoch, np.arange(n)), kind="stable")
+
+
+def text_bits(seed: int, purpose: str, text: str) -> int:
+    """64 random bits for a name, such as a file's; surrogates from undecodable file names are allowed."""
+    message = f"{seed}\0{purpose}\0{text}".encode("utf-8", "surrogateescape")
+    return int.from_bytes(blake2b(message, digest_size=8).digest(), "little")
+
+
+def _unsigned(counter: Counter) -> NDArray[np.uint64]:
+    if isinstance(counter, int):
+        return np.asarray(counter & _MASK, dtype=np.uint64)
+    return np.asarray(counter).astype(np.uint64)
+
+
+def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    # One-element arrays keep numpy from warning about the wanted overflow, which it does for scalars only.
+    z = np.atleast_1d(state) + _GOLDEN
+    z = (z ^ (z >> np.uint64(30))) * _FIRST
+    z = (z ^ (z >> np.uint64(27))) * _SECOND
+    return (z ^ (z >> np.uint64(31))).reshape(np.shape(state))

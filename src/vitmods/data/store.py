@@ -1,0 +1,145 @@
+"""Pictures decoded once: uint8, in memory when the set is small, otherwise a memory-mapped file.
+
+A cache is a folder named by a hash of everything that decides its content. It is written under a temporary name and
+renamed when complete, so a reader never sees half of one; of two processes that build the same, the first wins and the
+second uses its. Sizes and checksums are verified when it is opened, and a damaged one is built again.
+"""
+
+import io
+import os
+import shutil
+import tempfile
+import zlib
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitmods.data.build import Index, build
+from vitmods.data.geometry import Geometry
+from vitmods.data.records import Records, printable
+from vitmods.errors import UserError
+
+MEMORY_LIMIT = 1 << 30  # bytes; a larger split is memory-mapped
+VERIFIED_BYTES = 1 << 30  # when a cache is opened: all of most caches, evenly spread pictures of larger ones
+_FORMAT = "vitmods pictures 1"
+
+
+@dataclass(frozen=True)
+class Store:
+    """The readable pictures of one split: i is pixels[offsets[i]:offsets[i + 1]], of shape shapes[i] (C, H, W)."""
+
+    pixels: NDArray[np.uint8]
+    index: Index
+
+    def __len__(self) -> int:
+        return len(self.index.kept)
+
+    def picture(self, i: int) -> NDArray[np.uint8]:
+        """Picture i (C, H, W), a view of the store."""
+        start, end = self.index.offsets[i : i + 2]
+        return self.pixels[start:end].reshape(self.index.shapes[i])
+
+    def stack(self) -> NDArray[np.uint8] | None:
+        """All pictures (n, C, H, W) as a view if they share one shape, otherwise None."""
+        shapes = self.index.shapes
+        if not len(self) or (shapes != shapes[0]).any():
+            return None
+        return self.pixels.reshape(len(self), *shapes[0])
+
+
+def open_store(records: Records, geometry: Geometry, channels: int, cache_dir: Path | None) -> Store:
+    """The records' pictures, read now or taken from a cache.
+
+    With cache_dir they are kept there for later runs and other processes. Without, they stay in memory, or go to the
+    user's cache folder where they would fill more than MEMORY_LIMIT. Raises UserError if a cache cannot be written.
+    """
+    if cache_dir is None and _estimate(len(records), geometry, channels) <= MEMORY_LIMIT:
+        memory = io.BytesIO()
+        index = build(records, geometry, channels, memory)
+        return Store(np.frombuffer(memory.getbuffer(), dtype=np.uint8), index)
+    parent = user_cache() if cache_dir is None else Path(cache_dir)
+    folder = parent / cache_key(records, geometry, channels)
+    if (store := read_cache(folder)) is not None:
+        return store
+    try:
+        _write_cache(folder, records, geometry, channels)
+    except OSError as error:
+        raise UserError(
+            f"The picture cache {printable(str(folder))} cannot be written: {error.strerror}. "
+            "Free some space or give another folder as cache_dir."
+        ) from error
+    store = read_cache(folder)
+    assert store is not None, f"the cache {folder} was written and cannot be read back"
+    return store
+
+
+def cache_key(records: Records, geometry: Geometry, channels: int) -> str:
+    """A name for the cache of these pictures at this geometry."""
+    content = [_FORMAT, repr(geometry), str(channels), *records.stamps]
+    return sha256("\0".join(content).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def user_cache() -> Path:
+    """Where caches go if no folder is given: $XDG_CACHE_HOME/vitmods or ~/.cache/vitmods."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitmods"
+
+
+def read_cache(folder: Path) -> Store | None:
+    """The cache in this folder, or None where there is none that is whole."""
+    try:
+        with np.load(folder / "index.npz", allow_pickle=False) as arrays:
+            index = Index.from_arrays(dict(arrays))
+        size = int(index.offsets[-1])
+        if os.path.getsize(folder / "pixels.bin") != size:
+            return None
+        pixels = np.memmap(folder / "pixels.bin", np.uint8, "r") if size else np.empty(0, np.uint8)
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zlib.error, BadZipFile):
+        return None
+    store = Store(pixels, index)
+    return store if _intact(store) else None
+
+
+def _estimate(pictures: int, geometry: Geometry, channels: int) -> int:
+    """Bytes: pictures kept whole are taken to be 3:2."""
+    height, width = geometry.cover if geometry.whole else geometry.size
+    return int(pictures * channels * height * width * (1.5 if geometry.whole else 1))
+
+
+def _intact(store: Store) -> bool:
+    step = 1 + store.pixels.size // VERIFIED_BYTES
+    checked = range(0, len(store), step)
+    return all(zlib.crc32(store.picture(i).data) == store.index.crc[i] for i in checked)
+
+
+def _write_cache(folder: Path, records: Records, geometry: Geometry, channels: int) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.", ignore_cleanup_errors=True) as name:
+        building = Path(name) / "cache"
+        building.mkdir()
+        with open(building / "pixels.bin", "wb") as pixels:
+            index = build(records, geometry, channels, pixels)
+            _sync(pixels.fileno())
+        with open(building / "index.npz", "wb") as file:
+            np.savez(file, **index.to_arrays())  # type: ignore[arg-type]
+            _sync(file.fileno())
+        _publish(building, folder, Path(name) / "damaged")
+
+
+def _publish(building: Path, folder: Path, damaged: Path) -> None:
+    """Give the finished cache its name, unless another process was faster; a damaged one of that name is removed."""
+    try:
+        os.rename(building, folder)
+    except OSError:
+        if read_cache(folder) is not None:
+            return
+        os.rename(folder, damaged)
+        os.rename(building, folder)
+        shutil.rmtree(damaged, ignore_errors=True)
+
+
+def _sync(descriptor: int) -> None:
+    os.fsync(descriptor)

@@ -1,0 +1,139 @@
+"""What a set holds and what is wrong with it, as plain types for JSON and as text."""
+
+from collections import Counter
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from vitmods.data.geometry import LONGEST
+from vitmods.data.pictures import Split
+from vitmods.data.records import SPLITS, Records, Source, printable
+
+_LISTED = 20  # unreadable pictures named in an error; the summary has all
+
+
+def facts(source: Source, records: dict[str, Records], splits: dict[str, Split], origin: str) -> dict[str, Any]:
+    """The summary: what was found, left out and warned of. Counts are of pictures that could be read."""
+    bad = unreadable_in(records, splits)
+    return {
+        "name": source.name,
+        "spec": source.spec,
+        "classes": list(source.classes),
+        "splits": {name: _counts(split, source.classes) for name, split in splits.items()},
+        "split_origin": origin,
+        "native": native_sizes(splits),
+        "unreadable": bad,
+        "left_out": len(bad),
+        "warnings": [*source.warnings, *_warnings(source, splits), *_left_out(bad)],
+        "fingerprint": fingerprint(source, splits),
+    }
+
+
+def problems(source: Source, splits: dict[str, Split]) -> list[str]:
+    """What makes a set unfit to train on, apart from unreadable pictures."""
+    found = list(source.problems)
+    trained = {int(label) for label in np.unique(splits["train"].labels)} if "train" in splits else set()
+    if not trained:
+        found.append("There are no readable training pictures.")
+    elif len(trained) == 1:
+        only = source.classes[trained.pop()]
+        found.append(f'There is one class only, "{only}": comparing needs at least two, each in a folder of its own.')
+    if len(splits) == 1 or not any(len(split) for name, split in splits.items() if name != "train"):
+        found.append("There are no pictures to evaluate on: add a val or test split, or pictures to make one from.")
+    for name, split in splits.items():
+        unknown = sorted({int(label) for label in np.unique(split.labels)} - trained) if len(trained) > 1 else []
+        if name != "train" and unknown:
+            names = ", ".join(source.classes[label] for label in unknown)
+            found.append(f"Classes in {name} without any training picture: {names}. Add some, or remove them there.")
+    return found
+
+
+def unreadable_in(records: dict[str, Records], splits: dict[str, Split]) -> list[dict[str, str]]:
+    """Split, path and reason of each picture that could not be read."""
+    return [
+        {"split": name, "path": printable(records[name].ids[position]), "reason": printable(reason)}
+        for name, split in splits.items()
+        for position, reason in split.store.index.unreadable
+    ]
+
+
+def unreadable_text(bad: list[dict[str, str]]) -> str:
+    """Count and paths, one a line."""
+    lines = [f"{len(bad)} {'picture' if len(bad) == 1 else 'pictures'} cannot be read:"]
+    lines += [f"  {item['path']}: {item['reason']}" for item in bad[:_LISTED]]
+    if len(bad) > _LISTED:
+        lines.append(f"  and {len(bad) - _LISTED} more")
+    return "\n".join(lines)
+
+
+def fingerprint(source: Source, splits: dict[str, Split]) -> str:
+    """sha256 of class names and, split by split in order, of labels and the pictures' own bytes; not of paths."""
+    content = sha256("\0".join(source.classes).encode())
+    for name in SPLITS:
+        if name in splits:
+            content.update(f"\0{name}\0{len(splits[name])}\0".encode())
+            content.update(splits[name].labels.astype("<i8").tobytes())
+            content.update(splits[name].store.index.digests.tobytes())
+    return content.hexdigest()
+
+
+def native_sizes(splits: dict[str, Split]) -> dict[str, Any]:
+    """Sizes (H, W) before resizing: smallest and largest short side's picture, and the most common size."""
+    sizes = np.concatenate([split.store.index.native for split in splits.values()])
+    if not len(sizes):
+        return {}
+    by_side = sizes[np.argsort(sizes.min(axis=1), kind="stable")]
+    common, count = Counter(map(tuple, sizes.tolist())).most_common(1)[0]
+    return {
+        "smallest": by_side[0].tolist(),
+        "median": by_side[len(by_side) // 2].tolist(),
+        "largest": by_side[-1].tolist(),
+        "most_common": list(common),
+        "most_common_count": count,
+    }
+
+
+def _counts(split: Split, classes: tuple[str, ...]) -> dict[str, Any]:
+    per_class = np.bincount(split.labels, minlength=len(classes)).tolist()
+    return {"count": len(split), "per_class": dict(zip(classes, per_class, strict=True))}
+
+
+def _warnings(source: Source, splits: dict[str, Split]) -> list[str]:
+    warnings = [*_empty_classes(source, splits), *_repeats(splits)]
+    if "test" not in splits:
+        warnings.append("There is no test split: results are of the val split.")
+    long = sum(
+        int((s.store.index.native.max(1) > LONGEST * s.store.index.native.min(1)).sum()) for s in splits.values()
+    )
+    if long:
+        warnings.append(f"{long} pictures are longer than {LONGEST}:1; only their middle is used.")
+    return warnings
+
+
+def _empty_classes(source: Source, splits: dict[str, Split]) -> list[str]:
+    warnings = []
+    for name, split in splits.items():
+        counts = np.bincount(split.labels, minlength=len(source.classes))
+        missing = [source.classes[i] for i in np.flatnonzero(counts == 0)]
+        if missing:
+            warnings.append(f"Classes without a picture in {name}: {', '.join(missing)}.")
+        single = [source.classes[i] for i in np.flatnonzero(counts == 1)] if name == "train" else []
+        if single:
+            warnings.append(f"Classes with one training picture: {', '.join(single)}.")
+    return warnings
+
+
+def _repeats(splits: dict[str, Split]) -> list[str]:
+    """Pictures of val or test that are also trained on make its numbers too good."""
+    digests = {name: {row.tobytes() for row in split.store.index.digests} for name, split in splits.items()}
+    warnings = []
+    for name in digests:
+        shared = len(digests[name] & digests["train"]) if name != "train" else 0
+        if shared:
+            warnings.append(f"{shared} pictures of {name} are also in train, byte for byte: its numbers flatter.")
+    return warnings
+
+
+def _left_out(bad: list[dict[str, str]]) -> list[str]:
+    return [f"{len(bad)} pictures that cannot be read were left out."] if bad else []

@@ -1,0 +1,146 @@
+"""torchvision's classification sets that are already on the disk. Nothing is ever downloaded."""
+
+import inspect
+from collections.abc import Callable
+from difflib import get_close_matches
+from hashlib import sha256
+from operator import index
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitmods.data.read import reading
+from vitmods.data.records import Records, Source, printable
+from vitmods.errors import UserError
+
+# How torchvision's sets are asked for a split: train=True, or split="trainval" and the like.
+_TRAIN_FLAG = (("train", True), ("test", False))
+_SPLIT_NAMES = (
+    ("train", "train"),
+    ("train", "trainval"),
+    ("train", "train-standard"),
+    ("val", "val"),
+    ("test", "test"),
+)
+_LABELS = ("targets", "_labels", "labels", "y")  # attributes that hold the labels of all pictures
+_PAIRS = ("_samples", "samples")  # attributes that hold (path, label)
+
+
+def torchvision_set(spec: str, name: str, options: dict[str, str]) -> Source:
+    """The set torchvision.datasets.NAME under options["root"]; the other options go to its constructor.
+
+    Raises UserError for unknown names, missing files and sets that are not for classification.
+    """
+    make = _constructor(name)
+    given = {key: _typed(value) for key, value in options.items() if key != "root"}
+    if not options.get("root"):
+        raise UserError(f'"{spec}" does not say where the files are: write torchvision:{name}?root=FOLDER.')
+    root = Path(options["root"]).expanduser()
+    arguments = _arguments(make)
+    if "download" in arguments:
+        given["download"] = False
+    choice = next((a for a in ("train", "split") if a in arguments and a not in given), None)
+    found = _open(make, root, given, choice)
+    files = _stamp(root)
+    source = Source(name, spec, (), {})
+    for split, dataset in found.items():
+        labels = _labels(dataset, name)
+        if labels is None:
+            source.warnings.append(f"The labels of {name}'s {split} split are not public; it was not used.")
+            continue
+        source.splits[split] = _records(f"{name}/{split}", dataset, labels, files)
+    source.classes = _classes(found["train"], source.splits)
+    return source
+
+
+def _constructor(name: str) -> Callable[..., Any]:
+    from torchvision import datasets
+
+    if name not in datasets.__all__:
+        near = get_close_matches(name, datasets.__all__, n=1)
+        hint = f" Did you mean {near[0]}?" if near else " Names are those of torchvision.datasets."
+        raise UserError(f'torchvision has no data set "{name}".{hint}')
+    make: Callable[..., Any] = getattr(datasets, name)
+    return make
+
+
+def _typed(value: str) -> bool | int | str:
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    return int(value) if value.isdecimal() else value
+
+
+def _arguments(make: Any) -> set[str]:
+    """Names the constructor takes, those it hands on to its base classes included."""
+    return {name for base in inspect.getmro(make) for name in inspect.signature(base).parameters if base is not object}
+
+
+def _open(make: Callable[..., Any], root: Path, given: dict[str, Any], choice: str | None) -> dict[str, Any]:
+    """The splits that are on the disk, train among them."""
+    attempts: tuple[tuple[str, Any], ...] = _TRAIN_FLAG if choice == "train" else _SPLIT_NAMES
+    found: dict[str, Any] = {}
+    reason = "not found"
+    for split, value in attempts if choice else (("train", None),):
+        if split in found:
+            continue
+        try:
+            found[split] = make(root, **given, **({choice: value} if choice else {}))
+        except TypeError as error:
+            raise UserError(f"torchvision's {make.__name__} does not take these options: {error}.") from error
+        except (RuntimeError, OSError, ValueError, ImportError) as error:
+            unknown_value = isinstance(error, ValueError) and "Unknown value" in str(error)
+            reason = reason if unknown_value or "train" in found else str(error).split("\n")[0]
+    if "train" in found:
+        return found
+    raise UserError(
+        f"torchvision's {make.__name__} cannot be read from {printable(str(root))}: {reason} Nothing is downloaded "
+        f"here; torchvision.datasets.{make.__name__}(root, download=True) does that for many sets."
+    )
+
+
+def _labels(dataset: Any, name: str) -> NDArray[np.int64] | None:
+    """(n,), or None where they are kept secret. Pictures are decoded for them only where no attribute has them."""
+    columns = [getattr(dataset, attribute) for attribute in _LABELS if hasattr(dataset, attribute)]
+    pairs = [getattr(dataset, attribute) for attribute in _PAIRS if hasattr(dataset, attribute)]
+    columns += [[pair[1] for pair in column] for column in pairs if len(column) and len(column[0]) == 2]
+    values = next((c for c in columns if len(c) == len(dataset) and _agrees(c, dataset)), None)
+    if values is None:
+        values = [dataset[i][1] for i in range(len(dataset))]
+    if len(values) and all(value is None for value in values):
+        return None
+    try:
+        return np.array([index(value) for value in values], dtype=np.int64)
+    except TypeError:
+        raise UserError(f"torchvision's {name} is no classification set: its targets are not class numbers.") from None
+
+
+def _agrees(column: Any, dataset: Any) -> bool:
+    """Whether the column has the label that the first and the last item come with."""
+    return all(np.array_equal(column[i], dataset[i][1]) for i in {0, len(dataset) - 1} if len(dataset))
+
+
+def _records(name: str, dataset: Any, labels: NDArray[np.int64], files: str) -> Records:
+    def fetch(key: int) -> "Image.Image | NDArray[np.generic]":
+        with reading():
+            picture = dataset[key][0]
+            return picture if isinstance(picture, Image.Image) else np.asarray(picture)
+
+    ids = tuple(f"{name}[{i}]" for i in range(len(labels)))
+    return Records(ids, labels, tuple(files + i for i in ids), fetch, np.arange(len(labels)))
+
+
+def _classes(dataset: Any, splits: dict[str, Records]) -> tuple[str, ...]:
+    names = getattr(dataset, "classes", None) or getattr(dataset, "categories", None) or []
+    count = max([len(names), *(int(records.labels.max(initial=-1)) + 1 for records in splits.values())])
+    texts = [", ".join(n) if isinstance(n, tuple) else str(n) for n in names]
+    return (*texts, *(str(i) for i in range(len(texts), count)))
+
+
+def _stamp(root: Path) -> str:
+    """Changes when any file below root does."""
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    stats = [(str(path), path.stat()) for path in files]
+    return sha256(repr([(path, s.st_size, s.st_mtime_ns) for path, s in stats]).encode("utf-8", "replace")).hexdigest()
