@@ -1,0 +1,100 @@
+"""The shell: `vitmods COMMAND`. This file only finds the command, so that `vitmods --help` needs no heavy import."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import shlex
+import sys
+import textwrap
+from collections.abc import Sequence
+
+from vitmods import __version__
+from vitmods.errors import UserError
+
+COMMANDS = {
+    "compare": "train a base ViT and changed ones with paired seeds; say which change helps and what it costs",
+    "train": "train one arm with one seed",
+    "evaluate": "evaluate a trained model on a split",
+    "report": "rebuild results and report.html from a study's folder",
+    "changes": "list the design changes: paper, what they preserve, cost, published gain",
+    "diff": "show what an arm alters in a model, without training",
+    "data": "check a folder of pictures and show what was found",
+}
+
+HELP = """\
+usage: vitmods COMMAND [OPTIONS]
+
+Which published design change helps a Vision Transformer on your pictures, and what does it cost?
+
+commands:
+{commands}
+
+options:
+  -h, --help  this text, or with a command its options, defaults and examples
+  --version   print the version
+  --debug     with any command: show the full traceback of an error
+
+examples:
+  vitmods compare                                     handwritten digits, no download, two minutes
+  vitmods compare --data path/to/pictures --arms dpn rms dpn+rms --seeds 5
+  vitmods data path/to/pictures
+"""
+
+USAGE, INTERRUPTED = 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0, 1 (a trial failed), 2 (an error, told on stderr), 130 (stopped)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help(), end="")
+        return 0
+    if arguments[0] == "--version":
+        print(f"vitmods {__version__}")
+        return 0
+    try:
+        return _dispatch(arguments)
+    except KeyboardInterrupt as stop:
+        _say(f"Stopped. What was done is saved; go on with: {shlex.join(['vitmods', *arguments])}")
+        return getattr(stop, "exit_code", INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has left, e.g. `vitmods changes | head`
+        return 0
+    except Exception as error:
+        if debug:
+            raise
+        _say(_explain(error), arguments[0])
+        return USAGE
+
+
+def _dispatch(arguments: list[str]) -> int:
+    command = arguments[0]
+    if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, n=1, cutoff=0.5)
+        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(COMMANDS)}."
+        kind = "option" if command.startswith("-") else "command"
+        raise UserError(f"There is no {kind} {command}. {hint} `vitmods --help` says more.")
+    module = importlib.import_module(f"vitmods.cli.{command}")
+    code: int = module.main(arguments[1:])
+    return code
+
+
+def _help() -> str:
+    rows = []
+    for name, summary in COMMANDS.items():
+        rows += textwrap.wrap(summary, 80, initial_indent=f"  {name:<10}", subsequent_indent=" " * 12)
+    return HELP.format(commands="\n".join(rows))
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, UserError):
+        return str(error)
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}\nThis was not foreseen; the same command with --debug shows where it happened."
+
+
+def _say(message: str, command: str = "") -> None:
+    print(f"vitmods {command}: {message}" if command else f"\n{message}", file=sys.stderr)

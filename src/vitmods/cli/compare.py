@@ -1,0 +1,117 @@
+"""`vitmods compare`: the study."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitmods.cli.options import DataOptions, MachineOptions, defaults_from, note, parse, readable_folder
+from vitmods.recipes import Recipe
+
+INCOMPLETE = 1
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Train a base ViT and changed ones on the same seeds; say which change helps, and what it costs.
+
+    The same command goes on where it was stopped and changes nothing that is finished; arms and seeds may be added.
+    results.json, results.csv and report.html lie in the folder of --out. Exit code: 0; 1 if a trial failed; 2 for an
+    error; 130 if stopped.
+
+    examples:
+      vitmods compare
+      vitmods compare --data path/to/pictures --arms dpn rms dpn+rms --seeds 5
+      vitmods compare --base S/16 --img-size 224 --arms "post=placement(attn=post,mlp=post)" --dry-run
+      vitmods compare --recipe plain --help      (defaults of that recipe)
+    """
+
+    pictures: DataOptions
+    training: Recipe
+    machine: MachineOptions
+    arms: tuple[str, ...] = ("dpn", "rms", "placement(attn=post,mlp=post)")
+    """what is compared with base: changes, joined by +, or NAME=CHANGES; `vitmods changes` lists them"""
+    base: str = "mu6/2"
+    """the model without changes: Ti/16, S/16, B/16, S36/16 (36 deep), or timm's name"""
+    seeds: int = 3
+    """trials of every arm"""
+    recipe: str = "digits"
+    """where the training options start from: default, small_pictures, digits, plain"""
+    margin: float = 0.5
+    """points of accuracy within which an arm counts as no worse"""
+    noise_floor: bool = False
+    """run base with other seeds too: how far apart are two runs that differ in nothing else?"""
+    workers: int | None = None
+    """trials at a time, each in its own process; None: as many as cores, memory or GPUs allow"""
+    cost_seconds: float = 30.0
+    """how long the measurement of costs may take, about; 0: none"""
+    out: Path | None = None
+    """the study's folder; None: runs/DATA-BASE"""
+    dry_run: bool = False
+    """train nothing: show arms, trials, sizes and an estimate of the time"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    suits, pictures, recipe_name, recipe = defaults_from(arguments)
+    default = Compare(pictures, recipe, MachineOptions(), base=suits.base, recipe=recipe_name)
+    options = parse(Compare, arguments, "compare", default)
+    out = options.out or readable_folder(options.pictures.data, options.base)
+    study = _study(options)
+    machine = {"device": options.machine.device, "data_workers": options.machine.data_workers}
+    if options.dry_run:
+        print(study.dry_run(out, workers=options.workers, **machine))
+        return 0
+    result = study.run(
+        out,
+        workers=options.workers,
+        checkpoint_minutes=options.machine.checkpoint_minutes,
+        cost_seconds=options.cost_seconds,
+        progress=not options.machine.quiet,
+        command=shlex.join(["vitmods", "compare", *arguments]),
+        **machine,
+    )
+    return show(result)
+
+
+def show(result) -> int:
+    from vitmods.study.table import print_results
+
+    report = result.report()
+    print_results(result.to_dict())
+    print(f"\nReport: {report}")
+    if result.complete:
+        return 0
+    for failure in result.failed:
+        print(f"failed: {failure}", file=sys.stderr)
+    print("The study is not complete; the same command runs what is missing.", file=sys.stderr)
+    return INCOMPLETE
+
+
+def _study(options: Compare):
+    from vitmods.study import Study
+    from vitmods.study.plan import BASE
+
+    arms = [arm for arm in options.arms if arm.strip() != BASE]
+    if len(arms) < len(options.arms):
+        note("base is always part of a study and need not be given as an arm.")
+    pictures = options.pictures
+    return Study(
+        options.base,
+        arms,
+        pictures.data,
+        options.training,
+        options.seeds,
+        img_size=pictures.img_size,
+        in_chans=pictures.in_chans,
+        split_seed=pictures.split_seed,
+        val_fraction=pictures.val_fraction,
+        test_fraction=pictures.test_fraction,
+        limit_train=pictures.limit_train,
+        unreadable=pictures.unreadable,
+        margin=options.margin,
+        noise_floor=options.noise_floor,
+    )

@@ -1,0 +1,137 @@
+"""Reading a command's options with tyro, and the options that several commands share."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tyro
+
+from vitmods.errors import UserError
+from vitmods.recipes import RECIPES, Recipe
+from vitmods.study.defaults import ORDINARY, Defaults, defaults_for
+
+T = TypeVar("T")
+
+_BOX = re.compile("[\u2500-\u257f]")  # the frame that tyro draws around an error
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """The pictures. Defaults of the other options follow from them."""
+
+    data: str = "digits"
+    """digits, a folder of class folders, torchvision:NAME?root=FOLDER, or hf:NAME"""
+    img_size: tuple[int, ...] = (8,)
+    """picture side, or rows and columns, in pixels"""
+    in_chans: int = 1
+    """channels that the model reads: 3 (RGB) or 1 (grey)"""
+    unreadable: Literal["stop", "skip"] = "stop"
+    """pictures that cannot be read stop the run before training, or are left out and reported"""
+    limit_train: int | None = None
+    """use only so many training pictures, classes in proportion"""
+    split_seed: int = 0
+    """for pictures that are not split yet: which split is made"""
+    val_fraction: float = 0.1
+    """share of the pictures for validation, where there is no such split"""
+    test_fraction: float = 0.3
+    """share of the pictures for the test, where there is no such split"""
+
+
+@dataclass(frozen=True)
+class MachineOptions:
+    """How it is run here. None of this changes what comes out."""
+
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 or mps"""
+    data_workers: int = 0
+    """threads that prepare pictures ahead, per trial"""
+    checkpoint_minutes: float = 5.0
+    """time between checkpoints of a trial"""
+    quiet: bool = False
+    """no progress on the error stream"""
+
+
+RecipeOptions = Annotated[Recipe, tyro.conf.arg(name="")]
+
+
+def defaults_from(arguments: Sequence[str]) -> tuple[Defaults, DataOptions, str, Recipe]:
+    """What --data and --recipe on the command line make the defaults of all other options."""
+    data, asked = peek(arguments, "data") or "digits", peek(arguments, "recipe")
+    helping = "-h" in arguments or "--help" in arguments
+    try:
+        suits = defaults_for(data)
+    except UserError:
+        if not helping:  # help is given whatever else is wrong
+            raise
+        suits = ORDINARY
+    options = DataOptions(
+        data,
+        img_size=(suits.img_size,),
+        in_chans=suits.in_chans,
+        val_fraction=suits.val_fraction,
+        test_fraction=suits.test_fraction,
+    )
+    name = asked or suits.recipe_name
+    return suits, options, name, recipe_named(name)
+
+
+def recipe_named(name: str) -> Recipe:
+    if name in RECIPES:
+        return RECIPES[name]()
+    near = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]}?" if near else ""
+    raise UserError(f"There is no recipe {name!r}. {hint} There are {', '.join(RECIPES)}.")
+
+
+def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:
+    """Options of `command` as a `kind`. Exits after --help. UserError, in one paragraph, for what tyro refuses."""
+    given: dict[str, Any] = {} if default is None else {"default": default}
+    refused = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(refused):
+            return tyro.cli(
+                kind,
+                args=list(arguments),
+                prog=f"vitmods {command}",
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+                **given,
+            )
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise UserError(_paragraph(refused.getvalue())) from None
+
+
+def _paragraph(text: str) -> str:
+    plain = _COLOUR.sub("", text).splitlines()
+    lines = (_BOX.sub(" ", line).strip() for line in plain if not line.startswith("\u256d"))  # the title adds nothing
+    return " ".join(" ".join(line for line in lines if line).split())
+
+
+def peek(arguments: Sequence[str], option: str) -> str | None:
+    """The value of `--option`, before the options are parsed: the defaults of the others depend on it."""
+    for position, argument in enumerate(arguments):
+        if argument == f"--{option}" and position + 1 < len(arguments):
+            return arguments[position + 1]
+        if argument.startswith(f"--{option}="):
+            return argument.partition("=")[2]
+    return None
+
+
+def readable_folder(*parts: str) -> Path:
+    """`runs/` and a name made of these parts; the same command always gets the same folder, so that it resumes."""
+    words = (re.sub(r"[^A-Za-z0-9.]+", "-", Path(part).name or part).strip("-") for part in parts)
+    return Path("runs") / "-".join(word for word in words if word)
+
+
+def note(message: str) -> None:
+    print(f"note: {message}", file=sys.stderr)

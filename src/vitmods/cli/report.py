@@ -1,0 +1,43 @@
+"""`vitmods report`: results and report from what lies in a study's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from vitmods.cli.options import parse
+
+
+@dataclass(frozen=True)
+class Report:
+    """Rebuild results.json, results.csv and report.html of a study, finished or not, and print the table.
+
+    examples:
+      vitmods report runs/digits-mu6-2
+      vitmods report runs/digits-mu6-2 --out answer.html
+    """
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """the study's folder"""
+    out: Path | None = None
+    """where the report goes; None: report.html in the folder"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    options = parse(Report, arguments, "report")
+    from vitmods.study.result import StudyResult
+    from vitmods.study.results import write_results
+    from vitmods.study.store import StudyFolder
+    from vitmods.study.table import print_results
+
+    result = StudyResult.load(options.folder)
+    write_results(StudyFolder(options.folder), result.to_dict())
+    report = result.report(options.out)
+    print_results(result.to_dict())
+    print(f"\nReport: {report}")
+    return 0

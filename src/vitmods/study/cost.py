@@ -1,0 +1,246 @@
+"""What each arm costs, as ratios to base, measured interleaved in one process.
+
+Shared machines are noisy, so a ratio is the median over rounds of arm / base, where each round times every arm once
+and rounds alternate their order. On a CPU one thread and the CPU clock are used: what neighbours do then moves a ratio by a
+percent or two, while wall time with all threads can be off by a factor. On a GPU the device's own events are used.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitmods.flops import count_macs, count_params
+from vitmods.recipes import Recipe
+from vitmods.study.memory import peak_bytes
+from vitmods.train.optim import make_optimizer
+
+BLOCK_S = 0.1  # a timed block repeats its work until it lasts about this long
+CALL_S = 1.0  # batches are halved until one call takes at most about this long
+LARGE_BATCH = 64
+ROUNDS = (3, 15)
+Work = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """arm / base: median over rounds, and the middle half of the rounds."""
+
+    ratio: float
+    low: float
+    high: float
+
+    @classmethod
+    def of_rounds(cls, ratios: list[float]) -> Ratio:
+        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        return cls(middle, low, high)
+
+
+@dataclass
+class _Timed:
+    """One kind of work: the same call for every model, repeated so that it can be timed."""
+
+    calls: dict[str, Work]
+    repeats: int
+
+
+def measure(models: Mapping[str, nn.Module], recipe: Recipe, device: torch.device, budget_s: float = 30.0) -> dict[str, Any]:
+    """Costs of the models, the first of which is base. They are moved to `device` and trained a few steps: pass copies.
+
+    Args:
+        models: name -> ViT with a `config`; all take the same pictures.
+        recipe: gives the precision, the optimiser and the largest training batch.
+        budget_s: seconds after which no further round begins; three rounds are always made.
+
+    Returns:
+        {"base": {"params", "macs", "train_step_s", "infer_1_s", "infer_n_s", "peak_memory_bytes", "train_batch", "infer_batch"},
+        "arms": {name: {"params": ratio, "flops": ratio, "train_step": Ratio as a dict, "infer_1", "infer_n", "peak_memory"}},
+        "device", "threads", "clock", "rounds"}.
+    """
+    with _quiet_threads(device):
+        bench = _Bench(dict(models), recipe, device)
+        kinds = bench.kinds()
+        rounds = _interleave(kinds, list(models), bench.seconds, budget_s)
+        peaks = bench.peaks()
+    base, *arms = models
+    costs = {
+        "base": {
+            "params": count_params(models[base]),
+            "macs": count_macs(models[base].config),
+            **{f"{kind}_s": statistics.median(times[base] for times in rounds[kind]) for kind in kinds},
+            "peak_memory_bytes": peaks[base],
+            "train_batch": bench.train_batch,
+            "infer_batch": bench.infer_batch,
+        },
+        "arms": {},
+        "device": str(device),
+        "threads": 1 if device.type == "cpu" else None,
+        "clock": "CPU time" if device.type == "cpu" else "device events",
+        "rounds": len(rounds["train_step"]),
+    }
+    for arm in arms:
+        timed = {
+            kind: asdict(Ratio.of_rounds([times[arm] / times[base] for times in rounds[kind]])) for kind in kinds
+        }
+        timed["train_step"]["batch"], timed["infer_n"]["batch"] = bench.train_batch, bench.infer_batch
+        memory = peaks[arm] / peaks[base]
+        costs["arms"][arm] = {
+            "params": count_params(models[arm]) / costs["base"]["params"],
+            "flops": count_macs(models[arm].config) / costs["base"]["macs"],
+            **timed,
+            "peak_memory": {"ratio": memory, "low": memory, "high": memory, "batch": bench.train_batch},
+        }
+    return costs
+
+
+def _interleave(
+    kinds: Mapping[str, _Timed], names: list[str], seconds: Callable[[_Timed, str], float], budget_s: float
+) -> dict[str, list[dict[str, float]]]:
+    """kind -> one {model: seconds per call} a round. Every second round goes backwards, so that a drift cancels."""
+    rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
+    end = time.monotonic() + budget_s
+    least, most = ROUNDS
+    for number in range(most):
+        if number >= least and time.monotonic() > end:
+            break
+        order = names if number % 2 == 0 else names[::-1]
+        for kind, timed in kinds.items():
+            rounds[kind].append({name: seconds(timed, name) for name in order})
+    return rounds
+
+
+class _Bench:
+    """The models with their inputs and optimisers, ready to be timed."""
+
+    def __init__(self, models: dict[str, nn.Module], recipe: Recipe, device: torch.device):
+        self.models, self.recipe, self.device = models, recipe, device
+        self.base = next(iter(models))
+        for model in models.values():
+            model.to(device)
+        self.optimizers = {name: make_optimizer(model, recipe) for name, model in models.items()}
+        self.train_batch = self._fitting_batch(self._train_call, recipe.part_size)
+        self.infer_batch = self._fitting_batch(self._infer_call, LARGE_BATCH)
+
+    def kinds(self) -> dict[str, _Timed]:
+        works = {
+            "train_step": (self._train_call, self.train_batch),
+            "infer_1": (self._infer_call, 1),
+            "infer_n": (self._infer_call, self.infer_batch),
+        }
+        return {kind: self._timed(call, batch) for kind, (call, batch) in works.items()}
+
+    def _timed(self, make: Callable[[str, int], Work], batch: int) -> _Timed:
+        timed = _Timed({name: make(name, batch) for name in self.models}, repeats=1)
+        for call in timed.calls.values():
+            call()  # warm-up: kernels are chosen, optimiser state is made
+        timed.repeats = max(1, round(BLOCK_S / max(self.seconds(timed, self.base), 1e-6)))
+        return timed
+
+    def seconds(self, timed: _Timed, name: str) -> float:
+        """Seconds per call."""
+        call = timed.calls[name]
+        if self.device.type == "cuda":
+            return _device_seconds(call, timed.repeats, self.device)
+        start = time.process_time()
+        for _ in range(timed.repeats):
+            call()
+        return (time.process_time() - start) / timed.repeats
+
+    def peaks(self) -> dict[str, int]:
+        """Bytes at the peak of one training step; on a GPU the other models wait elsewhere."""
+        found = {}
+        for model in self.models.values():
+            model.to("cpu")
+        for name, model in self.models.items():
+            self.optimizers.clear()
+            model.to(self.device)
+            self.optimizers[name] = make_optimizer(model, self.recipe)
+            step = self._train_call(name, self.train_batch)
+            step()
+            found[name] = peak_bytes(step, self._alive(name), self.device)
+            model.zero_grad(set_to_none=True)
+            model.to("cpu")
+        return found
+
+    def _alive(self, name: str) -> Iterator[Tensor]:
+        model = self.models[name]
+        yield from model.buffers()
+        for parameter in model.parameters():
+            yield parameter
+            if parameter.grad is not None:
+                yield parameter.grad
+        for state in self.optimizers[name].state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
+    def _fitting_batch(self, make: Callable[[str, int], Work], largest: int) -> int:
+        """The largest batch, halved from `largest`, for which base's call takes no longer than about CALL_S."""
+        one = make(self.base, 1)
+        one()
+        alone = self.seconds(_Timed({self.base: one}, repeats=2), self.base)
+        batch = largest
+        while batch > 1 and alone * batch > CALL_S:
+            batch //= 2
+        return batch
+
+    def _pictures(self, batch: int) -> Tensor:
+        config = self.models[self.base].config
+        rows, columns = config.img_size
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(batch, config.in_chans, rows, columns, generator=generator).to(self.device)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16-mixed")
+
+    def _train_call(self, name: str, batch: int) -> Work:
+        model, optimizer, pictures = self.models[name], self.optimizers[name], self._pictures(batch)
+        targets = torch.arange(batch, device=self.device) % model.config.num_classes
+
+        def step() -> None:
+            model.train()
+            with self._autocast():
+                loss = nn.functional.cross_entropy(model(pictures), targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return step
+
+    def _infer_call(self, name: str, batch: int) -> Work:
+        model, pictures = self.models[name], self._pictures(batch)
+
+        def infer() -> None:
+            model.eval()
+            with torch.inference_mode(), self._autocast():
+                model(pictures)
+
+        return infer
+
+
+def _device_seconds(call: Work, repeats: int, device: torch.device) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize(device)
+    start.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    torch.cuda.synchronize(device)
+    return start.elapsed_time(end) / 1000 / repeats
+
+
+@contextmanager
+def _quiet_threads(device: torch.device) -> Iterator[None]:
+    """One thread on a CPU, where the CPU clock then is the time that the work takes."""
+    threads = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

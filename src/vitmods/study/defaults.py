@@ -1,0 +1,58 @@
+"""What suits a data set when nothing is said: model, picture size, recipe. Chosen for a first answer on an ordinary computer."""
+
+from __future__ import annotations
+
+import statistics
+from contextlib import suppress
+from dataclasses import dataclass
+
+from vitmods.recipes import RECIPES, Recipe
+
+PEEKED = 24  # pictures whose size is looked at
+
+
+@dataclass(frozen=True)
+class Defaults:
+    base: str
+    img_size: int
+    recipe_name: str
+    in_chans: int = 3
+    val_fraction: float = 0.1
+    test_fraction: float = 0.2
+
+    @property
+    def recipe(self) -> Recipe:
+        return RECIPES[self.recipe_name]()
+
+
+# 1,797 pictures: a larger test split, or the verdict hangs on a handful of digits.
+DIGITS = Defaults("mu6/2", 8, "digits", in_chans=1, test_fraction=0.3)
+ORDINARY = Defaults("Ti/16", 224, "default")
+
+
+def defaults_for(spec: str) -> Defaults:
+    """By the median short side of some pictures: about 64 to 200 patches, a tiny ViT.
+
+    Up to 40 px: Ti/4 at 32 px; up to 128 px: Ti/8 at 64 or 96 px; above: Ti/16 at 224 px. Raises UserError where the spec
+    names no data set.
+    """
+    if spec == "digits":
+        return DIGITS
+    side = _median_side(spec)
+    if side is None or side > 128:
+        return ORDINARY
+    if side <= 40:
+        return Defaults("Ti/4", 32, "small_pictures")
+    return Defaults("Ti/8", 64 if side <= 80 else 96, "small_pictures")
+
+
+def _median_side(spec: str) -> float | None:
+    from vitmods.data.read import Unreadable, decode
+    from vitmods.data.sources import open_source
+
+    sides: list[int] = []
+    for records in open_source(spec).splits.values():
+        for position in range(0, len(records), max(1, len(records) // PEEKED)):
+            with suppress(Unreadable):
+                sides.append(min(decode(records.fetch(int(records.keys[position])), 3).shape[1:]))
+    return statistics.median(sides) if sides else None

@@ -1,0 +1,73 @@
+"""What a study writes down about its arms and its machine, so that the report needs no model."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vitmods.study.plan import Arm, Settings
+
+if TYPE_CHECKING:
+    from torch import nn
+
+PACKAGES = ("vitmods", "torch", "torchvision", "timm", "lightning-fabric", "numpy")
+
+
+def describe_base(settings: Settings, model: nn.Module) -> dict[str, Any]:
+    base = settings.fixed["base"]
+    return {"name": base if isinstance(base, str) else "ViTConfig", "config": json.loads(model.config.to_json())}
+
+
+def describe_arm(arm: Arm, model: nn.Module) -> dict[str, Any]:
+    """The arm's model and what its changes are, for a reader who does not know them."""
+    told = [
+        {
+            "name": change.name,
+            "short": str(change),
+            "title": change.title,
+            "paper": change.paper,
+            "url": change.url,
+            "summary": change.summary,
+            "preserves": change.preserves,
+            "cost": change.cost,
+            "published": change.published,
+        }
+        for change in arm.changes
+    ]
+    return {"describe": told, "config": json.loads(model.config.to_json())}
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions and machine, as far as a number may depend on them."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return {
+        "python": platform.python_version(),
+        "packages": {package: found for package in PACKAGES if (found := _version(package))},
+        "system": platform.platform(),
+        "device": device.type,
+        "device_name": name,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    """The processor's trade name where the system tells it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as info:
+            names = [line.partition(":")[2].strip() for line in info if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,190 @@
+"""How long a study would take, from a few timed steps of every arm on the real pictures."""
+
+from __future__ import annotations
+
+import io
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vitmods.flops import count_macs, count_params
+from vitmods.study.plan import Trial
+from vitmods.study.trial import TrialRunner, task_of
+from vitmods.train import train_trial
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitmods.data import Batch, PictureSet
+
+TIMED_STEPS = 3
+
+
+@dataclass(frozen=True)
+class ArmEstimate:
+    """One arm: sizes, and seconds for a trial. `trials` are those that are still to be run."""
+
+    arm: str
+    params: int
+    macs: int
+    step_s: float
+    trial_s: float
+    trials: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What `vitmods compare --dry-run` prints."""
+
+    arms: tuple[ArmEstimate, ...]
+    finished: int
+    workers: int
+    steps: int
+    pictures: Mapping[str, int]
+
+    @property
+    def total_s(self) -> float:
+        """Seconds for all trials, `workers` at a time; the measurement of costs and the report come on top."""
+        return sum(arm.trial_s * arm.trials for arm in self.arms) / self.workers
+
+    def __str__(self) -> str:
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("arm", overflow="fold")
+        for heading in ("parameters", "GMACs", "trials", "s/step", "a trial"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for arm in self.arms:
+            sizes = f"{arm.params:,}", f"{arm.macs / 1e9:.3g}"
+            table.add_row(arm.arm, *sizes, str(arm.trials), f"{arm.step_s:.3g}", _duration(arm.trial_s))
+        console = Console(file=io.StringIO(), width=100, color_system=None)
+        with console.capture() as captured:
+            console.print(table)
+        lines = [line.rstrip() for line in captured.get().strip().splitlines()]
+        splits = ", ".join(f"{count:,} {name}" for name, count in self.pictures.items())
+        trials = sum(arm.trials for arm in self.arms)
+        done = f" ({self.finished} are finished)" if self.finished else ""
+        return "\n".join(
+            [
+                *lines,
+                "",
+                f"Pictures: {splits}. A trial has {self.steps:,} steps.",
+                f"{trials} trials to run{done}, {self.workers} at a time: about {_duration(self.total_s)}.",
+            ]
+        )
+
+
+def estimate(
+    runner: TrialRunner, models: Mapping[str, nn.Module], missing: Sequence[Trial], workers: int, device: torch.device
+) -> Estimate:
+    """Time TIMED_STEPS steps and an evaluation batch of every arm, with the threads that a worker would have.
+
+    Args:
+        runner: of the study; gives the pictures.
+        models: arm -> model, base first; they are trained a little.
+        missing: the trials that are still to be run.
+        workers: trials at a time.
+        device: where the steps are made.
+    """
+    settings = runner.settings
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // workers))
+    try:
+        arms = tuple(
+            _estimate_arm(runner, name, model, sum(trial.arm.name == name for trial in missing), device)
+            for name, model in models.items()
+        )
+    finally:
+        torch.set_num_threads(threads)
+    pictures = runner.pictures(settings.recipe)
+    recipe = settings.recipe
+    return Estimate(
+        arms=arms,
+        finished=len(settings.trials()) - len(missing),
+        workers=workers,
+        steps=recipe.epochs * pictures.steps_per_epoch(recipe.batch_size),
+        pictures={name: len(split) for name, split in pictures.splits.items()},
+    )
+
+
+def _estimate_arm(
+    runner: TrialRunner, name: str, model: nn.Module, trials: int, device: torch.device
+) -> ArmEstimate:
+    arm = runner.settings.arm(name)
+    recipe = runner.settings.recipe_of(arm)
+    pictures = runner.pictures(recipe)
+    few = _FirstSteps(pictures, device)
+    with tempfile.TemporaryDirectory() as nowhere:
+        short = recipe.with_(epochs=1, warmup_epochs=None)
+        train_trial(
+            model, task_of(recipe), few, short, out=nowhere, device=str(device), progress=False, tensorboard=False
+        )
+    steps = recipe.epochs * pictures.steps_per_epoch(recipe.batch_size)
+    val, test = (len(pictures.splits[split]) for split in (pictures.val_split, pictures.eval_split))
+    evaluated = recipe.epochs * val + (0 if pictures.val_split == pictures.eval_split else test)
+    trial_s = steps * few.step_s + evaluated * few.evaluation_s
+    return ArmEstimate(name, count_params(model), count_macs(model.config), few.step_s, trial_s, trials)
+
+
+class _FirstSteps:
+    """The pictures cut down to a few batches, which notes when the loop comes back for more."""
+
+    def __init__(self, pictures: PictureSet, device: torch.device):
+        self._pictures, self._device = pictures, device
+        self._steps: list[float] = []
+        self._evaluations: list[float] = []
+        self.eval_split = self.val_split = pictures.val_split
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step, reading the pictures included; the first step only warms up."""
+        return statistics.median(self._steps[1:])
+
+    @property
+    def evaluation_s(self) -> float:
+        """Seconds to evaluate one picture."""
+        return self._evaluations[0]
+
+    def summary(self) -> dict[str, Any]:
+        return self._pictures.summary()
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        return TIMED_STEPS + 1
+
+    def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
+        begin = self._now()
+        for number in range(TIMED_STEPS + 1):
+            size = self._pictures.steps_per_epoch(batch_size)
+            yield next(
+                self._pictures.train_batches(
+                    seed=seed, epoch=number // size, batch_size=batch_size, start=number % size
+                )
+            )
+            end = self._now()
+            self._steps.append(end - begin)
+            begin = end
+
+    def eval_batches(self, split: str, batch_size: int) -> Iterator[Batch]:
+        begin = self._now()
+        batch = next(self._pictures.eval_batches(split, batch_size))
+        yield batch
+        self._evaluations.append((self._now() - begin) / len(batch.index))
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+
+def _duration(seconds: float) -> str:
+    """`40 s`, `12 min`, `3.5 h`: no more digits than such an estimate has."""
+    if seconds < 90:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

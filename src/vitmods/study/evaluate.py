@@ -1,0 +1,62 @@
+"""A finished trial's weights on pictures: its own, or others with the same classes."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from vitmods.config import ViTConfig
+from vitmods.errors import UserError
+from vitmods.recipes import Recipe
+from vitmods.study.store import read_json
+from vitmods.study.trial import load_pictures, task_of
+from vitmods.train.device import make_fabric, to_device
+from vitmods.vit import vit
+
+
+def evaluate_trial(
+    folder: Path, *, split: str | None = None, data: str | None = None, batch_size: int = 64, device: str = "auto"
+) -> dict[str, Any]:
+    """Metrics of a trial's final weights over all pictures of a split.
+
+    Args:
+        folder: a trial's folder, of `vitmods train` or of a study.
+        split: "train", "val" or "test"; None: the split that the trial was judged by. Training pictures are evaluated
+            without augmentation.
+        data: another data set; None: the trial's own.
+        batch_size: pictures at a time.
+        device: where; see `vitmods.train.train_trial`.
+
+    Raises:
+        UserError: the folder holds no finished trial, or the pictures do not fit it.
+    """
+    config, weights = read_json(folder / "config.json"), folder / "model.safetensors"
+    if config is None or not weights.exists():
+        raise UserError(
+            f"{folder} holds no finished trial: it needs config.json and model.safetensors. Trials of a study lie in "
+            "trials/ARM/seedK of its folder."
+        )
+    recipe = Recipe.from_dict(config["recipe"])
+    pictures = load_pictures({**config["pictures"], "data": data or config["pictures"]["data"]}, recipe)
+    found = pictures.summary()["fingerprint"]
+    if data is None and found != config["data"]["fingerprint"]:
+        warnings.warn("the pictures are no longer those that the trial was trained on.", stacklevel=2)
+    model_config = ViTConfig.from_dict(config["model"])
+    if pictures.num_classes != model_config.num_classes:
+        raise UserError(
+            f"The model has {model_config.num_classes} classes and {pictures.name} has {pictures.num_classes}; give "
+            "pictures of the same classes."
+        )
+    from safetensors.torch import load_file
+
+    fabric = make_fabric(device, recipe.precision)
+    model = vit(model_config)
+    model.load_state_dict(load_file(weights))
+    model = fabric.to_device(model).eval()
+    split = split or pictures.eval_split
+    batches = (to_device(batch, fabric.device) for batch in pictures.eval_batches(split, batch_size))
+    with fabric.autocast():
+        metrics = task_of(recipe).evaluate(model, batches)
+    count = len(pictures.splits[split])
+    return {"folder": str(folder), "data": pictures.name, "split": split, "pictures": count, "metrics": metrics}

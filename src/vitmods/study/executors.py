@@ -1,0 +1,230 @@
+"""Who runs the trials: this process, or N worker processes on this machine.
+
+Both take trials that are not finished, try each once and return what went wrong, trial by trial. A trial that fails
+never stops the others. Results travel through the study's folder, so an executor hands out names and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from vitmods.study.plan import Trial
+from vitmods.study.store import StudyFolder
+from vitmods.train.files import disk_errors
+from vitmods.train.interrupt import StopRequest, stop_on_signals
+
+SAVE_GRACE_S = 60.0  # how long an interrupted worker may take to write its checkpoint before it is killed
+
+
+class Listener(Protocol):
+    """What an executor tells while it works."""
+
+    def started(self, trial: Trial) -> None: ...
+    def ended(self, trial: Trial, failure: str | None) -> None: ...
+    def waiting(self) -> None:
+        """Called about twice a second while nothing else happens."""
+
+
+class Executor(Protocol):
+    def run(self, trials: Sequence[Trial], listener: Listener) -> dict[Trial, str]:
+        """Run each trial once. Returns trial -> reason for those that failed; KeyboardInterrupt passes through."""
+
+
+@dataclass
+class Inline:
+    """One trial after the other in this process."""
+
+    run_trial: Callable[[Trial], Any]
+
+    def run(self, trials: Sequence[Trial], listener: Listener) -> dict[Trial, str]:
+        failures: dict[Trial, str] = {}
+        for trial in trials:
+            listener.started(trial)
+            try:
+                self.run_trial(trial)
+            except Exception as error:
+                failures[trial] = describe(error)
+            listener.ended(trial, failures.get(trial))
+        return failures
+
+
+@dataclass
+class Processes:
+    """N workers, each a fresh interpreter with its share of the threads (and of the GPUs).
+
+    A worker holds the study's lock descriptor and dies when this process does (its input pipe closes), so a killed run
+    leaves nothing behind that still writes.
+    """
+
+    folder: StudyFolder
+    workers: int
+    threads: int
+    device: str = "auto"
+    lock_descriptor: int | None = None
+    imports: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, trials: Sequence[Trial], listener: Listener) -> dict[Trial, str]:
+        with stop_on_signals() as request:
+            return self._run(deque(trials), listener, request)
+
+    def _run(self, queue: deque[Trial], listener: Listener, request: StopRequest) -> dict[Trial, str]:
+        failures: dict[Trial, str] = {}
+        workers: dict[Any, _Worker] = {}  # by the pipe that its answers come through
+        try:
+            for index in range(min(self.workers, len(queue))):
+                worker = self._start(index)
+                workers[worker.answers] = worker
+                worker.give(queue.popleft(), listener)
+            while workers:
+                ready = wait(list(workers), timeout=0.5)
+                request.check()
+                if not ready:
+                    listener.waiting()
+                for answers in ready:
+                    worker = workers.pop(answers)
+                    again = self._settle(worker, queue, failures, listener)
+                    if again is not None:
+                        workers[again.answers] = again
+        except BaseException:
+            _stop(workers.values())
+            raise
+        return failures
+
+    def _settle(
+        self, worker: _Worker, queue: deque[Trial], failures: dict[Trial, str], listener: Listener
+    ) -> _Worker | None:
+        """Book the answer (or the death) of a worker, and give the next trial to it or to its successor."""
+        trial, answer = worker.trial, worker.answer()
+        failure = worker.obituary() if answer is None else answer["failure"]
+        if failure is not None:
+            failures[trial] = failure
+        listener.ended(trial, failure)
+        if not queue:
+            worker.dismiss()
+            return None
+        if answer is None:
+            worker = self._start(worker.index)
+        worker.give(queue.popleft(), listener)
+        return worker
+
+    def _start(self, index: int) -> _Worker:
+        log = self.folder.logs / f"worker{index}.txt"
+        with disk_errors(log):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with open(log, "ab") as output:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "vitmods.study.worker", json.dumps(self._task(index))],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=output,
+                    pass_fds=() if self.lock_descriptor is None else (self.lock_descriptor,),
+                    env=self._environment(index),
+                    process_group=0,  # Ctrl-C in a terminal reaches this process alone, which then stops the workers
+                )
+        return _Worker(index, process, log, log.stat().st_size)
+
+    def _task(self, index: int) -> dict[str, Any]:
+        return {"folder": str(self.folder.path), "device": self.device, "imports": self.imports, **self.options}
+
+    def _environment(self, index: int) -> dict[str, str]:
+        threads = str(self.threads)
+        # The script's own folder is on sys.path here but not in a fresh interpreter; a user's changes may live there.
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        shares = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": path}
+        gpus = visible_gpus() if self.device in ("auto", "cuda") else []
+        if len(gpus) > 1:
+            shares["CUDA_VISIBLE_DEVICES"] = gpus[index % len(gpus)]
+        return {**os.environ, **shares}
+
+
+@dataclass
+class _Worker:
+    index: int
+    process: subprocess.Popen[bytes]
+    log: Path
+    log_start: int
+    trial: Trial = field(init=False)
+
+    @property
+    def answers(self) -> IO[bytes]:
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def give(self, trial: Trial, listener: Listener) -> None:
+        self.trial = trial
+        listener.started(trial)
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it is dead already: the end of its answers tells
+            self.process.stdin.write(json.dumps({"arm": trial.arm.name, "seed": trial.seed}).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any] | None:
+        line = self.answers.readline()
+        return json.loads(line) if line.endswith(b"\n") else None
+
+    def obituary(self) -> str:
+        """Why the process ended, for the report."""
+        code = self.process.wait()
+        self.dismiss()
+        if code < 0:
+            reason = f"its worker process was killed by {_signal_name(-code)}"
+            return f"{reason} (out of memory?)" if -code == signal.SIGKILL else reason
+        with open(self.log, "rb") as log:
+            log.seek(self.log_start)
+            lines = log.read().decode(errors="replace").strip().splitlines()
+        return f"its worker process ended with code {code}: {lines[-1] if lines else 'nothing in'} ({self.log})"
+
+    def dismiss(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+        self.process.wait()
+
+
+def _stop(workers: Iterable[_Worker]) -> None:
+    """Let every worker save its checkpoint and end; kill the one that does not."""
+    stopping = list(workers)
+    for worker in stopping:
+        worker.process.terminate()
+    for worker in stopping:
+        try:
+            worker.process.wait(SAVE_GRACE_S)
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+        worker.dismiss()
+
+
+def describe(error: BaseException) -> str:
+    """One line for a failed trial: the message of an error made for users, type and message of any other."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs this process may use, as entries for CUDA_VISIBLE_DEVICES."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return [entry for entry in listed.split(",") if entry.strip()]
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())]

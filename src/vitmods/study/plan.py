@@ -1,0 +1,216 @@
+"""What a study consists of: arms, seeds, settings, and when two sets of settings are the same study.
+
+A trial depends on its own settings alone (data, base, recipe, its arm's changes, its seed). So seeds and arms may be
+added to a study later without touching what is there, while anything that a finished trial depends on may not change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vitmods.errors import UserError
+
+if TYPE_CHECKING:
+    from vitmods.changes import Change
+    from vitmods.recipes import Recipe
+
+BASE = "base"
+OTHER_SEEDS = 10_000  # added to a seed, it gives the seed of the second base trial that measures the noise floor
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A named list of changes, with recipe overrides if any; `base` is the arm with none."""
+
+    name: str
+    changes: tuple[Change, ...] = ()
+    recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def short(self) -> str:
+        """The changes in their shell form, e.g. `dpn+norm(rms)`."""
+        return "+".join(str(change) for change in self.changes)
+
+    def identity(self) -> dict[str, Any]:
+        return {"changes": self.short, "recipe": dict(self.recipe)}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One arm with one seed."""
+
+    arm: Arm
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.arm.name}, seed {self.seed}"
+
+
+def arm_from_text(text: str) -> Arm:
+    """Read `changes` or `name=changes`, e.g. `dpn`, `post=placement(attn=post,mlp=post)`. UserError for an unknown change."""
+    from vitmods.changes import parse_changes
+
+    named = re.match(r"\s*([^=()]+?)\s*=\s*(.+)$", text, flags=re.DOTALL)
+    name, changes = (named[1], named[2]) if named else (text.strip(), text)
+    return Arm(name, tuple(parse_changes(changes)))
+
+
+def make_arms(arms: Mapping[str, Any] | Iterable[Any]) -> tuple[Arm, ...]:
+    """Normalise what users pass: a mapping name -> changes, or short strings and Arm objects. `base` itself is left out.
+
+    Raises UserError when there is no arm, a name is taken twice, or two arms are the same changes.
+    """
+    from vitmods.changes import parse_changes
+
+    found: list[Arm] = []
+    if isinstance(arms, Mapping):
+        for name, changes in arms.items():
+            found.append(Arm(str(name), tuple(parse_changes(changes) if isinstance(changes, str) else changes)))
+    else:
+        found.extend(arm if isinstance(arm, Arm) else arm_from_text(str(arm)) for arm in arms)
+    found = [arm for arm in found if arm.name != BASE or arm.changes or arm.recipe]
+    _check_arms(found)
+    return tuple(found)
+
+
+def _check_arms(arms: Sequence[Arm]) -> None:
+    if not arms:
+        raise UserError("A study needs at least one arm beside base, for example dpn; `vitmods changes` lists what there is.")
+    names: set[str] = set()
+    contents: dict[str, str] = {}
+    for arm in arms:
+        if arm.name == BASE:
+            raise UserError("The arm named base is the model without changes. Give this arm another name.")
+        if not arm.changes and not arm.recipe:
+            raise UserError(f"Arm {arm.name} changes nothing. Base is always part of the study; leave this arm out.")
+        if arm.name in names:
+            raise UserError(f"Two arms are named {arm.name}. Name one of them differently: NAME=CHANGES.")
+        content = repr(arm.identity())
+        if content in contents:
+            raise UserError(f"Arms {contents[content]} and {arm.name} are the same changes ({arm.short}). Leave one out.")
+        names.add(arm.name)
+        contents[content] = arm.name
+
+
+def make_seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
+    """A number of seeds (0, 1, ...) or the seeds themselves. UserError for none, a repeated or a too large one."""
+    if isinstance(seeds, int):
+        if seeds < 1:
+            raise UserError(f"A study needs at least one seed, not {seeds}.")
+        if seeds > OTHER_SEEDS:
+            raise UserError(f"{seeds} seeds are more than the {OTHER_SEEDS} that a study keeps apart.")
+        return tuple(range(seeds))
+    chosen = tuple(int(seed) for seed in seeds)
+    if not chosen:
+        raise UserError("A study needs at least one seed.")
+    if len(set(chosen)) < len(chosen):
+        raise UserError(f"A seed is given twice in {list(chosen)}.")
+    if min(chosen) < 0 or max(chosen) >= OTHER_SEEDS:
+        raise UserError(f"Seeds are whole numbers from 0 to {OTHER_SEEDS - 1}; got {list(chosen)}.")
+    return chosen
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that defines a study. `fixed` may never change in a folder; arms and seeds may be added.
+
+    fixed:       name -> JSON value, nested where it helps (`recipe.lr`): whatever a finished trial depends on
+    arms, seeds: what is compared; may grow
+    noise_floor: whether base is also run with other seeds; may be switched on
+    margin:      points within which an arm counts as no worse; concerns the reading of the results alone
+    """
+
+    fixed: Mapping[str, Any]
+    arms: tuple[Arm, ...]
+    seeds: tuple[int, ...]
+    noise_floor: bool = False
+    margin: float = 0.5
+
+    @property
+    def recipe(self) -> Recipe:
+        from vitmods.recipes import Recipe
+
+        return Recipe.from_dict(dict(self.fixed["recipe"]))
+
+    def recipe_of(self, arm: Arm) -> Recipe:
+        return self.recipe.with_(**arm.recipe) if arm.recipe else self.recipe
+
+    def arm(self, name: str) -> Arm:
+        return next(arm for arm in (Arm(BASE), *self.arms) if arm.name == name)
+
+    def trials(self) -> list[Trial]:
+        """Every trial, base (and the noise floor) first, then seed by seed so that an early stop leaves whole pairs."""
+        base = Arm(BASE)
+        planned = [Trial(base, seed) for seed in self.seeds]
+        if self.noise_floor:
+            planned += [Trial(base, seed + OTHER_SEEDS) for seed in self.seeds]
+        return planned + [Trial(arm, seed) for seed in self.seeds for arm in self.arms]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **self.fixed,
+            "arms": {arm.name: arm.identity() for arm in self.arms},
+            "seeds": list(self.seeds),
+            "noise_floor": self.noise_floor,
+            "margin": self.margin,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Settings:
+        from vitmods.changes import parse_changes
+
+        rest = dict(values)
+        arms = tuple(
+            Arm(name, tuple(parse_changes(arm["changes"])), arm["recipe"]) for name, arm in rest.pop("arms").items()
+        )
+        seeds, noise_floor, margin = tuple(rest.pop("seeds")), rest.pop("noise_floor"), rest.pop("margin")
+        return cls(rest, arms, seeds, noise_floor, margin)
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The settings in which `new` is another study than `old` (both from `Settings.to_dict`), as `name: old -> new`.
+
+    Added arms, added seeds, a noise floor and another margin are no difference: nothing that was run depends on them.
+    """
+    found = []
+    before, after = _flat(_fixed(old)), _flat(_fixed(new))
+    for name in [*before, *(name for name in after if name not in before)]:
+        was, now = before.get(name, "(not set)"), after.get(name, "(not set)")
+        if was != now:
+            found.append(f"{name}: {_show(was)} -> {_show(now)}")
+    for name, arm in old["arms"].items():
+        if name not in new["arms"]:
+            found.append(f"arm {name}: {arm['changes']} -> (missing)")
+        elif new["arms"][name] != arm:
+            found.append(f"arm {name}: {_show_arm(arm)} -> {_show_arm(new['arms'][name])}")
+    missing = [seed for seed in old["seeds"] if seed not in new["seeds"]]
+    if missing:
+        found.append(f"seeds: {old['seeds']} -> {new['seeds']}")
+    if old["noise_floor"] and not new["noise_floor"]:
+        found.append("noise_floor: true -> false")
+    return found
+
+
+def _fixed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in ("arms", "seeds", "noise_floor", "margin")}
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not value:
+        return {prefix: list(value) if isinstance(value, tuple) else value}
+    flat: dict[str, Any] = {}
+    for name, inner in value.items():
+        flat.update(_flat(inner, f"{prefix}.{name}" if prefix else str(name)))
+    return flat
+
+
+def _show(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def _show_arm(arm: Mapping[str, Any]) -> str:
+    overrides = ", ".join(f"{name}={value}" for name, value in arm["recipe"].items())
+    return arm["changes"] + (f" with {overrides}" if overrides else "")

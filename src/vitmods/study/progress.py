@@ -1,0 +1,96 @@
+"""What a study says while it runs: one line a finished trial, and on a terminal a bar over all steps of all trials."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vitmods.study.plan import Trial
+from vitmods.study.store import StudyFolder
+
+_TAIL = 512  # bytes that surely hold the last row of a metrics.jsonl
+
+
+class Progress:
+    """Listens to an executor. `quiet` says nothing; without a terminal, or in CI, there is no bar."""
+
+    def __init__(self, folder: StudyFolder, steps: Mapping[Trial, int], done: int, quiet: bool, bar: bool):
+        """steps: trial -> steps it will take, for the trials that are still to be run; done: trials finished before."""
+        self._folder, self._steps, self._quiet = folder, dict(steps), quiet
+        self._finished, self._total = done, done + len(self._steps)
+        self._started: dict[Trial, float] = {}
+        self._past_steps = 0
+        self._bar = self._make_bar() if bar and not quiet and sys.stderr.isatty() and not os.environ.get("CI") else None
+
+    def started(self, trial: Trial) -> None:
+        self._started[trial] = time.monotonic()
+
+    def ended(self, trial: Trial, failure: str | None) -> None:
+        seconds = time.monotonic() - self._started.pop(trial)
+        self._past_steps += self._steps[trial]
+        self._finished += 1
+        self.waiting()
+        self.say(f"{self._finished:>3} of {self._total}  {trial}: {self._outcome(trial, failure)}  ({seconds:.0f} s)")
+
+    def waiting(self) -> None:
+        if self._bar is not None:
+            now = sum(min(_last_step(self._metrics(trial)), self._steps[trial]) for trial in self._started)
+            self._bar.update(self._task, completed=self._past_steps + now)
+
+    def say(self, line: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        elif not self._quiet:
+            print(line, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _outcome(self, trial: Trial, failure: str | None) -> str:
+        if failure is not None:
+            return f"failed: {failure}"
+        result: dict[str, Any] = self._folder.trial_result(trial.arm.name, trial.seed) or {}
+        if result.get("status") != "finished":
+            return str(result.get("message") or result.get("status", "unknown"))
+        return f"top-1 {100 * result['metrics']['top1']:.2f} %"
+
+    def _metrics(self, trial: Trial) -> Path:
+        return self._folder.trial(trial.arm.name, trial.seed) / "metrics.jsonl"
+
+    def _make_bar(self) -> Any:
+        from rich import progress
+        from rich.console import Console
+
+        bar = progress.Progress(
+            progress.TextColumn("all trials"),
+            progress.BarColumn(),
+            progress.TaskProgressColumn(),
+            progress.TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._task = bar.add_task("", total=sum(self._steps.values()))
+        bar.start()
+        return bar
+
+
+def _last_step(metrics: Path) -> int:
+    """The step of the last row that is whole; 0 where there is none yet."""
+    try:
+        with open(metrics, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 2 * _TAIL))
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return 0
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["step"])
+        except ValueError:  # a row that is being written, or the cut one at the start
+            continue
+    return 0

@@ -1,0 +1,63 @@
+"""The answer of a study as a Python object."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+from vitmods.errors import UserError
+from vitmods.study.results import assemble
+from vitmods.study.stats import Effect
+from vitmods.study.store import StudyFolder
+
+
+class StudyResult:
+    """What came out. Prints itself as the table of verdicts; `result["dpn"]` is that arm's `Effect`.
+
+    effects:  arm -> Effect, in the order of the study
+    complete: whether every trial has come to an end
+    path:     the study's folder
+    """
+
+    def __init__(self, results: dict[str, Any], path: str | Path):
+        self._results, self.path = results, Path(path)
+        self.effects = {arm["name"]: Effect.from_dict(arm["effect"]) for arm in results["arms"]}
+
+    @classmethod
+    def load(cls, path: str | Path) -> StudyResult:
+        """Read the study in a folder, finished or not, from its trials. UserError where there is none."""
+        return cls(assemble(StudyFolder(path)), path)
+
+    @property
+    def complete(self) -> bool:
+        return bool(self._results["complete"])
+
+    @property
+    def failed(self) -> list[str]:
+        """A line for each trial that failed in the last run."""
+        trials = [("base", trial) for trial in self._results["base"]["trials"]]
+        trials += [(arm["name"], trial) for arm in self._results["arms"] for trial in arm["trials"]]
+        return [f"{name}, seed {trial['seed']}: {trial['message']}" for name, trial in trials if trial["status"] == "failed"]
+
+    def __getitem__(self, arm: str) -> Effect:
+        if arm not in self.effects:
+            near = difflib.get_close_matches(arm, self.effects, n=1, cutoff=0.4)
+            hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(self.effects)}."
+            raise UserError(f"The study has no arm {arm!r}. {hint}")
+        return self.effects[arm]
+
+    def __repr__(self) -> str:
+        from vitmods.study.table import render
+
+        return render(self._results)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What results.json holds."""
+        return self._results
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write the report as one HTML file (report.html in the study's folder, if no path is given); returns its path."""
+        from vitmods.study.report import write_report
+
+        return write_report(self._results, self.path, Path(path or self.path / "report.html"))

@@ -1,0 +1,232 @@
+"""Running a study: check, train what is missing, measure costs, write the answer. Every step can be the last one made."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vitmods.errors import UserError
+from vitmods.study.describe import describe_arm, describe_base, environment
+from vitmods.study.executors import Executor, Inline, Processes, visible_gpus
+from vitmods.study.plan import BASE, Arm, Settings, Trial
+from vitmods.study.progress import Progress
+from vitmods.study.result import StudyResult
+from vitmods.study.results import assemble, write_results
+from vitmods.study.store import StudyFolder, read_json, write_json, write_samples
+from vitmods.study.trial import TrialRunner, base_config, build_model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitmods.data import PictureSet
+    from vitmods.study.estimate import Estimate
+
+SAMPLES = 12  # pictures shown in the report
+MOST_WORKERS = 8  # by default; beyond that a machine's memory bandwidth is the limit
+
+
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """How a study is run on this machine; `Study.run` explains each. Nothing here is part of the study."""
+
+    workers: int | None = None
+    device: str = "auto"
+    data_workers: int = 0
+    checkpoint_minutes: float = 5.0
+    cost_seconds: float = 30.0
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise UserError(f"workers must be at least 1, not {self.workers}.")
+
+    @property
+    def torch_device(self) -> torch.device:
+        if self.device != "auto":
+            return torch.device(self.device)
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def run_study(settings: Settings, path: Path, how: Running, command: str) -> StudyResult:
+    """What `Study.run` does."""
+    folder = StudyFolder(path)
+    with folder.lock() as lock:
+        _refuse_other_study(folder, settings)
+        runner, pictures = _open(folder, settings, how)
+        models = _build_arms(runner.settings, pictures.num_classes)
+        _write_facts(folder, runner.settings, pictures, models, how, command)
+        _train(runner, models[BASE], how, lock)
+        _measure_costs(folder, runner.settings, models, how)
+        results = assemble(folder, runner.settings)
+        write_results(folder, results)
+    return StudyResult(results, folder.path)
+
+
+def dry_run(settings: Settings, path: Path | None, how: Running) -> Estimate:
+    """What `Study.dry_run` does."""
+    from vitmods.study.estimate import estimate
+
+    folder = StudyFolder(path or os.devnull)
+    _refuse_other_study(folder, settings)
+    runner, pictures = _open(folder, settings, how)
+    models = _build_arms(runner.settings, pictures.num_classes)
+    missing = _unfinished(folder, runner.settings)
+    return estimate(runner, models, missing, _workers(how, models[BASE], runner.settings, len(missing)), how.torch_device)
+
+
+def _refuse_other_study(folder: StudyFolder, settings: Settings) -> None:
+    """Before the pictures are read, which may take a while: all that can be known without them."""
+    facts = read_json(folder.settings_file)
+    if facts is not None:
+        folder.check_same_study({**settings.to_dict(), "pictures": facts["settings"]["pictures"]})
+
+
+def _open(folder: StudyFolder, settings: Settings, how: Running) -> tuple[TrialRunner, PictureSet]:
+    """The pictures, and settings that name their content, so that a folder with other pictures is another study."""
+    runner = TrialRunner(
+        folder, settings, how.device, how.data_workers, how.checkpoint_minutes, how.progress
+    )
+    pictures = runner.pictures(settings.recipe)
+    fixed = {**settings.fixed, "pictures": pictures.summary()["fingerprint"]}
+    runner.settings = dataclasses.replace(settings, fixed=fixed)
+    return runner, pictures
+
+
+def _build_arms(settings: Settings, num_classes: int) -> dict[str, nn.Module]:
+    """Every arm's model, base first: whatever is wrong with an arm shows before anything is trained."""
+    config = base_config(settings, num_classes)
+    models = {}
+    for arm in (Arm(BASE), *settings.arms):
+        try:
+            models[arm.name] = build_model(config, arm, settings.seeds[0])
+            settings.recipe_of(arm)
+        except UserError as error:
+            raise type(error)(f"Arm {arm.name}: {error}") from error
+    return models
+
+
+def _write_facts(
+    folder: StudyFolder,
+    settings: Settings,
+    pictures: PictureSet,
+    models: dict[str, nn.Module],
+    how: Running,
+    command: str,
+) -> None:
+    """study.json, before the first trial: from then on the study can be read, and continued, from its folder."""
+    folder.check_same_study(settings.to_dict())
+    before = read_json(folder.settings_file) or {}
+    if before.get("settings") == settings.to_dict():
+        return
+    write_samples(folder.samples_file, pictures.samples(SAMPLES))
+    write_json(
+        folder.settings_file,
+        {
+            "schema": 1,
+            "created": before.get("created") or datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": command,
+            "settings": settings.to_dict(),
+            "metric": {"name": "top1", "unit": "points", "split": pictures.eval_split},
+            "base": describe_base(settings, models[BASE]),
+            "arms": {arm.name: describe_arm(arm, models[arm.name]) for arm in settings.arms},
+            "data": pictures.summary(),
+            "environment": environment(how.torch_device),
+        },
+    )
+
+
+def _unfinished(folder: StudyFolder, settings: Settings) -> list[Trial]:
+    return [trial for trial in settings.trials() if folder.trial_result(trial.arm.name, trial.seed) is None]
+
+
+def _train(runner: TrialRunner, base: nn.Module, how: Running, lock: int) -> None:
+    """Run the trials that have no result yet; what went wrong is written where the result would be."""
+    folder, settings = runner.folder, runner.settings
+    missing = _unfinished(folder, settings)
+    if not missing:
+        return
+    workers = _workers(how, base, settings, len(missing))
+    steps = {trial: _steps(runner, trial) for trial in missing}
+    done = len(settings.trials()) - len(missing)
+    progress = Progress(folder, steps, done, quiet=not how.progress, bar=workers > 1)
+    try:
+        failures = _executor(runner, how, workers, lock).run(missing, progress)
+    finally:
+        progress.close()
+    for trial, reason in failures.items():
+        folder.record_failure(trial.arm.name, trial.seed, reason)
+
+
+def _executor(runner: TrialRunner, how: Running, workers: int, lock: int) -> Executor:
+    if workers == 1:
+        return Inline(runner)
+    return Processes(
+        runner.folder,
+        workers,
+        threads=max(1, torch.get_num_threads() // workers),
+        lock_descriptor=lock,
+        imports=_foreign_modules(runner.settings.arms),
+        options={
+            "device": how.device,
+            "data_workers": how.data_workers,
+            "checkpoint_minutes": how.checkpoint_minutes,
+        },
+    )
+
+
+def _foreign_modules(arms: Sequence[Arm]) -> tuple[str, ...]:
+    """Where changes that are not ours are defined: a worker must import them to know them."""
+    modules = {type(change).__module__ for arm in arms for change in arm.changes}
+    if "__main__" in modules:
+        raise UserError(
+            "A change that is defined in the script itself cannot reach worker processes. Move it to a module that the script "
+            "imports, or run with workers=1."
+        )
+    return tuple(sorted(module for module in modules if not module.startswith("vitmods.")))
+
+
+def _steps(runner: TrialRunner, trial: Trial) -> int:
+    recipe = runner.settings.recipe_of(trial.arm)
+    return recipe.epochs * runner.pictures(recipe).steps_per_epoch(recipe.batch_size)
+
+
+def _workers(how: Running, base: nn.Module, settings: Settings, trials: int) -> int:
+    if how.workers is not None:
+        return max(1, min(how.workers, trials))
+    if how.torch_device.type == "cuda":
+        return max(1, min(len(visible_gpus()), trials))
+    fitting = _memory_bytes() // 2 // _trial_bytes(base, settings)
+    return max(1, min(torch.get_num_threads(), MOST_WORKERS, fitting, trials))
+
+
+def _trial_bytes(base: nn.Module, settings: Settings) -> int:
+    """Roughly the memory of one trial: the interpreter, weights with gradients and Adam's state, and activations."""
+    config = base.config
+    tokens = config.num_patches + config.num_prefix_tokens
+    width = 10 * config.embed_dim + 2 * config.mlp_dim  # floats that a block keeps for each token
+    activations = 4 * settings.recipe.part_size * config.depth * tokens * width
+    return 600 * 2**20 + 16 * sum(parameter.numel() for parameter in base.parameters()) + activations
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _measure_costs(folder: StudyFolder, settings: Settings, models: dict[str, nn.Module], how: Running) -> None:
+    """costs.json: measured once for each arm. A later arm is measured beside base again, and base's own numbers stay."""
+    known: dict[str, Any] = read_json(folder.costs_file) or {"base": None, "arms": {}}
+    missing = {name: model for name, model in models.items() if name != BASE and name not in known["arms"]}
+    if not missing or how.cost_seconds <= 0:
+        return
+    from vitmods.study.cost import measure
+
+    costs = measure({BASE: models[BASE], **missing}, settings.recipe, how.torch_device, how.cost_seconds)
+    costs["arms"] = {**known["arms"], **costs["arms"]}
+    costs["base"] = known["base"] or costs["base"]
+    write_json(folder.costs_file, costs)

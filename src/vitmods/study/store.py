@@ -1,0 +1,177 @@
+"""The study on disk: one folder, one lock, every file whole or absent.
+
+    study.json                      the settings that define the study
+    trials/<arm>/seed<k>/           one trial each; its result.json is written last
+    costs.json                      what each arm costs, measured once
+    results.json  results.csv       rebuilt from the trials at any time
+    samples.npz                     a few pictures for the report
+    logs/worker<i>.txt              what a worker process printed
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitmods.errors import UserError
+from vitmods.study.plan import differences
+from vitmods.train.files import disk_errors, make_folder, write_atomically, write_json
+
+ORPHAN_GRACE_S = 10.0  # workers of a killed run notice within milliseconds; a loaded machine may take a little longer
+
+
+def read_json(path: Path) -> Any | None:
+    """The parsed file, or None where there is none. UserError when it is no JSON (every file here is written whole)."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{path} is damaged ({error}). Remove it and run the same command again.") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` atomically. UserError when the disk is full or may not be written."""
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def write_samples(path: Path, samples: Sequence[tuple[str, NDArray[np.uint8]]]) -> None:
+    """Class names and pictures (H, W, 3), uint8, as `class<i>` and `picture<i>` of an npz file."""
+    arrays: dict[str, Any] = {}
+    for number, (name, picture) in enumerate(samples):
+        arrays[f"class{number}"], arrays[f"picture{number}"] = np.array(name), picture
+    write_atomically(path, lambda file: np.savez_compressed(file, **arrays))
+
+
+def slug(name: str) -> str:
+    """A folder name for an arm: the name itself where it is plain, else its plain part and a hash that tells it from others."""
+    plain = re.sub(r"[^A-Za-z0-9_+-]+", "-", name).strip("-")[:60]
+    if plain == name and plain:
+        return plain
+    return f"{plain or 'arm'}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+class StudyFolder:
+    """The paths and files of one study."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"StudyFolder({str(self.path)!r})"
+
+    @property
+    def settings_file(self) -> Path:
+        return self.path / "study.json"
+
+    @property
+    def costs_file(self) -> Path:
+        return self.path / "costs.json"
+
+    @property
+    def results_file(self) -> Path:
+        return self.path / "results.json"
+
+    @property
+    def csv_file(self) -> Path:
+        return self.path / "results.csv"
+
+    @property
+    def samples_file(self) -> Path:
+        return self.path / "samples.npz"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def trial(self, arm: str, seed: int) -> Path:
+        return self.path / "trials" / slug(arm) / f"seed{seed}"
+
+    def trial_result(self, arm: str, seed: int) -> dict[str, Any] | None:
+        """What the trial ended in (`finished` or `diverged`), or None while that is to come, a failure included."""
+        result: dict[str, Any] | None = read_json(self.trial(arm, seed) / "result.json")
+        return None if result is None or result["status"] == "failed" else result
+
+    def record_failure(self, arm: str, seed: int, reason: str) -> None:
+        """For a trial that ended without a word of its own, e.g. with its process."""
+        path = self.trial(arm, seed) / "result.json"
+        if read_json(path) is None:
+            make_folder(path.parent)
+            write_json(
+                path, {"schema": 1, "status": "failed", "arm": arm, "seed": seed, "metrics": {}, "message": reason}
+            )
+
+    def facts(self) -> dict[str, Any]:
+        """What study.json holds: the settings, and all that is known before the first trial. UserError if there is none."""
+        facts: dict[str, Any] | None = read_json(self.settings_file)
+        if facts is None:
+            raise UserError(f"There is no study in {self.path}: it has no study.json. Give the folder that --out named.")
+        return facts
+
+    def check_same_study(self, settings: Mapping[str, Any]) -> None:
+        """UserError, showing each difference, if the folder holds a study that these settings do not continue."""
+        facts = read_json(self.settings_file)
+        changed = differences(facts["settings"], settings) if facts else []
+        if changed:
+            raise UserError(
+                f"{self.path} holds a study with other settings ({'; '.join(changed)}). Repeat those settings to go on with it, "
+                "or choose another folder with --out. Arms and seeds may be added."
+            )
+
+    @contextmanager
+    def lock(self) -> Iterator[int]:
+        """Hold the folder against a second run; yields the descriptor that worker processes inherit.
+
+        The kernel frees the lock when the last process that holds the descriptor is gone, so a killed run never
+        leaves a stale lock, and a new run cannot start beside workers of a killed one that still write.
+        """
+        path = self.path / ".lock"
+        make_folder(self.path)
+        with disk_errors(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            self._acquire(descriptor)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _acquire(self, descriptor: int) -> None:
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        patience = 0.0 if _alive(holder) else ORPHAN_GRACE_S
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    who = f" (process {holder})" if holder else ""
+                    raise UserError(
+                        f"Another run is at work in {self.path}{who}. Wait for it or end it; then the same command goes on from there."
+                    ) from None
+                time.sleep(0.1)
+
+
+def _alive(pid: str) -> bool:
+    if not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

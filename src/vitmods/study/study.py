@@ -1,0 +1,162 @@
+"""A study as users write it: arms times seeds on one data set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vitmods.config import ViTConfig
+from vitmods.errors import UserError
+from vitmods.recipes import Recipe
+from vitmods.study.defaults import defaults_for
+from vitmods.study.plan import Settings, make_arms, make_seeds
+
+if TYPE_CHECKING:
+    from vitmods.study.estimate import Estimate
+    from vitmods.study.result import StudyResult
+
+
+class Study:
+    """Compares arms with base on the same seeds.
+
+    Args:
+        base: a size name (`S/16`), a timm name or a ViTConfig; None: one that suits the pictures.
+        arms: name -> changes (or their short form), or a list of short forms, each `CHANGES` or `NAME=CHANGES`.
+        data: `digits`, a folder, `torchvision:NAME?root=...` or `hf:NAME`.
+        recipe: how every trial is trained; None: one that suits the pictures.
+        seeds: how many, or which.
+        img_size: side, or (rows, columns), in pixels; None: what suits the pictures.
+        in_chans: channels that the model reads; None: what suits the pictures.
+        split_seed, val_fraction, test_fraction: for pictures that are not split yet; None: what suits the pictures.
+        limit_train: use only so many training pictures.
+        unreadable: "stop" at pictures that cannot be read, or "skip" them and say so in the report.
+        margin: points within which an arm counts as no worse.
+        noise_floor: also run base with other seeds, to show what a change that does nothing looks like.
+
+    Raises:
+        UserError: anything that cannot be used as given; the message says what to do.
+    """
+
+    def __init__(
+        self,
+        base: str | ViTConfig | None = None,
+        arms: Mapping[str, Any] | Iterable[Any] = (),
+        data: str | Path = "digits",
+        recipe: Recipe | None = None,
+        seeds: int | Iterable[int] = 3,
+        *,
+        img_size: int | tuple[int, ...] | None = None,
+        in_chans: int | None = None,
+        split_seed: int = 0,
+        val_fraction: float | None = None,
+        test_fraction: float | None = None,
+        limit_train: int | None = None,
+        unreadable: Literal["stop", "skip"] = "stop",
+        margin: float = 0.5,
+        noise_floor: bool = False,
+    ):
+        if not margin >= 0:
+            raise UserError(f"margin is a number of points, 0 or more, not {margin}.")
+        fixed = fixed_settings(
+            base,
+            data,
+            recipe,
+            img_size=img_size,
+            in_chans=in_chans,
+            split_seed=split_seed,
+            val_fraction=val_fraction,
+            test_fraction=test_fraction,
+            limit_train=limit_train,
+            unreadable=unreadable,
+        )
+        self.settings = Settings(fixed, make_arms(arms), make_seeds(seeds), noise_floor, margin)
+
+    def __repr__(self) -> str:
+        fixed = self.settings.fixed
+        base = fixed["base"] if isinstance(fixed["base"], str) else "ViTConfig(...)"
+        names = ", ".join(arm.name for arm in self.settings.arms)
+        return f"Study({base} against {names} on {fixed['data']}, {len(self.settings.trials())} trials)"
+
+    def run(
+        self,
+        out: str | Path,
+        *,
+        workers: int | None = None,
+        device: str = "auto",
+        data_workers: int = 0,
+        checkpoint_minutes: float = 5.0,
+        cost_seconds: float = 30.0,
+        progress: bool = True,
+        command: str | None = None,
+    ) -> StudyResult:
+        """Run what is missing in the folder `out` and return the answer; results.json and results.csv lie there too.
+
+        Calling it again after an end of any kind finishes the study and changes nothing that is finished. Nothing but
+        `out` is part of the study, so the other arguments may differ from call to call.
+
+        Args:
+            out: the study's folder, made if needed.
+            workers: trials at a time, each in its own process; None: as many as cores, memory or GPUs allow.
+            device: "auto", "cpu" or "cuda".
+            data_workers: processes that prepare pictures, per trial.
+            checkpoint_minutes: time between the checkpoints of a trial.
+            cost_seconds: how long the measurement of costs may take, about; 0: costs are not measured.
+            progress: a line a trial on stderr, and a bar if that is a terminal.
+            command: the shell command that the report names; None: the Python call.
+
+        Raises:
+            UserError: another run holds the folder, it holds another study, or something cannot be used as given.
+            KeyboardInterrupt: a signal came; what was trained is saved.
+        """
+        from vitmods.study.run import Running, run_study
+
+        how = Running(workers, device, data_workers, checkpoint_minutes, cost_seconds, progress)
+        return run_study(self.settings, Path(out), how, command or f"{self}.run({str(out)!r})")
+
+    def dry_run(
+        self, out: str | Path | None = None, *, workers: int | None = None, device: str = "auto", data_workers: int = 0
+    ) -> Estimate:
+        """Arms, trials, sizes, and the time that `run` would take, from a few timed steps. Writes no file.
+
+        Trials that are finished in `out` are not counted. Raises UserError as `run` does.
+        """
+        from vitmods.study.run import Running, dry_run
+
+        how = Running(workers, device, data_workers)
+        return dry_run(self.settings, None if out is None else Path(out), how)
+
+
+def fixed_settings(
+    base: str | ViTConfig | None,
+    data: str | Path,
+    recipe: Recipe | None,
+    *,
+    img_size: int | tuple[int, ...] | None,
+    in_chans: int | None,
+    val_fraction: float | None,
+    test_fraction: float | None,
+    **others: Any,
+) -> dict[str, Any]:
+    """What every trial of a study has in common, as JSON gives it back; None becomes what suits the pictures."""
+    suits = defaults_for(str(data))
+    base = suits.base if base is None else base
+    recipe = suits.recipe if recipe is None else recipe
+    return {
+        "data": str(data),
+        "img_size": list(_sides(suits.img_size if img_size is None else img_size)),
+        "in_chans": suits.in_chans if in_chans is None else in_chans,
+        "val_fraction": suits.val_fraction if val_fraction is None else val_fraction,
+        "test_fraction": suits.test_fraction if test_fraction is None else test_fraction,
+        **others,
+        "base": base if isinstance(base, str) else json.loads(base.to_json()),
+        "recipe": json.loads(json.dumps(recipe.to_dict())),
+    }
+
+
+def _sides(size: int | tuple[int, ...]) -> tuple[int, int]:
+    sides = (size,) if isinstance(size, int) else tuple(size)
+    if len(sides) not in (1, 2) or min(sides) < 1:
+        raise UserError(f"img_size is one side or two (rows, columns) in pixels, not {size}.")
+    return sides[0], sides[-1]

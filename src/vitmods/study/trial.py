@@ -1,0 +1,113 @@
+"""One trial: the pictures, the model that an arm makes of base, and the training that belongs to a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from vitmods import data
+from vitmods.apply import apply
+from vitmods.config import ViTConfig
+from vitmods.study.plan import Arm, Settings, Trial
+from vitmods.study.store import StudyFolder
+from vitmods.tasks import Classification
+from vitmods.train import train_trial
+from vitmods.vit import vit
+
+if TYPE_CHECKING:
+    from vitmods.data import PictureSet
+    from vitmods.recipes import Recipe
+
+
+PICTURE_SETTINGS = (
+    "data",
+    "img_size",
+    "in_chans",
+    "split_seed",
+    "val_fraction",
+    "test_fraction",
+    "limit_train",
+    "unreadable",
+)
+
+
+def picture_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that decide which pictures a trial sees; config.json keeps them, so that it can be evaluated again."""
+    return {name: fixed[name] for name in PICTURE_SETTINGS}
+
+
+def load_pictures(settings: Mapping[str, Any], recipe: Recipe, workers: int = 0) -> PictureSet:
+    """The data set that picture settings describe, for this recipe. UserError lists what cannot be read."""
+    options = picture_settings(settings)
+    return data.load(options.pop("data"), recipe=recipe, workers=workers, **options)
+
+
+def base_config(settings: Settings, num_classes: int) -> ViTConfig:
+    """The base model for these pictures: the named or given ViT with their size, channels and classes."""
+    base, shape = settings.fixed["base"], {"img_size": tuple(settings.fixed["img_size"]), "num_classes": num_classes}
+    shape["in_chans"] = settings.fixed["in_chans"]
+    if isinstance(base, str):
+        return ViTConfig.from_name(base, **shape)
+    return ViTConfig.from_dict(base).with_(**shape)
+
+
+def build_model(config: ViTConfig, arm: Arm, seed: int) -> nn.Module:
+    """The arm's model at step 0.
+
+    Base is initialised from the seed and then changed, so every arm starts from base's own weights wherever shapes allow;
+    parameters that a change adds are drawn from the same seed.
+    """
+    torch.manual_seed(seed)
+    base = vit(config)
+    if not arm.changes:
+        return base
+    torch.manual_seed(seed)
+    return apply(base, *arm.changes)
+
+
+def task_of(recipe: Recipe) -> Classification:
+    return Classification.from_recipe(recipe)
+
+
+class TrialRunner:
+    """Runs trials of one study, one after the other; the pictures are read once.
+
+    device, data_workers, checkpoint_minutes and progress decide how a trial is run, never what comes out.
+    """
+
+    def __init__(
+        self,
+        folder: StudyFolder,
+        settings: Settings,
+        device: str = "auto",
+        data_workers: int = 0,
+        checkpoint_minutes: float = 5.0,
+        progress: bool = False,
+    ):
+        self.folder, self.settings = folder, settings
+        self._data_workers = data_workers
+        self._options = {"device": device, "checkpoint_every_minutes": checkpoint_minutes, "progress": progress}
+        self._pictures: dict[Recipe, PictureSet] = {}
+
+    def pictures(self, recipe: Recipe) -> PictureSet:
+        if recipe not in self._pictures:
+            self._pictures[recipe] = load_pictures(self.settings.fixed, recipe, self._data_workers)
+        return self._pictures[recipe]
+
+    def __call__(self, trial: Trial) -> dict[str, Any]:
+        """Train, or go on training, and return what result.json holds."""
+        return self.train(trial, self.folder.trial(trial.arm.name, trial.seed))
+
+    def train(self, trial: Trial, out: Path) -> dict[str, Any]:
+        """The same in any folder."""
+        recipe = self.settings.recipe_of(trial.arm)
+        pictures = self.pictures(recipe)
+        model = build_model(base_config(self.settings, pictures.num_classes), trial.arm, trial.seed)
+        told = {"arm": trial.arm.name, "changes": trial.arm.short, "pictures": picture_settings(self.settings.fixed)}
+        return train_trial(
+            model, task_of(recipe), pictures, recipe, seed=trial.seed, out=out, extra_config=told, **self._options
+        )
