@@ -18,18 +18,12 @@ _HOME = {
     "diff": "apply",
     "verify": "apply",
     "parse_changes": "changes",
-    "DualPatchNorm": "changes",
-    "LayerScale": "changes",
-    "Norm": "changes",
-    "NormFormer": "changes",
-    "Placement": "changes",
-    "SubLN": "changes",
     "Recipe": "recipes",
     "Study": "study",
 }
 _MODULES = ("changes", "data", "recipes")
 
-__all__ = [*_HOME, *_MODULES, "__version__"]  # noqa: PLE0604
+__all__ = [*_HOME, *_MODULES, "__version__"]
 
 if TYPE_CHECKING:
     from . import changes, data, recipes
@@ -46,11 +40,13 @@ def __getattr__(name: str) -> Any:
         return import_module(f".{name}", __name__)
     if name in _HOME:
         return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    if name[:1].isupper() and name in (changes := import_module(".changes", __name__)).__all__:
+        return getattr(changes, name)  # every change by its class name
     raise AttributeError(f"module 'vitmods' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *(n for n in import_module(".changes", __name__).__all__ if n[:1].isupper())})
 
 
 class _Package(ModuleType):

@@ -243,4 +243,6 @@ def _check(config: ViTConfig) -> None:
     if config.position == "sincos2d" and config.embed_dim % 4:
         raise UserError(f"position='sincos2d' needs a width that is a multiple of 4, got {config.embed_dim}.")
     if config.position == "sincos2d" and config.position_on_prefix and config.num_prefix_tokens:
-        raise UserError("position='sincos2d' has no entries for class or register tokens: set position_on_prefix=False.")
+        raise UserError(
+            "position='sincos2d' has no entries for class or register tokens: set position_on_prefix=False."
+        )

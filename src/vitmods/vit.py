@@ -65,6 +65,7 @@ class ViT(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
+        self.changes: tuple[Any, ...] = ()  # what `apply` did to get here, in order
         dim = config.embed_dim
         self.patch_embed = _make_stem(config)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.class_token else None
@@ -172,7 +173,9 @@ class ViT(nn.Module):
         the branches).
         """
         if enable and not any(block.can_be_lean for block in self.blocks):
-            raise UserError("No block of this model has a lean form: it needs LayerNorm or RMSNorm before its branches.")
+            raise UserError(
+                "No block of this model has a lean form: it needs LayerNorm or RMSNorm before its branches."
+            )
         for block in self.blocks:
             block.lean = enable
 
@@ -313,7 +316,9 @@ def _activation(config: ViTConfig) -> Any:
 
 def _make_attn_pool(config: ViTConfig) -> AttentionPool:
     mlp = Mlp(config.embed_dim, config.mlp_dim, act=_activation(config)())
-    return AttentionPool(config.embed_dim, config.num_heads, mlp, _norm(config.final_norm or NormConfig(), config.embed_dim))
+    return AttentionPool(
+        config.embed_dim, config.num_heads, mlp, _norm(config.final_norm or NormConfig(), config.embed_dim)
+    )
 
 
 def _initial_positions(config: ViTConfig) -> Tensor | None:

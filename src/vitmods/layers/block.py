@@ -90,7 +90,9 @@ class Block(nn.Module):
         self.norm1_after = _fill(attn_norms.after, dim)
 
         self.norm2 = _fill(mlp_norms.before, dim)
-        self.mlp = Mlp(dim, hidden, act=act_layer(), norm=_fill(mlp_norms.inner, hidden), bias=proj_bias, drop=proj_drop)
+        self.mlp = Mlp(
+            dim, hidden, act=act_layer(), norm=_fill(mlp_norms.inner, hidden), bias=proj_bias, drop=proj_drop
+        )
         self.norm2_branch = _fill(mlp_norms.branch, dim)
         self.ls2 = LayerScale(dim, init_values) if init_values else nn.Identity()
         self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()

@@ -18,9 +18,7 @@ def apply_rms(x: Tensor, weight: Tensor | None, rstd: Tensor) -> Tensor:
     return (y if weight is None else y * weight).to(x.dtype)
 
 
-def rms_norm_backward(
-    grad: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor
-) -> tuple[Tensor, Tensor | None]:
+def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor) -> tuple[Tensor, Tensor | None]:
     """Gradients of x and weight."""
     grad = grad.to(rstd.dtype)
     xhat = x.to(rstd.dtype) * rstd

@@ -38,7 +38,9 @@ class LinearStem(nn.Module):
             raise ValueError("This stem pads nothing and gives tokens as NLC or NHWC: leave dynamic_img_pad off.")
         self.img_size, self.patch_size = _pair(img_size), _pair(patch_size)
         self.in_chans, self.strict_img_size, self.output_fmt = in_chans, strict_img_size, output_fmt
-        self.proj = nn.Conv2d(in_chans, embed_dim, self.patch_size, self.patch_size, bias=bias, device=device, dtype=dtype)
+        self.proj = nn.Conv2d(
+            in_chans, embed_dim, self.patch_size, self.patch_size, bias=bias, device=device, dtype=dtype
+        )
         self.norm = norm_layer(embed_dim) if norm_layer else nn.Identity()
 
     @property
@@ -92,7 +94,9 @@ class LinearStem(nn.Module):
                 f"{self.img_size[1]}: resize them, or call set_input_size on the model."
             )
         if size[0] % self.patch_size[0] or size[1] % self.patch_size[1]:
-            raise ValueError(f"A picture of {size[0]}x{size[1]} pixels cannot be cut into patches of {self.patch_size}.")
+            raise ValueError(
+                f"A picture of {size[0]}x{size[1]} pixels cannot be cut into patches of {self.patch_size}."
+            )
 
     def _format(self, tokens: Tensor, images: Tensor) -> Tensor:
         if self.output_fmt != "NHWC":
@@ -110,5 +114,3 @@ def patchify(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
     rows, columns = patch_size
     cut = images.reshape(b, channels, height // rows, rows, width // columns, columns)
     return cut.permute(0, 2, 4, 1, 3, 5).reshape(b, -1, channels * rows * columns)
-
-

@@ -1,0 +1,1 @@
+"""Foreign models to and from (config, weights), one library a file, each imported only when needed."""

@@ -1,0 +1,210 @@
+"""timm's VisionTransformer as a vitmods ViT, exactly; and vitmods models in timm's registry.
+
+Importing this file registers ``vitmods_tiny_patch16_224`` and its sisters with ``timm.create_model``.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import timm.layers
+import torch
+from timm.models import register_model
+from timm.models import vision_transformer as timm_vit
+from torch import nn
+
+from ..apply import apply
+from ..changes import parse_changes
+from ..config import BranchConfig, NormConfig, StemConfig, ViTConfig, nearest
+from ..errors import UserError
+from ..vit import ViT
+
+_POOLS = {"token": "token", "avg": "avg", "map": "map", "": "none"}
+
+
+def from_timm(model: nn.Module) -> ViT:
+    """A vitmods ViT with the config and weights of a timm VisionTransformer, checked on random pictures.
+
+    Raises UserError that lists every part of the model without a counterpart here.
+    """
+    if type(model) is not timm_vit.VisionTransformer:
+        raise UserError(f"timm's {type(model).__name__} is not covered; VisionTransformer is.")
+    missing = coverage(model)
+    if missing:
+        raise UserError("This timm model cannot be read exactly. Not covered: " + "; ".join(missing) + ".")
+    new = ViT(_read_config(model))
+    reference = next(model.parameters())
+    new.to(device=reference.device, dtype=reference.dtype)
+    new.load_state_dict(model.state_dict())
+    for name, parameter in model.named_parameters():
+        new.get_parameter(name).requires_grad_(parameter.requires_grad)
+    new.pretrained_cfg = new.default_cfg = model.pretrained_cfg
+    new.train(model.training)
+    _check_same(model, new)
+    return new
+
+
+def coverage(model: timm_vit.VisionTransformer) -> list[str]:
+    """What of a timm VisionTransformer has no counterpart in a ViTConfig; empty when all of it can be read."""
+    missing = []
+    if type(model.patch_embed) is not timm.layers.PatchEmbed:
+        missing.append(f"stem {type(model.patch_embed).__name__}")
+    if model.dynamic_img_size:
+        missing.append("dynamic_img_size (resize to one size and call set_input_size)")
+    if model.global_pool not in _POOLS or model.pool_include_prefix:
+        missing.append(f"pooling '{model.global_pool}' with pool_include_prefix={model.pool_include_prefix}")
+    if not isinstance(model.patch_drop, nn.Identity):
+        missing.append("patch dropout")
+    missing += sorted({problem for block in model.blocks for problem in _block_problems(block)})
+    first = model.blocks[0]
+    if any(_block_shape(block) != _block_shape(first) for block in model.blocks):
+        missing.append("blocks that differ from one another")
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2].startswith(("norm", "fc_norm", "q_norm", "k_norm")) and not _can_read_norm(module):
+            missing.append(f"{name} {type(module).__name__}")
+    return missing
+
+
+def _block_problems(block: nn.Module) -> list[str]:
+    if type(block) is not timm_vit.Block:
+        return [f"block {type(block).__name__}"]
+    problems = []
+    if type(block.attn) is not timm.layers.Attention or block.attn.gate is not None:
+        problems.append("an attention other than timm's plain one")
+    if type(block.mlp) is not timm.layers.Mlp or not isinstance(block.mlp.act, nn.GELU):
+        problems.append(f"MLP {type(block.mlp).__name__} with {type(getattr(block.mlp, 'act', None)).__name__}")
+    elif block.attn.proj.bias is None or block.mlp.fc1.bias is None:
+        problems.append("proj_bias=False")
+    return problems
+
+
+def _block_shape(block: nn.Module) -> list[tuple[str, torch.Size]]:
+    return [(name, p.shape) for name, p in block.named_parameters()]
+
+
+def _can_read_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.Identity | nn.LayerNorm | timm.layers.RmsNorm)
+
+
+def _read_norm(module: nn.Module) -> NormConfig | None:
+    if isinstance(module, nn.Identity):
+        return None
+    kind = "layer" if isinstance(module, nn.LayerNorm) else "rms"
+    return NormConfig(kind, float(module.eps), module.weight is not None)
+
+
+def _read_config(model: timm_vit.VisionTransformer) -> ViTConfig:
+    block, stem = model.blocks[0], model.patch_embed
+    rates = [getattr(b.drop_path1, "drop_prob", 0.0) or 0.0 for b in model.blocks]
+    after_pool = not isinstance(model.fc_norm, nn.Identity)
+    return ViTConfig(
+        img_size=tuple(stem.img_size),
+        patch_size=tuple(stem.patch_size),
+        in_chans=model.in_chans,
+        num_classes=model.num_classes,
+        embed_dim=model.embed_dim,
+        depth=len(model.blocks),
+        num_heads=block.attn.num_heads,
+        mlp_dim=block.mlp.fc1.out_features,
+        qkv_bias=block.attn.qkv.bias is not None,
+        qk_norm=_read_norm(block.attn.q_norm),
+        activation="gelu_tanh" if block.mlp.act.approximate == "tanh" else "gelu",  # type: ignore[attr-defined]
+        stem=StemConfig(bias=stem.proj.bias is not None, after=_read_norm(stem.norm)),
+        position="none" if model.pos_embed is None else "learn",
+        position_on_prefix=not model.no_embed_class,
+        position_norm=_read_norm(model.norm_pre),
+        position_norm_on_prefix=True,
+        class_token=model.has_class_token,
+        reg_tokens=model.num_reg_tokens,
+        attn=BranchConfig(before=_read_norm(block.norm1), inner=_read_norm(block.attn.norm)),
+        mlp=BranchConfig(before=_read_norm(block.norm2), inner=_read_norm(block.mlp.norm)),
+        layer_scale=_read_layer_scale(model),
+        final_norm=_read_norm(model.fc_norm if after_pool else model.norm),
+        pool=_POOLS[model.global_pool],  # type: ignore[arg-type]
+        norm_after_pool=after_pool,
+        pos_drop=model.pos_drop.p,
+        proj_drop=block.attn.proj_drop.p,
+        attn_drop=block.attn.attn_drop.p,
+        head_drop=model.head_drop.p,
+        drop_path=rates[-1],
+        drop_path_shape="constant" if len(rates) > 1 and rates[0] == rates[-1] > 0 else "linear",
+    )
+
+
+def _read_layer_scale(model: timm_vit.VisionTransformer) -> float | None:
+    scale = model.blocks[0].ls1
+    return None if isinstance(scale, nn.Identity) else float(scale.gamma.detach().float().mean()) or 1e-5
+
+
+@torch.no_grad()
+def _check_same(model: nn.Module, new: ViT) -> None:
+    p = next(new.parameters())
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(1, new.config.in_chans, *new.config.img_size, generator=generator).to(p.device, p.dtype)
+    training = model.training
+    difference = (model.eval().forward_features(images) - new.eval().forward_features(images)).abs().max()
+    model.train(training)
+    new.train(training)
+    tolerance = 1e-4 if p.dtype in (torch.float32, torch.float64) else 0.1
+    if not difference <= tolerance:
+        raise UserError(
+            f"Reading this timm model gave other outputs (difference {difference:.1e}): it has a part that is not covered."
+        )
+
+
+_FROM_TIMM = {
+    "drop_rate": "head_drop",
+    "pos_drop_rate": "pos_drop",
+    "proj_drop_rate": "proj_drop",
+    "attn_drop_rate": "attn_drop",
+    "drop_path_rate": "drop_path",
+    "init_values": "layer_scale",
+    "global_pool": "pool",
+    "fc_norm": "norm_after_pool",
+}
+_SAME = (  # arguments that a ViTConfig has under the same name
+    "num_classes", "in_chans", "img_size", "patch_size", "embed_dim", "depth", "num_heads", "qkv_bias", "reg_tokens",
+    "class_token",
+)  # fmt: skip
+
+
+def create(name: str, changes: str = "", pretrained: bool = False, **kwargs: Any) -> ViT:
+    """A vitmods model from the arguments that ``timm.create_model`` passes on; ``changes`` as in the shell ("dpn+rms").
+
+    Raises UserError on pretrained weights (there are none) and on arguments that have no counterpart.
+    """
+    if pretrained:
+        raise UserError(f"There are no pretrained weights for {name}: load a timm model and call vitmods.apply on it.")
+    fields: dict[str, Any] = {}
+    for key, value in kwargs.items():
+        if key in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
+            continue
+        if key == "no_embed_class":
+            fields["position_on_prefix"] = not value
+        elif key in _FROM_TIMM or key in _SAME:
+            fields[_FROM_TIMM.get(key, key)] = value
+        else:
+            known = [*_FROM_TIMM, *_SAME, "no_embed_class", "changes"]
+            raise UserError(f"{name} has no argument '{key}'. {nearest(key, known)}")
+    if "pool" in fields:
+        fields["pool"] = _POOLS.get(fields["pool"], fields["pool"])
+        fields.setdefault("norm_after_pool", fields["pool"] == "avg")
+    config = ViTConfig.from_name(name.replace("vitmods_", "vit_"), **fields)
+    model = ViT(config)
+    chosen = parse_changes(changes)
+    return apply(model, *chosen) if chosen else model
+
+
+def _register(name: str) -> None:
+    def entry(pretrained: bool = False, **kwargs: Any) -> ViT:
+        return create(name, pretrained=pretrained, **kwargs)
+
+    entry.__name__ = entry.__qualname__ = name
+    entry.__doc__ = f"{name.replace('vitmods_', 'vit_')} built by vitmods; ``changes`` as in the shell."
+    registered: Callable[..., ViT] = register_model(entry)
+    setattr(sys.modules[__name__], name, registered)
+
+
+for _size, _patches in {"tiny": (16,), "small": (16, 32), "base": (16, 32), "large": (16, 32), "huge": (14,)}.items():
+    for _patch in _patches:
+        _register(f"vitmods_{_size}_patch{_patch}_224")

@@ -1,0 +1,237 @@
+"""Apply changes to a model, verify what they promise to preserve, and show what became different."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Any
+
+import torch
+from torch import nn
+
+from .changes import Change, Weights
+from .config import ViTConfig
+from .errors import NoEffect, SlotConflict, UserError
+from .flops import count_macs, count_params
+from .vit import ViT
+
+_STRENGTH = ("nothing", "weights", "function")
+
+
+def apply(model: nn.Module, *changes: Change) -> ViT:
+    """A new model with the changes, in order; the old one is untouched.
+
+    ``model`` is a vitmods ViT or a timm VisionTransformer (imported exactly). Weights are carried as each change says,
+    new parameters start from PyTorch's global generator; device, type, mode and frozen parameters are the old model's.
+
+    Raises NoEffect for a change that alters nothing here, SlotConflict when two changes claim one slot, UserError for
+    a model that cannot be read, and AssertionError when a change breaks its promise (a bug in that change).
+    """
+    check_conflicts(changes)
+    old = as_vit(model)
+    config, weights = old.config, dict(old.state_dict())
+    for change in changes:
+        config, weights = _apply_one(change, config, weights)
+    new = _build(config, weights, old)
+    new.changes = (*old.changes, *changes)
+    verify(old, new, *changes)
+    return new
+
+
+def as_vit(model: nn.Module) -> ViT:
+    """The model as a vitmods ViT: itself, or an exact import of a timm VisionTransformer. Raises UserError."""
+    if isinstance(model, ViT):
+        return model
+    if any(kind.__module__.startswith("timm.") for kind in type(model).__mro__):
+        from .adapters.timm import from_timm
+
+        return from_timm(model)
+    raise UserError(
+        f"A {type(model).__name__} cannot be changed: give a vitmods ViT (vm.vit) or a timm VisionTransformer."
+    )
+
+
+def check_conflicts(changes: Sequence[Change]) -> None:
+    """Raises SlotConflict, naming both, when two changes claim the same slot."""
+    owner: dict[str, Change] = {}
+    for change in changes:
+        for slot in sorted(change.fills):
+            if slot in owner:
+                raise SlotConflict(
+                    f"'{owner[slot]}' and '{change}' both claim the slot '{slot}': leave one out, or compare them as two arms."
+                )
+            owner[slot] = change
+
+
+def edit(config: ViTConfig, changes: Sequence[Change]) -> ViTConfig:
+    """The config with the changes, without building a model. Raises as ``apply`` does for what a config can show."""
+    check_conflicts(changes)
+    for change in changes:
+        config = _edit_one(change, config)
+    return config
+
+
+def _edit_one(change: Change, config: ViTConfig) -> ViTConfig:
+    edited = change.edit(config)
+    if edited == config:
+        raise NoEffect(f"'{change}' alters nothing: the model is built that way already. Leave it out.")
+    return edited
+
+
+def _apply_one(change: Change, config: ViTConfig, weights: Weights) -> tuple[ViTConfig, Weights]:
+    edited = _edit_one(change, config)
+    carried = change.carry(weights, config, edited)
+    _check_carried(change, weights, carried, change.drops(config, edited))
+    return edited, carried
+
+
+def _check_carried(change: Change, weights: Weights, carried: Weights, drops: Sequence[str]) -> None:
+    """Nothing is lost that the change did not declare, and nothing is altered where it promises the weights."""
+    kept = {id(value) for value in carried.values()}
+    for name, value in weights.items():
+        if id(value) in kept or any(fnmatch(name, pattern) for pattern in drops):
+            continue
+        assert change.preserves == "nothing", f"'{change}' promises the weights and loses or alters {name}"
+        assert name in carried, f"'{change}' loses {name} without saying so"
+
+
+def _build(config: ViTConfig, weights: Weights, old: ViT) -> ViT:
+    reference = next(old.parameters())
+    new = ViT(config).to(device=reference.device, dtype=reference.dtype)
+    own = new.state_dict()
+    fitting = {name: value for name, value in weights.items() if name in own}
+    for name, value in fitting.items():
+        assert own[name].shape == value.shape, f"{name}: carried {tuple(value.shape)}, needed {tuple(own[name].shape)}"
+    new.load_state_dict(fitting, strict=False)
+    frozen = {name for name, p in old.named_parameters() if not p.requires_grad}
+    for name, parameter in new.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    new.grad_checkpointing = old.grad_checkpointing
+    return new.train(old.training)
+
+
+def preserved(changes: Sequence[Change]) -> str:
+    """What a row of changes promises together: the weakest of their promises."""
+    return min((change.preserves for change in changes), key=_STRENGTH.index, default="function")
+
+
+@torch.no_grad()
+def verify(old: nn.Module, new: nn.Module, *changes: Change) -> float:
+    """The largest difference of outputs on two random pictures, relative to the largest output.
+
+    Raises AssertionError if the changes promise the function and the outputs differ by more than float32 rounding.
+    Runs in evaluation mode and leaves the random state and the models' modes alone.
+    """
+    before, after = as_vit(old), as_vit(new)
+    difference = _difference(before, after)
+    tolerance = 1e-5 if next(after.parameters()).dtype in (torch.float32, torch.float64) else 5e-2
+    promised = bool(changes) and preserved(changes) == "function"
+    assert not promised or difference <= tolerance, f"outputs differ by {difference:.1e}, promised the same function"
+    return difference
+
+
+def _difference(old: ViT, new: ViT) -> float:
+    if (old.config.in_chans, old.config.img_size) != (new.config.in_chans, new.config.img_size):
+        return float("nan")
+    p = next(new.parameters())
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(2, new.config.in_chans, *new.config.img_size, generator=generator).to(p.device, p.dtype)
+    outputs = []
+    for model in (old, new):
+        training = model.training
+        outputs.append(model.eval().forward_features(images)[:, 0] if _silent(model) else model.eval()(images))
+        model.train(training)
+    a, b = (out.double() for out in outputs)
+    if a.shape != b.shape:
+        return float("nan")
+    return float((a - b).abs().max() / a.abs().max().clamp_min(1e-12))
+
+
+def _silent(model: ViT) -> bool:
+    """A head that starts at zero hides every difference behind it."""
+    head = model.head
+    return isinstance(head, nn.Linear) and not bool(head.weight.any())
+
+
+@dataclass(frozen=True)
+class Diff:
+    """What is different between two models; prints as a table."""
+
+    params: tuple[int, int]
+    macs: tuple[int, int]
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+    preserves: str
+    drift: float
+    """Largest difference of outputs on random pictures, relative to the largest output."""
+    changes: tuple[str, ...]
+    papers: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "params": list(self.params),
+            "flops": list(self.macs),
+            "added": list(self.added),
+            "removed": list(self.removed),
+            "changed": list(self.changed),
+            "preserves": self.preserves,
+            "drift": self.drift,
+            "changes": list(self.changes),
+            "papers": list(self.papers),
+        }
+
+    def __str__(self) -> str:
+        rows = [
+            ("changes", " + ".join(self.changes) or "none"),
+            ("parameters", _compare(self.params, 1e6, "M")),
+            ("multiply-adds", _compare(self.macs, 1e9, "G")),
+            *((kind, names) for kind in ("added", "removed", "changed") for names in _group(getattr(self, kind))),
+            ("preserves", f"{self.preserves} (outputs on random pictures differ by {self.drift:.1e} of the largest)"),
+            *(("paper", paper) for paper in self.papers),
+        ]
+        lines, last = [], ""
+        for label, text in rows:
+            lines.append(f"{'' if label == last else label:<14} {text}")
+            last = label
+        return "\n".join(lines)
+
+
+def _compare(pair: tuple[int, int], unit: float, sign: str) -> str:
+    old, new = pair
+    return f"{old / unit:.2f} {sign} -> {new / unit:.2f} {sign}  ({new - old:+,}, x{new / old:.4f})"
+
+
+def _group(names: Sequence[str]) -> list[str]:
+    """The same module in every block becomes one line."""
+    patterns = Counter(".".join("*" if part.isdigit() else part for part in name.split(".")) for name in names)
+    return [f"{pattern}  ({count}x)" if count > 1 else pattern for pattern, count in patterns.items()]
+
+
+def diff(old: nn.Module, new: nn.Module) -> Diff:
+    """What ``new`` has that ``old`` has not: modules, parameters, multiply-adds, what was preserved, papers.
+
+    Both are vitmods ViTs or timm VisionTransformers. ``print`` it for a table. Raises UserError for other models.
+    """
+    before, after = as_vit(old), as_vit(new)
+    changes = after.changes[len(before.changes) :]
+    first, second = _leaves(before), _leaves(after)
+    return Diff(
+        params=(count_params(before), count_params(after)),
+        macs=(count_macs(before.config), count_macs(after.config)),
+        added=tuple(n for n in second if n not in first),
+        removed=tuple(n for n in first if n not in second),
+        changed=tuple(f"{n}: {first[n]} -> {second[n]}" for n in second if n in first and first[n] != second[n]),
+        preserves=preserved(changes),
+        drift=verify(before, after),
+        changes=tuple(map(str, changes)),
+        papers=tuple(dict.fromkeys(change.paper for change in changes)),
+    )
+
+
+def _leaves(model: ViT) -> dict[str, str]:
+    """Modules without children that are not empty slots, by name, with what they are."""
+    modules = ((n, m) for n, m in model.named_modules() if not list(m.children()) or n == "patch_embed")
+    return {
+        n: type(m).__name__ if n == "patch_embed" else repr(m) for n, m in modules if not isinstance(m, nn.Identity)
+    }

@@ -1,0 +1,14 @@
+"""Published design changes, one idea a file. A file put into this folder is found without being listed anywhere."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from .base import REGISTRY, Change, Preserves, Weights
+from .parse import parse_changes
+
+for _module in sorted(module.name for module in iter_modules(__path__)):
+    import_module(f"{__name__}.{_module}")
+
+globals().update({kind.__name__: kind for kind in REGISTRY.values()})
+
+__all__ = ["REGISTRY", "Change", "Preserves", "Weights", "parse_changes", *(k.__name__ for k in REGISTRY.values())]

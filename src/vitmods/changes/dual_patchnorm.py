@@ -1,0 +1,81 @@
+"""Dual PatchNorm: LayerNorms before and after the patch projection."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ..config import NormConfig, ViTConfig, nearest
+from ..errors import UserError
+from .base import Change, Preserves
+
+_KINDS = {
+    "layer": NormConfig("layer"),
+    "rms": NormConfig("rms"),
+    "only_learnable": NormConfig("scale_shift"),
+    "no_learnable": NormConfig("layer", affine=False),
+}
+
+
+@dataclass(frozen=True)
+class DualPatchNorm(Change):
+    """``x = LN1(W LN0(patch) + b)`` in the stem, then positions (Dual PatchNorm, section 4.2).
+
+    LN0 acts on the values of one patch, LN1 on the channels of its token. Rows of the paper's Table 6:
+
+    - Pre ``after=False``, Post ``before=False``,
+      Post PosEmb ``before=False, after=False, after_position=True`` (``class_token`` says whether the class token
+      passes through that norm; the paper does not),
+    - RMSNorm, Only learnable, No learnable: ``norm="rms"``, ``"only_learnable"``, ``"no_learnable"``.
+
+    When the input size changes later, nothing happens to the norms. When the patch size changes, the gain and bias of
+    LN0 are resized bilinearly like small pictures, and the projection by the rule of FlexiViT: a good start, not the
+    same function, because the statistics of a patch depend on its pixels.
+    """
+
+    name = "dpn"
+    title = "Dual PatchNorm"
+    paper = "Kumar, Dehghani & Houlsby: Dual PatchNorm. TMLR 2023"
+    url = "https://openreview.net/forum?id=jgMqve6Qhw"
+    summary = "Normalises each patch before and after its linear projection; the blocks stay as they are."
+    cost = "2 (patch values + width) parameters (S/16: 2,304), no multiply-adds; the stem alone is slower"
+    published = (
+        "ImageNet-1k top-1, 93k steps: Ti/16 72.5 to 73.9, S/32 72.1 to 74.0, S/16 78.6 to 79.7, B/16 80.4 to 81.1"
+    )
+    short_forms = {"dual_patchnorm": {}}  # noqa: RUF012
+
+    before: bool = True
+    after: bool = True
+    after_position: bool = False
+    norm: Literal["layer", "rms", "only_learnable", "no_learnable"] = "layer"
+    class_token: bool = False
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.norm not in _KINDS:
+            raise UserError(f"dpn(norm=...) cannot be '{self.norm}'. {nearest(self.norm, _KINDS)}")
+        if not (self.before or self.after or self.after_position):
+            raise UserError("dpn without any norm changes nothing: leave before, after or after_position on.")
+        if self.class_token and not self.after_position:
+            raise UserError(
+                "dpn(class_token=true) speaks of the norm after the positions: set after_position=true too."
+            )
+
+    @property
+    def preserves(self) -> Preserves:
+        # A learned scale and shift starts as the identity.
+        return "function" if self.norm == "only_learnable" else "weights"
+
+    @property
+    def fills(self) -> frozenset[str]:
+        places = {"stem norm before": self.before, "stem norm after": self.after, "position norm": self.after_position}
+        return frozenset(place for place, filled in places.items() if filled)
+
+    def edit(self, config: ViTConfig) -> ViTConfig:
+        norm = replace(_KINDS[self.norm], eps=self.eps)
+        stem = replace(
+            config.stem,
+            before=norm if self.before else config.stem.before,
+            after=norm if self.after else config.stem.after,
+        )
+        if not self.after_position:
+            return config.with_(stem=stem)
+        return config.with_(stem=stem, position_norm=norm, position_norm_on_prefix=self.class_token)

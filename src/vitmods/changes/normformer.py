@@ -1,0 +1,39 @@
+"""NormFormer: a norm on the attention branch's output and one inside the MLP."""
+
+from dataclasses import dataclass, replace
+
+from ..config import NormConfig, ViTConfig
+from .base import Change
+
+
+@dataclass(frozen=True)
+class NormFormer(Change):
+    """``x + LN(Attn(LN(x)))`` and ``x + fc2(LN(gelu(fc1(LN(x)))))`` (Shleifer et al., 2021).
+
+    ``head_scale`` adds the paper's learned factor for each head, before the output projection. The variant that Dual
+    PatchNorm compares with has the two norms alone, which is the default.
+    """
+
+    name = "normformer"
+    title = "NormFormer"
+    paper = "Shleifer, Weston & Ott: NormFormer: Improved Transformer Pretraining with Extra Normalization. 2021"
+    url = "https://arxiv.org/abs/2110.09456"
+    summary = "Adds a norm after the attention's output projection and one after the activation of the MLP."
+    cost = "2 (width + width of the MLP) parameters a block; no multiply-adds"
+    published = "ImageNet-1k: some gain for patch 32, none elsewhere (Dual PatchNorm, Figure 1)"
+
+    head_scale: bool = False
+    eps: float = 1e-5
+
+    @property
+    def fills(self) -> frozenset[str]:
+        slots = {"attn norm on branch", "mlp inner norm"}
+        return frozenset(slots | ({"head scale"} if self.head_scale else set()))
+
+    def edit(self, config: ViTConfig) -> ViTConfig:
+        norm = NormConfig("layer", self.eps)
+        return config.with_(
+            attn=replace(config.attn, branch=norm),
+            mlp=replace(config.mlp, inner=norm),
+            head_scale=self.head_scale or config.head_scale,
+        )

@@ -1,0 +1,102 @@
+"""Where the norms of a block sit: before a branch, after it, or both, for attention and MLP by themselves."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ..config import BranchConfig, NormConfig, ViTConfig, nearest
+from ..errors import UserError
+from .base import Change, Weights
+
+Place = Literal["pre", "post", "pre+post"]
+_PLACES = ("pre", "post", "pre+post")
+_READINGS = ("residual", "branch")
+
+
+@dataclass(frozen=True)
+class Placement(Change):
+    """One of the nine placements of Dual PatchNorm, section 4.1, for the attention and the MLP branch F:
+
+    - pre: ``x + F(LN(x))``,
+    - post: ``LN(x + F(x))``, the original Transformer's (Xiong et al., 2020, which the paper cites); with
+      ``reading="branch"`` ``x + LN(F(x))``, the other way to read the paper,
+    - pre+post: both.
+
+    (pre, pre) is the usual ViT. The norms keep the kind and eps that the model has. The final norm is dropped where
+    the last operation of the last block is a norm already, and kept otherwise.
+    """
+
+    name = "placement"
+    title = "Placement of the norms"
+    paper = "Kumar, Dehghani & Houlsby: Dual PatchNorm. TMLR 2023, sections 4.1 and 5.2; Xiong et al.: On Layer Normalization in the Transformer Architecture. ICML 2020"
+    url = "https://openreview.net/forum?id=jgMqve6Qhw"
+    summary = "Moves the norms of each block before the branch, after it, or both, for attention and MLP separately."
+    cost = "2 width parameters for each norm more or less; no multiply-adds"
+    published = "ImageNet-1k: none of the placements gains significantly over pre-norm in five ViTs (Figure 1)"
+    short_forms = {"postnorm": {"attn": "post", "mlp": "post"}}  # noqa: RUF012
+
+    attn: Place = "pre"
+    mlp: Place = "pre"
+    reading: Literal["residual", "branch"] = "residual"
+
+    def __post_init__(self) -> None:
+        for name in ("attn", "mlp"):
+            if getattr(self, name) not in _PLACES:
+                raise UserError(f"placement({name}=...) is pre, post or pre+post, got '{getattr(self, name)}'.")
+        if self.reading not in _READINGS:
+            raise UserError(f"placement(reading=...) cannot be '{self.reading}'. {nearest(self.reading, _READINGS)}")
+
+    @property
+    def fills(self) -> frozenset[str]:
+        post = "after residual" if self.reading == "residual" else "on branch"
+        slots = {"attn norm before", "mlp norm before"}
+        return frozenset(slots | {f"{b} norm {post}" for b in ("attn", "mlp") if "post" in getattr(self, b)})
+
+    def edit(self, config: ViTConfig) -> ViTConfig:
+        norm = _kind(config)
+        attn, mlp = self._place(config.attn, self.attn, norm), self._place(config.mlp, self.mlp, norm)
+        final = None if mlp.after else (config.final_norm or norm)
+        return config.with_(attn=attn, mlp=mlp, final_norm=final)
+
+    def _place(self, branch: BranchConfig, place: Place, norm: NormConfig) -> BranchConfig:
+        post = norm if "post" in place else None
+        return replace(
+            branch,
+            before=norm if place.startswith("pre") else None,
+            after=post if self.reading == "residual" else None,
+            # A norm on the branch that another change has put there stays.
+            branch=(post or branch.branch) if self.reading == "branch" else branch.branch,
+        )
+
+    def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
+        """A norm that leaves its slot lends its weights to the slot that is new in the same branch."""
+        moved = dict(weights)
+        for number, before, after in ((1, old.attn, new.attn), (2, old.mlp, new.mlp)):
+            left = [s for s in _SLOTS if getattr(before, s) and not getattr(after, s)]
+            come = [s for s in _SLOTS if getattr(after, s) and not getattr(before, s)]
+            for source, target in zip(left, come):
+                _rename(moved, f"norm{number}{_SLOTS[source]}.", f"norm{number}{_SLOTS[target]}.")
+        return moved
+
+    def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
+        patterns = ["norm.*", "fc_norm.*"] if new.final_norm is None else []
+        for number, before, after in ((1, old.attn, new.attn), (2, old.mlp, new.mlp)):
+            gone = [s for s in _SLOTS if getattr(before, s) and not getattr(after, s)]
+            patterns += [f"blocks.*.norm{number}{_SLOTS[s]}.*" for s in gone]
+        return tuple(patterns)
+
+
+_SLOTS = {"before": "", "branch": "_branch", "after": "_after"}
+
+
+def _kind(config: ViTConfig) -> NormConfig:
+    """The norm that this model uses around its branches."""
+    for branch in (config.attn, config.mlp):
+        for norm in (branch.before, branch.after, branch.branch):
+            if norm is not None:
+                return norm
+    return config.final_norm or NormConfig()
+
+
+def _rename(weights: Weights, old: str, new: str) -> None:
+    for name in [n for n in weights if n.startswith("blocks.") and f".{old}" in n]:
+        weights[name.replace(f".{old}", f".{new}")] = weights.pop(name)
