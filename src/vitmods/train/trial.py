@@ -22,6 +22,7 @@ from vitmods.train.loop import Pace, TrialRun
 from vitmods.train.task import Pictures, Task
 from vitmods.train.window import Diverged
 
+_IDENTIFIES_DATA = ("name", "classes", "splits", "split_origin", "fingerprint")  # but not where it lies
 CONFIG, RESULT, WEIGHTS = "config.json", "result.json", "model.safetensors"
 
 
@@ -157,8 +158,7 @@ def _config(model: nn.Module, ds: Pictures, recipe: Recipe, settings: dict[str, 
     """All that decides the numbers, as JSON gives it back."""
     model_config: Any = getattr(model, "config", None)
     described = json.loads(model_config.to_json()) if hasattr(model_config, "to_json") else type(model).__name__
-    summary = ds.summary()
-    data = {key: summary.get(key) for key in ("name", "fingerprint")}
+    data = {key: value for key, value in ds.summary().items() if key in _IDENTIFIES_DATA}
     config = {"schema": 1, "arm": "base", "changes": "", **settings, "model": described, "data": data}
     return json.loads(json.dumps({**config, "recipe": recipe.to_dict()}, allow_nan=False))
 

@@ -1,11 +1,12 @@
 """Statistics of the last steps, left on the device until a row is logged: reading a number waits for the device."""
 
 import math
+from operator import itemgetter
 
 import torch
 from torch import Tensor
 
-_MUST_BE_FINITE = {"loss": "training loss", "grad_norm": "gradient"}
+_MUST_BE_FINITE = {"loss": "loss", "grad_norm": "gradient"}
 
 
 class Diverged(Exception):
@@ -31,10 +32,15 @@ class Window:
         """
         columns, count = self._columns(), len(self._steps)
         self._steps, self.pictures = [], 0
-        for name, words in _MUST_BE_FINITE.items():
-            bad = [i for i, value in enumerate(columns.get(name, [])) if not math.isfinite(value)]
-            if bad:
-                raise Diverged(f"the {words} was not finite at step {step - count + 1 + bad[0]}")
+        bad = [
+            (i, words)
+            for name, words in _MUST_BE_FINITE.items()
+            for i, value in enumerate(columns.get(name, []))
+            if not math.isfinite(value)
+        ]
+        if bad:
+            first, words = min(bad, key=itemgetter(0))
+            raise Diverged(f"the {words} was not finite at step {step - count + 1 + first}")
         return {name: math.fsum(values) / count for name, values in columns.items()}
 
     def state_dict(self) -> dict[str, list[float]]:

@@ -1,0 +1,56 @@
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from vitmods.recipes import Recipe
+from vitmods.tasks import Classification
+from vitmods.tasks.classification import sigmoid_cross_entropy, softmax_cross_entropy
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "bv_losses.npz"
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"), [(sigmoid_cross_entropy, "sigmoid_xent"), (softmax_cross_entropy, "softmax_xent")]
+)
+def test_losses_equal_big_visions(loss, name):
+    golden = np.load(GOLDEN)
+    value = loss(torch.from_numpy(golden["logits"]), torch.from_numpy(golden["labels"])).mean()
+    assert value.item() == pytest.approx(golden[name].item(), abs=1e-10)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("loss", [sigmoid_cross_entropy, softmax_cross_entropy])
+def test_class_numbers_and_one_hot_shares_give_the_same(loss, smoothing):
+    logits, classes = torch.randn(5, 7, dtype=torch.float64), torch.tensor([0, 6, 3, 3, 1])
+    shares = torch.nn.functional.one_hot(classes, 7).double()
+    torch.testing.assert_close(loss(logits, classes, smoothing), loss(logits, shares, smoothing))
+
+
+@pytest.mark.parametrize("loss", [sigmoid_cross_entropy, softmax_cross_entropy])
+def test_smoothing_mixes_the_target_with_the_uniform_one(loss):
+    # Both losses are linear in the target.
+    logits, classes = torch.randn(5, 7, dtype=torch.float64), torch.tensor([0, 6, 3, 3, 1])
+    uniform = torch.full((5, 7), 1 / 7, dtype=torch.float64)
+    expected = 0.8 * loss(logits, classes) + 0.2 * loss(logits, uniform)
+    torch.testing.assert_close(loss(logits, classes, 0.2), expected)
+
+
+def test_training_accuracy_of_mixed_targets_counts_the_largest_share():
+    logits = torch.eye(4)
+    shares = torch.tensor([[0.6, 0.4, 0, 0], [0.6, 0.4, 0, 0], [0, 0, 1, 0], [0.9, 0, 0, 0.1]])
+    batch = SimpleNamespace(images=logits, targets=shares, index=torch.arange(4))
+    loss, statistics = Classification().loss(lambda images: images, batch)
+    assert statistics["top1"].item() == 0.5
+    torch.testing.assert_close(loss, softmax_cross_entropy(logits, shares).mean())
+
+
+def test_evaluation_is_without_smoothing():
+    logits, classes = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 0, 1])
+    batch = SimpleNamespace(images=logits, targets=classes)
+    task = Classification.from_recipe(Recipe(loss="sigmoid", label_smoothing=0.3))
+    metrics = task.evaluate(lambda images: images, [batch])
+    assert metrics["loss"] == pytest.approx(sigmoid_cross_entropy(logits, classes).mean().item(), rel=1e-6)
+    assert task.metric in metrics

@@ -1,0 +1,68 @@
+"""Real pictures (scikit-learn's digits) and a model small enough to train in a fraction of a second."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods import data
+from vitmods.recipes import digits
+from vitmods.tasks import Classification
+from vitmods.train import train_trial
+
+WALL = ("wall_s", "pictures_per_s")
+
+
+@dataclass
+class Bench:
+    """Runs trials on 160 training digits: 4 steps of 40 an epoch."""
+
+    pictures: object
+
+    def recipe(self, **overrides):
+        return digits(epochs=3).with_(**{"batch_size": 40, **overrides})
+
+    def pictures_for(self, recipe):
+        return dataclasses.replace(self.pictures, recipe=recipe)
+
+    def model(self, **overrides):
+        torch.manual_seed(7)
+        return vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=10, **overrides)
+
+    def train(self, out, model=None, recipe=None, task=None, **options):
+        recipe = recipe or self.recipe()
+        task = task or Classification.from_recipe(recipe)
+        options = {"device": "cpu", "tensorboard": False, **options}
+        return train_trial(model or self.model(), task, self.pictures_for(recipe), recipe, out=out, **options)
+
+    @staticmethod
+    def rows(out):
+        return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+    def numbers(self, out):
+        """All that must be the same after any interruption: weights bit for bit, rows and result without wall times."""
+        rows = [{k: v for k, v in row.items() if k not in WALL} for row in self.rows(out)]
+        result = json.loads((out / "result.json").read_text())
+        return {
+            "weights": (out / "model.safetensors").read_bytes(),
+            "rows": rows,
+            "result": {k: v for k, v in result.items() if k not in WALL},
+        }
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Models this small are slower on several threads, above all on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def bench():
+    recipe = digits(epochs=3).with_(batch_size=40)
+    return Bench(data.load("digits", img_size=(8, 8), in_chans=1, recipe=recipe, limit_train=160))

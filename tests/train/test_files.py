@@ -1,0 +1,81 @@
+import errno
+import json
+import os
+
+import pytest
+
+from vitmods.errors import UserError
+from vitmods.train.files import disk_errors, make_folder, write_atomically, write_json
+
+
+def fail_after(count, error):
+    def write(file):
+        file.write(b"x" * count)
+        raise error
+
+    return write
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(UserError, match="disk is full"):
+        write_atomically(path, fail_after(9, OSError(errno.ENOSPC, "full")))
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_the_previous_file_is_kept(tmp_path):
+    path, previous = tmp_path / "a", tmp_path / "b"
+    for number in b"1", b"2", b"3":
+        write_atomically(path, lambda file, number=number: file.write(number), keep_previous=previous)
+    assert (path.read_bytes(), previous.read_bytes()) == (b"3", b"2")
+
+
+def test_json_has_no_nan(tmp_path):
+    with pytest.raises(ValueError, match="Out of range"):
+        write_json(tmp_path / "a.json", {"loss": float("nan")})
+
+
+def save_as_torch_does():
+    with disk_errors("x"):
+        try:
+            raise OSError(errno.EDQUOT, "quota")
+        except OSError:
+            raise RuntimeError("unexpected pos 704 vs 598")  # noqa: B904 - torch.save hides the reason so
+
+
+def test_a_disk_error_inside_a_librarys_own_is_found():
+    with pytest.raises(UserError, match="quota"):
+        save_as_torch_does()
+
+
+def test_other_errors_are_left_alone():
+    with pytest.raises(RuntimeError, match="bug"), disk_errors("x"):
+        raise RuntimeError("bug")
+
+
+def test_a_file_in_the_way_of_a_folder_is_one_clear_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="choose another folder"):
+        make_folder(tmp_path / "file")
+    with pytest.raises(UserError, match="choose another folder"):
+        make_folder(tmp_path / "file" / "below")
+
+
+def test_an_unwritable_folder_is_one_clear_error(tmp_path):
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o500)
+    child = os.fork()
+    if child == 0:  # root may write anywhere, so be somebody else
+        for folder in (tmp_path, *tmp_path.parents[:2]):
+            folder.chmod(0o755)
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        try:
+            make_folder(locked)
+        except UserError as error:
+            os._exit(0 if "may not be written" in str(error) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

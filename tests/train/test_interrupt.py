@@ -1,0 +1,56 @@
+import signal
+import threading
+
+import pytest
+
+from vitmods.train.interrupt import Interrupted, StopRequest, stop_on_signals
+
+
+def work(*numbers, answer):
+    """What a loop does: signals come, then it looks."""
+    with stop_on_signals() as request:
+        request.check()
+        for number in numbers:
+            signal.raise_signal(number)
+        if answer:
+            request.check()
+        work.reached_the_end = True
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_is_noted_and_answered_at_the_next_check(number, code):
+    before = signal.getsignal(number)
+    with pytest.raises(Interrupted, match=number.name) as caught:
+        work(number, answer=True)
+    assert caught.value.exit_code == code
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_ctrl_c_is_not_held_back():
+    with pytest.raises(KeyboardInterrupt) as caught:
+        work(signal.SIGINT, signal.SIGINT, answer=True)
+    assert not isinstance(caught.value, Interrupted)
+
+
+def test_a_signal_that_nobody_answered_has_its_usual_effect_at_the_end():
+    work.reached_the_end = False
+    with pytest.raises(KeyboardInterrupt):
+        work(signal.SIGINT, answer=False)
+    assert work.reached_the_end
+
+
+def test_a_failure_handler_does_not_swallow_it():
+    assert not issubclass(Interrupted, Exception)
+
+
+def test_threads_leave_the_handlers_alone():
+    before, seen = signal.getsignal(signal.SIGINT), []
+
+    def in_thread():
+        with stop_on_signals() as request:
+            seen.append((signal.getsignal(signal.SIGINT), type(request)))
+
+    thread = threading.Thread(target=in_thread)
+    thread.start()
+    thread.join()
+    assert seen == [(before, StopRequest)]

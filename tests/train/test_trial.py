@@ -1,0 +1,257 @@
+import json
+import resource
+import signal
+import subprocess
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from vitmods.errors import UserError
+from vitmods.tasks import Classification
+from vitmods.train import Interrupted, checkpoint
+
+
+class Hooked(Classification):
+    """Does something at a given step, or at a given evaluation."""
+
+    def at(self, action, step=None, evaluation=None):
+        object.__setattr__(self, "plan", (action, step, evaluation))
+        object.__setattr__(self, "counts", [0, 0])
+        return self
+
+    def loss(self, model, batch):
+        self.counts[0] += 1
+        if self.counts[0] == self.plan[1]:
+            return self.plan[0](super().loss(model, batch))
+        return super().loss(model, batch)
+
+    def evaluate(self, model, batches):
+        self.counts[1] += 1
+        if self.counts[1] == self.plan[2]:
+            self.plan[0](None)
+        return super().evaluate(model, batches)
+
+
+@pytest.fixture(scope="module")
+def unbroken(bench, tmp_path_factory):
+    out = tmp_path_factory.mktemp("unbroken")
+    bench.train(out)
+    return bench.numbers(out)
+
+
+def test_a_finished_trial_is_a_folder(bench, tmp_path):
+    before = torch.get_rng_state()
+    out = tmp_path / "dpn" / "seed2"
+    result = bench.train(
+        out, bench.model(drop_path=0.1), seed=2, tensorboard=True, extra_config={"arm": "dpn", "changes": "dpn"}
+    )
+    assert torch.equal(before, torch.get_rng_state()), "torch's random numbers outside changed"
+    assert {path.name for path in out.iterdir()} == {
+        "config.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "result.json",
+        "tb",
+    }
+    assert json.loads((out / "result.json").read_text()) == result
+    known = {"schema": 1, "status": "finished", "arm": "dpn", "seed": 2, "split": "test", "steps": 12, "epochs": 3.0}
+    assert result | known == result
+    assert result["params"] == sum(p.numel() for p in bench.model().parameters())
+    config = json.loads((out / "config.json").read_text())
+    assert config["recipe"]["batch_size"] == 40
+    assert config["model"]["embed_dim"] == 32
+    assert config["data"]["fingerprint"]
+    assert config["environment"]["device"] == "cpu"
+    val = [row for row in bench.rows(out) if row["split"] == "val"]
+    assert [row["step"] for row in val] == [4, 8, 12]
+
+
+def test_a_finished_trial_is_not_run_again(bench, tmp_path):
+    result = bench.train(tmp_path)
+    model = bench.model()
+    model.register_forward_pre_hook(lambda *_: pytest.fail("it ran"))
+    assert bench.train(tmp_path, model) == result
+
+
+def test_other_settings_in_the_same_folder_are_refused_with_the_difference(bench, tmp_path):
+    bench.train(tmp_path)
+    with pytest.raises(UserError, match=r"recipe\.lr was 0\.002, now 0\.1; recipe\.ema was None, now 0\.5\. Choose"):
+        bench.train(tmp_path, recipe=bench.recipe(lr=0.1, ema=0.5))
+    with pytest.raises(UserError, match="seed was 0, now 1"):
+        bench.train(tmp_path, seed=1)
+
+
+def raise_signal(number):
+    def action(value):
+        signal.raise_signal(number)
+        return value
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("number", "when"),
+    [
+        (signal.SIGINT, {"step": 6}),
+        (signal.SIGTERM, {"step": 1}),
+        (signal.SIGTERM, {"evaluation": 2}),
+        (signal.SIGINT, {"evaluation": 4}),
+    ],
+)
+def test_a_signal_saves_and_the_same_call_goes_on_to_the_same_numbers(bench, tmp_path, unbroken, number, when):
+    with pytest.raises(Interrupted, match="run the same command again to go on") as caught:
+        bench.train(tmp_path, task=Hooked().at(raise_signal(number), **when))
+    assert caught.value.exit_code == 128 + number
+    assert checkpoint.load(tmp_path)["step"] == when.get("step", 4 * min(when.get("evaluation", 0), 3))
+    counting = Hooked().at(None)
+    bench.train(tmp_path, task=counting)
+    assert counting.counts[0] == 12 - checkpoint_step(when), "steps were done twice"
+    assert bench.numbers(tmp_path) == unbroken
+
+
+def checkpoint_step(when):
+    return when.get("step", 4 * min(when.get("evaluation", 0), 3))
+
+
+def test_a_signal_after_the_last_step_does_not_get_lost(bench, tmp_path, unbroken):
+    class Late(Classification):
+        def evaluate(self, model, batches):
+            batches = list(batches)
+            metrics = super().evaluate(model, batches)
+            self.seen.append(1)
+            if len(self.seen) == 4:
+                signal.raise_signal(signal.SIGINT)
+            return metrics
+
+    task = Late()
+    object.__setattr__(task, "seen", [])
+    with pytest.raises(KeyboardInterrupt):
+        bench.train(tmp_path, task=task)
+    assert bench.numbers(tmp_path) == unbroken
+
+
+def fail(value):
+    raise RuntimeError("out of memory")
+
+
+def test_a_failure_is_recorded_and_tried_again(bench, tmp_path, unbroken):
+    with pytest.raises(RuntimeError, match="out of memory"):
+        bench.train(tmp_path, task=Hooked().at(fail, step=7), checkpoint_every_steps=2)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["status"], result["message"]) == ("failed", "RuntimeError: out of memory")
+    bench.train(tmp_path)
+    assert bench.numbers(tmp_path) == unbroken
+
+
+def not_a_number(value):
+    return value[0] * float("nan"), value[1]
+
+
+def infinite_gradient(value):
+    loss, statistics = value
+    return loss + ((loss - loss.detach()) ** 2 + 0.0).sqrt(), statistics
+
+
+@pytest.mark.parametrize(
+    ("action", "clip_norm", "words"),
+    [
+        (not_a_number, 1.0, "the loss was not finite at step 7"),
+        (infinite_gradient, 1.0, "the gradient was not finite at step 7"),
+        (infinite_gradient, None, "the loss was not finite at step 8"),
+    ],
+)
+def test_a_loss_or_gradient_that_is_not_finite_is_an_outcome(bench, tmp_path, action, clip_norm, words):
+    recipe = bench.recipe(clip_norm=clip_norm)
+    # No evaluation in between: it too would notice.
+    result = bench.train(tmp_path, recipe=recipe, task=Hooked().at(action, step=7), eval_every_epochs=3)
+    assert (result["status"], result["message"], result["metrics"]) == ("diverged", words, {})
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+    assert not (tmp_path / "model.safetensors").exists()
+    assert all(row["step"] < 7 for row in bench.rows(tmp_path))
+    assert bench.train(tmp_path, recipe=recipe, eval_every_epochs=3) == result, "a divergence was tried again"
+
+
+def test_a_loss_that_is_not_finite_in_evaluation_is_an_outcome(bench, tmp_path):
+    class Broken(Classification):
+        def evaluate(self, model, batches):
+            return {**super().evaluate(model, batches), "loss": float("inf")}
+
+    result = bench.train(tmp_path, task=Broken())
+    assert (result["status"], result["message"]) == ("diverged", "the loss on val was not finite after step 4")
+
+
+def test_elsewhere_it_goes_on_with_a_warning(bench, tmp_path):
+    with pytest.raises(RuntimeError):
+        bench.train(tmp_path, task=Hooked().at(fail, step=7))
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["environment"]["threads"] = 77
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.warns(UserWarning, match="threads was 77, now"):
+        bench.train(tmp_path)
+
+
+def test_a_damaged_checkpoint_costs_steps_and_no_digit(bench, tmp_path, unbroken):
+    with pytest.raises(RuntimeError):
+        bench.train(tmp_path, task=Hooked().at(fail, step=8), checkpoint_every_steps=3)
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.warns(UserWarning, match="damaged"):
+        bench.train(tmp_path)
+    assert bench.numbers(tmp_path) == unbroken
+
+
+@contextmanager
+def full_disk(folder):
+    """A real file system that is full until `free` is called."""
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=False, capture_output=True)
+    if mount.returncode != 0:
+        pytest.skip("mounting needs root")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("tensorboard", [False, True])
+def test_a_full_disk_is_one_clear_error_and_the_checkpoint_stays(bench, tmp_path, unbroken, tensorboard):
+    def fill(value):
+        with open(tmp_path / "ballast", "wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(1024))
+            except OSError:
+                return value
+
+    options = {"checkpoint_every_steps": 2, "tensorboard": tensorboard}
+    with full_disk(tmp_path):
+        with pytest.raises(UserError, match="the disk is full; free some space and run the same command again"):
+            bench.train(tmp_path, task=Hooked().at(fill, step=7), **options)
+        assert checkpoint.load(tmp_path)["step"] == 6
+        (tmp_path / "ballast").unlink()
+        bench.train(tmp_path, **options)
+        assert bench.numbers(tmp_path) == unbroken
+
+
+@pytest.mark.parametrize("step", [3, 12])
+def test_a_file_that_may_not_grow_is_one_clear_error(bench, tmp_path, unbroken, step):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(value):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))
+        return value
+
+    try:
+        with pytest.raises(UserError, match="a file may not grow further"):
+            bench.train(tmp_path, task=Hooked().at(limit, step=step), checkpoint_every_steps=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert checkpoint.load(tmp_path)["step"] == (step - 1) // 2 * 2
+    bench.train(tmp_path)
+    assert bench.numbers(tmp_path) == unbroken
+
+
+def test_training_in_float32_with_foreign_models_needs_no_config(bench, tmp_path):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    assert bench.train(tmp_path, model)["status"] == "finished"
+    assert json.loads((tmp_path / "config.json").read_text())["model"] == "Sequential"
