@@ -26,13 +26,24 @@ _MODULES = ("changes", "data", "recipes")
 __all__ = [*_HOME, *_MODULES, "__version__"]
 
 if TYPE_CHECKING:
-    from . import changes, data, recipes
-    from .apply import apply, diff, verify
-    from .changes import DualPatchNorm, LayerScale, Norm, NormFormer, Placement, SubLN, parse_changes
-    from .config import ViTConfig
-    from .recipes import Recipe
-    from .study import Study
-    from .vit import ViT, vit
+    from . import changes as changes
+    from . import data as data
+    from . import recipes as recipes
+    from .apply import apply as apply
+    from .apply import diff as diff
+    from .apply import verify as verify
+    from .changes import parse_changes as parse_changes
+    from .changes.dual_patchnorm import DualPatchNorm as DualPatchNorm
+    from .changes.layer_scale import LayerScale as LayerScale
+    from .changes.norm import Norm as Norm
+    from .changes.normformer import NormFormer as NormFormer
+    from .changes.placement import Placement as Placement
+    from .changes.subln import SubLN as SubLN
+    from .config import ViTConfig as ViTConfig
+    from .recipes import Recipe as Recipe
+    from .study import Study as Study
+    from .vit import ViT as ViT
+    from .vit import vit as vit
 
 
 def __getattr__(name: str) -> Any:
@@ -50,7 +61,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """``vit`` and ``apply`` are functions and also the files they live in: importing the file must not hide the function."""
+    """``vit`` and ``apply`` are functions and also files: importing the file must not hide the function."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _HOME and isinstance(value, ModuleType)):

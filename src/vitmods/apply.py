@@ -58,7 +58,8 @@ def check_conflicts(changes: Sequence[Change]) -> None:
         for slot in sorted(change.fills):
             if slot in owner:
                 raise SlotConflict(
-                    f"'{owner[slot]}' and '{change}' both claim the slot '{slot}': leave one out, or compare them as two arms."
+                    f"'{owner[slot]}' and '{change}' both claim the slot '{slot}': "
+                    "leave one out, or compare them as two arms."
                 )
             owner[slot] = change
 

@@ -149,16 +149,20 @@ class ViTConfig:
 
     @classmethod
     def from_name(cls, name: str, **overrides: Any) -> "ViTConfig":
-        """The config of a size name: ``S/16``, ``Ti/4``, ``S36/16`` (36 blocks deep) or timm's ``vit_small_patch16_224``.
+        """The config of a name: ``S/16``, ``Ti/4``, ``S36/16`` (36 blocks) or timm's ``vit_small_patch16_224``.
 
         Widths, depths and heads as published (Steiner et al., 2022; ``mu`` is big_vision's smallest, for tests and
         digits; timm's names carry the input size). Keywords replace fields. Raises UserError on an unknown name.
         """
         size, depth, patch, img_size = _parse_name(name)
         width, default_depth, mlp_dim, heads = SIZES[size]
-        shape: dict[str, Any] = dict(
-            patch_size=patch, embed_dim=width, depth=depth or default_depth, num_heads=heads, mlp_dim=mlp_dim
-        )
+        shape: dict[str, Any] = {
+            "patch_size": patch,
+            "embed_dim": width,
+            "depth": depth or default_depth,
+            "num_heads": heads,
+            "mlp_dim": mlp_dim,
+        }
         if img_size is not None:
             shape["img_size"] = img_size
         return cls().with_(**(shape | overrides))

@@ -64,7 +64,7 @@ def _big_vision(name: str, module: nn.Module, model: "ViT") -> None:
         assert model.attn_pool is not None
         nn.init.xavier_uniform_(model.attn_pool.latent[0])
     elif isinstance(module, nn.Conv2d) or name == "pre_logits":
-        _lecun_normal(module.weight)
+        _lecun_normal(module.get_parameter("weight"))
         _zero_bias(module)
     elif name == "head":
         if isinstance(module, nn.Linear):

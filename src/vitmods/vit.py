@@ -177,7 +177,7 @@ class ViT(nn.Module):
                 "No block of this model has a lean form: it needs LayerNorm or RMSNorm before its branches."
             )
         for block in self.blocks:
-            block.lean = enable
+            block.lean = enable  # type: ignore[assignment]
 
     def get_classifier(self) -> nn.Module:
         return self.head
@@ -224,7 +224,7 @@ class ViT(nn.Module):
         """Pictures -> tokens with positions (B, prefix + T, C)."""
         config = self.config
         x = self.patch_embed(images)
-        prefix = [t for t in (self.cls_token, self.reg_token) if t is not None]
+        prefix: list[Tensor] = [t for t in (self.cls_token, self.reg_token) if t is not None]
         entries = config.num_prefix_tokens if config.position_on_prefix else 0
         if self.pos_embed is not None:
             x = x + self.pos_embed[:, entries:]
@@ -241,7 +241,7 @@ class ViT(nn.Module):
 
     def _run(self, block: nn.Module, x: Tensor, **read: int) -> Tensor:
         if self.grad_checkpointing and torch.is_grad_enabled():
-            out: Tensor = checkpoint(block, x, use_reentrant=False, **read)
+            out: Tensor = checkpoint(partial(block, **read), x, use_reentrant=False)
             return out
         return block(x, **read)
 
@@ -278,14 +278,14 @@ class ViT(nn.Module):
 
 def _make_stem(config: ViTConfig) -> LinearStem:
     stem = config.stem
-    sizes: dict[str, Any] = dict(
-        img_size=config.img_size,
-        patch_size=config.patch_size,
-        in_chans=config.in_chans,
-        embed_dim=config.embed_dim,
-        bias=stem.bias,
-        norm_layer=norm_factory(stem.after),
-    )
+    sizes: dict[str, Any] = {
+        "img_size": config.img_size,
+        "patch_size": config.patch_size,
+        "in_chans": config.in_chans,
+        "embed_dim": config.embed_dim,
+        "bias": stem.bias,
+        "norm_layer": norm_factory(stem.after),
+    }
     if stem.before is None:
         return LinearStem(**sizes)
     return DualPatchNormStem(norm_before=norm_factory(stem.before), **sizes)

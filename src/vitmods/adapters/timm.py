@@ -5,7 +5,7 @@ Importing this file registers ``vitmods_tiny_patch16_224`` and its sisters with 
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import timm.layers
 import torch
@@ -22,7 +22,7 @@ from ..vit import ViT
 _POOLS = {"token": "token", "avg": "avg", "map": "map", "": "none"}
 
 
-def from_timm(model: nn.Module) -> ViT:
+def from_timm(model: Any) -> ViT:
     """A vitmods ViT with the config and weights of a timm VisionTransformer, checked on random pictures.
 
     Raises UserError that lists every part of the model without a counterpart here.
@@ -38,13 +38,13 @@ def from_timm(model: nn.Module) -> ViT:
     new.load_state_dict(model.state_dict())
     for name, parameter in model.named_parameters():
         new.get_parameter(name).requires_grad_(parameter.requires_grad)
-    new.pretrained_cfg = new.default_cfg = model.pretrained_cfg
+    new.pretrained_cfg = new.default_cfg = cast(dict[str, Any], model.pretrained_cfg)
     new.train(model.training)
     _check_same(model, new)
     return new
 
 
-def coverage(model: timm_vit.VisionTransformer) -> list[str]:
+def coverage(model: Any) -> list[str]:
     """What of a timm VisionTransformer has no counterpart in a ViTConfig; empty when all of it can be read."""
     missing = []
     if type(model.patch_embed) is not timm.layers.PatchEmbed:
@@ -65,15 +65,17 @@ def coverage(model: timm_vit.VisionTransformer) -> list[str]:
     return missing
 
 
-def _block_problems(block: nn.Module) -> list[str]:
+def _block_problems(block: Any) -> list[str]:
     if type(block) is not timm_vit.Block:
         return [f"block {type(block).__name__}"]
     problems = []
-    if type(block.attn) is not timm.layers.Attention or block.attn.gate is not None:
+    attn: Any = block.attn
+    mlp: Any = block.mlp
+    if type(attn) is not timm.layers.Attention or attn.gate is not None:
         problems.append("an attention other than timm's plain one")
-    if type(block.mlp) is not timm.layers.Mlp or not isinstance(block.mlp.act, nn.GELU):
-        problems.append(f"MLP {type(block.mlp).__name__} with {type(getattr(block.mlp, 'act', None)).__name__}")
-    elif block.attn.proj.bias is None or block.mlp.fc1.bias is None:
+    if type(mlp) is not timm.layers.Mlp or not isinstance(mlp.act, nn.GELU):
+        problems.append(f"MLP {type(mlp).__name__} with {type(getattr(mlp, 'act', None)).__name__}")
+    elif attn.proj.bias is None or mlp.fc1.bias is None:
         problems.append("proj_bias=False")
     return problems
 
@@ -86,15 +88,16 @@ def _can_read_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.Identity | nn.LayerNorm | timm.layers.RmsNorm)
 
 
-def _read_norm(module: nn.Module) -> NormConfig | None:
+def _read_norm(module: Any) -> NormConfig | None:
     if isinstance(module, nn.Identity):
         return None
     kind = "layer" if isinstance(module, nn.LayerNorm) else "rms"
     return NormConfig(kind, float(module.eps), module.weight is not None)
 
 
-def _read_config(model: timm_vit.VisionTransformer) -> ViTConfig:
-    block, stem = model.blocks[0], model.patch_embed
+def _read_config(model: Any) -> ViTConfig:
+    block: Any = model.blocks[0]
+    stem: Any = model.patch_embed
     rates = [getattr(b.drop_path1, "drop_prob", 0.0) or 0.0 for b in model.blocks]
     after_pool = not isinstance(model.fc_norm, nn.Identity)
     return ViTConfig(
@@ -108,7 +111,7 @@ def _read_config(model: timm_vit.VisionTransformer) -> ViTConfig:
         mlp_dim=block.mlp.fc1.out_features,
         qkv_bias=block.attn.qkv.bias is not None,
         qk_norm=_read_norm(block.attn.q_norm),
-        activation="gelu_tanh" if block.mlp.act.approximate == "tanh" else "gelu",  # type: ignore[attr-defined]
+        activation="gelu_tanh" if block.mlp.act.approximate == "tanh" else "gelu",
         stem=StemConfig(bias=stem.proj.bias is not None, after=_read_norm(stem.norm)),
         position="none" if model.pos_embed is None else "learn",
         position_on_prefix=not model.no_embed_class,
@@ -131,13 +134,13 @@ def _read_config(model: timm_vit.VisionTransformer) -> ViTConfig:
     )
 
 
-def _read_layer_scale(model: timm_vit.VisionTransformer) -> float | None:
+def _read_layer_scale(model: Any) -> float | None:
     scale = model.blocks[0].ls1
     return None if isinstance(scale, nn.Identity) else float(scale.gamma.detach().float().mean()) or 1e-5
 
 
 @torch.no_grad()
-def _check_same(model: nn.Module, new: ViT) -> None:
+def _check_same(model: Any, new: ViT) -> None:
     p = next(new.parameters())
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(1, new.config.in_chans, *new.config.img_size, generator=generator).to(p.device, p.dtype)
@@ -147,9 +150,7 @@ def _check_same(model: nn.Module, new: ViT) -> None:
     new.train(training)
     tolerance = 1e-4 if p.dtype in (torch.float32, torch.float64) else 0.1
     if not difference <= tolerance:
-        raise UserError(
-            f"Reading this timm model gave other outputs (difference {difference:.1e}): it has a part that is not covered."
-        )
+        raise UserError(f"Read from timm, outputs differ by {difference:.1e}: a part of this model is not covered.")
 
 
 _FROM_TIMM = {

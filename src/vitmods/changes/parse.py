@@ -1,4 +1,4 @@
-"""Changes as the shell writes them: ``dpn``, ``dpn(before=false)``, ``placement(attn=post,mlp=pre+post)``, joined by +."""
+"""Changes as the shell writes them: ``dpn``, ``placement(attn=post,mlp=pre+post)``, joined by +."""
 
 import dataclasses
 import re

@@ -27,7 +27,10 @@ class Placement(Change):
 
     name = "placement"
     title = "Placement of the norms"
-    paper = "Kumar, Dehghani & Houlsby: Dual PatchNorm. TMLR 2023, sections 4.1 and 5.2; Xiong et al.: On Layer Normalization in the Transformer Architecture. ICML 2020"
+    paper = (
+        "Kumar, Dehghani & Houlsby: Dual PatchNorm. TMLR 2023, sections 4.1 and 5.2; "
+        "Xiong et al.: On Layer Normalization in the Transformer Architecture. ICML 2020"
+    )
     url = "https://openreview.net/forum?id=jgMqve6Qhw"
     summary = "Moves the norms of each block before the branch, after it, or both, for attention and MLP separately."
     cost = "2 width parameters for each norm more or less; no multiply-adds"

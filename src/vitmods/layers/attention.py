@@ -44,7 +44,7 @@ class Attention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor, queries: int | None = None, attn_mask: Tensor | None = None) -> Tensor:
-        """(B, N, C) -> (B, N, C), or (B, queries, C): the outputs of the first ``queries`` tokens, which still read all.
+        """(B, N, C) -> (B, N, C), or (B, queries, C): the outputs of the first ``queries`` tokens, reading all.
 
         ``attn_mask`` is passed to scaled_dot_product_attention (True or 0 where a query may look).
         """

@@ -123,8 +123,8 @@ class Block(nn.Module):
     @property
     def tokenwise(self) -> bool:
         """Whether what follows attention treats each token by itself."""
-        norms = (self.norm1_branch, self.norm1_after, self.norm2, self.mlp.norm, self.norm2_branch, self.norm2_after)
-        norms += (self.attn.norm,)
+        norms = [self.attn.norm, self.norm1_branch, self.norm1_after]
+        norms += [self.norm2, self.mlp.norm, self.norm2_branch, self.norm2_after]
         return all(isinstance(n, nn.Identity) or getattr(n, "token_wise", False) for n in norms)
 
     @property

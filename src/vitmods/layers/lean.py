@@ -32,7 +32,8 @@ def norm_linear(x: Tensor, norm: nn.Module, linear: nn.Linear) -> Tensor:
 
 def norm_mlp(x: Tensor, norm: nn.Module, mlp: Mlp) -> Tensor:
     """``fc2(gelu(fc1(norm(x))))``; (B, N, C) in and out. The MLP has no inner norm and its dropout is off."""
-    assert supports(norm) and isinstance(mlp.act, nn.GELU)
+    assert supports(norm)
+    assert isinstance(mlp.act, nn.GELU)
     fc1, fc2 = mlp.fc1, mlp.fc2
     out: Tensor = _NormMlp.apply(
         x, norm.weight, getattr(norm, "bias", None), norm.eps,
@@ -90,7 +91,7 @@ class _NormLinear(torch.autograd.Function):
         return _linear(_norm(x, g, b, eps), w, c, ctx.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, g, b, w = ctx.saved_tensors
         y, norm_grads = _norm_again(x, g, b, ctx.eps)
         gw, gc = _linear_grads(ctx, 4, grad, y, w)
@@ -110,7 +111,7 @@ class _NormMlp(torch.autograd.Function):
         return _linear(F.gelu(h, approximate=approximate), w2, c2, ctx.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, g, b, w1, w2, h = ctx.saved_tensors
         gw2, gc2 = _linear_grads(ctx, 6, grad, F.gelu(h, approximate=ctx.approximate), w2)
         gh = aten.gelu_backward(grad @ w2.to(grad.dtype), h, approximate=ctx.approximate)

@@ -29,7 +29,7 @@ def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, rstd: Tens
 
 
 class _RMSNormFunction(torch.autograd.Function):
-    """Keeps the input and one number a token for backward; the composed form keeps three tensors of the input's size."""
+    """Keeps the input and one number a token for backward; the composed form keeps three such tensors."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -38,12 +38,12 @@ class _RMSNormFunction(torch.autograd.Function):
         return apply_rms(x, weight, rstd)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         return *rms_norm_backward(grad, *ctx.saved_tensors), None
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension; float32 statistics, output in the input's type."""
+    """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension; statistics in float32, output as the input."""
     out: Tensor = _RMSNormFunction.apply(x, weight, eps)
     return out
 

@@ -1,7 +1,6 @@
 """Dual PatchNorm (Kumar, Dehghani & Houlsby, 2023): norms before and after the patch projection."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,11 +26,11 @@ class DualPatchNormStem(LinearStem):
     def __init__(
         self,
         *args: Any,
-        norm_before: NormFactory | None = partial(LayerNorm, eps=1e-6),
-        norm_layer: NormFactory | None = partial(LayerNorm, eps=1e-6),
+        norm_before: NormFactory | None = LayerNorm,
+        norm_layer: NormFactory | None = LayerNorm,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, norm_layer=norm_layer, **kwargs)
+        super().__init__(*args, **{**kwargs, "norm_layer": norm_layer})
         values = self.in_chans * self.patch_size[0] * self.patch_size[1]
         self.norm_before = norm_before(values) if norm_before else nn.Identity()
 
