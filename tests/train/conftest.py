@@ -53,7 +53,7 @@ class Bench:
         }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def one_thread():
     """Models this small are slower on several threads, above all on a busy machine."""
     before = torch.get_num_threads()

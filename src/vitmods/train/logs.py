@@ -26,6 +26,7 @@ class MetricsFile:
             if self._file.tell() < length:
                 raise UserError(f"{path} is shorter than its checkpoint says. Delete its folder to train again.")
             self._file.truncate(length)
+            self._file.seek(length)  # cutting a file does not move the position that sync() tells
         self._board = TensorBoard(tensorboard, self.rows()) if tensorboard else None
 
     def rows(self) -> list[dict[str, Any]]:

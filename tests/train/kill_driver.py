@@ -1,0 +1,216 @@
+"""Kills trials with SIGKILL at chosen points and at random times, resumes them, and compares the numbers.
+
+Run as a script with a folder; prints one JSON object a case: {"case", "killed", "same"}. Everything is imported once
+and each trial runs in a forked child, so that a case takes a fraction of a second.
+"""
+
+import importlib.util
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+torch.set_num_threads(1)  # before anything is computed: children are forked
+
+import lightning_fabric  # noqa: E402, F401 - imported before the forks
+import torch.utils.tensorboard  # noqa: E402
+
+from vitmods import data  # noqa: E402
+from vitmods.recipes import digits  # noqa: E402
+from vitmods.tasks import Classification  # noqa: E402
+from vitmods.train import TrialRun, checkpoint, files, logs, trial  # noqa: E402
+
+spec = importlib.util.spec_from_file_location("bench", Path(__file__).with_name("conftest.py"))
+bench_module = importlib.util.module_from_spec(spec)
+sys.modules["bench"] = bench_module
+spec.loader.exec_module(bench_module)
+
+RECIPE = digits(epochs=3).with_(batch_size=40, accumulate=2, ema=0.9, mixup=0.2, crop="pad")  # 12 steps
+random_numbers = random.Random(0)
+
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before(owner, name, count):
+    """Die when `owner.name` is called for the count-th time."""
+    original, calls = getattr(owner, name), []
+
+    def counted(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == count:
+            die()
+        return original(*args, **kwargs)
+
+    setattr(owner, name, counted)
+
+
+def after(owner, name, count):
+    """Die when `owner.name` has returned for the count-th time."""
+    original, calls = getattr(owner, name), []
+
+    def counted(*args, **kwargs):
+        result = original(*args, **kwargs)
+        calls.append(1)
+        if len(calls) == count:
+            die()
+        return result
+
+    setattr(owner, name, counted)
+
+
+def half_a_checkpoint(count):
+    """Die with half of the count-th checkpoint written."""
+    original, calls = torch.save, []
+
+    def save(state, file):
+        original(state, file)
+        calls.append(1)
+        if len(calls) == count:
+            file.flush()
+            os.ftruncate(file.fileno(), file.tell() // 2)
+            die()
+
+    checkpoint.torch.save = save
+
+
+def half_a_row(count):
+    """Die with half of the count-th row of metrics.jsonl written."""
+    original, calls = logs.MetricsFile.write, []
+
+    def write(self, row):
+        calls.append(1)
+        if len(calls) == count:
+            self._file.write(json.dumps(row).encode()[:20])
+            self._file.flush()
+            die()
+        original(self, row)
+
+    logs.MetricsFile.write = write
+
+
+def pick(low, high):
+    return random_numbers.randint(low, high)
+
+
+class EvalBatches:
+    """Somewhere to count the batches of all evaluations."""
+
+    @staticmethod
+    def next(batch):
+        return batch
+
+
+def evaluation_batch(count):
+    original = data.PictureSet.eval_batches
+
+    def eval_batches(self, split, batch_size):
+        return (EvalBatches.next(batch) for batch in original(self, split, batch_size))
+
+    data.PictureSet.eval_batches = eval_batches
+    before(EvalBatches, "next", count)
+
+
+POINTS = {
+    "forward, first": lambda: before(Classification, "loss", 1),
+    "forward, early": lambda: before(Classification, "loss", pick(2, 12)),
+    "forward, late": lambda: before(Classification, "loss", pick(13, 24)),
+    "after forward": lambda: after(Classification, "loss", pick(2, 24)),
+    "gradient clipping": lambda: before(torch.nn.utils, "clip_grad_norm_", pick(2, 12)),
+    "after the optimiser": lambda: after(torch.optim.AdamW, "step", pick(2, 12)),
+    "row of metrics": lambda: half_a_row(pick(1, 6)),
+    "checkpoint, state": lambda: before(TrialRun, "state_dict", pick(2, 6)),
+    "checkpoint, first half": lambda: half_a_checkpoint(1),
+    "checkpoint, half written": lambda: half_a_checkpoint(pick(2, 6)),
+    "checkpoint, before the first rename": lambda: before(files.os, "replace", 4),
+    "checkpoint, between two renames": lambda: before(files.os, "replace", 5),
+    "checkpoint, after both renames": lambda: after(files.os, "replace", 5),
+    "evaluation, first": lambda: evaluation_batch(1),
+    "evaluation, later": lambda: evaluation_batch(pick(10, 27)),
+    "evaluation, on test": lambda: evaluation_batch(pick(28, 36)),
+    "weights": lambda: before(trial, "_save_weights", 1),
+    "result": lambda: before(trial, "_result", 1),
+    "after the result": lambda: before(checkpoint, "remove", 1),
+}
+
+
+def train(bench, out):
+    model = bench.model(drop_path=0.2)  # random numbers of torch are drawn at every step
+    bench.train(out, model, RECIPE, checkpoint_every_steps=2, tensorboard=True)
+
+
+def in_child(work):
+    """Fork; the child's process number."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        work()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def wait_for(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def report(case, bench, out, killed, expected):
+    finished = wait_for(in_child(lambda: train(bench, out))) == 0
+    same = finished and bench.numbers(out) == expected and boards_have_each_row_once(bench, out)
+    print(json.dumps({"case": case, "killed": killed, "same": same}), flush=True)
+
+
+def boards_have_each_row_once(bench, out):
+    """TensorBoard's files, all of them together, hold the rows of metrics.jsonl and no others."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    seen = []
+    for path in (out / "tb").iterdir():
+        events = [event for event in EventFileLoader(str(path)).Load() if event.HasField("summary")]
+        seen += [(event.step, event.summary.value[0].tag) for event in events]
+    rows = bench.rows(out)
+    names = [(row["step"], f"{row['split']}/{k}") for row in rows for k in row if k not in ("step", "epoch", "split")]
+    return sorted(seen) == sorted(names)
+
+
+def main(folder):
+    pictures = data.load("digits", img_size=(8, 8), in_chans=1, recipe=RECIPE, limit_train=160)
+    bench = bench_module.Bench(pictures)
+    assert wait_for(in_child(lambda: train(bench, folder / "unbroken"))) == 0
+    expected = bench.numbers(folder / "unbroken")
+    started = time.perf_counter()
+    assert wait_for(in_child(lambda: train(bench, folder / "timed"))) == 0
+    seconds = time.perf_counter() - started
+
+    for number, (case, install) in enumerate(POINTS.items()):
+        out = folder / str(number)
+        seed = random_numbers.random()
+
+        def killed_at_point(install=install, out=out, seed=seed):
+            random_numbers.seed(seed)
+            install()
+            train(bench, out)
+
+        report(case, bench, out, wait_for(in_child(killed_at_point)) == -signal.SIGKILL, expected)
+
+    for number in range(3):
+        out, kills = folder / f"any-{number}", 0
+        for _ in range(3):
+            child = in_child(lambda out=out: train(bench, out))
+            time.sleep(random_numbers.uniform(0.1, 0.7) * seconds)
+            os.kill(child, signal.SIGKILL)
+            kills += wait_for(child) == -signal.SIGKILL
+        report(f"any moment, {number}", bench, out, kills > 0, expected)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

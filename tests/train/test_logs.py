@@ -1,0 +1,89 @@
+import io
+import json
+import sys
+
+import pytest
+
+from vitmods.errors import UserError
+from vitmods.train.logs import MetricsFile, ProgressBar, TensorBoard
+
+ROW = {"step": 5, "epoch": 1.0, "split": "train", "loss": 0.25, "top1": 0.5, "pictures_per_s": 1234.5}
+
+
+def test_rows_after_the_checkpoint_are_cut_and_the_length_is_right_at_once(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path, 0, None)
+    metrics.write({"step": 1})
+    length = metrics.sync()
+    metrics.write({"step": 2})
+    metrics.close()
+    metrics = MetricsFile(path, length, None)
+    assert metrics.sync() == length == path.stat().st_size
+    metrics.write({"step": 3})
+    assert [row["step"] for row in metrics.rows()] == [1, 3]
+    assert metrics.sync() == path.stat().st_size
+    metrics.close()
+
+
+def test_a_file_shorter_than_its_checkpoint_says_is_an_error(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(UserError, match="shorter than its checkpoint"):
+        MetricsFile(tmp_path / "metrics.jsonl", 100, None)
+
+
+def test_rows_are_strict_json(tmp_path):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl", 0, None)
+    with pytest.raises(ValueError, match="Out of range"):
+        metrics.write({"loss": float("nan")})
+    metrics.close()
+
+
+def test_tensorboard_has_the_rows_as_scalars(tmp_path):
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    board = TensorBoard(tmp_path / "tb", [ROW])
+    board.write({**ROW, "step": 10, "split": "val"})
+    board.close()
+    (path,) = (tmp_path / "tb").iterdir()
+    events = [event for event in EventFileLoader(str(path)).Load() if event.HasField("summary")]
+    assert [(event.step, event.summary.value[0].tag) for event in events] == [
+        (step, f"{split}/{name}")
+        for step, split in ((5, "train"), (10, "val"))
+        for name in ("loss", "top1", "pictures_per_s")
+    ]
+
+
+class Stream(io.StringIO):
+    def __init__(self, terminal):
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self):
+        return self.terminal
+
+
+@pytest.mark.parametrize(
+    ("shown", "terminal", "ci", "visible"),
+    [(True, True, "", True), (True, False, "", False), (True, True, "true", False), (False, True, "", False)],
+)
+def test_the_bar_shows_on_a_terminal_alone(monkeypatch, shown, terminal, ci, visible):
+    stream = Stream(terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    with ProgressBar(shown, "arm [red] seed 0", total=20, done=5) as bar:
+        bar.show(ROW)
+        bar.advance(10)
+    text = stream.getvalue()
+    assert bool(text) is visible
+    if visible:
+        assert "arm [red] seed 0" in text
+        assert "10/20" in text
+        assert "loss 0.250  top-1 50.0 %  1234 pictures/s" in text
+
+
+def test_the_trials_own_rows_are_json_lines(bench, tmp_path):
+    bench.train(tmp_path)
+    for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
+        assert {"step", "epoch", "wall_s", "split", "loss", "top1"} <= json.loads(line).keys()
