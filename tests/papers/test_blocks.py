@@ -1,0 +1,112 @@
+"""Single blocks against the code of NormFormer (fairseq), Sub-LN (torchscale) and Three Things (deit), in float64."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from vitmods.layers import Block, BranchNorms, LayerNorm
+
+norm = partial(LayerNorm, eps=1e-5)
+
+
+def run(block, g, x):
+    """Outputs, and the gradients of x and of all parameters by name."""
+    block.double()
+    x = x.clone().requires_grad_()
+    y = block(x)
+    grads = torch.autograd.grad((y * g).sum(), [x, *block.parameters()])
+    return y, grads[0], dict(zip(dict(block.named_parameters()), grads[1:], strict=True))
+
+
+def close(ours, theirs):
+    torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=0)
+
+
+def fuse(values):
+    """q, k and v projections -> our joint one."""
+    return {
+        f"attn.qkv.{kind}": torch.cat([values[f"self_attn.{p}_proj.{kind}"] for p in "qkv"])
+        for kind in ("weight", "bias")
+    }
+
+
+def rename(values, names):
+    return {
+        f"{ours}.{kind}": values[f"{theirs}.{kind}"] for ours, theirs in names.items() for kind in ("weight", "bias")
+    }
+
+
+NORMFORMER = {
+    "norm1": "self_attn_layer_norm",
+    "norm1_branch": "attn_ln",
+    "attn.proj": "self_attn.out_proj",
+    "norm2": "final_layer_norm",
+    "mlp.fc1": "fc1",
+    "mlp.norm": "ffn_layernorm",
+    "mlp.fc2": "fc2",
+}
+
+
+def test_normformer_layer(golden):
+    """fairseq scales the heads after the output projection, so the factors are folded into its rows here."""
+    g = golden("normformer_layer")
+    theirs, scale = g.group("param"), g["param.c_attn"].repeat_interleave(4)
+    ours = fuse(theirs) | rename(theirs, NORMFORMER)
+    ours["attn.proj.weight"] = ours["attn.proj.weight"] * scale[:, None]
+    ours["attn.proj.bias"] = ours["attn.proj.bias"] * scale
+    block = Block(12, 3, 2.0, attn_norms=BranchNorms(before=norm, branch=norm), mlp_norms=BranchNorms(norm, norm))
+    block.double().load_state_dict(ours)
+    y, grad_x, grads = run(block, g["ct.y"].transpose(0, 1), g["in.x"].transpose(0, 1))
+    close(y.transpose(0, 1), g["out.y"])
+    close(grad_x.transpose(0, 1), g["grad_in.x"])
+
+    expected = fuse(g.group("grad_param")) | rename(g.group("grad_param"), NORMFORMER)
+    folded = {name: grads.pop(f"attn.proj.{name}") for name in ("weight", "bias")}
+    close(folded["weight"] * scale[:, None], expected.pop("attn.proj.weight"))
+    close(folded["bias"] * scale, expected.pop("attn.proj.bias"))
+    by_row = (folded["weight"] * theirs["self_attn.out_proj.weight"]).sum(1)
+    by_row += folded["bias"] * theirs["self_attn.out_proj.bias"]
+    close(by_row.view(3, 4).sum(1), g["grad_param.c_attn"])
+    assert grads.keys() == expected.keys()
+    for name, gradient in grads.items():
+        close(gradient, expected[name])
+
+
+SUBLN = {
+    "norm1": "self_attn_layer_norm",
+    "attn.norm": "self_attn.inner_attn_ln",
+    "attn.proj": "self_attn.out_proj",
+    "norm2": "final_layer_norm",
+    "mlp.fc1": "ffn.fc1",
+    "mlp.norm": "ffn.ffn_layernorm",
+    "mlp.fc2": "ffn.fc2",
+}
+
+
+def test_subln_layer(golden):
+    g = golden("subln_layer")
+    block = Block(12, 3, 2.0, attn_norms=BranchNorms(norm, norm), mlp_norms=BranchNorms(norm, norm)).double()
+    block.load_state_dict(fuse(g.group("param")) | rename(g.group("param"), SUBLN))
+    y, grad_x, grads = run(block, g["ct.y"], g["in.x"])
+    close(y, g["out.y"])
+    close(grad_x, g["grad_in.x"])
+    expected = fuse(g.group("grad_param")) | rename(g.group("grad_param"), SUBLN)
+    assert grads.keys() == expected.keys()
+    for name, gradient in grads.items():
+        close(gradient, expected[name])
+
+
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("name", ["deit_block", "deit_block_layerscale"])
+def test_deit_block(golden, name, lean):
+    g = golden(name)
+    block = Block(24, 3, init_values=1e-4 if "layerscale" in name else None).double()
+    block.lean = lean
+    ours = {"gamma_1": "ls1.gamma", "gamma_2": "ls2.gamma"}
+    block.load_state_dict({ours.get(k, k): v for k, v in g.group("param").items()})
+    y, grad_x, grads = run(block, g["ct.y"], g["in.x"])
+    close(y, g["out.y"])
+    close(grad_x, g["grad_in.x"])
+    for theirs, gradient in g.group("grad_param").items():
+        close(grads[ours.get(theirs, theirs)], gradient)

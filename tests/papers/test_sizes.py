@@ -1,0 +1,66 @@
+"""Parameter and FLOP counts as published (Touvron et al., Three Things, Table 1, and the official classes)."""
+
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods.flops import count_macs, count_params
+
+
+def build(name, **overrides):
+    with torch.device("meta"):
+        return vm.vit(name, **overrides)
+
+
+@pytest.mark.parametrize(
+    ("name", "millions", "exact", "giga"),
+    [
+        ("Ti/16", 5.7, 5_721_832, 1.3),
+        ("S/16", 22.1, 22_059_496, 4.6),
+        ("B/16", 86.6, 86_585_320, 17.6),
+        ("L/16", 304.4, 304_374_760, 61.6),
+    ],
+)
+def test_counts_are_the_published_ones(name, millions, exact, giga):
+    """The published ones are of models with LayerScale whose class token has no position entry."""
+    model = build(name, layer_scale=1e-4, position_on_prefix=False)
+    assert count_params(model) == exact
+    assert round(exact / 1e6, 1) == millions
+    assert round(count_macs(model.config) / 1e9, 1) == giga
+
+
+@pytest.mark.parametrize(("name", "params"), [("S36/16", 64_637_416), ("B36/16", 256_675_816)])
+def test_deep_models_have_exactly_deits_parameters(name, params):
+    assert count_params(build(name, position_on_prefix=False)) == params
+
+
+@pytest.mark.parametrize(
+    ("name", "giga"), XX
+def test_multiply_adds_of_the_formula(name, giga):
+    """L (12 N C^2 + 2 N^2 C) + T 768 C with N = 197 and T = 196."""
+    config = vm.ViTConfig.from_name(name)
+    assert count_macs(config) / 1e9 == pytest.approx(giga, rel=5e-3)
+    blocks = config.depth * (12 * 197 * config.embed_dim**2 + 2 * 197**2 * config.embed_dim)
+    assert count_macs(config) == blocks + 196 * 768 * config.embed_dim + 1000 * config.embed_dim
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        dict(pool="map"),
+        dict(representation=True),
+        dict(pool="avg", class_token=False),
+        dict(reg_tokens=3, in_chans=1),
+    ],
+    ids=str,
+)
+def test_multiply_adds_are_those_that_run(overrides):
+    """Against PyTorch's own counter, which counts two FLOPs for one multiply-add, on all tokens of all blocks."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = vm.vit("mu2/4", img_size=16, num_classes=7, **overrides).eval()
+    images = torch.zeros(1, model.config.in_chans, 16, 16)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.forward_head(model.forward_features(images))
+    assert counter.get_total_flops() == 2 * count_macs(model.config)
