@@ -1,0 +1,61 @@
+# vitmods: `make demo` and `make test` do everything from a fresh clone. `make` lists the targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+UV ?= uv
+WORKERS ?= 2
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+
+.PHONY: help venv demo test lint pytest format lock clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+venv: $(READY)  ## make .venv with the locked dependencies and vitmods itself
+
+$(READY): requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON). Install Python 3.11, 3.12 or 3.13, or name one: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { echo "vitmods needs Python 3.11, 3.12 or 3.13; $(PYTHON) is $$($(PYTHON) -V). Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make environments. Install its venv module (Debian, Ubuntu: apt-get install python3-venv)." >&2; exit 1; }
+	@echo "Making $(VENV): the first time this downloads PyTorch and takes a few minutes."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(READY)  ## compare three changes with a small ViT on handwritten digits; about two minutes
+	$(BIN)/vitmods compare --data digits --arms dpn rms "placement(attn=post,mlp=post)" --seeds 3 --out runs/demo
+
+test: lint pytest  ## lint, types, import contract and all tests
+
+lint: $(READY)  ## ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# One thread in each of the test processes: more than one process on all cores is slower and not repeatable.
+pytest: $(READY)  ## all tests, in WORKERS processes; PYTEST_ARGS="tests/train -x" for some
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+format: $(READY)  ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Exact versions with hashes for Python 3.11 to 3.13, and no index address.
+lock:  ## rebuild requirements.lock from pyproject.toml (needs uv)
+	@command -v $(UV) >/dev/null || { echo "make lock needs uv: python3 -m pip install uv" >&2; exit 1; }
+	$(UV) pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-annotate --no-header --output-file requirements.lock
+
+clean:  ## remove the environment and what tools have cached; runs/ stays
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
