@@ -44,7 +44,7 @@ def _attention(flax, name):
 
 
 def channel_first(values, patch=4):
-    """A patch's values on the first axis from big_vision's (row, column, channel) order to our (channel, row, column)."""
+    """A patch's values (first axis) from big_vision's (row, column, channel) order to our (channel, row, column)."""
     shape = values.shape
     return values.reshape(patch, patch, -1, *shape[1:]).movedim(2, 0).reshape(shape)
 

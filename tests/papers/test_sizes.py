@@ -35,7 +35,8 @@ def test_deep_models_have_exactly_deits_parameters(name, params):
 
 
 @pytest.mark.parametrize(
-    ("name", "giga"), XX
+    ("name", "giga"), [("Ti/16", 1.25), ("S/16", 4.58), ("B/16", 17.56), ("B36/16", 52.5), ("S48/16", 18.2)]
+)
 def test_multiply_adds_of_the_formula(name, giga):
     """L (12 N C^2 + 2 N^2 C) + T 768 C with N = 197 and T = 196."""
     config = vm.ViTConfig.from_name(name)
@@ -48,10 +49,10 @@ def test_multiply_adds_of_the_formula(name, giga):
     "overrides",
     [
         {},
-        dict(pool="map"),
-        dict(representation=True),
-        dict(pool="avg", class_token=False),
-        dict(reg_tokens=3, in_chans=1),
+        {"pool": "map"},
+        {"representation": True},
+        {"pool": "avg", "class_token": False},
+        {"reg_tokens": 3, "in_chans": 1},
     ],
     ids=str,
 )
