@@ -1,0 +1,184 @@
+"""The plots of the report: effects with their intervals, and learning curves."""
+
+from __future__ import annotations
+
+import statistics
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from vitmods.study.report.load import Curve
+from vitmods.study.report.svg import COLOUR, Inliner, figure
+from vitmods.study.stats import Effect
+from vitmods.study.words import GLYPHS, interval, signed
+
+POINTS_A_CURVE = 80
+
+
+@dataclass(frozen=True)
+class Row:
+    """An arm of the interval plot: its effect and the differences of its single seeds, in points."""
+
+    name: str
+    effect: Effect
+    seeds: Sequence[float]
+
+
+def forest(rows: Sequence[Row], margin: float, metric: str, inline: Inliner, narrow: bool) -> Markup:
+    """One line an arm: the interval, the mean, a dot a seed, and the band of losses within the margin."""
+    width, row_height, foot = (350, 58, 46) if narrow else (860, 36, 50)
+    height = row_height * len(rows) + foot + 8
+    with figure(width, height) as drawn:
+        left, right = (8, 8) if narrow else (180, 265)
+        axes = drawn.add_axes((left / width, foot / height, (width - left - right) / width, 1 - (foot + 8) / height))
+        axes.set(xlim=_limits(rows, margin), ylim=(len(rows) - 0.5, -0.5), yticks=[])
+        axes.axvspan(-margin, 0, color=COLOUR["band"], lw=0)
+        axes.axvline(0, color=COLOUR["muted"], lw=1.2)
+        for y, row in enumerate(rows):
+            _draw_effect(axes, y + (0.16 if narrow else -0.06), row)
+            _label_effect(axes, y, row, narrow)
+        _style(axes)
+        axes.set_xlabel(f"difference to base, points of {metric}", color=COLOUR["muted"], fontsize=12, labelpad=6)
+        axes.tick_params(labelsize=12)
+        label = "; ".join(f"{row.name}: {signed(row.effect.mean)} {interval(row.effect)}" for row in rows)
+        return inline(drawn, f"Interval plot of the effects in points. {label}", "narrow" if narrow else "wide")
+
+
+def _limits(rows: Sequence[Row], margin: float) -> tuple[float, float]:
+    """All values, unless one arm would press the others flat: what lies outside gets an arrow."""
+    ends = [[v for v in (row.effect.low, row.effect.high, *row.seeds) if not np.isnan(v)] for row in rows]
+    lows, highs = [min(values) for values in ends], [max(values) for values in ends]
+    enough = 3 * statistics.median(max(abs(low), abs(high)) for low, high in zip(lows, highs))
+    shortest = max(1.5 * margin, 0.1)
+    low = min([-shortest, *(low for low in lows if low >= -enough)])
+    high = max([shortest, *(high for high in highs if high <= enough)])
+    room = 0.04 * (high - low)
+    return low - room, high + room
+
+
+def _draw_effect(axes: Any, y: float, row: Row) -> None:
+    effect, colour = row.effect, COLOUR[row.effect.verdict.replace(" ", "-")]
+    if effect.has_interval:
+        axes.plot([effect.low, effect.high], [y, y], color=colour, lw=2.6, solid_capstyle="round")
+    axes.plot(row.seeds, [y + 0.24] * len(row.seeds), "o", color=colour, ms=4, alpha=0.6, mew=0)
+    axes.plot([effect.mean], [y], "D", color=colour, ms=7.5, mec=COLOUR["paper"], mew=1.4)
+    values = [v for v in (effect.low, effect.high, effect.mean) if not np.isnan(v)]
+    left, right = axes.get_xlim()
+    for end, marker, beyond in ((left, "<", min(values) < left), (right, ">", max(values) > right)):
+        if beyond:
+            axes.plot([end], [y], marker, color=colour, ms=8, mew=0, clip_on=False)
+
+
+def _label_effect(axes: Any, y: float, row: Row, narrow: bool) -> None:
+    effect = row.effect
+    numbers = f"{signed(effect.mean)} {interval(effect)}".strip()
+    verdict = f"{GLYPHS[effect.verdict]} {effect.verdict}"
+    colour = COLOUR[effect.verdict.replace(" ", "-")]
+    texts: list[tuple[float, float, str, str, str]] = (
+        [(0, y - 0.2, _clipped(row.name, 20), "left", COLOUR["ink"]), (1, y - 0.2, numbers, "right", colour)]
+        if narrow
+        else [
+            (-0.03, y, _clipped(row.name, 26), "right", COLOUR["ink"]),
+            (1.05, y, numbers, "left", COLOUR["ink"]),
+            (1.44, y, verdict, "left", colour),
+        ]
+    )
+    transform = axes.get_yaxis_transform()
+    for x, height, text, align, fill in texts:
+        # Names are the user's: no mathematics between dollar signs.
+        axes.text(x, height, text, transform=transform, ha=align, va="center_baseline", fontsize=12.5, color=fill,
+                  parse_math=False, clip_on=False)  # fmt: skip
+
+
+def _clipped(name: str, length: int) -> str:
+    plain = "".join(" " if unicodedata.category(char).startswith("C") else char for char in name)
+    return plain if len(plain) <= length else plain[: length - 1] + "…"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The axis of a learning curve: which array of the curve, its unit, the label, and where all panels end."""
+
+    key: str
+    unit: float
+    label: str
+    end: float
+
+
+def axes_of(curves: Sequence[Curve]) -> tuple[Axis, Axis]:
+    """By step, and by wall time in a unit that suits the longest trial."""
+    longest = max((float(np.nanmax(curve.wall)) for curve in curves if not np.isnan(curve.wall).all()), default=0.0)
+    unit, name = (3600.0, "hours") if longest > 7200 else (60.0, "minutes") if longest > 120 else (1.0, "seconds")
+    last_step = max(float(curve.step[-1]) for curve in curves)
+    return Axis("step", 1.0, "step", last_step), Axis("wall", unit, f"{name} of wall time", longest / unit)
+
+
+def score_limits(base: Sequence[Curve]) -> tuple[float, float] | None:
+    """Scores from two fifths of base's way upwards, so that the differences of the end can be seen."""
+    if not base:
+        return None
+    late = np.concatenate([curve.score[2 * len(curve.score) // 5 :] for curve in base])
+    low, high = float(late.min()), float(late.max())
+    room = max(high - low, 1.0)
+    return low - 0.05 * room, high + 0.15 * room
+
+
+def curve_panel(
+    name: str, base: Sequence[Curve], arm: Sequence[Curve], axis: Axis, metric: str, inline: Inliner
+) -> Markup:
+    """Arm over base: mean and range over the finished seeds; other trials as thin lines."""
+    with figure(300, 190) as drawn:
+        axes = drawn.add_axes((0.125, 0.2, 0.855, 0.77))
+        for curves, colour in ((base, "base"), (arm, "arm")):
+            _draw_curves(axes, curves, axis, COLOUR[colour])
+        limits = score_limits(base) or score_limits(arm)
+        if limits:
+            finals = [float(curve.score.max()) for curve in arm]
+            low = min([limits[0], *(final - 0.1 * (limits[1] - limits[0]) for final in finals)])
+            high = max([limits[1], *finals])
+            axes.set_ylim(max(low, 0), min(high, 101))
+        axes.set_xlim(0, 1.02 * axis.end or 1)
+        axes.locator_params(nbins=5)
+        _style(axes)
+        axes.grid(axis="y", color=COLOUR["line"], lw=0.8)
+        axes.set_axisbelow(True)
+        axes.set_xlabel(axis.label, color=COLOUR["muted"], fontsize=11, labelpad=3)
+        axes.tick_params(labelsize=11)
+        ends = [f"{np.mean([c.score[-1] for c in group]):.1f}" if group else "none" for group in (arm, base)]
+        label = f"Validation {metric} by {axis.label}. {name} ends at {ends[0]}, base at {ends[1]} points."
+        return inline(drawn, label, "panel")
+
+
+def _draw_curves(axes: Any, curves: Sequence[Curve], axis: Axis, colour: str) -> None:
+    finished = [curve for curve in curves if curve.finished]
+    if finished:
+        x, scores = _common(finished, axis)
+        if len(finished) > 1:
+            axes.fill_between(x, scores.min(0), scores.max(0), color=colour, alpha=0.2, lw=0)
+        axes.plot(x, scores.mean(0), color=colour, lw=1.8, solid_joinstyle="round")
+    for curve in curves:
+        if not curve.finished:
+            x = getattr(curve, axis.key) / axis.unit
+            axes.plot(x, curve.score, color=colour, lw=0.9, ls=(0, (3, 2)))
+            if curve.status != "unfinished":
+                axes.plot(x[-1:], curve.score[-1:], "x", color=COLOUR["hurts"], ms=7, mew=1.8)
+
+
+def _common(curves: Sequence[Curve], axis: Axis) -> tuple[np.ndarray, np.ndarray]:
+    """Scores (seeds, points) on shared places of the axis, as far as all seeds reach."""
+    places = [getattr(curve, axis.key) / axis.unit for curve in curves]
+    longest = max(len(place) for place in places)
+    x = np.linspace(max(p[0] for p in places), min(p[-1] for p in places), min(longest, POINTS_A_CURVE))
+    return x, np.array([np.interp(x, p, curve.score) for p, curve in zip(places, curves)])
+
+
+def _style(axes: Any) -> None:
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(COLOUR["line"])
+    axes.tick_params(colors=COLOUR["muted"], length=0, pad=5)
+    axes.patch.set_visible(False)

@@ -1,0 +1,207 @@
+"""The report of a study: everything the template shows, put into words and pictures here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from vitmods.study import words
+from vitmods.study.report.drawing import draw
+from vitmods.study.report.figures import Row, axes_of, curve_panel, forest
+from vitmods.study.report.load import Curve, read_curves, read_results, read_samples
+from vitmods.study.report.pictures import thumbnails
+from vitmods.study.report.settings import differences, pairs, sizes, splits
+from vitmods.study.report.svg import Inliner
+from vitmods.study.stats import CANNOT_TELL, Effect
+from vitmods.study.store import write_text
+from vitmods.train.files import disk_errors
+
+FEW_SEEDS = 5
+
+
+def write_report(study_dir: str | Path, out: str | Path | None = None) -> Path:
+    """Write the report of a study, finished or not, as one HTML file without outside parts; returns its path.
+
+    Reads results.json, the trials' metrics.jsonl and, if there, samples.npz. `out` None: report.html in the folder.
+
+    Raises:
+        UserError: the folder holds no results, or the file cannot be written.
+    """
+    study = Path(study_dir)
+    path = Path(out) if out is not None else study / "report.html"
+    page = render(study)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, page)
+    return path
+
+
+def render(study: Path) -> str:
+    """The page as text. The same study gives the same text."""
+    environment = Environment(
+        loader=PackageLoader("vitmods.study.report", "."),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.globals.update(words=words, link=_link)
+    css = Markup((Path(__file__).parent / "style.css").read_text(encoding="utf-8"))
+    return environment.get_template("template.html").render(page=Page(study, read_results(study)), css=css)
+
+
+@dataclass(frozen=True)
+class ArmView:
+    """One arm as the page shows it."""
+
+    anchor: str
+    name: str
+    raw: Mapping[str, Any]
+    effect: Effect | None
+    base: Mapping[str, Any]
+
+    @property
+    def verdict(self) -> str:
+        return self.effect.verdict if self.effect else CANNOT_TELL
+
+    @property
+    def cost(self) -> Mapping[str, Any]:
+        return self.raw.get("cost") or {}
+
+    @property
+    def differences(self) -> list[tuple[str, str, str]]:
+        """(setting, base's value, the arm's value), recipe overrides included."""
+        return differences(self.base["config"], self.raw["config"]) + [
+            (f"recipe: {key}", "", str(value)) for key, value in (self.raw.get("recipe") or {}).items()
+        ]
+
+    def status(self, seed: str) -> str:
+        """How the trial of one seed stands."""
+        return next((str(t["status"]) for t in self.raw["trials"] if str(t["seed"]) == seed), "not run")
+
+    def difference(self, seed: str) -> float | None:
+        """The paired difference of one seed in points."""
+        mine, bases = self.raw["values"].get(seed), self.base["values"].get(seed)
+        return None if mine is None or bases is None else 100 * (mine - bases)
+
+
+class Page:
+    """What the template asks for, computed once."""
+
+    def __init__(self, study: Path, results: dict[str, Any]) -> None:
+        self.study = study
+        self.results = results
+        self.base = results["base"]
+        self.metric = words.metric_name(results)
+        self.margin = float(results["margin"])
+        self.inline = Inliner()
+
+    @cached_property
+    def arms(self) -> list[ArmView]:
+        """Best verdict first."""
+        views = [
+            ArmView(f"arm{i}", str(raw["name"]), raw, words.effect_of(raw), self.base)
+            for i, raw in enumerate(self.results["arms"])
+        ]
+        return sorted(views, key=lambda view: words.rank(view.effect))
+
+    @property
+    def title(self) -> str:
+        return f"{self.results['data']['name']}: which change helps {self.base['name']}?"
+
+    @property
+    def headline(self) -> str:
+        return words.headline(view.effect.verdict if view.effect else None for view in self.arms)
+
+    @property
+    def seeds(self) -> list[str]:
+        return list(self.base["values"])
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """What a reader must know before trusting the page; the gravest first."""
+        return [*self._incomplete(), *map(str, self.results["warnings"]), *self._few_seeds()]
+
+    def _incomplete(self) -> Iterator[str]:
+        if self.results["complete"]:
+            return
+        trials = [*self.base["trials"], *(trial for arm in self.results["arms"] for trial in arm["trials"])]
+        done = sum(trial["status"] in ("finished", "diverged") for trial in trials)
+        yield (
+            f"This study is not complete: {done} of {len(trials)} trials have ended. Every verdict is provisional; "
+            "run the command at the foot of the page again to finish it."
+        )
+
+    def _few_seeds(self) -> Iterator[str]:
+        if len(self.seeds) >= FEW_SEEDS:
+            return
+        found = sorted(v.effect.detectable for v in self.arms if v.effect and v.effect.detectable > 0)
+        power = f" An effect smaller than about {found[len(found) // 2]:.1f} points would be missed." if found else ""
+        yield f"{words.plural(len(self.seeds), 'seed')} only: intervals are wide, and most verdicts stay open.{power}"
+
+    @cached_property
+    def forests(self) -> list[Markup]:
+        """The interval plot for wide and for narrow screens; none where no arm has a pair yet."""
+        rows = [
+            Row(view.name, view.effect, [d for seed in self.seeds if (d := view.difference(seed)) is not None])
+            for view in self.arms
+            if view.effect and view.effect.n
+        ]
+        return [forest(rows, self.margin, self.metric, self.inline, narrow) for narrow in (False, True)] if rows else []
+
+    @cached_property
+    def curves(self) -> list[dict[str, Any]]:
+        """One entry for each axis: its label and a panel an arm."""
+        metric = str(self.results["metric"]["name"])
+        base = read_curves(self.study, self.base["trials"], metric)
+        arms = [(view, read_curves(self.study, view.raw["trials"], metric)) for view in self.arms]
+        every: list[Curve] = base + [curve for _, curves in arms for curve in curves]
+        if not every:
+            return []
+        return [
+            {
+                "label": axis.label,
+                "panels": [
+                    (view, curve_panel(view.name, base, curves, axis, self.metric, self.inline))
+                    for view, curves in arms
+                    if curves
+                ]
+                or [(None, curve_panel("base", base, [], axis, self.metric, self.inline))],
+            }
+            for axis in axes_of(every)
+        ]
+
+    @property
+    def base_drawing(self) -> Markup:
+        return draw(self.base["config"], None, "Base")
+
+    def drawing(self, view: ArmView) -> Markup:
+        return draw(view.raw["config"], self.base["config"], view.name)
+
+    @cached_property
+    def samples(self) -> list[dict[str, Any]]:
+        return thumbnails(read_samples(self.study))
+
+    @property
+    def splits(self) -> list[dict[str, Any]]:
+        return splits(self.results["data"])
+
+    @property
+    def sizes(self) -> str:
+        return sizes(self.results["data"])
+
+    def pairs(self, name: str) -> list[tuple[str, str]]:
+        """Flat (setting, value) pairs of one part of the results."""
+        return pairs(self.results[name])
+
+
+def _link(url: Any) -> str | None:
+    """The address of a citation, if it is one that a browser may follow."""
+    text = str(url or "")
+    return text if text.startswith(("https://", "http://")) else None

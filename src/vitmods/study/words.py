@@ -1,0 +1,220 @@
+"""Numbers and verdicts in plain words, for the page and the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from vitmods.study.stats import CANNOT_TELL, HELPS, HURTS, NO_WORSE, VERDICTS, Effect
+
+GLYPHS = {HELPS: "▲", NO_WORSE: "≈", CANNOT_TELL: "?", HURTS: "▼"}
+METRICS = {"top1": "top-1", "top5": "top-5"}
+PRESERVES = {
+    "function": "starts with base's outputs",
+    "weights": "keeps base's weights",
+    "nothing": "needs weights of its own",
+}
+MANY_SEEDS = 1000
+COSTS = (("train_step", "training step"), ("infer_n", "inference"), ("peak_memory", "memory"))
+
+
+def effect_of(arm: Mapping[str, Any]) -> Effect | None:
+    """The arm's effect as an object, or None where results.json has none yet."""
+    return Effect.from_dict(arm["effect"]) if arm.get("effect") else None
+
+
+def rank(effect: Effect | None) -> tuple[int, float]:
+    """Sorts arms: best verdict first, then the larger effect; arms without a number last."""
+    if effect is None or effect.n == 0:
+        return len(VERDICTS), 0.0
+    return VERDICTS.index(effect.verdict), -effect.mean
+
+
+def metric_name(results: Mapping[str, Any]) -> str:
+    """`top-1` for `top1`; other names as they are."""
+    name = str(results["metric"]["name"])
+    return METRICS.get(name, name)
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """`+0.42`, with a real minus sign and no sign on zero; a dash for NaN."""
+    if math.isnan(value):
+        return "–"
+    text = f"{value:+.{digits}f}"
+    if float(text) == 0:
+        return text[1:]
+    return text.replace("-", "−")
+
+
+def interval(effect: Effect) -> str:
+    """`[+0.11, +0.73]`, or nothing where there is none."""
+    return f"[{signed(effect.low)}, {signed(effect.high)}]" if effect.has_interval else ""
+
+
+def probability(p: float) -> str:
+    """Two significant digits at most, and no false zero."""
+    if math.isnan(p):
+        return "–"
+    return "<0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def ratio(value: float | None) -> str:
+    """`1.08×`; a dash where it was not measured."""
+    return "–" if value is None or math.isnan(value) else f"{value:.2f}×"
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """`1 seed`, `3 seeds`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def listing(parts: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 2 else parts)
+
+
+def duration(seconds: float) -> str:
+    """`12 s`, `3.4 min`, `2.1 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def headline(verdicts: Iterable[str | None]) -> str:
+    """One sentence for the whole study; None stands for an arm without an effect yet."""
+    count = Counter(verdict or CANNOT_TELL for verdict in verdicts)
+    total = sum(count.values())
+    if total == 1:
+        return {
+            HELPS: "The change helps.", HURTS: "The change hurts.", NO_WORSE: "The change is no worse than base.",
+            CANNOT_TELL: "This study cannot tell whether the change helps.",
+        }[next(iter(count))]  # fmt: skip
+    parts = []
+    if count[HELPS]:
+        parts.append(f"{count[HELPS]} {'helps' if count[HELPS] == 1 else 'help'}")
+    if count[NO_WORSE]:
+        parts.append(f"{count[NO_WORSE]} {'is' if count[NO_WORSE] == 1 else 'are'} no worse")
+    if count[HURTS]:
+        parts.append(f"{count[HURTS]} {'hurts' if count[HURTS] == 1 else 'hurt'}")
+    if not parts:
+        return f"This study cannot tell for any of the {total} arms."
+    rest = f"; for {count[CANNOT_TELL]} this study cannot tell" if count[CANNOT_TELL] else ""
+    return f"Of {total} arms, {listing(parts)}{rest}."
+
+
+def lead(effect: Effect | None, arm: str) -> str:
+    """The start of the sentence: the arm and its verdict."""
+    verdict = effect.verdict if effect else CANNOT_TELL
+    return {
+        HELPS: f"{arm} helps",
+        HURTS: f"{arm} hurts",
+        NO_WORSE: f"{arm} is no worse",
+        CANNOT_TELL: f"For {arm} this study cannot tell",
+    }[verdict]
+
+
+def finding(effect: Effect | None, metric: str, trials: int) -> str:
+    """The rest of the sentence: how much, how sure, and for `cannot tell` why. `trials` is the number planned."""
+    if effect is None or effect.n == 0:
+        return _nothing_to_compare(effect, trials)
+    points = f"{signed(effect.mean)} points of {metric}"
+    level = f"{100 * (1 - effect.alpha):.0f}\u00a0% interval {signed(effect.low)} to {signed(effect.high)}, "
+    pairs = plural(effect.n, "paired seed")
+    sentence = f"{points} ({level if effect.has_interval else ''}{pairs})"
+    remark = _remark(effect)
+    return f"{sentence}. {remark}" if remark else f"{sentence}."
+
+
+def _nothing_to_compare(effect: Effect | None, trials: int) -> str:
+    if effect and effect.diverged:
+        return f"{effect.diverged} of its {plural(trials, 'trial')} diverged, and no seed is left to compare with base."
+    return "no seed has finished in both this arm and base yet."
+
+
+def _remark(effect: Effect) -> str:
+    if effect.verdict == HURTS:
+        small = f"The loss is within the margin of {effect.margin:g} points." if effect.low > -effect.margin else ""
+        return sentences(small, _divergence(effect))
+    if effect.verdict == NO_WORSE:
+        return f"A loss of {effect.margin:g} points or more is ruled out."
+    if effect.verdict == HELPS:
+        return ""
+    return sentences(_divergence(effect), _why_unsure(effect))
+
+
+def sentences(*parts: str) -> str:
+    """The sentences that say something, one after the other."""
+    return " ".join(part for part in parts if part)
+
+
+def _divergence(effect: Effect) -> str:
+    if not effect.diverged:
+        return ""
+    count = plural(effect.diverged, "trial")
+    consequence = "" if effect.verdict == HURTS else ", which rules out a favourable verdict"
+    return f"{count} of this arm diverged{consequence}."
+
+
+def _why_unsure(effect: Effect) -> str:
+    if effect.n == 1:
+        return "One pair has no spread; run more seeds."
+    if not effect.has_interval:
+        return "All pairs differ by the same amount, so the spread is unknown; test on more pictures."
+    if effect.diverged:
+        return ""
+    if effect.low > 0 or effect.high < 0:
+        return f"Alone, its interval leaves out zero; corrected for {effect.family} arms, it does not."
+    if effect.low > -effect.margin:
+        return f"Alone, its interval rules out a loss of the margin; corrected for {effect.family} arms, it does not."
+    return _seeds_for_margin(effect)
+
+
+def _seeds_for_margin(effect: Effect) -> str:
+    if not effect.margin:
+        return f"It could have found {effect.detectable:.2f} points or more."
+    needed = effect.seeds_needed(effect.margin)
+    if needed <= effect.n:
+        return f"It could have found {effect.detectable:.2f} points or more."
+    seeds = f"about {needed}" if needed <= MANY_SEEDS else f"more than {MANY_SEEDS:,}"
+    return f"An effect of {effect.margin:g} points takes {seeds} seeds to find."
+
+
+def costs(cost: Mapping[str, Any] | None) -> str:
+    """`training step 1.08× · inference 1.02× · …`; empty where nothing was measured."""
+    if not cost:
+        return ""
+    parts = [f"{label} {ratio(cost[key]['ratio'])}" for key, label in COSTS if cost.get(key)]
+    if cost.get("params") is not None:
+        parts.append(f"parameters {ratio(cost['params'])}")
+    return " · ".join(parts)
+
+
+def fine_ratio(value: float | None) -> str:
+    """Like `ratio`, but a difference below a hundredth stays visible."""
+    if value is None:
+        return "–"
+    return f"{value:.4f}×" if 0 < abs(value - 1) < 0.005 else ratio(value)
+
+
+def count(value: float) -> str:
+    """`5.36 M`, `359 M`, `4.61 G`."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:g} "
+
+
+def short_time(seconds: float) -> str:
+    """`4.8 ms`, `1.2 s`."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def model_size(config: Mapping[str, Any]) -> str:
+    """One sentence with the sizes of a ViT."""
+    rows, columns = config["img_size"]
+    return (
+        f"{config['depth']} blocks, width {config['embed_dim']}, {plural(config['num_heads'], 'head')}, "
+        f"pictures of {rows} × {columns} pixels."
+    )

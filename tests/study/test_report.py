@@ -1,0 +1,230 @@
+"""The report as text: what it says, that it escapes what users name, and that it needs nothing from outside."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from vitmods.errors import UserError
+from vitmods.study.report import read_results, write_report, write_samples
+from vitmods.study.report.drawing import draw
+from vitmods.study.report.load import read_curves, read_samples
+from vitmods.study.words import headline
+
+HOSTILE = ["<script>alert(1)</script>", "\"quoted\" & 'single'", "naïve – 腕 ΔΣ", "$x_1$ {{ 7*7 }}"]
+
+
+class Loads(HTMLParser):
+    """Collects ids, tags, text, and whatever a browser would fetch."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.ids, self.fetched, self.links, self.tags, self.text = [], [], [], [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.tags.append(tag)
+        if attrs.get("id"):
+            self.ids.append(attrs["id"])
+        if tag == "a":
+            self.links.append(attrs["href"])
+        else:
+            self.fetched += [
+                attrs[key] for key in ("src", "href", "srcset", "data", "action", "xlink:href") if key in attrs
+            ]
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def study(synthetic, tmp_path_factory):
+    study = synthetic.make_study(
+        tmp_path_factory.mktemp("report") / "study",
+        evaluations=200,
+        diverge=[(4, 1)],
+        rename=dict(enumerate(HOSTILE, 5)),
+        classes=["cat", *HOSTILE],
+    )
+    results = synthetic.read_results(study)
+    results["arms"][0]["describe"][0] |= {"url": "javascript:alert(1)", "paper": "<b>bold</b>"}
+    results["data"]["unreadable"] = [{"split": "train", "path": "a/<img src=x>.jpg", "reason": "truncated"}]
+    results["data"]["left_out"] = 1
+    results["warnings"].append("1 picture that cannot be read was left out.")
+    results["command"] += " --data '<i>'"
+    synthetic.write_results(study, results)
+    write_samples(study, synthetic.sample_pictures(["cat", *HOSTILE]))
+    return study
+
+
+@pytest.fixture(scope="module")
+def page(study):
+    return write_report(study).read_text(encoding="utf-8")
+
+
+def words_of(page):
+    return re.sub(r"\s+", " ", " ".join(Loads(page).text))
+
+
+def test_ten_arms_by_five_seeds_stay_under_two_megabytes(study, page):
+    assert (study / "report.html").stat().st_size < 2_000_000
+    assert len(read_results(study)["arms"]) == 10
+
+
+def test_every_arm_has_its_verdict_effect_and_cost(study, page):
+    text = words_of(page)
+    verdicts = [arm["effect"]["verdict"] for arm in read_results(study)["arms"]]
+    assert headline(verdicts) in text
+    for arm in read_results(study)["arms"]:
+        effect = arm["effect"]
+        assert arm["name"] in text
+        assert f"{effect['mean']:+.2f} points of top-1".replace("-", "−") in text
+        assert f"{arm['cost']['train_step']['ratio']:.2f}×" in text
+    assert text.index("dpn+rms") < text.index("post on MLP")
+
+
+def test_what_users_name_is_escaped(page):
+    loads = Loads(page)
+    assert not {"script", "i", "b", "iframe", "object"} & set(loads.tags)
+    text = "".join(loads.text)
+    for name in [*HOSTILE, "<b>bold</b>", "a/<img src=x>.jpg", "--data '<i>'"]:
+        assert name in text
+    assert "49" not in re.findall(r"\$x_1\$ (\S+)", text)
+
+
+def test_nothing_is_fetched_and_links_are_web_addresses(page):
+    loads = Loads(page)
+    assert all(target.startswith(("data:", "#")) for target in loads.fetched)
+    assert all(link.startswith(("https://", "#")) for link in loads.links)
+    assert "javascript:" not in page
+    assert not re.search(r"url\((?!#)|@import|xmlns|<\?xml|<!DOCTYPE svg", page)
+    assert "default-src 'none'" in page
+
+
+def test_ids_are_unique_and_references_resolve(page):
+    ids = Loads(page).ids
+    assert len(ids) == len(set(ids))
+    references = re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"|aria-labelledby=\"([^\"]+)\"", page)
+    assert references
+    assert {next(filter(None, groups)) for groups in references} <= set(ids)
+
+
+def test_plots_take_every_colour_from_the_page(page):
+    for svg in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
+        assert not re.search(r"(fill|stroke): ?(#|rgb|black|white)", svg)
+        assert 'aria-label="' in svg
+    assert "DejaVu" not in page
+
+
+def test_the_same_study_gives_the_same_page(study, page, tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("matplotlib").rcParams, "lines.linewidth", 17)
+    assert write_report(study, tmp_path / "new" / "r.html").read_text(encoding="utf-8") == page
+
+
+def test_warnings_stand_before_the_verdicts(page):
+    assert page.index("left out.") < page.index('id="verdicts"')
+    assert page.index("post on MLP, seed 1 diverged") < page.index('id="verdicts"')
+    assert "1 trial of this arm diverged" in page
+
+
+def test_an_unfinished_study_says_so_and_shows_what_there_is(synthetic, tmp_path):
+    missing = [(-1, 1), (0, 1), (0, 2), *((1, seed) for seed in range(3))]
+    study = synthetic.make_study(tmp_path / "s", arms=2, seeds=3, missing=missing)
+    running = study / "trials" / "arm0" / "seed1"
+    running.mkdir(parents=True)
+    row = json.dumps({"step": 90, "epoch": 1, "wall_s": 4.0, "split": "val", "loss": 1.0, "top1": 0.4})
+    (running / "metrics.jsonl").write_text(row + "\n" + row[:20])  # killed while writing
+    results = synthetic.read_results(study)
+    results["arms"][1]["effect"] = None
+    results["arms"][1]["cost"] = results["cost_base"] = None
+    synthetic.write_results(study, results)
+    text = words_of(write_report(study).read_text())
+    assert "This study is not complete: 3 of 9 trials have ended" in text
+    assert "3 seeds only" in text
+    assert "no seed has finished in both this arm and base yet" in text
+    assert "One pair has no spread" in text
+
+
+def test_nothing_finished_at_all(synthetic, tmp_path):
+    missing = [(arm, seed) for arm in (-1, 0) for seed in range(2)]
+    text = words_of(write_report(synthetic.make_study(tmp_path / "s", arms=1, seeds=2, missing=missing)).read_text())
+    assert "base has not finished" in text
+    assert "No seed has finished in both base and an arm yet." in text
+
+
+def test_an_arm_whose_every_trial_diverged(synthetic, tmp_path):
+    diverge = [(0, seed) for seed in range(5)]
+    text = words_of(write_report(synthetic.make_study(tmp_path / "s", arms=2, diverge=diverge)).read_text())
+    assert "5 of its 5 trials diverged" in text
+
+
+def test_one_arm_on_one_seed(synthetic, tmp_path):
+    text = words_of(write_report(synthetic.make_study(tmp_path / "s", arms=1, seeds=1)).read_text())
+    assert "This study cannot tell whether the change helps." in text
+
+
+def test_a_folder_without_a_study_is_a_clear_error(tmp_path):
+    with pytest.raises(UserError, match=r"no results\.json"):
+        write_report(tmp_path)
+    (tmp_path / "results.json").write_text("{")
+    with pytest.raises(UserError, match="damaged"):
+        write_report(tmp_path)
+    (tmp_path / "results.json").write_text('{"schema": 2}')
+    with pytest.raises(UserError, match="schema 2"):
+        write_report(tmp_path)
+
+
+def test_curves_are_not_read_from_outside_the_study(study):
+    outside = study.parent / "metrics.jsonl"
+    outside.write_text('{"step": 1, "split": "val", "top1": 0.5, "wall_s": 1}\n')
+    assert read_curves(study, [{"folder": "..", "seed": 0, "status": "finished"}], "top1") == []
+
+
+def test_samples_of_several_sizes_and_kinds_round_trip(tmp_path):
+    samples = [
+        ("grey", np.zeros((8, 9), np.uint8)),
+        ("one channel", np.ones((8, 8, 1), np.uint8)),
+        ("photo", np.full((300, 200, 3), 128, np.uint8)),
+        ("many channels", np.ones((8, 8, 5), np.uint8)),
+    ]
+    write_samples(tmp_path, samples)
+    read = read_samples(tmp_path)
+    assert [name for name, _ in read] == [name for name, _ in samples]
+    assert all(np.array_equal(a, b) for (_, a), (_, b) in zip(read, samples))
+    from vitmods.study.report.pictures import thumbnails
+
+    shown = thumbnails(read)
+    assert [picture["uri"][:15] for picture in shown] == ["data:image/png;"] * 2 + ["data:image/jpeg"] + [
+        "data:image/png;"
+    ]
+    np.savez(tmp_path / "samples.npz", images=np.zeros((2, 4, 4, 3), np.uint8), names=np.array(["a", "b"]))
+    assert len(read_samples(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        ({"stem": {"before": {"kind": "layer", "eps": 1e-6}}}, ["LayerNorm (new), linear"]),
+        (
+            {"attn": {"before": None, "after": {"kind": "layer"}}},
+            ["LayerNorm (removed), attention", "+, LayerNorm (new)"],
+        ),
+        ({"mlp": {"before": {"kind": "rms"}}}, ["MLP branch: RMSNorm (changed)"]),
+        ({"mlp": {"inner": {"kind": "layer"}}}, ["linear, GELU, LayerNorm (new), linear, +"]),
+        ({"layer_scale": 1e-4}, ["linear, scale, 0.0001 (new), +"]),
+        ({"final_norm": None}, ["12 blocks, LayerNorm (removed), class token"]),
+        ({"pool": "avg"}, ["mean of tokens (changed)"]),
+        ({"head_scale": True}, ["attention, scale of heads (new), linear"]),
+        ({"mlp": {"before": {"kind": "from <the> future"}}}, ["from &lt;the&gt; future (changed)"]),
+    ],
+)
+def test_drawings_mark_what_differs_from_base(synthetic, edit, words):
+    base = synthetic.edited({})
+    config = {k: {**base[k], **edit[k]} if isinstance(edit.get(k), dict) else edit.get(k, v) for k, v in base.items()}
+    drawing = str(draw(config, base, "arm"))
+    for part in words:
+        assert part in drawing
+    assert "(" not in draw(base, base, "arm").split("aria-label=")[1].split(">")[0]
