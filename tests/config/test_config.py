@@ -1,0 +1,195 @@
+import dataclasses
+import json
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from vitmods import ViTConfig
+from vitmods.config import NORM_KINDS, BranchConfig, NormConfig, StemConfig, nearest
+from vitmods.errors import UserError
+
+norms = st.builds(NormConfig, st.sampled_from(NORM_KINDS), st.floats(1e-12, 1.0), st.booleans())
+maybe_norm = st.none() | norms
+probability = st.floats(0, 0.99)
+side = st.integers(1, 6)
+
+
+@st.composite
+def configs(draw):
+    rows, columns, heads = draw(side), draw(side), draw(st.integers(1, 4))
+    patch = (draw(side), draw(side))
+    fields = {
+        "img_size": (rows * patch[0], columns * patch[1]),
+        "patch_size": patch,
+        "in_chans": draw(st.integers(1, 13)),
+        "num_classes": draw(st.integers(0, 5)),
+        "num_heads": heads,
+        "embed_dim": heads * 4 * draw(st.integers(1, 3)),
+        "depth": draw(st.integers(1, 4)),
+        "mlp_dim": draw(st.integers(1, 40)),
+        "qkv_bias": draw(st.booleans()),
+        "qk_norm": draw(maybe_norm),
+        "activation": draw(st.sampled_from(["gelu", "gelu_tanh"])),
+        "stem": StemConfig(draw(st.booleans()), draw(maybe_norm), draw(maybe_norm)),
+        "position": draw(st.sampled_from(["learn", "sincos2d", "none"])),
+        "position_on_prefix": draw(st.booleans()),
+        "position_norm": draw(maybe_norm),
+        "position_norm_on_prefix": draw(st.booleans()),
+        "class_token": draw(st.booleans()),
+        "reg_tokens": draw(st.integers(0, 3)),
+        "attn": BranchConfig(*(draw(maybe_norm) for _ in range(4))),
+        "mlp": BranchConfig(*(draw(maybe_norm) for _ in range(4))),
+        "head_scale": draw(st.booleans()),
+        "layer_scale": draw(st.none() | st.floats(1e-6, 1)),
+        "final_norm": draw(maybe_norm),
+        "pool": draw(st.sampled_from(["token", "avg", "map", "none"])),
+        "norm_after_pool": draw(st.booleans()),
+        "representation": draw(st.booleans()),
+        "head_bias": draw(st.floats(-10, 10)),
+        **{name: draw(probability) for name in ("pos_drop", "proj_drop", "attn_drop", "head_drop", "drop_path")},
+        "drop_path_shape": draw(st.sampled_from(["linear", "constant"])),
+        "init": draw(st.sampled_from(["timm", "big_vision"])),
+    }
+    assert fields.keys() == {f.name for f in dataclasses.fields(ViTConfig)}  # a new field must be drawn here too
+    try:
+        return ViTConfig(**fields)
+    except UserError:
+        assume(False)
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(configs())
+def test_json_gives_back_the_same_config(config):
+    text = config.to_json()
+    again = ViTConfig.from_json(text)
+    assert again == config
+    assert hash(again) == hash(config)
+    assert again.to_json() == text
+
+
+def test_json_of_old_configs_takes_defaults_for_new_fields():
+    assert ViTConfig.from_dict({}) == ViTConfig()
+    assert ViTConfig.from_dict({"depth": 3, "stem": {"bias": False}}) == ViTConfig(depth=3, stem=StemConfig(False))
+
+
+@pytest.mark.parametrize(
+    ("values", "nearest_name"),
+    [
+        ({"dept": 3}, "'depth'"),
+        ({"stem": {"befor": None}}, "'before'"),
+        ({"final_norm": {"kind": "layr"}}, "'layer'"),
+        ({"attn": {"before": {"epsilon": 1e-6}}}, "'eps'"),
+    ],
+    ids=str,
+)
+def test_unknown_fields_of_json_are_errors_that_name_the_nearest(values, nearest_name):
+    with pytest.raises(UserError, match=nearest_name):
+        ViTConfig.from_json(json.dumps(values))
+
+
+def test_configs_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ViTConfig().depth = 3
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "depth", "mlp", "heads", "patch"),
+    [
+        ("mu/2", 32, 1, 128, 2, 2),
+        ("mu6/2", 32, 6, 128, 2, 2),
+        ("Ti/4", 192, 12, 768, 3, 4),
+        ("S/16", 384, 12, 1536, 6, 16),
+        ("S36/16", 384, 36, 1536, 6, 16),
+        ("B/32", 768, 12, 3072, 12, 32),
+        ("L/16", 1024, 24, 4096, 16, 16),
+        ("H/14", 1280, 32, 5120, 16, 14),
+        ("vit_tiny_patch16_224", 192, 12, 768, 3, 16),
+        ("vit_small_patch32_384", 384, 12, 1536, 6, 32),
+        ("vit_huge_patch14_224", 1280, 32, 5120, 16, 14),
+    ],
+)
+def test_names(name, width, depth, mlp, heads, patch):
+    config = ViTConfig.from_name(name)
+    assert (config.embed_dim, config.depth, config.mlp_dim, config.num_heads) == (width, depth, mlp, heads)
+    assert config.patch_size == (patch, patch)
+
+
+def test_timms_names_carry_the_picture_size_and_keywords_win():
+    assert ViTConfig.from_name("vit_small_patch32_384").img_size == (384, 384)
+    assert ViTConfig.from_name("vit_small_patch32_384", img_size=(64, 32)).img_size == (64, 32)
+    assert ViTConfig.from_name("S/16", depth=5, num_classes=37).depth == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("s/16", "'S/16'"),
+        ("Tiny/16", "'Ti/16'"),
+        ("vit_smal_patch16_224", "'vit_small_patch16_224'"),
+        ("S", "sizes: mu, Ti, S, B, L, H"),
+        ("S/16/2", "S/16"),
+        ("S-1/16", "S/16"),
+        ("", "S/16"),
+        ("S0/16", "depth"),
+        ("S/0", "patch_size"),
+    ],
+)
+def test_unknown_names_are_errors_with_a_hint(name, hint):
+    with pytest.raises(UserError, match=hint):
+        ViTConfig.from_name(name)
+
+
+def test_unknown_settings_name_the_nearest():
+    with pytest.raises(UserError, match="'num_classes'"):
+        ViTConfig.from_name("S/16", num_class=3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"img_size": 225}, "224 or 240"),
+        ({"img_size": (224, 10)}, "width 10.*use 16 or 16"),
+        ({"img_size": (1, 2, 3)}, "img_size"),
+        ({"img_size": 32.0}, "img_size"),
+        ({"patch_size": -16}, "patch_size"),
+        ({"depth": 0}, "depth"),
+        ({"in_chans": 0}, "in_chans"),
+        ({"num_classes": -1}, "num_classes"),
+        ({"num_heads": 5}, "384.*5"),
+        ({"drop_path": 1.0}, "drop_path"),
+        ({"proj_drop": -0.1}, "proj_drop"),
+        ({"pool": "mean"}, "pool"),
+        ({"position": "sincos"}, "'sincos2d'"),
+        ({"activation": "relu"}, "activation"),
+        ({"init": "tim"}, "'timm'"),
+        ({"class_token": False}, "pool='token' needs a class token"),
+        ({"pool": "map", "norm_after_pool": True}, "norm_after_pool"),
+        ({"position": "sincos2d"}, "position_on_prefix=False"),
+        ({"position": "sincos2d", "position_on_prefix": False, "embed_dim": 6}, "multiple of 4"),
+        ({"layer_scale": 0.0}, "layer_scale"),
+    ],
+    ids=str,
+)
+def test_parts_that_do_not_fit_are_errors_that_say_what_to_do(fields, says):
+    with pytest.raises(UserError, match=says):
+        ViTConfig(**fields)
+
+
+def test_norms_check_themselves():
+    with pytest.raises(UserError, match="'layer'"):
+        NormConfig("layr")
+    with pytest.raises(UserError, match="eps"):
+        NormConfig(eps=0.0)
+
+
+def test_grid_of_a_rectangle_is_rows_by_columns():
+    config = ViTConfig(img_size=(32, 48), patch_size=(4, 16))
+    assert config.grid == (8, 3)
+    assert config.num_patches == 24
+    assert ViTConfig(reg_tokens=4).num_prefix_tokens == 5
+
+
+def test_nearest_lists_all_where_none_is_close():
+    assert nearest("dnp", ["dpn", "rms"]) == "Did you mean 'dpn'?"
+    assert nearest("zzzz", ["rms", "dpn"]) == "Known: dpn, rms."

@@ -1,0 +1,72 @@
+"""The front door: what importing costs, and that names mean the same whatever is imported first."""
+
+import subprocess
+import sys
+
+import pytest
+
+import vitmods as vm
+
+
+def run(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import vitmods",
+        "import vitmods.config, vitmods.errors; vitmods.config.ViTConfig.from_name('S/16').to_json()",
+        "import vitmods.changes; str(vitmods.parse_changes('dpn(before=false)+rms+subln+postnorm+layerscale'))",
+        "import vitmods.changes, vitmods; vitmods.DualPatchNorm().edit(vitmods.ViTConfig())",
+        "import vitmods.recipes",
+    ],
+)
+def test_describing_models_needs_no_torch(statement):
+    heavy = "{'torch', 'timm', 'torchvision', 'scipy', 'sklearn', 'matplotlib', 'lightning_fabric', 'PIL'}"
+    assert run(f"{statement}\nimport sys\nprint(sorted({heavy} & set(sys.modules)))") == "[]\n"
+
+
+FIRST = [
+    "import vitmods.vit",
+    "import vitmods.apply",
+    "from vitmods.vit import ViT",
+    "from vitmods import apply, vit",
+    "import vitmods.apply, vitmods.vit, vitmods.config",
+]
+
+
+def test_functions_are_not_hidden_by_the_files_they_live_in():
+    """... whatever is imported first; and building and changing models needs no other library than torch."""
+    code = f"""
+import sys
+for first in {FIRST}:
+    for name in [n for n in sys.modules if n.startswith("vitmods")]:
+        del sys.modules[name]
+    exec(first)
+    import vitmods as vm
+    print(type(vm.apply(vm.vit("mu/4", img_size=8), vm.DualPatchNorm())).__name__)
+print(sorted({{"timm", "torchvision", "sklearn", "matplotlib", "scipy"}} & set(sys.modules)))
+"""
+    assert run(code).split("\n") == ["ViT"] * len(FIRST) + ["[]", ""]
+
+
+def test_every_public_name_is_there_and_listed():
+    for name in vm.__all__:
+        assert getattr(vm, name) is not None
+        assert name in dir(vm)
+    assert vm.vit is not None
+    assert callable(vm.vit)
+
+
+def test_every_change_is_a_public_name():
+    for kind in vm.changes.REGISTRY.values():
+        assert getattr(vm, kind.__name__) is kind
+        assert kind.__name__ in dir(vm)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="DualPatchnorm"):
+        _ = vm.DualPatchnorm
