@@ -140,7 +140,8 @@ class ViTConfig:
     def from_dict(cls, values: Mapping[str, Any]) -> "ViTConfig":
         parts = dict(values)
         for name in ("qk_norm", "position_norm", "final_norm"):
-            parts[name] = _build(NormConfig, parts.get(name))
+            if name in parts:
+                parts[name] = _build(NormConfig, parts[name])
         for name, kind in (("stem", StemConfig), ("attn", BranchConfig), ("mlp", BranchConfig)):
             if isinstance(parts.get(name), Mapping):
                 norms = {key: _build(NormConfig, v) if key != "bias" else v for key, v in parts[name].items()}
@@ -159,7 +160,7 @@ class ViTConfig:
         shape: dict[str, Any] = {
             "patch_size": patch,
             "embed_dim": width,
-            "depth": depth or default_depth,
+            "depth": default_depth if depth is None else depth,
             "num_heads": heads,
             "mlp_dim": mlp_dim,
         }
@@ -198,7 +199,7 @@ def _parse_name(name: str) -> tuple[str, int | None, int, int | None]:
 
 
 def _pair(name: str, value: Any) -> tuple[int, int]:
-    sides = (value, value) if isinstance(value, int) else tuple(value)
+    sides = tuple(value) if isinstance(value, list | tuple) else (value, value)
     if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
         raise UserError(f"{name} must be one or two positive whole numbers (rows, columns), got {value!r}.")
     return sides
@@ -222,6 +223,8 @@ def _check(config: ViTConfig) -> None:
     for name in ("in_chans", "embed_dim", "depth", "num_heads", "mlp_dim"):
         if getattr(config, name) < 1:
             raise UserError(f"{name} must be at least 1, got {getattr(config, name)}.")
+    if config.layer_scale == 0:
+        raise UserError("layer_scale=0 would cut every branch off: use None for none, or a small number as 1e-4.")
     for name in ("num_classes", "reg_tokens"):
         if getattr(config, name) < 0:
             raise UserError(f"{name} cannot be negative, got {getattr(config, name)}.")
