@@ -142,7 +142,8 @@ def make_study(folder, arms=10, seeds=5, evaluations=30, classes=None, rename=No
         speed = 1 + 0.03 * (i % 4)
         cost = {
             "params": 1 + 0.0004 * i, "flops": 1 + 0.002 * i, "train_step": _spread(speed),
-            "infer_1": _spread(speed - 0.01), "infer_n": _spread(speed + 0.01), "peak_memory": _spread(1 + 0.01 * i, 0.0),
+            "infer_1": _spread(speed - 0.01), "infer_n": _spread(speed + 0.01),
+            "peak_memory": _spread(1 + 0.01 * i, 0.0),
         }  # fmt: skip
         rows.append({"name": name, "changes": changes, "recipe": {}, "describe": describe, "config": edited(edit),
                      "cost": cost, **run(i, true_effect, speed)})  # fmt: skip

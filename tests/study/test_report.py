@@ -11,7 +11,7 @@ from vitmods.errors import UserError
 from vitmods.study.report import read_results, write_report, write_samples
 from vitmods.study.report.drawing import draw
 from vitmods.study.report.load import read_curves, read_samples
-from vitmods.study.words import headline
+from vitmods.study.words import headline, signed
 
 HOSTILE = ["<script>alert(1)</script>", "\"quoted\" & 'single'", "naïve – 腕 ΔΣ", "$x_1$ {{ 7*7 }}"]
 
@@ -81,9 +81,9 @@ def test_every_arm_has_its_verdict_effect_and_cost(study, page):
     for arm in read_results(study)["arms"]:
         effect = arm["effect"]
         assert arm["name"] in text
-        assert f"{effect['mean']:+.2f} points of top-1".replace("-", "−") in text
+        assert f"{signed(effect['mean'])} points of top-1" in text
         assert f"{arm['cost']['train_step']['ratio']:.2f}×" in text
-    assert text.index("dpn+rms") < text.index("post on MLP")
+    assert text.index("dpn helps") < text.index("post hurts")
 
 
 def test_what_users_name_is_escaped(page):

@@ -12,19 +12,8 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
 from vitmods.errors import UserError
-from vitmods.study.stats import (
-    CANNOT_TELL,
-    HELPS,
-    HURTS,
-    NO_WORSE,
-    Effect,
-    detectable_effect,
-    effects,
-    holm,
-    noise_floor,
-    power_of,
-    seeds_needed,
-)
+from vitmods.study.power import detectable_effect, power_of, seeds_needed
+from vitmods.study.stats import CANNOT_TELL, HELPS, HURTS, NO_WORSE, Effect, effects, holm, noise_floor
 
 
 def scores(values):
@@ -64,9 +53,9 @@ def test_no_worse_p_equals_scipys_one_sided_test():
     assert effects(base, arms, margin=0.5)["arm0"].p_no_worse == pytest.approx(expected, rel=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
-def test_holm_equals_statsmodels(p_values):
+@pytest.mark.parametrize("tests", [1, 2, 5, 12])
+def test_holm_equals_statsmodels(tests):
+    p_values = np.random.default_rng(tests).uniform(0, 0.1, tests).round(2)  # rounded: some are equal
     assert holm(p_values) == pytest.approx(multipletests(p_values, method="holm")[1], abs=1e-12)
 
 
