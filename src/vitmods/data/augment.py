@@ -34,7 +34,7 @@ def flip(pictures: Tensor, which: NDArray[np.bool_]) -> Tensor:
 
 def normalise(pictures: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """uint8 -> float32 (x / 255 - mean) / std, with mean and std (C, 1, 1)."""
-    return pictures.float().div_(255).sub_(mean).div_(std)
+    return pictures.float().mul_(1 / 255).sub_(mean).div_(std)
 
 
 def erase(pictures: Tensor, positions: Ints, boxes: Ints, seeds: NDArray[np.uint64]) -> Tensor:
@@ -42,5 +42,6 @@ def erase(pictures: Tensor, positions: Ints, boxes: Ints, seeds: NDArray[np.uint
     for position, box, seed in zip(positions.tolist(), boxes.tolist(), seeds.tolist(), strict=True):
         top, left, height, width = box
         noise = torch.Generator().manual_seed(seed >> 1)  # torch takes 63 bits
-        pictures[position, :, top : top + height, left : left + width].normal_(generator=noise)
+        box_size = (pictures.shape[1], height, width)
+        pictures[position, :, top : top + height, left : left + width] = torch.randn(box_size, generator=noise)
     return pictures

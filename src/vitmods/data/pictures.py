@@ -156,8 +156,7 @@ class PictureSet:
 
     def _centre_views(self, split: Split, index: Ints) -> Tensor:
         """Copies, uint8 (B, C, H, W)."""
-        stack = split.store.stack()
-        if stack is not None:
+        if (stack := split.store.stack) is not None:
             return split.geometry.view(torch.from_numpy(stack[index])).contiguous()
         pictures = (torch.from_numpy(split.store.picture(i).copy())[None] for i in index.tolist())
         return torch.cat([split.geometry.view(picture) for picture in pictures])

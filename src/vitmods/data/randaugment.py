@@ -21,15 +21,16 @@ STRONGEST = 30  # magnitudes run from 0 to 30
 def randaugment(pictures: Tensor, seed: int, epoch: int, index: Ints, count: int, magnitude: int) -> Tensor:
     """`count` random operations of this magnitude (0 to 30) on each picture of uint8 (B, C, H, W), in place."""
     names = tuple(OPERATIONS)
+    pixels = pictures.numpy()  # numpy gathers whole pictures, torch single bytes
     for turn in range(count):
         drawn = (uniform(seed, Stream.RANDAUGMENT_OP, epoch, index, turn) * len(names)).astype(np.int64)
         minus = uniform(seed, Stream.RANDAUGMENT_SIGN, epoch, index, turn) < 0.5
         minus &= np.isin(drawn, [names.index(name) for name in SIGNED])
         for group in np.unique(2 * drawn + minus):
-            chosen = torch.from_numpy(np.flatnonzero(2 * drawn + minus == group))
+            chosen = np.flatnonzero(2 * drawn + minus == group)
             name, sign = names[group // 2], -1 if group % 2 else 1
             level = sign * strength(name, magnitude, tuple(pictures.shape[-2:]))
-            pictures[chosen] = OPERATIONS[name](pictures[chosen], level)
+            pixels[chosen] = OPERATIONS[name](torch.from_numpy(pixels[chosen]), level).numpy()
     return pictures
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 # Raster formats only: PIL would start Ghostscript for an EPS file, and documents are no pictures.
-FORMATS = ("JPEG", "MPO", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "TGA", "PCX")
+FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "TGA", "PCX")
 _WIDE_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 
 
@@ -54,7 +54,8 @@ def _open(raw: "bytes | Image.Image | NDArray[np.generic]") -> Image.Image:
         return Image.fromarray(raw)
     if not raw:
         raise Unreadable("the file is empty (0 bytes)")
-    return Image.open(io.BytesIO(raw), formats=FORMATS)
+    Image.init()
+    return Image.open(io.BytesIO(raw), formats=[name for name in FORMATS if name in Image.OPEN])
 
 
 def _refuse_bomb(image: Image.Image) -> None:

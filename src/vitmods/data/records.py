@@ -49,16 +49,13 @@ class Records:
 
 @dataclass
 class Source:
-    """A data set as found: its splits among train, val and test, and all that is wrong with it.
-
-    problems stop a study and are told together; warnings are told and kept in the summary.
-    """
+    """A data set as found: its splits among train, val and test (train alone where there are none), and what was
+    passed over."""
 
     name: str
     spec: str
     classes: tuple[str, ...]
     splits: dict[str, Records]
-    problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 

@@ -36,13 +36,14 @@ def make_splits(source: Source, seed: int, val: float, test: float) -> tuple[dic
 def cut(records: Records, seed: int, fractions: dict[str, float]) -> dict[str, Indices]:
     """Positions of each named part, and of the rest as "train"; each class is cut by itself, rounded to the nearest.
 
-    Every class keeps at least one picture in train.
+    A part takes at least one picture of a class that has three left, and every class keeps one in train.
     """
     parts: dict[str, list[int]] = {name: [] for name in (*fractions, "train")}
     for members in _by_class(records, seed, "split"):
         left = members
         for name, fraction in fractions.items():
-            count = min(int(len(members) * fraction + 0.5), len(left) - 1)
+            least = 1 if fraction > 0 and len(left) >= 3 else 0
+            count = min(max(int(len(members) * fraction + 0.5), least), len(left) - 1)
             parts[name] += left[:count]
             left = left[count:]
         parts["train"] += left

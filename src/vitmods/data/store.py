@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import zlib
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from zipfile import BadZipFile
@@ -43,6 +44,7 @@ class Store:
         start, end = self.index.offsets[i : i + 2]
         return self.pixels[start:end].reshape(self.index.shapes[i])
 
+    @cached_property
     def stack(self) -> NDArray[np.uint8] | None:
         """All pictures (n, C, H, W) as a view if they share one shape, otherwise None."""
         shapes = self.index.shapes

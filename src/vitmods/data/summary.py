@@ -32,7 +32,7 @@ def facts(source: Source, records: dict[str, Records], splits: dict[str, Split],
 
 def problems(source: Source, splits: dict[str, Split]) -> list[str]:
     """What makes a set unfit to train on, apart from unreadable pictures."""
-    found = list(source.problems)
+    found = []
     trained = {int(label) for label in np.unique(splits["train"].labels)} if "train" in splits else set()
     if not trained:
         found.append("There are no readable training pictures.")
@@ -103,6 +103,8 @@ def _warnings(source: Source, splits: dict[str, Split]) -> list[str]:
     warnings = [*_empty_classes(source, splits), *_repeats(splits)]
     if "test" not in splits:
         warnings.append("There is no test split: results are of the val split.")
+    if "val" not in splits:
+        warnings.append("There is no val split: what is chosen by looking at test makes its results too good.")
     long = sum(
         int((s.store.index.native.max(1) > LONGEST * s.store.index.native.min(1)).sum()) for s in splits.values()
     )

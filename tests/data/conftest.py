@@ -1,0 +1,46 @@
+"""Small picture folders made on the spot, and the real sets where they are at hand."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+MakeFolder = Callable[..., Path]
+
+
+def picture(seed: int, size: tuple[int, int] = (12, 12)) -> Image.Image:
+    """A picture (H, W) that no other seed gives."""
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8))
+
+
+@pytest.fixture
+def make_folder(tmp_path: Path) -> MakeFolder:
+    """make_folder({"cat": 5, "dog": 4}) -> a folder with so many PNG files of each class, all different."""
+
+    def make(classes: dict[str, int], under: str = "pets", size: tuple[int, int] = (12, 12), seed: int = 0) -> Path:
+        root = tmp_path / under
+        for c, (name, count) in enumerate(classes.items()):
+            (root / name).mkdir(parents=True, exist_ok=True)
+            for i in range(count):
+                picture(seed + 1000 * c + i, size).save(root / name / f"{i:03d}.png")
+        return root
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def real_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """cifar10, clothing10 and sign_digits as folders, at most 12 pictures a class and split."""
+    packed = os.environ.get("VITMODS_DATA")
+    if not packed or not (Path(packed) / "unpack.py").is_file():
+        pytest.skip("VITMODS_DATA does not name the folder of real picture sets")
+    out = tmp_path_factory.mktemp("real")
+    names = ("cifar10", "clothing10", "sign_digits")
+    script = [sys.executable, str(Path(packed) / "unpack.py"), *names, str(out), "--limit", "12"]
+    subprocess.run(script, check=True, capture_output=True)
+    return out

@@ -1,0 +1,167 @@
+"""load: everything wrong is told at once and before training; what is left out is counted."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitmods import data
+from vitmods.errors import UserError
+from vitmods.recipes import Recipe
+
+RECIPE = Recipe(crop="none", flip=0.0, eval_crop=1.0)
+
+
+def load(root: Path, **options):
+    return data.load(root, **{"img_size": 8, "recipe": RECIPE, **options})
+
+
+@pytest.fixture
+def spoiled(make_folder) -> Path:
+    root = make_folder({"cat": 20, "dog": 20})
+    (root / "cat" / "empty.jpg").write_bytes(b"")
+    (root / "cat" / "text.jpg").write_text("hello")
+    whole = (root / "dog" / "000.png").read_bytes()
+    (root / "dog" / "cut <b>.png").write_bytes(whole[: len(whole) // 2])
+    return root
+
+
+def test_unreadable_pictures_stop_with_count_paths_and_remedy(spoiled: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        load(spoiled)
+    text = str(caught.value)
+    assert "3 pictures cannot be read" in text
+    assert "cat/empty.jpg: the file is empty (0 bytes)" in text
+    assert "cat/text.jpg: not a picture in a known format" in text
+    assert "dog/cut <b>.png: " in text
+    assert 'unreadable="skip"' in text
+
+
+def test_skipping_leaves_them_out_and_says_so(spoiled: Path, tmp_path: Path) -> None:
+    for cache_dir in (None, tmp_path / "cache", tmp_path / "cache"):
+        pictures = load(spoiled, unreadable="skip", cache_dir=cache_dir)
+        summary = pictures.summary()
+        assert summary["left_out"] == 3
+        assert {item["path"] for item in summary["unreadable"]} == {"cat/empty.jpg", "cat/text.jpg", "dog/cut <b>.png"}
+        assert any("3 pictures that cannot be read were left out" in text for text in summary["warnings"])
+        assert sum(len(split) for split in pictures.splits.values()) == 40
+        assert sum(split["count"] for split in summary["splits"].values()) == 40
+        assert "cat/empty.jpg" not in [i for split in pictures.splits.values() for i in split.ids]
+
+
+def test_long_lists_are_cut_in_the_error_and_whole_in_the_summary(make_folder) -> None:
+    root = make_folder({"cat": 3, "dog": 3})
+    for i in range(30):
+        (root / "cat" / f"bad{i}.jpg").write_bytes(b"")
+    with pytest.raises(UserError, match=r"30 pictures cannot be read(.|\n)*and 10 more"):
+        load(root)
+    assert len(load(root, unreadable="skip").summary()["unreadable"]) == 30
+
+
+def test_all_problems_are_told_at_once(make_folder) -> None:
+    make_folder({"train/cat": 3, "train/dog": 3})
+    root = make_folder({"test/cat": 2, "test/fox": 2})
+    (root / "train" / "cat" / "bad.png").write_bytes(b"")
+    with pytest.raises(UserError) as caught:
+        load(root)
+    assert "Classes in test without any training picture: fox" in str(caught.value)
+    assert "train/cat/bad.png" in str(caught.value)
+
+
+def test_one_class_only(make_folder) -> None:
+    with pytest.raises(UserError, match='one class only, "cat"'):
+        load(make_folder({"cat": 9}))
+
+
+def test_classes_of_which_nothing_can_be_read(make_folder) -> None:
+    root = make_folder({"cat": 9, "dog": 0})
+    (root / "dog" / "bad.png").write_bytes(b"")
+    with pytest.raises(UserError, match='one class only, "cat"'):
+        load(root, unreadable="skip")
+
+
+def test_nothing_to_evaluate_on(make_folder) -> None:
+    with pytest.raises(UserError, match="no pictures to evaluate on"):
+        load(make_folder({"cat": 1, "dog": 1}))
+
+
+def test_a_class_with_one_picture_is_trained_on_with_a_warning(make_folder) -> None:
+    pictures = load(make_folder({"cat": 20, "dog": 20, "fox": 1}))
+    assert pictures.summary()["splits"]["train"]["per_class"]["fox"] == 1
+    assert "Classes with one training picture: fox." in pictures.summary()["warnings"]
+    assert "Classes without a picture in test: fox." in pictures.summary()["warnings"]
+
+
+def test_the_summary_is_json_and_complete(make_folder) -> None:
+    root = make_folder({"cat <&>": 20, "dog": 10}, size=(12, 16))
+    summary = load(root, split_seed=4).summary()
+    assert json.loads(json.dumps(summary)) == summary
+    assert summary["name"] == "pets"
+    assert summary["spec"] == str(root)
+    assert summary["classes"] == ["cat <&>", "dog"]
+    assert summary["split_origin"] == "made, seed 4"
+    assert summary["splits"]["train"] == {"count": 24, "per_class": {"cat <&>": 16, "dog": 8}}
+    assert summary["native"]["most_common"] == [12, 16]
+    assert summary["native"]["most_common_count"] == 30
+
+
+def test_the_fingerprint_is_of_labels_and_content_not_of_places(make_folder, tmp_path: Path) -> None:
+    base = load(make_folder({"a": 9, "b": 9}, under="one")).summary()["fingerprint"]
+    moved = make_folder({"a": 9, "b": 9}, under="two")
+    assert load(moved).summary()["fingerprint"] == base
+    assert load(moved, cache_dir=tmp_path / "cache").summary()["fingerprint"] == base
+    assert load(moved, cache_dir=tmp_path / "cache").summary()["fingerprint"] == base
+    assert load(moved, img_size=6).summary()["fingerprint"] == base
+    assert load(moved, split_seed=1).summary()["fingerprint"] != base
+    Image.new("RGB", (12, 12)).save(moved / "a" / "000.png")
+    assert load(moved).summary()["fingerprint"] != base
+
+
+def test_pictures_in_two_splits_are_warned_of(make_folder) -> None:
+    make_folder({"train/a": 9, "train/b": 9})
+    root = make_folder({"test/a": 4, "test/b": 4})
+    text = " ".join(load(root).summary()["warnings"])
+    assert "8 pictures of test are also in train, byte for byte" in text
+    assert "also in train" not in " ".join(load(make_folder({"a": 9, "b": 9}, under="other")).summary()["warnings"])
+
+
+def test_eval_and_val_split(make_folder) -> None:
+    three = load(make_folder({"a": 20, "b": 20}))
+    assert (three.eval_split, three.val_split) == ("test", "val")
+    for split, seed in (("train", 0), ("valid", 5000)):
+        root = make_folder({f"{split}/a": 4, f"{split}/b": 4}, under="found", seed=seed)
+    found = load(root)
+    assert (found.eval_split, found.val_split) == ("val", "val")
+    assert "There is no test split: results are of the val split." in found.summary()["warnings"]
+    no_val = load(make_folder({"a": 20, "b": 20}), val_fraction=0.0)
+    assert (no_val.eval_split, no_val.val_split) == ("test", "test")
+
+
+def test_very_long_pictures_keep_their_middle_and_are_warned_of(make_folder) -> None:
+    root = make_folder({"a": 9, "b": 9})
+    Image.new("RGB", (5000, 1)).save(root / "a" / "line.png")
+    pictures = load(root, recipe=RECIPE.with_(crop="random_resized"), img_size=64)
+    assert "1 pictures are longer than 8:1; only their middle is used." in pictures.summary()["warnings"]
+    assert next(iter(pictures.eval_batches("train", 100))).images.shape[-2:] == (64, 64)
+
+
+def test_limit_train(make_folder) -> None:
+    pictures = load(make_folder({"a": 40, "b": 20}), limit_train=12)
+    assert np.bincount(pictures.splits["train"].labels).tolist() == [8, 4]
+    assert len(pictures.splits["test"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"in_chans": 4}, "1 channel"),
+        ({"unreadable": "ignore"}, 'must be "stop" or "skip"'),
+        ({"img_size": 0}, "img_size must be positive"),
+        ({"val_fraction": 2.0}, "val_fraction"),
+    ],
+)
+def test_settings_out_of_range(options: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        data.load("digits", **{"img_size": 8, "recipe": RECIPE, **options})

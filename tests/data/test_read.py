@@ -1,0 +1,157 @@
+"""Every kind of picture file is read right or refused with a reason."""
+
+import io
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitmods.data.read import Unreadable, decode
+
+
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def gradient(height: int = 10, width: int = 14) -> Image.Image:
+    rows, columns = np.mgrid[:height, :width]
+    return Image.fromarray(np.stack([rows * 20, columns * 15, rows * 0 + 90], -1).astype(np.uint8))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "PPM", "TIFF", "GIF", "WEBP"])
+def test_lossless_formats_come_back_exactly(kind: str) -> None:
+    source = gradient()
+    pixels = decode(encoded(source, kind, **({"lossless": True} if kind == "WEBP" else {})), 3)
+    assert pixels.shape == (3, 10, 14)
+    np.testing.assert_array_equal(pixels, np.asarray(source).transpose(2, 0, 1))
+
+
+def test_grey_pictures_serve_as_rgb_and_the_reverse() -> None:
+    grey = gradient().convert("L")
+    np.testing.assert_array_equal(decode(encoded(grey, "PNG"), 3), np.stack([np.asarray(grey)] * 3))
+    np.testing.assert_array_equal(decode(encoded(gradient(), "PNG"), 1)[0], np.asarray(grey))
+
+
+def test_1_bit_and_palette_pictures() -> None:
+    black_white = Image.fromarray(np.eye(9, dtype=bool))
+    np.testing.assert_array_equal(decode(encoded(black_white, "PNG"), 1)[0], np.eye(9, dtype=np.uint8) * 255)
+    palette = Image.new("P", (4, 3), 1)
+    palette.putpalette([0, 0, 0, 200, 100, 50])
+    assert decode(encoded(palette, "PNG"), 3)[:, 0, 0].tolist() == [200, 100, 50]
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_parts_are_shown_on_white(mode: str) -> None:
+    image = Image.new("RGBA", (4, 4), (10, 20, 30, 255))
+    image.putpixel((1, 2), (10, 20, 30, 0))
+    options = {"transparency": 0} if mode == "P" else {}
+    if mode == "P":
+        image = Image.fromarray(np.ones((4, 4), np.uint8)).convert("P")
+        image.putpalette([10, 20, 30, 10, 20, 30])
+        image.putpixel((1, 2), 0)
+    pixels = decode(encoded(image.convert(mode), "PNG", **options), 3)
+    assert pixels[:, 2, 1].tolist() == [255, 255, 255]
+    assert pixels[:, 0, 0].max() < 40
+
+
+def test_half_transparent_is_half_white() -> None:
+    image = Image.new("RGBA", (2, 2), (0, 0, 0, 128))
+    assert decode(encoded(image, "PNG"), 3)[0, 0, 0] == 127
+
+
+def test_cmyk_jpeg_has_its_colours() -> None:
+    pixels = decode(encoded(Image.new("RGB", (16, 16), (220, 40, 30)).convert("CMYK"), "JPEG", quality=95), 3)
+    np.testing.assert_allclose(pixels[:, 8, 8], [220, 40, 30], atol=6)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_16_bit_grey_is_scaled_not_clipped(kind: str) -> None:
+    values = np.array([[0, 257, 32896], [65535, 128, 129]], dtype=np.uint16)
+    pixels = decode(encoded(Image.fromarray(values), kind), 1)[0]
+    np.testing.assert_array_equal(pixels, [[0, 1, 128], [255, 0, 1]])
+
+
+def test_16_bit_rgb_png_is_scaled() -> None:
+    rows = b"".join(b"\0" + struct.pack(">6H", 65535, 32896, 0, 257, 0, 65535) for _ in range(2))
+
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    header = chunk(b"IHDR", struct.pack(">2I5B", 2, 2, 16, 2, 0, 0, 0))
+    png = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    assert decode(png, 3)[:, 0].T.tolist() == [[255, 128, 0], [1, 0, 255]]
+
+
+def test_float_tiff_from_0_to_1() -> None:
+    image = Image.fromarray(np.array([[0.0, 0.5, 1.0]], dtype=np.float32))
+    assert decode(encoded(image, "TIFF"), 1)[0].tolist() == [[0, 128, 255]]
+
+
+@pytest.mark.parametrize(
+    "values", [np.array([[-3, 70_000]], np.int32), np.array([[0.0, 7.0]], np.float32), np.array([[np.nan]], np.float32)]
+)
+def test_numbers_beyond_16_bits_are_refused(values: np.ndarray) -> None:
+    with pytest.raises(Unreadable, match="save it with 8 or 16 bits"):
+        decode(encoded(Image.fromarray(values), "TIFF"), 1)
+
+
+@pytest.mark.parametrize(("orientation", "turn"), [(3, 2), (6, 3), (8, 1)])
+def test_exif_orientation_is_applied(orientation: int, turn: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    pixels = decode(encoded(gradient(), "PNG", exif=exif), 3)
+    np.testing.assert_array_equal(pixels, np.rot90(np.asarray(gradient()), turn).transpose(2, 0, 1))
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+def test_broken_exif_does_not_matter() -> None:
+    jpeg = encoded(gradient(), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
+    assert decode(jpeg, 3).shape == (3, 10, 14)
+
+
+def test_animation_gives_its_first_frame() -> None:
+    frames = [Image.new("L", (5, 5), value) for value in (10, 200)]
+    assert decode(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]), 1).max() == 10
+
+
+def test_wrong_ending_is_no_matter_but_wrong_content_is() -> None:
+    with pytest.raises(Unreadable, match="not a picture"):
+        decode(b"Dear diary, this is a text named .jpg\n", 3)
+
+
+def test_empty_file() -> None:
+    with pytest.raises(Unreadable, match="0 bytes"):
+        decode(b"", 3)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "TIFF", "WEBP", "BMP"])
+@pytest.mark.parametrize("part", [0.03, 0.5, 0.97])
+def test_truncated_files_are_refused(kind: str, part: float) -> None:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
+    content = encoded(noise, kind)
+    with pytest.raises(Unreadable):
+        decode(content[: int(len(content) * part)], 3)
+
+
+def test_decompression_bomb_is_refused_without_being_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    header = struct.pack(">2I5B", 50_000, 50_000, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
+    with pytest.raises(Unreadable, match="decompression bomb"):
+        decode(b"\x89PNG\r\n\x1a\n" + chunk + b"\0\0\0\0IDAT", 3)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # PIL itself only warns between one and two times its limit
+    with (
+        pytest.warns(Image.DecompressionBombWarning),
+        pytest.raises(Unreadable, match=r"14 x 10 pixels, more than PIL\.Image\.MAX_IMAGE_PIXELS = 100"),
+    ):
+        decode(encoded(gradient(), "PNG"), 3)
+
+
+def test_documents_are_not_opened() -> None:
+    """PIL would run Ghostscript on this."""
+    with pytest.raises(Unreadable, match="not a picture"):
+        decode(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", 3)

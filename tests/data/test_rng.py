@@ -1,0 +1,56 @@
+"""Counter-based random numbers: pure, uniform, and different for every counter."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from vitmods.data.rng import Stream, bits, permutation, text_bits, uniform
+
+seeds = st.integers(-(2**63), 2**64)
+
+
+@given(seeds, st.integers(0, 10_000), st.integers(0, 10**9))
+def test_a_draw_for_one_sample_is_the_draw_in_any_batch(seed: int, epoch: int, sample: int) -> None:
+    batch = np.array([5, sample, 7])
+    assert uniform(seed, Stream.FLIP, epoch, batch)[1] == uniform(seed, Stream.FLIP, epoch, sample)
+
+
+@given(seeds, st.integers(0, 1000), st.integers(0, 300))
+def test_order_is_a_permutation(seed: int, epoch: int, n: int) -> None:
+    assert sorted(permutation(seed, epoch, n).tolist()) == list(range(n))
+
+
+def test_draws_do_not_change_between_versions() -> None:
+    """A changed number would silently change every trial that is resumed or compared with an older one."""
+    assert int(bits(0, Stream.FLIP, 0, 0)) == 0xD2207D237D6092FE
+    assert permutation(0, 0, 8).tolist() == [2, 5, 7, 4, 6, 0, 1, 3]
+    assert text_bits(0, "split", "cat/1.png") == 17390288959559953563
+
+
+@pytest.mark.parametrize("vary", ["seed", "stream", "epoch", "sample"])
+def test_numbers_are_uniform_and_independent_along_every_counter(vary: str) -> None:
+    n = np.arange(2000)
+
+    def draws(seed: int) -> np.ndarray:
+        if vary == "seed":
+            return np.array([float(uniform(s, Stream.FLIP, 0, seed)) for s in range(200)])
+        if vary == "stream":
+            return np.concatenate([uniform(seed, stream, 0, n[:50]) for stream in Stream])
+        return uniform(seed, Stream.FLIP, n, 3) if vary == "epoch" else uniform(seed, Stream.FLIP, 3, n)
+
+    rows = [draws(seed) for seed in range(60)]
+    assert all(len(np.unique(row)) == len(row) for row in rows)
+    assert stats.kstest([stats.kstest(row, "uniform").pvalue for row in rows], "uniform").pvalue > 1e-3
+    assert stats.kstest([stats.pearsonr(row[:-1], row[1:]).pvalue for row in rows], "uniform").pvalue > 1e-3
+
+
+def test_swapped_counters_are_other_numbers() -> None:
+    assert uniform(0, Stream.FLIP, 1, 2) != uniform(0, Stream.FLIP, 2, 1)
+    assert uniform(1, Stream.FLIP, 0, 2) != uniform(0, Stream.FLIP, 1, 2)
+
+
+def test_text_bits_take_file_names_that_are_not_text() -> None:
+    assert text_bits(0, "split", "caf\udce9.jpg") != text_bits(0, "split", "café.jpg")
+    assert text_bits(0, "split", "a") != text_bits(1, "split", "a") != text_bits(1, "limit", "a")

@@ -1,0 +1,166 @@
+"""The decoded-once store: in memory and on disk alike, atomic, repaired when damaged."""
+
+import multiprocessing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitmods.data import store as store_module
+from vitmods.data.folder import folder
+from vitmods.data.geometry import Geometry
+from vitmods.data.records import Records
+from vitmods.data.store import cache_key, open_store, read_cache
+from vitmods.errors import UserError
+
+GEOMETRY = Geometry((8, 8))
+
+
+@pytest.fixture
+def root(make_folder) -> Path:
+    root = make_folder({"cat": 5, "dog": 4}, size=(10, 14))
+    (root / "cat" / "broken.png").write_bytes(b"no picture")
+    return root
+
+
+def records(root: Path) -> Records:
+    return folder(str(root)).splits["train"]
+
+
+def same(a: store_module.Store, b: store_module.Store) -> bool:
+    arrays = zip(a.index.to_arrays().values(), b.index.to_arrays().values(), strict=True)
+    return np.array_equal(a.pixels, b.pixels) and all(np.array_equal(x, y) for x, y in arrays)
+
+
+def cache_files(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("geometry", [GEOMETRY, Geometry((8, 8), 0.5, whole=True)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_memory_and_disk_hold_the_same(root: Path, tmp_path: Path, geometry: Geometry, channels: int) -> None:
+    in_memory = open_store(records(root), geometry, channels, None)
+    built = open_store(records(root), geometry, channels, tmp_path / "cache")
+    again = open_store(records(root), geometry, channels, tmp_path / "cache")
+    assert same(in_memory, built)
+    assert same(in_memory, again)
+    assert isinstance(again.pixels, np.memmap)
+    assert len(in_memory) == 9
+    assert in_memory.index.unreadable[0][0] == records(root).ids.index("cat/broken.png")
+    assert in_memory.picture(3).shape[0] == channels
+
+
+def test_a_cache_is_not_decoded_again(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_store(records(root), GEOMETRY, 3, tmp_path)
+    monkeypatch.setattr(store_module, "build", None)
+    open_store(records(root), GEOMETRY, 3, tmp_path)
+
+
+def test_the_key_depends_on_all_that_decides_the_content(root: Path) -> None:
+    keys = {
+        cache_key(records(root), GEOMETRY, 3),
+        cache_key(records(root), GEOMETRY, 1),
+        cache_key(records(root), Geometry((8, 8), 0.9), 3),
+        cache_key(records(root), Geometry((8, 8), whole=True), 3),
+        cache_key(records(root).take(np.arange(5)), GEOMETRY, 3),
+    }
+    (root / "cat" / "000.png").write_bytes((root / "cat" / "001.png").read_bytes())
+    keys.add(cache_key(records(root), GEOMETRY, 3))
+    assert len(keys) == 6
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, Path.unlink, lambda path: path.write_bytes(b"")])
+@pytest.mark.parametrize("file", ["pixels.bin", "index.npz"])
+def test_a_damaged_cache_is_built_again(root: Path, tmp_path: Path, damage, file: str) -> None:
+    cache = tmp_path / "cache"
+    whole = open_store(records(root), GEOMETRY, 3, None)
+    open_store(records(root), GEOMETRY, 3, cache)
+    damage(next(cache.rglob(file)))
+    assert same(open_store(records(root), GEOMETRY, 3, cache), whole)
+    assert same(read_cache(next(cache.iterdir())), whole)
+    assert cache_files(cache) == ["index.npz", "pixels.bin"]
+
+
+def test_a_build_that_dies_leaves_nothing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(records: Records, geometry: Geometry, channels: int, out) -> None:
+        out.write(b"half of it")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store_module, "build", dies)
+    with pytest.raises(KeyboardInterrupt):
+        open_store(records(root), GEOMETRY, 3, tmp_path / "cache")
+    assert cache_files(tmp_path / "cache") == []
+
+
+def _open_in_process(root: Path, cache: Path, barrier, results) -> None:
+    barrier.wait()
+    results.put(open_store(records(root), GEOMETRY, 3, cache).pixels.tobytes())
+
+
+def test_processes_that_build_at_once_agree(root: Path, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(3), context.Queue()
+    arguments = (root, tmp_path / "cache", barrier, results)
+    processes = [context.Process(target=_open_in_process, args=arguments) for _ in range(3)]
+    for process in processes:
+        process.start()
+    contents = {results.get(timeout=60) for _ in processes}
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert contents == {open_store(records(root), GEOMETRY, 3, None).pixels.tobytes()}
+    assert cache_files(tmp_path / "cache") == ["index.npz", "pixels.bin"]
+
+
+def test_large_sets_go_to_the_users_cache(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    assert not isinstance(open_store(records(root), GEOMETRY, 3, None).pixels, np.memmap)
+    monkeypatch.setattr(store_module, "MEMORY_LIMIT", 1000)
+    assert isinstance(open_store(records(root), GEOMETRY, 3, None).pixels, np.memmap)
+    assert (tmp_path / "home" / "vitmods").is_dir()
+
+
+def test_a_cache_folder_that_cannot_be_written(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match=r"cannot be written: .* give another folder"):
+        open_store(records(root), GEOMETRY, 3, tmp_path / "file" / "cache")
+
+
+def test_verifying_a_large_cache_reads_a_part_of_it(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(records(root), GEOMETRY, 3, tmp_path)
+    path = next(tmp_path.rglob("pixels.bin"))
+    content = bytearray(path.read_bytes())
+    content[3 * 64] ^= 1  # in the second picture
+    path.write_bytes(bytes(content))
+    assert read_cache(path.parent) is None
+    monkeypatch.setattr(store_module, "VERIFIED_BYTES", store.pixels.size // 2)
+    assert read_cache(path.parent) is not None
+
+
+def test_an_empty_split(root: Path, tmp_path: Path) -> None:
+    nothing = records(root).take(np.array([], dtype=np.int64))
+    for cache in (None, tmp_path):
+        store = open_store(nothing, GEOMETRY, 3, cache)
+        assert len(store) == 0
+        assert store.stack is None
+
+
+def test_pictures_of_one_shape_are_a_stack(root: Path) -> None:
+    assert open_store(records(root), GEOMETRY, 3, None).stack.shape == (9, 3, 8, 8)
+    Image.new("RGB", (30, 10)).save(root / "dog" / "wide.png")
+    store = open_store(records(root), Geometry((8, 8), whole=True), 3, None)
+    assert store.stack is None
+    assert store.picture(9).shape == (3, 8, 24)
