@@ -211,7 +211,9 @@ class ViT(nn.Module):
         if old.position == "sincos2d":
             self._set_positions(sincos2d(self.config.grid, old.embed_dim).to(self.pos_embed))
             return
+        trained = self.pos_embed.requires_grad
         self._set_positions(resample(self.pos_embed.detach(), old.grid, self.config.grid, prefix))
+        self.pos_embed.requires_grad_(trained)
 
     def _set_positions(self, positions: Tensor | None) -> None:
         if self.config.position == "learn":

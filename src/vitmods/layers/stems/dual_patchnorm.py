@@ -51,7 +51,7 @@ class DualPatchNormStem(LinearStem):
         old = self.patch_size
         super()._resize_patch(new)
         for name, values in list(self.norm_before.named_parameters()):
-            resized = nn.Parameter(resize_pixels(values, self.in_chans, old, new))
+            resized = nn.Parameter(resize_pixels(values, self.in_chans, old, new), values.requires_grad)
             setattr(self.norm_before, name, resized)
         if isinstance(self.norm_before, LayerNorm):
             self.norm_before.normalized_shape = (self.in_chans * new[0] * new[1],)

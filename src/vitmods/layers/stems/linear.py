@@ -84,6 +84,8 @@ class LinearStem(nn.Module):
             proj.weight.copy_(resize_projection(old.weight, new))
             if old.bias is not None and proj.bias is not None:
                 proj.bias.copy_(old.bias)
+        for name, parameter in proj.named_parameters():
+            parameter.requires_grad_(old.get_parameter(name).requires_grad)
         self.proj, self.patch_size = proj, new
 
     def _check(self, images: Tensor) -> None:
