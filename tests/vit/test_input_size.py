@@ -1,0 +1,91 @@
+import pytest
+import timm
+import torch
+
+import vitmods as vm
+from vitmods.errors import UserError
+from vitmods.layers.position import sincos2d
+
+
+def build(changes="", **overrides):
+    torch.manual_seed(0)
+    model = vm.vit("mu2/4", img_size=16, num_classes=5, **overrides)
+    return vm.apply(model, *vm.parse_changes(changes)) if changes else model
+
+
+@pytest.mark.parametrize("changes", ["", "dpn", "dpn(before=false,after=false,after_position=true)", "rms+postnorm"])
+@pytest.mark.parametrize(
+    "overrides", [{}, {"position_on_prefix": False, "reg_tokens": 2}, {"position": "none"}], ids=str
+)
+def test_another_picture_size_keeps_all_weights_but_the_positions(changes, overrides):
+    model = build(changes, **overrides)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.set_input_size((24, 32))
+    assert model.config.img_size == (24, 32)
+    assert model(torch.randn(2, 3, 24, 32)).shape == (2, 5)
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert {name for name in after if not torch.equal(before[name], after[name])} <= {"pos_embed"}
+    fresh = vm.vit(model.config)
+    fresh.load_state_dict(after)  # the config still describes the model
+
+
+def test_positions_are_resampled_as_timm_does():
+    theirs = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1)
+    ours = vm.vit("Ti1/16", img_size=64)
+    ours.load_state_dict(theirs.state_dict())
+    for model in (ours, theirs):
+        model.set_input_size((96, 80))
+    torch.testing.assert_close(ours.pos_embed, theirs.pos_embed)
+
+
+def test_fixed_positions_are_made_again():
+    model = build(position="sincos2d", position_on_prefix=False).double()
+    model.set_input_size((8, 24))
+    torch.testing.assert_close(model.pos_embed, sincos2d((2, 6), 32).double(), atol=0, rtol=0)
+    assert "pos_embed" not in model.state_dict()
+
+
+@pytest.mark.parametrize("changes", ["", "dpn", "dpn(norm=rms)", "dpn(norm=only_learnable)", "dpn(norm=no_learnable)"])
+def test_another_patch_size_keeps_the_grid_and_resizes_the_stem(changes):
+    model = build(changes)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.set_input_size(32, 8)
+    assert model.config.patch_size == (8, 8)
+    images = torch.randn(2, 3, 32, 32)
+    model(images).square().sum().backward()
+    with torch.no_grad():
+        assert model.eval()(images).isfinite().all()
+    after = model.state_dict()
+    changed = {
+        name for name in after if before[name].shape != after[name].shape or not torch.equal(before[name], after[name])
+    }
+    assert changed <= {"patch_embed.proj.weight", "patch_embed.norm_before.weight", "patch_embed.norm_before.bias"}
+    fresh = vm.vit(model.config)
+    fresh.load_state_dict(after)
+    torch.testing.assert_close(fresh.eval()(images), model(images))
+
+
+def test_a_smooth_picture_enlarged_with_its_patches_keeps_its_logits():
+    """Patch and picture sizes doubled together: FlexiViT's kernel reads the same tokens from the enlarged patches."""
+    model = build().eval()
+    tile = torch.randn(2, 3, 4, 1, 4, 1).expand(-1, -1, -1, 4, -1, 4).reshape(2, 3, 16, 16)  # each patch of one colour
+    before = model(tile)
+    model.set_input_size(32, 8)
+    torch.testing.assert_close(model(tile.repeat_interleave(2, 2).repeat_interleave(2, 3)), before, atol=1e-5, rtol=0)
+
+
+def test_sizes_that_do_not_fit_leave_the_model_as_it_was():
+    model = build()
+    config = model.config
+    with pytest.raises(UserError, match="16 or 20"):
+        model.set_input_size(17)
+    assert model.config == config
+    assert model(torch.zeros(1, 3, 16, 16)).shape == (1, 5)
+
+
+def test_frozen_parameters_stay_frozen():
+    model = build("dpn").requires_grad_(False)
+    model.set_input_size(32, 4)
+    model.set_input_size(32, 8)
+    assert not [name for name, p in model.named_parameters() if p.requires_grad]

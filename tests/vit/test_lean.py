@@ -1,0 +1,83 @@
+"""Lean activations: the plain model's outputs and gradients bit for bit, with fewer bytes kept for backward."""
+
+import pytest
+import torch
+
+import vitmods as vm
+
+CASES = ["", "rms", "dpn", "layerscale", "normformer", "subln", "placement(attn=pre+post,mlp=pre)"]
+
+
+def step(model, images, lean, autocast=False):
+    """Outputs, gradients of the pictures and all parameters, and the bytes kept for backward (parameters apart)."""
+    model.set_lean_activations(lean)
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = {}
+
+    def pack(t):
+        if t.untyped_storage().data_ptr() not in own:
+            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    images = images.clone().requires_grad_()
+    torch.manual_seed(1)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), torch.autocast("cpu", torch.bfloat16, autocast):
+        out = model(images)
+    grads = torch.autograd.grad(out.float().square().sum(), [images, *model.parameters()])
+    return [out.detach(), *grads], sum(kept.values())
+
+
+def build(changes, **overrides):
+    torch.manual_seed(0)
+    model = vm.vit("Ti4/4", img_size=16, num_classes=3, **overrides)
+    return vm.apply(model, *vm.parse_changes(changes)) if changes else model
+
+
+@pytest.mark.parametrize("pool", ["token", "avg"])
+@pytest.mark.parametrize("changes", CASES)
+def test_gradients_are_bitwise_equal_and_fewer_bytes_are_kept(changes, pool):
+    model = build(changes, pool=pool)
+    images = torch.randn(2, 3, 16, 16)
+    plain, plain_bytes = step(model, images, lean=False)
+    lean, lean_bytes = step(model, images, lean=True)
+    assert all(torch.equal(a, b) for a, b in zip(plain, lean, strict=True))
+    assert lean_bytes < plain_bytes
+
+
+def test_a_plain_vit_keeps_at_most_0_65_of_its_bytes():
+    model = build("", depth=6, pool="avg")
+    images = torch.randn(2, 3, 16, 16)
+    assert step(model, images, lean=True)[1] <= 0.65 * step(model, images, lean=False)[1]
+
+
+def test_stochastic_depth_and_dropout_go_with_it():
+    model = build("", drop_path=0.5, proj_drop=0.2)
+    images = torch.randn(4, 3, 16, 16)
+    plain, lean = (step(model, images, lean=lean)[0] for lean in (False, True))
+    assert all(torch.equal(a, b) for a, b in zip(plain, lean, strict=True))
+
+
+@pytest.mark.parametrize("changes", ["", "rms"])
+def test_autocast(changes):
+    """bfloat16 linear layers, float32 norms: as close to the plain model as bfloat16 allows."""
+    model = build(changes)
+    images = torch.randn(2, 3, 16, 16)
+    plain, lean = (step(model, images, lean=lean, autocast=True)[0] for lean in (False, True))
+    for a, b in zip(plain, lean, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, atol=0.02 * float(a.abs().max()), rtol=0)
+
+
+def test_evaluation_without_gradients_is_the_plain_one():
+    model = build("")
+    images = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        plain = model(images)
+        model.set_lean_activations()
+        assert torch.equal(model(images), plain)
+
+
+def test_the_setting_survives_changes():
+    model = build("")
+    model.set_lean_activations()
+    assert all(block.lean for block in vm.apply(model, vm.DualPatchNorm()).blocks)

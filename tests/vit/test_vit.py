@@ -1,0 +1,169 @@
+import copy
+import pickle
+
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods.errors import UserError
+
+TINY = {"img_size": 8, "num_classes": 5}
+
+
+def tiny(**overrides):
+    torch.manual_seed(0)
+    return vm.vit("mu2/4", **{**TINY, **overrides})
+
+
+@pytest.mark.parametrize("img_size", [8, (8, 16), (12, 4)], ids=str)
+@pytest.mark.parametrize("in_chans", [1, 3, 12])
+def test_rectangles_and_channels(img_size, in_chans):
+    model = tiny(img_size=img_size, in_chans=in_chans)
+    rows, columns = model.config.grid
+    images = torch.randn(2, in_chans, *model.config.img_size)
+    assert model(images).shape == (2, 5)
+    assert model.forward_features(images).shape == (2, 1 + rows * columns, 32)
+
+
+@pytest.mark.parametrize("patch_size", [(2, 8), (8, 1)], ids=str)
+def test_patches_may_be_rectangles(patch_size):
+    assert tiny(patch_size=patch_size)(torch.randn(1, 3, 8, 8)).shape == (1, 5)
+
+
+def test_rows_come_before_columns():
+    """A model whose patches are rows of the picture sees a change of one row in one token alone."""
+    model = tiny(patch_size=(2, 8), position="none").eval()
+    images = torch.randn(1, 3, 8, 8)
+    changed = images.clone()
+    changed[:, :, 4:6] += 1
+    moved = (model.patch_embed(images) - model.patch_embed(changed)).abs().amax((0, 2))
+    assert (moved > 0).tolist() == [False, False, True, False]
+
+
+def test_wrong_picture_size_says_what_to_do():
+    with pytest.raises(ValueError, match="set_input_size"):
+        tiny()(torch.zeros(1, 3, 16, 16))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "shape"),
+    [
+        ({"pool": "token"}, (2, 5)),
+        ({"pool": "avg"}, (2, 5)),
+        ({"pool": "avg", "norm_after_pool": True}, (2, 5)),
+        ({"pool": "avg", "class_token": False}, (2, 5)),
+        ({"pool": "map"}, (2, 5)),
+        ({"pool": "map", "class_token": False}, (2, 5)),
+        ({"pool": "none"}, (2, 5, 5)),
+        ({"num_classes": 0}, (2, 32)),
+        ({"reg_tokens": 3}, (2, 5)),
+        ({"reg_tokens": 3, "position_on_prefix": False, "pool": "none"}, (2, 8, 5)),
+        ({"position": "none"}, (2, 5)),
+        ({"position": "sincos2d", "position_on_prefix": False}, (2, 5)),
+        ({"representation": True}, (2, 5)),
+        ({"layer_scale": 1e-5}, (2, 5)),
+        ({"init": "big_vision"}, (2, 5)),
+        ({"init": "big_vision", "pool": "map"}, (2, 5)),
+    ],
+    ids=str,
+)
+def test_every_head_and_token_option(overrides, shape):
+    model = tiny(**overrides)
+    torch.nn.init.normal_(getattr(model.head, "weight", torch.empty(1)))  # big_vision's starts at 0
+    out = model(torch.randn(2, 3, 8, 8))
+    assert out.shape == shape
+    assert out.isfinite().all()
+    out.square().sum().backward()
+    assert not [name for name, p in model.named_parameters() if p.grad is None]
+    assert vm.ViTConfig.from_json(model.config.to_json()) == model.config
+    fresh = vm.vit(model.config)
+    fresh.load_state_dict(model.state_dict())
+    assert torch.equal(fresh.eval()(torch.ones(2, 3, 8, 8)), model.eval()(torch.ones(2, 3, 8, 8)))
+
+
+def test_mean_pooling_leaves_the_prefix_tokens_out():
+    model = tiny(pool="avg", reg_tokens=2).eval()
+    features = torch.randn(2, 3 + 4, 32)
+    torch.testing.assert_close(model.forward_head(features, pre_logits=True), features[:, 3:].mean(1))
+    torch.testing.assert_close(tiny(reg_tokens=2).forward_head(features, pre_logits=True), features[:, 0])
+
+
+def test_representation_layer_is_linear_and_tanh():
+    model = tiny(representation=True).eval()
+    features = torch.randn(2, 5, 32)
+    expected = torch.tanh(features[:, 0] @ model.pre_logits.weight.T + model.pre_logits.bias)
+    torch.testing.assert_close(model.forward_head(features, pre_logits=True), expected)
+
+
+def test_stochastic_depth_rates_rise_linearly_or_are_constant():
+    def rates(shape):
+        blocks = tiny(depth=3, drop_path=0.2, drop_path_shape=shape).blocks
+        return [[getattr(path, "rate", 0.0) for path in (b.drop_path1, b.drop_path2)] for b in blocks]
+
+    assert rates("linear") == [[0.0, 0.0], [0.1, 0.1], [0.2, 0.2]]
+    assert rates("constant") == [[0.2, 0.2]] * 3
+
+
+@pytest.mark.parametrize("name", ["pos_drop", "proj_drop", "attn_drop", "head_drop", "drop_path"])
+def test_every_dropout_acts_in_training_alone(name):
+    model = tiny(**{name: 0.5})
+    images = torch.randn(8, 3, 8, 8)
+    assert not torch.equal(model(images), model(images))
+    model.eval()
+    assert torch.equal(model(images), model(images))
+    assert torch.equal(model(images), tiny().eval()(images))  # and changes no weight's draw
+
+
+def test_dropout_sits_in_every_place_that_flax_has_it():
+    """After positions, after attention, after GELU and after the MLP; not on attention probabilities."""
+    model = tiny(pos_drop=0.1, proj_drop=0.1)
+    block = model.blocks[0]
+    assert [m.p for m in (model.pos_drop, block.attn.proj_drop, block.mlp.drop1, block.mlp.drop2)] == [0.1] * 4
+    assert block.attn.attn_drop == 0
+
+
+def test_bf16_weights_give_bf16_logits_with_every_position():
+    for overrides in ({}, {"position": "sincos2d", "position_on_prefix": False}, {"pool": "map"}):
+        model = tiny(**overrides).bfloat16()
+        assert model(torch.randn(1, 3, 8, 8).bfloat16()).dtype == torch.bfloat16
+
+
+def test_a_seed_gives_the_weights():
+    for init in ("timm", "big_vision"):
+        a, b = tiny(init=init).state_dict(), tiny(init=init).state_dict()
+        assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_pickle_and_deepcopy():
+    model = tiny(pool="map").eval()
+    images = torch.randn(2, 3, 8, 8)
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert torch.equal(other(images), model(images))
+        assert other.config == model.config
+
+
+def test_gradient_checkpointing_changes_nothing_but_memory():
+    model = tiny(drop_path=0.3, proj_drop=0.1)
+    images = torch.randn(4, 3, 8, 8)
+    results = []
+    for enable in (False, True):
+        model.set_grad_checkpointing(enable)
+        model.zero_grad()
+        torch.manual_seed(1)
+        model(images).square().sum().backward()
+        results.append([p.grad.clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+def test_unknown_names_and_settings():
+    with pytest.raises(UserError, match="'Ti/16'"):
+        vm.vit("Tiny/16")
+    with pytest.raises(UserError, match="'num_classes'"):
+        vm.vit("mu/2", num_class=3)
+
+
+def test_lean_activations_say_where_they_cannot_help():
+    model = vm.apply(tiny(), vm.Placement(attn="post", mlp="post"))
+    with pytest.raises(UserError, match="lean"):
+        model.set_lean_activations()
+    model.set_lean_activations(False)
