@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..linear import inference_linear
 from ..norms import LayerNorm
 from .linear import LinearStem, patchify
 from .resize import resize_pixels
@@ -40,7 +41,7 @@ class DualPatchNormStem(LinearStem):
         patches = patchify(images, self.patch_size)
         weight, norm = self.proj.weight.flatten(1), self.norm_before
         if not torch.is_grad_enabled() or norm.weight is None or not isinstance(norm, LayerNorm):
-            return F.linear(norm(patches), weight, self.proj.bias)
+            return inference_linear(norm(patches), weight, self.proj.bias)
         return F.linear(_standardise(patches, norm.eps), weight * norm.weight, self._folded_bias(weight, norm.bias))
 
     def _folded_bias(self, weight: Tensor, shift: Tensor) -> Tensor:
