@@ -10,7 +10,9 @@ import pytest
 from vitmods.errors import UserError
 from vitmods.study.report import read_results, write_report, write_samples
 from vitmods.study.report.drawing import draw
-from vitmods.study.report.load import read_curves, read_samples
+from vitmods.study.report.figures import _common as common_points
+from vitmods.study.report.figures import axes_of
+from vitmods.study.report.load import Curve, read_curves, read_samples
 from vitmods.study.words import headline, signed
 
 HOSTILE = ["<script>alert(1)</script>", "\"quoted\" & 'single'", "naïve – 腕 ΔΣ", "$x_1$ {{ 7*7 }}"]
@@ -228,3 +230,11 @@ def test_drawings_mark_what_differs_from_base(synthetic, edit, words):
     for part in words:
         assert part in drawing
     assert "(" not in draw(base, base, "arm").split("aria-label=")[1].split(">")[0]
+
+
+def test_a_seed_on_a_busy_machine_does_not_cut_off_the_others():
+    step, score = np.arange(1, 5), np.array([1.0, 2.0, 3.0, 4.0])
+    fast, slow = Curve(0, "finished", step, 1.0 * step, score), Curve(1, "finished", step, 10.0 * step, score + 1)
+    x, scores = common_points([fast, slow], axes_of([[fast, slow]])[1])
+    assert scores.mean(0)[-1] == 4.5
+    assert x.tolist() == [5.5, 11.0, 16.5, 22.0]

@@ -43,8 +43,7 @@ addEventListener("load", () => {
     verdict: page.querySelector(".verdicts .badge").getBoundingClientRect().bottom,
     ground: ground(page.body), pale, svgs: svgs.length, smallest: Math.min(...text),
     cut: [...page.querySelectorAll("figure svg text")].filter(shown).filter(t => { const r = t.getBoundingClientRect();
-      const page = { left: 0, right: root.clientWidth };
-      const box = t.closest(".panels") ? t.closest("figure").getBoundingClientRect() : page;
+      const box = t.closest("figure").getBoundingClientRect();
       return r.left < box.left - 2 || r.right > box.right + 2; }).map(t => t.textContent) });
   document.body.append(out);
 });

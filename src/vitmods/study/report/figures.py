@@ -33,7 +33,7 @@ def forest(rows: Sequence[Row], margin: float, metric: str, inline: Inliner, nar
     width, row_height, foot = (350, 58, 46) if narrow else (860, 36, 50)
     height = row_height * len(rows) + foot + 8
     with figure(width, height) as drawn:
-        left, right = (8, 8) if narrow else (180, 265)
+        left, right = (8, 8) if narrow else (205, 262)
         axes = drawn.add_axes((left / width, foot / height, (width - left - right) / width, 1 - (foot + 8) / height))
         axes.set(xlim=_limits(rows, margin), ylim=(len(rows) - 0.5, -0.5), yticks=[])
         axes.axvspan(-margin, 0, color=COLOUR["band"], lw=0)
@@ -82,9 +82,9 @@ def _label_effect(axes: Any, y: float, row: Row, narrow: bool) -> None:
         [(0, y - 0.2, _clipped(row.name, 20), "left", COLOUR["ink"]), (1, y - 0.2, numbers, "right", colour)]
         if narrow
         else [
-            (-0.03, y, _clipped(row.name, 26), "right", COLOUR["ink"]),
-            (1.05, y, numbers, "left", COLOUR["ink"]),
-            (1.44, y, verdict, "left", colour),
+            (-0.03, y, _clipped(row.name, 24), "right", COLOUR["ink"]),
+            (1.03, y, numbers, "left", COLOUR["ink"]),
+            (1.455, y, verdict, "left", colour),
         ]
     )
     transform = axes.get_yaxis_transform()
@@ -109,12 +109,16 @@ class Axis:
     end: float
 
 
-def axes_of(curves: Sequence[Curve]) -> tuple[Axis, Axis]:
-    """By step, and by wall time in a unit that suits the longest trial."""
-    longest = max((float(np.nanmax(curve.wall)) for curve in curves if not np.isnan(curve.wall).all()), default=0.0)
-    unit, name = (3600.0, "hours") if longest > 7200 else (60.0, "minutes") if longest > 120 else (1.0, "seconds")
-    last_step = max(float(curve.step[-1]) for curve in curves)
-    return Axis("step", 1.0, "step", last_step), Axis("wall", unit, f"{name} of wall time", longest / unit)
+def axes_of(groups: Sequence[Sequence[Curve]]) -> tuple[Axis, Axis]:
+    """By step, and by wall time in a unit that suits the longest arm; `groups` are the curves of each arm."""
+    wall = max(statistics.median(_last(curve.wall) for curve in group) for group in groups if group)
+    step = max(float(curve.step[-1]) for group in groups for curve in group)
+    unit, name = (3600.0, "hours") if wall > 7200 else (60.0, "minutes") if wall > 120 else (1.0, "seconds")
+    return Axis("step", 1.0, "step", step), Axis("wall", unit, f"{name} of wall time", wall / unit)
+
+
+def _last(values: np.ndarray) -> float:
+    return 0.0 if np.isnan(values[-1]) else float(values[-1])
 
 
 def score_limits(base: Sequence[Curve]) -> tuple[float, float] | None:
@@ -169,11 +173,15 @@ def _draw_curves(axes: Any, curves: Sequence[Curve], axis: Axis, colour: str) ->
 
 
 def _common(curves: Sequence[Curve], axis: Axis) -> tuple[np.ndarray, np.ndarray]:
-    """Scores (seeds, points) on shared places of the axis, as far as all seeds reach."""
-    places = [getattr(curve, axis.key) / axis.unit for curve in curves]
-    longest = max(len(place) for place in places)
-    x = np.linspace(max(p[0] for p in places), min(p[-1] for p in places), min(longest, POINTS_A_CURVE))
-    return x, np.array([np.interp(x, p, curve.score) for p, curve in zip(places, curves)])
+    """Places on the axis, and the scores (seeds, places) there, one for each evaluation or fewer.
+
+    Seeds are matched evaluation by evaluation, at their median place: a seed that ran while the machine was busy must
+    not cut off the others' last scores.
+    """
+    shortest = min(len(curve.score) for curve in curves)
+    kept = np.unique(np.linspace(0, shortest - 1, min(shortest, POINTS_A_CURVE)).round().astype(int))
+    x = np.median([getattr(curve, axis.key)[kept] / axis.unit for curve in curves], axis=0)
+    return x, np.array([curve.score[kept] for curve in curves])
 
 
 def _style(axes: Any) -> None:

@@ -142,7 +142,11 @@ class Page:
         if len(self.seeds) >= FEW_SEEDS:
             return
         found = sorted(v.effect.detectable for v in self.arms if v.effect and v.effect.detectable > 0)
-        power = f" An effect smaller than about {found[len(found) // 2]:.1f} points would be missed." if found else ""
+        power = (
+            f" An effect smaller than about {found[len(found) // 2]:.1f} points would likely be missed."
+            if found
+            else ""
+        )
         yield f"{words.plural(len(self.seeds), 'seed')} only: intervals are wide, and most verdicts stay open.{power}"
 
     @cached_property
@@ -161,8 +165,8 @@ class Page:
         metric = str(self.results["metric"]["name"])
         base = read_curves(self.study, self.base["trials"], metric)
         arms = [(view, read_curves(self.study, view.raw["trials"], metric)) for view in self.arms]
-        every: list[Curve] = base + [curve for _, curves in arms for curve in curves]
-        if not every:
+        groups: list[list[Curve]] = [base, *(curves for _, curves in arms)]
+        if not any(groups):
             return []
         return [
             {
@@ -174,7 +178,7 @@ class Page:
                 ]
                 or [(None, curve_panel("base", base, [], axis, self.metric, self.inline))],
             }
-            for axis in axes_of(every)
+            for axis in axes_of(groups)
         ]
 
     @property
