@@ -93,7 +93,7 @@ def _explain(error: Exception) -> str:
     if isinstance(error, UserError):
         return str(error)
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}\nThis was not foreseen; the same command with --debug shows where it happened."
+    return f"{type(error).__name__}: {text}\nThis was not foreseen; with --debug the command shows where it happened."
 
 
 def _say(message: str, command: str = "") -> None:

@@ -7,9 +7,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitmods.cli.options import DataOptions, MachineOptions, defaults_from, note, parse, readable_folder
 from vitmods.recipes import Recipe
+
+if TYPE_CHECKING:
+    from vitmods.study import Study, StudyResult
 
 INCOMPLETE = 1
 
@@ -74,10 +78,10 @@ def main(arguments: Sequence[str]) -> int:
         command=shlex.join(["vitmods", "compare", *arguments]),
         **machine,
     )
-    return show(result)
+    return _show(result)
 
 
-def show(result) -> int:
+def _show(result: StudyResult) -> int:
     from vitmods.study.table import print_results
 
     report = result.report()
@@ -91,7 +95,7 @@ def show(result) -> int:
     return INCOMPLETE
 
 
-def _study(options: Compare):
+def _study(options: Compare) -> Study:
     from vitmods.study import Study
     from vitmods.study.plan import BASE
 

@@ -31,12 +31,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Report, arguments, "report")
     from vitmods.study.result import StudyResult
-    from vitmods.study.results import write_results
-    from vitmods.study.store import StudyFolder
     from vitmods.study.table import print_results
 
     result = StudyResult.load(options.folder)
-    write_results(StudyFolder(options.folder), result.to_dict())
     report = result.report(options.out)
     print_results(result.to_dict())
     print(f"\nReport: {report}")

@@ -1,8 +1,8 @@
 """What each arm costs, as ratios to base, measured interleaved in one process.
 
 Shared machines are noisy, so a ratio is the median over rounds of arm / base, where each round times every arm once
-and rounds alternate their order. On a CPU one thread and the CPU clock are used: what neighbours do then moves a ratio by a
-percent or two, while wall time with all threads can be off by a factor. On a GPU the device's own events are used.
+and rounds alternate their order. On a CPU one thread and the CPU clock are used: what neighbours do then moves a ratio
+by a percent or two, while wall time with all threads can be off by a factor. On a GPU its own events are used.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from vitmods.flops import count_macs, count_params
 from vitmods.recipes import Recipe
 from vitmods.study.memory import peak_bytes
 from vitmods.train.optim import make_optimizer
+from vitmods.vit import ViT
 
 BLOCK_S = 0.1  # a timed block repeats its work until it lasts about this long
 CALL_S = 1.0  # batches are halved until one call takes at most about this long
@@ -51,8 +53,8 @@ class _Timed:
     repeats: int
 
 
-def measure(models: Mapping[str, nn.Module], recipe: Recipe, device: torch.device, budget_s: float = 30.0) -> dict[str, Any]:
-    """Costs of the models, the first of which is base. They are moved to `device` and trained a few steps: pass copies.
+def measure(models: Mapping[str, ViT], recipe: Recipe, device: torch.device, budget_s: float = 30.0) -> dict[str, Any]:
+    """Costs of the models, the first of which is base. They are trained a few steps on `device`: pass copies.
 
     Args:
         models: name -> ViT with a `config`; all take the same pictures.
@@ -60,44 +62,42 @@ def measure(models: Mapping[str, nn.Module], recipe: Recipe, device: torch.devic
         budget_s: seconds after which no further round begins; three rounds are always made.
 
     Returns:
-        {"base": {"params", "macs", "train_step_s", "infer_1_s", "infer_n_s", "peak_memory_bytes", "train_batch", "infer_batch"},
-        "arms": {name: {"params": ratio, "flops": ratio, "train_step": Ratio as a dict, "infer_1", "infer_n", "peak_memory"}},
-        "device", "threads", "clock", "rounds"}.
+        `base`: params, macs, train_step_s, infer_1_s, infer_n_s, peak_memory_bytes, train_batch, infer_batch;
+        `arms`: name -> params and flops (ratios), and train_step, infer_1, infer_n, peak_memory (Ratio as a dict);
+        and how it was measured: device, threads, clock, rounds.
     """
     with _quiet_threads(device):
         bench = _Bench(dict(models), recipe, device)
         kinds = bench.kinds()
         rounds = _interleave(kinds, list(models), bench.seconds, budget_s)
         peaks = bench.peaks()
-    base, *arms = models
-    costs = {
+    base = next(iter(models))
+    sizes = {name: (count_params(model), count_macs(model.config)) for name, model in models.items()}
+
+    def ratios(arm: str) -> dict[str, Any]:
+        timed = {kind: asdict(Ratio.of_rounds([t[arm] / t[base] for t in rounds[kind]])) for kind in kinds}
+        timed["train_step"]["batch"], timed["infer_n"]["batch"] = bench.train_batch, bench.infer_batch
+        memory = peaks[arm] / peaks[base]
+        (params, macs), (base_params, base_macs) = sizes[arm], sizes[base]
+        counted = {"params": params / base_params, "flops": macs / base_macs}
+        kept = {**asdict(Ratio(memory, memory, memory)), "batch": bench.train_batch}
+        return {**counted, **timed, "peak_memory": kept}
+
+    return {
         "base": {
-            "params": count_params(models[base]),
-            "macs": count_macs(models[base].config),
-            **{f"{kind}_s": statistics.median(times[base] for times in rounds[kind]) for kind in kinds},
+            "params": sizes[base][0],
+            "macs": sizes[base][1],
+            **{f"{kind}_s": statistics.median(t[base] for t in rounds[kind]) for kind in kinds},
             "peak_memory_bytes": peaks[base],
             "train_batch": bench.train_batch,
             "infer_batch": bench.infer_batch,
         },
-        "arms": {},
+        "arms": {arm: ratios(arm) for arm in models if arm != base},
         "device": str(device),
         "threads": 1 if device.type == "cpu" else None,
         "clock": "CPU time" if device.type == "cpu" else "device events",
         "rounds": len(rounds["train_step"]),
     }
-    for arm in arms:
-        timed = {
-            kind: asdict(Ratio.of_rounds([times[arm] / times[base] for times in rounds[kind]])) for kind in kinds
-        }
-        timed["train_step"]["batch"], timed["infer_n"]["batch"] = bench.train_batch, bench.infer_batch
-        memory = peaks[arm] / peaks[base]
-        costs["arms"][arm] = {
-            "params": count_params(models[arm]) / costs["base"]["params"],
-            "flops": count_macs(models[arm].config) / costs["base"]["macs"],
-            **timed,
-            "peak_memory": {"ratio": memory, "low": memory, "high": memory, "batch": bench.train_batch},
-        }
-    return costs
 
 
 def _interleave(
@@ -119,7 +119,7 @@ def _interleave(
 class _Bench:
     """The models with their inputs and optimisers, ready to be timed."""
 
-    def __init__(self, models: dict[str, nn.Module], recipe: Recipe, device: torch.device):
+    def __init__(self, models: dict[str, ViT], recipe: Recipe, device: torch.device):
         self.models, self.recipe, self.device = models, recipe, device
         self.base = next(iter(models))
         for model in models.values():
@@ -205,7 +205,7 @@ class _Bench:
         def step() -> None:
             model.train()
             with self._autocast():
-                loss = nn.functional.cross_entropy(model(pictures), targets)
+                loss = cross_entropy(model(pictures), targets)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

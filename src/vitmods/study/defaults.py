@@ -1,4 +1,4 @@
-"""What suits a data set when nothing is said: model, picture size, recipe. Chosen for a first answer on an ordinary computer."""
+"""What suits a data set when nothing is said: model, picture size, recipe; for a first answer on a small machine."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ ORDINARY = Defaults("Ti/16", 224, "default")
 def defaults_for(spec: str) -> Defaults:
     """By the median short side of some pictures: about 64 to 200 patches, a tiny ViT.
 
-    Up to 40 px: Ti/4 at 32 px; up to 128 px: Ti/8 at 64 or 96 px; above: Ti/16 at 224 px. Raises UserError where the spec
-    names no data set.
+    Up to 40 px: Ti/4 at 32 px; up to 128 px: Ti/8 at 64 or 96 px; above: Ti/16 at 224 px. Raises UserError where the
+    spec names no data set.
     """
     if spec == "digits":
         return DIGITS

@@ -13,17 +13,17 @@ import torch
 from vitmods.study.plan import Arm, Settings
 
 if TYPE_CHECKING:
-    from torch import nn
+    from vitmods.vit import ViT
 
 PACKAGES = ("vitmods", "torch", "torchvision", "timm", "lightning-fabric", "numpy")
 
 
-def describe_base(settings: Settings, model: nn.Module) -> dict[str, Any]:
+def describe_base(settings: Settings, model: ViT) -> dict[str, Any]:
     base = settings.fixed["base"]
     return {"name": base if isinstance(base, str) else "ViTConfig", "config": json.loads(model.config.to_json())}
 
 
-def describe_arm(arm: Arm, model: nn.Module) -> dict[str, Any]:
+def describe_arm(arm: Arm, model: ViT) -> dict[str, Any]:
     """The arm's model and what its changes are, for a reader who does not know them."""
     told = [
         {

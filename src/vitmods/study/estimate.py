@@ -16,10 +16,9 @@ from vitmods.flops import count_macs, count_params
 from vitmods.study.plan import Trial
 from vitmods.study.trial import TrialRunner, task_of
 from vitmods.train import train_trial
+from vitmods.vit import ViT
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from vitmods.data import Batch, PictureSet
 
 TIMED_STEPS = 3
@@ -82,7 +81,7 @@ class Estimate:
 
 
 def estimate(
-    runner: TrialRunner, models: Mapping[str, nn.Module], missing: Sequence[Trial], workers: int, device: torch.device
+    runner: TrialRunner, models: Mapping[str, ViT], missing: Sequence[Trial], workers: int, device: torch.device
 ) -> Estimate:
     """Time TIMED_STEPS steps and an evaluation batch of every arm, with the threads that a worker would have.
 
@@ -114,9 +113,7 @@ def estimate(
     )
 
 
-def _estimate_arm(
-    runner: TrialRunner, name: str, model: nn.Module, trials: int, device: torch.device
-) -> ArmEstimate:
+def _estimate_arm(runner: TrialRunner, name: str, model: ViT, trials: int, device: torch.device) -> ArmEstimate:
     arm = runner.settings.arm(name)
     recipe = runner.settings.recipe_of(arm)
     pictures = runner.pictures(recipe)

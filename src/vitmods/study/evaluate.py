@@ -53,7 +53,7 @@ def evaluate_trial(
     fabric = make_fabric(device, recipe.precision)
     model = vit(model_config)
     model.load_state_dict(load_file(weights))
-    model = fabric.to_device(model).eval()
+    fabric.to_device(model.eval())
     split = split or pictures.eval_split
     batches = (to_device(batch, fabric.device) for batch in pictures.eval_batches(split, batch_size))
     with fabric.autocast():

@@ -50,7 +50,7 @@ class Trial:
 
 
 def arm_from_text(text: str) -> Arm:
-    """Read `changes` or `name=changes`, e.g. `dpn`, `post=placement(attn=post,mlp=post)`. UserError for an unknown change."""
+    """Read `CHANGES` or `NAME=CHANGES`, e.g. `dpn`, `post=placement(attn=post)`. UserError for an unknown change."""
     from vitmods.changes import parse_changes
 
     named = re.match(r"\s*([^=()]+?)\s*=\s*(.+)$", text, flags=re.DOTALL)
@@ -59,7 +59,7 @@ def arm_from_text(text: str) -> Arm:
 
 
 def make_arms(arms: Mapping[str, Any] | Iterable[Any]) -> tuple[Arm, ...]:
-    """Normalise what users pass: a mapping name -> changes, or short strings and Arm objects. `base` itself is left out.
+    """The arms that users name: a mapping name -> changes, or short forms and Arm objects. `base` itself is left out.
 
     Raises UserError when there is no arm, a name is taken twice, or two arms are the same changes.
     """
@@ -78,7 +78,7 @@ def make_arms(arms: Mapping[str, Any] | Iterable[Any]) -> tuple[Arm, ...]:
 
 def _check_arms(arms: Sequence[Arm]) -> None:
     if not arms:
-        raise UserError("A study needs at least one arm beside base, for example dpn; `vitmods changes` lists what there is.")
+        raise UserError("A study needs an arm beside base, for example dpn; `vitmods changes` lists what there is.")
     names: set[str] = set()
     contents: dict[str, str] = {}
     for arm in arms:
@@ -90,7 +90,9 @@ def _check_arms(arms: Sequence[Arm]) -> None:
             raise UserError(f"Two arms are named {arm.name}. Name one of them differently: NAME=CHANGES.")
         content = repr(arm.identity())
         if content in contents:
-            raise UserError(f"Arms {contents[content]} and {arm.name} are the same changes ({arm.short}). Leave one out.")
+            raise UserError(
+                f"Arms {contents[content]} and {arm.name} are the same changes ({arm.short}). Leave one out."
+            )
         names.add(arm.name)
         contents[content] = arm.name
 
@@ -115,9 +117,9 @@ def make_seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that defines a study. `fixed` may never change in a folder; arms and seeds may be added.
+    """Everything that defines a study.
 
-    fixed:       name -> JSON value, nested where it helps (`recipe.lr`): whatever a finished trial depends on
+    fixed:       name -> JSON value, nested where it helps (`recipe.lr`): what every trial depends on; may never change
     arms, seeds: what is compared; may grow
     noise_floor: whether base is also run with other seeds; may be switched on
     margin:      points within which an arm counts as no worse; concerns the reading of the results alone

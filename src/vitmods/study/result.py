@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitmods.errors import UserError
-from vitmods.study.results import assemble
+from vitmods.study.results import assemble, write_results
 from vitmods.study.stats import Effect
 from vitmods.study.store import StudyFolder
 
@@ -26,7 +26,7 @@ class StudyResult:
 
     @classmethod
     def load(cls, path: str | Path) -> StudyResult:
-        """Read the study in a folder, finished or not, from its trials. UserError where there is none."""
+        """The study in a folder, finished or not, rebuilt from its trials. UserError where there is none."""
         return cls(assemble(StudyFolder(path)), path)
 
     @property
@@ -38,7 +38,8 @@ class StudyResult:
         """A line for each trial that failed in the last run."""
         trials = [("base", trial) for trial in self._results["base"]["trials"]]
         trials += [(arm["name"], trial) for arm in self._results["arms"] for trial in arm["trials"]]
-        return [f"{name}, seed {trial['seed']}: {trial['message']}" for name, trial in trials if trial["status"] == "failed"]
+        failed = [(name, trial) for name, trial in trials if trial["status"] == "failed"]
+        return [f"{name}, seed {trial['seed']}: {trial['message']}" for name, trial in failed]
 
     def __getitem__(self, arm: str) -> Effect:
         if arm not in self.effects:
@@ -57,7 +58,11 @@ class StudyResult:
         return self._results
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the report as one HTML file (report.html in the study's folder, if no path is given); returns its path."""
+        """Write the report as one HTML file, by default report.html in the study's folder; returns its path.
+
+        It shows these results, so results.json and results.csv are written with it. UserError if that cannot be.
+        """
         from vitmods.study.report import write_report
 
-        return write_report(self._results, self.path, Path(path or self.path / "report.html"))
+        write_results(StudyFolder(self.path), self._results)
+        return write_report(self.path, path)

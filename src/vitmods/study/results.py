@@ -1,4 +1,4 @@
-"""From the files of a study to its answer: effects, costs and every trial's end, as JSON, as CSV and as a Python object."""
+"""From the files of a study to its answer: effects, costs and every trial's end, as JSON and as CSV."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def assemble(folder: StudyFolder, settings: Settings | None = None) -> dict[str,
     ends = trial_ends(folder, settings)
     metric = facts["metric"]["name"]
     arms = [arm.name for arm in settings.arms]
-    scores = {
-        name: {end.trial.seed: end.score(metric) for end in ends if end.trial.arm.name == name} for name in [BASE, *arms]
-    }
+    scores: dict[str, dict[int, float | None]] = {name: {} for name in (BASE, *arms)}
+    for end in ends:
+        scores[end.trial.arm.name][end.trial.seed] = end.score(metric)
     base = {seed: scores[BASE][seed] for seed in settings.seeds}
     found = effects(base, {arm: scores[arm] for arm in arms}, settings.margin, diverged=_diverged(ends))
     costs = read_json(folder.costs_file) or {"base": None, "arms": {}}
@@ -138,10 +138,9 @@ def _as_csv(folder: StudyFolder, results: Mapping[str, Any]) -> str:
             metrics = (read_json(folder.path / trial["folder"] / "result.json") or {}).get("metrics") or {}
             pair = (arm["values"].get(str(trial["seed"])), base.get(str(trial["seed"])))
             difference = "" if None in pair or arm["name"] == BASE else 100 * (pair[0] - pair[1])
-            rows.writerow(
-                [arm["name"], arm["changes"], trial["seed"], trial["status"], *(metrics.get(name, "") for name in names)]
-                + [difference, trial["wall_s"], trial["folder"]]
-            )
+            told = [metrics.get(name, "") for name in names]
+            start = [arm["name"], arm["changes"], trial["seed"], trial["status"]]
+            rows.writerow([*start, *told, difference, trial["wall_s"], trial["folder"]])
     return text.getvalue()
 
 

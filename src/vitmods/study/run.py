@@ -1,4 +1,4 @@
-"""Running a study: check, train what is missing, measure costs, write the answer. Every step can be the last one made."""
+"""Running a study: check, train what is missing, measure costs, write the answer. It may be killed at any moment."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from vitmods.study.describe import describe_arm, describe_base, environment
 from vitmods.study.executors import Executor, Inline, Processes, visible_gpus
 from vitmods.study.plan import BASE, Arm, Settings, Trial
 from vitmods.study.progress import Progress
+from vitmods.study.report import write_samples
 from vitmods.study.result import StudyResult
 from vitmods.study.results import assemble, write_results
-from vitmods.study.store import StudyFolder, read_json, write_json, write_samples
+from vitmods.study.store import StudyFolder, read_json
 from vitmods.study.trial import TrialRunner, base_config, build_model
+from vitmods.train.files import disk_errors, write_json
+from vitmods.vit import ViT
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from vitmods.data import PictureSet
     from vitmods.study.estimate import Estimate
 
@@ -77,7 +78,8 @@ def dry_run(settings: Settings, path: Path | None, how: Running) -> Estimate:
     runner, pictures = _open(folder, settings, how)
     models = _build_arms(runner.settings, pictures.num_classes)
     missing = _unfinished(folder, runner.settings)
-    return estimate(runner, models, missing, _workers(how, models[BASE], runner.settings, len(missing)), how.torch_device)
+    workers = _workers(how, models[BASE], runner.settings, len(missing))
+    return estimate(runner, models, missing, workers, how.torch_device)
 
 
 def _refuse_other_study(folder: StudyFolder, settings: Settings) -> None:
@@ -89,16 +91,14 @@ def _refuse_other_study(folder: StudyFolder, settings: Settings) -> None:
 
 def _open(folder: StudyFolder, settings: Settings, how: Running) -> tuple[TrialRunner, PictureSet]:
     """The pictures, and settings that name their content, so that a folder with other pictures is another study."""
-    runner = TrialRunner(
-        folder, settings, how.device, how.data_workers, how.checkpoint_minutes, how.progress
-    )
+    runner = TrialRunner(folder, settings, how.device, how.data_workers, how.checkpoint_minutes, how.progress)
     pictures = runner.pictures(settings.recipe)
     fixed = {**settings.fixed, "pictures": pictures.summary()["fingerprint"]}
     runner.settings = dataclasses.replace(settings, fixed=fixed)
     return runner, pictures
 
 
-def _build_arms(settings: Settings, num_classes: int) -> dict[str, nn.Module]:
+def _build_arms(settings: Settings, num_classes: int) -> dict[str, ViT]:
     """Every arm's model, base first: whatever is wrong with an arm shows before anything is trained."""
     config = base_config(settings, num_classes)
     models = {}
@@ -115,7 +115,7 @@ def _write_facts(
     folder: StudyFolder,
     settings: Settings,
     pictures: PictureSet,
-    models: dict[str, nn.Module],
+    models: dict[str, ViT],
     how: Running,
     command: str,
 ) -> None:
@@ -124,7 +124,8 @@ def _write_facts(
     before = read_json(folder.settings_file) or {}
     if before.get("settings") == settings.to_dict():
         return
-    write_samples(folder.samples_file, pictures.samples(SAMPLES))
+    with disk_errors(folder.path):
+        write_samples(folder.path, pictures.samples(SAMPLES))
     write_json(
         folder.settings_file,
         {
@@ -145,7 +146,7 @@ def _unfinished(folder: StudyFolder, settings: Settings) -> list[Trial]:
     return [trial for trial in settings.trials() if folder.trial_result(trial.arm.name, trial.seed) is None]
 
 
-def _train(runner: TrialRunner, base: nn.Module, how: Running, lock: int) -> None:
+def _train(runner: TrialRunner, base: ViT, how: Running, lock: int) -> None:
     """Run the trials that have no result yet; what went wrong is written where the result would be."""
     folder, settings = runner.folder, runner.settings
     missing = _unfinished(folder, settings)
@@ -185,8 +186,8 @@ def _foreign_modules(arms: Sequence[Arm]) -> tuple[str, ...]:
     modules = {type(change).__module__ for arm in arms for change in arm.changes}
     if "__main__" in modules:
         raise UserError(
-            "A change that is defined in the script itself cannot reach worker processes. Move it to a module that the script "
-            "imports, or run with workers=1."
+            "A change that is defined in the script itself cannot reach worker processes. Move it to a module that the "
+            "script imports, or run with workers=1."
         )
     return tuple(sorted(module for module in modules if not module.startswith("vitmods.")))
 
@@ -196,7 +197,7 @@ def _steps(runner: TrialRunner, trial: Trial) -> int:
     return recipe.epochs * runner.pictures(recipe).steps_per_epoch(recipe.batch_size)
 
 
-def _workers(how: Running, base: nn.Module, settings: Settings, trials: int) -> int:
+def _workers(how: Running, base: ViT, settings: Settings, trials: int) -> int:
     if how.workers is not None:
         return max(1, min(how.workers, trials))
     if how.torch_device.type == "cuda":
@@ -205,7 +206,7 @@ def _workers(how: Running, base: nn.Module, settings: Settings, trials: int) -> 
     return max(1, min(torch.get_num_threads(), MOST_WORKERS, fitting, trials))
 
 
-def _trial_bytes(base: nn.Module, settings: Settings) -> int:
+def _trial_bytes(base: ViT, settings: Settings) -> int:
     """Roughly the memory of one trial: the interpreter, weights with gradients and Adam's state, and activations."""
     config = base.config
     tokens = config.num_patches + config.num_prefix_tokens
@@ -218,8 +219,8 @@ def _memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _measure_costs(folder: StudyFolder, settings: Settings, models: dict[str, nn.Module], how: Running) -> None:
-    """costs.json: measured once for each arm. A later arm is measured beside base again, and base's own numbers stay."""
+def _measure_costs(folder: StudyFolder, settings: Settings, models: dict[str, ViT], how: Running) -> None:
+    """costs.json: each arm once. A later arm is measured beside base again, and base's own numbers stay."""
     known: dict[str, Any] = read_json(folder.costs_file) or {"base": None, "arms": {}}
     missing = {name: model for name, model in models.items() if name != BASE and name not in known["arms"]}
     if not missing or how.cost_seconds <= 0:

@@ -1,11 +1,11 @@
 """The study on disk: one folder, one lock, every file whole or absent.
 
-    study.json                      the settings that define the study
-    trials/<arm>/seed<k>/           one trial each; its result.json is written last
-    costs.json                      what each arm costs, measured once
-    results.json  results.csv       rebuilt from the trials at any time
-    samples.npz                     a few pictures for the report
-    logs/worker<i>.txt              what a worker process printed
+study.json                      the settings that define the study
+trials/<arm>/seed<k>/           one trial each; its result.json is written last
+costs.json                      what each arm costs, measured once
+results.json  results.csv       rebuilt from the trials at any time
+samples.npz                     a few pictures for the report
+logs/worker<i>.txt              what a worker process printed
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from vitmods.errors import UserError
 from vitmods.study.plan import differences
@@ -46,16 +43,8 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def write_samples(path: Path, samples: Sequence[tuple[str, NDArray[np.uint8]]]) -> None:
-    """Class names and pictures (H, W, 3), uint8, as `class<i>` and `picture<i>` of an npz file."""
-    arrays: dict[str, Any] = {}
-    for number, (name, picture) in enumerate(samples):
-        arrays[f"class{number}"], arrays[f"picture{number}"] = np.array(name), picture
-    write_atomically(path, lambda file: np.savez_compressed(file, **arrays))
-
-
 def slug(name: str) -> str:
-    """A folder name for an arm: the name itself where it is plain, else its plain part and a hash that tells it from others."""
+    """A folder name for an arm: the name itself where it is plain, else what is plain of it and a hash."""
     plain = re.sub(r"[^A-Za-z0-9_+-]+", "-", name).strip("-")[:60]
     if plain == name and plain:
         return plain
@@ -99,7 +88,7 @@ class StudyFolder:
         return self.path / "trials" / slug(arm) / f"seed{seed}"
 
     def trial_result(self, arm: str, seed: int) -> dict[str, Any] | None:
-        """What the trial ended in (`finished` or `diverged`), or None while that is to come, a failure included."""
+        """How the trial ended (`finished` or `diverged`); None while that is to come, also after a failure."""
         result: dict[str, Any] | None = read_json(self.trial(arm, seed) / "result.json")
         return None if result is None or result["status"] == "failed" else result
 
@@ -113,10 +102,12 @@ class StudyFolder:
             )
 
     def facts(self) -> dict[str, Any]:
-        """What study.json holds: the settings, and all that is known before the first trial. UserError if there is none."""
+        """What study.json holds: the settings, and all that is known before the first trial. UserError without one."""
         facts: dict[str, Any] | None = read_json(self.settings_file)
         if facts is None:
-            raise UserError(f"There is no study in {self.path}: it has no study.json. Give the folder that --out named.")
+            raise UserError(
+                f"There is no study in {self.path}: it has no study.json. Give the folder that --out named."
+            )
         return facts
 
     def check_same_study(self, settings: Mapping[str, Any]) -> None:
@@ -125,8 +116,8 @@ class StudyFolder:
         changed = differences(facts["settings"], settings) if facts else []
         if changed:
             raise UserError(
-                f"{self.path} holds a study with other settings ({'; '.join(changed)}). Repeat those settings to go on with it, "
-                "or choose another folder with --out. Arms and seeds may be added."
+                f"{self.path} holds a study with other settings: {'; '.join(changed)}. Repeat the old ones to go on "
+                "with it, or choose another folder with --out. Arms and seeds may be added."
             )
 
     @contextmanager
@@ -160,7 +151,7 @@ class StudyFolder:
                 if time.monotonic() >= deadline:
                     who = f" (process {holder})" if holder else ""
                     raise UserError(
-                        f"Another run is at work in {self.path}{who}. Wait for it or end it; then the same command goes on from there."
+                        f"Another run is at work in {self.path}{who}. Wait for it or end it, then run the same command."
                     ) from None
                 time.sleep(0.1)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from vitmods import data
 from vitmods.apply import apply
@@ -16,7 +15,7 @@ from vitmods.study.plan import Arm, Settings, Trial
 from vitmods.study.store import StudyFolder
 from vitmods.tasks import Classification
 from vitmods.train import train_trial
-from vitmods.vit import vit
+from vitmods.vit import ViT, vit
 
 if TYPE_CHECKING:
     from vitmods.data import PictureSet
@@ -36,7 +35,7 @@ PICTURE_SETTINGS = (
 
 
 def picture_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that decide which pictures a trial sees; config.json keeps them, so that it can be evaluated again."""
+    """What decides which pictures a trial sees; config.json keeps it, so that the trial can be evaluated again."""
     return {name: fixed[name] for name in PICTURE_SETTINGS}
 
 
@@ -55,11 +54,11 @@ def base_config(settings: Settings, num_classes: int) -> ViTConfig:
     return ViTConfig.from_dict(base).with_(**shape)
 
 
-def build_model(config: ViTConfig, arm: Arm, seed: int) -> nn.Module:
+def build_model(config: ViTConfig, arm: Arm, seed: int) -> ViT:
     """The arm's model at step 0.
 
-    Base is initialised from the seed and then changed, so every arm starts from base's own weights wherever shapes allow;
-    parameters that a change adds are drawn from the same seed.
+    Base is initialised from the seed and then changed, so every arm starts from base's own weights wherever shapes
+    allow; parameters that a change adds are drawn from the same seed.
     """
     torch.manual_seed(seed)
     base = vit(config)
@@ -90,7 +89,7 @@ class TrialRunner:
     ):
         self.folder, self.settings = folder, settings
         self._data_workers = data_workers
-        self._options = {"device": device, "checkpoint_every_minutes": checkpoint_minutes, "progress": progress}
+        self._device, self._checkpoint_minutes, self._progress = device, checkpoint_minutes, progress
         self._pictures: dict[Recipe, PictureSet] = {}
 
     def pictures(self, recipe: Recipe) -> PictureSet:
@@ -109,5 +108,14 @@ class TrialRunner:
         model = build_model(base_config(self.settings, pictures.num_classes), trial.arm, trial.seed)
         told = {"arm": trial.arm.name, "changes": trial.arm.short, "pictures": picture_settings(self.settings.fixed)}
         return train_trial(
-            model, task_of(recipe), pictures, recipe, seed=trial.seed, out=out, extra_config=told, **self._options
+            model,
+            task_of(recipe),
+            pictures,
+            recipe,
+            seed=trial.seed,
+            out=out,
+            device=self._device,
+            checkpoint_every_minutes=self._checkpoint_minutes,
+            progress=self._progress,
+            extra_config=told,
         )

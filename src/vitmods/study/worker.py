@@ -1,4 +1,4 @@
-"""A worker process: `python -m vitmods.study.worker TASK`. Trials come in on stdin, answers go out on stdout, as JSON lines."""
+"""A worker process, `python -m vitmods.study.worker TASK`: trials come in on stdin, answers go out on stdout."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def main(task: dict[str, Any]) -> None:
 
 
 def _listen(names: queue.SimpleQueue[bytes]) -> None:
-    """Pass on what the parent asks. The pipe closes when it is done or dead; either way nothing may be written any more."""
+    """Pass on what the parent asks. The pipe closes when it is done or dead; nothing may be written from then on."""
     rest = b""
     while chunk := os.read(0, 4096):  # not sys.stdin: its lock, held here, would trouble the interpreter's end
         *lines, rest = (rest + chunk).split(b"\n")

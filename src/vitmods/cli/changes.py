@@ -1,0 +1,89 @@
+"""`vitmods changes`: what can be compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vitmods.cli.options import parse
+
+
+@dataclass(frozen=True)
+class Changes:
+    """List the design changes: what each does, its paper, what it preserves, its cost and its published gain.
+
+    preserves: function - the changed model computes the same at first; weights - it keeps the old weights, its outputs
+    differ; nothing - it may alter weights. Combine changes with +, set their options in parentheses.
+
+    examples:
+      vitmods changes
+      vitmods diff --base S/16 --arm "dpn(before=false)+rms"
+    """
+
+    json: bool = False
+    """print JSON, for programs"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    options = parse(Changes, arguments, "changes")
+    from vitmods.changes import REGISTRY
+
+    described = [describe(kind) for kind in REGISTRY.values()]
+    if options.json:
+        print(json.dumps(described, indent=1))
+        return 0
+    _print(described)
+    return 0
+
+
+def describe(kind: Any) -> dict[str, Any]:
+    """One change, for people and programs."""
+    from dataclasses import MISSING, fields
+
+    settings = {field.name: None if field.default is MISSING else field.default for field in fields(kind)}
+    told = {name: getattr(kind, name) for name in ("name", "title", "paper", "url", "summary", "cost", "published")}
+    return {**told, "preserves": _preserves(kind), "settings": settings, "short_forms": list(kind.short_forms)}
+
+
+def _preserves(kind: Any) -> str:
+    """What its shortest spelling promises; a change that must be told something is asked with its first short form."""
+    try:
+        change = kind()
+    except ValueError:
+        change = kind(**next(iter(kind.short_forms.values())))
+    return str(change.preserves)
+
+
+def _print(described: list[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 1, 0))
+    table.add_column("change", no_wrap=True)
+    table.add_column("what it does, paper, cost, published gain")
+    for change in described:
+        name = Text(change["name"], style="bold")
+        for short in change["short_forms"]:
+            name.append(f"\n{short}", style="dim")
+        told = Text.assemble(
+            (change["title"], "bold"), f": {change['summary']}\n",
+            (f"{change['paper']} {change['url']}\n", "dim"),
+            ("preserves ", "cyan"), f"{change['preserves']}\n",
+            ("cost      ", "cyan"), f"{change['cost']}\n",
+            ("published ", "cyan"), change["published"],
+        )  # fmt: skip
+        options = ", ".join(
+            name if value in (None, "") else f"{name}={str(value).lower()}"
+            for name, value in change["settings"].items()
+        )
+        if options:
+            told.append("\noptions   ", style="cyan")
+            told.append(options)
+        table.add_row(name, told)
+    console.print(table)
