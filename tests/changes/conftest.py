@@ -1,0 +1,76 @@
+"""All registered changes with their variants, found in the registry, so that a new file in changes/ is covered too."""
+
+import dataclasses
+import itertools
+import typing
+
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods.apply import edit
+from vitmods.changes import REGISTRY
+from vitmods.errors import UserError
+
+# Variants that setting one field at a time does not reach.
+MORE = [
+    "dpn(before=false,after=false,after_position=true)",
+    "dpn(before=false,after=false,after_position=true,class_token=true)",
+    "placement(attn=pre+post,mlp=post)",
+    "placement(attn=post,mlp=post,reading=branch)",
+    "layerscale(init=1.0)",
+]
+
+
+def base_config():
+    return vm.ViTConfig.from_name("mu2/4", img_size=8, num_classes=5)
+
+
+def _values(kind, field):
+    hint = typing.get_type_hints(kind)[field.name]
+    if hint is bool:
+        return [not field.default]
+    return [v for v in typing.get_args(hint) if v != field.default] if typing.get_origin(hint) is typing.Literal else []
+
+
+def variants(kind):
+    """The change as it is, its short forms, and each bool and choice by itself; those that do something on the base."""
+    single = [{f.name: v} for f in dataclasses.fields(kind) for v in _values(kind, f)]
+    for fields in itertools.chain([{}], kind.short_forms.values(), single):
+        try:
+            change = kind(**fields)
+            edit(base_config(), [change])
+        except UserError:
+            continue
+        yield change
+
+
+def find_all():
+    found = [change for kind in REGISTRY.values() for change in variants(kind)]
+    found += [change for text in MORE for change in vm.parse_changes(text)]
+    return list(dict.fromkeys(found))
+
+
+def pytest_generate_tests(metafunc):
+    if "change" in metafunc.fixturenames:
+        metafunc.parametrize("change", find_all(), ids=str)
+
+
+@pytest.fixture
+def all_changes():
+    return find_all()
+
+
+@pytest.fixture
+def base():
+    torch.manual_seed(0)
+    model = vm.ViT(base_config())
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:  # gains and biases of a model that was trained
+            torch.nn.init.normal_(parameter, mean=float("norm" in name and name.endswith("weight")), std=0.1)
+    return model
+
+
+@pytest.fixture
+def images():
+    return torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))

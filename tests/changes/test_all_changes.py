@@ -1,0 +1,192 @@
+"""What every change owes, for every registered change and variant (see conftest)."""
+
+import copy
+import dataclasses
+import pickle
+from fnmatch import fnmatch
+
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods.changes import REGISTRY
+
+PRESERVES = ("function", "weights", "nothing")
+
+
+def leaves(model):
+    return [(name, repr(m)) for name, m in model.named_modules() if not list(m.children())]
+
+
+def gradients(model, images):
+    model.zero_grad()
+    torch.manual_seed(2)
+    out = model(images)
+    out.float().square().sum().backward()
+    return [out.detach(), *(p.grad.clone() for p in model.parameters())]
+
+
+@pytest.fixture
+def changed(base, change):
+    torch.manual_seed(3)
+    return vm.apply(base, change)
+
+
+def test_every_registered_change_is_tried(all_changes):
+    assert {type(change) for change in all_changes} == set(REGISTRY.values())
+    assert len(all_changes) > 2 * len(REGISTRY)
+
+
+def test_it_alters_the_graph_and_the_output_as_declared(base, change, changed, images):
+    assert leaves(changed) != leaves(base)
+    assert changed.config != base.config
+    assert changed.changes == (change,)
+    with torch.no_grad():
+        old, new = base.eval()(images), changed.eval()(images)
+    moved = float((old - new).abs().max() / old.abs().max())
+    assert change.preserves in PRESERVES
+    if change.preserves == "function":
+        assert moved <= 1e-5
+    else:
+        assert moved > 1e-4
+
+
+def test_it_leaves_the_old_model_alone(base, change):
+    before = {name: value.clone() for name, value in base.state_dict().items()}
+    config, graph = base.config, leaves(base)
+    new = vm.apply(base, change)
+    with torch.no_grad():
+        for parameter in new.parameters():
+            parameter.add_(1)
+    assert all(torch.equal(value, before[name]) for name, value in base.state_dict().items())
+    assert (base.config, leaves(base), base.changes) == (config, graph, ())
+
+
+def test_preserved_weights_are_carried_unchanged(base, change, changed):
+    """Each old weight is found bit for bit in the new model unless the change says that its slot is gone."""
+    if change.preserves == "nothing":
+        pytest.skip("this change alters weights")
+    dropped = change.drops(base.config, changed.config)
+    new = list(changed.state_dict().values())
+    for name, value in base.state_dict().items():
+        if not any(fnmatch(name, pattern) for pattern in dropped):
+            assert any(value.shape == other.shape and torch.equal(value, other) for other in new), name
+
+
+def test_every_parameter_gets_a_gradient(changed, images):
+    for found in gradients(changed, images):
+        assert found.isfinite().all()
+    silent = {name for name, p in changed.named_parameters() if not p.grad.any()}
+    assert not {name for name in silent if "gamma" not in name}
+
+
+def test_it_compiles_without_graph_breaks(changed, images):
+    torch._dynamo.reset()
+    expected = gradients(changed, images)
+    compiled = torch.compile(changed, fullgraph=True, backend="aot_eager")
+    for a, b in zip(gradients(compiled, images), expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+    torch._dynamo.reset()
+
+
+def test_it_exports(changed, images):
+    changed.eval()
+    with torch.no_grad():
+        program = torch.export.export(changed, (images,))
+        torch.testing.assert_close(program.module()(images), changed(images), atol=1e-5, rtol=1e-5)
+
+
+def test_bfloat16_autocast_is_close_and_trains(changed, images):
+    exact = gradients(changed, images)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = gradients(changed, images)
+    assert rough[0].dtype == torch.bfloat16
+    scale = float(exact[0].abs().max())
+    assert float((rough[0].float() - exact[0]).abs().max()) < 0.05 * scale + 0.01
+    assert all(g.isfinite().all() and g.dtype == torch.float32 for g in rough[1:])
+
+
+def test_bfloat16_weights(base, change, images):
+    new = vm.apply(base.bfloat16(), change)
+    assert {p.dtype for p in new.parameters()} == {torch.bfloat16}
+    assert new(images.bfloat16()).dtype == torch.bfloat16
+
+
+def test_gradient_checkpointing_changes_nothing(changed, images):
+    plain = gradients(changed, images)
+    changed.set_grad_checkpointing()
+    assert all(torch.equal(a, b) for a, b in zip(plain, gradients(changed, images), strict=True))
+
+
+def test_pickle_deepcopy_and_state_dict(changed, images):
+    fresh = vm.ViT(changed.config)
+    fresh.load_state_dict(changed.state_dict())
+    expected = changed.eval()(images)
+    for other in (pickle.loads(pickle.dumps(changed)), copy.deepcopy(changed), fresh):
+        assert torch.equal(other.eval()(images), expected)
+    assert pickle.loads(pickle.dumps(changed)).changes == changed.changes
+
+
+def test_config_goes_through_json(changed):
+    assert vm.ViTConfig.from_json(changed.config.to_json()) == changed.config
+
+
+def test_training_mode_device_and_frozen_parameters_are_those_of_the_model(base, change):
+    base.head.requires_grad_(False)
+    base.blocks[0].attn.requires_grad_(False)
+    base.set_grad_checkpointing()
+    new = vm.apply(base.eval().double(), change)
+    assert not new.training
+    assert new.grad_checkpointing
+    assert {p.dtype for p in new.parameters()} == {torch.float64}
+    frozen = {name for name, p in new.named_parameters() if not p.requires_grad}
+    assert frozen == {name for name, p in base.named_parameters() if not p.requires_grad}
+
+
+def test_the_shell_form_round_trips(change):
+    assert vm.parse_changes(str(change)) == (change,)
+    spaced = str(change).replace("(", " ( ").replace(",", " , ").replace("=", " = ")
+    assert vm.parse_changes(f"  {spaced}  ") == (change,)
+
+
+def test_changes_are_values(change):
+    assert dataclasses.is_dataclass(change)
+    assert pickle.loads(pickle.dumps(change)) == change
+    assert hash(copy.deepcopy(change)) == hash(change)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        change.whatever = 1
+
+
+def test_edit_is_a_pure_function(change, base):
+    assert change.edit(base.config) == change.edit(base.config)
+    assert change.fills
+
+
+def test_diff_and_documentation(base, change, changed):
+    difference = vm.diff(base, changed)
+    found = difference.to_dict()
+    assert found["params"] == [sum(p.numel() for p in m.parameters()) for m in (base, changed)]
+    assert found["preserves"] == change.preserves
+    assert found["changes"] == [str(change)]
+    assert found["papers"] == [change.paper]
+    assert found["added"] or found["removed"] or found["changed"]
+    for text in (str(change), change.paper, "parameters"):
+        assert text in str(difference)
+
+
+@pytest.mark.parametrize("kind", REGISTRY.values(), ids=lambda kind: kind.name)
+def test_documentation_is_filled_in(kind):
+    for field in ("name", "title", "paper", "url", "summary", "cost", "published"):
+        assert getattr(kind, field).strip() == getattr(kind, field) != "", field
+    assert kind.url.startswith("https://")
+    assert kind.summary.endswith(".")
+    assert kind.__doc__ is not None
+    assert not kind.__doc__.startswith(f"{kind.__name__}(")  # dataclass's own
+
+
+@pytest.mark.parametrize("kind", REGISTRY.values(), ids=lambda kind: kind.name)
+def test_names_are_what_the_shell_can_write(kind):
+    assert REGISTRY[kind.name] is kind
+    for name in (kind.name, *kind.short_forms):
+        assert name == name.lower()
+        assert name.replace("_", "").replace("-", "").isalnum()
