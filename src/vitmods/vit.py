@@ -8,41 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .config import BranchConfig, NormConfig, ViTConfig
+from .build import initial_positions, make_attn_pool, make_block, make_norm, make_stem, timm_cfg
+from .config import ViTConfig
 from .errors import UserError
 from .initialise import initialise
-from .layers import (
-    AttentionPool,
-    Block,
-    BranchNorms,
-    DualPatchNormStem,
-    LayerNorm,
-    LinearStem,
-    Mlp,
-    RMSNorm,
-    ScaleShift,
-)
 from .layers.position import resample, sincos2d
-
-NORMS: dict[str, Any] = {"layer": LayerNorm, "rms": RMSNorm}
-
-
-def norm_factory(config: NormConfig | None) -> Any:
-    """From a slot's config to a callable that takes the number of channels, or None for an empty slot."""
-    if config is None:
-        return None
-    if config.kind == "scale_shift":
-        return ScaleShift
-    return partial(NORMS[config.kind], eps=config.eps, affine=config.affine)
-
-
-def _branch_norms(config: BranchConfig) -> BranchNorms:
-    return BranchNorms(*(norm_factory(n) for n in (config.before, config.inner, config.branch, config.after)))
-
-
-def _norm(config: NormConfig | None, dim: int) -> nn.Module:
-    factory = norm_factory(config)
-    return factory(dim) if factory else nn.Identity()
 
 
 def vit(config: ViTConfig | str = "S/16", **overrides: Any) -> "ViT":
@@ -67,16 +37,16 @@ class ViT(nn.Module):
         self.config = config
         self.changes: tuple[Any, ...] = ()  # what `apply` did to get here, in order
         dim = config.embed_dim
-        self.patch_embed = _make_stem(config)
+        self.patch_embed = make_stem(config)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, config.reg_tokens, dim)) if config.reg_tokens else None
-        self._set_positions(_initial_positions(config))
+        self._set_positions(initial_positions(config))
         self.pos_drop = nn.Dropout(config.pos_drop)
-        self.norm_pre = _norm(config.position_norm, dim)
-        self.blocks = nn.ModuleList(_make_block(config, i) for i in range(config.depth))
-        self.norm = nn.Identity() if config.norm_after_pool else _norm(config.final_norm, dim)
-        self.attn_pool = _make_attn_pool(config) if config.pool == "map" else None
-        self.fc_norm = _norm(config.final_norm, dim) if config.norm_after_pool else nn.Identity()
+        self.norm_pre = make_norm(config.position_norm, dim)
+        self.blocks = nn.ModuleList(make_block(config, i) for i in range(config.depth))
+        self.norm = nn.Identity() if config.norm_after_pool else make_norm(config.final_norm, dim)
+        self.attn_pool = make_attn_pool(config) if config.pool == "map" else None
+        self.fc_norm = make_norm(config.final_norm, dim) if config.norm_after_pool else nn.Identity()
         self.pre_logits = nn.Linear(dim, dim) if config.representation else None
         self.head_drop = nn.Dropout(config.head_drop)
         self.head = nn.Linear(dim, config.num_classes) if config.num_classes else nn.Identity()
@@ -84,7 +54,7 @@ class ViT(nn.Module):
         self.feature_info = [
             {"module": f"blocks.{i}", "num_chs": dim, "reduction": max(config.patch_size)} for i in range(config.depth)
         ]
-        self.pretrained_cfg = self.default_cfg = _timm_cfg(config)
+        self.pretrained_cfg = self.default_cfg = timm_cfg(config)
         initialise(self)
 
     # What timm's tools read.
@@ -276,73 +246,3 @@ class ViT(nn.Module):
         if not all(-depth <= i < depth for i in chosen) or not chosen:
             raise ValueError(f"indices must name some of the {depth} blocks, got {indices}.")
         return {i % depth for i in chosen}
-
-
-def _make_stem(config: ViTConfig) -> LinearStem:
-    stem = config.stem
-    sizes: dict[str, Any] = {
-        "img_size": config.img_size,
-        "patch_size": config.patch_size,
-        "in_chans": config.in_chans,
-        "embed_dim": config.embed_dim,
-        "bias": stem.bias,
-        "norm_layer": norm_factory(stem.after),
-    }
-    if stem.before is None:
-        return LinearStem(**sizes)
-    return DualPatchNormStem(norm_before=norm_factory(stem.before), **sizes)
-
-
-def _make_block(config: ViTConfig, index: int) -> Block:
-    share = index / max(config.depth - 1, 1) if config.drop_path_shape == "linear" else 1.0
-    return Block(
-        config.embed_dim,
-        config.num_heads,
-        mlp_ratio=config.mlp_dim / config.embed_dim,
-        qkv_bias=config.qkv_bias,
-        qk_norm_layer=norm_factory(config.qk_norm),
-        proj_drop=config.proj_drop,
-        attn_drop=config.attn_drop,
-        init_values=config.layer_scale,
-        drop_path=config.drop_path * share,
-        act_layer=_activation(config),
-        attn_norms=_branch_norms(config.attn),
-        mlp_norms=_branch_norms(config.mlp),
-        head_scale=config.head_scale,
-    )
-
-
-def _activation(config: ViTConfig) -> Any:
-    return partial(nn.GELU, approximate="tanh" if config.activation == "gelu_tanh" else "none")
-
-
-def _make_attn_pool(config: ViTConfig) -> AttentionPool:
-    mlp = Mlp(config.embed_dim, config.mlp_dim, act=_activation(config)())
-    return AttentionPool(
-        config.embed_dim, config.num_heads, mlp, _norm(config.final_norm or NormConfig(), config.embed_dim)
-    )
-
-
-def _initial_positions(config: ViTConfig) -> Tensor | None:
-    if config.position == "none":
-        return None
-    if config.position == "sincos2d":
-        return sincos2d(config.grid, config.embed_dim)
-    entries = config.num_prefix_tokens if config.position_on_prefix else 0
-    return torch.zeros(1, entries + config.num_patches, config.embed_dim)
-
-
-def _timm_cfg(config: ViTConfig) -> dict[str, Any]:
-    return {
-        "url": "",
-        "num_classes": config.num_classes,
-        "input_size": (config.in_chans, *config.img_size),
-        "pool_size": None,
-        "crop_pct": 0.9,
-        "interpolation": "bicubic",
-        "fixed_input_size": True,
-        "mean": (0.5, 0.5, 0.5),
-        "std": (0.5, 0.5, 0.5),
-        "first_conv": "patch_embed.proj",
-        "classifier": "head",
-    }

@@ -1,0 +1,111 @@
+"""From the slots of a config to the modules that fill them."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .config import BranchConfig, NormConfig, ViTConfig
+from .layers import (
+    AttentionPool,
+    Block,
+    BranchNorms,
+    DualPatchNormStem,
+    LayerNorm,
+    LinearStem,
+    Mlp,
+    RMSNorm,
+    ScaleShift,
+)
+from .layers.position import sincos2d
+
+NORMS: dict[str, Any] = {"layer": LayerNorm, "rms": RMSNorm}
+
+
+def norm_factory(config: NormConfig | None) -> Any:
+    """From a slot's config to a callable that takes the number of channels, or None for an empty slot."""
+    if config is None:
+        return None
+    if config.kind == "scale_shift":
+        return ScaleShift
+    return partial(NORMS[config.kind], eps=config.eps, affine=config.affine)
+
+
+def _branch_norms(config: BranchConfig) -> BranchNorms:
+    return BranchNorms(*(norm_factory(n) for n in (config.before, config.inner, config.branch, config.after)))
+
+
+def make_norm(config: NormConfig | None, dim: int) -> nn.Module:
+    factory = norm_factory(config)
+    return factory(dim) if factory else nn.Identity()
+
+
+def make_stem(config: ViTConfig) -> LinearStem:
+    stem = config.stem
+    sizes: dict[str, Any] = {
+        "img_size": config.img_size,
+        "patch_size": config.patch_size,
+        "in_chans": config.in_chans,
+        "embed_dim": config.embed_dim,
+        "bias": stem.bias,
+        "norm_layer": norm_factory(stem.after),
+    }
+    if stem.before is None:
+        return LinearStem(**sizes)
+    return DualPatchNormStem(norm_before=norm_factory(stem.before), **sizes)
+
+
+def make_block(config: ViTConfig, index: int) -> Block:
+    share = index / max(config.depth - 1, 1) if config.drop_path_shape == "linear" else 1.0
+    return Block(
+        config.embed_dim,
+        config.num_heads,
+        mlp_ratio=config.mlp_dim / config.embed_dim,
+        qkv_bias=config.qkv_bias,
+        qk_norm_layer=norm_factory(config.qk_norm),
+        proj_drop=config.proj_drop,
+        attn_drop=config.attn_drop,
+        init_values=config.layer_scale,
+        drop_path=config.drop_path * share,
+        act_layer=_activation(config),
+        attn_norms=_branch_norms(config.attn),
+        mlp_norms=_branch_norms(config.mlp),
+        head_scale=config.head_scale,
+    )
+
+
+def _activation(config: ViTConfig) -> Any:
+    return partial(nn.GELU, approximate="tanh" if config.activation == "gelu_tanh" else "none")
+
+
+def make_attn_pool(config: ViTConfig) -> AttentionPool:
+    mlp = Mlp(config.embed_dim, config.mlp_dim, act=_activation(config)())
+    return AttentionPool(
+        config.embed_dim, config.num_heads, mlp, make_norm(config.final_norm or NormConfig(), config.embed_dim)
+    )
+
+
+def initial_positions(config: ViTConfig) -> Tensor | None:
+    if config.position == "none":
+        return None
+    if config.position == "sincos2d":
+        return sincos2d(config.grid, config.embed_dim)
+    entries = config.num_prefix_tokens if config.position_on_prefix else 0
+    return torch.zeros(1, entries + config.num_patches, config.embed_dim)
+
+
+def timm_cfg(config: ViTConfig) -> dict[str, Any]:
+    return {
+        "url": "",
+        "num_classes": config.num_classes,
+        "input_size": (config.in_chans, *config.img_size),
+        "pool_size": None,
+        "crop_pct": 0.9,
+        "interpolation": "bicubic",
+        "fixed_input_size": True,
+        "mean": (0.5, 0.5, 0.5),
+        "std": (0.5, 0.5, 0.5),
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+    }
