@@ -63,7 +63,7 @@ class Classification:
 
     def loss(self, model: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss of the batch, and `top1`: how often the first class is the one with the largest share."""
-        logits = model(batch.images)
+        logits = model(batch.images).float()
         loss = _LOSSES[self.loss_name](logits, batch.targets, self.label_smoothing).mean()
         classes = batch.targets.argmax(dim=1) if batch.targets.is_floating_point() else batch.targets
         return loss, {"top1": (logits.detach().argmax(dim=1) == classes).float().mean()}

@@ -62,12 +62,11 @@ class TrialRun:
         self.log_every = min(50, max(5, self.total_steps // 100))
 
         self.fabric = make_fabric(device, recipe.precision)
-        self.raw_model = self.fabric.to_device(model)
-        optimizer = make_optimizer(self.raw_model, recipe)
-        check_every_parameter_is_trained(self.raw_model, optimizer)
-        self.model, self.optimizer = self.fabric.setup(self.raw_model, optimizer)
-        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.ema = Ema(self.raw_model, recipe.ema) if recipe.ema is not None else None
+        self.model = self.fabric.to_device(model)
+        self.optimizer = make_optimizer(self.model, recipe)
+        check_every_parameter_is_trained(self.model, self.optimizer)
+        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.ema = Ema(self.model, recipe.ema) if recipe.ema is not None else None
 
         self.step = 0
         self.evaluated_at = 0
@@ -87,7 +86,7 @@ class TrialRun:
     @property
     def evaluated_model(self) -> nn.Module:
         """The model whose numbers count: the moving average where there is one."""
-        return self.raw_model if self.ema is None else self.ema.model
+        return self.model if self.ema is None else self.ema.model
 
     def run(self, request: StopRequest, bar: ProgressBar) -> dict[str, float]:
         """Train to the last step and evaluate on `ds.eval_split`; the metrics.
@@ -144,7 +143,7 @@ class TrialRun:
         if self.recipe.clip_norm is not None:
             statistics["grad_norm"] = nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip_norm)
         if self.step == 0:
-            _warn_of_untrained(self.raw_model)
+            _warn_of_untrained(self.model)
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update()
@@ -154,13 +153,17 @@ class TrialRun:
     def _backward(self, batch: Batch) -> dict[str, Tensor]:
         """Leave the gradient of the mean loss over `batch` in the parameters, however many parts it is computed in."""
         totals: dict[str, Tensor] = {}
-        pictures = len(batch.images)
         for part in parts(batch, self.recipe.accumulate, self.fabric.device):
-            share = len(part.images) / pictures
-            loss, statistics = self.task.loss(self.model, part)
-            self.fabric.backward(loss if share == 1 else loss * share)
-            for name, value in {"loss": loss.detach(), **statistics}.items():
-                totals[name] = value * share + totals[name] if name in totals else value * share
+            share = len(part.images) / len(batch.images)
+            with self.fabric.autocast():
+                loss, statistics = self.task.loss(self.model, part)
+            statistics["loss"] = loss.detach()
+            if share == 1:
+                self.fabric.backward(loss)
+                return statistics
+            self.fabric.backward(loss * share)
+            for name, value in statistics.items():
+                totals[name] = totals.get(name, 0) + value * share
         return totals
 
     def _lr(self, step: int) -> float:
@@ -235,7 +238,7 @@ class TrialRun:
             "step": self.step,
             "evaluated_at": self.evaluated_at,
             "last_evaluation": self.last_evaluation,
-            "model": self.raw_model.state_dict(),
+            "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "ema": None if self.ema is None else self.ema.state_dict(),
             "rng_cpu": torch.get_rng_state(),
@@ -250,7 +253,7 @@ class TrialRun:
             return 0
         self.step, self.evaluated_at = state["step"], state["evaluated_at"]
         self.last_evaluation = state["last_evaluation"]
-        self.raw_model.load_state_dict(state["model"])
+        self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.ema is not None:
             self.ema.load_state_dict(state["ema"])

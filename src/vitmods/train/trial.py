@@ -104,7 +104,7 @@ def _outcome(run: TrialRun, request: StopRequest, bar: ProgressBar) -> dict[str,
         "steps": run.step,
         "epochs": run.step / run.steps_per_epoch,
         "wall_s": round(run.wall_s, 3),
-        "params": sum(p.numel() for p in run.raw_model.parameters()),
+        "params": sum(p.numel() for p in run.model.parameters()),
     }
 
 
