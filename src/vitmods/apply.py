@@ -108,6 +108,10 @@ def _build(config: ViTConfig, weights: Weights, old: ViT) -> ViT:
     for name, parameter in new.named_parameters():
         parameter.requires_grad_(name not in frozen)
     new.grad_checkpointing = old.grad_checkpointing
+    for block in new.blocks:
+        block.lean = any(b.lean for b in old.blocks)  # type: ignore[assignment]
+    sizes = {"input_size": new.pretrained_cfg["input_size"], "num_classes": config.num_classes}
+    new.pretrained_cfg = new.default_cfg = {**old.pretrained_cfg, **sizes}
     return new.train(old.training)
 
 
