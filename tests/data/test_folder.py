@@ -146,6 +146,20 @@ def test_missing_folder_and_file_for_a_folder(tmp_path: Path) -> None:
         folder(str(tmp_path / "list.txt"))
 
 
+def test_a_folder_that_may_not_be_listed(make_folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_folder({"cat": 1, "dog": 1})
+    scandir = os.scandir
+
+    def refusing(path):
+        if str(path).endswith("dog"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(UserError, match=r"dog cannot be listed: Permission denied"):
+        folder(str(root))
+
+
 def test_stamps_change_with_the_file(make_folder) -> None:
     root = make_folder({"cat": 2})
     before = folder(str(root)).splits["train"].stamps

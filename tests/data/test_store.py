@@ -1,6 +1,8 @@
 """The decoded-once store: in memory and on disk alike, atomic, repaired when damaged."""
 
 import multiprocessing
+import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +103,16 @@ def test_a_build_that_dies_leaves_nothing(root: Path, tmp_path: Path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         open_store(records(root), GEOMETRY, 3, tmp_path / "cache")
     assert cache_files(tmp_path / "cache") == []
+
+
+def test_remains_of_a_killed_build_are_removed_in_time(root: Path, tmp_path: Path) -> None:
+    key = cache_key(records(root), GEOMETRY, 3)
+    old, young, other = (tmp_path / name for name in (f"{key}.old", f"{key}.young", "other.old"))
+    for folder_, days in ((old, 9), (young, 1), (other, 9)):
+        folder_.mkdir()
+        os.utime(folder_, (0, time.time() - days * 24 * 3600))
+    open_store(records(root), GEOMETRY, 3, tmp_path)
+    assert (old.exists(), young.exists(), other.exists()) == (False, True, True)
 
 
 def _open_in_process(root: Path, cache: Path, barrier, results) -> None:

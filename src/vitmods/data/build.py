@@ -101,10 +101,15 @@ def _decoded(records: Records, geometry: Geometry, channels: int) -> Iterator[_R
         return _Row(stored.shape, native, zlib.crc32(stored.data), _digest(raw)), stored
 
     # PIL warns of large pictures and odd metadata; what matters is reported as a reason.
-    with warnings.catch_warnings(), ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with warnings.catch_warnings(), ThreadPoolExecutor(_cores()) as pool:
         warnings.simplefilter("ignore")
         for start in _progress(range(0, len(records), _CHUNK), len(records)):
             yield from pool.map(one, range(start, min(start + _CHUNK, len(records))))
+
+
+def _cores() -> int:
+    """Cores this process may use; not every system can tell that."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _digest(raw: "bytes | Image.Image | NDArray[np.generic]") -> bytes:

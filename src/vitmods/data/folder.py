@@ -47,15 +47,22 @@ def folder(spec: str) -> Source:
         raise UserError(f"There is no folder {printable(spec)}. Give a folder of pictures, or one of: {KNOWN_SPECS}.")
     if not root.is_dir():
         raise UserError(f"{printable(spec)} is a file. Give the folder that holds the class folders. {LAYOUT}")
-    found = _split_folders(root)
-    listed = {split: _list(path) for split, path in (found or {"train": root}).items()}
+    try:
+        found = _split_folders(root)
+        listed = {split: _list(path) for split, path in (found or {"train": root}).items()}
+        unused = _unused_folders(root, found)
+    except OSError as error:
+        where = printable(str(error.filename))
+        raise UserError(
+            f"The folder {where} cannot be listed: {error.strerror}. Make it readable or move it."
+        ) from error
     classes = tuple(sorted({label for files in listed.values() for label in files.labels}))
     if not classes:
         raise UserError(f"No pictures in class folders under {printable(spec)}. {LAYOUT}{_passed_over(listed)}")
     splits = {split: _records(root, files, classes) for split, files in listed.items()}
     name = printable(root.resolve().name)
     source = Source(name, spec, tuple(printable(c) for c in classes), splits)
-    source.warnings += _unused_folders(root, found)
+    source.warnings += unused
     for split, files in listed.items():
         source.warnings += _file_warnings(printable(str(found[split] if found else root)), files)
     return source

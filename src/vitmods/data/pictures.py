@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -162,7 +163,11 @@ class PictureSet:
         return torch.cat([split.geometry.view(picture) for picture in pictures])
 
     def _normalised(self, pictures: Tensor) -> Tensor:
-        return normalise(pictures, self._per_channel(self.recipe.mean), self._per_channel(self.recipe.std))
+        return normalise(pictures, *self._mean_and_std)
+
+    @cached_property
+    def _mean_and_std(self) -> tuple[Tensor, Tensor]:
+        return self._per_channel(self.recipe.mean), self._per_channel(self.recipe.std)
 
     def _per_channel(self, values: tuple[float, ...]) -> Tensor:
         """(C, 1, 1); one value serves all channels, and grey pictures take the mean of three."""

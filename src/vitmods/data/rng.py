@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 Counter = int | NDArray[np.integer]
 
 _MASK = (1 << 64) - 1
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 class Stream(IntEnum):
@@ -44,10 +42,13 @@ class Stream(IntEnum):
 
 def bits(seed: int, stream: Stream, *counters: Counter) -> NDArray[np.uint64]:
     """64 random bits for each element of the broadcast counters (for instance epoch, sample indices (B,))."""
-    state = _mix(np.asarray(seed & _MASK, dtype=np.uint64))
+    state: int | NDArray[np.uint64] = _mix_int(seed & _MASK)
     for counter in (int(stream), *counters):
-        state = _mix(state + _unsigned(counter))
-    return state
+        if isinstance(state, int) and isinstance(counter, int):
+            state = _mix_int(state + counter & _MASK)
+        else:
+            state = _mix(np.asarray(state, dtype=np.uint64) + _unsigned(counter))
+    return np.asarray(state, dtype=np.uint64)
 
 
 def uniform(seed: int, stream: Stream, *counters: Counter) -> NDArray[np.float64]:
@@ -73,8 +74,15 @@ def _unsigned(counter: Counter) -> NDArray[np.uint64]:
 
 
 def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    # One-element arrays keep numpy from warning about the wanted overflow, which it does for scalars only.
-    z = np.atleast_1d(state) + _GOLDEN
-    z = (z ^ (z >> np.uint64(30))) * _FIRST
-    z = (z ^ (z >> np.uint64(27))) * _SECOND
-    return (z ^ (z >> np.uint64(31))).reshape(np.shape(state))
+    z = state + np.uint64(_GOLDEN)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(_FIRST)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(_SECOND)
+    return z ^ (z >> np.uint64(31))
+
+
+def _mix_int(state: int) -> int:
+    """_mix for one number: counters that a whole batch shares are mixed without the cost of an array."""
+    z = state + _GOLDEN & _MASK
+    z = (z ^ (z >> 30)) * _FIRST & _MASK
+    z = (z ^ (z >> 27)) * _SECOND & _MASK
+    return z ^ (z >> 31)

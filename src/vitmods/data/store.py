@@ -9,6 +9,7 @@ import io
 import os
 import shutil
 import tempfile
+import time
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,7 @@ from vitmods.errors import UserError
 
 MEMORY_LIMIT = 1 << 30  # bytes; a larger split is memory-mapped
 VERIFIED_BYTES = 1 << 30  # when a cache is opened: all of most caches, evenly spread pictures of larger ones
+ABANDONED_AFTER = 7 * 24 * 3600  # seconds
 _FORMAT = "vitmods pictures 1"
 
 
@@ -119,6 +121,7 @@ def _intact(store: Store) -> bool:
 
 def _write_cache(folder: Path, records: Records, geometry: Geometry, channels: int) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_remains(folder)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.", ignore_cleanup_errors=True) as name:
         building = Path(name) / "cache"
         building.mkdir()
@@ -129,6 +132,13 @@ def _write_cache(folder: Path, records: Records, geometry: Geometry, channels: i
             np.savez(file, **index.to_arrays())  # type: ignore[arg-type]
             _sync(file.fileno())
         _publish(building, folder, Path(name) / "damaged")
+
+
+def _remove_remains(folder: Path) -> None:
+    """Unfinished builds of this cache whose process was killed; younger ones may still be at work."""
+    for remains in folder.parent.glob(f"{folder.name}.*"):
+        if time.time() - remains.stat().st_mtime > ABANDONED_AFTER:
+            shutil.rmtree(remains, ignore_errors=True)
 
 
 def _publish(building: Path, folder: Path, damaged: Path) -> None:

@@ -1,0 +1,158 @@
+"""Batches a second on one core: ours against torchvision's transforms in a DataLoader, paired and interleaved.
+
+    OMP_NUM_THREADS=1 python benchmarks/data_loading.py [--out benchmarks/results]
+
+32 px: pad and crop, flip, normalise, as CIFAR-10 is trained, from arrays in memory (and with what a recipe can add).
+224 px: random resized crop, flip, normalise; theirs from JPEG files of 375 x 500, ours from the store, which decodes
+each once. Goals: at least 7 times torchvision's CIFAR loader, with mixing too; loading below 5 % of a training step.
+"""
+
+import argparse
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import chain, count, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from paired import one_thread, paired, report
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, default_collate
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+import vitmods as vm
+from vitmods.data.geometry import Geometry
+from vitmods.data.load import KEPT_RATIO
+from vitmods.data.pictures import PictureSet, Split
+from vitmods.data.records import Records
+from vitmods.data.store import open_store
+from vitmods.recipes import Recipe
+
+NORMALISE = ([0.5] * 3, [0.5] * 3)
+BATCH = 128
+
+
+class Pictures(Dataset):
+    """As torchvision's CIFAR10 (arrays) or ImageFolder (files): a PIL picture per item, then the transform."""
+
+    def __init__(self, raw: list[Any], transform: Callable[..., torch.Tensor]) -> None:
+        self.raw, self.transform = raw, transform
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        raw = self.raw[i]
+        image = Image.open(io.BytesIO(raw)).convert("RGB") if isinstance(raw, bytes) else Image.fromarray(raw)
+        return self.transform(image), i % 10
+
+
+def ours(raw: list[Any], recipe: Recipe, geometry: Geometry) -> PictureSet:
+    n = len(raw)
+    ids = tuple(str(i) for i in range(n))
+    records = Records(ids, np.arange(n) % 10, ids, raw.__getitem__, np.arange(n))
+    split = Split("train", ids, records.labels, open_store(records, geometry, 3, None), geometry)
+    return PictureSet("made", tuple("0123456789"), {"train": split}, geometry.size, 3, recipe, {})
+
+
+def loader(raw: list[Any], transform: Callable[..., torch.Tensor], batch: int) -> DataLoader:
+    return DataLoader(Pictures(raw, transform), batch, shuffle=True, drop_last=True, collate_fn=default_collate)
+
+
+def taking(batches: Callable[[], Iterator[Any]], number: int) -> Callable[[], None]:
+    def run() -> None:
+        for _ in islice(batches(), number):
+            pass
+
+    return run
+
+
+def epochs(pictures: PictureSet, batch: int) -> Callable[[], Iterator[Any]]:
+    return lambda: pictures.train_batches(seed=0, epoch=0, batch_size=batch)
+
+
+def small(rounds: int) -> dict[str, Any]:
+    """32 px from arrays."""
+    raw = list(np.random.default_rng(0).integers(0, 256, (50_000, 32, 32, 3), dtype=np.uint8))
+    steps = [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(*NORMALISE)]
+    tensors = [v2.ToImage(), v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()]
+    tensors += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(*NORMALISE)]
+    base = ours(raw, Recipe(crop="pad"), Geometry((32, 32)))
+    added = {"mixup": {"mixup": 0.2}, "cutmix": {"cutmix": 1.0}, "erasing": {"erasing": 0.25}}
+    added |= {"mixup and cutmix": {"mixup": 0.2, "cutmix": 1.0}, "randaugment": {"randaugment": (2, 9)}}
+    variants = {"torchvision v1": lambda: iter(loader(raw, v1.Compose(steps), BATCH))}
+    randaugment = v1.Compose([*steps[:2], v1.RandAugment(2, 9), *steps[2:]])
+    variants["torchvision v1, randaugment"] = lambda: iter(loader(raw, randaugment, BATCH))
+    variants |= {"torchvision v2": lambda: iter(loader(raw, v2.Compose(tensors), BATCH)), "ours": epochs(base, BATCH)}
+    for name, options in added.items():
+        variants[f"ours, {name}"] = epochs(replace(base, recipe=base.recipe.with_(**options)), BATCH)
+    return rates(variants, "torchvision v1", rounds, batches=8, batch=BATCH)
+
+
+def large(rounds: int) -> dict[str, Any]:
+    """224 px; JPEG files for theirs, kept in memory so that no disk is measured."""
+    raw = [jpeg(seed) for seed in range(96)]
+    steps = [v1.RandomResizedCrop(224, interpolation=v1.InterpolationMode.BICUBIC), v1.RandomHorizontalFlip()]
+    steps += [v1.ToTensor(), v1.Normalize(*NORMALISE)]
+    base = ours(raw, Recipe(crop="random_resized"), Geometry((224, 224), KEPT_RATIO, whole=True))
+    variants = {
+        "torchvision v1": lambda: iter(loader(raw, v1.Compose(steps), 32)),
+        "ours": epochs(base, 32),
+        "ours, randaugment": epochs(replace(base, recipe=base.recipe.with_(randaugment=(2, 9))), 32),
+    }
+    return rates(variants, "torchvision v1", rounds, batches=3, batch=32)
+
+
+def jpeg(seed: int) -> bytes:
+    coarse = np.random.default_rng(seed).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
+
+
+def rates(
+    variants: dict[str, Callable[[], Iterator[Any]]], reference: str, rounds: int, batches: int, batch: int
+) -> dict[str, Any]:
+    """paired() with pictures a second and the factor over the reference, which are easier to read than seconds."""
+    rows = paired({name: taking(make, batches) for name, make in variants.items()}, reference, rounds)
+    return {
+        name: {"pictures_per_s": batches * batch / row["seconds"], "factor": 1 / row["ratio"]}
+        | {"factor_low": 1 / row["ratio_high"], "factor_high": 1 / row["ratio_low"]}
+        for name, row in rows.items()
+    }
+
+
+def share_of_a_step(rounds: int) -> dict[str, Any]:
+    """Loading a batch of 64 at 32 px against forward and backward of Ti/4 and of a toy on it."""
+    raw = list(np.random.default_rng(0).integers(0, 256, (50_000, 32, 32, 3), dtype=np.uint8))
+    pictures = ours(raw, Recipe(crop="pad"), Geometry((32, 32)))
+    images = next(pictures.train_batches(seed=0, epoch=0, batch_size=64)).images
+    results = {}
+    for name in ("Ti/4", "mu2/4"):
+        model = vm.vit(name, img_size=32, num_classes=10)
+
+        def step(model: torch.nn.Module = model) -> None:
+            model(images).sum().backward()
+
+        batches = chain.from_iterable(pictures.train_batches(seed=0, epoch=epoch, batch_size=64) for epoch in count())
+        rows = paired({"step": step, "loading": lambda batches=batches: next(batches)}, "step", rounds)
+        results[f"{name}, batch 64"] = {"loading_share": rows["loading"]["ratio"], "step_s": rows["step"]["seconds"]}
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--out", type=Path, help="folder for the JSON")
+    options = parser.parse_args()
+    one_thread()
+    results = {"32 px": small(options.rounds), "224 px": large(options.rounds)}
+    results["share of a training step"] = share_of_a_step(max(3, options.rounds // 4))
+    report("data_loading", results, options.out)
+
+
+if __name__ == "__main__":
+    main()
