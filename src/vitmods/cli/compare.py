@@ -65,18 +65,19 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(Compare, arguments, "compare", default)
     out = options.out or readable_folder(options.pictures.data, options.base)
     study = _study(options)
-    machine = {"device": options.machine.device, "data_workers": options.machine.data_workers}
+    machine = options.machine
     if options.dry_run:
-        print(study.dry_run(out, workers=options.workers, **machine))
+        print(study.dry_run(out, workers=options.workers, device=machine.device, data_workers=machine.data_workers))
         return 0
     result = study.run(
         out,
         workers=options.workers,
-        checkpoint_minutes=options.machine.checkpoint_minutes,
+        device=machine.device,
+        data_workers=machine.data_workers,
+        checkpoint_minutes=machine.checkpoint_minutes,
         cost_seconds=options.cost_seconds,
-        progress=not options.machine.quiet,
+        progress=not machine.quiet,
         command=shlex.join(["vitmods", "compare", *arguments]),
-        **machine,
     )
     return _show(result)
 

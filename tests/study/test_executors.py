@@ -1,0 +1,137 @@
+"""Executors with trials that cost nothing; tests/study/test_kill.py has the real ones."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import pytest
+from vitmods.study.executors import Inline, Processes, describe
+from vitmods.study.plan import Arm, Trial
+from vitmods.study.store import StudyFolder
+
+
+class Log:
+    def __init__(self):
+        self.started_, self.ended_ = [], []
+
+    def started(self, trial):
+        self.started_.append(trial)
+
+    def ended(self, trial, failure):
+        self.ended_.append((trial, failure))
+
+    def waiting(self):
+        pass
+
+
+TRIALS = [Trial(Arm("a"), seed) for seed in range(4)]
+
+
+def test_inline_goes_on_after_a_failure():
+    ran = []
+
+    def run(trial):
+        ran.append(trial.seed)
+        if trial.seed == 1:
+            raise RuntimeError("boom\nbang")
+
+    log = Log()
+    assert Inline(run).run(TRIALS, log) == {TRIALS[1]: "RuntimeError: boom bang"}
+    assert ran == [0, 1, 2, 3]
+    assert [failure is None for _, failure in log.ended_] == [True, False, True, True]
+
+
+def test_inline_lets_an_interruption_through():
+    def run(trial):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Inline(run).run(TRIALS, Log())
+
+
+def test_an_error_for_users_is_its_message():
+    assert describe(ValueError("give another folder")) == "give another folder"
+    assert describe(MemoryError()) == "MemoryError: "
+
+
+# A worker that follows the protocol of vitmods.study.worker, and misbehaves as its task says.
+WORKER = """
+import json, os, signal, sys, time
+task = json.loads(sys.argv[1])
+for line in sys.stdin:
+    name = json.loads(line)
+    with open(task["record"], "a") as record:
+        record.write(f"{os.getpid()} {name['seed']} {os.environ['OMP_NUM_THREADS']}\\n")
+    if name["seed"] == task.get("die_at"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if name["seed"] == task.get("exit_at"):
+        sys.exit("no such thing")
+    if name["seed"] == task.get("hang_at"):
+        time.sleep(60)
+    failure = "went wrong" if name["seed"] == task.get("fail_at") else None
+    print(json.dumps({"failure": failure}), flush=True)
+"""
+
+
+@pytest.fixture
+def pool(tmp_path, monkeypatch):
+    """Processes whose workers run WORKER."""
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$3"\n')  # python -m vitmods.study.worker TASK
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    record = tmp_path / "record"
+
+    def make(workers=2, **task):
+        return Processes(
+            StudyFolder(tmp_path), workers, threads=3, device="cpu", options={"record": str(record), **task}
+        )
+
+    make.record = lambda: [line.split() for line in record.read_text().splitlines()]
+    return make
+
+
+def test_every_trial_goes_to_one_worker_with_its_share_of_threads(pool):
+    log = Log()
+    assert pool().run(TRIALS, log) == {}
+    assert sorted(int(seed) for _, seed, _ in pool.record()) == [0, 1, 2, 3]
+    assert len({pid for pid, _, _ in pool.record()}) == 2
+    assert {threads for _, _, threads in pool.record()} == {"3"}
+    assert sorted(t.seed for t in log.started_) == sorted(t.seed for t, _ in log.ended_) == [0, 1, 2, 3]
+
+
+def test_a_killed_worker_loses_its_trial_alone(pool):
+    failures = pool(die_at=1).run(TRIALS, Log())
+    assert failures == {TRIALS[1]: "its worker process was killed by SIGKILL (out of memory?)"}
+    assert sorted(int(seed) for _, seed, _ in pool.record()) == [0, 1, 2, 3]
+
+
+def test_a_worker_that_ends_is_quoted(pool):
+    assert "ended with code 1: no such thing" in pool(workers=1, exit_at=2).run(TRIALS, Log())[TRIALS[2]]
+
+
+def test_a_failure_that_a_worker_reports_keeps_the_worker(pool):
+    assert pool(workers=1, fail_at=0).run(TRIALS, Log()) == {TRIALS[0]: "went wrong"}
+    assert len({pid for pid, _, _ in pool.record()}) == 1
+
+
+def test_an_interruption_ends_the_workers(pool):
+    class Stop(Log):
+        def waiting(self):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        pool(hang_at=0).run(TRIALS, Stop())
+    assert time.monotonic() - start < 20
+    for pid, _, _ in pool.record():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+
+
+def test_the_task_is_plain_json(pool):
+    assert json.loads(json.dumps(pool()._task(0)))["device"] == "cpu"
