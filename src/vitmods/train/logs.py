@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+import socket
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -54,27 +56,42 @@ class MetricsFile:
 
 
 class TensorBoard:
-    """The rows of metrics.jsonl as TensorBoard scalars `train/loss`, `val/top1`, ..."""
+    """The rows of metrics.jsonl as TensorBoard scalars `train/loss`, `val/top1`, ..., in one event file.
+
+    Written here and now: TensorBoard's own writer does it in a thread, where a full disk ends in a stray traceback.
+    """
 
     def __init__(self, folder: Path, rows: list[dict[str, Any]]) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # a quarter of a second
+        # A quarter of a second to import.
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self.folder = folder
+        self.folder, self._event, self._summary = folder, Event, Summary
         with disk_errors(folder):
             shutil.rmtree(folder, ignore_errors=True)
-            self._writer = SummaryWriter(str(folder))
+            folder.mkdir()
+            name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+            self._file = open(folder / name, "wb")  # noqa: SIM115 - closed by close()
+            self._records = RecordWriter(self._file)
+            self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
         for row in rows:
             self.write(row)
 
     def write(self, row: dict[str, Any]) -> None:
+        scalars = {f"{row['split']}/{name}": row[name] for name in row if name not in ("step", "epoch", "split")}
+        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        event = self._event(wall_time=time.time(), step=row["step"], summary=self._summary(value=values))
         with disk_errors(self.folder):
-            for name, value in row.items():
-                if name not in ("step", "epoch", "split"):
-                    self._writer.add_scalar(f"{row['split']}/{name}", value, row["step"])
+            self._add(event)
 
     def close(self) -> None:
         with disk_errors(self.folder):
-            self._writer.close()
+            self._file.close()
+
+    def _add(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
+        self._file.flush()
 
 
 class ProgressBar:
