@@ -80,8 +80,7 @@ def _stop_on_problems(found: list[str], bad: list[dict[str, str]], spec: str) ->
     """Everything that is wrong, in one error, before anything is trained."""
     texts = list(found)
     if bad:
-        texts.append(
-            f'{unreadable_text(bad)}\nRepair or remove them, or leave them out with unreadable="skip" (--unreadable skip).'
-        )
+        remedy = 'Repair or remove them, or leave them out with unreadable="skip" (--unreadable skip).'
+        texts.append(f"{unreadable_text(bad)}\n{remedy}")
     if texts:
         raise UserError(f"The pictures of {printable(spec)} cannot be used as they are.\n" + "\n".join(texts))
