@@ -122,7 +122,7 @@ def test_plots_take_every_colour_from_the_page(page):
 
 
 def test_the_same_study_gives_the_same_page(study, page, tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("matplotlib").rcParams, "lines.linewidth", 17)
+    monkeypatch.setitem(__import__("matplotlib").rcParams, "lines.marker", "s")
     assert write_report(study, tmp_path / "new" / "r.html").read_text(encoding="utf-8") == page
 
 
