@@ -1,0 +1,215 @@
+"""What the pages say is so: links lead somewhere, code runs, commands and options exist, counts are the code's."""
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import vitmods as vm
+from vitmods.changes import REGISTRY, parse_changes
+from vitmods.cli import COMMANDS
+from vitmods.flops import count_params
+from vitmods.study.plan import BASE, arm_from_text
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+FENCE = re.compile(
+    r"(?:^<!-- not run by the tests: (?P<why>.+?) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.M | re.S
+)
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def blocks(kind: str) -> list[tuple[Path, str, str | None]]:
+    """(page, text, why it is not run) of every fenced block of this kind."""
+    fences = ((page, fence) for page in PAGES for fence in FENCE.finditer(page.read_text()))
+    return [(page, fence["text"], fence["why"]) for page, fence in fences if fence["kind"] == kind]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_relative_links_resolve(page):
+    text = FENCE.sub("", page.read_text())
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    for target in targets:
+        if "://" not in target and not target.startswith("#"):
+            assert (page.parent / target.partition("#")[0]).exists(), f"{name_of(page)} links to {target}"
+
+
+def test_pages_that_the_code_names_exist():
+    for source in (ROOT / "src").rglob("*.py"):
+        for page in re.findall(r"\bdocs/[\w/]+\.md", source.read_text()):
+            assert (ROOT / page).exists(), f"{name_of(source)} names {page}"
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_change_has_a_page(name):
+    page = ROOT / "docs" / "changes" / f"{name}.md"
+    assert page.exists(), f"write {name_of(page)}: where the change sits, why, the paper's number, the cost"
+    text, change = page.read_text(), REGISTRY[name]
+    assert f"`{name}`" in text
+    assert change.url in text
+    for number in re.findall(r"\d+\.\d", change.published):
+        assert number in text, f"{name_of(page)} lacks {number} of the published gain"
+    for setting in dataclasses.fields(change):
+        assert f"`{setting.name}`" in text, f"{name_of(page)} does not explain the setting {setting.name}"
+
+
+COUNT = re.compile(r"(?:`([^`]+)` on )?S/16: ([+-][\d,]+)\s+parameters")
+
+
+@cache
+def small() -> vm.ViT:
+    return vm.vit("S/16")
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_parameter_counts_of_a_page_are_those_of_the_code(name):
+    counts = COUNT.findall((ROOT / "docs" / "changes" / f"{name}.md").read_text())
+    assert counts, "say what it costs: 'S/16: +1,234 parameters', or '`CHANGE` on S/16: ...'"
+    for change, count in counts:
+        changed = vm.apply(small(), *parse_changes(change or name))
+        assert count_params(changed) - count_params(small()) == int(count.replace(",", ""))
+
+
+PYTHON = blocks("python")
+
+
+@pytest.mark.parametrize(("page", "code", "why"), PYTHON, ids=[name_of(page) for page, *_ in PYTHON])
+def test_python_blocks_run(page, code, why, tmp_path, monkeypatch):
+    compiled = compile(code, name_of(page), "exec")
+    if why:
+        _check_names(code)
+        return
+    monkeypatch.chdir(tmp_path)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compiled, {})
+    assert printed.getvalue().strip()
+
+
+def _check_names(code: str) -> None:
+    """Of a block that is not run, at least the names must exist."""
+    for name in re.findall(r"\bvm((?:\.\w+)+)", code):
+        value = vm
+        for part in name.split(".")[1:]:
+            value = getattr(value, part)
+
+
+def commands() -> list[tuple[str, str]]:
+    """(page, command): lines after a $ in console blocks, and `vitmods ...` or `make ...` within the text."""
+    found = []
+    for page in PAGES:
+        text = page.read_text()
+        console = [fence["text"] for fence in FENCE.finditer(text) if fence["kind"] == "console"]
+        lines = re.findall(r"^\$ (.+)$", "\n".join(console), re.M)
+        lines += re.findall(r"`((?:vitmods|make) [^`]+)`", FENCE.sub("", text))
+        found += [(name_of(page), line) for line in lines]
+    return found
+
+
+@pytest.mark.parametrize(("page", "command"), commands())
+def test_shell_commands_exist(page, command):
+    words = shlex.split(command, comments=True)
+    program, rest = Path(words[0]).name, words[1:]
+    if program == "make":
+        assert set(rest) <= make_targets()
+    elif program == "python":
+        assert (ROOT / rest[0]).is_file()
+    elif program == "pre-commit":
+        assert (ROOT / ".pre-commit-config.yaml").is_file()
+    else:
+        assert program == "vitmods", f"{page}: what is {program}?"
+        _check_vitmods(rest)
+
+
+def _check_vitmods(words: list[str]) -> None:
+    if words[0].startswith("-"):
+        assert words[0] in options_of("")
+        return
+    name, arguments = words[0], words[1:]
+    assert name in COMMANDS
+    arms = False
+    for word in arguments:
+        if word.startswith("--"):
+            assert word in options_of(name), f"vitmods {name} has no option {word}"
+            arms = word in ("--arm", "--arms")
+        elif arms and word != BASE:
+            arm_from_text(word)
+
+
+@cache
+def options_of(command: str) -> set[str]:
+    """The options that `vitmods COMMAND --help` shows."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        if command:
+            importlib.import_module(f"vitmods.cli.{command}").main(["--help"])
+        else:
+            importlib.import_module("vitmods.cli").main(["--help"])
+    return set(re.findall(r"--[a-z][\w-]*", printed.getvalue()))
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+
+
+NEW_CHANGE = '''
+from dataclasses import dataclass, replace
+
+from ..config import NormConfig, ViTConfig
+from .base import Change
+
+
+@dataclass(frozen=True)
+class Scratch(Change):
+    """A norm on the output of the MLP."""
+
+    name = "scratch"
+    title = "Scratch"
+    paper = "A paper"
+    url = "https://example.org"
+    summary = "Adds a norm on the output of the MLP."
+    cost = "2 width parameters a block"
+    published = "none"
+
+    eps: float = 1e-3
+
+    @property
+    def fills(self) -> frozenset[str]:
+        return frozenset({"mlp norm on branch"})
+
+    def edit(self, config: ViTConfig) -> ViTConfig:
+        return config.with_(mlp=replace(config.mlp, branch=NormConfig("layer", self.eps)))
+'''
+
+
+def test_a_change_is_one_new_file(tmp_path):
+    """As CONTRIBUTING says: in a copy of the library, one file is added and everything knows it."""
+    shutil.copytree(ROOT / "src" / "vitmods", tmp_path / "vitmods", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "vitmods" / "changes" / "scratch.py").write_text(NEW_CHANGE)
+    ask = (
+        "import sys, vitmods as vm; from vitmods.cli import main\n"
+        "assert vm.__file__.startswith(sys.argv[1]) and vm.Scratch().eps == 1e-3\n"
+        "assert main(['changes']) == 0\n"
+        "sys.exit(main(['diff', '--base', 'mu2/4', '--img-size', '8', '--arm', 'scratch(eps=1e-4)+dpn']))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONIOENCODING": "utf-8", "COLUMNS": "100"}
+    done = subprocess.run(
+        [sys.executable, "-c", ask, str(tmp_path)], env=environment, cwd=tmp_path, capture_output=True, encoding="utf-8"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Adds a norm on the output of the MLP." in done.stdout  # the list
+    assert "scratch(eps=0.0001) + dpn" in done.stdout  # the difference
+    assert "blocks.*.norm2_branch" in done.stdout

@@ -1,0 +1,45 @@
+"""Every example runs as its page says, and ends with what it promises."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(script: Path, folder: Path, *arguments: str) -> str:
+    environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_example_is_a_folder_with_a_page_and_a_script():
+    folders = [path for path in EXAMPLES.iterdir() if path.is_dir()]
+    assert folders
+    for folder in folders:
+        page = (folder / "README.md").read_text()
+        scripts = [script.name for script in folder.glob("*.py")]
+        assert scripts, f"{folder.name} has no script"
+        assert all(name in page for name in scripts), f"{folder.name}/README.md does not name {scripts}"
+
+
+@pytest.mark.slow
+def test_quickstart_changes_a_model_and_answers_with_two_arms(tmp_path):
+    said = run(EXAMPLES / "quickstart" / "quickstart.py", tmp_path, "answer")
+
+    assert "LinearStem -> DualPatchNormStem" in said  # the difference of the two models
+    results = json.loads((tmp_path / "answer" / "results.json").read_text())
+    assert results["complete"]
+    assert [arm["name"] for arm in results["arms"]] == ["rms", "post-norm"]
+    assert all(arm["effect"]["n"] == 3 for arm in results["arms"])
+    assert results["base"]["mean"] > 0.3, "the base has not learned: chance is 0.1"
+    assert f"n=3 paired, {results['arms'][1]['effect']['verdict']})" in said
+    assert (tmp_path / "answer" / "report.html").stat().st_size > 10_000
