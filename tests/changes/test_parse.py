@@ -1,0 +1,77 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import vitmods as vm
+from vitmods.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        ("", ()),
+        ("base", ()),
+        ("  ", ()),
+        ("dpn", (vm.DualPatchNorm(),)),
+        ("DPN", (vm.DualPatchNorm(),)),
+        ("dual_patchnorm", (vm.DualPatchNorm(),)),
+        ("dpn(before=false)", (vm.DualPatchNorm(before=False),)),
+        ("dpn( before = False , eps=1e-05 )", (vm.DualPatchNorm(before=False, eps=1e-5),)),
+        ("dpn(after_position)", (vm.DualPatchNorm(after_position=True),)),
+        ("rms", (vm.Norm("rms"),)),
+        ("layernorm", (vm.Norm("layer"),)),
+        ("norm(kind=rms)", (vm.Norm("rms"),)),
+        ("postnorm", (vm.Placement(attn="post", mlp="post"),)),
+        ("postnorm(mlp=pre+post)", (vm.Placement(attn="post", mlp="pre+post"),)),
+        ("placement(attn=post,mlp=pre+post)", (vm.Placement(attn="post", mlp="pre+post"),)),
+        ("layerscale(init=1e-5)", (vm.LayerScale(1e-5),)),
+        ("subln(rescale=false)", (vm.SubLN(rescale=False),)),
+        (
+            "dpn+placement(attn=post,mlp=pre+post)+rms",
+            (vm.DualPatchNorm(), vm.Placement("post", "pre+post"), vm.Norm("rms")),
+        ),
+    ],
+)
+def test_short_forms(text, changes):
+    assert vm.parse_changes(text) == changes
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("dnp", "'dpn'"),
+        ("normformr", "'normformer'"),
+        ("sub-ln", "'subln'"),
+        ("zzzzzz", "Known: .*dpn.*`vitmods changes`"),
+        ("dpn(befor=false)", "'before'"),
+        ("dpn(before=maybe)", "true or false.*'maybe'"),
+        ("dpn(eps=small)", "number.*'small'"),
+        ("dpn(norm=rmsnorm)", "'rms'"),
+        ("norm", "kind"),
+        ("norm(kind=batchnorm)", "layer"),
+        ("placement(attn=before)", "pre, post or pre\\+post"),
+        ("placement(reading=residuals)", "'residual'"),
+        ("dpn(before=false", "parentheses"),
+        ("dpn)", "parentheses"),
+        ("dpn++rms", "''"),
+        ("+dpn", "''"),
+        ("dpn rms", "'dpn rms'"),
+        ("dpn(before=false)rms", "not a change"),
+        ("dpn(before=false,after=false)", "without any norm"),
+        ("dpn(class_token=true)", "after_position"),
+        ("layerscale(init=0)", "layerscale"),
+        ("dpn(before=false,before=true)", "before=...\\) is given twice"),
+    ],
+)
+def test_mistakes_are_errors_that_say_what_to_do(text, says):
+    with pytest.raises(UserError, match=says):
+        vm.parse_changes(text)
+
+
+@given(st.text(st.sampled_from("dpnrmsubl()+=,. ftrue_1e-5"), max_size=20) | st.text(max_size=20))
+def test_no_text_fails_otherwise_than_with_a_user_error(text):
+    try:
+        changes = vm.parse_changes(text)
+    except UserError:
+        return
+    assert vm.parse_changes("+".join(map(str, changes))) == changes
