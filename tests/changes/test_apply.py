@@ -1,0 +1,293 @@
+"""apply, diff and verify: what they refuse, and that promises are enforced."""
+
+import dataclasses
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods.changes import REGISTRY, Change
+from vitmods.config import NormConfig
+from vitmods.errors import NoEffect, SlotConflict, UserError
+from vitmods.layers import LayerNorm, RMSNorm
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("base", "placement"),
+        ("base", "placement(attn=pre,mlp=pre,reading=branch)"),
+        ("base", "layernorm"),
+        ("dpn", "dpn"),
+        ("dpn", "dpn(after=false)"),
+        ("rms", "rms"),
+        ("subln", "subln"),
+        ("normformer", "normformer"),
+        ("layerscale", "layerscale(init=0.5)"),
+        ("postnorm", "postnorm"),
+    ],
+)
+def test_a_change_that_alters_nothing_is_an_error_naming_it(base, model, changes):
+    model = vm.apply(base, *vm.parse_changes(model))
+    change = vm.parse_changes(changes)
+    with pytest.raises(NoEffect, match="alters nothing") as error:
+        vm.apply(model, *change)
+    assert str(change[0]) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "slot"),
+    [
+        ("dpn+dpn(before=false)", "stem norm after"),
+        ("normformer+subln", "mlp inner norm"),
+        ("rms+layernorm", "kind of norm"),
+        ("placement(attn=post,reading=branch)+normformer", "attn norm on branch"),
+        ("placement(attn=post)+placement(mlp=post)", "attn norm before"),
+        ("layerscale+layerscale(init=1.0)", "layer scale"),
+    ],
+)
+def test_two_changes_for_one_slot_are_an_error_naming_both(base, changes, slot):
+    first, second = vm.parse_changes(changes)
+    with pytest.raises(SlotConflict, match=slot) as error:
+        vm.apply(base, first, second)
+    assert f"'{first}'" in str(error.value)
+    assert f"'{second}'" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "changes", ["dpn(after=false)+dpn(before=false)", "dpn+rms+normformer", "subln+dpn+layerscale", "postnorm+rms+dpn"]
+)
+def test_changes_for_different_slots_go_together_in_any_order(base, changes):
+    parts = vm.parse_changes(changes)
+    forward, backward = vm.apply(base, *parts), vm.apply(base, *reversed(parts))
+    assert forward.changes == parts
+    assert {m.__class__ for m in forward.modules()} == {m.__class__ for m in backward.modules()}
+    step_by_step = base
+    for part in parts:
+        step_by_step = vm.apply(step_by_step, part)
+    assert step_by_step.config == forward.config
+    assert step_by_step.changes == parts
+
+
+def test_no_change_gives_an_equal_copy(base, images):
+    copy = vm.apply(base)
+    assert copy is not base
+    assert torch.equal(copy.eval()(images), base.eval()(images))
+
+
+def test_a_model_of_another_kind_is_an_error(base):
+    with pytest.raises(UserError, match="Linear"):
+        vm.apply(torch.nn.Linear(2, 2), vm.DualPatchNorm())
+    with pytest.raises(UserError, match="Linear"):
+        vm.diff(base, torch.nn.Linear(2, 2))
+
+
+@pytest.fixture
+def liar():
+    """Makes a change with a given promise and behaviour, and takes it out of the registry afterwards."""
+
+    def make(preserves, edit, carry=lambda weights: weights, drops=()):
+        promise = preserves
+
+        @dataclasses.dataclass(frozen=True)
+        class Liar(Change):
+            name = "liar"
+            title = paper = url = summary = cost = published = "-"
+            preserves = promise
+            fills = frozenset({"lie"})
+
+            def edit(self, config):
+                return edit(config)
+
+            def carry(self, weights, old, new):
+                return carry(weights)
+
+            def drops(self, old, new):
+                return drops
+
+        return Liar()
+
+    yield make
+    REGISTRY.pop("liar", None)
+
+
+def with_layer_scale(value):
+    return lambda config: config.with_(layer_scale=value)
+
+
+def without(name):
+    return lambda weights: {n: v for n, v in weights.items() if n != name}
+
+
+def altered(name):
+    return lambda weights: {n: v * 2 if n == name else v for n, v in weights.items()}
+
+
+def test_a_change_that_keeps_its_promise_passes(base, liar):
+    vm.apply(base, liar("function", with_layer_scale(1.0)))
+    vm.apply(base, liar("weights", with_layer_scale(0.5)))
+    vm.apply(base, liar("nothing", with_layer_scale(0.5), altered("head.weight")))
+    vm.apply(base, liar("weights", lambda c: c.with_(final_norm=None), drops=("norm.*",)))
+
+
+@pytest.mark.parametrize("promise", ["function", "weights"])
+@pytest.mark.parametrize(
+    "carry",
+    [altered("head.weight"), altered("blocks.1.attn.qkv.bias"), without("pos_embed")],
+    ids=["head", "qkv", "lost"],
+)
+def test_weights_that_are_promised_and_altered_or_lost_are_caught(base, liar, promise, carry):
+    with pytest.raises(AssertionError, match="promises the weights"):
+        vm.apply(base, liar(promise, with_layer_scale(1.0), carry))
+
+
+def test_a_function_that_is_promised_and_altered_is_caught(base, liar):
+    with pytest.raises(AssertionError, match="promised the same function"):
+        vm.apply(base, liar("function", with_layer_scale(0.99)))
+
+
+def test_a_function_that_is_altered_behind_a_head_of_zeros_is_caught(base, liar):
+    torch.nn.init.zeros_(base.head.weight)
+    with pytest.raises(AssertionError, match="promised the same function"):
+        vm.apply(base, liar("function", with_layer_scale(0.99)))
+
+
+def test_a_weight_lost_without_saying_so_is_caught_even_where_nothing_is_promised(base, liar):
+    with pytest.raises(AssertionError, match="pos_embed"):
+        vm.apply(base, liar("nothing", with_layer_scale(0.5), without("pos_embed")))
+
+
+def test_a_slot_removed_with_its_weights_without_saying_so_is_caught(base, liar):
+    """The weights are carried, but the new model has no place for them."""
+    with pytest.raises(AssertionError, match=r"norm\.(weight|bias)"):
+        vm.apply(base, liar("weights", lambda c: c.with_(final_norm=None)))
+
+
+def test_verify_measures_and_leaves_modes_and_the_random_state_alone(base):
+    same, other = vm.apply(base, vm.LayerScale(1.0)), vm.apply(base, vm.DualPatchNorm())
+    base.train()
+    other.eval()
+    state = torch.get_rng_state()
+    assert vm.verify(base, same, vm.LayerScale(1.0)) <= 1e-6
+    assert vm.verify(base, other) > 1e-3
+    assert torch.equal(torch.get_rng_state(), state)
+    assert base.training
+    assert not other.training
+    with pytest.raises(AssertionError, match="same function"):
+        vm.verify(base, other, vm.LayerScale(1.0))
+
+
+def test_verify_of_timm_models_leaves_the_random_state_alone():
+    import timm
+
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=2)
+    state = torch.get_rng_state()
+    assert vm.verify(model, model) == 0
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_equal_seeds_give_equal_new_parameters(base):
+    models = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        models.append(vm.apply(base, vm.NormFormer(head_scale=True)))
+    assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters()))
+
+
+def test_norm_changes_every_norm_of_the_blocks_and_the_end_and_no_other(base):
+    model = vm.apply(base, vm.DualPatchNorm(), vm.NormFormer(), vm.Norm("rms"))
+    assert not [n for n, m in model.blocks.named_modules() if isinstance(m, LayerNorm)]
+    assert sum(isinstance(m, RMSNorm) for m in model.blocks.modules()) == 2 * 4
+    assert isinstance(model.norm, RMSNorm)
+    assert isinstance(model.patch_embed.norm, LayerNorm)
+    assert model.config.attn.branch == NormConfig("rms", 1e-5)  # eps is kept
+    assert torch.equal(model.norm.weight, base.norm.weight)
+    back = vm.apply(model, vm.Norm("layer"))
+    assert not back.norm.bias.any()
+
+
+def test_subln_multiplies_value_projection_output_projection_and_mlp(base):
+    gain = math.sqrt(math.log(2 * 2))
+    model = vm.apply(base, vm.SubLN())
+    for name, value in base.state_dict().items():
+        new = model.state_dict()[name]
+        if ".attn.qkv." in name:
+            torch.testing.assert_close(new[:64], value[:64], atol=0, rtol=0)
+            torch.testing.assert_close(new[64:], value[64:] * gain)
+        elif ".attn.proj." in name or ".mlp.fc" in name:
+            torch.testing.assert_close(new, value * gain)
+        else:
+            assert torch.equal(new, value)
+    kept = vm.apply(base, vm.SubLN(rescale=False)).state_dict()
+    assert all(torch.equal(kept[name], value) for name, value in base.state_dict().items())
+
+
+def test_eps_are_those_of_the_papers_code(base):
+    assert vm.apply(base, vm.SubLN()).blocks[0].attn.norm.eps == 1e-5
+    assert vm.apply(base, vm.NormFormer()).blocks[0].mlp.norm.eps == 1e-5
+    assert vm.apply(base, vm.DualPatchNorm()).patch_embed.norm_before.eps == 1e-6
+
+
+def test_dual_patchnorms_ablations_fill_the_slots_they_name(base):
+    def slots(text):
+        config = vm.apply(base, *vm.parse_changes(text)).config
+        return config.stem.before, config.stem.after, config.position_norm
+
+    layer = NormConfig("layer")
+    assert slots("dpn") == (layer, layer, None)
+    assert slots("dpn(after=false)") == (layer, None, None)
+    assert slots("dpn(before=false)") == (None, layer, None)
+    assert slots("dpn(before=false,after=false,after_position=true)") == (None, None, layer)
+    assert slots("dpn(norm=no_learnable)")[0] == NormConfig("layer", affine=False)
+    assert slots("dpn(norm=rms)")[1] == NormConfig("rms")
+
+
+def test_diff_groups_what_is_the_same_in_every_block(base):
+    difference = vm.diff(base, vm.apply(base, vm.NormFormer(), vm.Norm("rms"), vm.DualPatchNorm()))
+    assert "blocks.1.mlp.norm" in difference.added
+    assert "patch_embed.norm_before" in difference.added
+    assert "patch_embed: LinearStem -> DualPatchNormStem" in difference.changed
+    assert "blocks.*.mlp.norm  (2x)" in str(difference)
+    assert difference.preserves == "weights"
+    assert difference.changes == ("normformer", "rms", "dpn")
+    moved = vm.diff(base, vm.apply(base, vm.Placement("post", "post")))
+    assert {"norm", "blocks.0.norm1"} <= set(moved.removed)
+    same = vm.diff(base, base)
+    assert (same.added, same.removed, same.changed, same.drift) == ((), (), (), 0)
+    assert "changes        none" in str(same)
+
+
+def test_a_new_file_in_changes_is_all_that_a_change_needs(tmp_path):
+    """CONTRIBUTING's promise, on a copy of the package."""
+    shutil.copytree(Path(vm.__file__).parent, tmp_path / "vitmods", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "vitmods" / "changes" / "no_bias.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from .base import Change\n"
+        "@dataclass(frozen=True)\n"
+        "class NoBias(Change):\n"
+        "    name = 'nobias'\n"
+        "    title = paper = url = summary = cost = published = '-'\n"
+        "    fills = frozenset({'qkv bias'})\n"
+        "    def edit(self, config): return config.with_(qkv_bias=False)\n"
+        "    def drops(self, old, new): return ('blocks.*.attn.qkv.bias',)\n"
+    )
+    code = (
+        "import vitmods as vm; m = vm.apply(vm.vit('mu/4', img_size=8), *vm.parse_changes('nobias'))\n"
+        "print(vm.__file__, vm.NoBias.__name__, m.blocks[0].attn.qkv.bias)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == [str(tmp_path / "vitmods" / "__init__.py"), "NoBias", "None"], done.stderr
+
+
+def test_two_changes_of_one_name_are_refused(liar):
+    with pytest.raises(UserError, match="dpn"):
+
+        class Imposter(Change):
+            name = "dpn"
+
+    assert REGISTRY["dpn"] is vm.DualPatchNorm
