@@ -82,8 +82,10 @@ def _edit_one(change: Change, config: ViTConfig) -> ViTConfig:
 def _apply_one(change: Change, config: ViTConfig, weights: Weights) -> tuple[ViTConfig, Weights]:
     edited = _edit_one(change, config)
     carried = change.carry(weights, config, edited)
-    _check_carried(change, weights, carried, change.drops(config, edited))
-    return edited, carried
+    drops = change.drops(config, edited)
+    _check_carried(change, weights, carried, drops)
+    gone = {n for n in carried if carried[n] is weights.get(n) and any(fnmatch(n, pattern) for pattern in drops)}
+    return edited, {name: value for name, value in carried.items() if name not in gone}
 
 
 def _check_carried(change: Change, weights: Weights, carried: Weights, drops: Sequence[str]) -> None:
@@ -100,10 +102,10 @@ def _build(config: ViTConfig, weights: Weights, old: ViT) -> ViT:
     reference = next(old.parameters())
     new = ViT(config).to(device=reference.device, dtype=reference.dtype)
     own = new.state_dict()
-    fitting = {name: value for name, value in weights.items() if name in own}
-    for name, value in fitting.items():
+    for name, value in weights.items():
+        assert name in own, f"{name} has no place in the new model, and no change says that it drops it"
         assert own[name].shape == value.shape, f"{name}: carried {tuple(value.shape)}, needed {tuple(own[name].shape)}"
-    new.load_state_dict(fitting, strict=False)
+    new.load_state_dict(weights, strict=False)
     frozen = {name for name, p in old.named_parameters() if not p.requires_grad}
     for name, parameter in new.named_parameters():
         parameter.requires_grad_(name not in frozen)

@@ -32,7 +32,8 @@ def from_timm(model: Any) -> ViT:
     missing = coverage(model)
     if missing:
         raise UserError("This timm model cannot be read exactly. Not covered: " + "; ".join(missing) + ".")
-    new = ViT(_read_config(model))
+    with torch.random.fork_rng(devices=[]):  # its initial weights are not used
+        new = ViT(_read_config(model))
     reference = next(model.parameters())
     new.to(device=reference.device, dtype=reference.dtype)
     new.load_state_dict(model.state_dict())

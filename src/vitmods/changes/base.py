@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..config import ViTConfig
+from ..errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +36,9 @@ class Change:
     """Other names for the shell, each with the fields that it sets."""
 
     def __init_subclass__(cls) -> None:
+        known = REGISTRY.setdefault(cls.name, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise UserError(f"'{cls.name}' is {known.__qualname__}'s name already: give {cls.__qualname__} another.")
         REGISTRY[cls.name] = cls
 
     @property

@@ -54,8 +54,12 @@ def _parse_one(text: str) -> Change:
     if name not in known:
         raise UserError(f"There is no change '{name}'. {nearest(name, known)} `vitmods changes` lists all.")
     kind, fields = known[name]
+    seen: set[str] = set()
     for item in filter(None, (part.strip() for part in inside.split(","))):
         key, equals, value = (piece.strip() for piece in item.partition("="))
+        if key in seen:
+            raise UserError(f"{kind.name}({key}=...) is given twice: leave one out.")
+        seen.add(key)
         fields[key] = _value(kind, key, value if equals else "true")
     return kind(**fields)
 
