@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+
 from vitmods.study.executors import Inline, Processes, describe
 from vitmods.study.plan import Arm, Trial
 from vitmods.study.store import StudyFolder

@@ -1,4 +1,5 @@
 import pytest
+
 from vitmods.changes import DualPatchNorm, Norm
 from vitmods.errors import UserError
 from vitmods.study.plan import OTHER_SEEDS, Arm, Settings, arm_from_text, differences, make_arms, make_seeds

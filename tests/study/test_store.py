@@ -6,12 +6,24 @@ import threading
 import time
 
 import pytest
+
 from vitmods.errors import UserError
 from vitmods.study.store import StudyFolder, read_json, slug
 
 
 def test_slugs_are_safe_and_different():
-    names = ["dpn", "dpn+rms", "a/b", "a b", "../x", "", "ü" * 300, "CON:", "placement(attn=post)", "placement(attn=pre)"]
+    names = [
+        "dpn",
+        "dpn+rms",
+        "a/b",
+        "a b",
+        "../x",
+        "",
+        "ü" * 300,
+        "CON:",
+        "placement(attn=post)",
+        "placement(attn=pre)",
+    ]
     slugs = [slug(name) for name in names]
     assert slugs[:2] == ["dpn", "dpn+rms"]
     assert len(set(slugs)) == len(names)

@@ -127,9 +127,10 @@ def peek(arguments: Sequence[str], option: str) -> str | None:
     return None
 
 
-def readable_folder(*parts: str) -> Path:
+def readable_folder(data: str, *parts: str) -> Path:
     """`runs/` and a name made of these parts; the same command always gets the same folder, so that it resumes."""
-    words = (re.sub(r"[^A-Za-z0-9.]+", "-", Path(part).name or part).strip("-") for part in parts)
+    source = Path(data.partition("?")[0]).name  # torchvision:CIFAR10?root=... has its folder behind the mark
+    words = (re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-") for part in (source, *parts))
     return Path("runs") / "-".join(word for word in words if word)
 
 

@@ -33,7 +33,7 @@ class Train:
     recipe: str = "digits"
     """where the training options start from: default, small_pictures, digits, plain"""
     out: Path | None = None
-    """the trial's folder; None: runs/train-DATA-BASE-ARM-seedSEED"""
+    """the trial's folder; None: runs/DATA-BASE-train-ARM-seedSEED"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     suits, pictures, recipe_name, recipe = defaults_from(arguments)
     default = Train(pictures, recipe, MachineOptions(), base=suits.base, recipe=recipe_name)
     options = parse(Train, arguments, "train", default)
-    name = readable_folder("train", options.pictures.data, options.base, options.arm, f"seed{options.seed}")
+    name = readable_folder(options.pictures.data, options.base, "train", options.arm, f"seed{options.seed}")
     result = _train(options, options.out or name)
     if result["status"] == "diverged":
         print(f"diverged: {result['message']}")

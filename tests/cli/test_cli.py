@@ -1,0 +1,259 @@
+"""The command line as a user runs it: every case is a process of its own, or `main` where only its words matter."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vitmods import __version__
+from vitmods.cli import COMMANDS, main
+from vitmods.cli.options import peek, readable_folder
+
+COMPARE = ["compare", "--base", "mu/4", "--arms", "dpn", "--seeds", "1", "--epochs", "1", "--limit-train", "128"]
+COMPARE += ["--workers", "1", "--device", "cpu", "--cost-seconds", "0.1"]
+
+
+def run(*arguments, **options):
+    command = [sys.executable, "-m", "vitmods", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, **options)
+
+
+def refused(capsys, *arguments):
+    """The error of a command that cannot be done: one paragraph, exit code 2, no traceback."""
+    assert main([str(argument) for argument in arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    assert said.err.startswith(f"vitmods {arguments[0]}: ")
+    assert "\n\n" not in said.err
+    return said.err
+
+
+def test_help_is_quick_and_imports_nothing_heavy():
+    start = time.monotonic()
+    found = run("--help")
+    seconds = time.monotonic() - start
+    assert found.returncode == 0
+    assert all(f"  {name}" in found.stdout for name in COMMANDS)
+    assert max(map(len, found.stdout.splitlines())) <= 100
+    script = "import sys; from vitmods.cli import main; main(['--help']); main(['--version']); print(*sys.modules)"
+    modules = set(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.split())
+    heavy = {"torch", "numpy", "timm", "torchvision", "scipy", "sklearn", "rich", "tyro", "PIL", "matplotlib"}
+    assert not heavy & modules
+    bare = time.monotonic()
+    subprocess.run([sys.executable, "-c", "pass"])
+    assert seconds - (time.monotonic() - bare) < 0.5
+
+
+def test_import_vitmods_imports_nothing_heavy():
+    script = "import sys, vitmods; print(*sys.modules)"
+    modules = set(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.split())
+    assert not {"torch", "numpy", "timm", "torchvision", "scipy", "sklearn", "lightning_fabric"} & modules
+
+
+def test_the_model_side_costs_little_more_than_torch():
+    script = "import sys, vitmods as vm; vm.vit, vm.apply, vm.DualPatchNorm; print(*sys.modules)"
+    modules = set(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.split())
+    assert "torch" in modules
+    assert not {"timm", "torchvision", "scipy", "sklearn", "lightning_fabric", "matplotlib", "rich"} & modules
+
+
+def test_version_and_no_command(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"vitmods {__version__}\n"
+    assert main([]) == 0
+    assert "usage: vitmods" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_examples(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert f"usage: vitmods {command}" in text
+    assert f"  vitmods {command}" in text
+    assert text.count("(default: ") >= (1 if command in ("changes", "report") else 3)
+
+
+def test_help_shows_the_defaults_of_the_pictures_and_the_recipe(capsys, tmp_path):
+    for arguments, shown in ((["--recipe", "plain"], "(default: plain)"), (["--data", str(tmp_path)], "Ti/16")):
+        with pytest.raises(SystemExit):
+            main(["compare", *arguments, "--help"])
+        assert shown in capsys.readouterr().out
+
+
+def test_unknown_words_suggest_the_nearest(capsys):
+    assert "Did you mean compare?" in refused(capsys, "compair")
+    assert "--epochs" in refused(capsys, "compare", "--epoch", "3")
+    assert "plain" in refused(capsys, "compare", "--recipe", "plane")
+    assert "dpn" in refused(capsys, "compare", "--arms", "dqn")
+    assert "placement" in refused(capsys, "diff", "--arm", "placment")
+    assert "S/16" in refused(capsys, "diff", "--base", "Z/16", "--arm", "dpn")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compare", "--seeds", "three"],
+        ["compare", "--seeds", "0"],
+        ["compare", "--epochs", "0"],
+        ["compare", "--margin", "-1"],
+        ["compare", "--arms"],
+        ["compare", "--arms", "dpn", "x=dpn"],
+        ["compare", "--data", "/no/such/folder"],
+        ["compare", "--device", "cup", "--dry-run"],
+        ["train", "--arm", "dpn+dpn"],
+        ["evaluate", "/no/such/folder"],
+        ["evaluate"],
+        ["report", "/no/such/folder"],
+        ["data", "/no/such/folder"],
+        ["--colour"],
+    ],
+)
+def test_what_cannot_be_done_is_one_paragraph(arguments, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(refused(capsys, *arguments)) > 40
+
+
+def test_debug_shows_where(capsys):
+    with pytest.raises(ValueError, match="no study"):
+        main(["report", "/no/such/folder", "--debug"])
+
+
+def test_changes_are_listed_and_readable_at_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["changes"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert main(["changes", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    from vitmods.changes import REGISTRY
+
+    assert [change["name"] for change in told] == list(REGISTRY)
+    for change in told:
+        assert change["name"] in text
+        assert change["preserves"] in ("function", "weights", "nothing")
+        assert change["published"]
+
+
+def test_diff_shows_what_an_arm_alters(capsys):
+    assert main(["diff", "--base", "mu/4", "--img-size", "8", "--in-chans", "1", "--arm", "dpn+rms"]) == 0
+    assert "Dual PatchNorm" in capsys.readouterr().out
+
+
+def test_data_checks_a_folder(capsys, tmp_path):
+    from PIL import Image
+
+    for name in ("cat", "dog"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(10):
+            Image.new("RGB", (20, 30), (number, 0, 0)).save(tmp_path / "pictures" / name / f"{number}.png")
+    assert main(["data", str(tmp_path / "pictures"), "--out", str(tmp_path / "check")]) == 0
+    assert "cat" in capsys.readouterr().out
+    assert json.loads((tmp_path / "check" / "data.json").read_text())["classes"] == ["cat", "dog"]
+    (tmp_path / "pictures" / "cat" / "broken.jpg").write_text("no picture")
+    assert main(["data", str(tmp_path / "pictures")]) == 1
+    assert "broken.jpg" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shell")
+    return run(*COMPARE, "--out", folder / "out", env={**os.environ, "COLUMNS": "80"}), folder / "out"
+
+
+def test_compare_prints_a_verdict_and_writes_its_files(study):
+    found, out = study
+    assert found.returncode == 0, found.stderr
+    assert f"Report: {out / 'report.html'}" in found.stdout
+    assert "dpn" in found.stdout
+    assert max(map(len, found.stdout.replace(str(out), "").splitlines())) <= 80
+    assert {"results.json", "results.csv", "report.html", "costs.json", "study.json"} <= {p.name for p in out.iterdir()}
+    assert "1 of 2  base, seed 0: top-1" in found.stderr
+    assert json.loads((out / "results.json").read_text())["command"].startswith("vitmods compare --base mu/4")
+
+
+def test_compare_refuses_a_changed_setting(study, capsys):
+    _, out = study
+    said = refused(capsys, *COMPARE, "--out", out, "--lr", "0.5")
+    assert "recipe.lr: " in said
+    assert " -> 0.5" in said
+
+
+def test_base_as_an_arm_is_taken_as_said(study, capsys):
+    _, out = study
+    arguments = [*COMPARE, "--out", str(out), "--dry-run", "--quiet"]
+    arguments[4:5] = ["base", "dpn"]
+    assert main(arguments) == 0
+    said = capsys.readouterr()
+    assert "note: base is always part of a study" in said.err
+    assert "0 trials to run (2 are finished)" in said.out
+
+
+def test_report_is_rebuilt_from_the_folder(study, capsys, tmp_path):
+    _, out = study
+    (out / "results.csv").unlink()
+    assert main(["report", str(out), "--out", str(tmp_path / "r.html")]) == 0
+    assert (out / "results.csv").exists()
+    assert "<html" in (tmp_path / "r.html").read_text()
+    assert "Report:" in capsys.readouterr().out
+
+
+def test_evaluate_repeats_the_trial_s_metrics(study, capsys, tmp_path):
+    _, out = study
+    trial = out / "trials" / "dpn" / "seed0"
+    assert main(["evaluate", str(trial), "--device", "cpu", "--out", str(tmp_path / "e.json")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == json.loads((tmp_path / "e.json").read_text())
+    assert told["metrics"] == json.loads((trial / "result.json").read_text())["metrics"]
+
+
+def test_train_is_one_trial_and_is_not_run_twice(capsys, tmp_path):
+    arguments = ["train", "--base", "mu/4", "--arm", "dpn", "--epochs", "1", "--limit-train", "128", "--device", "cpu"]
+    arguments += ["--quiet", "--out", str(tmp_path / "trial")]
+    assert main(arguments) == 0
+    assert "top1" in capsys.readouterr().out
+    written = (tmp_path / "trial" / "result.json").stat().st_mtime_ns
+    assert main(arguments) == 0
+    assert (tmp_path / "trial" / "result.json").stat().st_mtime_ns == written
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def stop(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vitmods.study.run.run_study", stop)
+    assert main(["compare", "--out", str(tmp_path / "a b")]) == 130
+    assert f"go on with: vitmods compare --out '{tmp_path}/a b'" in capsys.readouterr().err
+
+
+def test_an_unwritable_place_is_one_error(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert "Cannot write" in refused(capsys, *COMPARE, "--out", tmp_path / "file" / "study")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_error(tmp_path, capsys, monkeypatch):
+    """Every file that is written behaves as on a full disk once the study has begun."""
+    import errno
+
+    from vitmods.train import files
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    assert "the disk is full" in refused(capsys, *COMPARE, "--quiet", "--out", tmp_path / "study")
+
+
+def test_defaults_are_peeked_at_before_parsing():
+    assert peek(["--data", "x"], "data") == "x"
+    assert peek(["--data=x=y"], "data") == "x=y"
+    assert peek(["--data"], "data") is None
+    assert readable_folder("path/to/my pets/", "S/16") == Path("runs/my-pets-S-16")
+    assert readable_folder("torchvision:CIFAR10?root=/x", "Ti/4") == Path("runs/torchvision-CIFAR10-Ti-4")

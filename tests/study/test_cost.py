@@ -1,0 +1,105 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from vitmods.changes import parse_changes
+from vitmods.flops import count_macs
+from vitmods.recipes import plain
+from vitmods.study.cost import Ratio, _interleave, measure
+from vitmods.study.memory import peak_bytes
+from vitmods.vit import vit
+
+CPU = torch.device("cpu")
+
+
+def test_peak_counts_what_is_alive_at_once():
+    here = torch.zeros(10)
+
+    def work():
+        a = torch.zeros(1000)
+        b = a + 1
+        del a
+        view = b.view(10, 100)
+        del b  # the view keeps the storage
+        c = view * 2
+        del view, c
+        torch.zeros(10)
+
+    assert peak_bytes(work, [here], CPU) == 4 * (10 + 2000)
+
+
+def test_peak_of_a_training_step_is_weights_gradients_state_and_activations():
+    model = nn.Sequential(nn.Linear(100, 300), nn.GELU(), nn.Linear(300, 10))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    pictures = torch.randn(512, 100)
+
+    def step():
+        model(pictures).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    alive = [*model.parameters(), *(t for s in optimizer.state.values() for t in s.values())]
+    weights = sum(p.nbytes for p in model.parameters())
+    hidden = 4 * 512 * 300
+    first, second = (peak_bytes(step, alive, CPU) for _ in range(2))
+    assert first == second
+    assert first > 4 * weights  # with Adam's two moments and the gradients
+    assert first >= 3 * weights + 3 * hidden  # input and output of GELU and a gradient, before Adam's step
+
+
+def test_a_ratio_is_the_median_and_the_middle_half():
+    assert Ratio.of_rounds([1.0, 5.0, 2.0, 4.0, 3.0]) == Ratio(3.0, 2.0, 4.0)
+
+
+def test_rounds_alternate_their_order_and_stop_in_time():
+    calls = []
+    rounds = _interleave({"k": None}, ["a", "b"], lambda kind, name: calls.append(name) or 1.0, budget_s=0)
+    assert calls == ["a", "b", "b", "a", "a", "b"]
+    assert rounds == {"k": [{"a": 1.0, "b": 1.0}] * 3}
+
+
+@pytest.fixture(scope="module")
+def costs():
+    sizes = {"base": "mu2/2", "same": "mu2/2", "deeper": "mu4/2"}
+    models = {name: vit(size, img_size=16, in_chans=1, num_classes=10) for name, size in sizes.items()}
+    threads = torch.get_num_threads()
+    found = measure(models, plain().with_(batch_size=16), CPU, budget_s=2.0)
+    assert torch.get_num_threads() == threads
+    return models, found
+
+
+def test_costs_are_ratios_to_base(costs):
+    models, found = costs
+    same, deeper = found["arms"]["same"], found["arms"]["deeper"]
+    assert same["params"] == same["flops"] == same["peak_memory"]["ratio"] == 1
+    assert deeper["flops"] == count_macs(models["deeper"].config) / count_macs(models["base"].config)
+    assert found["base"]["macs"] == count_macs(models["base"].config)
+    for kind in ("train_step", "infer_1", "infer_n"):
+        assert 0.6 < same[kind]["ratio"] < 1.6
+        assert 1.3 < deeper[kind]["ratio"] < 5
+        assert deeper[kind]["low"] <= deeper[kind]["ratio"] <= deeper[kind]["high"]
+    assert deeper["peak_memory"]["ratio"] > 1.3
+    assert found["base"]["train_batch"] == 16
+
+
+def test_costs_are_plain_and_finite(costs):
+    def numbers(value):
+        for inner in value.values() if isinstance(value, dict) else []:
+            yield from numbers(inner)
+        if isinstance(value, float):
+            yield value
+
+    assert all(math.isfinite(number) and number > 0 for number in numbers(costs[1]))
+
+
+def test_large_models_are_timed_with_smaller_batches(monkeypatch):
+    monkeypatch.setattr("vitmods.study.cost.CALL_S", 1e-9)
+    base = vit("mu/2", img_size=8, in_chans=1, num_classes=10)
+    from vitmods.apply import apply
+
+    found = measure({"base": base, "dpn": apply(base, *parse_changes("dpn"))}, plain(), CPU, budget_s=0.0)
+    assert (found["base"]["train_batch"], found["base"]["infer_batch"]) == (1, 1)
+    assert found["rounds"] == 3

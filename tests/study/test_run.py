@@ -1,0 +1,276 @@
+"""Small studies on the digits in this process, and what happens to their folders."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitmods.errors import UserError
+from vitmods.recipes import plain
+from vitmods.study import Study, StudyResult
+from vitmods.study.plan import OTHER_SEEDS, Arm, Trial, arm_from_text
+from vitmods.study.run import Running, _workers
+from vitmods.study.trial import TrialRunner, base_config, build_model
+
+RECIPE = plain(epochs=1).with_(batch_size=128)
+
+
+def make(arms=("dpn", "x=placement(attn=post,mlp=post)"), seeds=2, **options):
+    options = {"recipe": RECIPE, "limit_train": 256, **options}
+    return Study("mu/4", list(arms), "digits", seeds=seeds, **options)
+
+
+def run(study, out, **options):
+    return study.run(out, **{"workers": 1, "device": "cpu", "cost_seconds": 0.1, "progress": False, **options})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("study") / "out"
+    return run(make(noise_floor=True), out), out
+
+
+def contents(out):
+    return {path: path.read_bytes() for path in sorted(Path(out).rglob("*")) if path.is_file() and path.name != ".lock"}
+
+
+def test_the_answer_is_complete(finished):
+    result, out = finished
+    assert result.complete
+    assert not result.failed
+    told = json.loads((out / "results.json").read_text())
+    assert told == result.to_dict() == StudyResult.load(out).to_dict()
+    assert [arm["name"] for arm in told["arms"]] == ["dpn", "x"]
+    assert set(told["base"]["values"]) == {"0", "1"}
+    assert all(0 <= value <= 1 for arm in told["arms"] for value in arm["values"].values())
+    assert told["arms"][0]["describe"][0]["title"] == "Dual PatchNorm"
+    assert told["arms"][0]["cost"]["params"] > 1
+    assert told["settings"]["pictures"] == told["data"]["fingerprint"]
+    assert (out / "samples.npz").exists()
+
+
+def test_effects_are_paired_differences_in_points(finished):
+    result, _ = finished
+    told = result.to_dict()
+    base, dpn = told["base"]["values"], told["arms"][0]["values"]
+    assert result["dpn"].mean == pytest.approx(100 * sum(dpn[s] - base[s] for s in base) / 2)
+    assert result["dpn"].n == 2
+    with pytest.raises(UserError, match="Did you mean dpn"):
+        result["dpm"]
+
+
+def test_it_prints_itself_as_a_table(finished):
+    text = repr(finished[0])
+    assert "dpn" in text
+    assert "verdict" in text
+
+
+def test_the_csv_has_a_row_a_trial(finished):
+    result, out = finished
+    rows = list(csv.DictReader((out / "results.csv").open()))
+    assert [(row["arm"], row["seed"]) for row in rows][:3] == [("base", "0"), ("base", "1"), ("base", str(OTHER_SEEDS))]
+    assert len(rows) == 8
+    dpn = [row for row in rows if row["arm"] == "dpn"]
+    assert float(dpn[0]["top1"]) == result.to_dict()["arms"][0]["values"]["0"]
+    assert sum(float(row["difference_points"]) for row in dpn) / 2 == pytest.approx(result["dpn"].mean)
+
+
+def test_the_noise_floor_is_base_with_other_seeds(finished):
+    floor = finished[0].to_dict()["noise_floor"]
+    assert set(floor["values"]) == {str(OTHER_SEEDS), str(OTHER_SEEDS + 1)}
+    assert floor["n"] == 4
+
+
+def test_running_it_again_changes_no_file(finished):
+    _, out = finished
+    before = contents(out)
+    run(make(noise_floor=True), out)
+    after = contents(out)
+    assert set(before) == set(after)
+    assert [str(path) for path in before if before[path] != after[path]] == []
+
+
+def test_a_changed_setting_is_refused_and_shown(finished):
+    _, out = finished
+    before = contents(out)
+    changed = make(noise_floor=True, recipe=RECIPE.with_(lr=0.5), limit_train=200)
+    with pytest.raises(UserError, match=r"limit_train: 256 -> 200; .*recipe\.lr: 0\.001 -> 0\.5"):
+        run(changed, out)
+    with pytest.raises(UserError, match=r"arm x: .* -> \(missing\)"):
+        run(make(["dpn"], noise_floor=True), out)
+    assert contents(out) == before
+
+
+def test_other_pictures_under_the_same_name_are_another_study(finished, monkeypatch):
+    _, out = finished
+    facts = json.loads((out / "study.json").read_text())
+    facts["settings"]["pictures"] = "another"
+    with monkeypatch.context() as patched, pytest.raises(UserError, match="pictures: another -> "):
+        patched.setattr("vitmods.study.store.StudyFolder.facts", lambda self: facts)
+        patched.setattr("vitmods.study.store.read_json", lambda path: facts if path.name == "study.json" else None)
+        patched.setattr("vitmods.study.run.read_json", lambda path: facts if path.name == "study.json" else None)
+        run(make(noise_floor=True), out)
+
+
+def test_arms_and_seeds_may_be_added(tmp_path):
+    out = tmp_path / "out"
+    run(make(["dpn"], seeds=1), out)
+    before = {path: data for path, data in contents(out).items() if "trials" in path.parts}
+    created = json.loads((out / "study.json").read_text())["created"]
+    grown = run(make(["dpn", "rms"], seeds=2), out)
+    assert grown.complete
+    assert set(grown.to_dict()["base"]["values"]) == {"0", "1"}
+    assert grown.to_dict()["arms"][1]["cost"] is not None
+    assert grown.to_dict()["created"] == created
+    after = contents(out)
+    assert all(after[path] == data for path, data in before.items())
+
+
+def test_a_trial_that_fails_is_told_and_tried_again(tmp_path, monkeypatch):
+    real = TrialRunner.train
+
+    def broken(self, trial, out):
+        if (trial.arm.name, trial.seed) == ("dpn", 1):
+            raise RuntimeError("out of luck")
+        return real(self, trial, out)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TrialRunner, "train", broken)
+        result = run(make(["dpn"]), tmp_path)
+    assert not result.complete
+    assert result.failed == ["dpn, seed 1: RuntimeError: out of luck"]
+    assert result["dpn"].n == 1
+    assert any("out of luck" in warning for warning in result.to_dict()["warnings"])
+    assert StudyResult.load(tmp_path).failed == result.failed
+    again = run(make(["dpn"]), tmp_path)
+    assert again.complete
+    assert not again.failed
+
+
+def test_a_diverged_trial_is_an_outcome_that_no_mean_hides(tmp_path):
+    wild = Arm("wild", arm_from_text("dpn").changes, {"lr": 1e30, "clip_norm": None, "epochs": 3})
+    result = run(make([wild], seeds=1), tmp_path)
+    assert result.complete
+    assert result["wild"].diverged == 1
+    assert result["wild"].verdict == "cannot tell"
+    assert result.to_dict()["arms"][0]["values"] == {"0": None}
+    assert any("diverged" in warning for warning in result.to_dict()["warnings"])
+
+
+def test_an_arm_that_cannot_be_is_refused_before_anything_is_trained(tmp_path):
+    study = Study("mu/4", ["bad=dpn+dpn(before=false)"], "digits", RECIPE)
+    with pytest.raises(UserError, match="Arm bad: .*stem norm after"):
+        run(study, tmp_path)
+    assert not (tmp_path / "trials").exists()
+
+
+def test_arms_share_base_s_initial_weights_and_pictures(tmp_path):
+    settings = make(["dpn", "x=placement(attn=post,mlp=post)", "n=normformer"]).settings
+    config = base_config(settings, num_classes=10)
+    for seed in (0, 1):
+        base = build_model(config, Arm("base"), seed).state_dict()
+        for arm in settings.arms:
+            own = build_model(config, arm, seed).state_dict()
+            shared = [name for name in base if name in own and base[name].shape == own[name].shape]
+            assert {name for name in base if "norm" not in name} <= set(shared)
+            assert all(torch.equal(base[name], own[name]) for name in shared)
+            again = build_model(config, arm, seed).state_dict()
+            assert all(torch.equal(own[name], again[name]) for name in own)
+    assert not torch.equal(base["head.weight"], build_model(config, Arm("base"), 0).state_dict()["head.weight"])
+
+
+def test_every_arm_of_a_seed_sees_the_same_batches(tmp_path, monkeypatch):
+    from vitmods.data import PictureSet
+
+    seen = {}
+    real = PictureSet.train_batches
+
+    def spy(self, **options):
+        for batch in real(self, **options):
+            seen.setdefault(current[0], []).append(batch.images.double().sum().item())
+            yield batch
+
+    current = [None]
+    real_train = TrialRunner.train
+
+    def train(self, trial, out):
+        current[0] = (trial.arm.name, trial.seed)
+        return real_train(self, trial, out)
+
+    monkeypatch.setattr(PictureSet, "train_batches", spy)
+    monkeypatch.setattr(TrialRunner, "train", train)
+    run(make(["dpn"], recipe=RECIPE.with_(crop="pad", flip=0.5)), tmp_path)
+    assert seen["base", 0] == seen["dpn", 0]
+    assert seen["base", 1] == seen["dpn", 1]
+    assert seen["base", 0] != seen["base", 1]
+
+
+def test_a_dry_run_estimates_and_writes_nothing(tmp_path):
+    out = tmp_path / "out"
+    estimate = make(noise_floor=True).dry_run(out, workers=2, device="cpu")
+    assert not out.exists()
+    assert [(arm.arm, arm.trials) for arm in estimate.arms] == [("base", 4), ("dpn", 2), ("x", 2)]
+    assert estimate.steps == 2
+    assert 0 < estimate.total_s < 60
+    assert "8 trials to run, 2 at a time" in str(estimate)
+    assert max(map(len, str(estimate).splitlines())) <= 100
+
+
+def test_finished_trials_are_not_counted_again(finished):
+    estimate = make(noise_floor=True).dry_run(finished[1], workers=2, device="cpu")
+    assert estimate.finished == 8
+    assert estimate.total_s == 0
+
+
+def test_workers_by_default_fit_cores_memory_and_trials(monkeypatch):
+    settings = make().settings
+    base = build_model(base_config(settings, 10), Arm("base"), 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    how = Running(device="cpu")
+    assert _workers(how, base, settings, trials=100) == 4
+    assert _workers(how, base, settings, trials=3) == 3
+    monkeypatch.setattr("vitmods.study.run._memory_bytes", lambda: 3 * 2**30)
+    assert _workers(how, base, settings, trials=100) == 2
+    assert _workers(Running(workers=7), base, settings, trials=100) == 7
+    with pytest.raises(UserError, match="at least 1"):
+        Running(workers=0)
+
+
+def test_a_trial_s_evaluation_can_be_repeated(finished):
+    from vitmods.study.evaluate import evaluate_trial
+
+    result, out = finished
+    trial = out / "trials" / "dpn" / "seed1"
+    found = evaluate_trial(trial, device="cpu")
+    assert found["split"] == "test"
+    assert found["metrics"]["top1"] == result.to_dict()["arms"][0]["values"]["1"]
+    assert evaluate_trial(trial, split="train", device="cpu")["pictures"] == 256
+    with pytest.raises(UserError, match="no finished trial"):
+        evaluate_trial(out)
+    with pytest.raises(UserError, match='no split "tset"'):
+        evaluate_trial(trial, split="tset")
+
+
+def test_defaults_follow_the_size_of_the_pictures(tmp_path):
+    from PIL import Image
+
+    from vitmods.study.defaults import ORDINARY, defaults_for
+
+    assert defaults_for("digits").img_size == 8
+    for side, base, size in ((28, "Ti/4", 32), (64, "Ti/8", 64), (100, "Ti/8", 96), (500, "Ti/16", 224)):
+        for name in ("a", "b"):
+            folder = tmp_path / str(side) / name
+            folder.mkdir(parents=True)
+            Image.new("RGB", (side + 20, side)).save(folder / "0.png")
+            (folder / "broken.jpg").write_text("no picture")
+        found = defaults_for(str(tmp_path / str(side)))
+        assert (found.base, found.img_size) == (base, size)
+    assert defaults_for(str(tmp_path / "500")) == ORDINARY
+    with pytest.raises(UserError):
+        defaults_for(str(tmp_path / "nowhere"))
+
+
+def test_trials_name_themselves():
+    assert str(Trial(Arm("dpn"), 3)) == "dpn, seed 3"
