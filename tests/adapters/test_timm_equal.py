@@ -1,0 +1,177 @@
+"""Our ViT with timm's weights: the same outputs and gradients, for the published models and for every option."""
+
+from functools import partial
+
+import pytest
+import timm
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+import vitmods as vm
+from vitmods.adapters.timm import coverage, from_timm
+from vitmods.errors import UserError
+
+
+def outputs_and_gradient(model, images):
+    images = images.clone().requires_grad_()
+    out = model(images)
+    return out.detach(), torch.autograd.grad(out.square().sum(), images)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "depth"),
+    [("vit_tiny_patch16_224", "Ti/16", 12), ("vit_small_patch16_224", "S/16", 12), ("vit_base_patch16_224", "B/16", 3)],
+)
+def test_published_models_at_full_size(name, ours, depth):
+    """float32, one picture; ViT-B with its first three blocks to stay quick."""
+    torch.manual_seed(0)
+    theirs = timm.create_model(name, depth=depth).eval()
+    mine = vm.vit(ours, depth=depth).eval()
+    assert mine.config == vm.ViTConfig.from_name(name, depth=depth)
+    assert {n: v.shape for n, v in mine.state_dict().items()} == {n: v.shape for n, v in theirs.state_dict().items()}
+    mine.load_state_dict(theirs.state_dict())
+    images = torch.randn(1, 3, 224, 224)
+    for a, b in zip(outputs_and_gradient(mine, images), outputs_and_gradient(theirs, images)):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+
+
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
+OPTIONS = [
+    {},
+    {"global_pool": "avg"},
+    {"global_pool": "avg", "fc_norm": False},
+    {"global_pool": "map"},
+    {"global_pool": ""},
+    {"class_token": False, "global_pool": "avg"},
+    {"reg_tokens": 4},
+    {"reg_tokens": 2, "no_embed_class": True, "global_pool": "avg"},
+    {"init_values": 1e-2},
+    {"qk_norm": True},
+    {"scale_attn_norm": True, "scale_mlp_norm": True},
+    {"pre_norm": True},
+    {"pos_embed": "none"},
+    {"qkv_bias": False},
+    {"mlp_ratio": 2.5},
+    {"num_classes": 0},
+    {"in_chans": 1},
+    {"img_size": (32, 48)},
+    {"norm_layer": timm.layers.RmsNorm},
+    {"embed_norm_layer": nn.LayerNorm},
+    {"act_layer": partial(nn.GELU, approximate="tanh")},
+    {"final_norm": False},
+    {"drop_path_rate": 0.3},
+    {"drop_rate": 0.1, "pos_drop_rate": 0.2, "proj_drop_rate": 0.3, "attn_drop_rate": 0.4},
+]
+
+
+def small(**options):
+    torch.manual_seed(0)
+    model = VisionTransformer(**{**SMALL, **options}).double()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_every_option_is_read_exactly(options):
+    theirs = small(**options)
+    mine = from_timm(theirs)
+    assert mine.training == theirs.training
+    images = torch.randn(2, theirs.in_chans, *mine.config.img_size, dtype=torch.float64)
+    theirs.eval()
+    for a, b in zip(outputs_and_gradient(mine.eval(), images), outputs_and_gradient(theirs, images)):
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(mine.forward_features(images), theirs.forward_features(images), atol=1e-10, rtol=0)
+    assert vm.vit(mine.config).state_dict().keys() == theirs.state_dict().keys()
+
+
+def test_dropout_rates_are_read():
+    config = from_timm(small(drop_rate=0.1, pos_drop_rate=0.2, proj_drop_rate=0.3, attn_drop_rate=0.4)).config
+    assert (config.head_drop, config.pos_drop, config.proj_drop, config.attn_drop) == (0.1, 0.2, 0.3, 0.4)
+    assert from_timm(small(drop_path_rate=0.3)).config.drop_path == pytest.approx(0.3)
+
+
+def test_training_losses_are_the_same_under_one_seed():
+    """Stochastic depth draws the same numbers in the same order as timm's."""
+    theirs = small(drop_path_rate=0.5, global_pool="map")
+    mine = from_timm(theirs)
+    images = torch.randn(8, 3, 32, 32, dtype=torch.float64)
+    losses = []
+    for model in (mine, theirs):
+        torch.manual_seed(1)
+        losses.append(model(images).square().sum())
+    torch.testing.assert_close(*losses)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: small(block_fn=timm.models.vision_transformer.ParallelScalingBlock), "ParallelScalingBlock"),
+        (lambda: small(dynamic_img_size=True), "dynamic_img_size"),
+        (lambda: small(act_layer=nn.ReLU), "ReLU"),
+        (lambda: small(global_pool="avgmax"), "avgmax"),
+        (lambda: small(patch_drop_rate=0.5), "patch dropout"),
+        (lambda: small(mlp_layer=timm.layers.SwiGLUPacked), "MLP"),
+        (lambda: small(proj_bias=False), "proj_bias"),
+        (lambda: small(norm_layer=nn.SyncBatchNorm), "SyncBatchNorm"),
+        (lambda: timm.create_model("swin_tiny_patch4_window7_224"), "SwinTransformer"),
+        (lambda: timm.create_model("eva02_tiny_patch14_224"), "Eva"),
+    ],
+)
+def test_what_cannot_be_read_is_listed(make, says):
+    with torch.device("meta"):
+        model = make()
+    with pytest.raises(UserError, match=says):
+        from_timm(model)
+
+
+def test_blocks_that_differ_are_seen():
+    model = small()
+    model.blocks[1].mlp.fc1 = nn.Linear(32, 64)
+    assert "blocks that differ from one another" in coverage(model)
+
+
+def test_a_part_that_coverage_overlooks_is_found_by_comparing():
+    model = small()
+    model.blocks[1].norm1.register_forward_hook(lambda m, i, out: out * 2)
+    with pytest.raises(UserError, match="outputs"):
+        from_timm(model)
+
+
+def test_a_change_applies_to_a_timm_model_and_leaves_it_alone():
+    theirs = small(global_pool="avg").eval()
+    theirs.head.requires_grad_(False)
+    theirs.pretrained_cfg = {"mean": (0.1, 0.2, 0.3), "input_size": (3, 32, 32)}
+    before = {n: v.clone() for n, v in theirs.state_dict().items()}
+    model = vm.apply(theirs, vm.DualPatchNorm(), vm.LayerScale(1.0))
+    assert all(torch.equal(v, before[n]) for n, v in theirs.state_dict().items())
+    own = model.state_dict()
+    assert all(torch.equal(own[n], v) for n, v in before.items())
+    assert not model.training
+    assert not model.head.weight.requires_grad
+    assert model.blocks[0].mlp.fc1.weight.requires_grad
+    assert timm.data.resolve_model_data_config(model)["mean"] == (0.1, 0.2, 0.3)
+    same = vm.apply(theirs, vm.LayerScale(1.0))
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    torch.testing.assert_close(same(images), theirs(images), atol=1e-10, rtol=0)
+    difference = vm.diff(theirs, model)
+    assert "patch_embed.norm_before" in difference.added
+
+
+@pytest.mark.parametrize(
+    "overrides", [{}, {"pool": "map"}, {"reg_tokens": 2, "pool": "avg", "norm_after_pool": True}], ids=str
+)
+def test_fresh_weights_have_timms_statistics(overrides):
+    options = {"pool": "global_pool", "norm_after_pool": "fc_norm"}
+    torch.manual_seed(0)
+    theirs = timm.create_model("vit_tiny_patch16_224", depth=2, **{options.get(k, k): v for k, v in overrides.items()})
+    mine = vm.vit("Ti2/16", **overrides)
+    for name, a in mine.state_dict().items():
+        b, n = theirs.state_dict()[name], a.numel()
+        if float(b.std()) == 0 or n < 2:
+            assert torch.equal(a, b), name
+            continue
+        assert float(a.std()) == pytest.approx(float(b.std()), rel=9 / n**0.5), name
+        assert abs(float(a.mean() - b.mean())) < 9 * float(b.std()) / n**0.5, name
+        assert float(a.abs().max()) == pytest.approx(float(b.abs().max()), rel=0.25), name
