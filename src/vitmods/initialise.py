@@ -46,7 +46,8 @@ def _timm(name: str, module: nn.Module, model: "ViT") -> None:
     elif name == "attn_pool":
         assert model.attn_pool is not None
         latent = model.attn_pool.latent
-        nn.init.trunc_normal_(latent, std=latent.shape[-1] ** -0.5)
+        std = latent.shape[-1] ** -0.5
+        nn.init.trunc_normal_(latent, std=std, a=-2 * std, b=2 * std)
     elif isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

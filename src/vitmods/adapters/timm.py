@@ -5,7 +5,7 @@ Importing this file registers ``vitmods_tiny_patch16_224`` and its sisters with 
 
 import sys
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import timm.layers
 import torch
@@ -39,7 +39,7 @@ def from_timm(model: Any) -> ViT:
     new.load_state_dict(model.state_dict())
     for name, parameter in model.named_parameters():
         new.get_parameter(name).requires_grad_(parameter.requires_grad)
-    new.pretrained_cfg = new.default_cfg = cast(dict[str, Any], model.pretrained_cfg)
+    new.pretrained_cfg = new.default_cfg = getattr(model, "pretrained_cfg", new.pretrained_cfg)
     new.train(model.training)
     _check_same(model, new)
     return new
@@ -191,6 +191,8 @@ def create(name: str, changes: str = "", pretrained: bool = False, **kwargs: Any
     if "pool" in fields:
         fields["pool"] = _POOLS.get(fields["pool"], fields["pool"])
         fields.setdefault("norm_after_pool", fields["pool"] == "avg")
+    if "embed_dim" in fields:
+        fields["mlp_dim"] = 4 * fields["embed_dim"]  # timm gives the MLP's width as a ratio
     config = ViTConfig.from_name(name.replace("vitmods_", "vit_"), **fields)
     model = ViT(config)
     chosen = parse_changes(changes)

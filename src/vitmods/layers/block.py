@@ -103,7 +103,13 @@ class Block(nn.Module):
             self.to(device=device, dtype=dtype)
 
     def forward(
-        self, x: Tensor, attn_mask: Tensor | None = None, *, first: int | None = None, mean_from: int | None = None
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        *,
+        first: int | None = None,
+        mean_from: int | None = None,
     ) -> Tensor:
         """(B, N, C) -> (B, N, C), or only what the reader of the last block needs, exactly:
 
@@ -111,6 +117,8 @@ class Block(nn.Module):
         ``tokenwise``); ``mean_from`` gives the mean over tokens ``mean_from:`` as (B, 1, C), for which the last linear
         map runs once a picture, since it commutes with the mean (needs ``mean_commutes``).
         """
+        if is_causal:
+            raise ValueError("This block has no causal attention: give the mask as attn_mask.")
         if first is not None:
             return self._mlp_step(self._add_attn(x[:, :first], self.attn(self.norm1(x), queries=first)))
         x = self._attn_step(x, attn_mask)
