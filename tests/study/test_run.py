@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -103,15 +104,32 @@ def test_a_changed_setting_is_refused_and_shown(finished):
     assert contents(out) == before
 
 
-def test_other_pictures_under_the_same_name_are_another_study(finished, monkeypatch):
-    _, out = finished
-    facts = json.loads((out / "study.json").read_text())
+def test_other_pictures_under_the_same_name_are_another_study(finished, tmp_path):
+    copy = shutil.copytree(finished[1], tmp_path / "copy")
+    facts = json.loads((copy / "study.json").read_text())
     facts["settings"]["pictures"] = "another"
-    with monkeypatch.context() as patched, pytest.raises(UserError, match="pictures: another -> "):
-        patched.setattr("vitmods.study.store.StudyFolder.facts", lambda self: facts)
-        patched.setattr("vitmods.study.store.read_json", lambda path: facts if path.name == "study.json" else None)
-        patched.setattr("vitmods.study.run.read_json", lambda path: facts if path.name == "study.json" else None)
-        run(make(noise_floor=True), out)
+    (copy / "study.json").write_text(json.dumps(facts))
+    with pytest.raises(UserError, match="pictures: another -> "):
+        run(make(noise_floor=True), copy)
+
+
+def test_trials_of_different_machines_are_told(finished, tmp_path):
+    copy = shutil.copytree(finished[1], tmp_path / "copy")
+    config = copy / "trials" / "dpn" / "seed0" / "config.json"
+    told = json.loads(config.read_text())
+    told["environment"]["torch"] = "1.0"
+    config.write_text(json.dumps(told))
+    assert finished[0].to_dict()["warnings"] == []
+    (warning,) = StudyResult.load(copy).to_dict()["warnings"]
+    assert "torch 1.0" in warning
+
+
+def test_a_warning_of_a_trial_reaches_the_results(tmp_path, monkeypatch):
+    from vitmods.train import loop
+
+    monkeypatch.setattr(loop, "without_gradient", lambda model: ["head.bias"])
+    result = run(make(["dpn"], seeds=1), tmp_path)
+    assert any(w.startswith("dpn, seed 0: ") and "head.bias" in w for w in result.to_dict()["warnings"])
 
 
 def test_arms_and_seeds_may_be_added(tmp_path):
@@ -161,7 +179,7 @@ def test_a_diverged_trial_is_an_outcome_that_no_mean_hides(tmp_path):
 
 def test_an_arm_that_cannot_be_is_refused_before_anything_is_trained(tmp_path):
     study = Study("mu/4", ["bad=dpn+dpn(before=false)"], "digits", RECIPE)
-    with pytest.raises(UserError, match="Arm bad: .*stem norm after"):
+    with pytest.raises(UserError, match=r"Arm bad: .*stem norm after"):
         run(study, tmp_path)
     assert not (tmp_path / "trials").exists()
 

@@ -38,7 +38,7 @@ def test_a_folder_without_a_study_says_so(tmp_path):
 
 def test_a_damaged_file_is_named(tmp_path):
     (tmp_path / "study.json").write_text("{")
-    with pytest.raises(UserError, match="study.json is damaged"):
+    with pytest.raises(UserError, match=r"study\.json is damaged"):
         read_json(tmp_path / "study.json")
 
 

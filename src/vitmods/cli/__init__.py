@@ -7,7 +7,9 @@ import importlib
 import shlex
 import sys
 import textwrap
+import warnings
 from collections.abc import Sequence
+from typing import TextIO
 
 from vitmods import __version__
 from vitmods.errors import UserError
@@ -78,7 +80,9 @@ def _dispatch(arguments: list[str]) -> int:
         kind = "option" if command.startswith("-") else "command"
         raise UserError(f"There is no {kind} {command}. {hint} `vitmods --help` says more.")
     module = importlib.import_module(f"vitmods.cli.{command}")
-    code: int = module.main(arguments[1:])
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        code: int = module.main(arguments[1:])
     return code
 
 
@@ -94,6 +98,17 @@ def _explain(error: Exception) -> str:
         return str(error)
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}\nThis was not foreseen; with --debug the command shows where it happened."
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    print(f"warning: {message}", file=sys.stderr)
 
 
 def _say(message: str, command: str = "") -> None:

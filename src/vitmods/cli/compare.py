@@ -38,7 +38,7 @@ class Compare:
     machine: MachineOptions
     arms: tuple[str, ...] = ("dpn", "rms", "placement(attn=post,mlp=post)")
     """what is compared with base: changes, joined by +, or NAME=CHANGES; `vitmods changes` lists them"""
-    base: str = "mu6/2"
+    base: str = "mu3/2"
     """the model without changes: Ti/16, S/16, B/16, S36/16 (36 deep), or timm's name"""
     seeds: int = 3
     """trials of every arm"""

@@ -18,8 +18,8 @@ class Evaluate:
     """Evaluate the weights of a trial and print the metrics as JSON.
 
     examples:
-      vitmods evaluate runs/digits-mu6-2/trials/dpn/seed0
-      vitmods evaluate runs/digits-mu6-2/trials/dpn/seed0 --split val --out val.json
+      vitmods evaluate runs/digits-mu3-2/trials/dpn/seed0
+      vitmods evaluate runs/digits-mu3-2/trials/dpn/seed0 --split val --out val.json
     """
 
     folder: Annotated[Path, tyro.conf.Positional]

@@ -42,7 +42,7 @@ class DataOptions:
     """for pictures that are not split yet: which split is made"""
     val_fraction: float = 0.1
     """share of the pictures for validation, where there is no such split"""
-    test_fraction: float = 0.3
+    test_fraction: float = 0.2
     """share of the pictures for the test, where there is no such split"""
 
 

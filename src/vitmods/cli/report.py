@@ -17,8 +17,8 @@ class Report:
     """Rebuild results.json, results.csv and report.html of a study, finished or not, and print the table.
 
     examples:
-      vitmods report runs/digits-mu6-2
-      vitmods report runs/digits-mu6-2 --out answer.html
+      vitmods report runs/digits-mu3-2
+      vitmods report runs/digits-mu3-2 --out answer.html
     """
 
     folder: Annotated[Path, tyro.conf.Positional]

@@ -26,7 +26,7 @@ class Train:
     machine: MachineOptions
     arm: str = "base"
     """changes, joined by +; base: none. `vitmods changes` lists them"""
-    base: str = "mu6/2"
+    base: str = "mu3/2"
     """the model that is changed: Ti/16, S/16, B/16, S36/16 (36 deep), or timm's name"""
     seed: int = 0
     """of the weights, the order and the augmentation of the pictures"""

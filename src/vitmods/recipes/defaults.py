@@ -37,9 +37,10 @@ def small_pictures(epochs: int = 30) -> Recipe:
     return Recipe(epochs=epochs, weight_decay=0.1, crop="pad", flip=0.5, label_smoothing=0.1, eval_crop=1.0)
 
 
-def digits(epochs: int = 30) -> Recipe:
+def digits(epochs: int = 40) -> Recipe:
     """scikit-learn's 1,797 handwritten digits (8 px, grey): no flip, which would change the class.
 
-    Data: `digits`. Expected number: see docs/recipes.md for our own.
+    Data: `digits`. Expected number: about 95 to 96 % top-1 on a fifth of them, with mu3/2 in 760 steps; see
+    docs/recipes.md for our own.
     """
-    return Recipe(epochs=epochs, lr=2e-3, crop="none", flip=0.0, eval_crop=1.0)
+    return Recipe(epochs=epochs, lr=8e-3, weight_decay=0.1, label_smoothing=0.1, crop="none", flip=0.0, eval_crop=1.0)

@@ -25,8 +25,7 @@ class Defaults:
         return RECIPES[self.recipe_name]()
 
 
-# 1,797 pictures: a larger test split, or the verdict hangs on a handful of digits.
-DIGITS = Defaults("mu6/2", 8, "digits", in_chans=1, test_fraction=0.3)
+DIGITS = Defaults("mu3/2", 8, "digits", in_chans=1)
 ORDINARY = Defaults("Ti/16", 224, "default")
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vitmods import __version__
 from vitmods.study.plan import BASE, OTHER_SEEDS, Settings, Trial
 from vitmods.study.stats import Scores, effects, noise_floor
-from vitmods.study.store import StudyFolder, read_json, write_json, write_text
+from vitmods.study.store import WARNINGS, StudyFolder, read_json, write_text
+from vitmods.train.files import write_json
 
 SCHEMA = 1
 
@@ -112,7 +113,7 @@ def assemble(folder: StudyFolder, settings: Settings | None = None) -> dict[str,
         "recipe": facts["settings"]["recipe"],
         "settings": facts["settings"],
         "environment": facts["environment"],
-        "warnings": [*facts["data"].get("warnings", ()), *_warnings(ends)],
+        "warnings": [*facts["data"].get("warnings", ()), *_warnings(folder, ends)],
         "command": facts["command"],
         "noise_floor": _noise_floor(settings, scores[BASE]) if settings.noise_floor else None,
         "complete": all(end.status in ("finished", "diverged") for end in ends),
@@ -158,9 +159,25 @@ def _diverged(ends: Iterable[TrialEnd]) -> dict[str, int]:
     return counts
 
 
-def _warnings(ends: Iterable[TrialEnd]) -> list[str]:
+def _warnings(folder: StudyFolder, ends: Sequence[TrialEnd]) -> list[str]:
     telling = {"diverged": "diverged", "failed": "failed"}
-    return [f"{end.trial} {telling[end.status]}: {end.message}" for end in ends if end.status in telling]
+    told = [f"{end.trial} {telling[end.status]}: {end.message}" for end in ends if end.status in telling]
+    for end in ends:
+        told += [f"{end.trial}: {warning}" for warning in read_json(folder.path / end.folder / WARNINGS) or ()]
+    return told + _different_environments(folder, ends)
+
+
+def _different_environments(folder: StudyFolder, ends: Sequence[TrialEnd]) -> list[str]:
+    """Pairs differ by more than the arm where one was trained elsewhere, or with other versions."""
+    seen: dict[str, set[str]] = {}
+    for end in ends:
+        config = read_json(folder.path / end.folder / "config.json") or {}
+        for name, value in config.get("environment", {}).items():
+            seen.setdefault(name, set()).add(f"{name} {value}")
+    several = [" and ".join(sorted(values)) for values in seen.values() if len(values) > 1]
+    if not several:
+        return []
+    return [f"The trials were not all run alike ({'; '.join(several)}): small differences may come from that."]
 
 
 def _mean(scores: Scores) -> float | None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+import vitmods
 from vitmods import data
 from vitmods.apply import apply
 from vitmods.config import ViTConfig
 from vitmods.study.plan import Arm, Settings, Trial
-from vitmods.study.store import StudyFolder
+from vitmods.study.store import WARNINGS, StudyFolder, read_json
 from vitmods.tasks import Classification
 from vitmods.train import train_trial
+from vitmods.train.files import write_json
 from vitmods.vit import ViT, vit
 
 if TYPE_CHECKING:
@@ -99,7 +102,13 @@ class TrialRunner:
 
     def __call__(self, trial: Trial) -> dict[str, Any]:
         """Train, or go on training, and return what result.json holds."""
-        return self.train(trial, self.folder.trial(trial.arm.name, trial.seed))
+        out = self.folder.trial(trial.arm.name, trial.seed)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            try:
+                return self.train(trial, out)
+            finally:
+                _keep_warnings(out, caught)
 
     def train(self, trial: Trial, out: Path) -> dict[str, Any]:
         """The same in any folder."""
@@ -119,3 +128,14 @@ class TrialRunner:
             progress=self._progress,
             extra_config=told,
         )
+
+
+def _keep_warnings(out: Path, caught: list[warnings.WarningMessage]) -> None:
+    """Show them, and leave ours in the trial's folder: what a worker prints nobody reads, the report is read."""
+    for warning in caught:
+        warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
+    ours = [
+        str(warning.message) for warning in caught if Path(vitmods.__file__).parent in Path(warning.filename).parents
+    ]
+    if ours:
+        write_json(out / WARNINGS, [*(read_json(out / WARNINGS) or []), *ours])
