@@ -37,6 +37,14 @@ def test_crop_boxes_are_distributed_as_torchvisions() -> None:
         assert stats.ks_2samp(ours[:, column], [box[name] for box in theirs]).pvalue > 1e-3
 
 
+def test_the_corner_coordinates_are_independent() -> None:
+    sizes = np.tile([100, 100], (2000, 1))
+    boxes = crop_boxes(0, 0, np.arange(2000), sizes, (0.04, 0.04), (1.0, 1.0))
+    assert stats.pearsonr(boxes[:, 0], boxes[:, 1]).pvalue > 1e-3
+    erased = erase_boxes(0, 0, np.arange(2000), (100, 100), 1.0)[1]
+    assert stats.pearsonr(erased[:, 0] / (100 - erased[:, 2]), erased[:, 1] / (100 - erased[:, 3])).pvalue > 1e-3
+
+
 def test_a_picture_too_long_for_the_shape_gives_its_centre() -> None:
     boxes = crop_boxes(0, 0, np.arange(2), np.array([[10, 1000], [1000, 10]]), (1.0, 1.0), RATIO)
     assert boxes.tolist() == [[0, 493, 10, 13], [493, 0, 13, 10]]

@@ -43,6 +43,12 @@ def test_a_class_may_be_called_train(make_folder) -> None:
     assert set(source.splits) == {"train"}
 
 
+def test_splits_without_train_are_refused(make_folder) -> None:
+    make_folder({"val/a": 1, "val/b": 1})
+    with pytest.raises(UserError, match="holds test and val with class folders, but no train folder"):
+        folder(str(make_folder({"test/a": 1, "test/b": 1})))
+
+
 def test_two_folders_for_one_split_are_refused(make_folder) -> None:
     for split in ("train", "val", "valid"):
         root = make_folder({f"{split}/a": 1})
@@ -141,6 +147,8 @@ def test_pictures_without_class_folders(make_folder) -> None:
 def test_missing_folder_and_file_for_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"There is no folder .*nowhere.*digits"):
         folder(str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match="There is no folder"):
+        folder("x" * 5000)
     (tmp_path / "list.txt").write_text("x")
     with pytest.raises(UserError, match="is a file"):
         folder(str(tmp_path / "list.txt"))

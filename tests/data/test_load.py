@@ -82,6 +82,13 @@ def test_classes_of_which_nothing_can_be_read(make_folder) -> None:
         load(root, unreadable="skip")
 
 
+def test_an_empty_train_folder(make_folder) -> None:
+    root = make_folder({"test/cat": 3, "test/dog": 3})
+    (root / "train" / "cat").mkdir(parents=True)
+    with pytest.raises(UserError, match="no readable training pictures"):
+        load(root)
+
+
 def test_nothing_to_evaluate_on(make_folder) -> None:
     with pytest.raises(UserError, match="no pictures to evaluate on"):
         load(make_folder({"cat": 1, "dog": 1}))

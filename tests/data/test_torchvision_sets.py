@@ -11,6 +11,7 @@ from PIL import Image
 
 from vitmods import data
 from vitmods.data.sources import open_source
+from vitmods.data.torchvision_sets import _labels
 from vitmods.errors import UserError
 from vitmods.recipes import plain
 
@@ -131,6 +132,22 @@ def test_a_picture_that_went_missing_is_unreadable(tmp_path: Path) -> None:
     assert data.load(spec, img_size=8, recipe=plain(), unreadable="skip").summary()["left_out"] == 1
 
 
+def test_an_attribute_that_is_not_the_label_is_not_taken_for_it() -> None:
+    class Odd:
+        targets = (7, 7, 7)
+        _labels = (0, 1, 0)
+
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, i: int) -> tuple[Image.Image, int]:
+            return picture(i), (0, 1, 0)[i]
+
+    assert _labels(Odd(), "Odd").tolist() == [0, 1, 0]
+    Odd._labels = (5, 5, 5)
+    assert _labels(Odd(), "Odd").tolist() == [0, 1, 0]
+
+
 def test_stamps_change_with_the_files(tmp_path: Path) -> None:
     pets(tmp_path)
     spec = f"torchvision:OxfordIIITPet?root={tmp_path}"
@@ -146,6 +163,10 @@ def test_stamps_change_with_the_files(tmp_path: Path) -> None:
         ("torchvision:CIFAR10", r"write torchvision:CIFAR10\?root=FOLDER"),
         ("torchvision:CIFAR10?root={root}", "CIFAR10 cannot be read from .*Nothing is downloaded"),
         ("torchvision:Flowers102?root={root}", "Flowers102 cannot be read from"),
+        (
+            "torchvision:SEMEION?root={root}",
+            "SEMEION cannot be read from .*: Dataset not found",
+        ),  # downloads unless told
         ("torchvision:CIFAR1?root={root}", "Did you mean CIFAR10"),
         ("torchvision:?root={root}", "lacks a name"),
         ("", "No data given"),

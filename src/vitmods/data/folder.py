@@ -43,7 +43,7 @@ class _Files:
 def folder(spec: str) -> Source:
     """List the pictures of a folder. Raises UserError if it is missing, not a folder, or holds no class folder."""
     root = Path(spec).expanduser()
-    if not root.exists():
+    if not os.path.exists(root):  # unlike Path.exists, says no to a name that is too long for the system
         raise UserError(f"There is no folder {printable(spec)}. Give a folder of pictures, or one of: {KNOWN_SPECS}.")
     if not root.is_dir():
         raise UserError(f"{printable(spec)} is a file. Give the folder that holds the class folders. {LAYOUT}")
@@ -84,6 +84,9 @@ def _split_folders(root: Path) -> dict[str, Path]:
     # A class may be called "train" or "test" (vehicles, say): only a train folder that holds folders is a split.
     if "train" in found and _directories(found["train"]):
         return found
+    if found and "train" not in found and all(_directories(path) for path in found.values()):
+        held = " and ".join(path.name for path in found.values())
+        raise UserError(f"{printable(str(root))} holds {held} with class folders, but no train folder. {LAYOUT}")
     return {}
 
 
