@@ -1,13 +1,18 @@
 """Single blocks against the code of NormFormer (fairseq), Sub-LN (torchscale) and Three Things (deit), in float64."""
 
-from functools import partial
-
 import pytest
 import torch
 
-from vitmods.layers import Block, BranchNorms, LayerNorm
+import vitmods as vm
+from vitmods.config import BranchConfig, NormConfig
+from vitmods.layers import Block
 
-norm = partial(LayerNorm, eps=1e-5)
+
+def block_with(change):
+    """A block of the golden's size as the change makes it; all norms with the 1e-5 of fairseq and torchscale."""
+    before = BranchConfig(before=NormConfig(eps=1e-5))
+    config = vm.ViTConfig.from_name("mu/2", img_size=4, embed_dim=12, num_heads=3, mlp_dim=24, attn=before, mlp=before)
+    return vm.ViT(change.edit(config)).blocks[0].double()
 
 
 def run(block, g, x):
@@ -55,8 +60,8 @@ def test_normformer_layer(golden):
     ours = fuse(theirs) | rename(theirs, NORMFORMER)
     ours["attn.proj.weight"] = ours["attn.proj.weight"] * scale[:, None]
     ours["attn.proj.bias"] = ours["attn.proj.bias"] * scale
-    block = Block(12, 3, 2.0, attn_norms=BranchNorms(before=norm, branch=norm), mlp_norms=BranchNorms(norm, norm))
-    block.double().load_state_dict(ours)
+    block = block_with(vm.NormFormer())
+    block.load_state_dict(ours)
     y, grad_x, grads = run(block, g["ct.y"].transpose(0, 1), g["in.x"].transpose(0, 1))
     close(y.transpose(0, 1), g["out.y"])
     close(grad_x.transpose(0, 1), g["grad_in.x"])
@@ -86,7 +91,7 @@ SUBLN = {
 
 def test_subln_layer(golden):
     g = golden("subln_layer")
-    block = Block(12, 3, 2.0, attn_norms=BranchNorms(norm, norm), mlp_norms=BranchNorms(norm, norm)).double()
+    block = block_with(vm.SubLN())
     block.load_state_dict(fuse(g.group("param")) | rename(g.group("param"), SUBLN))
     y, grad_x, grads = run(block, g["ct.y"], g["in.x"])
     close(y, g["out.y"])
