@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -203,11 +204,17 @@ def main(folder):
 
     for number in range(3):
         out, kills = folder / f"any-{number}", 0
-        for _ in range(3):
+        while kills < 3 and seconds > 0.01:
             child = in_child(lambda out=out: train(bench, out))
             time.sleep(random_numbers.uniform(0.1, 0.7) * seconds)
             os.kill(child, signal.SIGKILL)
-            kills += wait_for(child) == -signal.SIGKILL
+            if wait_for(child) == -signal.SIGKILL:
+                kills += 1
+            elif kills:
+                break
+            else:  # the machine has become faster: the run was over before the kill
+                shutil.rmtree(out)
+                seconds /= 2
         report(f"any moment, {number}", bench, out, kills > 0, expected)
 
 
