@@ -7,20 +7,19 @@ import torch
 from torch import Tensor, nn
 
 from .config import BranchConfig, NormConfig, ViTConfig
-from .layers import (
-    AttentionPool,
-    Block,
-    BranchNorms,
-    DualPatchNormStem,
-    LayerNorm,
-    LinearStem,
-    Mlp,
-    RMSNorm,
-    ScaleShift,
-)
+from .layers import AttentionPool, Block, BranchNorms, DualPatchNormStem, LinearStem, Mlp, norms
 from .layers.position import sincos2d
 
-NORMS: dict[str, Any] = {"layer": LayerNorm, "rms": RMSNorm}
+NORMS: dict[str, Any] = {
+    "layer": norms.LayerNorm,
+    "rms": norms.RMSNorm,
+    "scale": norms.ScaleNorm,
+    "batch": norms.BatchNorm,
+    "instance": norms.InstanceNorm,
+    "group": norms.GroupNorm,
+    "power": norms.PowerNorm,
+    "switchable": norms.SwitchableNorm,
+}
 
 
 def norm_factory(config: NormConfig | None, **model: Any) -> Any:
@@ -31,7 +30,7 @@ def norm_factory(config: NormConfig | None, **model: Any) -> Any:
     if config is None:
         return None
     if config.kind == "scale_shift":
-        return ScaleShift
+        return norms.ScaleShift
     norm = NORMS[config.kind]
     taken = {name: model[name] for name in getattr(norm, "takes", ()) if name in model}
     return partial(norm, eps=config.eps, affine=config.affine, **(taken | dict(config.options)))
