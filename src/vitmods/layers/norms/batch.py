@@ -1,19 +1,21 @@
 """Batch normalization of tokens (Ioffe & Szegedy, 2015)."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from .contract import RunningNorm, tokens, widen
-from .moments import batch_moments, moments, processes, scale_shift
+from .moments import batch_moments, normalise, processes
 
 
 class BatchNorm(RunningNorm):
-    """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with statistics over the batch and the tokens, for each channel.
+    """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with statistics over batch and tokens, for each channel.
 
     Shapes: (B, N, C) or (B, rows, columns, C) in and out. Training normalises by the batch (biased variance) and
-    gathers ``running_mean`` and ``running_var`` (unbiased) with weight ``momentum`` for the newest batch; evaluation uses
-    those. Prefix tokens are counted as any other token. Statistics are in float32 whatever the input type; the output
+    gathers ``running_mean`` and ``running_var`` (unbiased) with weight ``momentum`` for the newest batch; evaluation
+    uses those. Prefix tokens are counted as any other token. Statistics are in float32 whatever the input type; the output
     has the input's type.
 
     Processes: when torch.distributed is initialised, training takes the statistics over the batches of all processes,
@@ -43,7 +45,7 @@ class BatchNorm(RunningNorm):
         flat = tokens(x)
         self.warn_of_small_batches(len(flat) * processes())
         if self.training and processes() > 1:
-            return self._over_processes(flat).view_as(x)
+            return normalise(flat, partial(self._over_processes, flat.shape[1]), self.parameters()).view_as(x)
         gathers = self.gathers or not self.training
         # (B N, C) is a view with channels last: the transposed view that BatchNorm1d wants costs 2 to 5 times as much.
         y = F.batch_norm(
@@ -58,12 +60,12 @@ class BatchNorm(RunningNorm):
         )
         return y.view_as(x).to(x.dtype)
 
-    def _over_processes(self, x: Tensor) -> Tensor:
-        mean, var = batch_moments(*moments(x))
+    def _over_processes(self, length: int, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        mean, var, pictures = batch_moments(mean, var)
         if self.gathers:
-            count = len(x) * processes() * x.shape[1]  # the processes' batches are taken to be of one size here
             with torch.no_grad():
                 self.running_mean.lerp_(mean.flatten().to(self.running_mean.dtype), self.momentum)
+                count = pictures * length
                 unbiased = var.flatten() * (count / (count - 1))
                 self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
-        return scale_shift(x, *self.scale_and_shift(mean, var))
+        return self.scale_and_shift(mean, var)

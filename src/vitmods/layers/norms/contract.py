@@ -84,7 +84,9 @@ class RunningNorm(AffineNorm):
         super()._apply(fn, recurse)
         for name, buffer in self.named_buffers(recurse=False):
             if buffer.dtype in (torch.float16, torch.bfloat16):
-                self._buffers[name] = kept[name].to(buffer.device) if kept[name].device.type != "meta" else buffer.float()
+                self._buffers[name] = (
+                    kept[name].to(buffer.device) if kept[name].device.type != "meta" else buffer.float()
+                )
         return self
 
     @property

@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from .contract import AffineNorm, tokens
-from .moments import moments, scale_shift
+from .moments import normalise
 
 
 class GroupNorm(AffineNorm):
-    """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with statistics over all tokens and the C / groups channels of a
-    group, for each picture; biased variance.
+    """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with statistics over all tokens and the channels of a group,
+    for each picture; biased variance.
 
     Shapes: (B, N, C) or (B, rows, columns, C) in and out. Groups are the attention heads unless ``groups`` is given
     (as in the code of Dynamic Token Normalization); they must divide the channels, else ValueError. Prefix tokens are
@@ -32,9 +32,10 @@ class GroupNorm(AffineNorm):
         super().__init__(dim, eps, affine, device, dtype, groups=num_heads if groups is None else groups)
 
     def forward(self, x: Tensor) -> Tensor:
-        flat = tokens(x)
-        mean, var = (m.unflatten(-1, (self.groups, -1)) for m in moments(flat))
+        return normalise(tokens(x), self._solve, self.parameters()).view_as(x)
+
+    def _solve(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        mean, var = (m.unflatten(-1, (self.groups, -1)) for m in (mean, var))
         center = mean.mean(-1, keepdim=True)
         spread = (var + (mean - center).square()).mean(-1, keepdim=True)
-        center, spread = (m.expand_as(mean).flatten(-2) for m in (center, spread))
-        return scale_shift(flat, *self.scale_and_shift(center, spread)).view_as(x)
+        return self.scale_and_shift(*(m.expand_as(mean).flatten(-2) for m in (center, spread)))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from .contract import AffineNorm, tokens
-from .moments import moments, scale_shift
+from .moments import normalise
 
 
 class InstanceNorm(AffineNorm):
@@ -28,6 +28,7 @@ class InstanceNorm(AffineNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         flat = tokens(x, least=2)
-        mean, var = moments(flat)
-        unbiased = var * (flat.shape[1] / (flat.shape[1] - 1))
-        return scale_shift(flat, *self.scale_and_shift(mean, unbiased)).view_as(x)
+        unbiased = flat.shape[1] / (flat.shape[1] - 1)
+        return normalise(flat, lambda mean, var: self.scale_and_shift(mean, var * unbiased), self.parameters()).view_as(
+            x
+        )

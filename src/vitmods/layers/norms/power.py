@@ -20,7 +20,15 @@ class _PowerNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, phi: Tensor, batch: Tensor, mean: Tensor, nu: Tensor, eps: float
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        phi: Tensor,
+        batch: Tensor,
+        mean: Tensor,
+        nu: Tensor,
+        eps: float,
     ) -> Tensor:
         ctx.eps = eps
         ctx.save_for_backward(x, weight, phi, batch, mean, nu)
@@ -38,14 +46,14 @@ class _PowerNorm(torch.autograd.Function):
         )
         grad_weight = grad_weight * (inverse / batch_inverse)
         pull = (1 - KEPT) * nu.to(x.dtype)
-        a = a.addcmul(x, pull * inverse * batch_inverse, value=-1)
+        a = a.addcmul_(x, pull * inverse * batch_inverse, value=-1)
         along = sum_over_processes(weight * grad_weight / len(x)) / processes()
         nu.add_((along - pull * mean * inverse.square()).to(nu.dtype))
         return a, grad_weight, grad_bias, None, None, None, None, None
 
 
 class PowerNorm(RunningNorm):
-    """``y = gamma x / sqrt(phi + eps) + beta`` with phi the mean of x^2 over the batch and the tokens, for each channel.
+    """``y = gamma x / sqrt(phi + eps) + beta`` with phi the mean of x^2 over batch and tokens, for each channel.
 
     First every token is divided by its root mean square over the channels of each group (``groups``, 1 as in the
     paper's code, or the attention heads where ``num_heads`` is given, as in the code of Dynamic Token Normalization).

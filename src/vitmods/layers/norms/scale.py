@@ -27,11 +27,17 @@ class _ScaleNorm(torch.autograd.Function):
         x, weight, length = ctx.saved_tensors
         wide, grad, gain = widen(x), grad.to(length.dtype), weight.to(length.dtype)
         inverse = 1 / length.clamp_min(ctx.eps)
-        product = grad * wide
-        grad_weight = torch.mv(product.flatten(0, -2).mT, inverse.flatten()).sum_to_size(weight.shape)
-        along = torch.mv(product.flatten(0, -2), gain.expand(x.shape[-1])).view_as(length) * inverse.pow(3)
-        along = torch.where(length < ctx.eps, 0, along)  # shorter tokens are only multiplied
-        grad_x = (grad * gain).mul_(inverse).addcmul_(wide, along, value=-1)
+        product = (grad * wide).flatten(0, -2)
+        if len(gain) == 1:
+            along = product.sum(-1).view_as(length)
+            grad_weight = (along * inverse).sum().view(1)
+            along, grad_x = along * gain, grad * (inverse * gain)
+        else:
+            along = torch.mv(product, gain).view_as(length)
+            grad_weight = torch.mv(product.mT, inverse.flatten())
+            grad_x = (grad * gain).mul_(inverse)
+        # Tokens shorter than eps are only multiplied.
+        grad_x.addcmul_(wide, torch.where(length < ctx.eps, 0, along * inverse.pow(3)), value=-1)
         return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from .contract import RunningNorm, tokens
-from .moments import batch_moments, moments, processes, scale_shift
+from .moments import batch_moments, normalise, processes
 
 
 class SwitchableNorm(RunningNorm):
@@ -23,6 +23,9 @@ class SwitchableNorm(RunningNorm):
     Processes: when torch.distributed is initialised, training takes the batch branch's statistics over the batches of
     all processes. Warns once below 8 pictures a batch, with the batch branch.
     """
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
 
     def __init__(
         self,
@@ -48,17 +51,19 @@ class SwitchableNorm(RunningNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         flat = tokens(x, least=2)
-        mean, var = moments(flat)
-        var = var * (flat.shape[1] / (flat.shape[1] - 1))
+        if self.running_mean is not None:
+            self.warn_of_small_batches(len(flat) * processes())
+        unbiased = flat.shape[1] / (flat.shape[1] - 1)
+        return normalise(flat, lambda mean, var: self._solve(mean, var * unbiased), self.parameters()).view_as(x)
+
+    def _solve(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         center = mean.mean(-1, keepdim=True)
         means, variances = [mean, center], [var, (var + (mean - center).square()).mean(-1, keepdim=True)]
         if self.running_mean is not None:
-            self.warn_of_small_batches(len(flat) * processes())
             batch_mean, batch_var = self._batch(mean, var)
             means.append(batch_mean)
             variances.append(batch_var)
-        mean, var = _mix(self.mean_weight, means), _mix(self.var_weight, variances)
-        return scale_shift(flat, *self.scale_and_shift(mean, var)).view_as(x)
+        return self.scale_and_shift(_mix(self.mean_weight, means), _mix(self.var_weight, variances))
 
     def _batch(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         running_mean, running_var = self.running_mean, self.running_var
@@ -66,7 +71,7 @@ class SwitchableNorm(RunningNorm):
         assert running_var is not None
         if not self.training:
             return running_mean.to(mean.dtype), running_var.to(var.dtype)
-        mean, var = batch_moments(mean, var)
+        mean, var, _ = batch_moments(mean, var)
         if self.gathers:
             with torch.no_grad():
                 running_mean.lerp_(mean.flatten().to(running_mean.dtype), self.momentum)
