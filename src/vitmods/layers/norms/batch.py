@@ -15,8 +15,8 @@ class BatchNorm(RunningNorm):
 
     Shapes: (B, N, C) or (B, rows, columns, C) in and out. Training normalises by the batch (biased variance) and
     gathers ``running_mean`` and ``running_var`` (unbiased) with weight ``momentum`` for the newest batch; evaluation
-    uses those. Prefix tokens are counted as any other token. Statistics are in float32 whatever the input type; the output
-    has the input's type.
+    uses those. Prefix tokens are counted as any other token. Statistics are in float32 whatever the input type; the
+    output has the input's type.
 
     Processes: when torch.distributed is initialised, training takes the statistics over the batches of all processes,
     so that they agree with one process on the whole batch, as do the gradients.
@@ -46,12 +46,13 @@ class BatchNorm(RunningNorm):
         self.warn_of_small_batches(len(flat) * processes())
         if self.training and processes() > 1:
             return normalise(flat, partial(self._over_processes, flat.shape[1]), self.parameters()).view_as(x)
-        gathers = self.gathers or not self.training
+        running = self.running_mean, self.running_var
+        if self.training and not self.gathers:
+            running = self.running_mean.clone(), self.running_var.clone()
         # (B N, C) is a view with channels last: the transposed view that BatchNorm1d wants costs 2 to 5 times as much.
         y = F.batch_norm(
             widen(flat.flatten(0, 1)),
-            self.running_mean if gathers else None,
-            self.running_var if gathers else None,
+            *running,
             None if self.weight is None else widen(self.weight),
             None if self.bias is None else widen(self.bias),
             self.training,

@@ -26,18 +26,17 @@ class _PowerNorm(torch.autograd.Function):
         bias: Tensor,
         phi: Tensor,
         batch: Tensor,
-        mean: Tensor,
         nu: Tensor,
         eps: float,
     ) -> Tensor:
-        ctx.eps = eps
-        ctx.save_for_backward(x, weight, phi, batch, mean, nu)
+        ctx.eps, ctx.nu = eps, nu  # nu moves with every backward, also between this forward and its own
+        ctx.save_for_backward(x, weight, phi, batch)
         return F.batch_norm(x, torch.zeros_like(phi), phi, weight, bias, False, 0.0, eps)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        x, weight, phi, batch, mean, nu = ctx.saved_tensors
+        x, weight, phi, (batch, mean) = ctx.saved_tensors
         inverse, batch_inverse = (phi + ctx.eps).rsqrt(), (batch + ctx.eps).rsqrt()
         zeros = torch.zeros_like(phi)
         # Normalization by fixed statistics has g / sqrt(phi_batch + eps) for its gradient, in one pass with the sums.
@@ -45,11 +44,11 @@ class _PowerNorm(torch.autograd.Function):
             grad, x, weight, zeros, batch, None, None, False, ctx.eps, [True, True, True]
         )
         grad_weight = grad_weight * (inverse / batch_inverse)
-        pull = (1 - KEPT) * nu.to(x.dtype)
+        pull = (1 - KEPT) * ctx.nu.to(x.dtype)
         a = a.addcmul_(x, pull * inverse * batch_inverse, value=-1)
         along = sum_over_processes(weight * grad_weight / len(x)) / processes()
-        nu.add_((along - pull * mean * inverse.square()).to(nu.dtype))
-        return a, grad_weight, grad_bias, None, None, None, None, None
+        ctx.nu.add_((along - pull * mean * inverse.square()).to(ctx.nu.dtype))
+        return a, grad_weight, grad_bias, None, None, None, None
 
 
 class PowerNorm(RunningNorm):
@@ -103,9 +102,9 @@ class PowerNorm(RunningNorm):
             y = F.batch_norm(rows, torch.zeros_like(phi), phi, weight, bias, False, 0.0, self.eps)
             return y.view_as(x).to(x.dtype)
         with torch.no_grad():
-            mean, batch = self._quadratic_means(rows, padding)
-            phi = self._step(batch)
-        y = _PowerNorm.apply(rows, weight, bias, phi, batch, mean, self.ema_gz, self.eps)
+            batch = self._quadratic_means(rows, padding)
+            phi = self._step(batch[0])
+        y = _PowerNorm.apply(rows, weight, bias, phi, batch, self.ema_gz, self.eps)
         return y.view_as(x).to(x.dtype)
 
     def _gain_and_shift(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,14 +112,14 @@ class PowerNorm(RunningNorm):
             return rows.new_ones(self.dim), rows.new_zeros(self.dim)
         return self.weight.to(rows.dtype), self.bias.to(rows.dtype)
 
-    def _quadratic_means(self, rows: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Means of x^2 for each channel: over all tokens, and over those that are not padding."""
+    def _quadratic_means(self, rows: Tensor, padding: Tensor | None) -> Tensor:
+        """Means of x^2 for each channel (2, C): over the tokens that are not padding, and over all."""
         squares = rows.square()
         mean = sum_over_processes(squares.mean(0)) / processes()
         if padding is None:
-            return mean, mean
+            return torch.stack([mean, mean])
         kept = (~padding).flatten().to(rows.dtype)
-        return mean, sum_over_processes(kept @ squares) / sum_over_processes(kept.sum())
+        return torch.stack([sum_over_processes(kept @ squares) / sum_over_processes(kept.sum()), mean])
 
     def _step(self, batch: Tensor) -> Tensor:
         """The phi to divide by, after counting this batch."""
