@@ -7,37 +7,44 @@ import torch
 from torch import Tensor, nn
 
 from .config import BranchConfig, NormConfig, ViTConfig
-from .layers import (
-    AttentionPool,
-    Block,
-    BranchNorms,
-    DualPatchNormStem,
-    LayerNorm,
-    LinearStem,
-    Mlp,
-    RMSNorm,
-    ScaleShift,
-)
+from .layers import AttentionPool, Block, BranchNorms, DualPatchNormStem, LinearStem, Mlp, norms
 from .layers.position import sincos2d
 
-NORMS: dict[str, Any] = {"layer": LayerNorm, "rms": RMSNorm}
+NORMS: dict[str, Any] = {
+    "layer": norms.LayerNorm,
+    "rms": norms.RMSNorm,
+    "scale": norms.ScaleNorm,
+    "batch": norms.BatchNorm,
+    "instance": norms.InstanceNorm,
+    "group": norms.GroupNorm,
+    "power": norms.PowerNorm,
+    "switchable": norms.SwitchableNorm,
+}
 
 
-def norm_factory(config: NormConfig | None) -> Any:
-    """From a slot's config to a callable that takes the number of channels, or None for an empty slot."""
+def norm_factory(config: NormConfig | None, **model: Any) -> Any:
+    """From a slot's config to a callable that takes the number of channels, or None for an empty slot.
+
+    ``model`` is what the slot knows of the model; a norm gets of it what its class names in ``takes``.
+    """
     if config is None:
         return None
     if config.kind == "scale_shift":
-        return ScaleShift
-    return partial(NORMS[config.kind], eps=config.eps, affine=config.affine)
+        return norms.ScaleShift
+    norm = NORMS[config.kind]
+    taken = {name: model[name] for name in getattr(norm, "takes", ()) if name in model}
+    return partial(norm, eps=config.eps, affine=config.affine, **(taken | dict(config.options)))
 
 
-def _branch_norms(config: BranchConfig) -> BranchNorms:
-    return BranchNorms(*(norm_factory(n) for n in (config.before, config.inner, config.branch, config.after)))
+def _branch_norms(branch: BranchConfig, config: ViTConfig, index: int) -> BranchNorms:
+    prefix = config.num_prefix_tokens if index >= config.prefix_from else 0
+    model = {"num_heads": config.num_heads, "grid_size": config.grid, "prefix_tokens": prefix}
+    slots = (branch.before, branch.inner, branch.branch, branch.after)
+    return BranchNorms(*(norm_factory(norm, **model) for norm in slots))
 
 
-def make_norm(config: NormConfig | None, dim: int) -> nn.Module:
-    factory = norm_factory(config)
+def make_norm(config: NormConfig | None, dim: int, **model: Any) -> nn.Module:
+    factory = norm_factory(config, **model)
     return factory(dim) if factory else nn.Identity()
 
 
@@ -57,6 +64,7 @@ def make_stem(config: ViTConfig) -> LinearStem:
 
 
 def make_block(config: ViTConfig, index: int) -> Block:
+    attn, mlp = config.branches(index)
     share = index / max(config.depth - 1, 1) if config.drop_path_shape == "linear" else 1.0
     return Block(
         config.embed_dim,
@@ -69,8 +77,8 @@ def make_block(config: ViTConfig, index: int) -> Block:
         init_values=config.layer_scale,
         drop_path=config.drop_path * share,
         act_layer=_activation(config),
-        attn_norms=_branch_norms(config.attn),
-        mlp_norms=_branch_norms(config.mlp),
+        attn_norms=_branch_norms(attn, config, index),
+        mlp_norms=_branch_norms(mlp, config, index),
         head_scale=config.head_scale,
     )
 

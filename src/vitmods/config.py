@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 from .errors import UserError
 
-NORM_KINDS = ("layer", "rms", "scale_shift")
+NORM_KINDS = (
+    "layer", "rms", "scale_shift", "scale", "batch", "instance", "group", "power", "switchable", "dynamic_token",
+)  # fmt: skip
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -22,13 +24,17 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class NormConfig:
-    """What fills a norm slot. ``affine`` False leaves the learned gain and bias out."""
+    """What fills a norm slot. ``affine`` False leaves the learned gain and bias out; ``options`` are further keywords
+    of the norm's class, as pairs (a mapping is taken too)."""
 
     kind: str = "layer"
     eps: float = 1e-6
     affine: bool = True
+    options: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
+        pairs = self.options.items() if isinstance(self.options, Mapping) else self.options
+        object.__setattr__(self, "options", tuple((str(key), value) for key, value in pairs))
         if self.kind not in NORM_KINDS:
             raise UserError(f"There is no normalizer '{self.kind}'. {nearest(self.kind, NORM_KINDS)}")
         if not self.eps > 0:
@@ -53,6 +59,19 @@ class BranchConfig:
     inner: NormConfig | None = None
     branch: NormConfig | None = None
     after: NormConfig | None = None
+
+
+@dataclass(frozen=True)
+class FirstBlocks:
+    """Norm slots of the first ``count`` blocks, where they differ from those of the others."""
+
+    count: int
+    attn: BranchConfig
+    mlp: BranchConfig
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise UserError(f"The number of first blocks must be at least 1, got {self.count}: leave them out instead.")
 
 
 @dataclass(frozen=True)
@@ -82,9 +101,11 @@ class ViTConfig:
     position_norm_on_prefix: bool = False
     class_token: bool = True
     reg_tokens: int = 0
+    prefix_from: int = 0  # the block before which the class and register tokens join the patch tokens
 
     attn: BranchConfig = field(default_factory=BranchConfig)
     mlp: BranchConfig = field(default_factory=BranchConfig)
+    first_blocks: FirstBlocks | None = None
     head_scale: bool = False
     layer_scale: float | None = None
 
@@ -120,6 +141,12 @@ class ViTConfig:
     def num_prefix_tokens(self) -> int:
         return int(self.class_token) + self.reg_tokens
 
+    def branches(self, block: int) -> tuple[BranchConfig, BranchConfig]:
+        """The norm slots of attention and MLP in the block of that index."""
+        if self.first_blocks is not None and block < self.first_blocks.count:
+            return self.first_blocks.attn, self.first_blocks.mlp
+        return self.attn, self.mlp
+
     def with_(self, **overrides: Any) -> "ViTConfig":
         """A copy with some fields replaced; an unknown field raises UserError naming the nearest."""
         known = [f.name for f in dataclasses.fields(self)]
@@ -142,10 +169,13 @@ class ViTConfig:
         for name in ("qk_norm", "position_norm", "final_norm"):
             if name in parts:
                 parts[name] = _build(NormConfig, parts[name])
+        if isinstance(parts.get("first_blocks"), Mapping):
+            first = dict(parts["first_blocks"])
+            slots = {key: _build_slots(BranchConfig, first[key]) for key in ("attn", "mlp") if key in first}
+            parts["first_blocks"] = _build(FirstBlocks, {**first, **slots})
         for name, kind in (("stem", StemConfig), ("attn", BranchConfig), ("mlp", BranchConfig)):
-            if isinstance(parts.get(name), Mapping):
-                norms = {key: _build(NormConfig, v) if key != "bias" else v for key, v in parts[name].items()}
-                parts[name] = _build(kind, norms)
+            if name in parts:
+                parts[name] = _build_slots(kind, parts[name])
         return cls().with_(**parts)
 
     @classmethod
@@ -174,6 +204,9 @@ SIZES = {
     "mu": (32, 1, 128, 2),
     "Ti": (192, 12, 768, 3),
     "S": (384, 12, 1536, 6),
+    "T*": (192, 12, 768, 4),
+    "S*": (432, 12, 1728, 9),
+    "B*": (768, 12, 3072, 16),
     "B": (768, 12, 3072, 12),
     "L": (1024, 24, 4096, 16),
     "H": (1280, 32, 5120, 16),
@@ -187,7 +220,7 @@ def _parse_name(name: str) -> tuple[str, int | None, int, int | None]:
         size, patch, side = match.groups()
         if size in _TIMM_SIZES:
             return _TIMM_SIZES[size], None, int(patch), int(side)
-    elif match := re.fullmatch(r"([A-Za-z]+?)(\d*)/(\d+)", name):
+    elif match := re.fullmatch(r"([A-Za-z]+?\*?)(\d*)/(\d+)", name):
         size, depth, patch = match.groups()
         if size in SIZES:
             return size, int(depth) if depth else None, int(patch), None
@@ -213,6 +246,12 @@ def _build(kind: type, value: Any) -> Any:
         if name not in known:
             raise UserError(f"{kind.__name__} has no setting '{name}'. {nearest(name, known)}")
     return kind(**value)
+
+
+def _build_slots(kind: type, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return _build(kind, {key: v if key == "bias" else _build(NormConfig, v) for key, v in value.items()})
 
 
 def _check(config: ViTConfig) -> None:
@@ -249,6 +288,17 @@ def _check(config: ViTConfig) -> None:
         raise UserError("pool='map' has a norm of its own after pooling: set norm_after_pool=False.")
     if config.position == "sincos2d" and config.embed_dim % 4:
         raise UserError(f"position='sincos2d' needs a width that is a multiple of 4, got {config.embed_dim}.")
+    if not 0 <= config.prefix_from < config.depth:
+        raise UserError(
+            f"prefix_from names one of the {config.depth} blocks, 0 to {config.depth - 1}, not {config.prefix_from}."
+        )
+    if config.prefix_from and (config.position_on_prefix or config.position_norm_on_prefix):
+        raise UserError(
+            "With prefix_from above 0 the class and register tokens come after the positions: set position_on_prefix "
+            "and position_norm_on_prefix to False."
+        )
+    if config.first_blocks is not None and config.first_blocks.count > config.depth:
+        raise UserError(f"The first {config.first_blocks.count} blocks are more than the model's depth {config.depth}.")
     if config.position == "sincos2d" and config.position_on_prefix and config.num_prefix_tokens:
         raise UserError(
             "position='sincos2d' has no entries for class or register tokens: set position_on_prefix=False."

@@ -69,16 +69,17 @@ class ViT(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, in_chans, height, width) -> (B, num_classes); with ``pool="none"`` (B, N, num_classes)."""
         x = self._embed(x)
-        for block in self.blocks[:-1]:
-            x = self._run(block, x)
-        x = self._run(self.blocks[-1], x, **self._read_by_head())
+        last = len(self.blocks) - 1
+        for i in range(last):
+            x = self._run(i, x)
+        x = self._run(last, x, **self._read_by_head())
         return self.forward_head(self.norm(x))
 
     def forward_features(self, x: Tensor) -> Tensor:
         """(B, in_chans, height, width) -> all tokens (B, N, C) after the final norm, prefix tokens first."""
         x = self._embed(x)
-        for block in self.blocks:
-            x = self._run(block, x)
+        for i in range(len(self.blocks)):
+            x = self._run(i, x)
         return self.norm(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -109,11 +110,12 @@ class ViT(nn.Module):
             raise ValueError(f"output_fmt is 'NCHW' or 'NLC', got '{output_fmt}'.")
         take = self._block_indices(indices)
         grid = self.patch_embed.dynamic_feat_size((x.shape[-2], x.shape[-1]))
-        x, prefix, found = self._embed(x), self.config.num_prefix_tokens, []
-        for i, block in enumerate(self.blocks[: max(take) + 1] if stop_early else self.blocks):
-            x = self._run(block, x)
+        x, found = self._embed(x), []
+        for i in range(max(take) + 1 if stop_early else len(self.blocks)):
+            x = self._run(i, x)
             if i not in take:
                 continue
+            prefix = self.config.num_prefix_tokens if i >= self.config.prefix_from else 0
             out = self.norm(x) if norm else x
             patches = out[:, prefix:]
             if output_fmt == "NCHW":
@@ -196,22 +198,31 @@ class ViT(nn.Module):
         """Pictures -> tokens with positions (B, prefix + T, C)."""
         config = self.config
         x = self.patch_embed(images)
-        prefix: list[Tensor] = [t for t in (self.cls_token, self.reg_token) if t is not None]
         entries = config.num_prefix_tokens if config.position_on_prefix else 0
         if self.pos_embed is not None:
             x = x + self.pos_embed[:, entries:]
         if not config.position_norm_on_prefix:
             x = self.norm_pre(x)
-        if prefix:
-            tokens = torch.cat(prefix, dim=1)
-            if entries and self.pos_embed is not None:
-                tokens = tokens + self.pos_embed[:, :entries]
-            x = torch.cat([tokens.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)
+        if config.prefix_from == 0:
+            x = self._prepend(x)
         if config.position_norm_on_prefix:
             x = self.norm_pre(x)
         return self.pos_drop(x)
 
-    def _run(self, block: nn.Module, x: Tensor, **read: int) -> Tensor:
+    def _prepend(self, x: Tensor) -> Tensor:
+        """The class and register tokens, with their positions if they have any, before the patch tokens."""
+        prefix: list[Tensor] = [t for t in (self.cls_token, self.reg_token) if t is not None]
+        if not prefix:
+            return x
+        tokens = torch.cat(prefix, dim=1)
+        if self.config.position_on_prefix and self.pos_embed is not None:
+            tokens = tokens + self.pos_embed[:, : self.config.num_prefix_tokens]
+        return torch.cat([tokens.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)
+
+    def _run(self, index: int, x: Tensor, **read: int) -> Tensor:
+        if index == self.config.prefix_from > 0:
+            x = self._prepend(x)
+        block = self.blocks[index]
         if self.grad_checkpointing and torch.is_grad_enabled():
             out: Tensor = checkpoint(partial(block, **read), x, use_reentrant=False)
             return out

@@ -19,6 +19,8 @@ MORE = [
     "placement(attn=pre+post,mlp=post)",
     "placement(attn=post,mlp=post,reading=branch)",
     "layerscale(init=1.0)",
+    "norm(kind=scale,gain=scalar)",
+    "norm(kind=switchable,batch=false)",
 ]
 
 

@@ -4,28 +4,35 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 def rms_rstd(x: Tensor, eps: float) -> Tensor:
     """``1 / sqrt(mean(x^2) + eps)`` of each token in float32 (float64 stays), (..., C) -> (..., 1)."""
     x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square().div(x.shape[-1]).add(eps).rsqrt()
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
 
 
 def apply_rms(x: Tensor, weight: Tensor | None, rstd: Tensor) -> Tensor:
     """``x * rstd * weight`` in the statistics' type, output in the type of x."""
     y = x.to(rstd.dtype) * rstd
-    return (y if weight is None else y * weight).to(x.dtype)
+    return (y if weight is None else y.mul_(weight)).to(x.dtype)
 
 
 def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Gradients of x and weight."""
-    grad = grad.to(rstd.dtype)
-    xhat = x.to(rstd.dtype) * rstd
-    g = grad if weight is None else grad * weight
-    dot = (g * xhat).mean(-1, keepdim=True)
-    grad_x = (torch.addcmul(g, xhat, dot, value=-1) * rstd).to(x.dtype)
-    return grad_x, None if weight is None else (grad * xhat).flatten(0, -2).sum(0).to(weight.dtype)
+    """Gradients of x and weight.
+
+    LayerNorm's own backward kernel, told that the mean is 0, differs from what is needed by ``rstd * mean(grad *
+    weight)`` for each token: adding that back takes half the time of a composition. Statistics' type throughout.
+    """
+    dim, gain = x.shape[-1], None if weight is None else weight.to(rstd.dtype)
+    wide, rows = x.to(rstd.dtype), grad.to(rstd.dtype).reshape(-1, x.shape[-1])
+    grad_x, grad_weight, _ = torch.ops.aten.native_layer_norm_backward(
+        rows.view_as(wide), wide, [dim], torch.zeros_like(rstd), rstd, gain, None, [True, weight is not None, False]
+    )
+    total = rows.sum(-1) if gain is None else torch.mv(rows, gain)
+    grad_x.add_(total.view_as(rstd) * rstd / dim)
+    return grad_x.to(x.dtype), None if weight is None else grad_weight.to(weight.dtype)
 
 
 class _RMSNormFunction(torch.autograd.Function):
@@ -38,6 +45,7 @@ class _RMSNormFunction(torch.autograd.Function):
         return apply_rms(x, weight, rstd)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         return *rms_norm_backward(grad, *ctx.saved_tensors), None
 

@@ -22,6 +22,7 @@ NORMS = {
     "group": "GroupNorm",
     "scale": "ScaleNorm",
     "power": "PowerNorm",
+    "switchable": "SwitchableNorm",
     "dynamic_token": "Dynamic Token",
 }
 POSITIONS = {"learn": "+ position", "sincos2d": "+ position, fixed"}

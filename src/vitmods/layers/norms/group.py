@@ -1,0 +1,41 @@
+"""Group normalization over all tokens and the channels of a group (Wu & He, 2018)."""
+
+import torch
+from torch import Tensor
+
+from .contract import AffineNorm, tokens
+from .moments import normalise
+
+
+class GroupNorm(AffineNorm):
+    """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with statistics over all tokens and the channels of a group,
+    for each picture; biased variance.
+
+    Shapes: (B, N, C) or (B, rows, columns, C) in and out. Groups are the attention heads unless ``groups`` is given
+    (as in the code of Dynamic Token Normalization); they must divide the channels, else ValueError. Prefix tokens are
+    counted as any other token. Statistics are in float32 whatever the input type; the output has the input's type.
+    Nothing is shared between pictures, so there is no state and nothing to synchronise.
+    """
+
+    takes = ("num_heads",)
+
+    def __init__(
+        self,
+        dim: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        groups: int | None = None,
+        num_heads: int = 1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(dim, eps, affine, device, dtype, groups=num_heads if groups is None else groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return normalise(tokens(x), self._solve, self.parameters()).view_as(x)
+
+    def _solve(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        mean, var = (m.unflatten(-1, (self.groups, -1)) for m in (mean, var))
+        center = mean.mean(-1, keepdim=True)
+        spread = (var + (mean - center).square()).mean(-1, keepdim=True)
+        return self.scale_and_shift(*(m.expand_as(mean).flatten(-2) for m in (center, spread)))

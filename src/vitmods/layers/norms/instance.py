@@ -1,0 +1,34 @@
+"""Instance normalization over the tokens of each picture (Ulyanov, Vedaldi & Lempitsky, 2016)."""
+
+import torch
+from torch import Tensor
+
+from .contract import AffineNorm, tokens
+from .moments import normalise
+
+
+class InstanceNorm(AffineNorm):
+    """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with statistics over the tokens, for each picture and channel.
+
+    Shapes: (B, N, C) or (B, rows, columns, C) in and out, N at least 2 (else ValueError). The variance is unbiased
+    (divided by N - 1), as in the code that Dynamic Token Normalization compares with. Prefix tokens are counted as any
+    other token. Statistics are in float32 whatever the input type; the output has the input's type. Nothing is shared
+    between pictures, so there is no state and nothing to synchronise.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(dim, eps, affine, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = tokens(x, least=2)
+        unbiased = flat.shape[1] / (flat.shape[1] - 1)
+        return normalise(flat, lambda mean, var: self.scale_and_shift(mean, var * unbiased), self.parameters()).view_as(
+            x
+        )

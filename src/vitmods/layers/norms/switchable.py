@@ -1,0 +1,90 @@
+"""Switchable normalization: a learned mixture of instance, layer and batch statistics (Luo et al., 2019)."""
+
+import torch
+from torch import Tensor, nn
+
+from .contract import RunningNorm, tokens
+from .moments import batch_moments, normalise, processes
+
+
+class SwitchableNorm(RunningNorm):
+    """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with ``mean = sum_k softmax(mean_weight)_k mean_k`` and the
+    variances mixed alike by ``var_weight``, over k in instance, layer and, with ``batch``, batch.
+
+    Instance statistics are over the tokens of a picture for each channel, with the unbiased variance; layer statistics
+    over all tokens and channels of a picture, batch statistics over all tokens of all pictures for each channel, both
+    made from the instance ones: ``var_k = E_k[var_in + mean_in^2] - mean_k^2``. All mixtures start equal.
+
+    Shapes: (B, N, C) or (B, rows, columns, C) in and out, N at least 2 (else ValueError). Prefix tokens are counted as
+    any other token. Statistics are in float32 whatever the input type; the output has the input's type. The batch
+    branch gathers ``running_mean`` and ``running_var`` with weight ``momentum`` for the newest batch, and evaluation
+    uses those.
+
+    Processes: when torch.distributed is initialised, training takes the batch branch's statistics over the batches of
+    all processes. Warns once below 8 pictures a batch, with the batch branch.
+    """
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+
+    def __init__(
+        self,
+        dim: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        batch: bool = True,
+        momentum: float = 0.1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(dim, eps, affine, device, dtype)
+        self.momentum = momentum
+        self.mean_weight = nn.Parameter(torch.ones(2 + batch, device=device, dtype=dtype))
+        self.var_weight = nn.Parameter(torch.ones(2 + batch, device=device, dtype=dtype))
+        self.register_buffer("running_mean", torch.zeros(dim, device=device) if batch else None)
+        self.register_buffer("running_var", torch.ones(dim, device=device) if batch else None)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.ones_(self.mean_weight)
+        nn.init.ones_(self.var_weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = tokens(x, least=2)
+        if self.running_mean is not None:
+            self.warn_of_small_batches(len(flat) * processes())
+        unbiased = flat.shape[1] / (flat.shape[1] - 1)
+        return normalise(flat, lambda mean, var: self._solve(mean, var * unbiased), self.parameters()).view_as(x)
+
+    def _solve(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        center = mean.mean(-1, keepdim=True)
+        means, variances = [mean, center], [var, (var + (mean - center).square()).mean(-1, keepdim=True)]
+        if self.running_mean is not None:
+            batch_mean, batch_var = self._batch(mean, var)
+            means.append(batch_mean)
+            variances.append(batch_var)
+        return self.scale_and_shift(_mix(self.mean_weight, means), _mix(self.var_weight, variances))
+
+    def _batch(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        running_mean, running_var = self.running_mean, self.running_var
+        assert running_mean is not None
+        assert running_var is not None
+        if not self.training:
+            return running_mean.to(mean.dtype), running_var.to(var.dtype)
+        mean, var, _ = batch_moments(mean, var)
+        if self.gathers:
+            with torch.no_grad():
+                running_mean.lerp_(mean.flatten().to(running_mean.dtype), self.momentum)
+                running_var.lerp_(var.flatten().to(running_var.dtype), self.momentum)
+        return mean, var
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, batch={self.running_mean is not None}"
+
+
+def _mix(weight: Tensor, parts: list[Tensor]) -> Tensor:
+    shares = weight.to(parts[0].dtype).softmax(0)
+    mixed = shares[0] * parts[0]
+    for share, part in zip(shares[1:], parts[1:], strict=True):
+        mixed = mixed + share * part
+    return mixed

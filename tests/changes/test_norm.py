@@ -1,0 +1,81 @@
+"""Which norms the change replaces, and what becomes of their weights."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods.changes.norm import _KINDS, _MIXING
+from vitmods.layers import norms
+
+CLASSES = {
+    "layer": norms.LayerNorm,
+    "rms": norms.RMSNorm,
+    "scale": norms.ScaleNorm,
+    "batch": norms.BatchNorm,
+    "instance": norms.InstanceNorm,
+    "group": norms.GroupNorm,
+    "power": norms.PowerNorm,
+    "switchable": norms.SwitchableNorm,
+}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in _KINDS if kind != "layer"])
+def test_blocks_change_and_the_final_norm_where_it_treats_tokens_alone(base, kind):
+    new = vm.apply(base, vm.Norm(kind))
+    for block in new.blocks:
+        assert type(block.norm1) is type(block.norm2) is CLASSES[kind]
+        assert block.norm1.eps == base.blocks[0].norm1.eps
+    assert (kind in _MIXING) == (not CLASSES[kind].token_wise)
+    assert type(new.norm) is CLASSES["layer" if kind in _MIXING else kind]
+
+
+@pytest.mark.parametrize(("first", "second"), itertools.permutations(_KINDS, 2))
+def test_every_kind_becomes_every_other(base, images, first, second):
+    model = base if first == "layer" else vm.apply(base, vm.Norm(first))
+    new = vm.apply(model, vm.Norm(second))
+    assert new(images).isfinite().all()
+    unit = math.sqrt(base.config.embed_dim) if second == "scale" else 1.0
+    torch.testing.assert_close(new.blocks[0].norm1.weight, base.blocks[0].norm1.weight * unit)
+
+
+def test_options_reach_the_norms(base):
+    assert vm.apply(base, vm.Norm("power", warmup=7)).blocks[0].norm1.warmup == 7
+    assert vm.apply(base, vm.Norm("power")).blocks[0].norm1.groups == base.config.num_heads
+    assert vm.apply(base, vm.Norm("group")).blocks[0].norm2.groups == base.config.num_heads
+    switched = vm.apply(base, vm.Norm("switchable", batch=False))
+    assert switched.blocks[0].norm1.running_mean is None
+    again = vm.apply(switched, vm.Norm("switchable"))
+    assert again.blocks[0].norm1.mean_weight.shape == (3,)
+
+
+def test_one_gain_is_the_mean_of_the_gains_and_comes_back_to_all(base):
+    old = base.blocks[0].norm1.weight
+    one = vm.apply(base, vm.Norm("scale", gain="scalar"))
+    torch.testing.assert_close(one.blocks[0].norm1.weight, old.mean(0, keepdim=True) * math.sqrt(len(old)))
+    back = vm.apply(one, vm.Norm("layer"))
+    torch.testing.assert_close(back.blocks[0].norm1.weight, old.mean().expand(len(old)))
+    channels = vm.apply(one, vm.Norm("scale"))
+    torch.testing.assert_close(channels.blocks[0].norm1.weight, one.blocks[0].norm1.weight.expand(len(old)))
+
+
+def test_scale_norm_starts_near_rms_norm(base, images):
+    base.eval()
+    rms, scale = vm.apply(base, vm.Norm("rms")), vm.apply(base, vm.Norm("scale"))
+    torch.testing.assert_close(scale(images), rms(images), atol=1e-4, rtol=1e-3)
+
+
+def test_inner_norms_of_another_width(base, images):
+    model = vm.apply(base, vm.SubLN(), vm.Norm("scale"))
+    inner = model.blocks[0].mlp.norm
+    assert inner.weight.shape == (base.config.mlp_dim,)
+    torch.testing.assert_close(inner.weight, torch.full_like(inner.weight, math.sqrt(base.config.mlp_dim)))
+    assert vm.apply(model, vm.Norm("group"))(images).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", _MIXING)
+def test_the_last_block_computes_all_tokens_where_norms_need_them(base, images, kind):
+    model = vm.apply(base, vm.Norm(kind)).eval()
+    torch.testing.assert_close(model(images), model.forward_head(model.forward_features(images)))

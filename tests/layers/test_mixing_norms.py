@@ -1,0 +1,403 @@
+"""The norms that mix tokens or pictures, and ScaleNorm: equations in slow float64, goldens, contract, invariances."""
+
+import copy
+import pickle
+import warnings
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
+
+from vitmods.layers.norms import BatchNorm, GroupNorm, InstanceNorm, PowerNorm, ScaleNorm, SwitchableNorm
+
+EPS = 1e-3  # large, so that a forgotten or misplaced eps is seen
+DIM = 6
+pytestmark = pytest.mark.filterwarnings("ignore:.*takes its statistics from")
+
+NORMS = {
+    "scale": partial(ScaleNorm, eps=EPS),
+    "scale_scalar": partial(ScaleNorm, eps=EPS, gain="scalar"),
+    "batch": partial(BatchNorm, eps=EPS),
+    "instance": partial(InstanceNorm, eps=EPS),
+    "group": partial(GroupNorm, eps=EPS, num_heads=2),
+    "power": partial(PowerNorm, eps=EPS, warmup=3),
+    "power_heads": partial(PowerNorm, eps=EPS, warmup=3, num_heads=2),
+    "switchable": partial(SwitchableNorm, eps=EPS),
+    "switchable_no_batch": partial(SwitchableNorm, eps=EPS, batch=False),
+}
+EXACT = [name for name in NORMS if not name.startswith("power")]  # whose gradient is the derivative
+MIXING = [name for name in NORMS if not name.startswith("scale")]
+PICTURE_WISE = ["instance", "group", "switchable_no_batch"]
+
+
+def make(name, dim=DIM, dtype=torch.float64, **settings):
+    torch.manual_seed(0)
+    norm = NORMS[name](dim, **settings).to(dtype)
+    for parameter in norm.parameters():
+        torch.nn.init.normal_(parameter, mean=0.5)
+    return norm
+
+
+def tokens(*shape, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*(shape or (3, 5, DIM)), generator=generator, dtype=torch.float64) * 2 + 1
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def variance(values, correction=0):
+    center = mean(values)
+    return sum((v - center) ** 2 for v in values) / (len(values) - correction)
+
+
+def slow_scale(x, norm):
+    out = torch.empty_like(x)
+    for b, n in np.ndindex(*x.shape[:2]):
+        length = max(float(sum(v * v for v in x[b, n]) ** 0.5), EPS)
+        out[b, n] = x[b, n] / length * norm.weight
+    return out
+
+
+def slow_by_channel(x, norm, statistics):
+    """``statistics(b, c)`` -> (mean, variance)."""
+    out = torch.empty_like(x)
+    for b, c in np.ndindex(x.shape[0], x.shape[2]):
+        center, spread = statistics(b, c)
+        out[b, :, c] = norm.weight[c] * (x[b, :, c] - center) / (spread + EPS) ** 0.5 + norm.bias[c]
+    return out
+
+
+def slow_batch(x, norm):
+    return slow_by_channel(x, norm, lambda b, c: (mean(x[..., c].flatten()), variance(x[..., c].flatten())))
+
+
+def slow_instance(x, norm):
+    return slow_by_channel(x, norm, lambda b, c: (mean(x[b, :, c]), variance(x[b, :, c], 1)))
+
+
+def slow_group(x, norm):
+    def statistics(b, c):
+        group = x[b, :, c // 3 * 3 : c // 3 * 3 + 3].flatten()
+        return mean(group), variance(group)
+
+    return slow_by_channel(x, norm, statistics)
+
+
+def slow_switchable(x, norm):
+    means = [[mean(x[b, :, c]) for c in range(DIM)] for b in range(len(x))]
+    spreads = [[variance(x[b, :, c], 1) for c in range(DIM)] for b in range(len(x))]
+    seconds = [[s + m * m for s, m in zip(*row)] for row in zip(spreads, means)]
+    shares = [w.softmax(0) for w in (norm.mean_weight, norm.var_weight)]
+
+    def statistics(b, c):
+        layer, batch = mean(means[b]), mean([row[c] for row in means])
+        centers = [means[b][c], layer, batch]
+        others = [mean(seconds[b]) - layer**2, mean([row[c] for row in seconds]) - batch**2]
+        return tuple(
+            sum(w * v for w, v in zip(share, values))
+            for share, values in zip(shares, (centers, [spreads[b][c], *others]))
+        )
+
+    return slow_by_channel(x, norm, statistics)
+
+
+def slow_power(x, norm, groups=1):
+    """The first training batch: phi is its own."""
+    rows = x.clone().flatten(0, 1)
+    for row in rows:
+        for part in row.chunk(groups):
+            part /= (sum(v * v for v in part) / len(part) + EPS) ** 0.5
+    phi = torch.stack([mean(rows[:, c] ** 2) for c in range(DIM)])
+    return (rows / (phi + EPS).sqrt() * norm.weight + norm.bias).view_as(x)
+
+
+SLOW = {
+    "scale": slow_scale,
+    "scale_scalar": slow_scale,
+    "batch": slow_batch,
+    "instance": slow_instance,
+    "group": slow_group,
+    "power": slow_power,
+    "power_heads": partial(slow_power, groups=2),
+    "switchable": slow_switchable,
+    "switchable_no_batch": slow_switchable,
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_equation(name):
+    norm, x = make(name), tokens()
+    expected = SLOW[name](x, norm).detach()
+    for shape in [(3, 5, DIM), (3, 1, 5, DIM)]:
+        torch.testing.assert_close(copy.deepcopy(norm)(x.view(shape)), expected.view(shape), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("name", EXACT)
+def test_gradients(name, affine):
+    norm = make(name, affine=affine)
+    x = tokens(2, 3, DIM).requires_grad_()
+    parameters = dict(norm.named_parameters())
+
+    def function(x, *values):
+        return torch.func.functional_call(norm, dict(zip(parameters, values, strict=True)), (x,))
+
+    assert torch.autograd.gradcheck(function, (x, *parameters.values()))
+
+
+def test_scale_norm_of_tokens_shorter_than_eps():
+    norm = make("scale")
+    x = (tokens(1, 2, DIM) * 1e-5).requires_grad_()
+    torch.testing.assert_close(norm(x), x / EPS * norm.weight)
+    assert torch.autograd.gradcheck(norm, (x,))
+    zero = torch.zeros(1, 1, DIM, requires_grad=True)
+    norm.float()(zero).sum().backward()
+    assert zero.grad.isfinite().all()
+
+
+def test_fresh_scale_norm_gives_tokens_of_size_one():
+    for gain, size in (("channel", 9), ("scalar", 1)):
+        norm = ScaleNorm(9, gain=gain)
+        assert norm.weight.shape == (size,)
+        torch.testing.assert_close(norm(torch.randn(4, 9)).square().mean(-1), torch.ones(4))
+    with pytest.raises(ValueError, match="scalar"):
+        ScaleNorm(9, gain="vector")
+
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def golden(name):
+    with np.load(GOLDEN / f"{name}.npz", allow_pickle=False) as file:
+        return {key: torch.from_numpy(file[key]) for key in file}
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b.reshape(a.shape), atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["powernorm_g1", "powernorm_pad"])
+def test_power_norm_trains_as_the_paper_s_code(name):
+    """Warm-up and after it, the approximate gradient, the running statistics, evaluation."""
+    g = golden(name)
+    norm = PowerNorm(8, eps=1e-5, warmup=int(g["hp.warmup_iters"]), groups=int(g["hp.group_num"])).double()
+    state = {key[6:]: value.flatten() for key, value in g.items() if key.startswith("param.")}
+    norm.load_state_dict(state | {"iters": g["param.iters"].squeeze()})
+    step = 0
+    while f"step{step}.in.x" in g:
+        at = {key.removeprefix(f"step{step}."): v for key, v in g.items() if key.startswith(f"step{step}.")}
+        x = at["in.x"].transpose(0, 1).contiguous().requires_grad_()
+        norm.zero_grad()
+        y = norm(x, g.get("in.pad_mask_BT"))
+        y.backward(at["ct"].transpose(0, 1))
+        close(y.transpose(0, 1).detach(), at["out.y"])
+        close(x.grad.transpose(0, 1), at["grad_in.x"])
+        close(norm.weight.grad, at["grad_weight"])
+        close(norm.bias.grad, at["grad_bias"])
+        close(norm.running_phi, at["after.running_phi"])
+        close(norm.ema_gz, at["after.ema_gz"])
+        assert int(norm.iters) == int(at["after.iters"])
+        step += 1
+    assert step >= 2
+    close(norm.eval()(g["eval.in.x"].transpose(0, 1)).transpose(0, 1).detach(), g["eval.out.y"])
+
+
+def test_switchable_norm_is_the_paper_s_code():
+    g = golden("switchnorm_bn")
+    norm = SwitchableNorm(6, eps=1e-5).double()
+    norm.load_state_dict({key[6:]: value.flatten() for key, value in g.items() if key.startswith("param.")})
+    x = g["in.x"].requires_grad_()
+    y = norm(x)
+    y.backward(g["ct.y"])
+    close(y.detach(), g["out.y"])
+    close(x.grad, g["grad_in.x"])
+    for name, parameter in norm.named_parameters():
+        close(parameter.grad, g[f"grad_param.{name}"])
+    close(norm.running_mean, g["out.after.running_mean"])
+    close(norm.running_var, g["out.after.running_var"])
+    close(norm.eval()(x).detach(), g["eval.out.y"])
+
+
+def test_batch_norm_is_pytorch_s_in_training_and_evaluation():
+    norm, peer = make("batch", 6), torch.nn.BatchNorm1d(6, eps=EPS).double()
+    peer.load_state_dict(norm.state_dict(), strict=False)
+    for seed in range(3):
+        x = tokens(8, 5, 6, seed=seed)
+        close(norm(x).detach(), peer(x.flatten(0, 1)).detach())
+    close(norm.running_mean, peer.running_mean)
+    close(norm.running_var, peer.running_var)
+    close(norm.eval()(x).detach(), peer.eval()(x.flatten(0, 1)).detach())
+
+
+finite = st.floats(-5, 5, allow_subnormal=False)
+
+
+@pytest.mark.parametrize("name", NORMS)
+@settings(deadline=None, max_examples=15)
+@given(shift=finite, factor=st.floats(0.1, 10), seed=st.integers(0, 9), data=st.data())
+def test_invariances(name, shift, factor, seed, data):
+    """All forget a common factor; those that take a mean off forget a common shift; none minds the tokens' order."""
+    norm, x = make(name), tokens(seed=seed)
+    norm.eps = 1e-14
+
+    def run(value):
+        return copy.deepcopy(norm)(value).detach()
+
+    torch.testing.assert_close(run(x * factor), run(x), atol=1e-7, rtol=0)
+    order = data.draw(st.permutations(range(5)))
+    torch.testing.assert_close(run(x[:, order]), run(x)[:, order], atol=1e-9, rtol=0)
+    if not name.startswith(("scale", "power")):
+        torch.testing.assert_close(run(x + shift), run(x), atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_what_a_token_depends_on(name):
+    """The last block's shortcut rests on token_wise."""
+    norm, x = make(name), tokens(4, 5, DIM)
+    y = copy.deepcopy(norm)(x)
+    other = x.clone()
+    other[0, 0] += 3
+    moved = (copy.deepcopy(norm)(other) - y).abs().amax(-1) > 1e-9
+    assert moved[0, 0]
+    assert bool(moved[0, 1:].any()) != norm.token_wise
+    assert norm.token_wise == name.startswith("scale")
+    assert not moved[1:].any() if name in PICTURE_WISE or norm.token_wise else moved[1:].any()
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_offsets_do_not_eat_the_digits(name):
+    norm, x = make(name, dtype=torch.float32), tokens(8, 33, DIM).float() + 1000
+    exact = copy.deepcopy(norm).double()(x.double())
+    torch.testing.assert_close(norm(x).double(), exact, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", NORMS)
+def test_half_types_come_out_as_they_go_in_with_float32_statistics(name, weights, dtype):
+    norm = make(name, 32, weights)
+    assert all(b.dtype in (torch.float32, torch.long) for b in norm.buffers())
+    x = (tokens(9, 65, 32) * 0.1 + 20).to(dtype).requires_grad_()
+    expected = copy.deepcopy(norm).double()(x.detach().double())
+    y = norm(x)
+    assert y.dtype == dtype
+    assert float((y.detach().double() - expected).abs().max()) <= 3 * torch.finfo(torch.bfloat16).eps * float(
+        expected.abs().max()
+    )
+    y.float().square().sum().backward()
+    assert x.grad.dtype == dtype
+    assert x.grad.isfinite().all()
+    assert all(p.grad.isfinite().all() and p.grad.dtype == weights for p in norm.parameters())
+    assert norm.eval()(x).dtype == dtype
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_compiled_training_is_eager_training(name):
+    torch._dynamo.reset()
+    norm = make(name, dtype=torch.float32)
+    compiled = copy.deepcopy(norm)
+    run = torch.compile(compiled, fullgraph=True, backend="aot_eager")
+    for step in range(2):
+        x = tokens(8, 5, DIM, seed=step).float().requires_grad_()
+        again = x.detach().clone().requires_grad_()
+        norm(x).square().sum().backward()
+        run(again).square().sum().backward()
+        torch.testing.assert_close(again.grad, x.grad, atol=1e-4, rtol=1e-4)
+    for (key, a), b in zip(norm.state_dict().items(), compiled.state_dict().values(), strict=True):
+        torch.testing.assert_close(b, a, atol=1e-5, rtol=1e-5, msg=key)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_export_pickle_deepcopy_and_state_dict(name):
+    norm, x = make(name, dtype=torch.float32), tokens(8, 5, DIM).float()
+    norm(x).sum().backward()  # state that is not as built
+    norm.eval()
+    expected = norm(x).detach()
+    fresh = NORMS[name](DIM).eval()
+    fresh.load_state_dict(norm.state_dict())
+    for other in (pickle.loads(pickle.dumps(norm)), copy.deepcopy(norm), fresh):
+        assert torch.equal(other(x), expected)
+    with torch.no_grad():
+        program = torch.export.export(norm, (x,))
+    torch.testing.assert_close(program.module()(x), expected, atol=1e-6, rtol=1e-5)
+    assert repr(norm).startswith(type(norm).__name__)
+
+
+@pytest.mark.parametrize("name", ["batch", "power", "switchable"])
+def test_a_forward_that_runs_again_in_backward_is_counted_once(name):
+    plain = make(name)
+    recomputed, total = copy.deepcopy(plain), 4  # more than the warm-up of PowerNorm
+    for step in range(total):
+        x = tokens(8, 5, DIM, seed=step).requires_grad_()
+        again = x.detach().clone().requires_grad_()
+        plain(x).square().sum().backward()
+        checkpoint(recomputed, again, use_reentrant=False).square().sum().backward()
+        torch.testing.assert_close(again.grad, x.grad, atol=0, rtol=0)
+    for a, b in zip(plain.buffers(), recomputed.buffers(), strict=True):
+        assert torch.equal(a, b)
+    assert not all(torch.equal(a, b) for a, b in zip(plain.buffers(), make(name).buffers(), strict=True))
+
+
+def test_two_forwards_before_their_backwards():
+    """As with several crops of a picture."""
+    norm = make("power")
+    loss = sum(norm(tokens(8, 5, DIM, seed=seed)).square().sum() for seed in range(2))
+    loss.backward()
+    assert norm.ema_gz.any()
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_evaluation_leaves_the_state_alone(name):
+    norm = make(name).eval()
+    before = copy.deepcopy(norm.state_dict())
+    norm(tokens())
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), norm.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["batch", "power", "switchable"])
+def test_small_batches_warn_once_in_training(name):
+    norm = make(name)
+    with pytest.warns(UserWarning, match=r"3 pictures.*larger batch"):
+        norm(tokens(3, 5, DIM))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        norm(tokens(3, 5, DIM))
+        make(name)(tokens(8, 5, DIM))
+        make(name).eval()(tokens(3, 5, DIM))
+
+
+@pytest.mark.parametrize("kind", [ScaleNorm, BatchNorm, InstanceNorm, GroupNorm, PowerNorm, SwitchableNorm])
+def test_bad_settings_and_shapes_are_errors(kind):
+    for eps in (0.0, -1e-5):
+        with pytest.raises(ValueError, match="eps must be positive"):
+            kind(6, eps=eps)
+    if kind in (GroupNorm, PowerNorm):
+        for groups in (4, 0):
+            with pytest.raises(ValueError, match=f"{groups} groups do not divide 6"):
+                kind(6, groups=groups)
+    if kind is not ScaleNorm:
+        with pytest.raises(ValueError, match="mixes tokens"):
+            kind(6)(torch.randn(2, 6))
+    if kind in (InstanceNorm, SwitchableNorm):
+        with pytest.raises(ValueError, match="at least 2 tokens"):
+            kind(6)(torch.randn(2, 1, 6))
+
+
+@pytest.mark.parametrize("kind", [ScaleNorm, BatchNorm, InstanceNorm, GroupNorm, PowerNorm, SwitchableNorm])
+def test_fresh_parameters_come_back(kind):
+    norm = kind(6)
+    fresh = copy.deepcopy(norm.state_dict())
+    for parameter in norm.parameters():
+        torch.nn.init.constant_(parameter, 7.0)
+    norm.reset_parameters()
+    assert all(torch.equal(a, b) for a, b in zip(fresh.values(), norm.state_dict().values(), strict=True))
+    with torch.device("meta"):
+        assert kind(6).bfloat16().weight.is_meta
