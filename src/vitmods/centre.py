@@ -22,7 +22,7 @@ equal in evaluation (and in training without it); whole branches may be dropped.
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from .config import BranchConfig, NormConfig, ViTConfig
+from .config import BranchConfig, ViTConfig
 from .errors import UserError
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 ABSORBED = ("norm.bias", "fc_norm.bias", "blocks.*.norm[12].bias")
 """Patterns of the weights that live on in the bias of the map that reads them."""
-
-_WRITERS, _READERS = ("attn.proj", "mlp.fc2"), ("attn.qkv", "mlp.fc1")
 
 
 def rms_config(config: ViTConfig) -> ViTConfig:
@@ -52,19 +50,15 @@ def rms_config(config: ViTConfig) -> ViTConfig:
         attn=_rms_before(config.attn),
         mlp=_rms_before(config.mlp),
         first_blocks=first and replace(first, attn=_rms_before(first.attn), mlp=_rms_before(first.mlp)),
-        final_norm=_rms(config.final_norm),
+        final_norm=config.final_norm and replace(config.final_norm, kind="rms"),
         pool_norm=config.pool_norm or config.final_norm if config.pool == "map" else None,
-        qkv_bias=config.qkv_bias or any(b.before and b.before.affine for b in branches),
+        qkv_bias=config.qkv_bias or any(b.before and b.before.affine for b in branches[::2]),
         position="sincos2d_centred" if config.position == "sincos2d" else config.position,
     )
 
 
-def _rms(norm: NormConfig | None) -> NormConfig | None:
-    return norm and replace(norm, kind="rms")
-
-
 def _rms_before(branch: BranchConfig) -> BranchConfig:
-    return replace(branch, before=_rms(branch.before))
+    return replace(branch, before=branch.before and replace(branch.before, kind="rms"))
 
 
 def _check(config: ViTConfig, branches: list[BranchConfig]) -> None:
@@ -100,12 +94,13 @@ def rms_weights(weights: "Weights", config: ViTConfig) -> "Weights":
     _centre_norm(new, "patch_embed.norm", "")
     _centre_norm(new, "norm_pre", "")
     for i in range(config.depth):
-        for branch, number, writer, reader in zip(config.branches(i), (1, 2), _WRITERS, _READERS):
+        attn, mlp = config.branches(i)
+        for branch, n, writer, reader in ((attn, 1, "attn.proj", "attn.qkv"), (mlp, 2, "mlp.fc2", "mlp.fc1")):
             if branch.branch is None:
-                _centre_map(new, f"blocks.{i}.{writer}", f"blocks.{i}.ls{number}.gamma")
+                _centre_map(new, f"blocks.{i}.{writer}", f"blocks.{i}.ls{n}.gamma")
             else:
-                _centre_norm(new, f"blocks.{i}.norm{number}_branch", f"blocks.{i}.ls{number}.gamma")
-            _absorb(new, f"blocks.{i}.norm{number}", f"blocks.{i}.{reader}")
+                _centre_norm(new, f"blocks.{i}.norm{n}_branch", f"blocks.{i}.ls{n}.gamma")
+            _absorb(new, f"blocks.{i}.norm{n}", f"blocks.{i}.{reader}")
     last = "pre_logits" if config.representation else "head" if config.num_classes else ""
     _absorb(new, "fc_norm" if config.norm_after_pool else "norm", "attn_pool.kv" if config.pool == "map" else last)
     return new

@@ -155,6 +155,12 @@ def test_the_norms_that_read_the_stream_are_converted_and_no_other(pair):
             assert torch.equal(after[1].weight, module.weight)
 
 
+def test_a_bias_of_queries_and_keys_is_added_only_to_take_up_a_norms():
+    assert vm.apply(tiny(qkv_bias=False), vm.Norm("rms")).config.qkv_bias
+    plain = BranchConfig(NormConfig(affine=False))
+    assert not vm.apply(tiny(qkv_bias=False, attn=plain), vm.Norm("rms")).config.qkv_bias
+
+
 def test_the_new_model_is_a_plain_one(pair):
     """Its config alone builds it, and every parameter is trained."""
     new = pair[1]
@@ -343,9 +349,10 @@ def test_a_head_of_zeros():
     assert vm.verify(model, new) > 1e-5
 
 
-def test_the_pooling_that_reads_all_tokens_can_be_left():
+def test_the_norm_inside_map_pooling_stays_and_can_follow_or_be_left():
     new = vm.apply(tiny(pool="map"), vm.Norm("rms"))
     assert isinstance(new.attn_pool.norm, LayerNorm)
+    assert isinstance(vm.apply(new, vm.Norm("rms", exact=False)).attn_pool.norm, RMSNorm)
     new.reset_classifier(3, global_pool="avg")
     assert new.config.pool_norm is None
     assert outputs(new).shape == (1, 3)
