@@ -89,16 +89,15 @@ def _activation(config: ViTConfig) -> Any:
 
 def make_attn_pool(config: ViTConfig) -> AttentionPool:
     mlp = Mlp(config.embed_dim, config.mlp_dim, act=_activation(config)())
-    return AttentionPool(
-        config.embed_dim, config.num_heads, mlp, make_norm(config.final_norm or NormConfig(), config.embed_dim)
-    )
+    norm = config.pool_norm or config.final_norm or NormConfig()
+    return AttentionPool(config.embed_dim, config.num_heads, mlp, make_norm(norm, config.embed_dim))
 
 
 def initial_positions(config: ViTConfig) -> Tensor | None:
     if config.position == "none":
         return None
-    if config.position == "sincos2d":
-        return sincos2d(config.grid, config.embed_dim)
+    if config.position.startswith("sincos2d"):
+        return sincos2d(config.grid, config.embed_dim, centred=config.position.endswith("centred"))
     entries = config.num_prefix_tokens if config.position_on_prefix else 0
     return torch.zeros(1, entries + config.num_patches, config.embed_dim)
 

@@ -95,7 +95,7 @@ class ViTConfig:
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
 
     stem: StemConfig = field(default_factory=StemConfig)
-    position: Literal["learn", "sincos2d", "none"] = "learn"
+    position: Literal["learn", "sincos2d", "sincos2d_centred", "none"] = "learn"
     position_on_prefix: bool = True  # the class and register tokens have position entries too
     position_norm: NormConfig | None = None
     position_norm_on_prefix: bool = False
@@ -112,6 +112,7 @@ class ViTConfig:
     final_norm: NormConfig | None = field(default_factory=NormConfig)
     pool: Literal["token", "avg", "map", "none"] = "token"
     norm_after_pool: bool = False  # the final norm reads the pooled token (timm's fc_norm)
+    pool_norm: NormConfig | None = None  # the norm inside map pooling, where it is not as the final norm
     representation: bool = False  # a linear layer and tanh before the head
     head_bias: float = 0.0  # initial bias of the head
 
@@ -166,7 +167,7 @@ class ViTConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ViTConfig":
         parts = dict(values)
-        for name in ("qk_norm", "position_norm", "final_norm"):
+        for name in ("qk_norm", "position_norm", "final_norm", "pool_norm"):
             if name in parts:
                 parts[name] = _build(NormConfig, parts[name])
         if isinstance(parts.get("first_blocks"), Mapping):
@@ -274,7 +275,7 @@ def _check(config: ViTConfig) -> None:
             raise UserError(f"{name} is a probability below 1, got {getattr(config, name)}.")
     choices = {
         "activation": ("gelu", "gelu_tanh"),
-        "position": ("learn", "sincos2d", "none"),
+        "position": ("learn", "sincos2d", "sincos2d_centred", "none"),
         "pool": ("token", "avg", "map", "none"),
         "drop_path_shape": ("linear", "constant"),
         "init": ("timm", "big_vision"),
@@ -286,8 +287,11 @@ def _check(config: ViTConfig) -> None:
         raise UserError("pool='token' needs a class token: set class_token=True, or pool='avg' or 'map'.")
     if config.norm_after_pool and config.pool == "map":
         raise UserError("pool='map' has a norm of its own after pooling: set norm_after_pool=False.")
-    if config.position == "sincos2d" and config.embed_dim % 4:
-        raise UserError(f"position='sincos2d' needs a width that is a multiple of 4, got {config.embed_dim}.")
+    if config.pool_norm and config.pool != "map":
+        raise UserError("pool_norm is the norm inside map pooling: set pool='map', or leave it out.")
+    fixed = config.position.startswith("sincos2d")
+    if fixed and config.embed_dim % 4:
+        raise UserError(f"position='{config.position}' needs a width that is a multiple of 4, got {config.embed_dim}.")
     if not 0 <= config.prefix_from < config.depth:
         raise UserError(
             f"prefix_from names one of the {config.depth} blocks, 0 to {config.depth - 1}, not {config.prefix_from}."
@@ -299,7 +303,7 @@ def _check(config: ViTConfig) -> None:
         )
     if config.first_blocks is not None and config.first_blocks.count > config.depth:
         raise UserError(f"The first {config.first_blocks.count} blocks are more than the model's depth {config.depth}.")
-    if config.position == "sincos2d" and config.position_on_prefix and config.num_prefix_tokens:
+    if fixed and config.position_on_prefix and config.num_prefix_tokens:
         raise UserError(
-            "position='sincos2d' has no entries for class or register tokens: set position_on_prefix=False."
+            f"position='{config.position}' has no entries for class or register tokens: set position_on_prefix=False."
         )

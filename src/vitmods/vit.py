@@ -12,7 +12,7 @@ from .build import initial_positions, make_attn_pool, make_block, make_norm, mak
 from .config import ViTConfig
 from .errors import UserError
 from .initialise import initialise
-from .layers.position import resample, sincos2d
+from .layers.position import resample
 
 
 def vit(config: ViTConfig | str = "S/16", **overrides: Any) -> "ViT":
@@ -159,7 +159,8 @@ class ViT(nn.Module):
         pool = self.config.pool if global_pool is None else (global_pool or "none")
         if pool == "map" and self.attn_pool is None:
             raise UserError("Map pooling has weights of its own: build the model with pool='map' instead.")
-        self.config = self.config.with_(num_classes=num_classes, pool=pool)
+        pool_norm = self.config.pool_norm if pool == "map" else None
+        self.config = self.config.with_(num_classes=num_classes, pool=pool, pool_norm=pool_norm)
         if pool != "map":
             self.attn_pool = None
         weight = self.cls_token if self.cls_token is not None else self.patch_embed.proj.weight
@@ -180,8 +181,10 @@ class ViT(nn.Module):
         if self.pos_embed is None or self.config.grid == old.grid:
             return
         prefix = old.num_prefix_tokens if old.position_on_prefix else 0
-        if old.position == "sincos2d":
-            self._set_positions(sincos2d(self.config.grid, old.embed_dim).to(self.pos_embed))
+        if old.position != "learn":
+            fixed = initial_positions(self.config)
+            assert fixed is not None
+            self._set_positions(fixed.to(self.pos_embed))
             return
         trained = self.pos_embed.requires_grad
         self._set_positions(resample(self.pos_embed.detach(), old.grid, self.config.grid, prefix))

@@ -14,6 +14,7 @@ from vitmods.errors import UserError
 
 # Variants that setting one field at a time does not reach.
 MORE = [
+    "norm(kind=rms,exact=false)",
     "dpn(before=false,after=false,after_position=true)",
     "dpn(before=false,after=false,after_position=true,class_token=true)",
     "placement(attn=pre+post,mlp=post)",

@@ -105,4 +105,4 @@ def test_there_and_back_gives_the_final_norm_again(base):
 def test_norms_keep_the_kind_and_eps_of_the_model(base):
     model = vm.apply(base, vm.Norm("rms"), vm.Placement("post", "post"))
     assert model.config.attn.after == NormConfig("rms", 1e-6)
-    assert vm.apply(base, vm.Placement("post", "post"), vm.Norm("rms")).config == model.config
+    assert vm.apply(base, vm.Placement("post", "post"), vm.Norm("rms", exact=False)).config == model.config

@@ -39,6 +39,12 @@ def test_sincos2d_of_a_rectangle_is_row_major_with_the_column_first():
             torch.testing.assert_close(table[row, column], torch.cat([x.sin(), x.cos(), y.sin(), y.cos()]))
 
 
+def test_centred_sincos2d_is_sincos2d_without_each_positions_mean():
+    table, centred = sincos2d((3, 5), 192), sincos2d((3, 5), 192, centred=True)
+    assert table.mean(-1).abs().min() > 0.1
+    torch.testing.assert_close(centred, table - table.mean(-1, keepdim=True))
+
+
 def test_sincos2d_of_the_narrowest_width_is_finite():
     assert sincos2d((2, 2), 4).isfinite().all()
     with pytest.raises(ValueError, match="multiple of 4"):

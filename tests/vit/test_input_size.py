@@ -39,10 +39,11 @@ def test_positions_are_resampled_as_timm_does():
     torch.testing.assert_close(ours.pos_embed, theirs.pos_embed)
 
 
-def test_fixed_positions_are_made_again():
-    model = build(position="sincos2d", position_on_prefix=False).double()
+@pytest.mark.parametrize("centred", [False, True])
+def test_fixed_positions_are_made_again(centred):
+    model = build(position="sincos2d_centred" if centred else "sincos2d", position_on_prefix=False).double()
     model.set_input_size((8, 24))
-    torch.testing.assert_close(model.pos_embed, sincos2d((2, 6), 32).double(), atol=0, rtol=0)
+    torch.testing.assert_close(model.pos_embed, sincos2d((2, 6), 32, centred=centred).double(), atol=0, rtol=0)
     assert "pos_embed" not in model.state_dict()
 
 

@@ -43,8 +43,8 @@ class Change:
 
     @property
     def preserves(self) -> Preserves:
-        """``function``: same outputs. ``weights``: every old weight outside the filled slots lives on unchanged, the
-        outputs differ. ``nothing``: weights may be altered. ``apply`` verifies it."""
+        """``function``: same outputs in evaluation, weights may be rewritten to that end. ``weights``: every old weight
+        outside the filled slots lives on unchanged, the outputs differ. ``nothing``: neither. ``apply`` verifies it."""
         return "weights"
 
     @property

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..config import BranchConfig, NormConfig, ViTConfig, nearest
+from .. import centre
+from ..config import BranchConfig, FirstBlocks, NormConfig, ViTConfig, nearest
 from ..errors import UserError
-from .base import Change, Weights
+from .base import Change, Preserves, Weights
 from .norm_weights import carry_norms, dropped_by_norms
 
 _KINDS = ("layer", "rms", "scale", "batch", "instance", "group", "power", "switchable")
@@ -18,9 +19,15 @@ class Norm(Change):
     """Every norm of the blocks and the final norm becomes another: the kinds that Dynamic Token Normalization compares.
 
     RMSNorm (Zhang & Sennrich, 2019) is ``gamma * x / sqrt(mean(x^2) + eps)``: no mean is taken off and there is no
-    bias, so the biases of the old norms are dropped and outputs differ. eps and the gains are kept; ScaleNorm's are
-    multiplied by sqrt(width), its unit. Kinds that mix tokens or pictures leave the final norm as it is: it may read
-    one pooled token. Norms of the stem belong to other changes.
+    bias. ``rms`` is exact in a pre-norm ViT: what is written to the residual stream is centred over channels, what
+    reads a norm takes up its bias (``vitmods.centre`` has the algebra), and the outputs stay equal in evaluation. Only
+    norms that read the stream become RMSNorm; those inside the branches, of queries and keys and of map pooling stay.
+    Raises UserError where it cannot be so (post-norm, a stem norm whose gain was trained, a final norm without head).
+
+    Elsewhere, and with ``exact=False``, all norms of the blocks are replaced, biases without a place are dropped and
+    outputs differ. eps and the gains are kept; ScaleNorm's are multiplied by sqrt(width), its unit. Kinds that mix
+    tokens or pictures leave the final norm as it is: it may read one pooled token. Norms of the stem and dynamic token
+    norms belong to other changes.
 
     ``warmup`` is PowerNorm's, in training batches; ``batch`` False takes SwitchableNorm's batch branch away; ``gain``
     is ScaleNorm's. PowerNorm and GroupNorm have the attention heads for groups.
@@ -30,7 +37,7 @@ class Norm(Change):
     title = "Kind of norm"
     paper = "Zhang & Sennrich: Root Mean Square Layer Normalization. NeurIPS 2019"
     url = "https://arxiv.org/abs/1910.07467"
-    summary = "Replaces the LayerNorms of all blocks, and the final one where it can, by another normalizer (or back)."
+    summary = "Replaces the LayerNorms of all blocks and the final one by another normalizer; RMSNorm exactly."
     cost = "rms and scale have width parameters fewer for each norm, switchable has 6 more; no multiply-adds"
     published = (
         "Dynamic Token Normalization, Table 3, ViT-S on ImageNet, LayerNorm 79.9: batch -2.6, instance -2.2, "
@@ -50,6 +57,7 @@ class Norm(Change):
     }
 
     kind: str = ""
+    exact: bool = True
     warmup: int = 3000
     batch: bool = True
     gain: Literal["channel", "scalar"] = "channel"
@@ -70,30 +78,51 @@ class Norm(Change):
                 raise UserError(
                     f"norm({name}=...) belongs to kind={kind}, and the kind here is {self.kind}: leave it out."
                 )
+        if not self.exact and self.kind != "rms":
+            raise UserError(f"norm(kind={self.kind}) is never exact: leave exact=false out, it concerns kind=rms.")
+
+    @property
+    def preserves(self) -> Preserves:
+        return "function" if self._is_exact else "weights"
+
+    @property
+    def _is_exact(self) -> bool:
+        return self.kind == "rms" and self.exact
 
     @property
     def fills(self) -> frozenset[str]:
         return frozenset({"kind of norm"})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
+        if self._is_exact:
+            return centre.rms_config(config)
         return config.with_(
             attn=self._edit_branch(config.attn),
             mlp=self._edit_branch(config.mlp),
+            first_blocks=self._edit_first(config.first_blocks),
             final_norm=config.final_norm if self.kind in _MIXING else self._edit_norm(config.final_norm),
+            pool_norm=config.pool_norm if self.kind in _MIXING else self._edit_norm(config.pool_norm),
         )
 
     def _edit_branch(self, branch: BranchConfig) -> BranchConfig:
         return replace(branch, **{slot: self._edit_norm(getattr(branch, slot)) for slot in _BRANCH_SLOTS})
 
     def _edit_norm(self, norm: NormConfig | None) -> NormConfig | None:
-        return norm and replace(norm, kind=self.kind, options=self._options())
+        if norm is None or norm.kind == "dynamic_token":
+            return norm
+        return replace(norm, kind=self.kind, options=self._options())
+
+    def _edit_first(self, first: FirstBlocks | None) -> FirstBlocks | None:
+        return first and replace(first, attn=self._edit_branch(first.attn), mlp=self._edit_branch(first.mlp))
 
     def _options(self) -> tuple[tuple[str, object], ...]:
         field = {"power": "warmup", "switchable": "batch", "scale": "gain"}.get(self.kind)
         return ((field, getattr(self, field)),) if field else ()
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
+        if self._is_exact:
+            return centre.rms_weights(weights, old)
         return carry_norms(weights, old, new)
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
-        return dropped_by_norms(old, new)
+        return centre.ABSORBED if self._is_exact else dropped_by_norms(old, new)

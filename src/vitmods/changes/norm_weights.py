@@ -49,7 +49,8 @@ def _dropped(module: str, before: NormConfig, after: NormConfig) -> list[str]:
 def _changed(old: ViTConfig, new: ViTConfig) -> Iterator[tuple[str, NormConfig, NormConfig]]:
     """(module, its old config, its new config) of every norm whose config is another."""
     pairs = [(f"blocks.{i}.{name}", a, b) for i in range(new.depth) for name, a, b in _of_block(old, new, i)]
-    pairs += [(name, old.final_norm, new.final_norm) for name in ("norm", "fc_norm", "attn_pool.norm")]
+    pairs += [(name, old.final_norm, new.final_norm) for name in ("norm", "fc_norm")]
+    pairs.append(("attn_pool.norm", old.pool_norm or old.final_norm, new.pool_norm or new.final_norm))
     return ((name, a, b) for name, a, b in pairs if a is not None and b is not None and a != b)
 
 

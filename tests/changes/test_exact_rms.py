@@ -1,0 +1,358 @@
+"""LayerNorm to RMSNorm without changing the function: outputs, the stream, refusals."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import vitmods as vm
+from vitmods.config import BranchConfig, FirstBlocks, NormConfig
+from vitmods.errors import NoEffect, SlotConflict, UserError
+from vitmods.layers import LayerNorm, RMSNorm
+
+NO_PREFIX_POSITION = {"position_on_prefix": False}
+BIG_VISION = {"init": "big_vision", "position": "sincos2d", "representation": True, **NO_PREFIX_POSITION}
+
+
+@torch.no_grad()
+def trained(model, seed=0):
+    """Weights as after training: gains and biases of norms, LayerScale, tokens and positions are far from their start,
+    and the stream has a mean."""
+    torch.manual_seed(seed)
+    for name, p in model.named_parameters():
+        if "norm" in name and name.endswith("weight"):
+            nn.init.normal_(p, 1, 0.3)
+        elif "gamma" in name:
+            nn.init.normal_(p, 0.1, 0.1)
+        elif p.ndim == 1 or "token" in name or name == "pos_embed":
+            nn.init.normal_(p, 0.2, 0.5)
+        else:
+            p.copy_(torch.randn_like(p) * p[0].numel() ** -0.5 + 0.3 * torch.randn_like(p[:1]) * p[0].numel() ** -0.5)
+    return model.eval()
+
+
+def tiny(**fields):
+    return trained(vm.vit("mu3/4", **{"img_size": 12, "num_classes": 5, **fields}))
+
+
+@torch.no_grad()
+def outputs(model, pictures=1):
+    reference = next(model.parameters())
+    size = model.patch_embed.img_size
+    images = torch.randn(pictures, 3, *size, generator=torch.Generator().manual_seed(1)).to(reference)
+    return model.eval()(images).double()
+
+
+def moved(old, new, **how):
+    a, b = outputs(old, **how), outputs(new, **how)
+    return float((a - b).abs().max() / a.abs().max())
+
+
+SHAPES = {
+    "Ti": ("Ti/16", {}),
+    "Ti-registers-layerscale": ("Ti/16", {"reg_tokens": 4, "layer_scale": 0.1}),
+    "S": ("S/16", {}),
+    "S-big_vision": ("S/16", {**BIG_VISION, "class_token": False, "pool": "avg"}),
+    "B": ("B3/16", {"layer_scale": 0.1, "num_classes": 1000}),
+    "B-map": ("B2/16", {"pool": "map", "class_token": False}),
+}
+
+
+@pytest.mark.parametrize(("name", "fields"), SHAPES.values(), ids=SHAPES)
+def test_pretrained_shapes_keep_their_outputs(name, fields):
+    model = trained(vm.vit(name, **fields))
+    new = vm.apply(model, vm.Norm("rms"))
+    assert moved(model, new) <= 1e-5
+    assert isinstance(new.norm, RMSNorm)
+
+
+SMALL = {
+    "plain": {},
+    "layer scale": {"layer_scale": 0.1},
+    "registers": {"reg_tokens": 3, **NO_PREFIX_POSITION},
+    "late prefix": {"reg_tokens": 1, "prefix_from": 2, **NO_PREFIX_POSITION},
+    "no qkv bias": {"qkv_bias": False},
+    "no stem bias": {"stem": {"bias": False}},
+    "no positions": {"position": "none"},
+    "mean after the norm": {"pool": "avg"},
+    "mean before the norm": {"pool": "avg", "norm_after_pool": True, "class_token": False},
+    "map": {"pool": "map"},
+    "map with registers": {"pool": "map", "reg_tokens": 2, "pool_norm": NormConfig(eps=1e-3)},
+    "all tokens": {"pool": "none"},
+    "representation": {"representation": True},
+    "map and representation": {"pool": "map", "representation": True},
+    "no head but a representation": {"representation": True, "num_classes": 0},
+    "map without head": {"pool": "map", "num_classes": 0},
+    "norms without gain": {
+        "attn": BranchConfig(NormConfig(affine=False)),
+        "mlp": BranchConfig(NormConfig(affine=False)),
+        "final_norm": NormConfig(affine=False),
+        "qkv_bias": False,
+        "num_classes": 0,
+    },
+    "large eps": {"attn": BranchConfig(NormConfig(eps=0.3)), "final_norm": NormConfig(eps=0.1)},
+    "inner norms": {
+        "attn": BranchConfig(inner=NormConfig()),
+        "mlp": BranchConfig(inner=NormConfig()),
+        "head_scale": True,
+    },
+    "norms of queries and keys": {"qk_norm": NormConfig()},
+    "first blocks": {
+        "first_blocks": FirstBlocks(1, BranchConfig(NormConfig(eps=1e-2)), BranchConfig(inner=NormConfig()))
+    },
+    "rates": {"drop_path": 0.2, "proj_drop": 0.1, "attn_drop": 0.1, "pos_drop": 0.1, "head_drop": 0.1},
+    "writing norms of equal gain": {
+        "attn": BranchConfig(branch=NormConfig(affine=False)),
+        "stem": {"bias": True, "after": NormConfig(affine=False)},
+    },
+}
+
+
+@pytest.fixture(params=SMALL.values(), ids=SMALL)
+def pair(request):
+    config = vm.ViTConfig.from_name("mu3/4", img_size=12, num_classes=5)
+    model = trained(vm.ViT(vm.ViTConfig.from_dict({**vars(config), **request.param}))).double()
+    return model, vm.apply(model, vm.Norm("rms"))
+
+
+def test_the_function_is_the_same_in_float64(pair):
+    assert moved(*pair, pictures=3) <= 1e-12
+
+
+def test_the_stream_has_zero_mean(pair):
+    """Everywhere where a norm reads it; in the old model it has not."""
+    old, new = pair
+    assert stream_mean(new) < 1e-12
+    assert stream_mean(old) > 1e-2
+
+
+def stream_mean(model):
+    """The largest mean over channels that a norm before a branch or the final norm sees, relative to the deviation."""
+    found = []
+    readers = [m for block in model.blocks for m in (block.norm1, block.norm2)] + [model.norm, model.fc_norm]
+    hooks = [
+        m.register_forward_pre_hook(lambda _, args: found.append(args[0]))
+        for m in readers
+        if not isinstance(m, nn.Identity)
+    ]
+    outputs(model)
+    for hook in hooks:
+        hook.remove()
+    assert len(found) == 2 * len(model.blocks) + 1
+    return max(float(x.mean(-1).abs().max() / x.std(-1).max()) for x in found)
+
+
+def test_the_norms_that_read_the_stream_are_converted_and_no_other(pair):
+    old, new = pair
+    for before, after in zip(old.named_modules(), new.named_modules(), strict=True):
+        name, module = before
+        reads = name in ("norm", "fc_norm") or name.rpartition(".")[2] in ("norm1", "norm2")
+        if not isinstance(module, LayerNorm):
+            continue
+        assert type(after[1]) is (RMSNorm if reads else LayerNorm), name
+        assert after[1].eps == module.eps
+        if reads and module.weight is not None:
+            assert torch.equal(after[1].weight, module.weight)
+
+
+def test_a_bias_of_queries_and_keys_is_added_only_to_take_up_a_norms():
+    assert vm.apply(tiny(qkv_bias=False), vm.Norm("rms")).config.qkv_bias
+    plain = BranchConfig(NormConfig(affine=False))
+    assert not vm.apply(tiny(qkv_bias=False, attn=plain), vm.Norm("rms")).config.qkv_bias
+
+
+def test_the_new_model_is_a_plain_one(pair):
+    """Its config alone builds it, and every parameter is trained."""
+    new = pair[1]
+    twin = vm.ViT(vm.ViTConfig.from_json(new.config.to_json())).double()
+    twin.load_state_dict(new.state_dict())
+    assert moved(new, twin) < 1e-7  # fixed positions are made in float32
+    twin.train()(torch.randn(2, 3, 12, 12, dtype=torch.float64)).square().sum().backward()
+    assert not [name for name, p in twin.named_parameters() if p.grad is None or not p.grad.any()]
+
+
+def test_positions_that_are_fixed_stay_fixed():
+    """Equal up to the float32 in which both tables are made."""
+    model = tiny(**BIG_VISION).double()
+    new = vm.apply(model, vm.Norm("rms"))
+    assert moved(model, new) < 1e-6
+    assert stream_mean(new) < 1e-6
+    assert new.config.position == "sincos2d_centred"
+    assert "pos_embed" not in dict(new.named_parameters())
+    for resized in (model, new):
+        resized.set_input_size((8, 20))
+    assert moved(model, new) < 1e-6
+
+
+def test_another_picture_size_keeps_the_stream_centred():
+    model = tiny().double()
+    new = vm.apply(model, vm.Norm("rms"))
+    for resized in (model, new):
+        resized.set_input_size((20, 8), patch_size=(4, 2))
+    assert moved(model, new) < 1e-12
+
+
+@pytest.mark.parametrize("gamma", ["zero", "some zero", "tiny", "wide"])
+def test_layer_scale_stays(gamma):
+    model = tiny(layer_scale=0.1).double()
+    for block in model.blocks:
+        values = block.ls1.gamma.data
+        values.mul_({"zero": 0, "some zero": 1, "tiny": 1e-9, "wide": 1}[gamma])
+        if gamma == "some zero":
+            values[::3] = 0
+        if gamma == "wide":
+            values.copy_(10.0 ** torch.linspace(-30, 0, 32))
+    new = vm.apply(model, vm.Norm("rms"))
+    assert moved(model, new) < 1e-12
+    for a, b in zip(model.blocks, new.blocks):
+        least = a.ls1.gamma.norm() / 32
+        kept = a.ls1.gamma.abs() >= least
+        assert torch.equal(b.ls1.gamma[kept], a.ls1.gamma[kept])
+        torch.testing.assert_close(b.ls1.gamma[~kept], least.expand(int((~kept).sum())))
+        assert b.attn.proj.weight.norm() < 5 * a.attn.proj.weight.norm()
+
+
+def test_new_layer_scale_does_not_change():
+    model = tiny()
+    model = trained(vm.vit(model.config, layer_scale=1e-5))
+    for block in model.blocks:
+        nn.init.constant_(block.ls2.gamma, 1e-5)
+    new = vm.apply(model, vm.Norm("rms"))
+    assert torch.equal(new.blocks[1].ls2.gamma, model.blocks[1].ls2.gamma)
+    torch.testing.assert_close(
+        new.blocks[1].mlp.fc2.weight, model.blocks[1].mlp.fc2.weight - model.blocks[1].mlp.fc2.weight.mean(0)
+    )
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"init_values": 0.1, "reg_tokens": 4, "no_embed_class": True},
+        {"global_pool": "avg", "fc_norm": False},
+        {"global_pool": "avg", "class_token": False},
+        {"global_pool": "map", "qkv_bias": False},
+        {"qk_norm": True, "scale_attn_norm": True, "scale_mlp_norm": True},
+    ],
+    ids=str,
+)
+def test_timm_models(kwargs):
+    model = trained(timm.create_model("vit_tiny_patch16_224", img_size=64, depth=4, num_classes=7, **kwargs))
+    new = vm.apply(model, vm.Norm("rms"))
+    assert moved(model, new, pictures=2) <= 1e-5
+    assert vm.diff(model, new).preserves == "function"
+    assert vm.diff(model, new).drift <= 1e-5
+
+
+def test_in_evaluation_only_when_channels_are_dropped():
+    """Branches that are dropped whole change nothing; channels that are dropped leave a mean behind."""
+    images = torch.randn(4, 3, 12, 12, dtype=torch.float64)
+    for rate, same in (({"drop_path": 0.5}, True), ({"attn_drop": 0.5}, True), ({"proj_drop": 0.5}, False)):
+        model = tiny(**rate).double().train()
+        new = vm.apply(model, vm.Norm("rms"))
+        found = []
+        for each in (model, new):
+            torch.manual_seed(0)
+            found.append(each(images))
+        assert torch.allclose(*found, atol=1e-10) == same, rate
+        assert moved(model, new) < 1e-12
+
+
+def test_half_precision():
+    model = tiny().bfloat16()
+    assert moved(model, vm.apply(model, vm.Norm("rms"))) < 5e-2
+
+
+def test_frozen_parameters_stay_frozen():
+    model = tiny()
+    model.blocks.requires_grad_(False)
+    trainable = {name for name, p in vm.apply(model, vm.Norm("rms")).named_parameters() if p.requires_grad}
+    assert trainable == {name for name, p in model.named_parameters() if p.requires_grad} - {"norm.bias"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"attn": BranchConfig(None, after=NormConfig())}, "post-norm"),
+        ({"mlp": BranchConfig(after=NormConfig())}, "post-norm"),
+        ({"mlp": BranchConfig(None)}, "without a norm"),
+        ({"final_norm": None}, "without a norm"),
+        ({"attn": BranchConfig(NormConfig("rms"))}, "'rms' reads"),
+        ({"final_norm": NormConfig("rms")}, "'rms' reads"),
+        ({"first_blocks": FirstBlocks(1, BranchConfig(NormConfig("rms")), BranchConfig())}, "'rms' reads"),
+        ({"stem": {"after": NormConfig("rms")}}, "'rms' in the stem"),
+        ({"stem": {"after": NormConfig("scale_shift")}}, "'scale_shift' in the stem"),
+        ({"position_norm": NormConfig("rms")}, "'rms' in the stem"),
+        ({"mlp": BranchConfig(branch=NormConfig("rms"))}, "'rms' in the stem, after the positions or on a branch"),
+        # These are seen in the weights:
+        ({"stem": {"after": NormConfig()}}, r"patch_embed\.norm\.weight differs"),
+        ({"position_norm": NormConfig()}, r"norm_pre\.weight differs"),
+        ({"attn": BranchConfig(branch=NormConfig())}, r"norm1_branch\.weight differs"),
+        ({"mlp": BranchConfig(branch=NormConfig(affine=False)), "layer_scale": 0.1}, r"ls2\.gamma differs"),
+        ({"num_classes": 0}, "nothing behind norm"),
+    ],
+    ids=str,
+)
+def test_where_it_cannot_be_exact_it_is_refused_with_the_remedy(fields, says):
+    config = vm.ViTConfig.from_name("mu3/4", img_size=12, num_classes=5)
+    model = trained(vm.ViT(vm.ViTConfig.from_dict({**vars(config), **fields})))
+    with pytest.raises(UserError, match=says) as error:
+        vm.apply(model, vm.Norm("rms"))
+    assert "norm(kind=rms,exact=false)" in str(error.value)
+    vm.apply(model, vm.Norm("rms", exact=False))
+
+
+def test_an_arm_that_places_norms_first_is_told_what_to_write():
+    model = tiny()
+    with pytest.raises(UserError, match=r"post-norm.*norm\(kind=rms,exact=false\)"):
+        vm.apply(model, *vm.parse_changes("postnorm+rms"))
+    vm.apply(model, *vm.parse_changes("postnorm+rms(exact=false)"))
+    vm.apply(model, *vm.parse_changes("rms+postnorm"))
+
+
+@pytest.mark.parametrize(
+    "others", ["dpn", "dpn(class_token=true,after_position=true)", "normformer", "subln", "layerscale"]
+)
+def test_norms_that_are_new_are_no_obstacle(others):
+    """Their gains are equal, so that what they write has zero mean."""
+    model = vm.apply(tiny().double(), *vm.parse_changes(others))
+    assert moved(model, vm.apply(model, vm.Norm("rms"))) < 1e-12
+    torch.manual_seed(0)
+    together = vm.apply(tiny().double(), *vm.parse_changes(others), vm.Norm("rms"))
+    assert moved(model, together) < 1e-12
+
+
+def test_a_part_that_an_earlier_change_makes_anew_is_refused():
+    model = tiny()
+    weights = {name: value for name, value in model.state_dict().items() if name != "blocks.1.mlp.fc2.weight"}
+    with pytest.raises(UserError, match=r"blocks\.1\.mlp\.fc2\.weight is new"):
+        vm.Norm("rms").carry(weights, model.config, model.config)
+
+
+def test_twice_has_no_effect_and_the_rest_can_follow():
+    model = vm.apply(tiny(), vm.SubLN(), vm.Norm("rms"))
+    with pytest.raises(NoEffect):
+        vm.apply(model, vm.Norm("rms"))
+    assert isinstance(model.blocks[0].mlp.norm, LayerNorm)
+    assert isinstance(vm.apply(model, vm.Norm("rms", exact=False)).blocks[0].mlp.norm, RMSNorm)
+    with pytest.raises(SlotConflict):
+        vm.apply(tiny(), vm.Norm("rms"), vm.Norm("rms", exact=False))
+
+
+def test_a_head_of_zeros():
+    """The norm's bias cannot be seen behind it; a difference in what the head reads can."""
+    model = tiny()
+    nn.init.zeros_(model.head.weight)
+    new = vm.apply(model, vm.Norm("rms"))
+    assert torch.equal(outputs(model), outputs(new))
+    new.blocks[1].mlp.fc2.weight.data.mul_(1.001)
+    assert vm.verify(model, new) > 1e-5
+
+
+def test_the_norm_inside_map_pooling_stays_and_can_follow_or_be_left():
+    new = vm.apply(tiny(pool="map"), vm.Norm("rms"))
+    assert isinstance(new.attn_pool.norm, LayerNorm)
+    assert isinstance(vm.apply(new, vm.Norm("rms", exact=False)).attn_pool.norm, RMSNorm)
+    new.reset_classifier(3, global_pool="avg")
+    assert new.config.pool_norm is None
+    assert outputs(new).shape == (1, 3)
