@@ -9,7 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import vitmods as vm
-from vitmods.adapters.timm import coverage, from_timm
+from vitmods.adapters.timm import from_timm, uncovered
 from vitmods.errors import UserError
 
 
@@ -129,13 +129,13 @@ def test_what_cannot_be_read_is_listed(make, says):
 def test_blocks_that_differ_are_seen():
     model = small()
     model.blocks[1].mlp.fc1 = nn.Linear(32, 64)
-    assert "blocks that differ from one another" in coverage(model)
+    assert "blocks that differ from one another" in uncovered(model)
 
 
 def test_a_part_that_coverage_overlooks_is_found_by_comparing():
     model = small()
     model.blocks[1].norm1.register_forward_hook(lambda m, i, out: out * 2)
-    with pytest.raises(UserError, match="outputs"):
+    with pytest.raises(UserError, match="tokens differ"):
         from_timm(model)
 
 
