@@ -55,7 +55,7 @@ format: $(READY)  ## let ruff mend what it can
 lock:  ## rebuild requirements.lock from pyproject.toml (needs uv)
 	@command -v $(UV) >/dev/null || { echo "make lock needs uv: python3 -m pip install uv" >&2; exit 1; }
 	$(UV) pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
-		--no-emit-index-url --no-annotate --no-header --output-file requirements.lock
+		--quiet --no-emit-index-url --no-annotate --no-header --output-file requirements.lock
 
 clean:  ## remove the environment and what tools have cached; runs/ stays
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

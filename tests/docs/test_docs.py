@@ -46,6 +46,12 @@ def test_relative_links_resolve(page):
             assert (page.parent / target.partition("#")[0]).exists(), f"{name_of(page)} links to {target}"
 
 
+def test_every_page_is_in_the_index():
+    index = (ROOT / "docs" / "index.md").read_text()
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert not [page for page in pages if f"]({page})" not in index]
+
+
 def test_pages_that_the_code_names_exist():
     for source in (ROOT / "src").rglob("*.py"):
         for page in re.findall(r"\bdocs/[\w/]+\.md", source.read_text()):

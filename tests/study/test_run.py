@@ -12,7 +12,7 @@ from vitmods.errors import UserError
 from vitmods.recipes import plain
 from vitmods.study import Study, StudyResult
 from vitmods.study.plan import OTHER_SEEDS, Arm, Trial, arm_from_text
-from vitmods.study.run import Running, _workers
+from vitmods.study.run import Running, _foreign_modules, _workers
 from vitmods.study.trial import TrialRunner, base_config, build_model
 
 RECIPE = plain(epochs=1).with_(batch_size=128)
@@ -292,3 +292,11 @@ def test_defaults_follow_the_size_of_the_pictures(tmp_path):
 
 def test_trials_name_themselves():
     assert str(Trial(Arm("dpn"), 3)) == "dpn, seed 3"
+
+
+def test_changes_from_elsewhere_are_imported_by_workers():
+    kinds = {module: type("Mine", (), {"__module__": module}) for module in ("my.changes", "__main__")}
+    ours = arm_from_text("dpn")
+    assert _foreign_modules([ours, Arm("mine", (kinds["my.changes"](),))]) == ("my.changes",)
+    with pytest.raises(UserError, match="workers=1"):
+        _foreign_modules([Arm("mine", (kinds["__main__"](),))])
