@@ -196,7 +196,7 @@ class Diff:
             ("changes", " + ".join(self.changes) or "none"),
             ("parameters", _compare(self.params, 1e6, "M")),
             ("multiply-adds", _compare(self.macs, 1e9, "G")),
-            *((kind, names) for kind in ("added", "removed", "changed") for names in group_names(getattr(self, kind))),
+            *((kind, names) for kind in ("added", "removed", "changed") for names in _group(getattr(self, kind))),
             ("preserves", f"{self.preserves} (outputs on random pictures differ by {self.drift:.1e} of the largest)"),
             *(("paper", paper) for paper in self.papers),
         ]
@@ -212,7 +212,7 @@ def _compare(pair: tuple[int, int], unit: float, sign: str) -> str:
     return f"{old / unit:.2f} {sign} -> {new / unit:.2f} {sign}  ({new - old:+,}, x{new / old:.4f})"
 
 
-def group_names(names: Sequence[str]) -> list[str]:
+def _group(names: Sequence[str]) -> list[str]:
     """The same module in every block becomes one line."""
     patterns = Counter(".".join("*" if part.isdigit() else part for part in name.split(".")) for name in names)
     return [f"{pattern}  ({count}x)" if count > 1 else pattern for pattern, count in patterns.items()]

@@ -97,7 +97,8 @@ def to_huggingface(model: ViT) -> nn.Module:
             new = ViTModel(theirs, add_pooling_layer=config.representation)
     export_model(target, model, new, _rows(config, new.state_dict()), _look)
     if model.grad_checkpointing:
-        new.gradient_checkpointing_enable()
+        enable = getattr(new, "activation_checkpointing_enable", None)  # its name from version 5 on
+        (enable or new.gradient_checkpointing_enable)()
     return new
 
 

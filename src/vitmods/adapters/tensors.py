@@ -1,13 +1,16 @@
 """Which tensor of a foreign model became which of ours: nothing is missing, and nothing is left over unseen."""
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..apply import group_names
 from ..errors import UserError
+
+_BLOCK = re.compile(r"((?:blocks|layers?|encoder_layer|encoderblock)[._])\d+")
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,12 @@ def rows_of(ours: str, *theirs: str, layout: Layout = SAME, bias: bool = True) -
     return [Row(f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in theirs), layout) for kind in kinds]
 
 
+def group_blocks(lines: Iterable[str]) -> list[str]:
+    """Lines that differ in the number of a block alone become one."""
+    counts = Counter(_BLOCK.sub(r"\1*", line) for line in lines)
+    return [f"{line}  ({count}x)" if count > 1 else line for line, count in counts.items()]
+
+
 @dataclass(frozen=True)
 class Coverage:
     """What became of every tensor of a foreign model; prints as a table."""
@@ -51,8 +60,8 @@ class Coverage:
     """settings that the source does not tell"""
 
     def __str__(self) -> str:
-        went = group_names([f"{' + '.join(row.theirs)} -> {row.ours}" for row in self.rows])
-        left = group_names([f"left out: {name} ({reason})" for name, reason in self.left_out])
+        went = group_blocks([f"{' + '.join(row.theirs)} -> {row.ours}" for row in self.rows])
+        left = group_blocks([f"left out: {name} ({reason})" for name, reason in self.left_out])
         count = sum(len(row.theirs) for row in self.rows)
         head = f"{self.source}: {count} tensors read, {len(self.left_out)} left out, none missing"
         return "\n".join([head, *went, *left, *(f"assumed: {setting}" for setting in self.assumed)])
@@ -75,7 +84,7 @@ def read_tensors(
     missing = sorted(wanted - theirs.keys())
     surplus = sorted(theirs.keys() - wanted - left_out.keys())
     problems = [
-        f"{what}: {', '.join(group_names(names))}"
+        f"{what}: {', '.join(group_blocks(names))}"
         for what, names in (("missing", missing), ("without a place here", surplus))
         if names
     ]

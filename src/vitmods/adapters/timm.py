@@ -147,7 +147,7 @@ def _read_config(model: Any) -> ViTConfig:
         position="none" if model.pos_embed is None else "learn",
         position_on_prefix=not model.no_embed_class,
         position_norm=_read_norm(model.norm_pre),
-        position_norm_on_prefix=True,
+        position_norm_on_prefix=not isinstance(model.norm_pre, nn.Identity),
         class_token=model.has_class_token,
         reg_tokens=model.num_reg_tokens,
         attn=BranchConfig(before=_read_norm(block.norm1), inner=_read_norm(block.attn.norm)),

@@ -56,7 +56,7 @@ def to_torchvision(model: ViT) -> nn.Module:
             config.mlp_dim,
             dropout=config.proj_drop,
             attention_dropout=config.attn_drop,
-            num_classes=config.num_classes,
+            num_classes=config.num_classes or 1,
             representation_size=config.embed_dim if config.representation else None,
             norm_layer=partial(nn.LayerNorm, eps=one_norm(config).eps),
         )

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..apply import group_names
 from ..config import BranchConfig, NormConfig, StemConfig, ViTConfig
 from ..errors import UserError
 from ..vit import ViT
-from .tensors import Coverage, Row, read_tensors, write_tensors
+from .tensors import Coverage, Row, group_blocks, read_tensors, write_tensors
 
 Look = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
 """(model, pictures (B, channels, height, width)) -> (all tokens after the last block and its norm, the output)"""
@@ -180,6 +179,6 @@ def _freeze(where: str, new: nn.Module, pairs: Sequence[tuple[str, Sequence[str]
     frozen = {name for name, p in old.named_parameters() if not p.requires_grad}
     partly = [name for name, made_of in pairs if 0 < len(frozen.intersection(made_of)) < len(made_of)]
     if partly:
-        raise UserError(f"{where}: a part of {', '.join(group_names(partly))} is frozen: freeze all of it or none.")
+        raise UserError(f"{where}: a part of {', '.join(group_blocks(partly))} is frozen: freeze all of it or none.")
     for name, made_of in pairs:
         new.get_parameter(name).requires_grad_(not frozen.issuperset(made_of))
