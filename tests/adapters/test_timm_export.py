@@ -31,6 +31,7 @@ CONFIGS = [
     {"final_norm": RMS, "attn": BranchConfig(RMS), "mlp": BranchConfig(RMS)},
     {"final_norm": COARSE, "attn": BranchConfig(COARSE), "mlp": BranchConfig(COARSE)},
     {"final_norm": None},
+    {"final_norm": None, "pool": "map"},
     {"pos_drop": 0.1, "proj_drop": 0.2, "attn_drop": 0.3, "head_drop": 0.4, "drop_path": 0.5},
 ]
 
@@ -87,6 +88,10 @@ def test_slots_without_counterpart_are_named(change, slot):
         ({"position": "sincos2d", "position_on_prefix": False}, "position=sincos2d"),
         ({"drop_path": 0.1, "drop_path_shape": "constant"}, "drop_path_shape=constant"),
         ({"final_norm": COARSE}, "final_norm=layer norm, eps 0.001 "),
+        (
+            {"pool": "map", "final_norm": None, "attn": BranchConfig(COARSE), "mlp": BranchConfig(COARSE)},
+            "final_norm=None",
+        ),
         ({"mlp": BranchConfig(RMS)}, "mlp.before=rms norm, eps 1e-05 "),
     ],
 )

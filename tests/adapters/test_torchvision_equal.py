@@ -102,7 +102,7 @@ STEM = [ConvStemConfig(8, 3, 2), ConvStemConfig(16, 3, 2), ConvStemConfig(24, 3,
         (lambda: small(representation_size=24), r"pre_logits.weight is \(24, 32\), needed \(32, 32\)"),
         (lambda: replaced("extra", nn.Linear(2, 2)), r"without a place here: extra.bias, extra.weight"),
         (lambda: replaced("encoder.layers.encoder_layer_0.ln_1", nn.LayerNorm(32, bias=False)), "missing: .*ln_1.bias"),
-        (lambda: replaced("encoder.layers.encoder_layer_1.ln_1", nn.LayerNorm(32, eps=0.5)), "tokens differ"),
+        (lambda: replaced("encoder.layers.encoder_layer_1.ln_1", nn.LayerNorm(32, eps=1e-7)), "different eps"),
         (lambda: vision_transformer.Encoder(5, 1, 2, 32, 48, 0.0, 0.0), "Encoder is not covered"),
     ],
 )

@@ -88,8 +88,10 @@ def uncovered(model: Any) -> list[str]:
         missing.append("patch dropout")
     missing += sorted({problem for block in model.blocks for problem in _block_problems(block)})
     first = model.blocks[0]
-    if any(_block_shape(block) != _block_shape(first) for block in model.blocks):
+    if any(_parts(block) != _parts(first) for block in model.blocks):
         missing.append("blocks that differ from one another")
+    if model.attn_pool is not None and _read_norm(model.attn_pool.norm) != (_read_norm(model.norm) or NormConfig()):
+        missing.append("a norm in attn_pool that is not as the final norm")
     for name, module in model.named_modules():
         if name.rpartition(".")[2].startswith(("norm", "fc_norm", "q_norm", "k_norm")) and not _can_read_norm(module):
             missing.append(f"{name} {type(module).__name__}")
@@ -111,8 +113,11 @@ def _block_problems(block: Any) -> list[str]:
     return problems
 
 
-def _block_shape(block: nn.Module) -> list[tuple[str, torch.Size]]:
-    return [(name, p.shape) for name, p in block.named_parameters()]
+def _parts(block: Any) -> list[tuple[str, str]]:
+    """What a block is made of, with shapes, eps and rates; drop path may differ from block to block."""
+    leaves = ((name, module) for name, module in block.named_modules() if not list(module.children()))
+    parts = [(name, repr(module)) for name, module in leaves if not name.startswith("drop_path")]
+    return [*parts, ("heads", str(getattr(block.attn, "num_heads", None)))]
 
 
 def _can_read_norm(module: nn.Module) -> bool:
@@ -197,7 +202,7 @@ def _counterpart(config: ViTConfig) -> ViTConfig:
         position_norm_on_prefix=config.position_norm_on_prefix or config.position_norm is not None,
         attn=BranchConfig(before=norm, inner=norm if config.attn.inner else None),
         mlp=BranchConfig(before=norm, inner=norm if config.mlp.inner else None),
-        final_norm=norm if config.final_norm else None,
+        final_norm=norm if config.final_norm or (config.pool == "map" and norm != NormConfig()) else None,
     )
 
 

@@ -81,8 +81,10 @@ def _uncovered(model: Any) -> list[str]:
     head = getattr(model.heads, "head", None)
     if head is not None and not isinstance(head, nn.Linear | nn.Identity):
         missing.append(f"head {type(head).__name__}")
-    norms = {type(m) for name, m in model.encoder.named_modules() if name.rpartition(".")[2].startswith("ln")}
-    missing += [f"norm {kind.__name__}" for kind in norms if not issubclass(kind, nn.LayerNorm)]
+    norms = [m for name, m in model.encoder.named_modules() if name.rpartition(".")[2].startswith("ln")]
+    missing += sorted({f"norm {type(m).__name__}" for m in norms if not isinstance(m, nn.LayerNorm)})
+    if len({getattr(m, "eps", None) for m in norms}) > 1:
+        missing.append("norms with different eps")
     dropouts = [model.encoder.dropout, *(m for b in model.encoder.layers for m in (b.dropout, b.mlp[2], b.mlp[4]))]
     if len({drop.p for drop in dropouts}) > 1 or len({b.self_attention.dropout for b in model.encoder.layers}) > 1:
         missing.append("dropout rates that differ from place to place")
