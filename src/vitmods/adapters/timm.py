@@ -117,7 +117,8 @@ def _parts(block: Any) -> list[tuple[str, str]]:
     """What a block is made of, with shapes, eps and rates; drop path may differ from block to block."""
     leaves = ((name, module) for name, module in block.named_modules() if not list(module.children()))
     parts = [(name, repr(module)) for name, module in leaves if not name.startswith("drop_path")]
-    return [*parts, ("heads", str(getattr(block.attn, "num_heads", None)))]
+    heads = [m.num_heads for m in block.modules() if hasattr(m, "num_heads")]
+    return [*parts, ("heads", str(heads))]
 
 
 def _can_read_norm(module: nn.Module) -> bool:
