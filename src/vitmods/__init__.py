@@ -21,11 +21,12 @@ _HOME = {
     "Recipe": "recipes",
     "Study": "study",
 }
-_MODULES = ("changes", "data", "recipes")
+_MODULES = ("adapters", "changes", "data", "recipes")
 
 __all__ = [*_HOME, *_MODULES, "__version__"]
 
 if TYPE_CHECKING:
+    from . import adapters as adapters
     from . import changes as changes
     from . import data as data
     from . import recipes as recipes

@@ -11,7 +11,7 @@ from torch import nn
 
 from .changes import Change, Weights
 from .config import ViTConfig
-from .errors import NoEffect, SlotConflict, UserError
+from .errors import NoEffect, SlotConflict
 from .flops import count_macs, count_params
 from .vit import ViT
 
@@ -21,8 +21,9 @@ _STRENGTH = ("nothing", "weights", "function")
 def apply(model: nn.Module, *changes: Change) -> ViT:
     """A new model with the changes, in order; the old one is untouched.
 
-    ``model`` is a vitmods ViT or a timm VisionTransformer (imported exactly). Weights are carried as each change says,
-    new parameters start from PyTorch's global generator; device, type, mode and frozen parameters are the old model's.
+    ``model`` is a vitmods ViT, or one of timm, Hugging Face or torchvision (imported exactly). Weights are carried as
+    each change says, new parameters start from PyTorch's global generator; device, type, mode and frozen parameters
+    are the old model's.
 
     Raises NoEffect for a change that alters nothing here, SlotConflict when two changes claim one slot, UserError for
     a model that cannot be read, and AssertionError when a change breaks its promise (a bug in that change).
@@ -39,16 +40,15 @@ def apply(model: nn.Module, *changes: Change) -> ViT:
 
 
 def as_vit(model: nn.Module) -> ViT:
-    """The model as a vitmods ViT: itself, or an exact import of a timm VisionTransformer. Raises UserError."""
+    """The model as a vitmods ViT: itself, or an exact import of one of timm, Hugging Face or torchvision.
+
+    Raises UserError for other models and for parts that have no counterpart (docs/foreign-models.md).
+    """
     if isinstance(model, ViT):
         return model
-    if any(kind.__module__.startswith("timm.") for kind in type(model).__mro__):
-        from .adapters.timm import from_timm
+    from .adapters.models import read_model
 
-        return from_timm(model)
-    raise UserError(
-        f"A {type(model).__name__} cannot be changed: give a vitmods ViT (vm.vit) or a timm VisionTransformer."
-    )
+    return read_model(model)[0]
 
 
 def check_conflicts(changes: Sequence[Change]) -> None:
@@ -233,7 +233,7 @@ def _group(names: Sequence[str]) -> list[str]:
 def diff(old: nn.Module, new: nn.Module) -> Diff:
     """What ``new`` has that ``old`` has not: modules, parameters, multiply-adds, what was preserved, papers.
 
-    Both are vitmods ViTs or timm VisionTransformers. ``print`` it for a table. Raises UserError for other models.
+    Both are models that ``apply`` takes. ``print`` it for a table. Raises UserError for other models.
     """
     before, after = as_vit(old), as_vit(new)
     changes = after.changes[len(before.changes) :]

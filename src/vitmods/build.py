@@ -69,7 +69,7 @@ def make_block(config: ViTConfig, index: int) -> Block:
     return Block(
         config.embed_dim,
         config.num_heads,
-        mlp_ratio=config.mlp_dim / config.embed_dim,
+        mlp_ratio=(config.mlp_dim + 0.5) / config.embed_dim,  # the block rounds down; mlp_dim / embed_dim may lose one
         qkv_bias=config.qkv_bias,
         qk_norm_layer=norm_factory(config.qk_norm),
         proj_drop=config.proj_drop,

@@ -9,7 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import vitmods as vm
-from vitmods.adapters.timm import coverage, from_timm
+from vitmods.adapters.timm import from_timm, uncovered
 from vitmods.errors import UserError
 
 
@@ -127,15 +127,28 @@ def test_what_cannot_be_read_is_listed(make, says):
 
 
 def test_blocks_that_differ_are_seen():
+    for part, other in (("mlp.fc1", nn.Linear(32, 64)), ("norm1", nn.LayerNorm(32, eps=1e-7))):
+        model = small()
+        assert not uncovered(model)
+        model.blocks[1].set_submodule(part, other)
+        assert "blocks that differ from one another" in uncovered(model)
     model = small()
-    model.blocks[1].mlp.fc1 = nn.Linear(32, 64)
-    assert "blocks that differ from one another" in coverage(model)
+    model.blocks[1].attn.num_heads = 4
+    assert "blocks that differ from one another" in uncovered(model)
+
+
+def test_a_pooling_norm_of_its_own_is_seen():
+    model = small(global_pool="map")
+    assert not uncovered(model)
+    model.attn_pool.norm.eps = 1e-7
+    with pytest.raises(UserError, match="a norm in attn_pool"):
+        from_timm(model)
 
 
 def test_a_part_that_coverage_overlooks_is_found_by_comparing():
     model = small()
     model.blocks[1].norm1.register_forward_hook(lambda m, i, out: out * 2)
-    with pytest.raises(UserError, match="outputs"):
+    with pytest.raises(UserError, match="tokens differ"):
         from_timm(model)
 
 

@@ -35,7 +35,8 @@ def model_of(golden, flax_stem_weights):
         model = vm.vit(vm.ViTConfig(**shape, position_on_prefix=False, **overrides)).double()
         change = VARIANTS[variant]
         model = vm.apply(model, change) if change else model
-        stem = flax_stem_weights(g.group("param"))
+        dual = vm.DualPatchNorm().edit(vm.ViTConfig(**shape))
+        stem = flax_stem_weights(g.group("param"), dual)
         own = model.patch_embed.state_dict()
         model.patch_embed.load_state_dict({name: value for name, value in stem.items() if name in own})
         if variant == "post_posemb":  # the golden reuses LN1's arrays there

@@ -1,1 +1,45 @@
-"""Foreign models to and from (config, weights), one library a file, each imported only when needed."""
+"""Models of other libraries to and from (config, weights), one library a file, each imported only when needed.
+
+``load`` and ``save`` are for files, ``from_...`` and ``to_...`` for model objects; ``coverage`` says what became of
+every tensor. ``vitmods.apply`` and ``vitmods.diff`` take all these model objects as they are.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_HOME = {
+    "load": "files",
+    "save": "files",
+    "coverage": "files",
+    "Coverage": "tensors",
+    "from_timm": "timm",
+    "to_timm": "timm",
+    "from_huggingface": "huggingface",
+    "to_huggingface": "huggingface",
+    "from_torchvision": "torchvision",
+    "to_torchvision": "torchvision",
+}
+
+__all__ = list(_HOME)
+
+if TYPE_CHECKING:
+    from .files import coverage as coverage
+    from .files import load as load
+    from .files import save as save
+    from .huggingface import from_huggingface as from_huggingface
+    from .huggingface import to_huggingface as to_huggingface
+    from .tensors import Coverage as Coverage
+    from .timm import from_timm as from_timm
+    from .timm import to_timm as to_timm
+    from .torchvision import from_torchvision as from_torchvision
+    from .torchvision import to_torchvision as to_torchvision
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    raise AttributeError(f"module 'vitmods.adapters' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

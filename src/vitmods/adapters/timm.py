@@ -1,51 +1,81 @@
-"""timm's VisionTransformer as a vitmods ViT, exactly; and vitmods models in timm's registry.
+"""timm's VisionTransformer as a vitmods ViT and back, exactly; and vitmods models in timm's registry.
 
 Importing this file registers ``vitmods_tiny_patch16_224`` and its sisters with ``timm.create_model``.
 """
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import timm.layers
 import torch
 from timm.models import register_model
 from timm.models import vision_transformer as timm_vit
-from torch import nn
+from timm.models.deit import VisionTransformerDistilled
+from torch import Tensor, nn
 
 from ..apply import apply
 from ..changes import parse_changes
 from ..config import BranchConfig, NormConfig, StemConfig, ViTConfig, nearest
 from ..errors import UserError
 from ..vit import ViT
+from .tensors import Coverage, Row
+from .transfer import check_readable, export_model, fields, import_model, refuse, refuse_slots
 
 _POOLS = {"token": "token", "avg": "avg", "map": "map", "": "none"}
 
 
 def from_timm(model: Any) -> ViT:
-    """A vitmods ViT with the config and weights of a timm VisionTransformer, checked on random pictures.
+    """A vitmods ViT with the config and weights of a timm VisionTransformer (DeiT's too), checked on random pictures.
 
     Raises UserError that lists every part of the model without a counterpart here.
     """
+    return read(model)[0]
+
+
+def read(model: Any) -> tuple[ViT, Coverage]:
+    """As ``from_timm``, with the account of all tensors."""
+    source = f"timm's {type(model).__name__}"
+    if type(model) is VisionTransformerDistilled:
+        raise UserError(f"{source} is not covered: there is no slot for its distillation token and second head.")
     if type(model) is not timm_vit.VisionTransformer:
-        raise UserError(f"timm's {type(model).__name__} is not covered; VisionTransformer is.")
-    missing = coverage(model)
-    if missing:
-        raise UserError("This timm model cannot be read exactly. Not covered: " + "; ".join(missing) + ".")
-    with torch.random.fork_rng(devices=[]):  # its initial weights are not used
-        new = ViT(_read_config(model))
-    reference = next(model.parameters())
-    new.to(device=reference.device, dtype=reference.dtype)
-    new.load_state_dict(model.state_dict())
-    for name, parameter in model.named_parameters():
-        new.get_parameter(name).requires_grad_(parameter.requires_grad)
+        raise UserError(f"{source} is not covered; VisionTransformer is.")
+    refuse(source, uncovered(model))
+    config = _read_config(model)
+    new, coverage = import_model(source, model, config, _rows(config), _look)
+    new.set_grad_checkpointing(model.grad_checkpointing)
     new.pretrained_cfg = new.default_cfg = getattr(model, "pretrained_cfg", new.pretrained_cfg)
-    new.train(model.training)
-    _check_same(model, new)
+    return new, coverage
+
+
+def to_timm(model: ViT) -> timm_vit.VisionTransformer:
+    """A timm VisionTransformer with the function, weights, device, type and mode of a ViT, checked on random pictures.
+
+    Raises UserError naming the slots for which timm has no counterpart.
+    """
+    target, config = "timm's VisionTransformer", model.config
+    refuse_slots(target, config, _counterpart(config))
+    check_readable("The model", model)
+    with torch.random.fork_rng(devices=[]):
+        new = timm_vit.VisionTransformer(**_arguments(config))
+    export_model(target, model, new, _rows(config), _look)
+    new.set_grad_checkpointing(model.grad_checkpointing)
+    new.pretrained_cfg = new.default_cfg = dict(model.pretrained_cfg)  # type: ignore[assignment]
     return new
 
 
-def coverage(model: Any) -> list[str]:
+def _look(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+    return model.forward_features(images), model(images)
+
+
+def _rows(config: ViTConfig) -> list[Row]:
+    """The names are the same; what a config has, timm has under that name."""
+    with torch.device("meta"):
+        return [Row(name, (name,)) for name in ViT(config).state_dict()]
+
+
+def uncovered(model: Any) -> list[str]:
     """What of a timm VisionTransformer has no counterpart in a ViTConfig; empty when all of it can be read."""
     missing = []
     if type(model.patch_embed) is not timm.layers.PatchEmbed:
@@ -58,8 +88,10 @@ def coverage(model: Any) -> list[str]:
         missing.append("patch dropout")
     missing += sorted({problem for block in model.blocks for problem in _block_problems(block)})
     first = model.blocks[0]
-    if any(_block_shape(block) != _block_shape(first) for block in model.blocks):
+    if any(_parts(block) != _parts(first) for block in model.blocks):
         missing.append("blocks that differ from one another")
+    if model.attn_pool is not None and _read_norm(model.attn_pool.norm) != (_read_norm(model.norm) or NormConfig()):
+        missing.append("a norm in attn_pool that is not as the final norm")
     for name, module in model.named_modules():
         if name.rpartition(".")[2].startswith(("norm", "fc_norm", "q_norm", "k_norm")) and not _can_read_norm(module):
             missing.append(f"{name} {type(module).__name__}")
@@ -81,8 +113,12 @@ def _block_problems(block: Any) -> list[str]:
     return problems
 
 
-def _block_shape(block: nn.Module) -> list[tuple[str, torch.Size]]:
-    return [(name, p.shape) for name, p in block.named_parameters()]
+def _parts(block: Any) -> list[tuple[str, str]]:
+    """What a block is made of, with shapes, eps and rates; drop path may differ from block to block."""
+    leaves = ((name, module) for name, module in block.named_modules() if not list(module.children()))
+    parts = [(name, repr(module)) for name, module in leaves if not name.startswith("drop_path")]
+    heads = [m.num_heads for m in block.modules() if hasattr(m, "num_heads")]
+    return [*parts, ("heads", str(heads))]
 
 
 def _can_read_norm(module: nn.Module) -> bool:
@@ -117,7 +153,7 @@ def _read_config(model: Any) -> ViTConfig:
         position="none" if model.pos_embed is None else "learn",
         position_on_prefix=not model.no_embed_class,
         position_norm=_read_norm(model.norm_pre),
-        position_norm_on_prefix=True,
+        position_norm_on_prefix=not isinstance(model.norm_pre, nn.Identity),
         class_token=model.has_class_token,
         reg_tokens=model.num_reg_tokens,
         attn=BranchConfig(before=_read_norm(block.norm1), inner=_read_norm(block.attn.norm)),
@@ -140,18 +176,61 @@ def _read_layer_scale(model: Any) -> float | None:
     return None if isinstance(scale, nn.Identity) else float(scale.gamma.detach().float().mean()) or 1e-5
 
 
-@torch.no_grad()
-def _check_same(model: Any, new: ViT) -> None:
-    p = next(new.parameters())
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(1, new.config.in_chans, *new.config.img_size, generator=generator).to(p.device, p.dtype)
-    training = model.training
-    difference = (model.eval().forward_features(images) - new.eval().forward_features(images)).abs().max()
-    model.train(training)
-    new.train(training)
-    tolerance = 1e-4 if p.dtype in (torch.float32, torch.float64) else 0.1
-    if not difference <= tolerance:
-        raise UserError(f"Read from timm, outputs differ by {difference:.1e}: a part of this model is not covered.")
+_COPIED = (
+    "img_size patch_size in_chans num_classes embed_dim depth num_heads mlp_dim qkv_bias activation position_on_prefix "
+    "class_token reg_tokens layer_scale pool norm_after_pool pos_drop proj_drop attn_drop head_drop drop_path init "
+    "head_bias"
+)
+
+
+def _norm_of(config: ViTConfig) -> NormConfig:
+    """timm has one norm for all places but the stem."""
+    norm = config.attn.before or NormConfig()
+    return NormConfig(norm.kind if norm.kind in ("layer", "rms") else "layer", norm.eps, norm.affine)
+
+
+def _counterpart(config: ViTConfig) -> ViTConfig:
+    """The nearest config that timm's VisionTransformer can express."""
+    norm, stem = _norm_of(config), config.stem.after
+    if stem is not None:
+        stem = NormConfig(stem.kind if stem.kind in ("layer", "rms") else "layer", stem.eps, stem.affine)
+    return ViTConfig(
+        **fields(config, _COPIED),
+        qk_norm=norm if config.qk_norm else None,
+        stem=StemConfig(bias=config.position_norm is None, after=stem),
+        position="none" if config.position == "none" else "learn",
+        position_norm=norm if config.position_norm else None,
+        position_norm_on_prefix=config.position_norm_on_prefix or config.position_norm is not None,
+        attn=BranchConfig(before=norm, inner=norm if config.attn.inner else None),
+        mlp=BranchConfig(before=norm, inner=norm if config.mlp.inner else None),
+        final_norm=norm if config.final_norm or (config.pool == "map" and norm != NormConfig()) else None,
+    )
+
+
+def _norm_layer(norm: NormConfig) -> Callable[[int], nn.Module]:
+    kind = timm.layers.LayerNorm if norm.kind == "layer" else timm.layers.RmsNorm
+    return partial(kind, eps=norm.eps, affine=norm.affine)
+
+
+def _arguments(config: ViTConfig) -> dict[str, Any]:
+    """What makes timm's VisionTransformer from a config that it can express."""
+    return {
+        **fields(config, "img_size patch_size in_chans num_classes embed_dim depth num_heads qkv_bias reg_tokens"),
+        **{theirs: getattr(config, ours) for theirs, ours in _FROM_TIMM.items()},
+        "global_pool": "" if config.pool == "none" else config.pool,
+        "mlp_ratio": (config.mlp_dim + 0.5) / config.embed_dim,  # timm rounds the product down
+        "qk_norm": config.qk_norm is not None,
+        "scale_attn_norm": config.attn.inner is not None,
+        "scale_mlp_norm": config.mlp.inner is not None,
+        "class_token": config.class_token,
+        "pos_embed": config.position,
+        "no_embed_class": not config.position_on_prefix,
+        "pre_norm": config.position_norm is not None,
+        "final_norm": config.final_norm is not None,
+        "norm_layer": _norm_layer(_norm_of(config)),
+        "embed_norm_layer": _norm_layer(config.stem.after) if config.stem.after else None,
+        "act_layer": partial(nn.GELU, approximate="tanh" if config.activation == "gelu_tanh" else "none"),
+    }
 
 
 _FROM_TIMM = {

@@ -1,0 +1,147 @@
+"""State dicts with the names of DeiT and timm (DeiT's .pth files) as a vitmods ViT, and DeiT files from a ViT.
+
+Sources: Touvron et al., DeiT (2021) and DeiT III (2022), whose class calls the LayerScale vectors ``gamma_1`` and
+``gamma_2``.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config import BranchConfig, NormConfig, StemConfig, ViTConfig
+from ..errors import UserError
+from ..vit import ViT
+from .infer import Size, count_blocks, heads_of_width, need, picture_size
+from .tensors import Coverage, Row, read_tensors, write_tensors
+from .transfer import build, check_readable, fields, refuse_slots
+
+_REFUSED = {
+    r"dist_token|head_dist": "a distillation token and its head",
+    r"blocks\.\d+\.(norm11|norm21|attn1|mlp1|gamma_\d_1|attns|ffns)\b": "parallel blocks",
+    r"patch_embed\.proj\.\d": "a stem of several convolutions",
+}
+
+
+def is_deit(tensors: Iterable[str]) -> bool:
+    """Whether tensors have the names of DeiT or timm."""
+    return any(name.startswith("patch_embed.proj.") for name in tensors)
+
+
+def read_deit(
+    source: str,
+    tensors: Mapping[str, Tensor],
+    num_heads: int | None = None,
+    img_size: Size = None,
+    eps: float = 1e-6,
+    **settings: Any,
+) -> tuple[ViT, Coverage]:
+    """A ViT from a state dict with DeiT's or timm's names, and the account of its tensors.
+
+    What the tensors do not tell is assumed, and listed so in the account: the published number of heads for the width,
+    square pictures, exact GELU, norms with this eps, and with a class token that the head reads it. ``settings``
+    are fields of ViTConfig that are known to be otherwise.
+
+    Raises UserError for distilled models, parallel blocks and stems other than one convolution, and when something is
+    missing, left over or cannot be told.
+    """
+    for pattern, part in _REFUSED.items():
+        if any(re.match(pattern, name) for name in tensors):
+            raise UserError(f"{source} is not covered: this version has no slot for {part}.")
+    config, assumed = _read_config(source, tensors, num_heads, img_size, eps)
+    config = config.with_(**settings)
+    still = [a for a in assumed if a.partition("=")[0] not in settings]
+    weights, coverage = read_tensors(source, _rows(config, tensors), tensors, assumed=still)
+    return build(source, config, weights), coverage
+
+
+def to_deit(model: ViT) -> dict[str, Tensor]:
+    """The state dict that DeiT's classes load: DeiT's own, or DeiT III's when positions are on patches alone.
+
+    Raises UserError naming the slots that these classes do not have.
+    """
+    config = model.config
+    refuse_slots("DeiT", config, _counterpart(config))
+    check_readable("The model", model)
+    names = ["gamma_1"] if config.layer_scale else []
+    return {n: t.detach().cpu().clone() for n, t in write_tensors(_rows(config, names), model.state_dict()).items()}
+
+
+def _counterpart(config: ViTConfig) -> ViTConfig:
+    """The nearest config that DeiT's or DeiT III's class builds. A state dict says nothing of dropout."""
+    return ViTConfig(
+        **fields(config, "img_size patch_size in_chans num_classes embed_dim depth num_heads mlp_dim"),
+        **fields(config, "position_on_prefix pos_drop proj_drop attn_drop head_drop drop_path drop_path_shape"),
+        **fields(config, "init head_bias"),
+        layer_scale=None if config.position_on_prefix else config.layer_scale,
+    )
+
+
+def _rows(config: ViTConfig, tensors: Iterable[str]) -> list[Row]:
+    """The names are timm's, except for DeiT III's LayerScale."""
+    gammas = any("gamma_1" in name for name in tensors)
+    with torch.device("meta"):
+        names = list(ViT(config).state_dict())
+    return [Row(name, (re.sub(r"ls(\d)\.gamma$", r"gamma_\1", name) if gammas else name,)) for name in names]
+
+
+def _norm(tensors: Mapping[str, Tensor], name: str, eps: float) -> NormConfig | None:
+    if f"{name}.weight" not in tensors:
+        return None
+    return NormConfig("layer" if f"{name}.bias" in tensors else "rms", eps)
+
+
+def _read_config(
+    source: str, tensors: Mapping[str, Tensor], num_heads: int | None, img_size: Size, eps: float
+) -> tuple[ViTConfig, list[str]]:
+    width, in_chans, *patch = need(source, tensors, "patch_embed.proj.weight", 4).shape
+    fc1 = need(source, tensors, "blocks.0.mlp.fc1.weight", 2)
+    registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
+    prefix = registers + ("cls_token" in tensors)
+    positions = need(source, tensors, "pos_embed", 3).shape[1] if "pos_embed" in tensors else None
+    patch_size = (patch[0], patch[1])
+    size, on_prefix = picture_size(source, positions, prefix, patch_size, img_size)
+    assumed = ["activation=gelu", f"eps of all norms {eps:g}"]
+    if img_size is None:
+        assumed.append(f"img_size={size}")
+    if num_heads is None and "blocks.0.attn.q_norm.weight" in tensors:
+        num_heads = width // tensors["blocks.0.attn.q_norm.weight"].shape[0]
+    elif num_heads is None:
+        num_heads = heads_of_width(source, width)
+        assumed.append(f"num_heads={num_heads}")
+    after_pool = "fc_norm.weight" in tensors
+    pool = "map" if "attn_pool.latent" in tensors else "avg" if after_pool or "cls_token" not in tensors else "token"
+    assumed.append(f"pool={pool}")
+    scale = next((t for n, t in tensors.items() if re.match(r"blocks\.0\.(ls1\.gamma|gamma_1)$", n)), None)
+
+    def norm(name: str) -> NormConfig | None:
+        return _norm(tensors, name, eps)
+
+    config = ViTConfig(
+        img_size=size,
+        patch_size=patch_size,
+        in_chans=in_chans,
+        num_classes=tensors["head.weight"].shape[0] if "head.weight" in tensors else 0,
+        embed_dim=width,
+        depth=count_blocks(source, list(tensors), "blocks."),
+        num_heads=num_heads,
+        mlp_dim=fc1.shape[0],
+        qkv_bias="blocks.0.attn.qkv.bias" in tensors,
+        qk_norm=norm("blocks.0.attn.q_norm"),
+        stem=StemConfig(bias="patch_embed.proj.bias" in tensors, after=norm("patch_embed.norm")),
+        position="none" if positions is None else "learn",
+        position_on_prefix=on_prefix if prefix else True,
+        position_norm=norm("norm_pre"),
+        position_norm_on_prefix="norm_pre.weight" in tensors,
+        class_token="cls_token" in tensors,
+        reg_tokens=registers,
+        attn=BranchConfig(before=norm("blocks.0.norm1"), inner=norm("blocks.0.attn.norm")),
+        mlp=BranchConfig(before=norm("blocks.0.norm2"), inner=norm("blocks.0.mlp.norm")),
+        layer_scale=None if scale is None else float(scale.float().mean()) or 1e-5,
+        final_norm=norm("fc_norm" if after_pool else "norm"),
+        pool=pool,  # type: ignore[arg-type]
+        norm_after_pool=after_pool,
+    )
+    return config, assumed

@@ -1,0 +1,169 @@
+"""Files of other libraries, read without running anything that they hold, and written."""
+
+import argparse
+import json
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from ..vit import ViT
+from . import big_vision, deit, huggingface
+from .models import read_model
+from .tensors import Coverage
+
+_TORCH = (".pth", ".pt", ".bin", ".ckpt")
+
+
+def load(path: str | Path, **settings: Any) -> ViT:
+    """A ViT from a file of another library, exactly, in evaluation mode.
+
+    Args:
+        path: a .npz of big_vision; a .pth of DeiT, or a .safetensors, with DeiT's or timm's names; a folder that
+            Hugging Face's ``save_pretrained`` wrote, or the weights in it. What it is, the tensors' names say.
+        settings: what the tensors do not tell (not for Hugging Face, whose config.json says all): ``img_size`` in
+            pixels, when it is not the square that the positions form; ``num_heads``, when it is not the published one
+            for the width; ``eps`` of all norms, 1e-6; other fields of ViTConfig. ``coverage(path, ...)`` lists what
+            was assumed.
+
+    Raises:
+        UserError: the file cannot be read safely, holds no ViT, or a part of it is not covered; the message names it.
+    """
+    return _read(Path(path), settings)[0].eval()
+
+
+def coverage(source: nn.Module | str | Path, **settings: Any) -> Coverage:
+    """What became of every tensor of a foreign model or file; print it for a table. ``settings`` as for ``load``.
+
+    Raises UserError when something is missing, has no place here, or is not covered.
+    """
+    if isinstance(source, nn.Module):
+        if settings:
+            raise UserError(f"A model object says all of itself: leave {', '.join(settings)} out.")
+        return read_model(source)[1]
+    return _read(Path(source), settings)[1]
+
+
+def save(model: ViT, path: str | Path) -> None:
+    """Write a ViT for another library: .npz for big_vision, .pth for DeiT.
+
+    Raises UserError for other endings, and naming the slots for which that library has no counterpart.
+    """
+    path = Path(path)
+    if path.suffix not in (".npz", ".pth"):
+        raise UserError(
+            f"{path.name}: the ending says what to write, .npz (big_vision) or .pth (DeiT). For timm, torchvision and "
+            "Hugging Face make their model: to_timm, to_torchvision, to_huggingface(model).save_pretrained(folder)."
+        )
+    if path.suffix == ".pth":
+        torch.save({"model": deit.to_deit(model)}, path)
+        return
+    arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in big_vision.to_big_vision(model).items()}
+    np.savez(path, **arrays)
+
+
+def _read(path: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
+    weights = _weights_file(path)
+    tensors = _tensors(weights)
+    if big_vision.is_big_vision(tensors):
+        return big_vision.read_big_vision(path.name, tensors, **settings)
+    if huggingface.is_saved(tensors):
+        if settings:
+            raise UserError(f"config.json beside the weights says all of {path.name}: leave {', '.join(settings)} out.")
+        return huggingface.read_saved(path.name, tensors, _hugging_face_config(weights))
+    if deit.is_deit(tensors):
+        return deit.read_deit(path.name, tensors, **settings)
+    if "conv_proj.weight" in tensors:
+        raise UserError(f"{path.name} has torchvision's names: load it into torchvision's model and give that.")
+    some = ", ".join(list(tensors)[:3])
+    raise UserError(
+        f"{path.name} holds no ViT with the names of big_vision, DeiT, timm or Hugging Face; its first are {some}."
+    )
+
+
+def _weights_file(path: Path) -> Path:
+    if not path.exists():
+        raise UserError(f"There is no {path}.")
+    if path.is_file():
+        return path
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (path / name).is_file():
+            return path / name
+    raise UserError(
+        f"{path} holds neither model.safetensors nor pytorch_model.bin. Weights in several files: load them with their "
+        "library and give the model."
+    )
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    """The file's tensors by name; half precision becomes float32, which loses nothing."""
+    readers = {".npz": _from_npz, ".safetensors": _from_safetensors, **dict.fromkeys(_TORCH, _from_torch)}
+    if path.suffix not in readers:
+        raise UserError(f"{path.name}: files that can be read end in {', '.join(readers)}.")
+    try:
+        found = readers[path.suffix](path)
+    except UserError:
+        raise
+    except (OSError, ValueError, RuntimeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path.name} cannot be read; it may be damaged: {error}") from error
+    odd = [name for name, value in found.items() if not isinstance(value, Tensor)]
+    if odd or not found:
+        raise UserError(f"{path.name} is no set of named tensors: {', '.join(map(str, odd[:5])) or 'it is empty'}.")
+    return {name: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for name, t in found.items()}
+
+
+def _from_npz(path: Path) -> dict[str, Tensor]:
+    with np.load(path, allow_pickle=False) as arrays:
+        return {name: _from_array(arrays[name]) for name in arrays.files}
+
+
+def _from_array(array: np.ndarray) -> Tensor:
+    if array.dtype == np.dtype("V2"):  # bfloat16, which numpy does not know
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
+
+
+def _from_safetensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"{path.name} cannot be read; it may be damaged: {error}") from error
+
+
+def _from_torch(path: Path) -> dict[str, Tensor]:
+    """Weights alone, never other code; the arguments that DeiT's main.py saves along are plain values."""
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{path.name} holds more than tensors, or is damaged, and is not opened: reading it could run its code. "
+            "Write its state dict alone, torch.save(model.state_dict(), ...), where it is trusted."
+        ) from error
+    for key in ("model", "state_dict"):
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
+    if not isinstance(found, Mapping):
+        raise UserError(f"{path.name} holds a {type(found).__name__}, expected a state dict, or one under 'model'.")
+    wrapped = all(str(name).startswith("module.") for name in found)
+    return {str(name).removeprefix("module.") if wrapped else name: value for name, value in found.items()}
+
+
+def _hugging_face_config(weights: Path) -> dict[str, Any]:
+    path = weights.with_name("config.json")
+    try:
+        values: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        raise UserError(
+            f"{weights.name} needs a readable config.json beside it, as save_pretrained writes it."
+        ) from None
+    return values

@@ -1,0 +1,215 @@
+"""Hugging Face's ViTModel and ViTForImageClassification as a vitmods ViT and back, exactly; also their saved files."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..config import BranchConfig, NormConfig, ViTConfig
+from ..errors import UserError
+from ..vit import ViT
+from .tensors import STACKED, Coverage, Row, read_tensors, rows_of
+from .transfer import build, check_readable, export_model, fields, import_model, one_norm, refuse, refuse_slots
+
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+}
+_MASK = {"embeddings.mask_token": "stands for masked patches, of which a plain forward pass has none"}
+
+
+def from_huggingface(model: Any) -> ViT:
+    """A vitmods ViT with the config and weights of a ViTModel or ViTForImageClassification, checked on random pictures.
+
+    Its output are the logits; for a ViTModel the pooler's output, or without pooler the class token after the final
+    norm. Raises UserError that lists every part of the model without a counterpart here.
+    """
+    return read(model)[0]
+
+
+def read(model: Any) -> tuple[ViT, Coverage]:
+    """As ``from_huggingface``, with the account of all tensors."""
+    from transformers import ViTForImageClassification, ViTModel
+
+    source = f"Hugging Face's {type(model).__name__}"
+    if type(model) not in (ViTModel, ViTForImageClassification):
+        reason = "there is no slot for its distillation token; " if type(model).__name__.startswith("DeiT") else ""
+        raise UserError(f"{source} is not covered: {reason}ViTModel and ViTForImageClassification are.")
+    tensors, values = model.state_dict(), model.config.to_dict()
+    refuse(source, _uncovered(values, tensors))
+    config = _read_config(values, tensors)
+    new, coverage = import_model(source, model, config, _rows(config, tensors), _look, _left_out(tensors))
+    new.set_grad_checkpointing(any(getattr(m, "gradient_checkpointing", False) for m in model.modules()))
+    return new, coverage
+
+
+def read_saved(source: str, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> tuple[ViT, Coverage]:
+    """From what ``save_pretrained`` writes: the tensors and the values of config.json. Raises UserError."""
+    refuse(source, _uncovered(values, tensors))
+    config = _read_config(values, tensors)
+    weights, coverage = read_tensors(source, _rows(config, tensors), tensors, _left_out(tensors))
+    return build(source, config, weights), coverage
+
+
+def is_saved(tensors: Iterable[str]) -> bool:
+    """Whether tensors have the names of a Hugging Face ViT."""
+    return any(name.endswith("embeddings.patch_embeddings.projection.weight") for name in tensors)
+
+
+def to_huggingface(model: ViT) -> nn.Module:
+    """A ViTForImageClassification, or without classes a ViTModel, with the function, weights, device, type and mode of
+    a ViT, checked on random pictures.
+
+    Raises UserError naming the slots for which Hugging Face has no counterpart, and without transformers.
+    """
+    try:
+        from transformers import ViTConfig as TheirConfig
+        from transformers import ViTForImageClassification, ViTModel
+    except ImportError:
+        raise UserError('This needs the extra packages: pip install "vitmods[hf]"') from None
+    target, config = "Hugging Face's ViT", model.config
+    refuse_slots(target, config, _counterpart(config))
+    check_readable("The model", model)
+    theirs = TheirConfig(
+        hidden_size=config.embed_dim,
+        num_hidden_layers=config.depth,
+        num_attention_heads=config.num_heads,
+        intermediate_size=config.mlp_dim,
+        hidden_act="gelu" if config.activation == "gelu" else "gelu_pytorch_tanh",
+        attention_probs_dropout_prob=config.attn_drop,
+        layer_norm_eps=one_norm(config).eps,
+        image_size=_side_or_pair(config.img_size),
+        patch_size=_side_or_pair(config.patch_size),
+        num_channels=config.in_chans,
+        qkv_bias=config.qkv_bias,
+        num_labels=config.num_classes or 2,
+    )
+    with torch.random.fork_rng(devices=[]):
+        if config.num_classes:
+            new = ViTForImageClassification(theirs)
+        else:
+            new = ViTModel(theirs, add_pooling_layer=config.representation)
+    export_model(target, model, new, _rows(config, new.state_dict()), _look)
+    if model.grad_checkpointing:
+        enable = getattr(new, "activation_checkpointing_enable", None)  # its name from version 5 on
+        (enable or new.gradient_checkpointing_enable)()
+    return new
+
+
+def _side_or_pair(size: tuple[int, int]) -> int | list[int]:
+    return size[0] if size[0] == size[1] else list(size)
+
+
+def _look(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+    body = getattr(model, "vit", model)
+    found = body(images)
+    tokens = found.last_hidden_state
+    if body is not model:
+        return tokens, model(images).logits
+    return tokens, tokens[:, 0] if found.pooler_output is None else found.pooler_output
+
+
+def _uncovered(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[str]:
+    missing = []
+    if values.get("model_type", "vit") != "vit":
+        missing.append(f"model_type {values['model_type']} (vit is)")
+    if values.get("hidden_act", "gelu") not in _ACTIVATIONS:
+        missing.append(f"hidden_act {values['hidden_act']} (forms of GELU are)")
+    if values.get("hidden_dropout_prob", 0.0):
+        missing.append(
+            "hidden_dropout_prob above 0, which drops nothing after the MLP's activation as it would here (load the "
+            "model with hidden_dropout_prob=0)"
+        )
+    pooled = any("pooler.dense" in name for name in tensors)
+    if pooled and values.get("pooler_act", "tanh") != "tanh":
+        missing.append(f"pooler_act {values['pooler_act']} (tanh is)")
+    if pooled and any("classifier" in name for name in tensors):
+        missing.append("a pooler and a classifier in one")
+    return missing
+
+
+def _read_config(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ViTConfig:
+    """A setting that config.json leaves out has Hugging Face's default."""
+    classifier = tensors.get("classifier.weight")
+    norm = NormConfig("layer", float(values.get("layer_norm_eps", 1e-12)))
+    return ViTConfig(
+        img_size=values.get("image_size", 224),
+        patch_size=values.get("patch_size", 16),
+        in_chans=values.get("num_channels", 3),
+        num_classes=0 if classifier is None else classifier.shape[0],
+        embed_dim=values.get("hidden_size", 768),
+        depth=values.get("num_hidden_layers", 12),
+        num_heads=values.get("num_attention_heads", 12),
+        mlp_dim=values.get("intermediate_size", 3072),
+        qkv_bias=values.get("qkv_bias", True),
+        activation=_ACTIVATIONS[values.get("hidden_act", "gelu")],  # type: ignore[arg-type]
+        attn=BranchConfig(before=norm),
+        mlp=BranchConfig(before=norm),
+        final_norm=norm,
+        representation=any("pooler.dense" in name for name in tensors),
+        attn_drop=float(values.get("attention_probs_dropout_prob", 0.0)),
+    )
+
+
+def _counterpart(config: ViTConfig) -> ViTConfig:
+    """The nearest config that Hugging Face's ViT can express."""
+    norm = one_norm(config)
+    return ViTConfig(
+        **fields(config, "img_size patch_size in_chans num_classes embed_dim depth num_heads mlp_dim qkv_bias"),
+        **fields(config, "activation attn_drop init head_bias"),
+        attn=BranchConfig(before=norm),
+        mlp=BranchConfig(before=norm),
+        final_norm=norm,
+        representation=config.representation and not config.num_classes,
+    )
+
+
+def _prefix(tensors: Iterable[str]) -> str:
+    return "vit." if any(name.startswith("vit.") for name in tensors) else ""
+
+
+def _left_out(tensors: Iterable[str]) -> dict[str, str]:
+    prefix = _prefix(tensors)
+    return {prefix + name: reason for name, reason in _MASK.items() if prefix + name in tensors}
+
+
+# Names inside a block: those of version 5, and those of version 4 and of all saved files.
+_NEW = ("layers", "attention.{}_proj", "attention.o_proj", "mlp.fc1", "mlp.fc2", ("q", "k", "v"))
+_OLD = (
+    "encoder.layer", "attention.attention.{}", "attention.output.dense", "intermediate.dense", "output.dense",
+    ("query", "key", "value"),
+)  # fmt: skip
+
+
+def _rows(config: ViTConfig, tensors: Iterable[str]) -> list[Row]:
+    prefix = _prefix(tensors)
+    old = any(name.startswith(f"{prefix}{_OLD[0]}.") for name in tensors)
+    blocks, part, proj, fc1, fc2, parts = _OLD if old else _NEW
+    rows = [
+        Row("cls_token", (f"{prefix}embeddings.cls_token",)),
+        Row("pos_embed", (f"{prefix}embeddings.position_embeddings",)),
+        *rows_of("patch_embed.proj", f"{prefix}embeddings.patch_embeddings.projection"),
+        *rows_of("norm", f"{prefix}layernorm"),
+    ]
+    for i in range(config.depth):
+        ours, theirs = f"blocks.{i}", f"{prefix}{blocks}.{i}"
+        qkv = [f"{theirs}.{part.format(name)}" for name in parts]
+        rows += [
+            *rows_of(f"{ours}.norm1", f"{theirs}.layernorm_before"),
+            *rows_of(f"{ours}.attn.qkv", *qkv, layout=STACKED, bias=config.qkv_bias),
+            *rows_of(f"{ours}.attn.proj", f"{theirs}.{proj}"),
+            *rows_of(f"{ours}.norm2", f"{theirs}.layernorm_after"),
+            *rows_of(f"{ours}.mlp.fc1", f"{theirs}.{fc1}"),
+            *rows_of(f"{ours}.mlp.fc2", f"{theirs}.{fc2}"),
+        ]
+    if config.representation:
+        rows += rows_of("pre_logits", f"{prefix}pooler.dense")
+    if config.num_classes:
+        rows += rows_of("head", "classifier")
+    return rows

@@ -1,0 +1,155 @@
+"""torchvision's VisionTransformer (vit_b_16 and its sisters) as a vitmods ViT and back, exactly."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..config import BranchConfig, NormConfig, ViTConfig
+from ..errors import UserError
+from ..vit import ViT
+from .tensors import Coverage, Row, rows_of
+from .transfer import check_readable, export_model, fields, import_model, one_norm, refuse, refuse_slots
+
+# What torchvision's published weights were trained with.
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def from_torchvision(model: Any) -> ViT:
+    """A vitmods ViT with the config and weights of torchvision's VisionTransformer, checked on random pictures.
+
+    Raises UserError that lists every part of the model without a counterpart here.
+    """
+    return read(model)[0]
+
+
+def read(model: Any) -> tuple[ViT, Coverage]:
+    """As ``from_torchvision``, with the account of all tensors."""
+    from torchvision.models.vision_transformer import VisionTransformer
+
+    source = f"torchvision's {type(model).__name__}"
+    if type(model) is not VisionTransformer:
+        raise UserError(f"{source} is not covered; VisionTransformer is.")
+    refuse(source, _uncovered(model))
+    config = _read_config(model)
+    new, coverage = import_model(source, model, config, _rows(config), _look)
+    new.pretrained_cfg = new.default_cfg = {**new.pretrained_cfg, "mean": _MEAN, "std": _STD}
+    return new, coverage
+
+
+def to_torchvision(model: ViT) -> nn.Module:
+    """torchvision's VisionTransformer with the function, weights, device, type and mode of a ViT, checked on random
+    pictures. Raises UserError naming the slots for which torchvision has no counterpart."""
+    from torchvision.models.vision_transformer import VisionTransformer
+
+    target, config = "torchvision's VisionTransformer", model.config
+    refuse_slots(target, config, _counterpart(config))
+    check_readable("The model", model)
+    with torch.random.fork_rng(devices=[]):
+        new = VisionTransformer(
+            config.img_size[0],
+            config.patch_size[0],
+            config.depth,
+            config.num_heads,
+            config.embed_dim,
+            config.mlp_dim,
+            dropout=config.proj_drop,
+            attention_dropout=config.attn_drop,
+            num_classes=config.num_classes or 1,
+            representation_size=config.embed_dim if config.representation else None,
+            norm_layer=partial(nn.LayerNorm, eps=one_norm(config).eps),
+        )
+    if not config.num_classes:
+        new.heads.head = nn.Identity()
+    export_model(target, model, new, _rows(config), _look)
+    return new
+
+
+def _look(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+    tokens = model._process_input(images)
+    token = model.class_token.expand(len(images), -1, -1)
+    return model.encoder(torch.cat([token, tokens], dim=1)), model(images)
+
+
+def _uncovered(model: Any) -> list[str]:
+    missing = []
+    if not isinstance(model.conv_proj, nn.Conv2d):
+        missing.append("convolutional stem")
+    if not isinstance(model.heads, nn.Identity) and not hasattr(model.heads, "head"):
+        missing.append("heads that were replaced (replace model.heads.head instead)")
+    head = getattr(model.heads, "head", None)
+    if head is not None and not isinstance(head, nn.Linear | nn.Identity):
+        missing.append(f"head {type(head).__name__}")
+    norms = [m for name, m in model.encoder.named_modules() if name.rpartition(".")[2].startswith("ln")]
+    missing += sorted({f"norm {type(m).__name__}" for m in norms if not isinstance(m, nn.LayerNorm)})
+    if len({getattr(m, "eps", None) for m in norms}) > 1:
+        missing.append("norms with different eps")
+    dropouts = [model.encoder.dropout, *(m for b in model.encoder.layers for m in (b.dropout, b.mlp[2], b.mlp[4]))]
+    if len({drop.p for drop in dropouts}) > 1 or len({b.self_attention.dropout for b in model.encoder.layers}) > 1:
+        missing.append("dropout rates that differ from place to place")
+    return missing
+
+
+def _read_config(model: Any) -> ViTConfig:
+    block = model.encoder.layers[0]
+    norm = NormConfig("layer", float(model.encoder.ln.eps))
+    drop = model.encoder.dropout.p
+    head = getattr(model.heads, "head", None)
+    return ViTConfig(
+        img_size=(model.image_size, model.image_size),
+        patch_size=model.conv_proj.kernel_size,
+        in_chans=model.conv_proj.in_channels,
+        num_classes=head.out_features if isinstance(head, nn.Linear) else 0,
+        embed_dim=model.hidden_dim,
+        depth=len(model.encoder.layers),
+        num_heads=block.self_attention.num_heads,
+        mlp_dim=block.mlp[0].out_features,
+        attn=BranchConfig(before=norm),
+        mlp=BranchConfig(before=norm),
+        final_norm=norm,
+        representation=hasattr(model.heads, "pre_logits"),
+        pos_drop=drop,
+        proj_drop=drop,
+        attn_drop=block.self_attention.dropout,
+    )
+
+
+def _counterpart(config: ViTConfig) -> ViTConfig:
+    """The nearest config that torchvision's VisionTransformer can express."""
+    norm = one_norm(config)
+    return ViTConfig(
+        **fields(config, "num_classes embed_dim depth num_heads mlp_dim representation proj_drop attn_drop"),
+        **fields(config, "init head_bias"),
+        img_size=(config.img_size[0], config.img_size[0]),
+        patch_size=(config.patch_size[0], config.patch_size[0]),
+        attn=BranchConfig(before=norm),
+        mlp=BranchConfig(before=norm),
+        final_norm=norm,
+        pos_drop=config.proj_drop,
+    )
+
+
+def _rows(config: ViTConfig) -> list[Row]:
+    rows = [
+        *rows_of("patch_embed.proj", "conv_proj"),
+        Row("cls_token", ("class_token",)),
+        Row("pos_embed", ("encoder.pos_embedding",)),
+        *rows_of("norm", "encoder.ln"),
+    ]
+    for i in range(config.depth):
+        ours, theirs = f"blocks.{i}", f"encoder.layers.encoder_layer_{i}"
+        rows += [
+            *rows_of(f"{ours}.norm1", f"{theirs}.ln_1"),
+            Row(f"{ours}.attn.qkv.weight", (f"{theirs}.self_attention.in_proj_weight",)),
+            Row(f"{ours}.attn.qkv.bias", (f"{theirs}.self_attention.in_proj_bias",)),
+            *rows_of(f"{ours}.attn.proj", f"{theirs}.self_attention.out_proj"),
+            *rows_of(f"{ours}.norm2", f"{theirs}.ln_2"),
+            *rows_of(f"{ours}.mlp.fc1", f"{theirs}.mlp.0"),
+            *rows_of(f"{ours}.mlp.fc2", f"{theirs}.mlp.3"),
+        ]
+    if config.representation:
+        rows += rows_of("pre_logits", "heads.pre_logits")
+    if config.num_classes:
+        rows += rows_of("head", "heads.head")
+    return rows

@@ -1,0 +1,184 @@
+"""A model of another library into vitmods and out again: refuse what cannot be exact, convert, compare the outputs."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..config import BranchConfig, NormConfig, StemConfig, ViTConfig
+from ..errors import UserError
+from ..vit import ViT
+from .tensors import Coverage, Row, group_blocks, read_tensors, write_tensors
+
+Look = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
+"""(model, pictures (B, channels, height, width)) -> (all tokens after the last block and its norm, the output)"""
+
+
+def import_model(
+    source: str,
+    model: nn.Module,
+    config: ViTConfig,
+    rows: Sequence[Row],
+    look: Look,
+    left_out: Mapping[str, str] | None = None,
+) -> tuple[ViT, Coverage]:
+    """A ViT with the model's weights, device, type, mode and frozen parameters, compared on random pictures.
+
+    Raises UserError when tensors are missing or left over, do not fit the config, or the outputs differ.
+    """
+    check_readable(source, model)
+    weights, coverage = read_tensors(source, rows, model.state_dict(), left_out)
+    new = build(source, config, weights)
+    new.to(next(model.parameters()).device)
+    _freeze(source, new, [(row.ours, row.theirs) for row in rows], model)
+    new.train(model.training)
+    check_same(source, (model, look), (new, look_at_vit))
+    return new, coverage
+
+
+def export_model(target: str, model: ViT, foreign: nn.Module, rows: Sequence[Row], look: Look) -> None:
+    """Fill a fresh foreign model with a ViT's weights, device, type, mode and frozen parameters, and compare.
+
+    Raises UserError when the outputs differ on random pictures.
+    """
+    tensors = write_tensors(rows, model.state_dict())
+    reference = next(model.parameters())
+    foreign.to(device=reference.device, dtype=reference.dtype)
+    foreign.load_state_dict(tensors)
+    _freeze(target, foreign, [(name, (row.ours,)) for row in rows for name in row.theirs], model)
+    foreign.train(model.training)
+    check_same(target, (model, look_at_vit), (foreign, look))
+
+
+def build(source: str, config: ViTConfig, weights: Mapping[str, Tensor]) -> ViT:
+    """A ViT of these weights and their type. Raises UserError listing the shapes that do not fit the config."""
+    with torch.random.fork_rng(devices=[]):  # its initial weights are not used
+        new = ViT(config)
+    own = new.state_dict()
+    assert own.keys() == weights.keys(), sorted(own.keys() ^ weights.keys())
+    misfits = [
+        f"{name} is {tuple(value.shape)}, needed {tuple(own[name].shape)}"
+        for name, value in weights.items()
+        if value.shape != own[name].shape
+    ]
+    if misfits:
+        raise UserError(f"{source}: shapes do not fit a ViT with one width: {'; '.join(misfits[:5])}.")
+    new.to(next(iter(weights.values())).dtype)
+    new.load_state_dict(weights)
+    return new
+
+
+def check_readable(source: str, model: nn.Module) -> None:
+    """Raises UserError for a model whose weights or outputs could not be compared: on the meta device, spread over
+    devices, in half precision, or with parameters that two places share."""
+    parameters = list(model.parameters())
+    if any(p.is_meta for p in parameters):
+        raise UserError(f"{source} is on the meta device and has no weights: load them first.")
+    if len({p.device for p in parameters}) != 1:
+        raise UserError(f"{source} is spread over several devices: move it to one, model.to('cpu').")
+    types = {p.dtype for p in parameters}
+    if types not in ({torch.float32}, {torch.float64}):
+        names = ", ".join(sorted(str(t).removeprefix("torch.") for t in types))
+        raise UserError(
+            f"{source} is in {names}, in which outputs cannot be compared closely. Read it in float32 "
+            "(model.float()) and convert the result."
+        )
+    if len(parameters) != sum(1 for _ in model.named_parameters(remove_duplicate=False)):
+        raise UserError(f"{source} shares a parameter between two places; each place has its own here.")
+
+
+def refuse(source: str, problems: Sequence[str]) -> None:
+    """Raises UserError naming every part that has no counterpart here, if there is one."""
+    if problems:
+        raise UserError(f"{source} cannot be read exactly. Not covered: {'; '.join(problems)}.")
+
+
+def refuse_slots(target: str, config: ViTConfig, counterpart: ViTConfig) -> None:
+    """Raises UserError naming the slots in which a config differs from the nearest that the target can express."""
+    different = list(_differences(config, counterpart))
+    if different:
+        raise UserError(f"{target} has no counterpart for: {'; '.join(different)}.")
+
+
+def _differences(ours: Any, theirs: Any, prefix: str = "") -> Iterator[str]:
+    for field in dataclasses.fields(ours):
+        a, b = getattr(ours, field.name), getattr(theirs, field.name)
+        if a == b:
+            continue
+        if isinstance(a, BranchConfig | StemConfig):
+            yield from _differences(a, b, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}={_say(a)} (there: {_say(b)})"
+
+
+def _say(value: Any) -> str:
+    if not isinstance(value, NormConfig):
+        return str(value)
+    return f"{value.kind} norm, eps {value.eps:g}" + ("" if value.affine else ", not affine")
+
+
+def one_norm(config: ViTConfig) -> NormConfig:
+    """The LayerNorm that a library with one setting for all norms would use: the eps of the first that there is."""
+    found = config.attn.before or config.final_norm or NormConfig()
+    return NormConfig("layer", found.eps)
+
+
+def fields(config: ViTConfig, names: str) -> dict[str, Any]:
+    """Some of a config's fields, to build the nearest config that another library can express."""
+    return {name: getattr(config, name) for name in names.split()}
+
+
+def look_at_vit(model: ViT, images: Tensor) -> tuple[Tensor, Tensor]:
+    return model.forward_features(images), model(images)
+
+
+@torch.no_grad()
+def check_same(where: str, first: tuple[Any, Look], second: tuple[Any, Look]) -> None:
+    """Raises UserError unless two models give the same tokens and outputs on a random picture, up to rounding.
+
+    Runs in evaluation mode, leaves the random state and every module's mode alone.
+    """
+    vit = next(model for model, _ in (first, second) if isinstance(model, ViT))
+    p = next(vit.parameters())
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(1, vit.config.in_chans, *vit.config.img_size, generator=generator).to(p.device, p.dtype)
+    found = []
+    for model, look in (first, second):
+        with evaluating(model):
+            found.append(look(model, images))
+    tolerance = 1e-4 if p.dtype == torch.float32 else 1e-9
+    for what, a, b in zip(("tokens", "outputs"), *found, strict=True):
+        if not a.isfinite().all():
+            raise UserError(f"{where}: the model's {what} are not finite on a random picture; its weights are broken.")
+        if a.shape != b.shape:
+            raise UserError(f"{where}: the {what} have shapes {tuple(a.shape)} and {tuple(b.shape)}.")
+        difference = float((a - b).abs().max() / a.abs().max().clamp_min(1e-12))
+        if not difference <= tolerance:
+            raise UserError(
+                f"{where}: {what} differ by {difference:.1e} of the largest: a part of this model is not covered."
+            )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; each module returns to its own mode."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _freeze(where: str, new: nn.Module, pairs: Sequence[tuple[str, Sequence[str]]], old: nn.Module) -> None:
+    """A new parameter is frozen when the old ones that it is made of are."""
+    frozen = {name for name, p in old.named_parameters() if not p.requires_grad}
+    partly = [name for name, made_of in pairs if 0 < len(frozen.intersection(made_of)) < len(made_of)]
+    if partly:
+        raise UserError(f"{where}: a part of {', '.join(group_blocks(partly))} is frozen: freeze all of it or none.")
+    for name, made_of in pairs:
+        new.get_parameter(name).requires_grad_(not frozen.issuperset(made_of))

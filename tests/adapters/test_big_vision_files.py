@@ -1,0 +1,225 @@
+"""big_vision's checkpoints as files: the goldens, timm's own reader as a second opinion, old names, what is refused."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+import vitmods as vm
+from vitmods.adapters import coverage, load, save
+from vitmods.config import BranchConfig, NormConfig
+from vitmods.errors import UserError
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "mlp_dim": 48, "num_classes": 5}
+BIG_VISION = {"activation": "gelu_tanh", "position_on_prefix": False, "init": "big_vision"}
+POOLS = {
+    "token": {},
+    "gap": {"pool": "avg", "class_token": False},
+    "map": {"pool": "map", "class_token": False},
+}
+
+
+def small(**overrides):
+    return vm.vit(vm.ViTConfig(**(SMALL | BIG_VISION | overrides)))
+
+
+def write(path, arrays):
+    np.savez(path, **{name: np.asarray(value) for name, value in arrays.items()})
+    return path
+
+
+def arrays_of(path):
+    with np.load(path) as found:
+        return {name: found[name] for name in found.files}
+
+
+@pytest.fixture
+def saved(scatter, tmp_path):
+    """(model, its file) for overrides of the small config"""
+
+    def make(**overrides):
+        model = scatter(small(**overrides))
+        path = tmp_path / "model.npz"
+        save(model, path)
+        return model, path
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["bv_vit_tok_repsize", "bv_vit_gap_sincos", "bv_vit_dpn"])
+@pytest.mark.parametrize("prefix", ["", "params/", "opt/target/"])
+def test_goldens_through_the_file(tmp_path, name, prefix):
+    """float64, with outputs and gradients of the pictures that big_vision gave."""
+    g = arrays_of(GOLDEN / f"{name}.npz")
+    path = write(tmp_path / "golden.npz", {prefix + n[6:]: v for n, v in g.items() if n.startswith("param.")})
+    model = load(path, img_size=(12, 8))
+    images = torch.from_numpy(g["in.image_nhwc"]).permute(0, 3, 1, 2).requires_grad_()
+    out = model(images)
+    gradient = torch.autograd.grad((out * torch.from_numpy(g["ct.logits"])).sum(), images)[0].permute(0, 2, 3, 1)
+    tolerance = 1e-6 if "sincos" in name else 1e-8  # our fixed positions are made in float32
+    torch.testing.assert_close(out.detach(), torch.from_numpy(g["out.logits"]), atol=tolerance, rtol=0)
+    torch.testing.assert_close(gradient, torch.from_numpy(g["grad_in.image"]), atol=tolerance, rtol=0)
+
+
+CONFIGS = {
+    **POOLS,
+    "representation": {"representation": True},
+    "sincos2d": {"position": "sincos2d", "pool": "avg", "class_token": False},
+    "no head": {"num_classes": 0},
+    "grey": {"in_chans": 1, "patch_size": (8, 16)},
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_there_and_back(saved, same_function, name):
+    model, path = saved(**CONFIGS[name])
+    again = load(path, img_size=(32, 32))
+    assert again.config == model.config
+    assert not again.training
+    same_function(model, again, (model.config.in_chans, 32, 32))
+
+
+def test_dual_patchnorm_there_and_back(scatter, same_function, tmp_path):
+    model = scatter(vm.apply(small(in_chans=1), vm.DualPatchNorm()))
+    save(model, tmp_path / "dpn.npz")
+    with pytest.raises(UserError, match="no square patch with 3 channels: give in_chans"):
+        load(tmp_path / "dpn.npz")
+    same_function(model, load(tmp_path / "dpn.npz", in_chans=1), (1, 32, 32))
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_timms_reader_agrees(saved, same_function, pool):
+    """timm reads these files too, by code of its own."""
+    model, path = saved(**POOLS[pool])
+    theirs = VisionTransformer(
+        **{k: v for k, v in SMALL.items() if k != "mlp_dim"}, mlp_ratio=1.5, no_embed_class=True, fc_norm=False,
+        class_token=pool == "token", global_pool={"gap": "avg"}.get(pool, pool),
+        act_layer=partial(nn.GELU, approximate="tanh"),
+    ).eval()  # fmt: skip
+    with torch.no_grad():
+        theirs.load_pretrained(str(path))
+    same_function(model, theirs)
+    same_function(load(path), theirs)
+
+
+OLD = {
+    "MultiHeadDotProductAttention_0": "MultiHeadDotProductAttention_1", "LayerNorm_1": "LayerNorm_2",
+    "MlpBlock_0": "MlpBlock_3", "params/pos_embedding": "params/Transformer/posembed_input/pos_embedding",
+}  # fmt: skip
+
+
+def test_first_names_with_the_class_tokens_position_first(saved, same_function, tmp_path):
+    """Against timm's reader, which knows these names as well; writing gives current names and the same function."""
+    _, path = saved()
+    arrays = {}
+    for name, value in arrays_of(path).items():
+        for new, old in OLD.items():
+            name = name.replace(new, old)
+        arrays[name.removeprefix("params/")] = value
+    table = arrays["Transformer/posembed_input/pos_embedding"]
+    arrays["Transformer/posembed_input/pos_embedding"] = np.concatenate([table[:, :1] - 1, table], axis=1)
+    old = write(tmp_path / "old.npz", arrays)
+    model = load(old)
+    assert model.config.position_on_prefix
+    theirs = VisionTransformer(
+        **{k: v for k, v in SMALL.items() if k != "mlp_dim"}, mlp_ratio=1.5,
+        act_layer=partial(nn.GELU, approximate="tanh"),
+    ).eval()  # fmt: skip
+    with torch.no_grad():
+        theirs.load_pretrained(str(old))
+    same_function(model, theirs)
+    save(model, tmp_path / "new.npz")
+    current = load(tmp_path / "new.npz")
+    assert not current.config.position_on_prefix
+    same_function(model, current)
+
+
+def test_stacked_blocks(saved, same_function, tmp_path):
+    model, path = saved()
+    arrays = arrays_of(path)
+    first = "params/Transformer/encoderblock_0/"
+    for name in [n for n in arrays if n.startswith(first)]:
+        each = [arrays.pop(name.replace("_0/", f"_{i}/", 1)) for i in range(2)]
+        arrays[name.replace("encoderblock_0/", "encoderblock/")] = np.stack(each)
+    same_function(model, load(write(tmp_path / "scan.npz", arrays)))
+
+
+def test_bfloat16_and_the_tensors_of_another_tower(saved, tmp_path):
+    model, path = saved(**POOLS["map"])
+    model.bfloat16().float()
+    arrays = {}
+    for name, value in arrays_of(path).items():
+        halved = torch.from_numpy(value).bfloat16().view(torch.int16).numpy()
+        arrays[name.replace("params/", "params/img/")] = halved.view("V2")  # as numpy keeps bfloat16
+    arrays |= {"params/t": np.ones(1), "params/txt/Embed_0/embedding": np.ones((3, 2))}
+    path = write(tmp_path / "two.npz", arrays)
+    again = load(path).state_dict()
+    assert all(torch.equal(value, again[name]) for name, value in model.state_dict().items())
+    account = coverage(path)
+    assert account.left_out == tuple((n, "outside the model's params/img/") for n in list(arrays)[-2:])
+    assert account.assumed == ("eps of all norms 1e-06", "activation=gelu_tanh", "img_size=(32, 32)")
+
+
+def test_settings_that_are_known_to_be_otherwise(saved):
+    _, path = saved()
+    model = load(path, eps=1e-3, activation="gelu", drop_path=0.1)
+    assert model.config.attn.before == NormConfig("layer", 1e-3)
+    assert (model.config.activation, model.config.drop_path) == ("gelu", 0.1)
+    assert model.blocks[0].norm1.eps == model.norm.eps == 1e-3
+
+
+def without(*parts):
+    return lambda arrays: {n: v for n, v in arrays.items() if not any(part in n for part in parts)}
+
+
+def reshaped(name, *shape):
+    return lambda arrays: arrays | {f"params/{name}": np.ones(shape, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("mend", "settings", "says"),
+    [
+        (without("encoderblock_1/MlpBlock_0/Dense_0/bias"), {}, "Tensors missing: .*encoderblock_.*Dense_0/bias"),
+        (without("query/kernel"), {}, "no tensor .*query/kernel"),
+        (without("encoderblock_0/"), {}, "no tensor"),
+        (reshaped("extra", 3), {}, "without a place here: extra"),
+        (reshaped("head/kernel", 32, 4), {}, r"head.weight is \(4, 32\), needed \(5, 32\)"),
+        (reshaped("embedding/kernel", 3, 32), {}, "expected 4 axes"),
+        (reshaped("pos_embedding", 1, 15, 32), {}, "15 positions, which is no square"),
+        (reshaped("MAPHead_0/probe", 1, 1, 32), {}, "without a place here: MAPHead_0/probe"),
+        (without("pos_embedding"), {}, "no learned positions .* give img_size"),
+        (without(), {"img_size": 40}, r"16 positions, and img_size=\(40, 40\) needs 25 or 26"),
+        (without(), {"img_size": (30, 32)}, r"needs 12 or 13"),
+        (without(), {"num_heads": 2}, "says num_heads=4, not 2"),
+        (without(), {"in_chans": 1}, "says in_chans=3, not 1"),
+        (without(), {"num_head": 4}, "no setting 'num_head'. Did you mean 'num_heads'"),
+        (without(), {"depth": 1}, "without a place here: .*encoderblock"),
+    ],
+)
+def test_what_cannot_be_read_is_named(saved, tmp_path, mend, settings, says):
+    _, path = saved()
+    with pytest.raises(UserError, match=says):
+        load(write(tmp_path / "bad.npz", mend(arrays_of(path))), **settings)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "slot"),
+    [
+        ({"activation": "gelu"}, r"activation=gelu \(there: gelu_tanh\)"),
+        ({"pool": "avg"}, "class_token=True"),
+        ({"pool": "avg", "class_token": False, "norm_after_pool": True}, "norm_after_pool=True"),
+        ({"pool": "none"}, "pool=none"),
+        ({"mlp": BranchConfig(NormConfig("layer", 1e-5))}, "mlp.before=layer norm, eps 1e-05"),
+        ({"layer_scale": 0.1}, "layer_scale=0.1"),
+        ({"position": "none"}, "position=none"),
+    ],
+)
+def test_slots_without_counterpart_are_named(tmp_path, overrides, slot):
+    with pytest.raises(UserError, match=f"big_vision has no counterpart for: .*{slot}"):
+        save(small(**overrides), tmp_path / "model.npz")
+    assert not list(tmp_path.iterdir())

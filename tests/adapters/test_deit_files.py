@@ -1,0 +1,167 @@
+"""State dicts with the names of DeiT and timm as files: inference of the config, DeiT III, safety, what is refused."""
+
+import argparse
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.models.vision_transformer import VisionTransformer
+
+import vitmods as vm
+from vitmods.adapters import coverage, from_timm, load, save
+from vitmods.config import NormConfig
+from vitmods.errors import UserError
+
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 2, "num_heads": 3, "num_classes": 5}
+
+
+@pytest.fixture
+def small(scatter):
+    return lambda **options: scatter(VisionTransformer(**(SMALL | options)))
+
+
+OPTIONS = [
+    {},
+    {"global_pool": "avg"},
+    {"global_pool": "map"},
+    {"class_token": False, "global_pool": "avg", "fc_norm": False},
+    {"reg_tokens": 4, "no_embed_class": True},
+    {"init_values": 0.1, "no_embed_class": True},
+    {"qk_norm": True, "num_heads": 2},
+    {"scale_attn_norm": True, "scale_mlp_norm": True},
+    {"pre_norm": True},
+    {"qkv_bias": False, "mlp_ratio": 2.5},
+    {"norm_layer": timm.layers.RmsNorm},
+    {"num_classes": 0, "in_chans": 1},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("form", ["pth", "safetensors"])
+def test_every_option_that_tensors_tell(small, same_function, tmp_path, options, form):
+    theirs, path = small(**options), tmp_path / f"model.{form}"
+    if form == "pth":
+        torch.save({"model": theirs.state_dict()}, path)
+    else:
+        save_file(theirs.state_dict(), path)
+    ours = load(path)
+    size = (ours.config.in_chans, 32, 32)
+    assert ours.config.with_(layer_scale=None) == from_timm(theirs).config.with_(layer_scale=None)
+    same_function(theirs, ours, size)
+
+
+@pytest.mark.parametrize("wrap", ["plain", "state_dict", "distributed", "half", "with arguments"])
+def test_forms_of_the_file(small, tmp_path, wrap):
+    theirs = small().bfloat16().float()
+    tensors = theirs.state_dict()
+    whole = {
+        "plain": tensors,
+        "state_dict": {"state_dict": tensors, "epoch": 3},
+        "distributed": {"model": {f"module.{n}": t for n, t in tensors.items()}},
+        "half": {n: t.bfloat16() for n, t in tensors.items()},
+        "with arguments": {"model": tensors, "args": argparse.Namespace(lr=0.1), "epoch": 3},
+    }[wrap]
+    torch.save(whole, tmp_path / "model.pth")
+    found = load(tmp_path / "model.pth").state_dict()
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+    assert found["head.weight"].dtype == torch.float32
+
+
+CONFIGS = [{}, {"position_on_prefix": False}, {"position_on_prefix": False, "layer_scale": 0.1}, {"num_classes": 0}]
+
+
+@pytest.mark.parametrize("overrides", CONFIGS, ids=str)
+def test_there_and_back(scatter, same_function, tmp_path, overrides):
+    ours = scatter(vm.vit(config(**overrides)))
+    save(ours, tmp_path / "deit.pth")
+    tensors = torch.load(tmp_path / "deit.pth", weights_only=True)["model"]
+    assert ("blocks.1.gamma_2" in tensors) == ("layer_scale" in overrides)
+    again = load(tmp_path / "deit.pth")
+    assert again.config.with_(layer_scale=None) == ours.config.with_(layer_scale=None)
+    same_function(ours, again)
+    if "layer_scale" in overrides:  # timm reads DeiT III's names too
+        theirs = timm.create_model("deit3_small_patch16_224", **SMALL)
+        theirs.load_state_dict(timm.models.vision_transformer.checkpoint_filter_fn(tensors, theirs, True))
+        same_function(ours, theirs.eval())
+
+
+def config(**overrides):
+    return vm.ViTConfig.from_name("Ti2/8", **({"img_size": 32, "num_classes": 5} | overrides))
+
+
+def test_what_is_assumed_is_listed_and_can_be_said(small, tmp_path):
+    torch.save(small().state_dict(), tmp_path / "a.pth")
+    assert coverage(tmp_path / "a.pth").assumed == (
+        "activation=gelu", "eps of all norms 1e-06", "img_size=(32, 32)", "num_heads=3", "pool=token",
+    )  # fmt: skip
+    said = {"num_heads": 6, "img_size": (16, 64), "eps": 1e-5, "activation": "gelu_tanh", "pool": "avg"}
+    assert coverage(tmp_path / "a.pth", **said).assumed == ("eps of all norms 1e-05",)
+    model = load(tmp_path / "a.pth", **said)
+    assert (model.config.num_heads, model.config.grid, model.config.pool) == (6, (2, 8), "avg")
+    assert model.config.final_norm == NormConfig("layer", 1e-5)
+
+
+@pytest.mark.parametrize("width", [192, 384, 768, 1024, 1280])
+def test_heads_of_published_widths(width):
+    from vitmods.adapters.infer import heads_of_width
+
+    names = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}
+    with torch.device("meta"):
+        theirs = timm.create_model(f"vit_{names[width]}_patch{14 if width == 1280 else 16}_224", depth=1)
+    assert heads_of_width("", width) == theirs.blocks[0].attn.num_heads
+
+
+def test_an_unpublished_width_needs_the_heads(small, tmp_path):
+    torch.save(small(embed_dim=64, num_heads=2).state_dict(), tmp_path / "a.pth")
+    with pytest.raises(UserError, match="no published ViT is 64 wide: give num_heads"):
+        load(tmp_path / "a.pth")
+    assert load(tmp_path / "a.pth", num_heads=2).config.num_heads == 2
+
+
+def edited(tensors, **changes):
+    return {**tensors, **{name.replace("__", "."): torch.ones(value) for name, value in changes.items()}}
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        ({"dist_token": (1, 1, 192)}, "no slot for a distillation token"),
+        ({"blocks__0__attn1__qkv__weight": (1,)}, "no slot for parallel blocks"),
+        ({"blocks__0__norm11__weight": (1,)}, "no slot for parallel blocks"),
+        ({"blocks__1__attns__1__qkv__weight": (1,)}, "no slot for parallel blocks"),
+        ({"patch_embed__proj__0__weight": (1,)}, "no slot for a stem of several"),
+        ({"blocks__0__attn__relative": (1,)}, "without a place here: blocks.*.attn.relative"),
+        ({"blocks__3__norm1__weight": (192,)}, r"blocks are numbered \[0, 1, 3\]"),
+        ({"blocks__1__mlp__fc1__weight": (10, 192)}, r"blocks.1.mlp.fc1.weight is \(10, 192\), needed \(768, 192\)"),
+        ({"pos_embed": (1, 18, 192)}, "18 positions, which is no square of patches with 1 tokens"),
+    ],
+)
+def test_what_cannot_be_read_is_named(small, tmp_path, edit, says):
+    torch.save(edited(small().state_dict(), **edit), tmp_path / "a.pth")
+    with pytest.raises(UserError, match=says):
+        load(tmp_path / "a.pth")
+
+
+def test_two_answers_are_no_answer(small, tmp_path):
+    """5 tokens before 4 patches have as many positions as 9 patches."""
+    tensors = edited(small(reg_tokens=4).state_dict(), pos_embed=(1, 9, 192))
+    torch.save(tensors, tmp_path / "a.pth")
+    with pytest.raises(UserError, match="more than one square of patches with 5 tokens before them: give img_size"):
+        load(tmp_path / "a.pth")
+    assert load(tmp_path / "a.pth", img_size=16).config.position_on_prefix
+    assert not load(tmp_path / "a.pth", img_size=24).config.position_on_prefix
+
+
+@pytest.mark.parametrize(
+    ("overrides", "slot"),
+    [
+        ({"layer_scale": 0.1}, "layer_scale=0.1"),
+        ({"activation": "gelu_tanh"}, "activation=gelu_tanh"),
+        ({"pool": "avg"}, "pool=avg"),
+        ({"reg_tokens": 1}, "reg_tokens=1"),
+    ],
+)
+def test_slots_without_counterpart_are_named(tmp_path, overrides, slot):
+    with pytest.raises(UserError, match=f"DeiT has no counterpart for: {slot}"):
+        save(vm.vit(config(**overrides)), tmp_path / "a.pth")

@@ -1,0 +1,175 @@
+"""What all adapters share: which models and files are refused, and why."""
+
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+import vitmods as vm
+from vitmods.adapters import coverage, from_timm, load, save, to_timm
+from vitmods.errors import UserError
+
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
+
+
+def small():
+    return VisionTransformer(**SMALL)
+
+
+def test_classes_of_no_library():
+    with pytest.raises(UserError, match=r"A Linear cannot be changed: give a vitmods ViT .* timm's or torchvision's"):
+        vm.apply(nn.Linear(2, 2), vm.DualPatchNorm())
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "inside"),
+    [(nn.DataParallel(nn.Linear(2, 2)), "model.module"), (type("OptimizedModule", (nn.Module,), {})(), "_orig_mod")],
+)
+def test_wrapped_models_are_asked_for(wrapper, inside):
+    with pytest.raises(UserError, match=f"wraps the model: give the model inside, .*{inside}"):
+        vm.apply(wrapper, vm.DualPatchNorm())
+
+
+@pytest.mark.parametrize("make", [small, lambda: vm.vit("mu/4", img_size=8)])
+def test_no_weights_and_half_precision(make):
+    convert = from_timm if make is small else to_timm
+    with torch.device("meta"):
+        empty = make()
+    with pytest.raises(UserError, match="on the meta device and has no weights: load them first"):
+        convert(empty)
+    for dtype in (torch.float16, torch.bfloat16):
+        with pytest.raises(UserError, match=f"in {str(dtype)[6:]}, .*in float32 \\(model.float\\(\\)\\)"):
+            convert(make().to(dtype))
+    mixed = make()
+    mixed.head.bfloat16()
+    with pytest.raises(UserError, match="in bfloat16, float32"):
+        convert(mixed)
+
+
+def test_shared_parameters():
+    model = small()
+    model.blocks[1].mlp = model.blocks[0].mlp
+    with pytest.raises(UserError, match="shares a parameter"):
+        from_timm(model)
+
+
+def test_broken_weights():
+    model = small()
+    model.head.bias.data.fill_(float("nan"))
+    with pytest.raises(UserError, match="outputs are not finite"):
+        from_timm(model)
+
+
+def test_a_difference_behind_the_features_is_found():
+    model = small()
+    model.head.register_forward_hook(lambda module, args, out: out + 1)
+    with pytest.raises(UserError, match="outputs differ"):
+        from_timm(model)
+
+
+def test_the_comparison_leaves_modes_and_random_state_alone():
+    model = small().train()
+    model.blocks[1].eval()
+    state = torch.random.get_rng_state()
+    from_timm(model)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert model.training
+    assert model.blocks[0].mlp.training
+    assert not model.blocks[1].mlp.training
+
+
+def test_the_account_of_a_model_object():
+    account = coverage(small())
+    assert [row.theirs for row in account.rows] == [(name,) for name in small().state_dict()]
+    with pytest.raises(UserError, match="leave num_heads out"):
+        coverage(small(), num_heads=2)
+
+
+class Code:
+    def __reduce__(self):
+        return print, ("this must never be printed",)
+
+
+def test_files_that_hold_code_are_not_opened(tmp_path, capsys):
+    torch.save({"model": {"weight": Code()}}, tmp_path / "a.pth")
+    (tmp_path / "b.pth").write_bytes(pickle.dumps(Code()))
+    for name in ("a.pth", "b.pth"):
+        with pytest.raises(UserError, match="holds more than tensors"):
+            load(tmp_path / name)
+    np.savez(tmp_path / "c.npz", **{"Transformer/encoder_norm/scale": np.array([Code()], dtype=object)})
+    with pytest.raises(UserError, match="cannot be read"):
+        load(tmp_path / "c.npz")
+    assert capsys.readouterr().out == ""
+
+
+def damaged(path):
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.pth", "a.safetensors"])
+def test_damaged_and_empty_files(tmp_path, name):
+    path = tmp_path / name
+    model = vm.vit("mu/8", img_size=32, num_classes=5, activation="gelu_tanh" if name == "a.npz" else "gelu")
+    save_file(model.state_dict(), path) if name == "a.safetensors" else save(model, path)
+    damaged(path)
+    with pytest.raises(UserError, match=name):
+        load(path)
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match=name):
+        load(path)
+
+
+def test_other_files(tmp_path):
+    with pytest.raises(UserError, match="There is no"):
+        load(tmp_path / "a.pth")
+    (tmp_path / "a.zip").write_bytes(b"")
+    with pytest.raises(UserError, match=r"files that can be read end in \.npz"):
+        load(tmp_path / "a.zip")
+    with pytest.raises(UserError, match=r"holds neither model\.safetensors"):
+        load(tmp_path)
+    save_file({"fc.weight": torch.ones(2)}, tmp_path / "a.safetensors")
+    with pytest.raises(UserError, match=r"holds no ViT .* its first are fc\.weight"):
+        load(tmp_path / "a.safetensors")
+    save_file({"conv_proj.weight": torch.ones(2)}, tmp_path / "a.safetensors")
+    with pytest.raises(UserError, match="torchvision's names"):
+        load(tmp_path / "a.safetensors")
+    for whole in ([torch.ones(1)], {"epoch": 3}, {}):
+        torch.save(whole, tmp_path / "a.pth")
+        with pytest.raises(UserError, match=r"a\.pth"):
+            load(tmp_path / "a.pth")
+    with zipfile.ZipFile(tmp_path / "a.npz", "w"):
+        pass
+    with pytest.raises(UserError, match="empty"):
+        load(tmp_path / "a.npz")
+
+
+def test_save_says_how_to_write_other_forms(tmp_path):
+    with pytest.raises(UserError, match="to_timm, to_torchvision, to_huggingface"):
+        save(vm.vit("mu/4", img_size=8), tmp_path / "model.safetensors")
+
+
+def test_importing_the_adapters_imports_no_library():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, vitmods as vm; vm.adapters.load; vm.apply(vm.vit('mu/4'), vm.DualPatchNorm());"
+        "print(sorted({'timm', 'torchvision', 'transformers', 'safetensors'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_every_public_name_is_there():
+    for name in vm.adapters.__all__:
+        assert callable(getattr(vm.adapters, name))
+        assert name in dir(vm.adapters)
+    with pytest.raises(AttributeError, match="from_keras"):
+        _ = vm.adapters.from_keras
+    assert vm.adapters.from_timm(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)).config.depth == 1

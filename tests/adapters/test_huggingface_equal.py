@@ -1,0 +1,196 @@
+"""Hugging Face's ViTs as ours and back, as objects and as saved folders: outputs, gradients, and what is refused."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import vitmods as vm
+from vitmods.adapters import coverage, from_huggingface, load, to_huggingface
+from vitmods.config import BranchConfig, NormConfig
+from vitmods.errors import UserError
+
+transformers = pytest.importorskip("transformers", reason="needs the hf extra: pip install 'vitmods[hf]'")
+
+
+def small(kind="ViTForImageClassification", more=None, **options):
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    sizes = {"image_size": 32, "patch_size": 8, "num_labels": 5}
+    return getattr(transformers, kind)(transformers.ViTConfig(**{**shape, **sizes, **options}), **(more or {}))
+
+
+def output(model):
+    """What our ViT gives for a model of theirs."""
+
+    def call(images):
+        found = model(images)
+        if hasattr(found, "logits"):
+            return found.logits
+        return found.last_hidden_state[:, 0] if found.pooler_output is None else found.pooler_output
+
+    return call
+
+
+MODELS = {
+    "classification": {},
+    "pooler": {"kind": "ViTModel"},
+    "no pooler": {"kind": "ViTModel", "more": {"add_pooling_layer": False}},
+    "eps": {"layer_norm_eps": 1e-3},
+    "no qkv bias": {"qkv_bias": False},
+    "not square": {"image_size": [32, 48], "patch_size": [8, 16], "num_channels": 1},
+    "eager attention": {"attn_implementation": "eager"},
+    **{
+        act: {"hidden_act": act}
+        for act in ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python", "gelu_accurate")
+    },
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_there_and_back(scatter, same_function, name):
+    theirs = scatter(small(**MODELS[name]))
+    ours = from_huggingface(theirs)
+    size = (ours.config.in_chans, *ours.config.img_size)
+    same_function(output(theirs), ours, size)
+    back = to_huggingface(ours)
+    assert type(back) is type(theirs)
+    same_function(output(theirs), output(back), size)
+    assert back.state_dict().keys() == theirs.state_dict().keys()
+    assert from_huggingface(back).config == ours.config
+
+
+@pytest.mark.parametrize("name", ["classification", "pooler", "no pooler", "eps", "not square", "gelu_fast"])
+@pytest.mark.parametrize("form", ["folder", "file"])
+def test_saved_folders(scatter, same_function, tmp_path, name, form):
+    theirs = scatter(small(**MODELS[name]))
+    theirs.save_pretrained(tmp_path)
+    ours = load(tmp_path if form == "folder" else tmp_path / "model.safetensors")
+    assert not ours.training
+    same_function(output(theirs), ours, (ours.config.in_chans, *ours.config.img_size))
+
+
+def test_names_of_version_4(scatter, same_function):
+    """Saved files and models of version 4 have other names inside a block than models of version 5."""
+    from vitmods.adapters.huggingface import read_saved
+
+    theirs = scatter(small())
+    names = {
+        "layers.": "encoder.layer.", "attention.q_proj": "attention.attention.query",
+        "attention.k_proj": "attention.attention.key", "attention.v_proj": "attention.attention.value",
+        "attention.o_proj": "attention.output.dense", "mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense",
+    }  # fmt: skip
+
+    def old(name):
+        for new, before in names.items():
+            name = name if before in name else name.replace(new, before)
+        return name
+
+    tensors = {old(name): value for name, value in theirs.state_dict().items()}
+    assert "vit.encoder.layer.0.attention.attention.query.weight" in tensors
+    ours, account = read_saved("old", tensors, theirs.config.to_dict())
+    same_function(output(theirs), ours.eval())
+    assert len(account.rows) == len(ours.state_dict())
+
+
+def test_changes_apply(scatter, same_function):
+    theirs = scatter(small())
+    theirs.train()
+    theirs.vit.embeddings.requires_grad_(False)
+    theirs.gradient_checkpointing_enable()
+    ours = vm.apply(theirs, vm.LayerScale(1.0))
+    assert ours.training
+    assert ours.grad_checkpointing
+    assert not ours.patch_embed.proj.weight.requires_grad
+    assert not ours.cls_token.requires_grad
+    assert ours.blocks[0].attn.qkv.weight.requires_grad
+    same_function(output(theirs.eval()), ours.eval())
+    assert "patch_embed.norm_before" in vm.diff(theirs, vm.apply(theirs, vm.DualPatchNorm())).added
+    back = to_huggingface(from_huggingface(theirs))
+    assert {n for n, p in back.named_parameters() if not p.requires_grad} == {
+        n for n in back.state_dict() if n.startswith("vit.embeddings")
+    }
+
+
+def test_what_is_not_used_is_listed(scatter):
+    theirs = scatter(small("ViTModel", {"use_mask_token": True}))
+    account = coverage(theirs)
+    assert [name for name, _ in account.left_out] == ["embeddings.mask_token"]
+    assert {n for row in account.rows for n in row.theirs} | {"embeddings.mask_token"} == set(theirs.state_dict())
+    assert "left out: embeddings.mask_token (stands for masked patches" in str(account)
+
+
+def is_query(name):
+    return name.endswith(("q_proj.weight", "query.weight"))
+
+
+def changed(act):
+    model = small()
+    act(model)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: small(hidden_act="relu"), "hidden_act relu"),
+        (lambda: small(hidden_act="quick_gelu"), "hidden_act quick_gelu"),
+        (lambda: small(hidden_dropout_prob=0.1), "hidden_dropout_prob above 0"),
+        (lambda: small("ViTModel", pooler_act="relu"), "pooler_act relu"),
+        (lambda: small("ViTModel", pooler_output_size=16), r"pre_logits.weight is \(16, 32\)"),
+        (lambda: small("ViTForMaskedImageModeling"), "ViTForMaskedImageModeling is not covered"),
+        (lambda: transformers.DeiTModel(transformers.DeiTConfig(num_hidden_layers=1)), "distillation token"),
+        (lambda: transformers.BertModel(transformers.BertConfig(num_hidden_layers=1)), "BertModel is not covered"),
+        (lambda: changed(lambda m: m.add_module("more", nn.Linear(2, 2))), "without a place here: more.bias"),
+        (lambda: small(dtype=torch.bfloat16).bfloat16(), r"in bfloat16.*model.float\(\)"),
+        (
+            lambda: changed(lambda m: m.vit.layernorm.register_forward_hook(lambda *args: args[-1] * 2)),
+            "tokens differ",
+        ),
+        (
+            lambda: changed(lambda m: [p.requires_grad_(False) for n, p in m.named_parameters() if is_query(n)]),
+            "a part of blocks.*.attn.qkv.weight .* is frozen",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_named(make, says):
+    with pytest.raises(UserError, match=says):
+        from_huggingface(make())
+
+
+NORM = NormConfig("layer", 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "slot"),
+    [
+        ({"pool": "avg"}, "pool=avg"),
+        ({"reg_tokens": 2}, "reg_tokens=2"),
+        ({"representation": True}, "representation=True"),
+        ({"proj_drop": 0.1}, "proj_drop=0.1"),
+        ({"mlp": BranchConfig(NORM)}, "mlp.before=layer norm, eps 0.001"),
+        ({"position_on_prefix": False}, "position_on_prefix=False"),
+    ],
+)
+def test_slots_without_counterpart_are_named(overrides, slot):
+    with pytest.raises(UserError, match=f"Hugging Face's ViT has no counterpart for: .*{slot}"):
+        to_huggingface(vm.vit("mu/4", img_size=8, **overrides))
+
+
+def test_saved_folders_that_cannot_be_read(tmp_path):
+    small().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="leave num_heads out"):
+        load(tmp_path, num_heads=2)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "vit_mae"}))
+    with pytest.raises(UserError, match="model_type vit_mae"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    with pytest.raises(UserError, match=r"without a place here: .*encoder.layer.\*"):
+        load(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(UserError, match=r"needs a readable config\.json"):
+        load(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00002.safetensors")
+    with pytest.raises(UserError, match="several files"):
+        load(tmp_path)

@@ -1,0 +1,140 @@
+"""torchvision's VisionTransformer as our ViT and back: outputs, gradients, and what is refused."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import vision_transformer
+from torchvision.models.vision_transformer import ConvStemConfig, VisionTransformer
+
+import vitmods as vm
+from vitmods.adapters import coverage, from_torchvision, to_torchvision
+from vitmods.errors import UserError
+
+
+def small(**options):
+    shape = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 48}
+    return VisionTransformer(**{**shape, "num_classes": 5, **options})
+
+
+OPTIONS = [
+    {},
+    {"representation_size": 32},
+    {"norm_layer": partial(nn.LayerNorm, eps=1e-3)},
+    {"dropout": 0.1, "attention_dropout": 0.2},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_there_and_back(scatter, same_function, options):
+    theirs = scatter(small(**options))
+    ours = from_torchvision(theirs)
+    same_function(theirs, ours)
+    back = to_torchvision(ours)
+    same_function(theirs, back)
+    assert back.state_dict().keys() == theirs.state_dict().keys()
+    assert from_torchvision(back).config == ours.config
+    assert {m.p for m in back.modules() if isinstance(m, nn.Dropout)} == {options.get("dropout", 0)}
+
+
+def test_dropout_is_read():
+    config = from_torchvision(small(dropout=0.1, attention_dropout=0.2)).config
+    assert (config.pos_drop, config.proj_drop, config.attn_drop) == (0.1, 0.1, 0.2)
+
+
+@pytest.mark.parametrize("name", ["vit_b_16", "vit_b_32", "vit_l_16", "vit_l_32", "vit_h_14"])
+def test_published_configs(name):
+    """Built without memory for weights; the config is that of the published size."""
+    size = {"b": "B", "l": "L", "h": "H"}[name[4]]
+    with torch.device("meta"):
+        theirs = getattr(vision_transformer, name)()
+    with pytest.raises(UserError, match="meta device"):
+        from_torchvision(theirs)
+    from vitmods.adapters.torchvision import _read_config
+
+    assert _read_config(theirs) == vm.ViTConfig.from_name(f"{size}/{name[-2:]}")
+
+
+def test_vit_b_16_with_another_head_and_changes(scatter, same_function):
+    theirs = vision_transformer.vit_b_16(image_size=32)
+    theirs.encoder.layers = theirs.encoder.layers[:2]
+    theirs.heads.head = nn.Linear(768, 37)
+    scatter(theirs)
+    theirs.conv_proj.requires_grad_(False)
+    same = vm.apply(theirs, vm.LayerScale(1.0))
+    same_function(theirs, same)
+    assert same.config.num_classes == 37
+    assert [n for n, p in same.named_parameters() if not p.requires_grad] == [
+        "patch_embed.proj.weight",
+        "patch_embed.proj.bias",
+    ]
+    assert same.pretrained_cfg["mean"] == (0.485, 0.456, 0.406)
+
+
+@pytest.mark.parametrize("place", ["heads", "heads.head"])
+def test_without_a_head(scatter, same_function, place):
+    theirs = scatter(small())
+    theirs.set_submodule(place, nn.Identity())
+    ours = from_torchvision(theirs)
+    assert ours.config.num_classes == 0
+    same_function(theirs, ours)
+    same_function(theirs, to_torchvision(ours))
+
+
+def replaced(place, module):
+    model = small()
+    model.set_submodule(place, module)
+    return model
+
+
+STEM = [ConvStemConfig(8, 3, 2), ConvStemConfig(16, 3, 2), ConvStemConfig(24, 3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: small(conv_stem_configs=STEM), "convolutional stem"),
+        (lambda: replaced("heads", nn.Linear(32, 5)), r"heads that were replaced"),
+        (lambda: replaced("heads.head", nn.Sequential(nn.Linear(32, 5))), "head Sequential"),
+        (lambda: replaced("encoder.ln", nn.BatchNorm1d(17)), "norm BatchNorm1d"),
+        (lambda: replaced("encoder.dropout", nn.Dropout(0.3)), "dropout rates"),
+        (lambda: small(representation_size=24), r"pre_logits.weight is \(24, 32\), needed \(32, 32\)"),
+        (lambda: replaced("extra", nn.Linear(2, 2)), r"without a place here: extra.bias, extra.weight"),
+        (
+            lambda: replaced("encoder.layers.encoder_layer_0.ln_1", nn.LayerNorm(32, 1e-6, bias=False)),
+            "missing: .*ln_1.bias",
+        ),
+        (lambda: replaced("encoder.layers.encoder_layer_1.ln_1", nn.LayerNorm(32, eps=1e-7)), "different eps"),
+        (lambda: vision_transformer.Encoder(5, 1, 2, 32, 48, 0.0, 0.0), "Encoder is not covered"),
+    ],
+)
+def test_what_cannot_be_read_is_named(make, says):
+    with pytest.raises(UserError, match=says):
+        from_torchvision(make())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "slot"),
+    [
+        ({"img_size": (8, 16)}, r"img_size=\(8, 16\)"),
+        ({"in_chans": 1}, "in_chans=1"),
+        ({"pool": "avg"}, "pool=avg"),
+        ({"layer_scale": 0.1}, "layer_scale=0.1"),
+        ({"activation": "gelu_tanh"}, "activation=gelu_tanh"),
+        ({"pos_drop": 0.1}, "pos_drop=0.1"),
+    ],
+)
+def test_slots_without_counterpart_are_named(overrides, slot):
+    with pytest.raises(UserError, match=f"torchvision's VisionTransformer has no counterpart for: {slot}"):
+        to_torchvision(vm.vit("mu/4", **({"img_size": 8} | overrides)))
+
+
+def test_the_account_lists_every_tensor():
+    model = small()
+    account = coverage(model)
+    assert {name for row in account.rows for name in row.theirs} == set(model.state_dict())
+    text = str(account)
+    assert "34 tensors" not in text
+    assert f"{len(model.state_dict())} tensors read, 0 left out, none missing" in text
+    assert "encoder_layer_*.self_attention.in_proj_weight -> blocks.*.attn.qkv.weight  (2x)" in text
