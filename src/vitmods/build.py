@@ -12,6 +12,7 @@ from .layers import (
     Block,
     BranchNorms,
     DualPatchNormStem,
+    DynamicTokenNorm,
     LayerNorm,
     LinearStem,
     Mlp,
@@ -20,7 +21,7 @@ from .layers import (
 )
 from .layers.position import sincos2d
 
-NORMS: dict[str, Any] = {"layer": LayerNorm, "rms": RMSNorm}
+NORMS: dict[str, Any] = {"layer": LayerNorm, "rms": RMSNorm, "dynamic_token": DynamicTokenNorm}
 
 
 def norm_factory(config: NormConfig | None, **model: Any) -> Any:
