@@ -193,7 +193,7 @@ class DynamicTokenNorm(nn.Module):
         return y.flatten(-2) * weight + bias
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_cached": None}  # type: ignore[misc]
+        return {**super().__getstate__(), "_cached": None}
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, grid_size={self.grid_size}, eps={self.eps}, variant={self.variant}"
