@@ -24,7 +24,7 @@ venv: $(READY)  ## make .venv with the locked dependencies and vitmods itself
 
 $(READY): requirements.lock pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON). Install Python 3.11, 3.12 or 3.13, or name one: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { echo "vitmods needs Python 3.11, 3.12 or 3.13; $(PYTHON) is $$($(PYTHON) -V). Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { echo "vitmods needs Python 3.11, 3.12 or 3.13; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make environments. Install its venv module (Debian, Ubuntu: apt-get install python3-venv)." >&2; exit 1; }
 	@echo "Making $(VENV): the first time this downloads PyTorch and takes a few minutes."
 	$(PYTHON) -m venv $(VENV)
@@ -55,7 +55,7 @@ format: $(READY)  ## let ruff mend what it can
 lock:  ## rebuild requirements.lock from pyproject.toml (needs uv)
 	@command -v $(UV) >/dev/null || { echo "make lock needs uv: python3 -m pip install uv" >&2; exit 1; }
 	$(UV) pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
-		--no-emit-index-url --no-annotate --no-header --output-file requirements.lock
+		--quiet --no-emit-index-url --no-annotate --no-header --output-file requirements.lock
 
 clean:  ## remove the environment and what tools have cached; runs/ stays
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

@@ -9,8 +9,6 @@ a step first, whose difference to each other shows what the clock cannot resolve
 """
 
 import argparse
-import json
-import platform
 import statistics
 import tempfile
 import time
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from paired import one_thread, report
 from torch import nn
 
 import vitmods as vm
@@ -31,7 +30,7 @@ from vitmods.train.logs import ProgressBar
 from vitmods.train.optim import make_optimizer
 from vitmods.train.schedule import cosine_with_warmup
 
-STEPS, BLOCK, GOAL_US = 3000, 60, 300.0  # rows are logged twice a block
+STEPS, BLOCK = 3000, 60  # rows are logged twice a block
 RECIPE = Recipe(epochs=1, batch_size=8)
 BATCH = Batch(
     torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 10, torch.arange(8)
@@ -93,11 +92,13 @@ def bare_step() -> Callable[[int], None]:
     return work
 
 
-def quartiles(seconds: list[float], bare: list[float]) -> list[float]:
-    """Of the difference in us a step, over blocks of steps, so that what happens now and then is counted."""
+def summary(seconds: list[float], bare: list[float]) -> dict[str, float]:
+    """Microseconds a step, and what is added to bare, over blocks of steps: what happens now and then is counted."""
     blocks = range(BLOCK, STEPS - BLOCK, BLOCK)  # the first block warms up
     added = [sum(seconds[i : i + BLOCK]) - sum(bare[i : i + BLOCK]) for i in blocks]
-    return [round(q / BLOCK * 1e6, 1) for q in statistics.quantiles(added, n=4)]
+    low, middle, high = (q / BLOCK * 1e6 for q in statistics.quantiles(added, n=4))
+    step = statistics.median(seconds) * 1e6
+    return {"us_per_step": step, "added_us": middle, "added_us_low": low, "added_us_high": high}
 
 
 def measure(tensorboard: bool) -> dict[str, Any]:
@@ -106,32 +107,19 @@ def measure(tensorboard: bool) -> dict[str, Any]:
         options = {"folder": Path(folder), "device": "cpu", "tensorboard": tensorboard}
         run = TrialRun(make_model(), Classification(), turns, RECIPE, **options)
         run.run(StopRequest(), ProgressBar(False, "", STEPS, 0))
-    turns.seconds["ours"] += [0.0] * (STEPS - len(turns.seconds["ours"]))  # the last step has no successor
-    bare = turns.seconds["bare"]
-    return {
-        "bare_us": round(statistics.median(bare) * 1e6, 1),
-        "added_us_quartiles": quartiles(turns.seconds["ours"], bare),
-        "bare_again_us_quartiles": quartiles(turns.seconds["bare again"], bare),
-    }
+    return {name: summary(seconds, turns.seconds["bare"]) for name, seconds in turns.seconds.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder for the result as JSON")
-    out = parser.parse_args().out
-    torch.set_num_threads(1)
-    result = {
-        "unit": "us a step, CPU clock, one thread",
-        "goal_us": GOAL_US,
+    parser.add_argument("--out", type=Path, help="folder for the JSON")
+    options = parser.parse_args()
+    one_thread()
+    results = {
         "without TensorBoard": measure(tensorboard=False),
         "with TensorBoard": measure(tensorboard=True),
-        "torch": torch.__version__,
-        "machine": f"{platform.system()} {platform.machine()}",
     }
-    print(json.dumps(result, indent=1))
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / f"loop_overhead-{platform.machine()}-cpu.json").write_text(json.dumps(result, indent=1) + "\n")
+    report("loop_overhead", results, options.out)
 
 
 if __name__ == "__main__":

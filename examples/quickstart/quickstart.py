@@ -20,7 +20,7 @@ def compare_two_arms(out: str) -> None:
         base="mu2/2",
         arms={"rms": [vm.Norm("rms")], "post-norm": [vm.Placement(attn="post", mlp="post")]},
         data="digits",
-        recipe=vm.recipes.digits(epochs=10).with_(lr=8e-3),
+        recipe=vm.recipes.digits(epochs=10),
         seeds=3,
     )
     result = study.run(out, cost_seconds=5)

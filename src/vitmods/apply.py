@@ -29,7 +29,7 @@ def apply(model: nn.Module, *changes: Change) -> ViT:
     """
     check_conflicts(changes)
     old = as_vit(model)
-    config, weights = old.config, dict(old.state_dict())
+    config, weights = old.config, {name: value.clone() for name, value in old.state_dict().items()}
     for change in changes:
         config, weights = _apply_one(change, config, weights)
     new = _build(config, weights, old)
@@ -81,7 +81,10 @@ def _edit_one(change: Change, config: ViTConfig) -> ViTConfig:
 
 def _apply_one(change: Change, config: ViTConfig, weights: Weights) -> tuple[ViTConfig, Weights]:
     edited = _edit_one(change, config)
-    carried = change.carry(weights, config, edited)
+    versions = {name: value._version for name, value in weights.items()}
+    carried = change.carry(dict(weights), config, edited)
+    written = [name for name, value in weights.items() if value._version != versions[name]]
+    assert not written, f"'{change}' writes into {written[0]} in place: `carry` must make new tensors"
     drops = change.drops(config, edited)
     _check_carried(change, weights, carried, drops)
     gone = {n for n in carried if carried[n] is weights.get(n) and any(fnmatch(n, pattern) for pattern in drops)}

@@ -146,6 +146,18 @@ def test_weights_that_are_promised_and_altered_or_lost_are_caught(base, liar, pr
         vm.apply(base, liar(promise, with_layer_scale(1.0), carry))
 
 
+def in_place(weights):
+    weights["head.weight"].mul_(2)
+    return weights
+
+
+def test_a_carry_that_writes_in_place_is_caught_and_the_old_model_is_as_it_was(base, liar):
+    before = base.head.weight.clone()
+    with pytest.raises(AssertionError, match=r"head\.weight in place"):
+        vm.apply(base, liar("nothing", with_layer_scale(0.5), in_place))
+    assert torch.equal(base.head.weight, before)
+
+
 def test_a_function_that_is_promised_and_altered_is_caught(base, liar):
     with pytest.raises(AssertionError, match="promised the same function"):
         vm.apply(base, liar("function", with_layer_scale(0.99)))

@@ -9,10 +9,11 @@ import torch
 
 import vitmods as vm
 from vitmods import data
-from vitmods.recipes import digits
+from vitmods.recipes import Recipe
 from vitmods.tasks import Classification
 from vitmods.train import train_trial
 
+RECIPE = Recipe(epochs=3, batch_size=40, lr=5e-3, crop="none", flip=0.0, eval_crop=1.0)
 WALL = ("wall_s", "pictures_per_s")
 
 
@@ -23,7 +24,7 @@ class Bench:
     pictures: object
 
     def recipe(self, **overrides):
-        return digits(epochs=3).with_(**{"batch_size": 40, **overrides})
+        return RECIPE.with_(**overrides)
 
     def pictures_for(self, recipe):
         return dataclasses.replace(self.pictures, recipe=recipe)
@@ -64,5 +65,4 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def bench():
-    recipe = digits(epochs=3).with_(batch_size=40)
-    return Bench(data.load("digits", img_size=(8, 8), in_chans=1, recipe=recipe, limit_train=160))
+    return Bench(data.load("digits", img_size=(8, 8), in_chans=1, recipe=RECIPE, limit_train=160))

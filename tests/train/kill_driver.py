@@ -22,7 +22,6 @@ import lightning_fabric  # noqa: E402, F401 - imported before the forks
 import tensorboard.summary.writer.record_writer  # noqa: E402, F401
 
 from vitmods import data  # noqa: E402
-from vitmods.recipes import digits  # noqa: E402
 from vitmods.tasks import Classification  # noqa: E402
 from vitmods.train import TrialRun, checkpoint, files, logs, trial  # noqa: E402
 
@@ -31,7 +30,7 @@ bench_module = importlib.util.module_from_spec(spec)
 sys.modules["bench"] = bench_module
 spec.loader.exec_module(bench_module)
 
-RECIPE = digits(epochs=3).with_(batch_size=40, accumulate=2, ema=0.9, mixup=0.2, crop="pad")  # 12 steps
+RECIPE = bench_module.RECIPE.with_(accumulate=2, ema=0.9, mixup=0.2, crop="pad")  # 12 steps
 random_numbers = random.Random(0)
 
 

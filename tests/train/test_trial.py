@@ -74,7 +74,7 @@ def test_a_finished_trial_is_not_run_again(bench, tmp_path):
 
 def test_other_settings_in_the_same_folder_are_refused_with_the_difference(bench, tmp_path):
     bench.train(tmp_path)
-    with pytest.raises(UserError, match=r"recipe\.lr was 0\.002, now 0\.1; recipe\.ema was None, now 0\.5\. Choose"):
+    with pytest.raises(UserError, match=r"recipe\.lr was 0\.005, now 0\.1; recipe\.ema was None, now 0\.5\. Choose"):
         bench.train(tmp_path, recipe=bench.recipe(lr=0.1, ema=0.5))
     with pytest.raises(UserError, match="seed was 0, now 1"):
         bench.train(tmp_path, seed=1)
@@ -253,3 +253,16 @@ def test_training_in_float32_with_foreign_models_needs_no_config(bench, tmp_path
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     assert bench.train(tmp_path, model)["status"] == "finished"
     assert json.loads((tmp_path / "config.json").read_text())["model"] == "Sequential"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_on_a_gpu_a_stopped_trial_goes_on_to_nearly_the_same_numbers(bench, tmp_path, precision):
+    options = {"recipe": bench.recipe(ema=0.9, precision=precision), "device": "cuda"}
+    expected = bench.train(tmp_path / "unbroken", bench.model(drop_path=0.2), **options)
+    task = Hooked().at(raise_signal(signal.SIGTERM), step=7)
+    with pytest.raises(Interrupted):
+        bench.train(tmp_path / "stopped", bench.model(drop_path=0.2), task=task, **options)
+    result = bench.train(tmp_path / "stopped", bench.model(drop_path=0.2), **options)
+    assert result["metrics"]["loss"] == pytest.approx(expected["metrics"]["loss"], rel=1e-2)

@@ -1,5 +1,6 @@
 """LayerScale: a learned factor for each channel of each branch's output."""
 
+import math
 from dataclasses import dataclass
 
 from ..config import ViTConfig
@@ -28,6 +29,8 @@ class LayerScale(Change):
     init: float = 1e-4
 
     def __post_init__(self) -> None:
+        if not math.isfinite(self.init):
+            raise UserError(f"layerscale(init=...) is a number, got {self.init}.")
         if self.init == 0:
             raise UserError(
                 "layerscale(init=0) would cut every branch off from its gradient: use a small number as 1e-4."

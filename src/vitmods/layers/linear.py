@@ -20,4 +20,4 @@ def _onednn_fits(x: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
     plain = x.device.type == "cpu" and x.dtype == torch.float32 and type(x) is Tensor
-    return plain and torch.backends.mkldnn.enabled and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return bool(plain and torch.backends.mkldnn.enabled) and hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -32,7 +32,7 @@ def default(epochs: int = 30) -> Recipe:
 def small_pictures(epochs: int = 30) -> Recipe:
     """Sets of small pictures (CIFAR-10 and the like, 32 px): pad and crop, flip, label smoothing 0.1.
 
-    Data: up to 64 px. Expected number: none published; see docs/recipes.md for our own.
+    Data: up to 64 px. Expected number: none published.
     """
     return Recipe(epochs=epochs, weight_decay=0.1, crop="pad", flip=0.5, label_smoothing=0.1, eval_crop=1.0)
 
@@ -40,7 +40,6 @@ def small_pictures(epochs: int = 30) -> Recipe:
 def digits(epochs: int = 40) -> Recipe:
     """scikit-learn's 1,797 handwritten digits (8 px, grey): no flip, which would change the class.
 
-    Data: `digits`. Expected number: about 95 to 96 % top-1 on a fifth of them, with mu3/2 in 760 steps; see
-    docs/recipes.md for our own.
+    Data: `digits`. Expected number: about 95 to 96 % top-1 on a fifth of them, with mu3/2 in 760 steps.
     """
     return Recipe(epochs=epochs, lr=8e-3, weight_decay=0.1, label_smoothing=0.1, crop="none", flip=0.0, eval_crop=1.0)

@@ -103,12 +103,13 @@ class TrialRunner:
     def __call__(self, trial: Trial) -> dict[str, Any]:
         """Train, or go on training, and return what result.json holds."""
         out = self.folder.trial(trial.arm.name, trial.seed)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("default")
-            try:
+        caught: list[warnings.WarningMessage] = []
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("default")
                 return self.train(trial, out)
-            finally:
-                _keep_warnings(out, caught)
+        finally:  # outside of the block, where showing a warning no longer records it
+            _keep_warnings(out, caught)
 
     def train(self, trial: Trial, out: Path) -> dict[str, Any]:
         """The same in any folder."""
