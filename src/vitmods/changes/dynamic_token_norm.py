@@ -54,8 +54,15 @@ class DynamicTokenNorm(Change):
                 raise UserError(
                     f"dtn({name}=...) cannot be '{getattr(self, name)}'. {nearest(getattr(self, name), known)}"
                 )
-        if self.blocks is not None and self.blocks < 1:
-            raise UserError(f"dtn(blocks=...) is a number of blocks, at least 1, got {self.blocks}.")
+        for name in ("blocks", "pool"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise UserError(f"dtn({name}=...) is a whole number, at least 1, got {getattr(self, name)}.")
+        if self.trade_off is not None and not 0 <= self.trade_off <= 1:
+            raise UserError(f"dtn(trade_off=...) is a share between 0 and 1, got {self.trade_off}.")
+        if not 0 < self.lambda_init < 1:
+            raise UserError(f"dtn(lambda_init=...) lies between 0 and 1, got {self.lambda_init}.")
+        if self.trade_off is not None and self.lambda_init != 0.5:
+            raise UserError("dtn(trade_off=...) fixes lambda, so that lambda_init has no effect: give one of them.")
 
     @property
     def fills(self) -> frozenset[str]:
@@ -69,6 +76,9 @@ class DynamicTokenNorm(Change):
                 f"dtn(blocks={blocks}) leaves no block in which the class token could join; the model has "
                 f"{config.depth}: give fewer."
             )
+        if any(side % self.pool for side in config.grid):
+            rows, columns = config.grid
+            raise UserError(f"dtn(pool={self.pool}) does not divide the grid of {rows} x {columns} tokens.")
         options = {
             k: getattr(self, k) for k in ("variant", "init", "trade_off", "kernel", "statistics", "lambda_init", "pool")
         }

@@ -7,9 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .separable import Grid, Layout, axis_kernel, separable_norm
+from .separable import Grid, Layout, axis_kernel, separable_norm, without_autocast
 
 Statistic = Literal["both", "mean", "variance"]
+CHOICES = {
+    "variant": ("paper", "released"),
+    "init": ("local", "noise"),
+    "kernel": ("learned", "uniform"),
+    "statistics": ("both", "mean", "variance"),
+}
 
 
 class DynamicTokenNorm(nn.Module):
@@ -72,6 +78,11 @@ class DynamicTokenNorm(nn.Module):
     ) -> None:
         super().__init__()
         _check(dim, num_heads, eps, trade_off, band, pool, lambda_init)
+        for name, value in (("variant", variant), ("init", init), ("kernel", kernel), ("statistics", statistics)):
+            if value not in CHOICES[name]:
+                raise ValueError(f"{name} is one of {', '.join(CHOICES[name])}, got '{value}'.")
+        if band is not None and kernel == "uniform":
+            raise ValueError("A band has a kernel of its own: leave kernel='uniform' out, or the band.")
         self.num_heads, self.eps, self.prefix_tokens = num_heads, eps, prefix_tokens
         self.grid_size = (1, grid_size) if isinstance(grid_size, int) else grid_size
         self.variant, self.init, self.statistics, self.band, self.pool = variant, init, statistics, band, pool
@@ -106,13 +117,14 @@ class DynamicTokenNorm(nn.Module):
             self.a[: len(peaks)] = torch.cat([-torch.ones_like(peaks[:, :1]), 2 * peaks], dim=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim == 4:
-            return self._normalise(x.flatten(1, 2), (x.shape[1], x.shape[2])).view(x.shape)
-        grid, prefix = self._grid_of(x), self.prefix_tokens
-        if not prefix:
-            return self._normalise(x, grid)
-        first = F.layer_norm(x[:, :prefix], (x.shape[-1],), self.weight, self.bias, self.eps).to(x.dtype)
-        return torch.cat([first, self._normalise(x[:, prefix:], grid)], dim=1)
+        with without_autocast(x):
+            if x.ndim == 4:
+                return self._normalise(x.flatten(1, 2), (x.shape[1], x.shape[2])).view(x.shape)
+            grid, prefix = self._grid_of(x), self.prefix_tokens
+            if not prefix:
+                return self._normalise(x, grid)
+            first = F.layer_norm(_wide(x[:, :prefix]), (x.shape[-1],), *self._affine(x), self.eps).to(x.dtype)
+            return torch.cat([first, self._normalise(x[:, prefix:], grid)], dim=1)
 
     def kernels(self, grid: Grid) -> tuple[Tensor, Tensor]:
         """P as its factors over columns and rows, (H, columns, columns) and (H, rows, rows), in float32.
@@ -164,13 +176,18 @@ class DynamicTokenNorm(nn.Module):
         if released:
             heads = wide.unflatten(-1, (self.num_heads, -1))
             wide = (heads * (heads.square().mean(-1, keepdim=True) + self.eps).rsqrt()).flatten(-2)
-        weight = torch.ones_like(wide[0, 0]) if self.weight is None else _wide(self.weight)
-        bias = torch.zeros_like(wide[0, 0]) if self.bias is None else _wide(self.bias)
+        weight, bias = self._affine(x)
         layout = Layout(grid, self.num_heads, self.eps, unbiased=released)
         if self.pool > 1:
             return self._pooled(wide, weight, bias, layout).to(x.dtype)
         px, py = self.kernels(grid)
         return separable_norm(wide, px, py, *self.lambdas(), weight, bias, layout).to(x.dtype)
+
+    def _affine(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.weight is None or self.bias is None:
+            one = _wide(x.new_ones(x.shape[-1]))
+            return one, torch.zeros_like(one)
+        return _wide(self.weight), _wide(self.bias)
 
     def _pooled(self, x: Tensor, weight: Tensor, bias: Tensor, layout: Layout) -> Tensor:
         """Statistics across tokens from averages of pool x pool tokens, which share them."""
@@ -182,8 +199,8 @@ class DynamicTokenNorm(nn.Module):
         small = small.unflatten(1, (self.num_heads, -1))  # (B, H, D, rows, columns)
         px, py = self.kernels((rows // pool, columns // pool))
         m, q = (torch.einsum("hrs,hcw,bhdsw->bhdrc", py, px, value) for value in (small, small * small))
+        v = (q - m.square()).clamp_min(0)
         m = m + image.mean((2, 3)).unflatten(1, (self.num_heads, -1))[..., None, None]
-        v = q - torch.einsum("hrs,hcw,bhdsw->bhdrc", py, px, small).square()
         spread = [t.flatten(1, 2).repeat_interleave(pool, 2).repeat_interleave(pool, 3).flatten(2).mT for t in (m, v)]
         m, v = (t.unflatten(-1, (self.num_heads, -1)) for t in spread)  # (B, T, H, D)
         lm, lv = (t[:, None] for t in self.lambdas())
@@ -237,3 +254,5 @@ def _check(
         raise ValueError(f"pool is 1 (none) or more, got {pool}.")
     if not 0 < lambda_init < 1:
         raise ValueError(f"lambda_init lies between 0 and 1, got {lambda_init}.")
+    if trade_off is not None and lambda_init != 0.5:
+        raise ValueError("trade_off fixes lambda, so lambda_init would have no effect: give one of them.")
