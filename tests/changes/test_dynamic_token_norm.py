@@ -145,6 +145,32 @@ def test_it_shares_no_slot_with_another_placement():
         vm.apply(build(), *vm.parse_changes("dtn+placement(attn=post)"))
 
 
+@pytest.mark.parametrize("other", ["normformer", "subln", "rms", "layerscale", "dpn"])
+def test_other_changes_reach_the_first_blocks_in_any_order(other):
+    both = vm.parse_changes(f"dtn(norms=both)+{other}")
+    first, last = vm.apply(build(depth=3), *both), vm.apply(build(depth=3), *reversed(both))
+    assert first.config == last.config
+    assert [type(m) for m in first.modules()] == [type(m) for m in last.modules()]
+    assert first.config.branches(0)[0].branch == first.config.branches(2)[0].branch
+    assert first.config.branches(0)[1].inner == first.config.branches(2)[1].inner
+
+
+def test_rms_after_dtn_keeps_the_biases_of_dtn():
+    base = build(depth=3)
+    for name, value in base.named_parameters():
+        if name.endswith("norm1.bias"):
+            torch.nn.init.normal_(value)
+    model = vm.apply(base, *vm.parse_changes("dtn+rms"))
+    assert torch.equal(model.blocks[0].norm1.bias, base.blocks[0].norm1.bias)
+    assert model.blocks[2].norm1.weight is not None
+    assert not [n for n, _ in model.named_parameters() if n.endswith("bias") and n.startswith("blocks.2.norm")]
+
+
+def test_placement_does_not_move_half_of_the_norms():
+    with pytest.raises(UserError, match="norms of their own"):
+        vm.apply(vm.apply(build(), vm.DynamicTokenNorm()), vm.Placement(attn="post", mlp="post"))
+
+
 def test_checkpoints_of_a_model_in_training():
     """Gradient checkpointing runs forward twice: the same gradients."""
     model = vm.apply(build(depth=2), vm.DynamicTokenNorm(norms="both")).train()

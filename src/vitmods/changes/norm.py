@@ -13,7 +13,7 @@ _BRANCH_SLOTS = ("before", "inner", "branch", "after")
 
 @dataclass(frozen=True)
 class Norm(Change):
-    """Every norm of the blocks and the final norm becomes LayerNorm or RMSNorm (Zhang & Sennrich, 2019).
+    """Every LayerNorm or RMSNorm of the blocks and at the end becomes the other (Zhang & Sennrich, 2019).
 
     RMSNorm is ``gamma * x / sqrt(mean(x^2) + eps)``: no mean is taken off and there is no bias, so the biases of the
     old norms are dropped and outputs differ. eps and the gains are kept. Norms of the stem belong to other changes.
@@ -39,36 +39,32 @@ class Norm(Change):
         return frozenset({"kind of norm"})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
-        return config.with_(
-            attn=self._edit_branch(config.attn),
-            mlp=self._edit_branch(config.mlp),
-            final_norm=self._edit_norm(config.final_norm),
-        )
+        edited = config.with_slots(self._edit_branch, self._edit_branch)
+        return edited.with_(final_norm=self._edit_norm(config.final_norm))
 
     def _edit_branch(self, branch: BranchConfig) -> BranchConfig:
         return replace(branch, **{slot: self._edit_norm(getattr(branch, slot)) for slot in _BRANCH_SLOTS})
 
     def _edit_norm(self, norm: NormConfig | None) -> NormConfig | None:
-        return norm and replace(norm, kind=self.kind)
+        return replace(norm, kind=self.kind) if norm and norm.kind in _KINDS else norm
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
         if self.kind != "rms":
             return weights
-        return {name: value for name, value in weights.items() if not _is_norm_bias(name)}
+        gone = self.drops(old, new)
+        return {name: value for name, value in weights.items() if not any(fnmatch(name, p) for p in gone)}
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
-        return _NORM_BIASES if self.kind == "rms" else ()
+        if self.kind != "rms":
+            return ()
+        slots = [_biases(i, branch, n) for i in range(new.depth) for n, branch in enumerate(new.branches(i))]
+        return "norm.bias", "fc_norm.bias", "attn_pool.norm.bias", *(name for names in slots for name in names)
 
 
-_NORM_BIASES = (
-    "norm.bias",
-    "fc_norm.bias",
-    "attn_pool.norm.bias",
-    "blocks.*.norm[12]*.bias",
-    "blocks.*.attn.norm.bias",
-    "blocks.*.mlp.norm.bias",
-)
+_PLACES = {"before": "norm{n}", "branch": "norm{n}_branch", "after": "norm{n}_after", "inner": "{branch}.norm"}
 
 
-def _is_norm_bias(name: str) -> bool:
-    return any(fnmatch(name, pattern) for pattern in _NORM_BIASES)
+def _biases(block: int, slots: BranchConfig, branch: int) -> list[str]:
+    """Names of the biases of a branch's norms that are RMSNorms now."""
+    found = [place for slot, place in _PLACES.items() if (norm := getattr(slots, slot)) and norm.kind == "rms"]
+    return [f"blocks.{block}.{p.format(n=branch + 1, branch=('attn', 'mlp')[branch])}.bias" for p in found]
