@@ -19,6 +19,7 @@ NORMS: dict[str, Any] = {
     "group": norms.GroupNorm,
     "power": norms.PowerNorm,
     "switchable": norms.SwitchableNorm,
+    "dynamic_token": norms.DynamicTokenNorm,
 }
 
 

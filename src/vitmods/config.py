@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -148,6 +148,15 @@ class ViTConfig:
             return self.first_blocks.attn, self.first_blocks.mlp
         return self.attn, self.mlp
 
+    def with_slots(
+        self, attn: Callable[[BranchConfig], BranchConfig], mlp: Callable[[BranchConfig], BranchConfig]
+    ) -> "ViTConfig":
+        """A copy in which both branches of all blocks are edited, those of the first blocks too."""
+        first = self.first_blocks
+        if first is not None:
+            first = dataclasses.replace(first, attn=attn(first.attn), mlp=mlp(first.mlp))
+        return self.with_(attn=attn(self.attn), mlp=mlp(self.mlp), first_blocks=first)
+
     def with_(self, **overrides: Any) -> "ViTConfig":
         """A copy with some fields replaced; an unknown field raises UserError naming the nearest."""
         known = [f.name for f in dataclasses.fields(self)]
@@ -200,17 +209,17 @@ class ViTConfig:
         return cls().with_(**(shape | overrides))
 
 
-# name: width, depth, width of the MLP, heads
+# name: width, depth, width of the MLP, heads; the last three are Dynamic Token Normalization's
 SIZES = {
     "mu": (32, 1, 128, 2),
     "Ti": (192, 12, 768, 3),
     "S": (384, 12, 1536, 6),
-    "T*": (192, 12, 768, 4),
-    "S*": (432, 12, 1728, 9),
-    "B*": (768, 12, 3072, 16),
     "B": (768, 12, 3072, 12),
     "L": (1024, 24, 4096, 16),
     "H": (1280, 32, 5120, 16),
+    "T*": (192, 12, 768, 4),
+    "S*": (432, 12, 1728, 9),
+    "B*": (768, 12, 3072, 16),
 }
 _TIMM_SIZES = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
 

@@ -13,18 +13,31 @@ def count_params(model: "nn.Module") -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def count_macs(config: ViTConfig) -> int:
+def count_macs(config: ViTConfig, dense_norms: bool = False) -> int:
     """Multiply-adds for one picture, as the papers count their FLOPs: matrix products alone, all tokens of all blocks.
 
     Per block 12 N C^2 + 2 N^2 C for an MLP of width 4 C, plus the patch projection, representation layer and head.
-    Norms, activations and softmax are not counted, nor is what the last block can leave out.
+    Norms, activations and softmax are not counted, nor is what the last block can leave out; the matrix products of
+    dynamic token norms are, in their separable form or with ``dense_norms`` as T x T matrices, which the papers do.
     """
-    c, n = config.embed_dim, config.num_patches + config.num_prefix_tokens
+    c = config.embed_dim
     patch_values = config.in_chans * config.patch_size[0] * config.patch_size[1]
-    attention = 4 * n * c * c + 2 * n * n * c
-    mlp = 2 * n * c * config.mlp_dim
+    blocks = sum(_block_macs(config, index, dense_norms) for index in range(config.depth))
     pool = 0
     if config.pool == "map":
         pool = 2 * c * c + 2 * config.num_patches * c * c + 2 * config.num_patches * c + 2 * c * config.mlp_dim
     head = c * config.num_classes + (c * c if config.representation else 0)
-    return config.depth * (attention + mlp) + config.num_patches * patch_values * c + pool + head
+    return blocks + config.num_patches * patch_values * c + pool + head
+
+
+def _block_macs(config: ViTConfig, block: int, dense_norms: bool) -> int:
+    c, n = config.embed_dim, config.num_patches + (config.num_prefix_tokens if block >= config.prefix_from else 0)
+    attention = 4 * n * c * c + 2 * n * n * c
+    return attention + 2 * n * c * config.mlp_dim + _norm_macs(config, block, dense_norms)
+
+
+def _norm_macs(config: ViTConfig, block: int, dense: bool) -> int:
+    """Two moments of every channel for each dynamic token norm before a branch."""
+    kinds = [branch.before.kind for branch in config.branches(block) if branch.before is not None]
+    reach = config.num_patches if dense else sum(config.grid)
+    return kinds.count("dynamic_token") * 2 * config.num_patches * reach * config.embed_dim

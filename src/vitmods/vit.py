@@ -178,6 +178,9 @@ class ViT(nn.Module):
         sizes = {"img_size": img_size or old.img_size, "patch_size": patch_size or old.patch_size}
         self.config = old.with_(**sizes)
         self.patch_embed.set_input_size(self.config.img_size, self.config.patch_size)
+        for module in self.modules():
+            if "grid_size" in getattr(module, "takes", ()):
+                module.grid_size = self.config.grid  # type: ignore[assignment]
         if self.pos_embed is None or self.config.grid == old.grid:
             return
         prefix = old.num_prefix_tokens if old.position_on_prefix else 0

@@ -41,7 +41,7 @@ def test_short_forms(text, changes):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("dnp", "'dpn'"),
+        ("dpm", "'dpn'"),
         ("normformr", "'normformer'"),
         ("sub-ln", "'subln'"),
         ("zzzzzz", "Known: .*dpn.*`vitmods changes`"),

@@ -91,7 +91,7 @@ def test_unknown_words_suggest_the_nearest(capsys):
     assert "Did you mean compare?" in refused(capsys, "compair")
     assert "--epochs" in refused(capsys, "compare", "--epoch", "3")
     assert "plain" in refused(capsys, "compare", "--recipe", "plane")
-    assert "dpn" in refused(capsys, "compare", "--arms", "dqn")
+    assert "dpn" in refused(capsys, "compare", "--arms", "dpm")
     assert "placement" in refused(capsys, "diff", "--arm", "placment")
     assert "S/16" in refused(capsys, "diff", "--base", "Z/16", "--arm", "dpn")
 

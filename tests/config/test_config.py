@@ -6,11 +6,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from vitmods import ViTConfig
-from vitmods.config import NORM_KINDS, BranchConfig, NormConfig, StemConfig, nearest
+from vitmods.config import NORM_KINDS, BranchConfig, FirstBlocks, NormConfig, StemConfig, nearest
 from vitmods.errors import UserError
 
-norms = st.builds(NormConfig, st.sampled_from(NORM_KINDS), st.floats(1e-12, 1.0), st.booleans())
+options = st.sampled_from([(), (("variant", "released"), ("pool", 2), ("trade_off", None))])
+norms = st.builds(NormConfig, st.sampled_from(NORM_KINDS), st.floats(1e-12, 1.0), st.booleans(), options)
 maybe_norm = st.none() | norms
+slots = st.builds(BranchConfig, maybe_norm, maybe_norm, maybe_norm, maybe_norm)
 probability = st.floats(0, 0.99)
 side = st.integers(1, 6)
 
@@ -38,8 +40,10 @@ def configs(draw):
         "position_norm_on_prefix": draw(st.booleans()),
         "class_token": draw(st.booleans()),
         "reg_tokens": draw(st.integers(0, 3)),
-        "attn": BranchConfig(*(draw(maybe_norm) for _ in range(4))),
-        "mlp": BranchConfig(*(draw(maybe_norm) for _ in range(4))),
+        "prefix_from": draw(st.sampled_from([0, 0, 1, 2])),
+        "attn": draw(slots),
+        "mlp": draw(slots),
+        "first_blocks": draw(st.none() | st.builds(FirstBlocks, st.integers(1, 4), slots, slots)),
         "head_scale": draw(st.booleans()),
         "layer_scale": draw(st.none() | st.floats(1e-6, 1)),
         "final_norm": draw(maybe_norm),
@@ -128,7 +132,7 @@ def test_timms_names_carry_the_picture_size_and_keywords_win():
         ("s/16", "'S/16'"),
         ("Tiny/16", "'Ti/16'"),
         ("vit_smal_patch16_224", "'vit_small_patch16_224'"),
-        ("S", "sizes: mu, Ti, S, B, L, H"),
+        ("S", r"sizes: mu, Ti, S, B, L, H, T\*, S\*, B\*"),
         ("S/16/2", "S/16"),
         ("S-1/16", "S/16"),
         ("", "S/16"),

@@ -1,5 +1,6 @@
 """The report as text: what it says, that it escapes what users name, and that it needs nothing from outside."""
 
+import dataclasses
 import json
 import re
 from html.parser import HTMLParser
@@ -7,6 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+import vitmods as vm
 from vitmods.errors import UserError
 from vitmods.study.report import read_results, write_report, write_samples
 from vitmods.study.report.drawing import draw
@@ -231,6 +233,20 @@ def test_drawings_mark_what_differs_from_base(synthetic, edit, words):
     for part in words:
         assert part in drawing
     assert "(" not in draw(base, base, "arm").split("aria-label=")[1].split(">")[0]
+
+
+def test_drawing_of_first_blocks_of_another_kind():
+    """What the first blocks are is drawn, how many they are is said, and where the class token joins."""
+    base = vm.ViTConfig.from_name("S/16")
+    arm = vm.DynamicTokenNorm().edit(base)
+    drawing = str(draw(dataclasses.asdict(arm), dataclasses.asdict(base), "arm"))
+    for part in (
+        "attention, 10 of 12 ×",
+        "10 blocks (new), + class token (new), 2 blocks (changed), LayerNorm, class token, head",
+        "Attention branch: Dynamic Token (changed), attention",
+        "MLP branch: LayerNorm, linear",
+    ):
+        assert part in drawing
 
 
 def test_a_seed_on_a_busy_machine_does_not_cut_off_the_others():

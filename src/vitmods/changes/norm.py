@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from .. import centre
-from ..config import BranchConfig, FirstBlocks, NormConfig, ViTConfig, nearest
+from ..config import BranchConfig, NormConfig, ViTConfig, nearest
 from ..errors import UserError
 from .base import Change, Preserves, Weights
 from .norm_weights import carry_norms, dropped_by_norms
@@ -96,13 +96,10 @@ class Norm(Change):
     def edit(self, config: ViTConfig) -> ViTConfig:
         if self._is_exact:
             return centre.rms_config(config)
-        return config.with_(
-            attn=self._edit_branch(config.attn),
-            mlp=self._edit_branch(config.mlp),
-            first_blocks=self._edit_first(config.first_blocks),
-            final_norm=config.final_norm if self.kind in _MIXING else self._edit_norm(config.final_norm),
-            pool_norm=config.pool_norm if self.kind in _MIXING else self._edit_norm(config.pool_norm),
-        )
+        final, pool = config.final_norm, config.pool_norm
+        if self.kind not in _MIXING:
+            final, pool = self._edit_norm(final), self._edit_norm(pool)
+        return config.with_slots(self._edit_branch, self._edit_branch).with_(final_norm=final, pool_norm=pool)
 
     def _edit_branch(self, branch: BranchConfig) -> BranchConfig:
         return replace(branch, **{slot: self._edit_norm(getattr(branch, slot)) for slot in _BRANCH_SLOTS})
@@ -111,9 +108,6 @@ class Norm(Change):
         if norm is None or norm.kind == "dynamic_token":
             return norm
         return replace(norm, kind=self.kind, options=self._options())
-
-    def _edit_first(self, first: FirstBlocks | None) -> FirstBlocks | None:
-        return first and replace(first, attn=self._edit_branch(first.attn), mlp=self._edit_branch(first.mlp))
 
     def _options(self) -> tuple[tuple[str, object], ...]:
         field = {"power": "warmup", "switchable": "batch", "scale": "gain"}.get(self.kind)

@@ -32,8 +32,5 @@ class NormFormer(Change):
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         norm = NormConfig("layer", self.eps)
-        return config.with_(
-            attn=replace(config.attn, branch=norm),
-            mlp=replace(config.mlp, inner=norm),
-            head_scale=self.head_scale or config.head_scale,
-        )
+        config = config.with_slots(lambda attn: replace(attn, branch=norm), lambda mlp: replace(mlp, inner=norm))
+        return config.with_(head_scale=self.head_scale or config.head_scale)

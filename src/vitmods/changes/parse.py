@@ -70,7 +70,7 @@ def _value(kind: type[Change], key: str, text: str) -> Any:
     if key not in names:
         hint = nearest(key, names) if names else "It has none."
         raise UserError(f"The change '{kind.name}' has no setting '{key}'. {hint}")
-    wanted = types[key]
+    wanted = next((t for t in typing.get_args(types[key]) if t in (int, float)), types[key])  # of "int | None"
     if wanted is bool:
         if text.lower() not in ("true", "false"):
             raise UserError(f"{kind.name}({key}=...) is true or false, got '{text}'.")

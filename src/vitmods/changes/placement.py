@@ -55,6 +55,10 @@ class Placement(Change):
         return frozenset(slots | {f"{b} norm {post}" for b in ("attn", "mlp") if "post" in getattr(self, b)})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
+        if config.first_blocks is not None:
+            raise UserError(
+                f"'{self}' moves the norms of all blocks, and the first blocks here have norms of their own."
+            )
         norm = _kind(config)
         attn, mlp = self._place(config.attn, self.attn, norm), self._place(config.mlp, self.mlp, norm)
         final = None if mlp.after else (config.final_norm or norm)

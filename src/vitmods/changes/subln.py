@@ -41,7 +41,7 @@ class SubLN(Change):
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         norm = NormConfig("layer", self.eps)
-        return config.with_(attn=replace(config.attn, inner=norm), mlp=replace(config.mlp, inner=norm))
+        return config.with_slots(lambda attn: replace(attn, inner=norm), lambda mlp: replace(mlp, inner=norm))
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
         if not self.rescale:

@@ -4,7 +4,7 @@ from .attention import Attention, AttentionPool
 from .block import Block, BranchNorms
 from .drop import DropPath, LayerScale
 from .mlp import Mlp
-from .norms import LayerNorm, RMSNorm, ScaleShift
+from .norms import DynamicTokenNorm, LayerNorm, RMSNorm, ScaleShift
 from .stems import DualPatchNormStem, LinearStem
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "BranchNorms",
     "DropPath",
     "DualPatchNormStem",
+    "DynamicTokenNorm",
     "LayerNorm",
     "LayerScale",
     "LinearStem",

@@ -2,6 +2,7 @@
 output in the input's type, explicit eps; ``token_wise`` says whether a token's output depends on that token alone."""
 
 from .batch import BatchNorm
+from .dynamic_token import DynamicTokenNorm
 from .group import GroupNorm
 from .instance import InstanceNorm
 from .layer import LayerNorm
@@ -13,6 +14,7 @@ from .switchable import SwitchableNorm
 
 __all__ = [
     "BatchNorm",
+    "DynamicTokenNorm",
     "GroupNorm",
     "InstanceNorm",
     "LayerNorm",

@@ -51,8 +51,9 @@ def draw(config: Config, base: Config | None = None, name: str = "model") -> Mar
     ]
     height = TOP + STEP * max(len(column) for column in columns) + 4
     width = 3 * COLUMN + 2 * GAP
-    depth = config.get("depth", "")
-    heads = ("model", f"attention, {depth} ×", f"MLP, {depth} ×")
+    depth, first = config.get("depth", ""), config.get("first_blocks")
+    times = f"{first['count']} of {depth} ×" if first else f"{depth} ×"
+    heads = ("model", f"attention, {times}", f"MLP, {times}")
     body = "".join(
         _draw_column(column, i * (COLUMN + GAP), head, residual=i > 0)
         for i, (column, head) in enumerate(zip(columns, heads))
@@ -101,15 +102,24 @@ def _through(config: Config) -> list[Box]:
         *_norm("stem.after", config["stem"].get("after")),
         *([Box("position", POSITIONS[config["position"]])] if config.get("position", "learn") in POSITIONS else []),
         *_norm("position_norm", config.get("position_norm")),
-        Box("blocks", f"{config.get('depth', '')} blocks"),
+        *_blocks(config),
         *(pool + final if config.get("norm_after_pool") else final + pool),
         Box("head", "head"),
     ]
 
 
+def _blocks(config: Config) -> list[Box]:
+    """All blocks as one box, or two where the class and register tokens join between them."""
+    depth, joins = config.get("depth", ""), config.get("prefix_from", 0)
+    if not joins:
+        return [Box("blocks", f"{depth} blocks")]
+    token = "+ class token" if config.get("class_token", True) else "+ register tokens"
+    return [Box("first", f"{joins} blocks"), Box("prefix", token, "slot"), Box("blocks", f"{depth - joins} blocks")]
+
+
 def _branch(config: Config, which: str) -> Iterator[Box]:
-    """One residual branch in the order of computation."""
-    slots, attention = config[which], which == "attn"
+    """One residual branch in the order of computation; of the first blocks where they differ from the others."""
+    slots, attention = (config.get("first_blocks") or config)[which], which == "attn"
     yield from _norm(f"{which}.before", slots.get("before"))
     if attention and config.get("qk_norm"):
         yield Box("qk_norm", f"{_norm_text(config['qk_norm'])} on q, k", "slot")

@@ -1,0 +1,112 @@
+"""Dynamic Token Normalization in the first blocks: statistics within and across tokens."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ..config import FirstBlocks, NormConfig, ViTConfig, nearest
+from ..errors import UserError
+from .base import Change, Weights
+
+_CHOICES = {
+    "norms": ("attn", "both"),
+    "variant": ("paper", "released"),
+    "init": ("local", "noise"),
+    "kernel": ("learned", "uniform"),
+    "statistics": ("both", "mean", "variance"),
+}
+
+
+@dataclass(frozen=True)
+class DynamicTokenNorm(Change):
+    """The norm before attention (or both norms) of the first ``blocks`` blocks becomes a DynamicTokenNorm (DTN).
+
+    As published, class and register tokens join the patch tokens after these blocks and have no positions: the
+    positions that they had are added to the tokens. ``blocks`` is ten twelfths of the depth if it is not given.
+    FLOPs in the paper fit ``norms="attn"``; its released code replaces both.
+
+    Fields are those of ``vitmods.layers.DynamicTokenNorm``. Table 5: ``trade_off=0, kernel="uniform"`` is IN;
+    ``trade_off=0`` row (c); ``trade_off=0.5`` row (d); ``init="noise"`` its last line. On a trained model
+    ``lambda_init=0.99`` starts close to LayerNorm.
+    """
+
+    name = "dtn"
+    title = "Dynamic Token Normalization"
+    paper = "Shao et al.: Dynamic Token Normalization Improves Vision Transformers. ICLR 2022"
+    url = "https://arxiv.org/abs/2112.02624"
+    summary = "Mixes each token's own mean and variance with its neighbourhood's, by learned weights, before attention."
+    cost = "5 heads parameters a norm; 2 T (rows + columns) width multiply-adds a norm (the paper's form: 2 T^2 width)"
+    published = "ImageNet-1k top-1: T*/16 72.3 to 73.2, S/16 79.9 to 80.6, S*/16 80.6 to 81.7, B/16 81.8 to 82.3"
+
+    blocks: int | None = None
+    norms: Literal["attn", "both"] = "attn"
+    variant: Literal["paper", "released"] = "paper"
+    init: Literal["local", "noise"] = "local"
+    trade_off: float | None = None
+    kernel: Literal["learned", "uniform"] = "learned"
+    statistics: Literal["both", "mean", "variance"] = "both"
+    lambda_init: float = 0.5
+    pool: int = 1
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise UserError(
+                    f"dtn({name}=...) cannot be '{getattr(self, name)}'. {nearest(getattr(self, name), known)}"
+                )
+        for name in ("blocks", "pool"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise UserError(f"dtn({name}=...) is a whole number, at least 1, got {getattr(self, name)}.")
+        if self.trade_off is not None and not 0 <= self.trade_off <= 1:
+            raise UserError(f"dtn(trade_off=...) is a share between 0 and 1, got {self.trade_off}.")
+        if not 0 < self.lambda_init < 1:
+            raise UserError(f"dtn(lambda_init=...) lies between 0 and 1, got {self.lambda_init}.")
+        if self.trade_off is not None and self.lambda_init != 0.5:
+            raise UserError("dtn(trade_off=...) fixes lambda, so that lambda_init has no effect: give one of them.")
+
+    @property
+    def fills(self) -> frozenset[str]:
+        slots = {"attn": {"attn norm before"}, "both": {"attn norm before", "mlp norm before"}}
+        return frozenset(slots[self.norms] | {"class-token position"})
+
+    def edit(self, config: ViTConfig) -> ViTConfig:
+        blocks = self.blocks or max(1, config.depth * 10 // 12)
+        if blocks > config.depth or (blocks == config.depth and config.num_prefix_tokens):
+            raise UserError(
+                f"dtn(blocks={blocks}) leaves no block in which the class token could join; the model has "
+                f"{config.depth}: give fewer."
+            )
+        if any(side % self.pool for side in config.grid):
+            rows, columns = config.grid
+            raise UserError(f"dtn(pool={self.pool}) does not divide the grid of {rows} x {columns} tokens.")
+        options = {
+            k: getattr(self, k) for k in ("variant", "init", "trade_off", "kernel", "statistics", "lambda_init", "pool")
+        }
+        norm = NormConfig("dynamic_token", self.eps, options=tuple(options.items()))
+        attn = replace(config.attn, before=norm)
+        mlp = replace(config.mlp, before=norm) if self.norms == "both" else config.mlp
+        return config.with_(
+            first_blocks=FirstBlocks(blocks, attn, mlp),
+            prefix_from=blocks if config.num_prefix_tokens else 0,
+            position_on_prefix=False,
+            position_norm_on_prefix=False,
+        )
+
+    def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
+        """Tokens take the positions that they had along."""
+        if not _had_positions(old):
+            return weights
+        positions, carried = weights["pos_embed"], dict(weights)
+        names = [name for name in ("cls_token", "reg_token") if name in weights]
+        lengths = [weights[name].shape[1] for name in names]
+        for name, own in zip(names, positions[:, : sum(lengths)].split(lengths, dim=1), strict=True):
+            carried[name] = weights[name] + own
+        carried["pos_embed"] = positions[:, sum(lengths) :].clone()
+        return carried
+
+    def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
+        return ("pos_embed", "cls_token", "reg_token") if _had_positions(old) else ()
+
+
+def _had_positions(config: ViTConfig) -> bool:
+    return config.position == "learn" and config.position_on_prefix and config.num_prefix_tokens > 0

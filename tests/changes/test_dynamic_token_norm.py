@@ -1,0 +1,183 @@
+"""The DTN change: where its norms and the class token sit, what is carried, and what it refuses."""
+
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods.errors import SlotConflict, UserError
+from vitmods.flops import count_macs, count_params
+from vitmods.layers import DynamicTokenNorm, LayerNorm
+
+
+def build(**overrides):
+    torch.manual_seed(0)
+    model = vm.vit("mu12/4", **({"img_size": (12, 16), "num_classes": 5} | overrides)).eval()
+    for token in (model.cls_token, model.reg_token, model.pos_embed):
+        if token is not None:
+            torch.nn.init.normal_(token, std=0.5)
+    return model
+
+
+def pictures():
+    return torch.randn(2, 3, 12, 16, generator=torch.Generator().manual_seed(1))
+
+
+def is_dtn(norm):
+    return isinstance(norm, DynamicTokenNorm)
+
+
+@pytest.mark.parametrize(("norms", "mlp"), [("attn", False), ("both", True)])
+def test_ten_of_twelve_blocks(norms, mlp):
+    model = vm.apply(build(), vm.DynamicTokenNorm(norms=norms))
+    assert [is_dtn(block.norm1) for block in model.blocks] == [True] * 10 + [False] * 2
+    assert [is_dtn(block.norm2) for block in model.blocks] == [mlp] * 10 + [False] * 2
+    assert isinstance(model.norm, LayerNorm)
+    assert model.blocks[0].norm1.grid_size == (3, 4)
+    assert model.blocks[0].norm1.num_heads == model.config.num_heads
+
+
+@pytest.mark.parametrize(("depth", "blocks"), [(2, 1), (6, 5), (12, 10), (24, 20)])
+def test_default_share_of_the_depth(depth, blocks):
+    config = vm.DynamicTokenNorm().edit(vm.ViTConfig.from_name(f"mu{depth}/4", img_size=8))
+    assert (config.first_blocks.count, config.prefix_from) == (blocks, blocks)
+
+
+def test_tokens_join_after_the_first_blocks():
+    model, seen = vm.apply(build(reg_tokens=2), vm.DynamicTokenNorm(blocks=4)), []
+    for block in model.blocks:
+        block.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[1]))
+    model.forward_features(pictures())
+    assert seen == [12] * 4 + [15] * 8
+
+
+def by_hand(model, images, blocks):
+    """The way through the model as the paper's appendix has it."""
+    x = model.patch_embed(images) + model.pos_embed
+    for block in model.blocks[:blocks]:
+        x = block(x)
+    x = torch.cat([model.cls_token.expand(len(x), -1, -1), x], dim=1)
+    for block in model.blocks[blocks:]:
+        x = block(x)
+    return model.head(model.norm(x)[:, 0])
+
+
+def test_forward_is_the_papers():
+    model = vm.apply(build(), vm.DynamicTokenNorm())
+    torch.testing.assert_close(model(pictures()), by_hand(model, pictures(), 10), atol=1e-5, rtol=0)
+
+
+def test_tokens_take_their_positions_along():
+    base = build(reg_tokens=2)
+    model = vm.apply(base, vm.DynamicTokenNorm())
+    assert torch.equal(model.pos_embed, base.pos_embed[:, 3:])
+    assert torch.equal(model.cls_token, base.cls_token + base.pos_embed[:, :1])
+    assert torch.equal(model.reg_token, base.reg_token + base.pos_embed[:, 1:3])
+
+
+def test_lambda_init_near_1_stays_close_to_the_trained_model():
+    """Up to the later class token, which a model without one does not have."""
+    base = build(class_token=False, pool="avg")
+    with torch.no_grad():
+        start, far, near = (
+            model(pictures())
+            for model in (base, *(vm.apply(base, vm.DynamicTokenNorm(lambda_init=v)) for v in (0.5, 0.999)))
+        )
+    scale = float(start.abs().max())
+    assert float((near - start).abs().max()) < 1e-3 * scale
+    assert float((far - start).abs().max()) > 0.02 * scale
+
+
+def test_trade_off_1_is_the_base_model_with_a_later_class_token():
+    base = build(class_token=False, pool="avg")
+    with torch.no_grad():
+        model = vm.apply(base, vm.DynamicTokenNorm(trade_off=1.0, eps=1e-6))
+        torch.testing.assert_close(model(pictures()), base(pictures()), atol=1e-5, rtol=0)
+
+
+def test_counts():
+    base = build()
+    model = vm.apply(base, vm.DynamicTokenNorm())
+    heads, dim, (rows, columns) = model.config.num_heads, model.config.embed_dim, model.config.grid
+    assert count_params(model) - count_params(base) == 10 * 5 * heads - dim  # the class token has no position
+    plain = model.config.with_(first_blocks=None)
+    assert count_macs(model.config) - count_macs(plain) == 10 * 2 * 12 * (rows + columns) * dim
+    assert count_macs(model.config, dense_norms=True) - count_macs(plain) == 10 * 2 * 12 * 12 * dim
+
+
+def test_multiply_adds_are_those_that_run():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = vm.apply(build(), vm.DynamicTokenNorm(norms="both"))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.forward_head(model.forward_features(pictures()[:1]))
+    assert counter.get_total_flops() == 2 * count_macs(model.config)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("dtn(norms=mlp)", "norms"),
+        ("dtn(variant=official)", "variant"),
+        ("dtn(blocks=0)", "at least 1"),
+        ("dtn(pool=0)", "at least 1"),
+        ("dtn(trade_off=2)", "between 0 and 1"),
+        ("dtn(lambda_init=1)", "between 0 and 1"),
+        ("dtn(trade_off=0.5,lambda_init=0.9)", "give one"),
+        ("dtn(blocks=12)", "class token could join"),
+        ("dtn(blocks=13)", "class token could join"),
+        ("dtn(pool=2)", "3 x 4"),
+        ("dtn(eps=0)", "eps must be positive"),
+    ],
+)
+def test_settings_that_do_not_fit(text, match):
+    with pytest.raises(UserError, match=match):
+        vm.apply(build(), *vm.parse_changes(text))
+
+
+def test_all_blocks_without_prefix_tokens():
+    model = vm.apply(build(class_token=False, pool="avg"), vm.DynamicTokenNorm(blocks=12))
+    assert all(is_dtn(block.norm1) for block in model.blocks)
+    assert model(pictures()).shape == (2, 5)
+
+
+def test_it_shares_no_slot_with_another_placement():
+    with pytest.raises(SlotConflict, match="attn norm before"):
+        vm.apply(build(), *vm.parse_changes("dtn+placement(attn=post)"))
+
+
+@pytest.mark.parametrize("other", ["normformer", "subln", "rms", "layerscale", "dpn"])
+def test_other_changes_reach_the_first_blocks_in_any_order(other):
+    both = vm.parse_changes(f"dtn(norms=both)+{other}")
+    first, last = vm.apply(build(depth=3), *both), vm.apply(build(depth=3), *reversed(both))
+    assert first.config == last.config
+    assert [type(m) for m in first.modules()] == [type(m) for m in last.modules()]
+    assert first.config.branches(0)[0].branch == first.config.branches(2)[0].branch
+    assert first.config.branches(0)[1].inner == first.config.branches(2)[1].inner
+
+
+def test_rms_after_dtn_keeps_the_biases_of_dtn():
+    base = build(depth=3)
+    for name, value in base.named_parameters():
+        if name.endswith("norm1.bias"):
+            torch.nn.init.normal_(value)
+    model = vm.apply(base, *vm.parse_changes("dtn+rms"))
+    assert torch.equal(model.blocks[0].norm1.bias, base.blocks[0].norm1.bias)
+    assert model.blocks[2].norm1.weight is not None
+    assert not [n for n, _ in model.named_parameters() if n.endswith("bias") and n.startswith("blocks.2.norm")]
+
+
+def test_placement_does_not_move_half_of_the_norms():
+    with pytest.raises(UserError, match="norms of their own"):
+        vm.apply(vm.apply(build(), vm.DynamicTokenNorm()), vm.Placement(attn="post", mlp="post"))
+
+
+def test_checkpoints_of_a_model_in_training():
+    """Gradient checkpointing runs forward twice: the same gradients."""
+    model = vm.apply(build(depth=2), vm.DynamicTokenNorm(norms="both")).train()
+    grads = []
+    for enable in (False, True):
+        model.set_grad_checkpointing(enable)
+        model.zero_grad()
+        model(pictures()).square().sum().backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))

@@ -1,0 +1,409 @@
+"""The layer around the separable form: its settings, numbers that are hard to hold, its contract and its errors."""
+
+import copy
+import pickle
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+import vitmods as vm
+from vitmods.layers import DynamicTokenNorm
+from vitmods.layers.norms import dynamic_token, separable
+
+GRID, DIM, HEADS, EPS = (3, 4), 12, 3, 1e-3
+
+
+def make(grid=GRID, dim=DIM, heads=HEADS, dtype=torch.float64, **options):
+    """A norm with random parameters."""
+    torch.manual_seed(0)
+    norm = DynamicTokenNorm(dim, heads, grid, **({"eps": EPS, "dtype": dtype} | options))
+    for parameter in norm.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return norm
+
+
+def tokens(*shape, dtype=torch.float64, seed=1):
+    return torch.randn(*(shape or (2, 12, DIM)), dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(
+        dtype
+    )
+
+
+def layer_norm(norm, x):
+    return F.layer_norm(x, (x.shape[-1],), norm.weight, norm.bias, norm.eps)
+
+
+def instance_norm(norm, x):
+    """Over the tokens of each channel, biased."""
+    mean, var = x.mean(1, keepdim=True), x.var(1, unbiased=False, keepdim=True)
+    return (x - mean) / torch.sqrt(var + norm.eps) * norm.weight + norm.bias
+
+
+def same(a, b, atol=1e-12):
+    torch.testing.assert_close(a, b, atol=atol, rtol=0)
+
+
+# Table 5, and other settings
+
+
+def test_lambda_1_is_layer_norm():
+    norm = make(trade_off=1.0)
+    assert {name for name, _ in norm.named_parameters()} == {"weight", "bias"}
+    same(norm(tokens()), layer_norm(norm, tokens()))
+
+
+def test_lambda_0_with_a_uniform_kernel_is_instance_norm():
+    norm = make(trade_off=0.0, kernel="uniform")
+    assert {name for name, _ in norm.named_parameters()} == {"weight", "bias"}
+    same(norm(tokens()), instance_norm(norm, tokens()))
+
+
+@pytest.mark.parametrize("trade_off", [0.0, 0.5])
+def test_a_fixed_lambda_is_a_learned_one_that_stands_there(trade_off):
+    """Rows (c) and (d)."""
+    fixed, learned = make(trade_off=trade_off), make()
+    assert {name for name, _ in fixed.named_parameters()} == {"weight", "bias", "a"}
+    learned.load_state_dict(fixed.state_dict(), strict=False)
+    for omega in (learned.omega_mean, learned.omega_var):
+        omega.data.fill_(torch.logit(torch.tensor(trade_off, dtype=torch.float64)))
+    same(fixed(tokens()), learned(tokens()))
+
+
+def test_the_last_row_is_the_default():
+    assert {name for name, _ in make().named_parameters()} == {"weight", "bias", "a", "omega_mean", "omega_var"}
+    mixes = DynamicTokenNorm(DIM, HEADS).lambdas()
+    assert all(torch.equal(mix, torch.full((HEADS,), 0.5)) for mix in mixes)
+
+
+@pytest.mark.parametrize(("statistics", "fixed"), [("mean", "omega_var"), ("variance", "omega_mean")])
+def test_mean_or_variance_alone_looks_across_tokens(statistics, fixed):
+    norm, both = make(statistics=statistics), make()
+    assert getattr(norm, fixed) is None
+    both.load_state_dict(norm.state_dict(), strict=False)
+    getattr(both, fixed).data.fill_(40.0)  # sigmoid is 1
+    same(norm(tokens()), both(tokens()))
+
+
+def test_a_band_is_a_local_mean():
+    norm = make((1, 5), dim=1, heads=1, band=3, trade_off=0.0, eps=1e-12)
+    x = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0], dtype=torch.float64).view(1, 5, 1)
+    parts = [x[0, max(0, i - 1) : i + 2, 0] for i in range(5)]
+    expected = torch.stack([(x[0, i, 0] - p.mean()) / p.std(unbiased=False) for i, p in enumerate(parts)])
+    same((norm(x)[0, :, 0] - norm.bias) / norm.weight, expected, atol=1e-9)
+    assert norm.a is None
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_pooling_by_one_changes_nothing_and_by_more_shares_statistics(variant):
+    plain, pooled = make((4, 4), variant=variant), make((4, 4), variant=variant, pool=2)
+    x = tokens(2, 4, 4, DIM)
+    blocks = x[:, ::2, ::2].repeat_interleave(2, 1).repeat_interleave(2, 2)  # all tokens of a pool are equal
+    small = make((2, 2), variant=variant)(x[:, ::2, ::2])
+    same(pooled(blocks), small.repeat_interleave(2, 1).repeat_interleave(2, 2))
+    assert (pooled(x) - plain(x)).abs().max() > 1e-3
+
+
+def test_lambda_init_near_1_starts_close_to_layer_norm():
+    norm = DynamicTokenNorm(DIM, HEADS, GRID, lambda_init=0.999, dtype=torch.float64)
+    assert (norm(tokens()) - layer_norm(norm, tokens())).abs().max() < 0.02
+
+
+# Shapes
+
+
+def test_prefix_tokens_get_layer_norm_and_lend_nothing():
+    norm = make(prefix_tokens=2)
+    x = tokens(2, 14, DIM)
+    y, changed = norm(x), norm(torch.cat([x[:, :2] * 100, x[:, 2:]], dim=1))
+    same(y[:, :2], layer_norm(norm, x[:, :2]))
+    same(y[:, 2:], make()(x[:, 2:]))
+    same(changed[:, 2:], y[:, 2:], atol=0)
+
+
+def test_pictures_bring_their_own_grid():
+    norm = make(grid=None)
+    x = tokens(2, 5, 2, DIM)
+    same(norm(x), make((5, 2))(x.flatten(1, 2)).view(x.shape), atol=0)
+    same(norm(x.mT.contiguous().mT), norm(x))
+
+
+def test_a_sequence_is_a_grid_of_one_row():
+    same(make(grid=None)(tokens()), make(12)(tokens()), atol=0)
+    peaks = DynamicTokenNorm(8, 4, 9).a.detach()
+    assert peaks.tolist() == [[-1, 2 * d, 0] for d in (-1.5, -0.5, 0.5, 1.5)]
+
+
+def test_another_grid_needs_no_new_parameters():
+    norm = make()
+    norm.grid_size = (2, 6)
+    same(norm(tokens()), make((2, 6))(tokens()), atol=0)
+
+
+def test_a_model_changes_its_picture_size():
+    """14 x 14 tokens become 24 x 24, as from 224 to 384 pixels."""
+    model = vm.apply(vm.vit("mu3/4", img_size=56, num_classes=5), vm.DynamicTokenNorm())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.set_input_size(96)
+    assert {m.grid_size for m in model.modules() if isinstance(m, DynamicTokenNorm)} == {(24, 24)}
+    assert model(torch.randn(1, 3, 96, 96)).isfinite().all()
+    assert {n for n, v in model.state_dict().items() if v.shape != before[n].shape} == {"pos_embed"}
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+@pytest.mark.parametrize("offset", [1e2, 1e3])
+def test_large_offsets_keep_their_digits(offset, variant):
+    """An offset that the tokens share, larger than their spread by as much; lambda 0 leans on the difference alone."""
+    exact = make(variant=variant, trade_off=0.0, eps=1e-5)
+    x = (tokens() + offset * tokens(DIM, seed=2)).float()
+    found, expected = copy.deepcopy(exact).float()(x), exact(x.double())
+    assert found.isfinite().all()
+    error, scale = (found - expected).abs().max(), expected.abs().max()
+    assert error <= (2e-3 if variant == "paper" else 0.2) * scale  # float32 itself has 1e3 * 6e-8 of the spread left
+
+
+def test_constant_pictures_stay_finite():
+    """The variance across tokens is 0, not a little less."""
+    for value in (0.0, 0.1, 1e3):
+        norm = make(trade_off=0.0, dtype=torch.float32, eps=1e-12)
+        x = torch.full((2, 12, DIM), value, requires_grad=True)
+        y = norm(x)
+        y.sum().backward()
+        assert y.isfinite().all()
+        assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("form", ["function", "composed", "pooled"])
+def test_flat_parts_far_from_each_other_stay_finite(form, monkeypatch):
+    """The variance within a part is 0 and that of the picture large: nothing may round below 0."""
+    if form == "composed":
+        monkeypatch.setattr(dynamic_token, "separable_norm", separable._composed)
+    norm = make((12, 2), trade_off=0.0, dtype=torch.float32, eps=1e-6, pool=2 if form == "pooled" else 1)
+    norm.a.data.copy_(torch.tensor([-6.0, 0.1, 0.2]))
+    x = 1000 * tokens(1, 2, DIM, dtype=torch.float32).repeat_interleave(12, 1)
+    y = norm(x.requires_grad_())
+    y.sum().backward()
+    assert y.isfinite().all()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("prefix", [0, 1])
+def test_half_precision_has_float32_statistics(dtype, prefix):
+    """Values whose squares overflow float16; the result is float32's, rounded once."""
+    norm = make(prefix_tokens=prefix, dtype=torch.float32).to(dtype)
+    x = (tokens(2, 12 + prefix, DIM) * 300 + 300).to(dtype)
+    y, exact = norm(x), copy.deepcopy(norm).double()(x.double())
+    assert y.dtype == dtype
+    torch.testing.assert_close(y.double(), exact, atol=1e-2, rtol=2 * torch.finfo(dtype).eps)
+    y.float().square().mean().backward()
+    assert all(p.grad.dtype == dtype and p.grad.isfinite().all() for p in norm.parameters())
+
+
+def test_autocast_and_mixed_parameter_types():
+    norm = make(dtype=torch.float32)
+    x = tokens(dtype=torch.bfloat16)
+    assert norm(x).dtype == torch.bfloat16
+    x = tokens(dtype=torch.float32).requires_grad_()
+    plain = [norm(x), *torch.autograd.grad(norm(x).pow(3).sum(), [x, *norm.parameters()])]
+    with torch.autocast("cpu", torch.bfloat16):  # statistics and their gradients stay in float32
+        cast = [norm(x), *torch.autograd.grad(norm(x).pow(3).sum(), [x, *norm.parameters()])]
+    assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))
+
+
+finite = st.floats(-100, 100, allow_subnormal=False)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(shift=finite, seed=st.integers(0, 100))
+def test_a_shift_of_all_values_changes_nothing(shift, seed):
+    """Each statistic, of a token and across tokens, moves along."""
+    norm, x = make(), tokens(seed=seed)
+    same(norm(x + shift), norm(x), atol=1e-10)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(shifts=st.lists(finite, min_size=DIM, max_size=DIM), seed=st.integers(0, 100))
+def test_a_shift_of_each_channel_changes_nothing_with_lambda_0(shifts, seed):
+    norm, x = make(trade_off=0.0), tokens(seed=seed)
+    same(norm(x + torch.tensor(shifts, dtype=torch.float64)), norm(x), atol=1e-9)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(scale=st.floats(1e-2, 1e4), seed=st.integers(0, 100))
+def test_scale_goes_as_eps_goes_to_0(scale, seed):
+    norm, x = make(eps=1e-18), tokens(seed=seed)
+    same(norm(x * scale), norm(x), atol=1e-9)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(order=st.permutations(range(12)))
+def test_tokens_may_change_places_only_under_a_uniform_kernel(order):
+    uniform, local, x = make(kernel="uniform"), make(), tokens()
+    same(uniform(x[:, order]), uniform(x)[:, order])
+    if list(order) != list(range(12)):
+        assert (local(x[:, order]) - local(x)[:, order]).abs().max() > 1e-6
+
+
+# Kernels are made once in evaluation
+
+
+def made(norm, monkeypatch):
+    calls = []
+    real = norm._make_kernels
+    monkeypatch.setattr(norm, "_make_kernels", lambda grid: calls.append(grid) or real(grid))
+    return calls
+
+
+def test_kernels_are_kept_in_evaluation(monkeypatch):
+    norm = make()
+    calls = made(norm, monkeypatch)
+    with torch.no_grad():
+        for _ in range(3):
+            norm(tokens())
+        assert len(calls) == 1
+        norm(tokens(1, 2, 3, DIM))
+        assert calls == [(3, 4), (2, 3)]
+    norm(tokens())
+    assert len(calls) == 3  # with gradients they are made for each forward
+
+
+def step(norm):
+    optimizer = torch.optim.AdamW(norm.parameters(), lr=0.1)
+    norm(tokens()).square().sum().backward()
+    optimizer.step()
+
+
+def load(norm):
+    norm.load_state_dict({name: value + 0.1 for name, value in norm.state_dict().items()})
+
+
+def fill(norm):
+    with torch.no_grad():
+        norm.a.add_(0.1)
+
+
+def replace(norm):
+    norm.a = torch.nn.Parameter(norm.a.detach() + 0.1)
+
+
+def narrow(norm):
+    norm.float()
+
+
+def swap_data(norm):
+    norm.a.data = norm.a.data + 0.1
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("change", [step, load, fill, replace, narrow, swap_data])
+def test_kernels_follow_a_parameter_that_changes(change, mode):
+    norm = make()
+    with mode():
+        before = norm(tokens())
+    change(norm)
+    dtype = norm.weight.dtype
+    with mode():
+        after = norm(tokens(dtype=dtype))
+    fresh = make(dtype=dtype)
+    fresh.load_state_dict(norm.state_dict())
+    assert torch.equal(after, fresh(tokens(dtype=dtype)))
+    assert not torch.equal(before, after)
+
+
+def test_kernels_kept_without_gradients_do_not_reach_training():
+    norm = make()
+    with torch.inference_mode():
+        norm(tokens())
+    norm(tokens()).sum().backward()
+    assert norm.a.grad is not None
+
+
+# Tools
+
+OPTIONS = [{"prefix_tokens": 1}, {"variant": "released", "affine": False}, {"pool": 2, "grid": (2, 4)}, {"band": 3}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_compile_and_export(options):
+    options = {"grid": GRID} | options
+    norm = make(**options)
+    count = norm.grid_size[0] * norm.grid_size[1] + norm.prefix_tokens
+    x = tokens(2, count, DIM).requires_grad_()
+    inputs = [x, *norm.parameters()]
+    expected = [norm(x), *torch.autograd.grad(norm(x).pow(3).sum(), inputs, allow_unused=True)]
+    torch._dynamo.reset()
+    compiled = torch.compile(norm, fullgraph=True, backend="aot_eager")
+    y = compiled(x)
+    for a, b in zip([y, *torch.autograd.grad(y.pow(3).sum(), inputs, allow_unused=True)], expected, strict=True):
+        same(a, b, atol=1e-9)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        same(torch.export.export(norm.eval(), (x.detach(),)).module()(x.detach()), expected[0])
+
+
+@pytest.mark.parametrize("twin", [copy.deepcopy, lambda norm: pickle.loads(pickle.dumps(norm))])
+def test_copies(twin):
+    norm = make()
+    with torch.no_grad():
+        expected = norm(tokens())  # fills what is kept
+    other = twin(norm)
+    with torch.no_grad():
+        assert torch.equal(other(tokens()), expected)
+        other.a.add_(1)
+        assert not torch.equal(other(tokens()), expected)
+        assert torch.equal(norm(tokens()), expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"trade_off": 0.0}, {"kernel": "uniform"}, {"pool": 2}], ids=str)
+def test_every_parameter_gets_a_gradient(options):
+    norm = make((2, 6), **options)
+    norm(tokens()).pow(3).sum().backward()
+    assert all(p.grad.abs().max() > 0 for p in norm.parameters())
+
+
+def test_meta_device():
+    norm = DynamicTokenNorm(DIM, HEADS, GRID, device="meta")
+    assert norm(torch.empty(2, 12, DIM, device="meta")).shape == (2, 12, DIM)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"num_heads": 5}, "5 heads do not divide 12"),
+        ({"num_heads": 0}, "heads"),
+        ({"eps": 0.0}, "eps must be positive"),
+        ({"eps": -1e-5}, "eps must be positive"),
+        ({"trade_off": 1.5}, "between 0 and 1"),
+        ({"band": 2}, "odd"),
+        ({"band": 0}, "odd"),
+        ({"pool": 0}, "1 .none. or more"),
+        ({"lambda_init": 1.0}, "lambda_init"),
+        ({"lambda_init": 0.0}, "lambda_init"),
+        ({"trade_off": 0.5, "lambda_init": 0.9}, "give one"),
+        ({"variant": "official"}, "variant"),
+        ({"init": "zeros"}, "init"),
+        ({"kernel": "flat"}, "kernel"),
+        ({"statistics": "var"}, "statistics"),
+        ({"band": 3, "kernel": "uniform"}, "band"),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_fit(options, match):
+    with pytest.raises(ValueError, match=match):
+        partial(DynamicTokenNorm, DIM, **({"num_heads": HEADS} | options))()
+
+
+def test_tokens_that_do_not_fit_the_grid():
+    with pytest.raises(ValueError, match="13 tokens after 0 prefix tokens"):
+        make()(tokens(2, 13, DIM))
+    with pytest.raises(ValueError, match="cannot be pooled by 2"):
+        make(pool=2)(tokens())

@@ -1,0 +1,171 @@
+"""The separable form against the same statistics with P as a T x T matrix, in float64, and what it keeps in memory."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vitmods.layers import DynamicTokenNorm
+from vitmods.layers.norms import separable
+from vitmods.layers.norms.separable import Layout, axis_kernel, separable_norm
+
+HEADS, DIM, EPS = 3, 12, 1e-3  # eps large, so that a misplaced one is seen
+GRIDS = [(4, 4), (3, 5), (5, 2), (1, 7), (7, 1), (1, 1)]
+FORMS = {"function": separable_norm, "composed": separable._composed}
+
+
+def dense_kernel(a, grid):
+    """Equation 6, (H, T, T)."""
+    y = torch.arange(grid[0]).repeat_interleave(grid[1]).to(a)
+    x = torch.arange(grid[1]).repeat(grid[0]).to(a)
+    dx, dy = x - x[:, None], y - y[:, None]
+    relative = torch.stack([dx.square() + dy.square(), dx, dy])
+    return torch.einsum("hk,kij->hij", a, relative).softmax(-1)
+
+
+def dense(x, a, mix_mean, mix_var, weight, bias, grid, unbiased):
+    """Equations 4 and 5 as they stand."""
+    p, heads = dense_kernel(a, grid), x.unflatten(-1, (len(a), -1))
+    m = torch.einsum("hij,bjhd->bihd", p, heads)
+    v = torch.einsum("hij,bjhd->bihd", p, heads.square()) - m.square()
+    lm, lv = mix_mean[:, None], mix_var[:, None]
+    mean, var = x.mean(-1)[..., None, None], x.var(-1, unbiased=unbiased)[..., None, None]
+    y = (heads - lm * mean - (1 - lm) * m) / torch.sqrt(lv * var + (1 - lv) * v + EPS)
+    return y.flatten(2) * weight + bias
+
+
+def separate(form):
+    def run(x, a, mix_mean, mix_var, weight, bias, grid, unbiased):
+        px, py = axis_kernel(a[:, 0], a[:, 1], grid[1]), axis_kernel(a[:, 0], a[:, 2], grid[0])
+        return FORMS[form](x, px, py, mix_mean, mix_var, weight, bias, Layout(grid, HEADS, EPS, unbiased))
+
+    return run
+
+
+def inputs(grid, batch=2, spread=0.5):
+    torch.manual_seed(0)
+    wide = {"dtype": torch.float64}
+    values = [
+        torch.randn(batch, grid[0] * grid[1], DIM, **wide),
+        torch.randn(HEADS, 3, **wide) * spread,
+        torch.rand(HEADS, **wide),
+        torch.rand(HEADS, **wide),
+        torch.randn(DIM, **wide),
+        torch.randn(DIM, **wide),
+    ]
+    return [value.requires_grad_() for value in values]
+
+
+def with_gradients(form, values, *options):
+    """The output, and the gradients of all inputs for a random cotangent."""
+    y = form(*values, *options)
+    cotangent = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(1))
+    return y, *torch.autograd.grad((y * cotangent).sum(), values)
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_it_is_the_dense_form_with_all_gradients(form, grid, unbiased):
+    values = inputs(grid)
+    found, expected = (with_gradients(f, values, grid, unbiased) for f in (separate(form), dense))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12 * max(1, b.abs().max().item()), rtol=0)
+
+
+@pytest.mark.parametrize("mixes", [(0.0, 0.0), (1.0, 1.0), (0.0, 1.0), (1.0, 0.0)], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_pure_mixes_have_all_gradients(form, mixes):
+    values = inputs((3, 4))
+    for value, mix in zip(values[2:4], mixes, strict=True):
+        value.data.fill_(mix)
+    found, expected = (with_gradients(f, values, (3, 4), False) for f in (separate(form), dense))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12 * max(1, b.abs().max().item()), rtol=0)
+
+
+def test_gradcheck():
+    values = [value.detach()[..., :2, :] if value.ndim == 3 else value.detach() for value in inputs((1, 2), batch=1)]
+    values = [value.requires_grad_() for value in values]
+    assert torch.autograd.gradcheck(lambda *v: separate("function")(*v, (1, 2), False), values)
+
+
+def test_kernels_of_both_axes_are_the_dense_kernel():
+    a = inputs((1, 1), spread=2.0)[1].detach()
+    px, py = axis_kernel(a[:, 0], a[:, 1], 5), axis_kernel(a[:, 0], a[:, 2], 3)
+    outer = torch.einsum("hrs,hcw->hrcsw", py, px).reshape(HEADS, 15, 15)
+    torch.testing.assert_close(outer, dense_kernel(a, (3, 5)), atol=1e-15, rtol=0)
+
+
+def test_kernels_peak_where_equation_7_says():
+    """a = [-1, 2 dx, 2 dy] peaks at an offset of (dx, dy)."""
+    kernel = axis_kernel(torch.tensor([-1.0]), torch.tensor([2 * 2.0]), 7)[0]
+    assert kernel[:5].argmax(-1).tolist() == [2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("layout", ["transposed", "sliced", "expanded gradient"])
+def test_inputs_that_are_not_contiguous(layout):
+    values = inputs((3, 4))
+    x = values[0].detach()
+    if layout == "transposed":
+        x = x.mT.contiguous().mT
+    elif layout == "sliced":
+        x = torch.cat([x[:, :1], x], 1)[:, 1:]
+    strange = [x.requires_grad_(), *values[1:]]
+    for f in (sum_of, squares_of) if layout == "expanded gradient" else (squares_of,):
+        ours = torch.autograd.grad(f(separate("function")(*strange, (3, 4), False)), strange)
+        theirs = torch.autograd.grad(f(dense(*values, (3, 4), False)), values)
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-11, rtol=0)
+
+
+def test_the_input_is_left_alone():
+    """One head, one picture and one column or row: the layout of the heads is that of the input, no copy is implied."""
+    for grid in ((4, 1), (1, 4), (1, 1)):
+        x, grad = torch.randn(1, grid[0] * grid[1], 4), torch.randn(1, grid[0] * grid[1], 4)
+        before = x.clone(), grad.clone()
+        DynamicTokenNorm(4, 1, grid)(x.requires_grad_()).backward(grad)
+        assert torch.equal(x, before[0])
+        assert torch.equal(grad, before[1])
+
+
+def sum_of(y):
+    return y.sum()
+
+
+def squares_of(y):
+    return y.pow(3).sum()
+
+
+def kept_bytes(norm, x):
+    own = {p.untyped_storage().data_ptr() for p in norm.parameters()}
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        norm(x)
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
+    return sum(size for place, size in storages.items() if place not in own)
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that any operation gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for t in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(t, torch.Tensor):
+                self.numel = max(self.numel, t.untyped_storage().nbytes() // t.element_size())
+        return out
+
+
+@pytest.mark.parametrize("side", [14, 28, 56])
+def test_memory_grows_linearly_with_the_tokens(side):
+    """What is kept is little more than the input, and no tensor, forward or backward, is larger than that."""
+    norm = DynamicTokenNorm(48, 3, (side, side))
+    x = torch.randn(1, side * side, 48, requires_grad=True)
+    assert kept_bytes(norm, x) <= 1.5 * x.nbytes  # half for what softmax keeps, two numbers a token, and so on
+    with Largest() as largest:
+        norm(x).square().sum().backward()
+    assert largest.numel == x.numel()
