@@ -52,9 +52,11 @@ def as_vit(model: nn.Module) -> ViT:
 
 
 def check_conflicts(changes: Sequence[Change]) -> None:
-    """Raises SlotConflict, naming both, when two changes claim the same slot."""
+    """Raises SlotConflict, naming both, when two changes claim the same slot; UserError for what is no change."""
     owner: dict[str, Change] = {}
     for change in changes:
+        if not isinstance(change, Change):
+            raise UserError(f"{change!r} is no change: give one as DualPatchNorm(), or parse_changes('dpn').")
         for slot in sorted(change.fills):
             if slot in owner:
                 raise SlotConflict(

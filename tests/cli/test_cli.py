@@ -107,6 +107,11 @@ def test_unknown_words_suggest_the_nearest(capsys):
         ["compare", "--arms", "dpn", "x=dpn"],
         ["compare", "--data", "/no/such/folder"],
         ["compare", "--device", "cup", "--dry-run"],
+        ["compare", "--device", "cuda:99", "--dry-run"],
+        ["compare", "--mean", "0.5", "0.4", "--dry-run"],
+        ["compare", "--data-workers", "-1"],
+        ["compare", "--out", "/proc/no/such", "--epochs", "1"],
+        ["train", "--seed", "-1"],
         ["train", "--arm", "dpn+dpn"],
         ["evaluate", "/no/such/folder"],
         ["evaluate"],
@@ -117,7 +122,9 @@ def test_unknown_words_suggest_the_nearest(capsys):
 )
 def test_what_cannot_be_done_is_one_paragraph(arguments, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert len(refused(capsys, *arguments)) > 40
+    said = refused(capsys, *arguments)
+    assert len(said) > 40
+    assert "not foreseen" not in said
 
 
 def test_debug_shows_where(capsys):
@@ -211,6 +218,9 @@ def test_evaluate_repeats_the_trial_s_metrics(study, capsys, tmp_path):
     told = json.loads(capsys.readouterr().out)
     assert told == json.loads((tmp_path / "e.json").read_text())
     assert told["metrics"] == json.loads((trial / "result.json").read_text())["metrics"]
+    assert "at least 1" in refused(capsys, "evaluate", trial, "--batch-size", "0")
+    (tmp_path / "folder").mkdir()
+    assert "where a file is needed" in refused(capsys, "report", out, "--out", tmp_path / "folder")
 
 
 def test_train_is_one_trial_and_is_not_run_twice(capsys, tmp_path):
@@ -221,6 +231,12 @@ def test_train_is_one_trial_and_is_not_run_twice(capsys, tmp_path):
     written = (tmp_path / "trial" / "result.json").stat().st_mtime_ns
     assert main(arguments) == 0
     assert (tmp_path / "trial" / "result.json").stat().st_mtime_ns == written
+    capsys.readouterr()
+    assert "holds a single trial" in refused(capsys, *COMPARE, "--out", tmp_path / "trial")
+
+
+def test_a_single_trial_is_not_put_between_the_files_of_a_study(study, capsys):
+    assert "holds a study" in refused(capsys, "train", "--epochs", "1", "--out", study[1])
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):

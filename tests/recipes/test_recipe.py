@@ -40,6 +40,8 @@ def test_a_recipe_is_a_key_and_cannot_be_changed():
         ({"crop_scale": (0.5, 0.2)}, "crop_scale"),
         ({"crop_scale": (0.5, 1.2)}, "at most 1"),
         ({"std": (0.0,)}, "std must be above 0"),
+        ({"std": ()}, "std must be one number, or three"),
+        ({"mean": (0.5, 0.4)}, "mean must be one number, or three"),
         ({"randaugment": (2, 31)}, "randaugment"),
         ({"epochs": 3, "warmup_epochs": 3.0}, "warmup_epochs=3 leaves nothing"),
         ({"min_lr": 1.0}, "min_lr=1 is above lr"),

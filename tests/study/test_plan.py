@@ -19,6 +19,7 @@ def test_an_arm_is_named_by_itself_or_by_the_user():
 
 
 def test_arms_come_as_a_mapping_too_and_base_is_left_out():
+    assert make_arms("dpn") == make_arms({"dpn": DualPatchNorm()}) == (Arm("dpn", (DualPatchNorm(),)),)
     arms = make_arms({"base": [], "one": [DualPatchNorm()], "two": "dpn+rms"})
     assert [(arm.name, arm.short) for arm in arms] == [("one", "dpn"), ("two", "dpn+rms")]
 
@@ -32,6 +33,9 @@ def test_arms_come_as_a_mapping_too_and_base_is_left_out():
         (["base=dpn"], "base is the model without changes"),
         ({"x": []}, "changes nothing"),
         (["dqn"], "dpn"),
+        ("dqn", "dpn"),
+        ({"x": 3}, "Arm x: 3 is no change"),
+        ({"x": DualPatchNorm}, "is no change"),
     ],
 )
 def test_bad_arms_are_refused_with_a_remedy(arms, says):

@@ -11,8 +11,9 @@ from vitmods.errors import UserError
 from vitmods.study.report import read_results, write_report, write_samples
 from vitmods.study.report.drawing import draw
 from vitmods.study.report.figures import _common as common_points
-from vitmods.study.report.figures import axes_of
+from vitmods.study.report.figures import axes_of, curve_panel
 from vitmods.study.report.load import Curve, read_curves, read_samples
+from vitmods.study.report.svg import Inliner
 from vitmods.study.words import headline, signed
 
 HOSTILE = ["<script>alert(1)</script>", "\"quoted\" & 'single'", "naïve – 腕 ΔΣ", "$x_1$ {{ 7*7 }}"]
@@ -238,3 +239,11 @@ def test_a_seed_on_a_busy_machine_does_not_cut_off_the_others():
     x, scores = common_points([fast, slow], axes_of([[fast, slow]])[1])
     assert scores.mean(0)[-1] == 4.5
     assert x.tolist() == [5.5, 11.0, 16.5, 22.0]
+
+
+def test_a_single_evaluation_is_a_dot_that_can_be_seen():
+    one, two = np.ones(1), np.array([1.0, 2.0])
+    for points, dots in ((one, True), (two, False)):
+        curve = Curve(0, "finished", points, points, points)
+        svg = curve_panel("arm", [curve], [curve], axes_of([[curve]])[0], "top-1", Inliner())
+        assert ("<use" in svg) == dots

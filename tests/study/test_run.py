@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from vitmods.changes import DualPatchNorm
+from vitmods.config import ViTConfig
 from vitmods.errors import UserError
 from vitmods.recipes import plain
 from vitmods.study import Study, StudyResult
+from vitmods.study.describe import python_call
 from vitmods.study.plan import OTHER_SEEDS, Arm, Trial, arm_from_text
-from vitmods.study.run import Running, _foreign_modules, _workers
+from vitmods.study.run import Running, _executor, _foreign_modules, _workers
+from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config, build_model
 
 RECIPE = plain(epochs=1).with_(batch_size=128)
@@ -60,6 +64,17 @@ def test_effects_are_paired_differences_in_points(finished):
     assert result["dpn"].n == 2
     with pytest.raises(UserError, match="Did you mean dpn"):
         result["dpm"]
+
+
+@pytest.mark.parametrize("base", ["mu/4", ViTConfig.from_name("mu/4").with_(pool="avg")])
+def test_the_call_in_the_report_is_the_same_study(base):
+    arms = [Arm("slow", (DualPatchNorm(before=False),), {"lr": 0.5}), "dpn+rms"]
+    study = Study(base, arms, "digits", RECIPE, seeds=[3, 1], margin=1.0, noise_floor=True, limit_train=99)
+    call = python_call(study.settings, "runs/a b")
+    assert call.endswith(".run('runs/a b')")
+    names = {}
+    exec(call.replace("vm.Study(", "study = vm.Study(").removesuffix(".run('runs/a b')"), names)
+    assert names["study"].settings.to_dict() == study.settings.to_dict()
 
 
 def test_it_prints_itself_as_a_table(finished):
@@ -236,6 +251,10 @@ def test_a_dry_run_estimates_and_writes_nothing(tmp_path):
     assert max(map(len, str(estimate).splitlines())) <= 100
 
 
+def test_a_dry_run_needs_no_folder():
+    assert make(seeds=1).dry_run(workers=1, device="cpu").finished == 0
+
+
 def test_finished_trials_are_not_counted_again(finished):
     estimate = make(noise_floor=True).dry_run(finished[1], workers=2, device="cpu")
     assert estimate.finished == 8
@@ -256,7 +275,26 @@ def test_workers_by_default_fit_cores_memory_and_trials(monkeypatch):
         Running(workers=0)
 
 
-def test_a_trial_s_evaluation_can_be_repeated(finished):
+def test_a_named_gpu_is_not_shared_out_to_several_workers(tmp_path, monkeypatch):
+    monkeypatch.setattr("vitmods.study.run.visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr("vitmods.study.executors.visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr("vitmods.study.run.make_fabric", lambda device, precision: None)
+    settings = make().settings
+    base = build_model(base_config(settings, 10), Arm("base"), 0)
+    runner = TrialRunner(StudyFolder(tmp_path), settings)
+
+    def second_worker(how):
+        executor = _executor(runner, how, workers=2, lock=0)
+        return executor._task(1)["device"], executor._environment(1).get("CUDA_VISIBLE_DEVICES")
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert _workers(Running(device="cuda"), base, settings, trials=9) == 2
+    assert second_worker(Running(device="cuda")) == ("cuda", "1")
+    assert _workers(Running(device="cuda:1"), base, settings, trials=9) == 1
+    assert second_worker(Running(device="cuda:1")) == ("cuda:1", None)
+
+
+def test_a_trial_s_evaluation_can_be_repeated(finished, tmp_path):
     from vitmods.study.evaluate import evaluate_trial
 
     result, out = finished
@@ -269,6 +307,12 @@ def test_a_trial_s_evaluation_can_be_repeated(finished):
         evaluate_trial(out)
     with pytest.raises(UserError, match='no split "tset"'):
         evaluate_trial(trial, split="tset")
+    config = json.loads((trial / "config.json").read_text())
+    shutil.copytree(trial, tmp_path / "other")
+    config["data"]["classes"][3:5] = ["4", "3"]
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="knows the class '4', digits has '3'"):
+        evaluate_trial(tmp_path / "other", device="cpu")
 
 
 def test_defaults_follow_the_size_of_the_pictures(tmp_path):

@@ -40,12 +40,13 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Evaluate, arguments, "evaluate")
     from vitmods.study.evaluate import evaluate_trial
-    from vitmods.study.store import write_json
+    from vitmods.train.files import make_folder, write_json
 
     found = evaluate_trial(
         options.folder, split=options.split, data=options.data, batch_size=options.batch_size, device=options.device
     )
     print(json.dumps(found, indent=1))
     if options.out is not None:
+        make_folder(options.out.parent)
         write_json(options.out, found)
     return 0

@@ -114,7 +114,8 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | No
 def _paragraph(text: str) -> str:
     plain = _COLOUR.sub("", text).splitlines()
     lines = (_BOX.sub(" ", line).strip() for line in plain if not line.startswith("\u256d"))  # the title adds nothing
-    return " ".join(" ".join(line for line in lines if line).split())
+    words = " ".join(" ".join(line for line in lines if line).split())
+    return re.sub(r"^Error parsing \w+: (?=recipe: )", "", words)  # tyro's name for a group of options says nothing
 
 
 def peek(arguments: Sequence[str], option: str) -> str | None:

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _train(options: Train, out: Path) -> dict:
-    from vitmods.study.plan import BASE, Arm, Settings, Trial, arm_from_text
+    from vitmods.study.plan import BASE, Arm, Settings, Trial, arm_from_text, make_seeds
     from vitmods.study.store import StudyFolder
     from vitmods.study.study import fixed_settings
     from vitmods.study.trial import TrialRunner
@@ -60,11 +60,13 @@ def _train(options: Train, out: Path) -> dict:
     pictures = asdict(options.pictures)
     fixed = fixed_settings(options.base, pictures.pop("data"), options.training, **pictures)
     arm = Arm(BASE) if options.arm == BASE else arm_from_text(options.arm)
+    settings = Settings(fixed, arms=(), seeds=make_seeds([options.seed]))
     folder, machine = StudyFolder(out), options.machine
+    folder.refuse_study()
     with folder.lock():
         runner = TrialRunner(
             folder,
-            Settings(fixed, arms=(), seeds=(options.seed,)),
+            settings,
             machine.device,
             machine.data_workers,
             machine.checkpoint_minutes,

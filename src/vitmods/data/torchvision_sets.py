@@ -95,9 +95,10 @@ def _open(make: Callable[..., Any], root: Path, given: dict[str, Any], choice: s
             reason = reason if unknown_value or "train" in found else str(error).split("\n")[0]
     if "train" in found:
         return found
+    name = make.__name__
     raise UserError(
-        f"torchvision's {make.__name__} cannot be read from {printable(str(root))}: {reason} Nothing is downloaded "
-        f"here; torchvision.datasets.{make.__name__}(root, download=True) does that for many sets."
+        f"torchvision's {name} cannot be read from {printable(str(root))}: {reason.rstrip('.')}. "
+        f"Nothing is downloaded here; torchvision.datasets.{name}(root, download=True) does that for many sets."
     )
 
 

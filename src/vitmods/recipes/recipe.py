@@ -94,6 +94,9 @@ class Recipe:
                 raise UserError(f"recipe: {name} must be two increasing numbers above 0, not {getattr(self, name)}.")
         if self.crop_scale[1] > 1:
             raise UserError(f"recipe: crop_scale is a share of the picture, at most 1, not {self.crop_scale}.")
+        for name in ("mean", "std"):
+            if len(getattr(self, name)) not in (1, 3):
+                raise UserError(f"recipe: {name} must be one number, or three for RGB, not {getattr(self, name)}.")
         if min(self.std) <= 0:
             raise UserError(f"recipe: std must be above 0, not {self.std}.")
         if self.randaugment is not None and not (self.randaugment[0] >= 1 and 0 <= self.randaugment[1] <= 30):

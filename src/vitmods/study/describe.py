@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vitmods.recipes import Recipe
 from vitmods.study.plan import Arm, Settings
 
 if TYPE_CHECKING:
@@ -40,6 +41,31 @@ def describe_arm(arm: Arm, model: ViT) -> dict[str, Any]:
         for change in arm.changes
     ]
     return {"describe": told, "config": json.loads(model.config.to_json())}
+
+
+def python_call(settings: Settings, out: str) -> str:
+    """The lines of Python that run this study, for a report whose study was not started from the shell."""
+    fixed = dict(settings.fixed)
+    base, usual = fixed.pop("base"), Recipe().to_dict()
+    recipe = {name: value for name, value in settings.recipe.to_dict().items() if value != usual[name]}
+    data, _ = fixed.pop("data"), fixed.pop("recipe")
+    given = {
+        "base": repr(base) if isinstance(base, str) else f"vm.ViTConfig.from_dict({base!r})",
+        "arms": f"[{', '.join(map(_arm_call, settings.arms))}]",
+        "data": repr(data),
+        "recipe": f"vm.Recipe({', '.join(f'{name}={value!r}' for name, value in recipe.items())})",
+        "seeds": repr(list(settings.seeds)),
+        **{name: repr(value) for name, value in fixed.items()},
+        "margin": repr(settings.margin),
+        "noise_floor": repr(settings.noise_floor),
+    }
+    arguments = ", ".join(f"{name}={value}" for name, value in given.items())
+    return f"import vitmods as vm\nfrom vitmods.study import Arm\n\nvm.Study({arguments}).run({out!r})"
+
+
+def _arm_call(arm: Arm) -> str:
+    overrides = f", {dict(arm.recipe)!r}" if arm.recipe else ""
+    return f"Arm({arm.name!r}, vm.parse_changes({arm.short!r}){overrides})"
 
 
 def environment(device: torch.device) -> dict[str, Any]:

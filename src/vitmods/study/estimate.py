@@ -69,13 +69,14 @@ class Estimate:
         lines = [line.rstrip() for line in captured.get().strip().splitlines()]
         splits = ", ".join(f"{count:,} {name}" for name, count in self.pictures.items())
         trials = sum(arm.trials for arm in self.arms)
+        lasts = f"about {_duration(self.total_s)} of training, and the measurement of costs"
         done = f" ({self.finished} are finished)" if self.finished else ""
         return "\n".join(
             [
                 *lines,
                 "",
                 f"Pictures: {splits}. A trial has {self.steps:,} steps.",
-                f"{trials} trials to run{done}, {self.workers} at a time: about {_duration(self.total_s)}.",
+                f"{trials} trials to run{done}, {self.workers} at a time: {lasts}.",
             ]
         )
 

@@ -31,6 +31,8 @@ def evaluate_trial(
     Raises:
         UserError: the folder holds no finished trial, or the pictures do not fit it.
     """
+    if batch_size < 1:
+        raise UserError(f"batch_size must be at least 1, not {batch_size}.")
     config, weights = read_json(folder / "config.json"), folder / "model.safetensors"
     if config is None or not weights.exists():
         raise UserError(
@@ -43,11 +45,7 @@ def evaluate_trial(
     if data is None and found != config["data"]["fingerprint"]:
         warnings.warn("the pictures are no longer those that the trial was trained on.", stacklevel=2)
     model_config = ViTConfig.from_dict(config["model"])
-    if pictures.num_classes != model_config.num_classes:
-        raise UserError(
-            f"The model has {model_config.num_classes} classes and {pictures.name} has {pictures.num_classes}; give "
-            "pictures of the same classes."
-        )
+    _check_classes(tuple(config["data"]["classes"]), pictures.classes, pictures.name)
     from safetensors.torch import load_file
 
     fabric = make_fabric(device, recipe.precision)
@@ -60,3 +58,17 @@ def evaluate_trial(
         metrics = task_of(recipe).evaluate(model, batches)
     count = len(pictures.splits[split])
     return {"folder": str(folder), "data": pictures.name, "split": split, "pictures": count, "metrics": metrics}
+
+
+def _check_classes(trained: tuple[str, ...], found: tuple[str, ...], name: str) -> None:
+    """As many classes are not enough: under other names, or in another order, every number would be wrong."""
+    if len(found) != len(trained):
+        what = f"the model has {len(trained)} classes and {name} has {len(found)}"
+    elif found != trained:
+        mine, theirs = next(pair for pair in zip(trained, found) if pair[0] != pair[1])
+        what = f"where the model knows the class {mine!r}, {name} has {theirs!r}"
+    else:
+        return
+    raise UserError(
+        f"These are other classes: {what}. Give pictures of the same classes, in folders of the same names."
+    )

@@ -61,19 +61,32 @@ def arm_from_text(text: str) -> Arm:
 def make_arms(arms: Mapping[str, Any] | Iterable[Any]) -> tuple[Arm, ...]:
     """The arms that users name: a mapping name -> changes, or short forms and Arm objects. `base` itself is left out.
 
-    Raises UserError when there is no arm, a name is taken twice, or two arms are the same changes.
+    Raises UserError when there is no arm, a name is taken twice, two arms are the same changes, or something else than
+    changes is given.
     """
-    from vitmods.changes import parse_changes
-
-    found: list[Arm] = []
     if isinstance(arms, Mapping):
-        for name, changes in arms.items():
-            found.append(Arm(str(name), tuple(parse_changes(changes) if isinstance(changes, str) else changes)))
+        found = [Arm(str(name), _changes(str(name), given)) for name, given in arms.items()]
     else:
-        found.extend(arm if isinstance(arm, Arm) else arm_from_text(str(arm)) for arm in arms)
+        listed = [arms] if isinstance(arms, str) else arms
+        found = [arm if isinstance(arm, Arm) else arm_from_text(str(arm)) for arm in listed]
     found = [arm for arm in found if arm.name != BASE or arm.changes or arm.recipe]
     _check_arms(found)
     return tuple(found)
+
+
+def _changes(arm: str, given: Any) -> tuple[Change, ...]:
+    """The changes that a user gives for an arm: a short form, one change, or several."""
+    from vitmods.changes import Change, parse_changes
+
+    if isinstance(given, str):
+        return parse_changes(given)
+    listed = tuple(given) if isinstance(given, Iterable) and not isinstance(given, type) else (given,)
+    for change in listed:
+        if not isinstance(change, Change):
+            raise UserError(
+                f"Arm {arm}: {change!r} is no change. Give changes as DualPatchNorm(), or as text: 'dpn+rms'."
+            )
+    return listed
 
 
 def _check_arms(arms: Sequence[Arm]) -> None:

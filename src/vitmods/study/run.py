@@ -21,6 +21,7 @@ from vitmods.study.result import StudyResult
 from vitmods.study.results import assemble, write_results
 from vitmods.study.store import StudyFolder, read_json
 from vitmods.study.trial import TrialRunner, base_config, build_model
+from vitmods.train.device import make_fabric
 from vitmods.train.files import disk_errors, write_json
 from vitmods.vit import ViT
 
@@ -46,6 +47,11 @@ class Running:
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise UserError(f"workers must be at least 1, not {self.workers}.")
+        for name in ("data_workers", "checkpoint_minutes", "cost_seconds"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"{name} must be at least 0, not {getattr(self, name)}.")
+        if self.device not in ("auto", "cpu"):
+            make_fabric(self.device, "32-true")  # a UserError where there is no such device, before any work
 
     @property
     def torch_device(self) -> torch.device:
@@ -84,6 +90,7 @@ def dry_run(settings: Settings, path: Path | None, how: Running) -> Estimate:
 
 def _refuse_other_study(folder: StudyFolder, settings: Settings) -> None:
     """Before the pictures are read, which may take a while: all that can be known without them."""
+    folder.refuse_trial()
     facts = read_json(folder.settings_file)
     if facts is not None:
         folder.check_same_study({**settings.to_dict(), "pictures": facts["settings"]["pictures"]})
@@ -171,13 +178,10 @@ def _executor(runner: TrialRunner, how: Running, workers: int, lock: int) -> Exe
         runner.folder,
         workers,
         threads=max(1, torch.get_num_threads() // workers),
+        device=how.device,
         lock_descriptor=lock,
         imports=_foreign_modules(runner.settings.arms),
-        options={
-            "device": how.device,
-            "data_workers": how.data_workers,
-            "checkpoint_minutes": how.checkpoint_minutes,
-        },
+        options={"data_workers": how.data_workers, "checkpoint_minutes": how.checkpoint_minutes},
     )
 
 
@@ -201,7 +205,8 @@ def _workers(how: Running, base: ViT, settings: Settings, trials: int) -> int:
     if how.workers is not None:
         return max(1, min(how.workers, trials))
     if how.torch_device.type == "cuda":
-        return max(1, min(len(visible_gpus()), trials))
+        gpus = len(visible_gpus()) if how.device in ("auto", "cuda") else 1  # "cuda:1" names one
+        return max(1, min(gpus, trials))
     fitting = _memory_bytes() // 2 // _trial_bytes(base, settings)
     return max(1, min(torch.get_num_threads(), MOST_WORKERS, fitting, trials))
 

@@ -33,7 +33,7 @@ def read_json(path: Path) -> Any | None:
     """The parsed file, or None where there is none. UserError when it is no JSON (every file here is written whole)."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise UserError(f"{path} is damaged ({error}). Remove it and run the same command again.") from error
@@ -120,6 +120,16 @@ class StudyFolder:
                 f"{self.path} holds a study with other settings: {'; '.join(changed)}. Repeat the old ones to go on "
                 "with it, or choose another folder with --out. Arms and seeds may be added."
             )
+
+    def refuse_study(self) -> None:
+        """UserError if the folder is a study's: a single trial would lie between its files."""
+        if self.settings_file.exists():
+            raise UserError(f"{self.path} holds a study. Choose another folder for a single trial with --out.")
+
+    def refuse_trial(self) -> None:
+        """UserError if the folder is a single trial's, as `vitmods train` leaves it."""
+        if (self.path / "config.json").exists() and not self.settings_file.exists():
+            raise UserError(f"{self.path} holds a single trial. Choose another folder for a study with --out.")
 
     @contextmanager
     def lock(self) -> Iterator[int]:

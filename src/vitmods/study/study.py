@@ -99,8 +99,8 @@ class Study:
         Args:
             out: the study's folder, made if needed.
             workers: trials at a time, each in its own process; None: as many as cores, memory or GPUs allow.
-            device: "auto", "cpu" or "cuda".
-            data_workers: processes that prepare pictures, per trial.
+            device: "auto", "cpu", "cuda", "cuda:1" or "mps".
+            data_workers: threads that prepare pictures ahead, per trial; 0: none.
             checkpoint_minutes: time between the checkpoints of a trial.
             cost_seconds: how long the measurement of costs may take, about; 0: costs are not measured.
             progress: a line a trial on stderr, and a bar if that is a terminal.
@@ -110,10 +110,11 @@ class Study:
             UserError: another run holds the folder, it holds another study, or something cannot be used as given.
             KeyboardInterrupt: a signal came; what was trained is saved.
         """
+        from vitmods.study.describe import python_call
         from vitmods.study.run import Running, run_study
 
         how = Running(workers, device, data_workers, checkpoint_minutes, cost_seconds, progress)
-        return run_study(self.settings, Path(out), how, command or f"{self}.run({str(out)!r})")
+        return run_study(self.settings, Path(out), how, command or python_call(self.settings, str(out)))
 
     def dry_run(
         self, out: str | Path | None = None, *, workers: int | None = None, device: str = "auto", data_workers: int = 0
@@ -140,6 +141,12 @@ def fixed_settings(
     **others: Any,
 ) -> dict[str, Any]:
     """What every trial of a study has in common, as JSON gives it back; None becomes what suits the pictures."""
+    if not isinstance(base, str | ViTConfig | None):
+        raise UserError(
+            f"base is a ViT's name or a ViTConfig, not a {type(base).__name__}: a study trains new weights."
+        )
+    if not isinstance(recipe, Recipe | None):
+        raise UserError(f"recipe is a Recipe, as vm.recipes.default() gives it, not {recipe!r}.")
     suits = defaults_for(str(data))
     base = suits.base if base is None else base
     recipe = suits.recipe if recipe is None else recipe

@@ -75,13 +75,6 @@ def listing(parts: Sequence[str]) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 2 else parts)
 
 
-def duration(seconds: float) -> str:
-    """`12 s`, `3.4 min`, `2.1 h`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
 def headline(verdicts: Iterable[str | None]) -> str:
     """One sentence for the whole study; None stands for an arm without an effect yet."""
     count = Counter(verdict or CANNOT_TELL for verdict in verdicts)

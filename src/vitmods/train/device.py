@@ -40,7 +40,8 @@ def make_fabric(device: str, precision: Literal["32-true", "bf16-mixed"]) -> "Fa
     try:
         fabric = Fabric(accelerator=accelerator, devices=[int(number)] if number else 1, precision=precision)
     except (ValueError, RuntimeError) as error:  # Fabric's exceptions have these as bases
-        raise UserError(f"device {device!r} cannot be used here: {error}. Try --device auto or cpu.") from error
+        reason = str(error).rstrip(".")
+        raise UserError(f"device {device!r} cannot be used here: {reason}. Try --device auto or cpu.") from error
     fabric.launch()
     return fabric
 

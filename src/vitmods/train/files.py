@@ -18,8 +18,11 @@ _REMEDIES = {
     errno.EACCES: "it may not be written; choose another folder or change its permissions",
     errno.EPERM: "it may not be written; choose another folder or change its permissions",
     errno.EROFS: "the disk is read-only; choose another folder",
+    errno.ENOENT: "there is no such folder, or it cannot be made; choose another one",
     errno.ENOTDIR: "a part of the path is a file, not a folder; choose another folder",
     errno.EEXIST: "there is a file of that name where a folder is needed; choose another folder",
+    errno.EISDIR: "there is a folder of that name where a file is needed; choose another name",
+    errno.ELOOP: "a link on the way points to itself; choose another folder",
     errno.ENAMETOOLONG: "the name is too long; choose a shorter folder",
     errno.EIO: "the disk reports an input/output error; check it",
 }

@@ -163,7 +163,8 @@ def _draw_curves(axes: Any, curves: Sequence[Curve], axis: Axis, colour: str) ->
         x, scores = _common(finished, axis)
         if len(finished) > 1:
             axes.fill_between(x, scores.min(0), scores.max(0), color=colour, alpha=0.2, lw=0)
-        axes.plot(x, scores.mean(0), color=colour, lw=1.8, solid_joinstyle="round")
+        dot = "o" if len(x) == 1 else None  # a line of one point would not be seen
+        axes.plot(x, scores.mean(0), color=colour, lw=1.8, solid_joinstyle="round", marker=dot, ms=5)
     for curve in curves:
         if not curve.finished:
             x = getattr(curve, axis.key) / axis.unit
