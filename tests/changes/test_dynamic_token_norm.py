@@ -145,7 +145,7 @@ def test_it_shares_no_slot_with_another_placement():
         vm.apply(build(), *vm.parse_changes("dtn+placement(attn=post)"))
 
 
-@pytest.mark.parametrize("other", ["normformer", "subln", "rms", "layerscale", "dpn"])
+@pytest.mark.parametrize("other", ["normformer", "subln", "norm(kind=rms,exact=false)", "layerscale", "dpn"])
 def test_other_changes_reach_the_first_blocks_in_any_order(other):
     both = vm.parse_changes(f"dtn(norms=both)+{other}")
     first, last = vm.apply(build(depth=3), *both), vm.apply(build(depth=3), *reversed(both))
@@ -160,7 +160,7 @@ def test_rms_after_dtn_keeps_the_biases_of_dtn():
     for name, value in base.named_parameters():
         if name.endswith("norm1.bias"):
             torch.nn.init.normal_(value)
-    model = vm.apply(base, *vm.parse_changes("dtn+rms"))
+    model = vm.apply(base, *vm.parse_changes("dtn+norm(kind=rms,exact=false)"))
     assert torch.equal(model.blocks[0].norm1.bias, base.blocks[0].norm1.bias)
     assert model.blocks[2].norm1.weight is not None
     assert not [n for n, _ in model.named_parameters() if n.endswith("bias") and n.startswith("blocks.2.norm")]
