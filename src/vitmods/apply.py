@@ -11,7 +11,7 @@ from torch import nn
 
 from .changes import Change, Weights
 from .config import ViTConfig
-from .errors import NoEffect, SlotConflict
+from .errors import NoEffect, SlotConflict, UserError
 from .flops import count_macs, count_params
 from .vit import ViT
 
