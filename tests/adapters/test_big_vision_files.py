@@ -84,12 +84,18 @@ def test_there_and_back(saved, same_function, name):
     same_function(model, again, (model.config.in_chans, 32, 32))
 
 
-def test_dual_patchnorm_there_and_back(scatter, same_function, tmp_path):
-    model = scatter(vm.apply(small(in_chans=1), vm.DualPatchNorm()))
+@pytest.mark.parametrize("in_chans", [1, 3])
+def test_dual_patchnorm_there_and_back(scatter, same_function, tmp_path, in_chans):
+    model = scatter(vm.apply(small(in_chans=in_chans), vm.DualPatchNorm()))
+    model.patch_embed.norm_before.weight.data.normal_()
     save(model, tmp_path / "dpn.npz")
+    same_function(model, load(tmp_path / "dpn.npz", in_chans=in_chans), (in_chans, 32, 32))
+
+
+def test_channels_of_a_dual_patchnorm_stem_are_asked_for(tmp_path):
+    save(vm.apply(small(in_chans=1), vm.DualPatchNorm()), tmp_path / "dpn.npz")
     with pytest.raises(UserError, match="no square patch with 3 channels: give in_chans"):
         load(tmp_path / "dpn.npz")
-    same_function(model, load(tmp_path / "dpn.npz", in_chans=1), (1, 32, 32))
 
 
 @pytest.mark.parametrize("pool", POOLS)

@@ -60,6 +60,12 @@ def test_there_and_back(scatter, same_function, name):
     assert from_huggingface(back).config == ours.config
 
 
+def test_dropout_of_attention_goes_along():
+    ours = from_huggingface(small(attention_probs_dropout_prob=0.2))
+    assert ours.config.attn_drop == ours.blocks[1].attn.attn_drop == 0.2
+    assert to_huggingface(ours).config.attention_probs_dropout_prob == 0.2
+
+
 @pytest.mark.parametrize("name", ["classification", "pooler", "no pooler", "eps", "not square", "gelu_fast"])
 @pytest.mark.parametrize("form", ["folder", "file"])
 def test_saved_folders(scatter, same_function, tmp_path, name, form):
