@@ -1,25 +1,17 @@
 """A frozen description of a Vision Transformer: every slot that a change may fill, and nothing of PyTorch."""
 
 import dataclasses
-import difflib
 import json
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .errors import UserError
+from .errors import UserError, nearest
+from .sizes import SIZES, parse_name
 
 NORM_KINDS = (
     "layer", "rms", "scale_shift", "scale", "batch", "instance", "group", "power", "switchable", "dynamic_token",
 )  # fmt: skip
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint naming the known word closest to a mistyped one, or all of them when none is close."""
-    known = sorted(known)
-    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)
-    return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known)}."
 
 
 @dataclass(frozen=True)
@@ -195,7 +187,7 @@ class ViTConfig:
         Widths, depths and heads as published (Steiner et al., 2022; ``mu`` is big_vision's smallest, for tests and
         digits; timm's names carry the input size). Keywords replace fields. Raises UserError on an unknown name.
         """
-        size, depth, patch, img_size = _parse_name(name)
+        size, depth, patch, img_size = parse_name(name)
         width, default_depth, mlp_dim, heads = SIZES[size]
         shape: dict[str, Any] = {
             "patch_size": patch,
@@ -207,38 +199,6 @@ class ViTConfig:
         if img_size is not None:
             shape["img_size"] = img_size
         return cls().with_(**(shape | overrides))
-
-
-# name: width, depth, width of the MLP, heads; the last three are Dynamic Token Normalization's
-SIZES = {
-    "mu": (32, 1, 128, 2),
-    "Ti": (192, 12, 768, 3),
-    "S": (384, 12, 1536, 6),
-    "B": (768, 12, 3072, 12),
-    "L": (1024, 24, 4096, 16),
-    "H": (1280, 32, 5120, 16),
-    "T*": (192, 12, 768, 4),
-    "S*": (432, 12, 1728, 9),
-    "B*": (768, 12, 3072, 16),
-}
-_TIMM_SIZES = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
-
-
-def _parse_name(name: str) -> tuple[str, int | None, int, int | None]:
-    """(size, depth if given, patch side, picture side if given)"""
-    if match := re.fullmatch(r"vit_([a-z]+)_patch(\d+)_(\d+)", name):
-        size, patch, side = match.groups()
-        if size in _TIMM_SIZES:
-            return _TIMM_SIZES[size], None, int(patch), int(side)
-    elif match := re.fullmatch(r"([A-Za-z]+?\*?)(\d*)/(\d+)", name):
-        size, depth, patch = match.groups()
-        if size in SIZES:
-            return size, int(depth) if depth else None, int(patch), None
-    examples = [f"{size}/16" for size in SIZES] + [f"vit_{size}_patch16_224" for size in _TIMM_SIZES]
-    raise UserError(
-        f"'{name}' names no ViT. Give a size and a patch side as in 'S/16' (sizes: {', '.join(SIZES)}), with a depth "
-        f"as in 'S36/16', or timm's name as in 'vit_small_patch16_224'. {nearest(name, examples)}"
-    )
 
 
 def _pair(name: str, value: Any) -> tuple[int, int]:

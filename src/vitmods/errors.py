@@ -1,5 +1,8 @@
 """Errors that a user can mend. The message says what is wrong and what to do; the shell prints it as one paragraph."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(ValueError):
     """Input, a setting or a file is not usable as given; the message names it and the remedy."""
@@ -11,3 +14,10 @@ class NoEffect(UserError):
 
 class SlotConflict(UserError):
     """Two changes of one arm want to fill the same slot."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint naming the known word closest to a mistyped one, or all of them when none is close."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)
+    return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known)}."

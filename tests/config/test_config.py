@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from vitmods import ViTConfig
-from vitmods.config import NORM_KINDS, BranchConfig, FirstBlocks, NormConfig, StemConfig, nearest
-from vitmods.errors import UserError
+from vitmods.config import NORM_KINDS, BranchConfig, FirstBlocks, NormConfig, StemConfig
+from vitmods.errors import UserError, nearest
 
 options = st.sampled_from([(), (("variant", "released"), ("pool", 2), ("trade_off", None))])
 norms = st.builds(NormConfig, st.sampled_from(NORM_KINDS), st.floats(1e-12, 1.0), st.booleans(), options)

@@ -5,8 +5,8 @@ from math import isqrt
 
 from torch import Tensor
 
-from ..config import SIZES
 from ..errors import UserError
+from ..sizes import SIZES
 
 Size = int | tuple[int, int] | None
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from ..apply import apply
 from ..changes import parse_changes
-from ..config import BranchConfig, NormConfig, StemConfig, ViTConfig, nearest
-from ..errors import UserError
+from ..config import BranchConfig, NormConfig, StemConfig, ViTConfig
+from ..errors import UserError, nearest
 from ..vit import ViT
 from .tensors import Coverage, Row
 from .transfer import check_readable, export_model, fields, import_model, refuse, refuse_slots

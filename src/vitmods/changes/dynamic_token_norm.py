@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..config import FirstBlocks, NormConfig, ViTConfig, nearest
-from ..errors import UserError
+from ..config import FirstBlocks, NormConfig, ViTConfig
+from ..errors import UserError, nearest
 from .base import Change, Weights
 
 _CHOICES = {

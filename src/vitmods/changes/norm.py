@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from .. import centre
-from ..config import BranchConfig, NormConfig, ViTConfig, nearest
-from ..errors import UserError
+from ..config import BranchConfig, NormConfig, ViTConfig
+from ..errors import UserError, nearest
 from .base import Change, Preserves, Weights
 from .norm_weights import carry_norms, dropped_by_norms
 

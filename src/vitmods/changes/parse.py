@@ -5,8 +5,7 @@ import re
 import typing
 from typing import Any
 
-from ..config import nearest
-from ..errors import UserError
+from ..errors import UserError, nearest
 from .base import REGISTRY, Change
 
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..config import BranchConfig, NormConfig, ViTConfig, nearest
-from ..errors import UserError
+from ..config import BranchConfig, NormConfig, ViTConfig
+from ..errors import UserError, nearest
 from .base import Change, Weights
 
 Place = Literal["pre", "post", "pre+post"]

@@ -1,0 +1,36 @@
+"""Size names of ViTs: ``S/16``, ``Ti/4``, ``S36/16``, ``S*/16``, and timm's."""
+
+import re
+
+from .errors import UserError, nearest
+
+# name: width, depth, width of the MLP, heads; the last three are Dynamic Token Normalization's
+SIZES = {
+    "mu": (32, 1, 128, 2),
+    "Ti": (192, 12, 768, 3),
+    "S": (384, 12, 1536, 6),
+    "B": (768, 12, 3072, 12),
+    "L": (1024, 24, 4096, 16),
+    "H": (1280, 32, 5120, 16),
+    "T*": (192, 12, 768, 4),
+    "S*": (432, 12, 1728, 9),
+    "B*": (768, 12, 3072, 16),
+}
+_TIMM_SIZES = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
+
+
+def parse_name(name: str) -> tuple[str, int | None, int, int | None]:
+    """(size, depth if given, patch side, picture side if given)"""
+    if match := re.fullmatch(r"vit_([a-z]+)_patch(\d+)_(\d+)", name):
+        size, patch, side = match.groups()
+        if size in _TIMM_SIZES:
+            return _TIMM_SIZES[size], None, int(patch), int(side)
+    elif match := re.fullmatch(r"([A-Za-z]+?\*?)(\d*)/(\d+)", name):
+        size, depth, patch = match.groups()
+        if size in SIZES:
+            return size, int(depth) if depth else None, int(patch), None
+    examples = [f"{size}/16" for size in SIZES] + [f"vit_{size}_patch16_224" for size in _TIMM_SIZES]
+    raise UserError(
+        f"'{name}' names no ViT. Give a size and a patch side as in 'S/16' (sizes: {', '.join(SIZES)}), with a depth "
+        f"as in 'S36/16', or timm's name as in 'vit_small_patch16_224'. {nearest(name, examples)}"
+    )
