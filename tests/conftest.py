@@ -1,0 +1,6 @@
+"""For all tests: Ctrl-C means what it means at a terminal, though a job started in the background ignores it."""
+
+import signal
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
