@@ -18,6 +18,6 @@ class SlotConflict(UserError):
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint naming the known word closest to a mistyped one, or all of them when none is close."""
-    known = sorted(known)
-    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)
-    return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known)}."
+    spelled = {name.lower(): name for name in sorted(known)}
+    close = difflib.get_close_matches(word.lower(), spelled, n=1, cutoff=0.5)
+    return f"Did you mean '{spelled[close[0]]}'?" if close else f"Known: {', '.join(spelled.values())}."

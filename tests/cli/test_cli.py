@@ -88,7 +88,7 @@ def test_help_shows_the_defaults_of_the_pictures_and_the_recipe(capsys, tmp_path
 
 
 def test_unknown_words_suggest_the_nearest(capsys):
-    assert "Did you mean compare?" in refused(capsys, "compair")
+    assert "Did you mean 'compare'?" in refused(capsys, "compair")
     assert "--epochs" in refused(capsys, "compare", "--epoch", "3")
     assert "plain" in refused(capsys, "compare", "--recipe", "plane")
     assert "dpn" in refused(capsys, "compare", "--arms", "dpm")

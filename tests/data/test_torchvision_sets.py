@@ -167,7 +167,7 @@ def test_stamps_change_with_the_files(tmp_path: Path) -> None:
             "torchvision:SEMEION?root={root}",
             "SEMEION cannot be read from .*: Dataset not found",
         ),  # downloads unless told
-        ("torchvision:CIFAR1?root={root}", "Did you mean CIFAR10"),
+        ("torchvision:CIFAR1?root={root}", "Did you mean 'CIFAR10'"),
         ("torchvision:?root={root}", "lacks a name"),
         ("", "No data given"),
     ],

@@ -62,7 +62,7 @@ def test_effects_are_paired_differences_in_points(finished):
     base, dpn = told["base"]["values"], told["arms"][0]["values"]
     assert result["dpn"].mean == pytest.approx(100 * sum(dpn[s] - base[s] for s in base) / 2)
     assert result["dpn"].n == 2
-    with pytest.raises(UserError, match="Did you mean dpn"):
+    with pytest.raises(UserError, match="Did you mean 'dpn'"):
         result["dpm"]
 
 

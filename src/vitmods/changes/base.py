@@ -64,6 +64,11 @@ class Change:
         """Patterns (fnmatch) of old weights that have no place in the new model. Any other loss is an error."""
         return ()
 
+    def describe(self) -> dict[str, str]:
+        """What it is, for a reader who does not know it; for lists and reports."""
+        told = ("name", "title", "paper", "url", "summary", "preserves", "cost", "published")
+        return {name: getattr(self, name) for name in told}
+
     def __str__(self) -> str:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
         for short, fields in self.short_forms.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import shlex
 import sys
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from vitmods import __version__
-from vitmods.errors import UserError
+from vitmods.errors import UserError, nearest
 
 COMMANDS = {
     "compare": "train a base ViT and changed ones with paired seeds; say which change helps and what it costs",
@@ -75,10 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(arguments: list[str]) -> int:
     command = arguments[0]
     if command not in COMMANDS:
-        near = difflib.get_close_matches(command, COMMANDS, n=1, cutoff=0.5)
-        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(COMMANDS)}."
         kind = "option" if command.startswith("-") else "command"
-        raise UserError(f"There is no {kind} {command}. {hint} `vitmods --help` says more.")
+        raise UserError(f"There is no {kind} {command}. {nearest(command, COMMANDS)} `vitmods --help` says more.")
     module = importlib.import_module(f"vitmods.cli.{command}")
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning

@@ -44,17 +44,15 @@ def describe(kind: Any) -> dict[str, Any]:
     from dataclasses import MISSING, fields
 
     settings = {field.name: None if field.default is MISSING else field.default for field in fields(kind)}
-    told = {name: getattr(kind, name) for name in ("name", "title", "paper", "url", "summary", "cost", "published")}
-    return {**told, "preserves": _preserves(kind), "settings": settings, "short_forms": list(kind.short_forms)}
+    return {**_plain(kind).describe(), "settings": settings, "short_forms": list(kind.short_forms)}
 
 
-def _preserves(kind: Any) -> str:
-    """What its shortest spelling promises; a change that must be told something is asked with its first short form."""
+def _plain(kind: Any) -> Any:
+    """Its shortest spelling; a change that must be told something takes its first short form."""
     try:
-        change = kind()
+        return kind()
     except ValueError:
-        change = kind(**next(iter(kind.short_forms.values())))
-    return str(change.preserves)
+        return kind(**next(iter(kind.short_forms.values())))
 
 
 def _print(described: list[dict[str, Any]]) -> None:

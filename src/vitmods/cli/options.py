@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 import re
 import sys
@@ -14,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from vitmods.errors import UserError
+from vitmods.errors import UserError, nearest
 from vitmods.recipes import RECIPES, Recipe
 from vitmods.study.defaults import ORDINARY, Defaults, defaults_for
 
@@ -87,9 +86,7 @@ def defaults_from(arguments: Sequence[str]) -> tuple[Defaults, DataOptions, str,
 def recipe_named(name: str) -> Recipe:
     if name in RECIPES:
         return RECIPES[name]()
-    near = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.5)
-    hint = f"Did you mean {near[0]}?" if near else ""
-    raise UserError(f"There is no recipe {name!r}. {hint} There are {', '.join(RECIPES)}.")
+    raise UserError(f"There is no recipe {name!r}. {nearest(name, RECIPES)}")
 
 
 def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable
-from difflib import get_close_matches
 from hashlib import sha256
 from operator import index
 from pathlib import Path
@@ -14,7 +13,7 @@ from PIL import Image
 
 from vitmods.data.read import reading
 from vitmods.data.records import Records, Source, printable
-from vitmods.errors import UserError
+from vitmods.errors import UserError, nearest
 
 # How torchvision's sets are asked for a split: train=True, or split="trainval" and the like.
 _TRAIN_FLAG = (("train", True), ("test", False))
@@ -60,9 +59,7 @@ def _constructor(name: str) -> Callable[..., Any]:
     from torchvision import datasets
 
     if name not in datasets.__all__:
-        near = get_close_matches(name, datasets.__all__, n=1)
-        hint = f" Did you mean {near[0]}?" if near else " Names are those of torchvision.datasets."
-        raise UserError(f'torchvision has no data set "{name}".{hint}')
+        raise UserError(f'torchvision has no data set "{name}". {nearest(name, datasets.__all__)}')
     make: Callable[..., Any] = getattr(datasets, name)
     return make
 

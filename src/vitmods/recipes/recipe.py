@@ -1,11 +1,10 @@
 """The recipe: everything about training that is neither the model nor the data. Imports without torch."""
 
 import dataclasses
-import difflib
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from vitmods.errors import UserError
+from vitmods.errors import UserError, nearest
 
 
 @dataclass(frozen=True)
@@ -128,9 +127,7 @@ class Recipe:
         names = [field.name for field in dataclasses.fields(self)]
         for name in overrides:
             if name not in names:
-                near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}."
-                raise UserError(f"recipe: there is no field {name!r}; {hint}")
+                raise UserError(f"A recipe has no field {name!r}. {nearest(name, names)}")
         return dataclasses.replace(self, **{name: _tupled(value) for name, value in overrides.items()})
 
     def to_dict(self) -> dict[str, Any]:

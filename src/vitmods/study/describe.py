@@ -26,20 +26,7 @@ def describe_base(settings: Settings, model: ViT) -> dict[str, Any]:
 
 def describe_arm(arm: Arm, model: ViT) -> dict[str, Any]:
     """The arm's model and what its changes are, for a reader who does not know them."""
-    told = [
-        {
-            "name": change.name,
-            "short": str(change),
-            "title": change.title,
-            "paper": change.paper,
-            "url": change.url,
-            "summary": change.summary,
-            "preserves": change.preserves,
-            "cost": change.cost,
-            "published": change.published,
-        }
-        for change in arm.changes
-    ]
+    told = [{"short": str(change), **change.describe()} for change in arm.changes]
     return {"describe": told, "config": json.loads(model.config.to_json())}
 
 

@@ -176,8 +176,8 @@ class _FirstSteps:
         self._evaluations.append((self._now() - begin) / len(batch.index))
 
     def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
         return time.perf_counter()
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any
 
-from vitmods.errors import UserError
+from vitmods.errors import UserError, nearest
 from vitmods.study.results import assemble, write_results
 from vitmods.study.stats import Effect
 from vitmods.study.store import StudyFolder
@@ -43,9 +42,7 @@ class StudyResult:
 
     def __getitem__(self, arm: str) -> Effect:
         if arm not in self.effects:
-            near = difflib.get_close_matches(arm, self.effects, n=1, cutoff=0.4)
-            hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(self.effects)}."
-            raise UserError(f"The study has no arm {arm!r}. {hint}")
+            raise UserError(f"The study has no arm {arm!r}. {nearest(arm, self.effects)}")
         return self.effects[arm]
 
     def __repr__(self) -> str:

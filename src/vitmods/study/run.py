@@ -21,7 +21,7 @@ from vitmods.study.result import StudyResult
 from vitmods.study.results import assemble, write_results
 from vitmods.study.store import StudyFolder, read_json
 from vitmods.study.trial import TrialRunner, base_config, build_model
-from vitmods.train.device import make_fabric
+from vitmods.train.device import make_fabric, resolve
 from vitmods.train.files import disk_errors, write_json
 from vitmods.vit import ViT
 
@@ -55,9 +55,7 @@ class Running:
 
     @property
     def torch_device(self) -> torch.device:
-        if self.device != "auto":
-            return torch.device(self.device)
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return resolve(self.device)
 
 
 def run_study(settings: Settings, path: Path, how: Running, command: str) -> StudyResult:
