@@ -45,11 +45,13 @@ def _branch_norms(branch: BranchConfig, config: ViTConfig, index: int) -> Branch
 
 
 def make_norm(config: NormConfig | None, dim: int, **model: Any) -> nn.Module:
+    """The module of a norm slot over ``dim`` channels; the identity where the slot is empty."""
     factory = norm_factory(config, **model)
     return factory(dim) if factory else nn.Identity()
 
 
 def make_stem(config: ViTConfig) -> LinearStem:
+    """From pictures (B, in_chans, height, width) to patch tokens (B, T, C), with the norms that its slots name."""
     stem = config.stem
     sizes: dict[str, Any] = {
         "img_size": config.img_size,
@@ -65,6 +67,7 @@ def make_stem(config: ViTConfig) -> LinearStem:
 
 
 def make_block(config: ViTConfig, index: int) -> Block:
+    """The block of that index, with its norm slots and its share of the drop path rate."""
     attn, mlp = config.branches(index)
     share = index / max(config.depth - 1, 1) if config.drop_path_shape == "linear" else 1.0
     return Block(
@@ -89,12 +92,14 @@ def _activation(config: ViTConfig) -> Any:
 
 
 def make_attn_pool(config: ViTConfig) -> AttentionPool:
+    """Map pooling, (B, T, C) -> (B, C)."""
     mlp = Mlp(config.embed_dim, config.mlp_dim, act=_activation(config)())
     norm = config.pool_norm or config.final_norm or NormConfig()
     return AttentionPool(config.embed_dim, config.num_heads, mlp, make_norm(norm, config.embed_dim))
 
 
 def initial_positions(config: ViTConfig) -> Tensor | None:
+    """Positions (1, entries, C) before any training: zeros to be drawn, the fixed table, or None."""
     if config.position == "none":
         return None
     if config.position.startswith("sincos2d"):
@@ -104,6 +109,7 @@ def initial_positions(config: ViTConfig) -> Tensor | None:
 
 
 def timm_cfg(config: ViTConfig) -> dict[str, Any]:
+    """What timm's tools read as ``pretrained_cfg``: input size, normalisation, names of first and last layer."""
     return {
         "url": "",
         "num_classes": config.num_classes,

@@ -132,6 +132,7 @@ def fields(config: ViTConfig, names: str) -> dict[str, Any]:
 
 
 def look_at_vit(model: ViT, images: Tensor) -> tuple[Tensor, Tensor]:
+    """All tokens (B, N, C) and the logits of a picture batch: what two models are compared by."""
     return model.forward_features(images), model(images)
 
 

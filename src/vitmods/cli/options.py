@@ -84,6 +84,7 @@ def defaults_from(arguments: Sequence[str]) -> tuple[Defaults, DataOptions, str,
 
 
 def recipe_named(name: str) -> Recipe:
+    """The recipe of that name with its defaults. Raises UserError naming the nearest."""
     if name in RECIPES:
         return RECIPES[name]()
     raise UserError(f"There is no recipe {name!r}. {nearest(name, RECIPES)}")
@@ -133,4 +134,5 @@ def readable_folder(data: str, *parts: str) -> Path:
 
 
 def note(message: str) -> None:
+    """A line on stderr that is no error."""
     print(f"note: {message}", file=sys.stderr)

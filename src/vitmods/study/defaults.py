@@ -13,6 +13,8 @@ PEEKED = 24  # pictures whose size is looked at
 
 @dataclass(frozen=True)
 class Defaults:
+    """Model, picture side in pixels, recipe, channels and shares of the splits that suit a data set."""
+
     base: str
     img_size: int
     recipe_name: str

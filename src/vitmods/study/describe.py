@@ -20,6 +20,7 @@ PACKAGES = ("vitmods", "torch", "torchvision", "timm", "lightning-fabric", "nump
 
 
 def describe_base(settings: Settings, model: ViT) -> dict[str, Any]:
+    """The base model's name and config, for results.json."""
     base = settings.fixed["base"]
     return {"name": base if isinstance(base, str) else "ViTConfig", "config": json.loads(model.config.to_json())}
 

@@ -37,6 +37,8 @@ class Listener(Protocol):
 
 
 class Executor(Protocol):
+    """Something that runs trials: one after the other, or in processes."""
+
     def run(self, trials: Sequence[Trial], listener: Listener) -> dict[Trial, str]:
         """Run each trial once. Returns trial -> reason for those that failed; KeyboardInterrupt passes through."""
 

@@ -72,6 +72,7 @@ def build_model(config: ViTConfig, arm: Arm, seed: int) -> ViT:
 
 
 def task_of(recipe: Recipe) -> Classification:
+    """The task that a recipe trains: classification with its loss."""
     return Classification.from_recipe(recipe)
 
 

@@ -97,6 +97,7 @@ def normalise(x: Tensor, solve: Solve, parameters: Iterable[Tensor]) -> Tensor:
 
 
 def processes() -> int:
+    """How many processes train together; 1 without torch.distributed."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
@@ -119,6 +120,7 @@ class _SumOverProcesses(torch.autograd.Function):
 
 
 def sum_over_processes(x: Tensor) -> Tensor:
+    """The sum of a tensor over all processes, with its gradient; the tensor itself where there is one."""
     out: Tensor = _SumOverProcesses.apply(x) if processes() > 1 else x
     return out
 
