@@ -47,10 +47,17 @@ def make_fabric(device: str, precision: Literal["32-true", "bf16-mixed"]) -> "Fa
 
 
 def resolve(device: str) -> torch.device:
-    """What "auto", "cpu", "cuda:1" or "mps" means here; "auto" is the fastest there is."""
-    if device != "auto":
+    """What "auto", "cpu", "cuda:1" or "mps" means here; "auto" is the fastest there is.
+
+    Raises:
+        UserError: the word names no kind of device.
+    """
+    if device == "auto":
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    try:
         return torch.device(device)
-    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    except RuntimeError as error:
+        raise UserError(f"device {device!r} cannot be used here: it names none. Try --device auto or cpu.") from error
 
 
 def device_name(device: str) -> str:
