@@ -27,7 +27,7 @@ WHOLLY_AFFINE = ("batch", "scale_shift")
 
 
 def fold(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
-    """Config and weights of a model with the same outputs in evaluation. The tensors that are given stay as they are."""
+    """Config and weights of a model with the same outputs in evaluation. The tensors given stay as they are."""
     new, scales_fold = dict(weights), _scales_fold(config)
     _fold_into_reader(new, config.stem.before, "patch_embed.norm_before", "patch_embed.proj")
     for i in range(config.depth):
@@ -52,8 +52,9 @@ def fold(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
 
 def _edit(config: ViTConfig, scales_fold: bool) -> ViTConfig:
     readers = [config.branches(i)[0].before for i in range(config.depth)]
+    pixels = config.stem.before
     return config.with_slots(_edit_branch, _edit_branch).with_(
-        stem=replace(config.stem, before=_folded(config.stem.before), bias=config.stem.bias or _shifts(config.stem.before)),
+        stem=replace(config.stem, before=_folded(pixels), bias=config.stem.bias or _shifts(pixels)),
         qkv_bias=config.qkv_bias or any(map(_shifts, readers)),
         head_scale=config.head_scale and any(_keeps_slot(config.branches(i)[0].inner) for i in range(config.depth)),
         layer_scale=None if scales_fold else config.layer_scale,
