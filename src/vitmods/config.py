@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -67,6 +68,24 @@ class FirstBlocks:
 
 
 @dataclass(frozen=True)
+class PositionalConfig:
+    """Attention of the first ``count`` blocks is mixed with a learned kernel over the grid: where the kernels start
+    (``init``, as in dynamic token norms) and the logit of their share (``gate``)."""
+
+    count: int
+    init: Literal["local", "noise"] = "local"
+    gate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise UserError(f"The number of blocks with positions must be at least 1, got {self.count}.")
+        if self.init not in ("local", "noise"):
+            raise UserError(f"Kernels start as 'local' or 'noise', not '{self.init}'.")
+        if not math.isfinite(self.gate):
+            raise UserError(f"The gate of positions is a number, got {self.gate}.")
+
+
+@dataclass(frozen=True)
 class ViTConfig:
     """Everything that defines a Vision Transformer's function.
 
@@ -98,6 +117,7 @@ class ViTConfig:
     attn: BranchConfig = field(default_factory=BranchConfig)
     mlp: BranchConfig = field(default_factory=BranchConfig)
     first_blocks: FirstBlocks | None = None
+    positional: PositionalConfig | None = None
     head_scale: bool = False
     layer_scale: float | None = None
 
@@ -133,6 +153,10 @@ class ViTConfig:
     @property
     def num_prefix_tokens(self) -> int:
         return int(self.class_token) + self.reg_tokens
+
+    def prefix_tokens(self, block: int) -> int:
+        """The number of class and register tokens that the block of that index sees."""
+        return self.num_prefix_tokens if block >= self.prefix_from else 0
 
     def branches(self, block: int) -> tuple[BranchConfig, BranchConfig]:
         """The norm slots of attention and MLP in the block of that index."""
@@ -171,6 +195,8 @@ class ViTConfig:
         for name in ("qk_norm", "position_norm", "final_norm", "pool_norm"):
             if name in parts:
                 parts[name] = _build(NormConfig, parts[name])
+        if "positional" in parts:
+            parts["positional"] = _build(PositionalConfig, parts["positional"])
         if isinstance(parts.get("first_blocks"), Mapping):
             first = dict(parts["first_blocks"])
             slots = {key: _build_slots(BranchConfig, first[key]) for key in ("attn", "mlp") if key in first}
@@ -270,8 +296,9 @@ def _check(config: ViTConfig) -> None:
             "With prefix_from above 0 the class and register tokens come after the positions: set position_on_prefix "
             "and position_norm_on_prefix to False."
         )
-    if config.first_blocks is not None and config.first_blocks.count > config.depth:
-        raise UserError(f"The first {config.first_blocks.count} blocks are more than the model's depth {config.depth}.")
+    for part in (config.first_blocks, config.positional):
+        if part is not None and part.count > config.depth:
+            raise UserError(f"The first {part.count} blocks are more than the model's depth {config.depth}.")
     if fixed and config.position_on_prefix and config.num_prefix_tokens:
         raise UserError(
             f"position='{config.position}' has no entries for class or register tokens: set position_on_prefix=False."

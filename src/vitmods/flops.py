@@ -31,8 +31,10 @@ def count_macs(config: ViTConfig, dense_norms: bool = False) -> int:
 
 
 def _block_macs(config: ViTConfig, block: int, dense_norms: bool) -> int:
-    c, n = config.embed_dim, config.num_patches + (config.num_prefix_tokens if block >= config.prefix_from else 0)
+    c, n = config.embed_dim, config.num_patches + config.prefix_tokens(block)
     attention = 4 * n * c * c + 2 * n * n * c
+    if config.positional is not None and block < config.positional.count:
+        attention += config.num_patches * sum(config.grid) * c
     return attention + 2 * n * c * config.mlp_dim + _norm_macs(config, block, dense_norms)
 
 

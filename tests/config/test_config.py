@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from vitmods import ViTConfig
-from vitmods.config import NORM_KINDS, BranchConfig, FirstBlocks, NormConfig, StemConfig
+from vitmods.config import NORM_KINDS, BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig
 from vitmods.errors import UserError, nearest
 
 options = st.sampled_from([(), (("variant", "released"), ("pool", 2), ("trade_off", None))])
@@ -44,6 +44,10 @@ def configs(draw):
         "attn": draw(slots),
         "mlp": draw(slots),
         "first_blocks": draw(st.none() | st.builds(FirstBlocks, st.integers(1, 4), slots, slots)),
+        "positional": draw(
+            st.none()
+            | st.builds(PositionalConfig, st.integers(1, 4), st.sampled_from(["local", "noise"]), st.floats(-9, 9))
+        ),
         "head_scale": draw(st.booleans()),
         "layer_scale": draw(st.none() | st.floats(1e-6, 1)),
         "final_norm": draw(maybe_norm),

@@ -3,6 +3,7 @@
 from .attention import Attention, AttentionPool
 from .block import Block, BranchNorms
 from .drop import DropPath, LayerScale
+from .gated_positions import GatedPositions
 from .mlp import Mlp
 from .norms import DynamicTokenNorm, LayerNorm, RMSNorm, ScaleShift
 from .stems import DualPatchNormStem, LinearStem
@@ -15,6 +16,7 @@ __all__ = [
     "DropPath",
     "DualPatchNormStem",
     "DynamicTokenNorm",
+    "GatedPositions",
     "LayerNorm",
     "LayerScale",
     "LinearStem",

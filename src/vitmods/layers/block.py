@@ -64,6 +64,7 @@ class Block(nn.Module):
         mlp_norms: BranchNorms | None = None,
         qk_norm_layer: NormFactory | None = None,
         head_scale: bool = False,
+        positions: Callable[[], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         for name, layer, standard in (("mlp_layer", mlp_layer, "Mlp"), ("attn_layer", attn_layer, "Attention")):
@@ -80,6 +81,7 @@ class Block(nn.Module):
             proj_bias=proj_bias,
             qk_norm=qk_norm_layer or (norm_layer if qk_norm else None),
             norm=_fill(attn_norms.inner, dim),
+            positions=positions() if positions else None,
             head_scale=head_scale,
             attn_drop=attn_drop,
             proj_drop=proj_drop,
