@@ -7,7 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from .config import BranchConfig, NormConfig, ViTConfig
-from .layers import AttentionPool, Block, BranchNorms, DualPatchNormStem, GatedPositions, LinearStem, Mlp, norms
+from .layers import (
+    AttentionPool,
+    Block,
+    BranchNorms,
+    DualPatchNormStem,
+    GatedPositions,
+    LinearStem,
+    Mlp,
+    TokensToTokenStem,
+    norms,
+)
 from .layers.position import sincos2d
 
 NORMS: dict[str, Any] = {
@@ -61,6 +71,8 @@ def make_stem(config: ViTConfig) -> LinearStem:
         "bias": stem.bias,
         "norm_layer": norm_factory(stem.after),
     }
+    if stem.kind == "t2t":
+        return TokensToTokenStem(**sizes)
     if stem.before is None:
         return LinearStem(**sizes)
     return DualPatchNormStem(norm_before=norm_factory(stem.before), **sizes)

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .errors import UserError, nearest
-from .sizes import SIZES, parse_name
+from .sizes import MODELS, SIZES, parse_name
 
 NORM_KINDS = (
     "layer", "rms", "scale_shift", "scale", "batch", "instance", "group", "power", "switchable", "dynamic_token",
 )  # fmt: skip
+STEM_KINDS = ("linear", "t2t")
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,21 @@ class NormConfig:
 
 @dataclass(frozen=True)
 class StemConfig:
-    """From pictures to patch tokens: an optional norm on the pixels of a patch, a linear map, an optional norm."""
+    """From pictures to patch tokens: an optional norm on the pixels of a patch, a linear map, an optional norm.
+
+    The kind "t2t" has tokens-to-token stages before its linear map (``bias`` is the map's), and no norm on pixels.
+    """
 
     bias: bool = True
     before: NormConfig | None = None
     after: NormConfig | None = None
+    kind: Literal["linear", "t2t"] = "linear"
+
+    def __post_init__(self) -> None:
+        if self.kind not in STEM_KINDS:
+            raise UserError(f"There is no stem '{self.kind}'. {nearest(self.kind, STEM_KINDS)}")
+        if self.kind == "t2t" and self.before is not None:
+            raise UserError("A t2t stem has no patches of pixels to normalise: leave out the norm before its map.")
 
 
 @dataclass(frozen=True)
@@ -208,11 +219,14 @@ class ViTConfig:
 
     @classmethod
     def from_name(cls, name: str, **overrides: Any) -> "ViTConfig":
-        """The config of a name: ``S/16``, ``Ti/4``, ``S36/16`` (36 blocks) or timm's ``vit_small_patch16_224``.
+        """The config of a name: ``S/16``, ``Ti/4``, ``S36/16`` (36 blocks), timm's ``vit_small_patch16_224``, or a
+        whole model's (``T2T-14``).
 
         Widths, depths and heads as published (Steiner et al., 2022; ``mu`` is big_vision's smallest, for tests and
         digits; timm's names carry the input size). Keywords replace fields. Raises UserError on an unknown name.
         """
+        if name in MODELS:
+            return cls.from_dict({**MODELS[name], **overrides})
         size, depth, patch, img_size = parse_name(name)
         width, default_depth, mlp_dim, heads = SIZES[size]
         shape: dict[str, Any] = {
@@ -247,7 +261,7 @@ def _build(kind: type, value: Any) -> Any:
 def _build_slots(kind: type, value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
-    return _build(kind, {key: v if key == "bias" else _build(NormConfig, v) for key, v in value.items()})
+    return _build(kind, {key: _build(NormConfig, v) for key, v in value.items()})
 
 
 def _check(config: ViTConfig) -> None:
@@ -255,6 +269,8 @@ def _check(config: ViTConfig) -> None:
         if side % patch:
             nearby = f"{max(1, side // patch) * patch} or {(side // patch + 1) * patch}"
             raise UserError(f"The picture's {axis} {side} is not a multiple of the patch side {patch}; use {nearby}.")
+    if config.stem.kind == "t2t" and config.patch_size != (16, 16):
+        raise UserError(f"The stages of a t2t stem make patches of 16 pixels, not {config.patch_size}: set patch_size.")
     for name in ("in_chans", "embed_dim", "depth", "num_heads", "mlp_dim"):
         if getattr(config, name) < 1:
             raise UserError(f"{name} must be at least 1, got {getattr(config, name)}.")

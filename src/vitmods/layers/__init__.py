@@ -6,7 +6,7 @@ from .drop import DropPath, LayerScale
 from .gated_positions import GatedPositions
 from .mlp import Mlp
 from .norms import DynamicTokenNorm, LayerNorm, RMSNorm, ScaleShift
-from .stems import DualPatchNormStem, LinearStem
+from .stems import DualPatchNormStem, LinearStem, TokensToTokenStem
 
 __all__ = [
     "Attention",
@@ -23,4 +23,5 @@ __all__ = [
     "Mlp",
     "RMSNorm",
     "ScaleShift",
+    "TokensToTokenStem",
 ]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .gated_positions import GatedPositions
 from .norms import LayerNorm
 
 
@@ -25,7 +26,7 @@ class Attention(nn.Module):
         proj_bias: bool = True,
         qk_norm: Callable[[int], nn.Module] | None = None,
         norm: nn.Module | None = None,
-        positions: nn.Module | None = None,
+        positions: GatedPositions | None = None,
         head_scale: bool = False,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
