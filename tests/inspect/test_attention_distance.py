@@ -146,5 +146,8 @@ def test_figure(tmp_path):
     assert sorted(y for line in lines if line.get_linestyle() == "None" for y in line.get_ydata()) == pytest.approx(
         sorted(float(v) for layers in models.values() for values in layers.values() for v in values)
     )
+    low, high = drawn.axes[0].get_ylim()
+    assert low == 0
+    assert all(max(line.get_ydata()) < high for line in lines)
     drawn.savefig(tmp_path / "distances.svg")
     assert (tmp_path / "distances.svg").stat().st_size > 1000

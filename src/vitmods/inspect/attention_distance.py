@@ -116,7 +116,7 @@ def draw_distances(models: Mapping[str, Mapping[str, Tensor]], unit: Unit = "pat
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(6.4, 3.6), layout="constrained")
-    axes = drawn.add_subplot(xlabel="layer", ylabel=f"mean attention distance, {unit}", ylim=(0, None))
+    axes = drawn.add_subplot(xlabel="layer", ylabel=f"mean attention distance, {unit}")
     for name, layers in models.items():
         heads = [values.detach().float().cpu() for values in layers.values()]
         (line,) = axes.plot(range(1, len(heads) + 1), [float(h.mean()) for h in heads], label=name)
