@@ -22,6 +22,7 @@ ARMS = {
     "post": "placement(attn=post,mlp=pre+post)",
     "rms": "rms",
     "dtn": "dtn(blocks=2)",
+    "gpsa": "gpsa(blocks=2)",
     **{kind: f"norm(kind={kind})" for kind in ("scale", "batch", "instance", "group", "power", "switchable")},
     "layerscale on normformer": "normformer+layerscale",
     "layerscale on post": "placement(attn=post,mlp=post)+layerscale",
