@@ -19,6 +19,7 @@ _HOME = {
     "verify": "apply",
     "optimize_for_inference": "inference",
     "export": "inference",
+    "replace_norms": "adapters.replace",
     "parse_changes": "changes",
     "Recipe": "recipes",
     "Study": "study",
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from . import changes as changes
     from . import data as data
     from . import recipes as recipes
+    from .adapters.replace import replace_norms as replace_norms
     from .apply import apply as apply
     from .apply import diff as diff
     from .apply import verify as verify
