@@ -52,7 +52,7 @@ class Anatomy:
     """Blocks and norms of a model. Modules are read, never run."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.modules = dict(model.named_modules())
+        self.modules = dict(model.named_modules(remove_duplicate=False))  # a shared norm has two places
         self._order = {name: index for index, name in enumerate(self.modules)}
         self.attentions = self._find_attentions()
 
