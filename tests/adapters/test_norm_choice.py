@@ -271,6 +271,16 @@ def text(**fields):
     return hf.BertModel(hf.BertConfig(vocab_size=50, **sizes, **fields))
 
 
+def test_cross_attention_is_attention():
+    roles = {site.name: site.role for site in norm_sites(text(is_decoder=True, add_cross_attention=True))}
+    assert roles == {
+        "embeddings.LayerNorm": "embed",
+        "encoder.layer.0.attention.output.LayerNorm": "attn",
+        "encoder.layer.0.crossattention.output.LayerNorm": "attn",
+        "encoder.layer.0.output.LayerNorm": "mlp",
+    }
+
+
 def test_norms_that_mix_tokens_are_refused_where_they_must_not():
     causal = nn.Sequential(Parts(causal=True))
     with pytest.raises(UserError, match="DynamicTokenNorm mixes tokens, and 0 is causal"):

@@ -170,7 +170,7 @@ def test_norms_of_a_picture_learn_their_grid(family):
     assert {norm.prefix_tokens for norm in found} == {family.prefix}
 
 
-@pytest.mark.parametrize("name", FAMILIES.keys() - {"levit"})
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "levit"])
 def test_with_layer_statistics_it_is_the_old_model(name):
     """lambda = 1 is LayerNorm: gains, biases and places are right, and the old model is as it was."""
     family = FAMILIES[name]
