@@ -19,6 +19,7 @@ _HOME = {
     "verify": "apply",
     "optimize_for_inference": "inference",
     "export": "inference",
+    "replace_norms": "adapters",
     "parse_changes": "changes",
     "Recipe": "recipes",
     "Study": "study",
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from . import changes as changes
     from . import data as data
     from . import recipes as recipes
+    from .adapters import replace_norms as replace_norms
     from .apply import apply as apply
     from .apply import diff as diff
     from .apply import verify as verify
@@ -43,8 +45,8 @@ if TYPE_CHECKING:
     from .changes.placement import Placement as Placement
     from .changes.subln import SubLN as SubLN
     from .config import ViTConfig as ViTConfig
-    from .inference import export as export
     from .inference import optimize_for_inference as optimize_for_inference
+    from .inference.export import export as export
     from .recipes import Recipe as Recipe
     from .study import Study as Study
     from .vit import ViT as ViT

@@ -6,7 +6,7 @@ from ..errors import UserError
 from ..vit import ViT
 from .tensors import Coverage
 
-_WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
+WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 
 
 def read_model(model: nn.Module) -> tuple[ViT, Coverage]:
@@ -28,8 +28,8 @@ def read_model(model: nn.Module) -> tuple[ViT, Coverage]:
 
         return read_torchvision(model)
     name = type(model).__name__
-    if name in _WRAPPERS:
-        raise UserError(f"A {name} wraps the model: give the model inside, model.{_WRAPPERS[name]}.")
+    if name in WRAPPERS:
+        raise UserError(f"A {name} wraps the model: give the model inside, model.{WRAPPERS[name]}.")
     raise UserError(
         f"A {name} cannot be changed: give a vitmods ViT (vm.vit), timm's or torchvision's VisionTransformer, or "
         "Hugging Face's ViTModel or ViTForImageClassification."

@@ -75,13 +75,17 @@ class DynamicTokenNorm(Change):
         if any(side % self.pool for side in config.grid):
             rows, columns = config.grid
             raise UserError(f"dtn(pool={self.pool}) does not divide the grid of {rows} x {columns} tokens.")
-        options = {
-            k: getattr(self, k) for k in ("variant", "init", "trade_off", "kernel", "statistics", "lambda_init", "pool")
-        }
-        norm = NormConfig("dynamic_token", self.eps, options=tuple(options.items()))
+        norm = self.edit_norm(NormConfig())
         attn = replace(config.attn, before=norm)
         mlp = replace(config.mlp, before=norm) if self.norms == "both" else config.mlp
         return join_late(config.with_(first_blocks=FirstBlocks(blocks, attn, mlp)))
+
+    def edit_norm(self, norm: NormConfig) -> NormConfig:
+        """What a norm becomes, wherever it is."""
+        options = {
+            k: getattr(self, k) for k in ("variant", "init", "trade_off", "kernel", "statistics", "lambda_init", "pool")
+        }
+        return NormConfig("dynamic_token", self.eps, norm.affine, options=tuple(options.items()))
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
         return carry_positions(weights, old)

@@ -98,13 +98,14 @@ class Norm(Change):
             return centre.rms_config(config)
         final, pool = config.final_norm, config.pool_norm
         if self.kind not in _MIXING:
-            final, pool = self._edit_norm(final), self._edit_norm(pool)
+            final, pool = self.edit_norm(final), self.edit_norm(pool)
         return config.with_slots(self._edit_branch, self._edit_branch).with_(final_norm=final, pool_norm=pool)
 
     def _edit_branch(self, branch: BranchConfig) -> BranchConfig:
-        return replace(branch, **{slot: self._edit_norm(getattr(branch, slot)) for slot in _BRANCH_SLOTS})
+        return replace(branch, **{slot: self.edit_norm(getattr(branch, slot)) for slot in _BRANCH_SLOTS})
 
-    def _edit_norm(self, norm: NormConfig | None) -> NormConfig | None:
+    def edit_norm(self, norm: NormConfig | None) -> NormConfig | None:
+        """What a norm becomes; an empty slot and a dynamic token norm stay."""
         if norm is None or norm.kind == "dynamic_token":
             return norm
         return replace(norm, kind=self.kind, options=self._options())

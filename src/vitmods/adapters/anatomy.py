@@ -1,0 +1,218 @@
+"""Where the norms of a transformer sit, told by the structure of its modules; no library is imported to ask."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "nhead")
+_MAPS = (nn.Linear, nn.Conv2d)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A residual block with attention. ``stage`` numbers the lists that blocks stand in; ``stem`` is the convolution
+    that makes its tokens from pictures, None for sequences."""
+
+    name: str
+    attention: str
+    heads: int
+    stage: int
+    stem: str | None
+
+
+@dataclass(frozen=True)
+class NormSite:
+    """A norm of a model.
+
+    ``role``: ``attn`` or ``mlp`` (of the block's branches, before or after them), ``block`` (elsewhere in a block),
+    ``inside`` (inside attention: of reduced tokens, of queries and keys), ``embed`` (of patches, words and what comes
+    before the first block), ``merge`` (between stages), ``final`` (after the blocks of the model or of a stage).
+    ``heads`` are those of the attention beside it. ``block`` and ``stage`` count from 0, None outside the blocks.
+    """
+
+    name: str
+    role: str
+    kind: str
+    dim: int
+    heads: int | None
+    block: int | None
+    stage: int | None
+
+
+def norm_sites(model: nn.Module) -> tuple[NormSite, ...]:
+    """The norms that ``replace_norms`` knows of, in the order of the model's modules: every LayerNorm, and in models
+    without one (LeViT) the BatchNorm after each linear map of tokens."""
+    return Anatomy(model).sites
+
+
+class Anatomy:
+    """Blocks and norms of a model. Modules are read, never run."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = dict(model.named_modules(remove_duplicate=False))  # a shared norm has two places
+        self._order = {name: index for index, name in enumerate(self.modules)}
+        self.attentions = self._find_attentions()
+
+    def _find_attentions(self) -> dict[str, int]:
+        """The innermost modules that know their number of heads and have linear maps, with that number."""
+        found: dict[str, int] = {}
+        for name, module in self.modules.items():
+            heads = _heads(module)
+            if heads and any(isinstance(m, _MAPS) for m in module.modules()):
+                found[name] = heads
+        return {name: heads for name, heads in found.items() if not any(_below(other, name) for other in found)}
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        owners: dict[str, str] = {}
+        for attention in self.attentions:
+            stride = getattr(self.modules[attention], "stride", 1)
+            owner = self._block_of(attention) if stride in (1, (1, 1)) else None
+            if owner is not None:
+                owners.setdefault(owner, attention)
+        lists = list(dict.fromkeys(_parent(name) for name in owners))
+        return tuple(
+            Block(name, attention, self.attentions[attention], lists.index(_parent(name)), self._stem(name, owners))
+            for name, attention in owners.items()
+        )
+
+    def _block_of(self, attention: str) -> str | None:
+        """The nearest module around attention that has an MLP too: two linear maps outside all attention."""
+        for name in _ancestors(attention):
+            maps = (n for n, m in self.modules.items() if _below(n, name) and isinstance(m, _MAPS))
+            if sum(not self._in_attention(n) for n in maps) >= 2:
+                return name
+        return None
+
+    def _stem(self, block: str, blocks: dict[str, str]) -> str | None:
+        """The last convolution outside the blocks, of the nearest part of the model that embeds pictures or words."""
+        for part in _ancestors(block):
+            inside = [n for n in self.modules if _below(n, part) and not any(_within(n, b) for b in blocks)]
+            stems = [n for n in inside if isinstance(self.modules[n], nn.Conv2d)]
+            if stems:
+                return max(stems, key=self._order.__getitem__)
+            if any(isinstance(self.modules[n], nn.Embedding) for n in inside):
+                return None
+        return None
+
+    @cached_property
+    def class_token_stage(self) -> int | None:
+        """Of a model with stages, the one that a class token joins: that of its width."""
+        widths = {
+            parameter.shape[-1]
+            for module in self.modules.values()
+            for name, parameter in module.named_parameters(recurse=False)
+            if name in ("cls_token", "class_token")
+        }
+        stages = {site.stage for site in self.sites if site.role == "attn" and site.dim in widths}
+        return stages.pop() if len(stages) == 1 and self.stages > 1 else None
+
+    def stem_of(self, site: NormSite) -> str | None:
+        """The convolution that makes the tokens of a norm; None for sequences."""
+        block = self.blocks[site.block] if site.block is not None else self._block_before(site.name)
+        return block.stem if block else None
+
+    @property
+    def stages(self) -> int:
+        return len({block.stage for block in self.blocks})
+
+    @cached_property
+    def sites(self) -> tuple[NormSite, ...]:
+        layer = [name for name, module in self.modules.items() if isinstance(module, nn.LayerNorm)]
+        return tuple(self._site(name) for name in layer or self._batch_norms())
+
+    def _batch_norms(self) -> Iterator[str]:
+        """Names of BatchNorms that follow a linear map in a module of the two."""
+        for name, module in self.modules.items():
+            children = list(module.named_children())
+            if [type(child) for _, child in children] == [nn.Linear, nn.BatchNorm1d]:
+                yield f"{name}.{children[1][0]}"
+
+    def _site(self, name: str) -> NormSite:
+        index = next((i for i, block in enumerate(self.blocks) if _within(name, block.name)), None)
+        block = self.blocks[index] if index is not None else None
+        role = self._role_outside(name) if block is None else self._role_inside(name, block)
+        beside = block or self._block_before(name)
+        return NormSite(
+            name=name,
+            role=role,
+            kind=type(self.modules[name]).__name__,
+            dim=_dim(self.modules[name]),
+            heads=beside.heads if beside else None,
+            block=index,
+            stage=block.stage if block else None,
+        )
+
+    def _block_before(self, name: str) -> Block | None:
+        """The block before a norm, or the first one."""
+        before = [block for block in self.blocks if self._order[block.name] < self._order[name]]
+        return before[-1] if before else next(iter(self.blocks), None)
+
+    def _role_inside(self, name: str, block: Block) -> str:
+        norms = self._norms_of(block)
+        if name not in norms:
+            return "inside"
+        if _dim(self.modules[name]) != _dim(self.modules[norms[0]]):
+            return "block"
+        if _parent(name) != block.name:
+            part = name.removeprefix(f"{block.name}.").partition(".")[0]
+            return "attn" if any(_within(a, f"{block.name}.{part}") for a in self.attentions) else "mlp"
+        direct = [norm for norm in norms if _parent(norm) == block.name]
+        return ("attn", "mlp")[direct.index(name)] if len(direct) <= 2 else "block"
+
+    def _norms_of(self, block: Block) -> list[str]:
+        """Norms of the block that are not inside attention or MLP. A BatchNorm after a linear map is the last of its
+        branch, for the one before belongs to what it maps to: queries, keys and values, or the hidden layer."""
+        inside = [n for n in self.modules if _within(n, block.name)]
+        layer = [n for n in inside if isinstance(self.modules[n], nn.LayerNorm) and not self._in_attention(n)]
+        if layer:
+            return layer
+        batch = [n for n in self._batch_norms() if _within(n, block.name)]
+        branches = [[n for n in batch if self._in_attention(n) == whether] for whether in (True, False)]
+        return [names[-1] for names in branches if names]
+
+    def _role_outside(self, name: str) -> str:
+        blocks = [self._order[block.name] for block in self.blocks]
+        if not blocks or self._order[name] < blocks[0] or self._embeds(_parent(name)):
+            return "embed" if blocks else "block"
+        around = [self._order[block.name] for block in self.blocks if _below(block.name, _parent(name))]
+        return "merge" if not around and self._order[name] < blocks[-1] else "final"
+
+    def _embeds(self, part: str) -> bool:
+        """Whether a part of the model without blocks makes tokens of pictures or words."""
+        if any(_within(block.name, part) for block in self.blocks):
+            return False
+        return any(isinstance(m, nn.Conv2d | nn.Embedding) for n, m in self.modules.items() if _within(n, part))
+
+    def _in_attention(self, name: str) -> bool:
+        return any(_within(name, attention) for attention in self.attentions)
+
+
+def _heads(module: nn.Module) -> int:
+    values: Iterator[Any] = (getattr(module, name, None) for name in _HEADS)
+    return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0), 0)
+
+
+def _dim(norm: nn.Module) -> int:
+    return norm.normalized_shape[-1] if isinstance(norm, nn.LayerNorm) else int(norm.num_features)  # type: ignore[arg-type]
+
+
+def _within(name: str, part: str) -> bool:
+    return name == part or _below(name, part)
+
+
+def _below(name: str, part: str) -> bool:
+    return name != part and (part == "" or name.startswith(f"{part}."))
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _ancestors(name: str) -> Iterator[str]:
+    while name:
+        name = _parent(name)
+        yield name

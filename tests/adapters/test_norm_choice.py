@@ -1,0 +1,357 @@
+"""Which norms replace_norms finds and chooses, in the published models and in made-up ones; and what it refuses."""
+
+import copy
+import re
+
+import pytest
+import timm
+import torch
+import transformers as hf
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import vitmods as vm
+from vitmods.adapters import norm_sites
+from vitmods.errors import NoEffect, UserError
+from vitmods.layers import norms
+
+DTN = vm.DynamicTokenNorm()
+BOTH = vm.DynamicTokenNorm(norms="both")
+
+
+def pvt(depths):
+    return hf.PvtForImageClassification(hf.PvtConfig(depths=depths, num_labels=1000))
+
+
+PUBLISHED = {  # the model, its LayerNorm FLOPs and parameters in the paper, blocks, norms that are not in blocks
+    "swin_t": (lambda: timm.create_model("swin_tiny_patch4_window7_224"), 4.51, 29, 12, 5),
+    "swin_s": (lambda: timm.create_model("swin_small_patch4_window7_224"), 8.7, 50, 24, 5),
+    "pvt_tiny": (lambda: pvt([2, 2, 2, 2]), 1.90, 13.2, 8, 5),
+    "pvt_small": (lambda: pvt([3, 4, 6, 3]), 3.80, 24.5, 16, 5),
+    "pvt_v2_b0": (lambda: timm.create_model("pvt_v2_b0"), None, 3.7, 8, 8),
+    "pvt_v2_b1": (lambda: timm.create_model("pvt_v2_b1"), None, 14.0, 8, 8),
+    "pvt_v2_b2": (lambda: timm.create_model("pvt_v2_b2"), None, 25.4, 16, 8),
+    "pvt_v2_b3": (lambda: timm.create_model("pvt_v2_b3"), 6.9, 45.2, 28, 8),
+    "levit_128s": (lambda: timm.create_model("levit_128s"), 0.305, 7.8, 9, None),
+}
+
+
+def giga(model):
+    """Multiply-adds of the matrix products and convolutions for one picture."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, 3, 224, 224, device="meta"))
+    return counter.get_total_flops() / 2e9
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models(name):
+    """On the meta device: all blocks are found, and the costs are the paper's and the separable form's."""
+    make, flops, params, blocks, outside = PUBLISHED[name]
+    with torch.device("meta"):
+        model = make().eval()
+    sites = norm_sites(model)
+    assert [sum(site.role == role for site in sites) for role in ("attn", "mlp")] == [blocks, blocks]
+    if outside is not None:
+        assert sum(site.block is None for site in sites) == outside
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(params, rel=0.03)
+    if flops is None:
+        return
+    done = vm.replace_norms(model, BOTH, heads=4 if name == "levit_128s" else None)
+    assert giga(model) == pytest.approx(flops, rel=0.02)
+    found = [m for m in done.model.modules() if isinstance(m, norms.DynamicTokenNorm)]
+    assert {p.device.type for p in done.model.parameters()} == {"meta"}
+    gained = giga(done.model) - giga(model)
+    assert len(found) == 2 * (blocks - (2 if name == "pvt_tiny" else 3 if name == "pvt_small" else 0))
+    separable = sum(2 * m.grid_size[0] * m.grid_size[1] * sum(m.grid_size) * len(m.weight) for m in found) / 1e9
+    assert gained == pytest.approx(separable, rel=1e-6)
+
+
+def test_pvt_keeps_what_the_paper_keeps():
+    with torch.device("meta"):
+        done = vm.replace_norms(pvt([1, 1, 1, 1]), BOTH)
+    why = {row.site.name.removeprefix("pvt.encoder."): row.now or row.why for row in done.rows}
+    assert why["block.0.0.layer_norm_1"] == "DynamicTokenNorm(heads=1)"
+    assert why["block.2.0.layer_norm_2"] == "DynamicTokenNorm(heads=5)"
+    assert why["block.0.0.attention.self.layer_norm"] == "inside attention"
+    assert why["patch_embeddings.0.layer_norm"] == "of the embedding"
+    assert why["block.3.0.layer_norm_1"] == why["block.3.0.layer_norm_2"] == "the class token's stage"
+    assert why["layer_norm"] == "after the blocks"
+
+
+def tiny_swin():
+    sizes = {"embed_dim": 16, "depths": (2, 1), "num_heads": (2, 4)}
+    return timm.create_model("swin_tiny_patch4_window7_224", img_size=56, num_classes=5, **sizes)
+
+
+def test_it_prints_as_a_table():
+    lines = str(vm.replace_norms(tiny_swin(), DTN)).split("\n")
+    assert [re.split(r"  +", line) for line in lines] == [
+        ["norm", "role", "was", "now"],
+        ["patch_embed.norm", "embed", "LayerNorm(16)", "stays: of the embedding"],
+        ["layers.*.blocks.*.norm1", "attn", "LayerNorm(16)", "DynamicTokenNorm(heads=2)", "(2x)"],
+        ["layers.*.blocks.*.norm2", "mlp", "LayerNorm(16)", "stays: norms='attn'", "(2x)"],
+        ["layers.*.downsample.norm", "merge", "LayerNorm(64)", "stays: between stages"],
+        ["layers.*.blocks.*.norm1", "attn", "LayerNorm(32)", "DynamicTokenNorm(heads=4)"],
+        ["layers.*.blocks.*.norm2", "mlp", "LayerNorm(32)", "stays: norms='attn'"],
+        ["norm", "final", "LayerNorm(32)", "stays: after the blocks"],
+    ]
+    assert {line[25:31].strip() for line in lines} == {"role", "embed", "attn", "mlp", "merge", "final"}
+
+
+def replaced(model, change, where=None, **more):
+    return [row.site.name for row in vm.replace_norms(model, change, where, **more).rows if row.now]
+
+
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        ("layers.0.*", [f"layers.0.blocks.{block}.norm{i}" for block in (0, 1) for i in (1, 2)]),
+        ("mlp", ["layers.0.blocks.0.norm2", "layers.0.blocks.1.norm2", "layers.1.blocks.0.norm2"]),
+        (re.compile(r"layers\.1.*norm1"), ["layers.1.blocks.0.norm1"]),
+        (lambda site: site.role == "merge" and site.dim == 64, ["layers.1.downsample.norm"]),
+        ("final", ["norm"]),
+    ],
+)  # fmt: skip
+def test_where_alone_decides(where, names):
+    model = tiny_swin().eval()
+    assert replaced(model, DTN, where) == names
+    assert vm.replace_norms(model, DTN, where).model(torch.randn(1, 3, 56, 56)).isfinite().all()
+
+
+def test_blocks_counts_from_the_first():
+    assert replaced(tiny_swin(), vm.DynamicTokenNorm(blocks=1)) == ["layers.0.blocks.0.norm1"]
+
+
+def test_a_vit_of_one_stage_keeps_its_last_blocks():
+    model = timm.create_model("vit_tiny_patch16_224", depth=12, img_size=32)
+    assert replaced(model, DTN) == [f"blocks.{i}.norm1" for i in range(10)]
+
+
+def test_kinds_by_token_take_the_final_norm_too():
+    model = tiny_swin()
+    assert "norm" in replaced(model, vm.Norm("scale"))
+    assert "norm" not in replaced(model, vm.Norm("instance"))
+    assert replaced(model, vm.Norm("instance")) == replaced(model, BOTH)
+
+
+def test_heads_may_be_given():
+    model = tiny_swin()
+    done = vm.replace_norms(model, DTN, heads=lambda site: site.dim // 8)
+    found = [m.num_heads for m in done.model.modules() if isinstance(m, norms.DynamicTokenNorm)]
+    assert found == [2, 2, 4]
+    with pytest.raises(UserError, match=r"layers\.0\.blocks\.0\.norm1 has 16 channels, which 3 heads do not divide"):
+        vm.replace_norms(model, DTN, heads=3)
+    with pytest.raises(UserError, match=r"'norm\(kind=instance\)' has no heads|'instancenorm' has no heads"):
+        vm.replace_norms(model, vm.Norm("instance"), heads=2)
+
+
+def test_pictures_and_sequences_start_differently():
+    """Heads of a picture start at a square of offsets, heads of a sequence in a row."""
+    swin = vm.replace_norms(tiny_swin(), DTN).model.layers[1].blocks[0].norm1
+    text = vm.replace_norms(encoder(), DTN).model.layers[0].norm1
+    torch.testing.assert_close(swin.a[:, 2].abs(), torch.ones(4))
+    assert not text.a[:, 2].any()
+
+
+class Parts(nn.Module):
+    """Attention and an MLP around it, by names that say nothing."""
+
+    def __init__(self, dim=16, heads=2, causal=False, first=None, second=None):
+        super().__init__()
+        self.one = first or nn.LayerNorm(dim)
+        self.two = nn.Module()
+        self.two.qkv, self.two.num_heads, self.two.is_causal = nn.Linear(dim, 3 * dim), heads, causal
+        self.three = second or nn.LayerNorm(dim)
+        self.four = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
+
+    def forward(self, x):
+        q, k, v = self.two.qkv(self.one(x)).chunk(3, -1)
+        x = x + nn.functional.scaled_dot_product_attention(q, k, v)
+        return x + self.four(self.three(x))
+
+
+def test_structure_tells_not_names():
+    assert [(site.name, site.role, site.heads) for site in norm_sites(nn.Sequential(Parts(), Parts()))] == [
+        ("0.one", "attn", 2), ("0.three", "mlp", 2), ("1.one", "attn", 2), ("1.three", "mlp", 2),
+    ]  # fmt: skip
+
+
+def test_frozen_norms_stay_frozen():
+    model = nn.Sequential(Parts(), Parts())
+    for parameter in model[0].one.parameters():
+        parameter.requires_grad = False
+    model[1].one.bias.requires_grad = False
+    done = vm.replace_norms(model, DTN)
+    assert not any(p.requires_grad for p in done.model[0].one.parameters())
+    assert {n: p.requires_grad for n, p in done.model[1].one.named_parameters()} == {
+        "weight": True, "bias": False, "a": True, "omega_mean": True, "omega_var": True,
+    }  # fmt: skip
+    assert [row.why for row in done.rows if row.now] == ["frozen", ""]
+
+
+@pytest.mark.parametrize("share", ["module", "weight"])
+def test_shared_norms_are_refused_where_they_are_chosen(share):
+    model = nn.Sequential(Parts(), Parts())
+    if share == "module":
+        model[1].one = model[0].one
+    else:
+        model[1].one.weight = model[0].one.weight
+    with pytest.raises(UserError, match=r"0\.one and 1\.one share one norm or its weights"):
+        vm.replace_norms(model, DTN)
+    assert replaced(model, DTN, "mlp") == ["0.three", "1.three"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_type_and_mode_are_the_old_norms(dtype):
+    model = nn.Sequential(Parts(), Parts()).to(dtype).eval()
+    new = vm.replace_norms(model, BOTH).model
+    assert {p.dtype for p in new.parameters()} == {dtype}
+    assert not any(m.training for m in new.modules())
+    assert new(torch.randn(2, 9, 16, dtype=dtype)).dtype == dtype
+
+
+def test_gains_of_scale_norm_are_in_its_unit():
+    model = nn.Sequential(Parts())
+    nn.init.normal_(model[0].one.weight)
+    channel, scalar = (vm.replace_norms(model, vm.Norm("scale", gain=gain)).model for gain in ("channel", "scalar"))
+    torch.testing.assert_close(channel[0].one.weight, model[0].one.weight * 4)
+    torch.testing.assert_close(scalar[0].one.weight, model[0].one.weight.mean(0, keepdim=True) * 4)
+    rows = vm.replace_norms(model, vm.Norm("scale")).rows
+    assert {row.why for row in rows} == {"bias dropped"}
+
+
+def test_without_gain_and_bias():
+    model = nn.Sequential(Parts(first=nn.LayerNorm(16, elementwise_affine=False), second=nn.LayerNorm(16, bias=False)))
+    new = vm.replace_norms(model, BOTH).model
+    assert new[0].one.weight is None
+    assert new[0].one.a.requires_grad
+    assert not new[0].three.bias.any()
+
+
+def encoder(**fields):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0, **fields)
+    return nn.TransformerEncoder(layer, 2)
+
+
+@pytest.mark.parametrize("change", [vm.Norm("instance"), vm.Norm("rms", exact=False), DTN], ids=str)
+def test_torchs_own_encoder_calls_the_new_norms_in_evaluation(change):
+    """Its fused path would compute LayerNorm from their weights."""
+    old, x = encoder().eval(), torch.randn(2, 9, 16)
+    new = vm.replace_norms(old, change).model
+    padding = torch.zeros(2, 9, dtype=torch.bool)
+    padding[:, 7:] = True
+    with torch.no_grad():
+        fast = new(x), new(x, src_key_padding_mask=padding)
+        slow = new.train()(x), new(x, src_key_padding_mask=padding)
+        assert not torch.allclose(new(x), old(x), atol=1e-2)
+    torch.testing.assert_close(fast, slow)
+
+
+def test_a_second_change_adds_to_the_first():
+    model = tiny_swin().eval()
+    first = vm.replace_norms(model, DTN, "layers.0.*norm1").model
+    second = vm.replace_norms(first, vm.Norm("instance"), "layers.1.*norm?").model
+    second(torch.randn(1, 3, 56, 56))
+    assert second.layers[0].blocks[0].norm1.grid_size == (14, 14)
+    assert isinstance(second.layers[1].blocks[0].norm2, norms.InstanceNorm)
+
+
+def test_a_model_that_ran_with_gradients_can_be_copied():
+    from timm.models.levit import Levit
+
+    model = Levit(img_size=64, embed_dim=(16, 32), key_dim=8, num_heads=(2, 4), depth=(1, 1)).eval()
+    images = torch.randn(2, 3, 64, 64)
+    model(images)
+    assert vm.replace_norms(model, DTN, heads=2).model(images).isfinite().all()
+
+
+def text(**fields):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    return hf.BertModel(hf.BertConfig(vocab_size=50, **sizes, **fields))
+
+
+def test_cross_attention_is_attention():
+    roles = {site.name: site.role for site in norm_sites(text(is_decoder=True, add_cross_attention=True))}
+    assert roles == {
+        "embeddings.LayerNorm": "embed",
+        "encoder.layer.0.attention.output.LayerNorm": "attn",
+        "encoder.layer.0.crossattention.output.LayerNorm": "attn",
+        "encoder.layer.0.output.LayerNorm": "mlp",
+    }
+
+
+def test_norms_that_mix_tokens_are_refused_where_they_must_not():
+    causal = nn.Sequential(Parts(causal=True))
+    with pytest.raises(UserError, match="DynamicTokenNorm mixes tokens, and 0 is causal"):
+        vm.replace_norms(causal, DTN)
+    with pytest.raises(UserError, match=r"encoder\.layer\.0 is causal"):
+        vm.replace_norms(text(is_decoder=True), vm.Norm("instance"))
+    with pytest.raises(UserError, match="chunk_size_feed_forward=0"):
+        vm.replace_norms(text(chunk_size_feed_forward=4), BOTH)
+    turned = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32), 1, enable_nested_tensor=False)
+    with pytest.raises(UserError, match="batch_first=True"):
+        vm.replace_norms(turned, DTN)
+    for model in (causal, text(is_decoder=True), text(chunk_size_feed_forward=4), turned):
+        assert replaced(model, vm.Norm("scale"))
+    assert replaced(text(chunk_size_feed_forward=4), DTN) == ["encoder.layer.0.attention.output.LayerNorm"]
+
+
+class Blind(nn.Module):
+    """A picture model whose block is told nothing of rows and columns: 2 x 2 tokens are merged into one before it."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.block = nn.Conv2d(3, 16, 4, 4), Parts()
+
+    def forward(self, x):
+        return self.block(nn.functional.avg_pool2d(self.stem(x), 2).flatten(2).mT)
+
+
+def test_an_unknown_grid_is_an_error_that_names_the_block():
+    model = vm.replace_norms(Blind(), DTN).model
+    with pytest.raises(UserError, match=r"block got 16 tokens.*block\.one"):
+        model(torch.randn(1, 3, 32, 32))
+    vm.replace_norms(Blind(), vm.Norm("instance")).model(torch.randn(1, 3, 32, 32))
+
+
+def test_what_cannot_be_done_says_so():
+    model = nn.Sequential(Parts())
+    cases = [
+        ((nn.Linear(2, 2), DTN), UserError, "A Linear without LayerNorm has nothing to replace"),
+        ((vm.vit("mu/4", img_size=8), DTN), UserError, "use vm.apply"),
+        ((nn.DataParallel(model), DTN), UserError, "give the model inside, model.module"),
+        (("model", DTN), UserError, "takes an nn.Module"),
+        ((model, vm.DualPatchNorm()), UserError, r"takes Norm\(...\) or DynamicTokenNorm"),
+        ((model, vm.Norm("rms")), UserError, r"Norm\('rms', exact=False\)"),
+        ((model, vm.Norm("layer")), NoEffect, "finds no norm to replace(.|\n)*is so already"),
+        ((model, DTN, "blocks.*"), NoEffect, r"finds no norm to replace(.|\n)*\*\.one"),
+        ((model, BOTH, "*"), UserError, "both choose the norms"),
+        ((model, DTN, 3), UserError, "where is a pattern"),
+        ((nn.Sequential(nn.LayerNorm(4)), DTN, "*"), UserError, r"0 has no attention beside it"),
+    ]
+    for arguments, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            vm.replace_norms(*arguments)
+
+
+def test_other_layer_norms_stay():
+    """Over channels of (B, C, rows, columns), or over several axes at once."""
+
+    class LayerNorm2d(nn.LayerNorm):
+        pass
+
+    model = nn.Sequential(LayerNorm2d(16), nn.LayerNorm((9, 16)), Parts())
+    rows = vm.replace_norms(model, vm.Norm("scale"), "*").rows
+    assert [row.why for row in rows[:2]] == ["not over the channels of tokens"] * 2
+    assert all(row.now for row in rows[2:])
+
+
+def test_a_norm_that_is_no_member_of_a_branch():
+    block = Parts()
+    block.five = nn.LayerNorm(16)
+    model = nn.Sequential(copy.deepcopy(block), copy.deepcopy(block))
+    assert {site.role for site in norm_sites(model)} == {"block"}
+    with pytest.raises(NoEffect, match="not of a branch"):
+        vm.replace_norms(model, DTN)
+    assert replaced(model, DTN, "*.one") == ["0.one", "1.one"]

@@ -1,0 +1,319 @@
+"""Every family that replace_norms is made for, small and with random weights: trained, compiled, copied."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import timm
+import torch
+import transformers as hf
+from torch import nn
+
+import vitmods as vm
+from vitmods.layers import norms
+
+TEXT = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 50,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "sep_token_id": 3,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+REFORMER = {
+    "attn_layers": ["local", "lsh"],
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "attention_head_size": 8,
+    "feed_forward_size": 32,
+    "axial_pos_shape": (4, 8),
+    "axial_pos_embds_dim": (8, 8),
+    "vocab_size": 50,
+    "num_buckets": 4,
+    "lsh_attn_chunk_length": 8,
+    "local_attn_chunk_length": 8,
+    "is_decoder": False,
+    "hash_seed": 0,
+    "local_attention_probs_dropout_prob": 0.0,
+    "hidden_dropout_prob": 0.0,
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """``fullgraph``: whether the library's own model compiles to one graph; ``repeats``: whether a training step can be
+    repeated (BigBird draws blocks at random)."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    grids: tuple[Any, ...]
+    prefix: int = 0
+    heads: int | None = None
+    fullgraph: bool = True
+    repeats: bool = True
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(0)
+        model = self.make()
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, std=0.2)
+        return model.eval()
+
+    def inputs(self) -> torch.Tensor:
+        torch.manual_seed(1)
+        return torch.randn(self.shape) if len(self.shape) == 4 else torch.randint(4, 50, self.shape)
+
+
+def read(output: Any) -> torch.Tensor:
+    return output if isinstance(output, torch.Tensor) else output[0]
+
+
+def swin() -> nn.Module:
+    sizes: dict[str, Any] = {"embed_dim": 16, "depths": (1, 1), "num_heads": (2, 4)}
+    return timm.create_model("swin_tiny_patch4_window7_224", img_size=56, num_classes=5, **sizes)
+
+
+def pvt_v2() -> nn.Module:
+    from timm.models.pvt_v2 import PyramidVisionTransformerV2
+
+    sizes: dict[str, Any] = {"embed_dims": (16, 32), "num_heads": (1, 2), "sr_ratios": (2, 1), "mlp_ratios": (2, 2)}
+    return PyramidVisionTransformerV2(depths=(1, 1), num_classes=5, **sizes)
+
+
+def levit() -> nn.Module:
+    from timm.models.levit import Levit
+
+    sizes: dict[str, Any] = {"embed_dim": (16, 32), "key_dim": 8, "num_heads": (2, 4), "depth": (1, 1)}
+    return Levit(img_size=64, num_classes=5, **sizes)
+
+
+def vit() -> nn.Module:
+    return timm.create_model("deit_tiny_patch16_224", img_size=(32, 48), embed_dim=16, depth=2, num_heads=2)
+
+
+def hf_vit() -> nn.Module:
+    sizes = {name: TEXT[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+    config = hf.ViTConfig(image_size=32, patch_size=8, intermediate_size=32, **sizes)
+    return hf.ViTModel(config, add_pooling_layer=False)
+
+
+def hf_pvt() -> nn.Module:
+    sizes: dict[str, Any] = {"hidden_sizes": [8, 16], "depths": [2, 1], "num_attention_heads": [1, 2]}
+    ratios = {"mlp_ratios": [2, 2], "patch_sizes": [4, 2], "strides": [4, 2], "sequence_reduction_ratios": [2, 1]}
+    config = hf.PvtConfig(image_size=64, num_encoder_blocks=2, num_labels=5, **sizes, **ratios)
+    return hf.PvtForImageClassification(config)
+
+
+def bert() -> nn.Module:
+    return hf.BertModel(hf.BertConfig(**TEXT), add_pooling_layer=False)
+
+
+def big_bird() -> nn.Module:
+    config = hf.BigBirdConfig(
+        attention_type="block_sparse", block_size=4, num_random_blocks=1, **TEXT | {"num_hidden_layers": 1}
+    )
+    return hf.BigBirdModel(config, add_pooling_layer=False)
+
+
+def reformer() -> nn.Module:
+    return hf.ReformerForSequenceClassification(hf.ReformerConfig(**REFORMER))
+
+
+FAMILIES = {
+    "swin": Family(swin, (2, 3, 56, 56), ((14, 14), (7, 7))),
+    "pvt_v2": Family(pvt_v2, (2, 3, 32, 48), ((8, 12), (4, 6))),
+    "levit": Family(levit, (2, 3, 64, 64), ((4, 4), (2, 2)), heads=2),
+    "vit": Family(vit, (2, 3, 32, 48), ((2, 3),), prefix=1),
+    "hf_vit": Family(hf_vit, (2, 3, 32, 32), ((4, 4),), prefix=1),
+    "hf_pvt": Family(hf_pvt, (2, 3, 64, 64), ((16, 16),)),
+    "bert": Family(bert, (2, 20), (None,)),
+    "big_bird": Family(big_bird, (2, 64), (None,), repeats=False),
+    "reformer": Family(reformer, (2, 32), (None,), fullgraph=False),
+}
+
+EACH = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+PICTURES = pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.grids != (None,)])
+KINDS = ("rms", "scale", "batch", "instance", "group", "power", "switchable")
+
+
+def dtn_norms(model: nn.Module) -> dict[str, norms.DynamicTokenNorm]:
+    return {name: m for name, m in model.named_modules() if isinstance(m, norms.DynamicTokenNorm)}
+
+
+def with_dtn(family: Family, model: nn.Module | None = None, **fields: Any) -> nn.Module:
+    change = vm.DynamicTokenNorm(norms="both", **fields)
+    return vm.replace_norms(model or family.model(), change, heads=family.heads).model
+
+
+def gradients(model: nn.Module, run: Callable[..., Any], inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    torch.manual_seed(2)  # BigBird and Reformer draw at random
+    read(run(inputs)).square().sum().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@EACH
+def test_norms_of_a_picture_learn_their_grid(family):
+    new = with_dtn(family)
+    read(new(family.inputs()))
+    found = dtn_norms(new).values()
+    assert tuple(dict.fromkeys(norm.grid_size for norm in found)) == family.grids
+    assert {norm.prefix_tokens for norm in found} == {family.prefix}
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "levit"])
+def test_with_layer_statistics_it_is_the_old_model(name):
+    """lambda = 1 is LayerNorm: gains, biases and places are right, and the old model is as it was."""
+    family = FAMILIES[name]
+    old, inputs = family.model(), family.inputs()
+    before = {key: value.clone() for key, value in old.state_dict().items()}
+    new = with_dtn(family, old, trade_off=1.0)
+    for key, norm in dtn_norms(new).items():
+        norm.eps = old.get_submodule(key).eps
+    results = []
+    for model in (old, new):
+        torch.manual_seed(2)
+        results.append(read(model(inputs)))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+    assert results[0].std() > 0.01
+    assert all(torch.equal(value, before[key]) for key, value in old.state_dict().items())
+    assert not dtn_norms(old)
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in old.modules())
+
+
+def test_levit_with_batch_norm_is_levit():
+    """Its own normalizer in our form, in training, where both use the batch."""
+    family = FAMILIES["levit"]
+    old = family.model().train()
+    new = vm.replace_norms(old, vm.Norm("batch")).model
+    with pytest.warns(UserWarning, match="BatchNorm takes its statistics from 2 pictures"):
+        result = new(family.inputs())
+    assert sum(isinstance(m, norms.BatchNorm) for m in new.modules()) == 4
+    torch.testing.assert_close(result, old(family.inputs()), rtol=1e-4, atol=1e-5)
+
+
+@EACH
+def test_a_step_trains_every_parameter(family):
+    model = with_dtn(family).train()
+    found = gradients(model, model, family.inputs())
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0).step()
+    for name, parameter in model.named_parameters():
+        assert name in found
+        assert found[name].isfinite().all()
+        assert found[name].any(), name
+        assert not torch.equal(parameter, before[name]), name
+    assert {"a", "omega_mean", "omega_var"} <= {name.rpartition(".")[2] for name in found}
+
+
+@EACH
+def test_compiled_it_trains_the_same(family):
+    torch._dynamo.reset()
+    model, inputs = with_dtn(family).train(family.repeats), family.inputs()
+    expected = gradients(model, model, inputs)
+    compiled = torch.compile(model, backend="eager", fullgraph=family.fullgraph)
+    torch.testing.assert_close(gradients(model, compiled, inputs), expected, rtol=2e-3, atol=2e-4)
+
+
+@EACH
+@pytest.mark.filterwarnings("ignore:.*takes its statistics from")
+def test_every_kind_of_norm_trains(family):
+    inputs = family.inputs()
+    for kind in KINDS:
+        change = vm.Norm(kind, exact=False) if kind == "rms" else vm.Norm(kind)
+        heads = family.heads if kind in ("group", "power") else None
+        done = vm.replace_norms(family.model(), change, heads=heads)
+        model = done.model.train()
+        found = gradients(model, model, inputs)
+        for row in done.rows:
+            if row.now:
+                norm = type(model.get_submodule(row.site.name)).__name__
+                assert row.now.startswith(norm)
+                assert found[f"{row.site.name}.weight"].isfinite().all()
+                assert found[f"{row.site.name}.weight"].any()
+
+
+def test_compiled_it_follows_the_size_of_the_pictures():
+    torch._dynamo.reset()
+    model = with_dtn(FAMILIES["pvt_v2"])
+    compiled = torch.compile(model, backend="eager", dynamic=False)
+    for shape in ((1, 3, 32, 48), (1, 3, 48, 32)):
+        images = torch.randn(shape)
+        torch.testing.assert_close(compiled(images), model(images))
+    assert {norm.grid_size for norm in dtn_norms(model).values()} == {(12, 8), (6, 4)}
+
+
+@PICTURES
+def test_a_copy_learns_grids_of_its_own(name):
+    family = FAMILIES[name]
+    model, inputs = with_dtn(family), family.inputs()
+    with torch.no_grad():
+        expected = model(inputs)
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            for norm in dtn_norms(model).values():
+                norm.grid_size = (0, 0)
+            torch.testing.assert_close(read(twin(inputs)), read(expected))
+            assert all(norm.grid_size == (0, 0) for norm in dtn_norms(model).values())
+
+
+def test_a_size_that_only_the_block_knows():
+    """The same 24 tokens as 4 x 6 and as 6 x 4."""
+    model = with_dtn(FAMILIES["pvt_v2"])
+    for shape, grid in (((1, 3, 32, 48), (4, 6)), ((1, 3, 48, 32), (6, 4))):
+        model(torch.randn(shape))
+        assert dtn_norms(model)["stages.1.blocks.0.norm2"].grid_size == grid
+
+
+def test_gradient_checkpointing_changes_nothing():
+    family = FAMILIES["swin"]
+    model, inputs = with_dtn(family).train(), family.inputs()
+    expected = gradients(model, model, inputs)
+    model.set_grad_checkpointing(True)
+    torch.testing.assert_close(gradients(model, model, inputs), expected)
+
+
+def test_swin_exports():
+    family = FAMILIES["swin"]
+    model, inputs = with_dtn(family), family.inputs()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.export.export(model, (inputs,)).module()(inputs), model(inputs))
+
+
+def plain_reformer(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """The reversible layers as what they compute, differentiated by autograd."""
+    first = second = model.embeddings(inputs)
+    for layer in model.encoder.layers:
+        first = first + layer.attention(second).hidden_states
+        second = second + layer.feed_forward(first)
+    return model.encoder.layer_norm(torch.cat([first, second], dim=-1))
+
+
+def test_reversible_layers_give_the_right_gradients():
+    torch.manual_seed(0)
+    old = hf.ReformerModel(hf.ReformerConfig(**REFORMER | {"attn_layers": ["local", "local"]}))
+    model, inputs = with_dtn(FAMILIES["reformer"], old.double()).train(), FAMILIES["reformer"].inputs()
+    found = gradients(model, model, inputs)
+    expected = gradients(model, lambda ids: plain_reformer(model, ids), inputs)
+    assert any(name.endswith("omega_var") for name in expected)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("kind", "counter"), [("batch", "running_mean"), ("power", "running_phi")])
+@pytest.mark.filterwarnings("ignore:.*takes its statistics from")
+def test_reversible_layers_gather_statistics_once(kind, counter):
+    family = FAMILIES["reformer"]
+    model = vm.replace_norms(family.model(), vm.Norm(kind)).model.train()
+    out = read(model(family.inputs()))
+    states = {name: value.clone() for name, value in model.state_dict().items() if name.endswith(counter)}
+    out.sum().backward()
+    assert states
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in states.items())
