@@ -31,23 +31,33 @@ class Vectors {  // uninitialised and aligned
     V* const data;
 };
 
-inline V load(const float* from, Index count) {  // missing lanes are 0
-    V v = {};
-    if (count >= LANES) std::memcpy(&v, from, sizeof(V));
-    else for (Index i = 0; i < count; ++i) v[i] = from[i];
+// Of a chunk that is narrower than a register: missing lanes are 0.
+__attribute__((noinline)) V load_part(const float* from, Index count) {
+    float lanes[LANES] = {};
+    std::memcpy(lanes, from, count * sizeof(float));
+    V v;
+    std::memcpy(&v, lanes, sizeof(V));
+    return v;
+}
+
+inline V load(const float* from, Index count = LANES) {
+    if (count < LANES) return load_part(from, count);
+    V v;
+    std::memcpy(&v, from, sizeof(V));
     return v;
 }
 
 inline void store(float* to, Index count, V v) {
-    if (count >= LANES) std::memcpy(to, &v, sizeof(V));
-    else for (Index i = 0; i < count; ++i) to[i] = v[i];
+    if (count < LANES) std::memcpy(to, &v, count * sizeof(float));
+    else std::memcpy(to, &v, sizeof(V));
 }
 
 inline float sum(V v) {
-    float total = 0;
-#pragma omp simd reduction(+ : total)
-    for (int i = 0; i < LANES; ++i) total += v[i];
-    return total;
+    float lanes[LANES];
+    std::memcpy(lanes, &v, sizeof(V));
+    for (int step = LANES / 2; step; step /= 2)
+        for (int i = 0; i < step; ++i) lanes[i] += lanes[i + step];
+    return lanes[0];
 }
 
 inline V reciprocal_root(V v) {
@@ -167,12 +177,12 @@ void token_statistics(const Norm& n, Index first, Index last, float* mean, float
         float total = 0, square = 0;
         V a = {}, b = {};
         Index i = 0;
-        for (; i + 2 * LANES <= n.channels; i += 2 * LANES) a += load(x + i, LANES), b += load(x + i + LANES, LANES);
+        for (; i + 2 * LANES <= n.channels; i += 2 * LANES) a += load(x + i), b += load(x + i + LANES);
         for (; i < n.channels; ++i) total += x[i];
         const float m = (total + sum(a + b)) / n.channels;
         a = b = V{};
         for (i = 0; i + 2 * LANES <= n.channels; i += 2 * LANES) {
-            const V d = load(x + i, LANES) - m, e = load(x + i + LANES, LANES) - m;
+            const V d = load(x + i) - m, e = load(x + i + LANES) - m;
             a += d * d, b += e * e;
         }
         for (; i < n.channels; ++i) square += (x[i] - m) * (x[i] - m);
@@ -279,6 +289,7 @@ void backward_head(const Norm& n, const Shared& s, const float* grad, Index b, I
         const Index at = h * width + d, count = width - d, from = b * tokens * n.channels + at;
         k.centre = centred(n, n.x + from, count, k.xc);
         column_products(n, &s.px_t[h * columns * columns], k);
+        for (Index t = 0; t < tokens; ++t) gm[t] = load(grad + from + t * n.channels, count);
         const V weight = load(n.weight + at, count);
         V grad_weight = {}, grad_bias = {};
         // Through the affine map, the division and the mixtures: gu, gs, gm and gq are the gradients of x - mu, of the
@@ -286,7 +297,7 @@ void backward_head(const Norm& n, const Shared& s, const float* grad, Index b, I
         moments(n, &s.py_t[h * rows * rows], k, [&](Index t, V m, V v) {
             const V r = reciprocal_root((lv * var[t] + n.eps) + (1 - lv) * v);
             const V difference = m + (k.centre - mean[t]);
-            const V normal = (k.xc[t] - m + lm * difference) * r, g = load(grad + from + t * n.channels, count);
+            const V normal = (k.xc[t] - m + lm * difference) * r, g = gm[t];
             grad_weight += g * normal;
             grad_bias += g;
             const V u = g * weight * r, gs = -0.5f * u * normal * r;
