@@ -182,7 +182,7 @@ def test_constant_pictures_stay_finite():
 def test_flat_parts_far_from_each_other_stay_finite(form, monkeypatch):
     """The variance within a part is 0 and that of the picture large: nothing may round below 0."""
     if form == "composed":
-        monkeypatch.setattr(dynamic_token, "separable_norm", separable._composed)
+        monkeypatch.setattr(dynamic_token, "separable_norm", separable.composed)
     norm = make((12, 2), trade_off=0.0, dtype=torch.float32, eps=1e-6, pool=2 if form == "pooled" else 1)
     norm.a.data.copy_(torch.tensor([-6.0, 0.1, 0.2]))
     x = 1000 * tokens(1, 2, DIM, dtype=torch.float32).repeat_interleave(12, 1)

@@ -25,14 +25,19 @@ def library(name: str) -> CDLL | None:
 
 
 def usable(name: str, *tensors: Tensor) -> bool:
-    """Whether the native form may take these tensors: float32 on the CPU, and nobody looks inside the function.
-
-    An exported or traced graph has to run elsewhere too, and functorch has its own rules of differentiation.
-    """
+    """Whether the native form may take these tensors: float32 on the CPU, and nobody looks inside the function."""
     if any(t.device.type != "cpu" or t.dtype != torch.float32 for t in tensors):
         return False
-    traced = torch.compiler.is_exporting() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
-    return not traced and _built(name)
+    return not _looked_into() and _built(name)
+
+
+def _looked_into() -> bool:
+    """An exported or traced graph has to run elsewhere too, functorch has its own rules of differentiation, and a
+    dispatch mode, such as torch's counter of FLOPs, watches single operations."""
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting()
+    transformed = torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
+    return transformed or torch.jit.is_tracing()
 
 
 def _built(name: str) -> bool:

@@ -82,8 +82,19 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    if torch.is_grad_enabled():
+        return *_gradients_with_a_graph(grad, ctx.saved_tensors, ctx.eps, ctx.unbiased), None, None
     op = torch.ops.vitmods.dynamic_token_norm_backward
     return *op(grad, *ctx.saved_tensors, ctx.eps, ctx.unbiased), None, None
+
+
+def _gradients_with_a_graph(
+    grad: Tensor, values: tuple[Tensor, ...], eps: float, unbiased: bool
+) -> tuple[Tensor | None, ...]:
+    from vitmods.layers.norms.separable import Layout, gradients_with_a_graph  # which imports this file
+
+    x, px, py = values[:3]
+    return gradients_with_a_graph(grad, values, Layout((py.shape[-1], px.shape[-1]), len(px), eps, unbiased))
 
 
 torch.library.register_autograd("vitmods::dynamic_token_norm", _gradients, setup_context=_save, lib=_ops)
