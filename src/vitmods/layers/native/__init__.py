@@ -32,12 +32,11 @@ def usable(name: str, *tensors: Tensor) -> bool:
 
 
 def _looked_into() -> bool:
-    """An exported or traced graph has to run elsewhere too, functorch has its own rules of differentiation, and a
+    """An exported graph has to run elsewhere too, functorch has its own rules of differentiation, and a
     dispatch mode, such as torch's counter of FLOPs, watches single operations."""
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
-    transformed = torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
-    return transformed or torch.jit.is_tracing()
+    return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _built(name: str) -> bool:

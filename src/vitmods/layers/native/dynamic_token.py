@@ -1,4 +1,4 @@
-"""``vitmods::dynamic_token_norm``: the native form of norms/separable.py, for torch's dispatcher, autograd and compiler."""
+"""``vitmods::dynamic_token_norm``, the native form of norms/separable.py, for torch's dispatcher and autograd."""
 
 from ctypes import CDLL, c_float, c_int64, c_void_p
 from functools import cache
@@ -19,6 +19,9 @@ _ops.define(
     "dynamic_token_norm_backward(Tensor grad, Tensor x, Tensor px, Tensor py, Tensor mix_mean, Tensor mix_var, "
     "Tensor weight, float eps, bool unbiased) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
+
+NATIVE_NORM = torch.ops.vitmods.dynamic_token_norm
+_BACKWARD = torch.ops.vitmods.dynamic_token_norm_backward
 
 
 @cache
@@ -77,15 +80,15 @@ def _fake_backward(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, _, ctx.eps, ctx.unbiased = inputs
+    *tensors, ctx.eps, ctx.unbiased = inputs
     ctx.save_for_backward(*tensors)
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():
         return *_gradients_with_a_graph(grad, ctx.saved_tensors, ctx.eps, ctx.unbiased), None, None
-    op = torch.ops.vitmods.dynamic_token_norm_backward
-    return *op(grad, *ctx.saved_tensors, ctx.eps, ctx.unbiased), None, None
+    *values, _ = ctx.saved_tensors
+    return *_BACKWARD(grad, *values, ctx.eps, ctx.unbiased), None, None
 
 
 def _gradients_with_a_graph(
@@ -93,7 +96,7 @@ def _gradients_with_a_graph(
 ) -> tuple[Tensor | None, ...]:
     from vitmods.layers.norms.separable import Layout, gradients_with_a_graph  # which imports this file
 
-    x, px, py = values[:3]
+    _, px, py, *_ = values
     return gradients_with_a_graph(grad, values, Layout((py.shape[-1], px.shape[-1]), len(px), eps, unbiased))
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitmods.layers import native
-from vitmods.layers.native import dynamic_token as _
+from vitmods.layers.native.dynamic_token import NATIVE_NORM
 
 Grid = tuple[int, int]
 
@@ -86,7 +86,7 @@ def separable_norm(
     values = (x, px, py, mix_mean, mix_var, weight, bias)
     out: Tensor
     if native.usable("dynamic_token", *values):
-        out = torch.ops.vitmods.dynamic_token_norm(*values, layout.eps, layout.unbiased)
+        out = NATIVE_NORM(*values, layout.eps, layout.unbiased)
     elif torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         out = composed(*values, layout)
     else:
@@ -104,7 +104,7 @@ def _token_statistics(x: Tensor, unbiased: bool) -> tuple[Tensor, Tensor]:
 def composed(
     x: Tensor, px: Tensor, py: Tensor, mix_mean: Tensor, mix_var: Tensor, weight: Tensor, bias: Tensor, layout: Layout
 ) -> Tensor:
-    """The same in single operations: for the compiler, which fuses them by itself, and for derivatives of derivatives."""
+    """The same in single operations, for the compiler, which fuses them by itself, and for second derivatives."""
     grid, heads = layout.grid, layout.heads
     lm, lv = mix_mean.view(-1, 1, 1, 1, 1), mix_var.view(-1, 1, 1, 1, 1)
     mean, var = x.mean(-1), x.var(-1, unbiased=layout.unbiased)
@@ -166,7 +166,9 @@ class _SeparableNorm(torch.autograd.Function):
 def gradients_with_a_graph(grad: Tensor, values: tuple[Tensor, ...], layout: Layout) -> tuple[Tensor | None, ...]:
     """Those of the seven tensors of ``separable_norm``, themselves differentiable; None for one that needs none."""
     wanted = [value for value in values if value.requires_grad]
-    found = iter(torch.autograd.grad(composed(*values, layout), wanted, grad, create_graph=True))
+    x, px, py, mix_mean, mix_var, weight, bias = values
+    y = composed(x, px, py, mix_mean, mix_var, weight, bias, layout)
+    found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True))
     return tuple(next(found) if value.requires_grad else None for value in values)
 
 
