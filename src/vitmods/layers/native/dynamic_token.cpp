@@ -14,7 +14,7 @@
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int LANES = 16, BLOCK = 8, SIDE = 4;  // BLOCK and SIDE: how much the registers hold, see product and outer
+constexpr int LANES = 16, BLOCK = 8, SIDE = 5;  // BLOCK and SIDE: how much the registers hold, see product and outer
 #elif defined(__AVX__)
 constexpr int LANES = 8, BLOCK = 6, SIDE = 3;
 #else
@@ -111,50 +111,51 @@ inline void product(const float* k, Index in, Index out, Load&& pair, Store&& pu
     });
 }
 
-template <int M, int N, class Left, class Right>
-inline void outer_block(V* sums, Index n, Index i, Index j, Index steps, Left&& left, Right&& right) {
-    V acc[M][N];
+template <int M, int N> inline void add_products(V (&acc)[M][N], const V* p, const V* a, bool square) {
+    V right[N];
+    for (int l = 0; l < N; ++l) right[l] = square ? a[l] * a[l] : a[l];
+#pragma GCC unroll 8
     for (int k = 0; k < M; ++k)
-        for (int l = 0; l < N; ++l) acc[k][l] = sums[(i + k) * n + j + l];
-    for (Index s = 0; s < steps; ++s) {
-        V a[N], b[N];
-        for (int l = 0; l < N; ++l) right(s, j + l, a[l], b[l]);
-#pragma GCC unroll 4
-        for (int k = 0; k < M; ++k) {
-            V p, q;
-            left(s, i + k, p, q);
-#pragma GCC unroll 4
-            for (int l = 0; l < N; ++l) {
-                acc[k][l] += p * a[l];
-                acc[k][l] += q * b[l];
-            }
-        }
-    }
-    for (int k = 0; k < M; ++k)
-        for (int l = 0; l < N; ++l) sums[(i + k) * n + j + l] = acc[k][l];
+#pragma GCC unroll 8
+        for (int l = 0; l < N; ++l) acc[k][l] += p[k] * right[l];
 }
 
-template <int M, class Left, class Right>
-inline void outer_strip(V* sums, Index n, Index i, Index steps, Left&& left, Right&& right) {
-    split(n, SIDE, [&](Index j, Index size) {
+template <int M, int N>
+void outer_block(V* sums, Index n, Index steps, const V* p, const V* q, const V* a, const V* b) {
+    V acc[M][N];
+    for (int k = 0; k < M; ++k)
+        for (int l = 0; l < N; ++l) acc[k][l] = sums[k * n + l];
+    for (Index s = 0; s < steps * n; s += n) {
+        add_products<M, N>(acc, p + s, a + s, false);
+        add_products<M, N>(acc, q + s, b ? b + s : a + s, b == nullptr);
+    }
+    for (int k = 0; k < M; ++k)
+        for (int l = 0; l < N; ++l) sums[k * n + l] = acc[k][l];
+}
+
+template <int M>
+void outer_strip(V* sums, Index n, Index steps, const V* p, const V* q, const V* a, const V* b) {
+    split(n, SIDE, [=](Index j, Index size) {
+        const V* right = b ? b + j : b;
         switch (size) {
-            case 1: return outer_block<M, 1>(sums, n, i, j, steps, left, right);
-            case 2: return outer_block<M, 2>(sums, n, i, j, steps, left, right);
-            case 3: return outer_block<M, 3>(sums, n, i, j, steps, left, right);
-            default: return outer_block<M, 4>(sums, n, i, j, steps, left, right);
+            case 1: return outer_block<M, 1>(sums + j, n, steps, p, q, a + j, right);
+            case 2: return outer_block<M, 2>(sums + j, n, steps, p, q, a + j, right);
+            case 3: return outer_block<M, 3>(sums + j, n, steps, p, q, a + j, right);
+            case 4: return outer_block<M, 4>(sums + j, n, steps, p, q, a + j, right);
+            default: return outer_block<M, 5>(sums + j, n, steps, p, q, a + j, right);
         }
     });
 }
 
-// sums[i][j] += sum_s p_si a_sj + q_si b_sj, a lane at a time, for the pairs (p, q) of left and (a, b) of right.
-template <class Left, class Right>
-inline void outer(V* sums, Index n, Index steps, Left&& left, Right&& right) {
-    split(n, SIDE, [&](Index i, Index size) {
+// sums[i][j] += sum_s p[s][i] a[s][j] + q[s][i] b[s][j], a lane at a time; b is the square of a where it is null.
+void outer(V* sums, Index n, Index steps, const V* p, const V* q, const V* a, const V* b) {
+    split(n, SIDE, [=](Index i, Index size) {
         switch (size) {
-            case 1: return outer_strip<1>(sums, n, i, steps, left, right);
-            case 2: return outer_strip<2>(sums, n, i, steps, left, right);
-            case 3: return outer_strip<3>(sums, n, i, steps, left, right);
-            default: return outer_strip<4>(sums, n, i, steps, left, right);
+            case 1: return outer_strip<1>(sums + i * n, n, steps, p + i, q + i, a, b);
+            case 2: return outer_strip<2>(sums + i * n, n, steps, p + i, q + i, a, b);
+            case 3: return outer_strip<3>(sums + i * n, n, steps, p + i, q + i, a, b);
+            case 4: return outer_strip<4>(sums + i * n, n, steps, p + i, q + i, a, b);
+            default: return outer_strip<5>(sums + i * n, n, steps, p + i, q + i, a, b);
         }
     });
 }
@@ -213,23 +214,23 @@ V centred(const Norm& n, const float* x, Index count, V* xc) {
 void column_products(const Norm& n, const float* px_t, Chunk& k) {
     for (Index r = 0; r < n.rows; ++r) {
         const V* x = k.xc + r * n.columns;
-        V *zm = k.zm + r * n.columns, *zq = k.zq + r * n.columns;
+        V *zm = k.zm + r, *zq = k.zq + r;
+        const Index step = n.rows;
         product(
             px_t, n.columns, n.columns, [=](Index j, V& p, V& q) { p = x[j], q = p * p; },
-            [=](Index i, V a, V b) { zm[i] = a, zq[i] = b; });
+            [=](Index i, V a, V b) { zm[i * step] = a, zq[i * step] = b; });
     }
 }
 
-// use(token, m, v): the mean and the variance under the kernel.
+// use(row, column, m, v): the mean and the variance under the kernel.
 template <class Use> void moments(const Norm& n, const float* py_t, const Chunk& k, Use&& use) {
     for (Index c = 0; c < n.columns; ++c) {
-        const V *zm = k.zm + c, *zq = k.zq + c;
-        const Index step = n.columns;
+        const V *zm = k.zm + c * n.rows, *zq = k.zq + c * n.rows;
         product(
-            py_t, n.rows, n.rows, [=](Index j, V& p, V& q) { p = zm[j * step], q = zq[j * step]; },
-            [&](Index i, V m, V q) {
+            py_t, n.rows, n.rows, [=](Index j, V& p, V& q) { p = zm[j], q = zq[j]; },
+            [&](Index r, V m, V q) {
                 const V v = q - m * m;
-                use(i * step + c, m, v < 0 ? V{} : v);
+                use(r, c, m, v < 0 ? V{} : v);
             });
     }
 }
@@ -258,7 +259,8 @@ void forward_head(const Norm& n, const Shared& s, Index b, Index h, V* scratch, 
         k.centre = centred(n, n.x + b * tokens * n.channels + at, count, k.xc);
         column_products(n, &s.px_t[h * n.columns * n.columns], k);
         const V weight = load(n.weight + at, count), bias = load(n.bias + at, count);
-        moments(n, &s.py_t[h * n.rows * n.rows], k, [&](Index t, V m, V v) {
+        moments(n, &s.py_t[h * n.rows * n.rows], k, [&](Index row, Index column, V m, V v) {
+            const Index t = row * n.columns + column;
             const V r = reciprocal_root((lv * var[t] + n.eps) + (1 - lv) * v);
             const V u = k.xc[t] - (1 - lm) * m + lm * (k.centre - mean[t]);
             store(y + (b * tokens + t) * n.channels + at, count, u * r * weight + bias);
@@ -289,21 +291,22 @@ void backward_head(const Norm& n, const Shared& s, const float* grad, Index b, I
         const Index at = h * width + d, count = width - d, from = b * tokens * n.channels + at;
         k.centre = centred(n, n.x + from, count, k.xc);
         column_products(n, &s.px_t[h * columns * columns], k);
-        for (Index t = 0; t < tokens; ++t) gm[t] = load(grad + from + t * n.channels, count);
+        for (Index t = 0; t < tokens; ++t) gu[t] = load(grad + from + t * n.channels, count);
         const V weight = load(n.weight + at, count);
         V grad_weight = {}, grad_bias = {};
         // Through the affine map, the division and the mixtures: gu, gs, gm and gq are the gradients of x - mu, of the
         // variance, and of both moments.
-        moments(n, &s.py_t[h * rows * rows], k, [&](Index t, V m, V v) {
+        moments(n, &s.py_t[h * rows * rows], k, [&](Index row, Index column, V m, V v) {
+            const Index t = row * columns + column, i = column * rows + row;
             const V r = reciprocal_root((lv * var[t] + n.eps) + (1 - lv) * v);
             const V difference = m + (k.centre - mean[t]);
-            const V normal = (k.xc[t] - m + lm * difference) * r, g = gm[t];
+            const V normal = (k.xc[t] - m + lm * difference) * r, g = gu[t];
             grad_weight += g * normal;
             grad_bias += g;
             const V u = g * weight * r, gs = -0.5f * u * normal * r;
             gu[t] = u;
-            gq[t] = (1 - lv) * gs;
-            gm[t] = (lm - 1) * u - 2 * m * gq[t];
+            gq[i] = (1 - lv) * gs;
+            gm[i] = (lm - 1) * u - 2 * m * gq[i];
             sum_u[t] += u;
             sum_s[t] += gs;
             total_mean += u * difference;
@@ -312,15 +315,13 @@ void backward_head(const Norm& n, const Shared& s, const float* grad, Index b, I
         store(&out.weight[b * n.channels + at], count, grad_weight);
         store(&out.bias[b * n.channels + at], count, grad_bias);
         // Through the two products of each moment; hm and hq are the gradients of zm and zq, and take their place.
-        outer(sum_py, rows, columns, [=](Index c, Index i, V& p, V& q) { p = gm[i * columns + c], q = gq[i * columns + c]; },
-              [=](Index c, Index j, V& p, V& q) { p = k.zm[j * columns + c], q = k.zq[j * columns + c]; });
+        outer(sum_py, rows, columns, gm, gq, k.zm, k.zq);
         V *hm = k.zm, *hq = k.zq;
         for (Index c = 0; c < columns; ++c)
             product(n.py + h * rows * rows, rows, rows,
-                    [=](Index j, V& p, V& q) { p = gm[j * columns + c], q = gq[j * columns + c]; },
+                    [=](Index j, V& p, V& q) { p = gm[c * rows + j], q = gq[c * rows + j]; },
                     [=](Index i, V p, V q) { hm[i * columns + c] = p, hq[i * columns + c] = q; });
-        outer(sum_px, columns, rows, [=](Index r, Index i, V& p, V& q) { p = hm[r * columns + i], q = hq[r * columns + i]; },
-              [=](Index r, Index j, V& p, V& q) { p = k.xc[r * columns + j], q = p * p; });
+        outer(sum_px, columns, rows, hm, hq, k.xc, nullptr);
         for (Index r = 0; r < rows; ++r)
             product(n.px + h * columns * columns, columns, columns,
                     [=](Index j, V& p, V& q) { p = hm[r * columns + j], q = hq[r * columns + j]; },
