@@ -203,7 +203,7 @@ V centred(const Norm& n, const float* x, Index count, V* xc) {
     V centre = {};
     for (Index r = 0; r < n.rows; ++r) {
         V row = {};
-        for (Index c = 0; c < n.columns; ++c) row += xc[r * n.columns + c] = load(x + (r * n.columns + c) * n.channels, count);
+        for (Index t = r * n.columns; t < (r + 1) * n.columns; ++t) row += xc[t] = load(x + t * n.channels, count);
         centre += row;
     }
     centre /= float(n.tokens());
@@ -333,7 +333,10 @@ void backward_head(const Norm& n, const Shared& s, const float* grad, Index b, I
     const Index task = b * n.heads + h;
     for (Index i = 0; i < columns * columns; ++i) out.px[task * columns * columns + i] = sum(sum_px[i]);
     for (Index i = 0; i < rows * rows; ++i) out.py[task * rows * rows + i] = sum(sum_py[i]);
-    for (Index t = 0; t < tokens; ++t) out.u[task * tokens + t] = lm * sum(sum_u[t]), out.s[task * tokens + t] = lv * sum(sum_s[t]);
+    for (Index t = 0; t < tokens; ++t) {
+        out.u[task * tokens + t] = lm * sum(sum_u[t]);
+        out.s[task * tokens + t] = lv * sum(sum_s[t]);
+    }
     out.mix_mean[task] = sum(total_mean);
     out.mix_var[task] = sum(total_var);
 }
@@ -393,7 +396,8 @@ extern "C" void dynamic_token_forward(
     const float* x, const float* px, const float* py, const float* mix_mean, const float* mix_var, const float* weight,
     const float* bias, float* y, Index batch, Index rows, Index columns, Index channels, Index heads, float eps,
     Index unbiased, Index threads) {
-    const Norm n{x, px, py, mix_mean, mix_var, weight, bias, batch, rows, columns, channels, heads, eps, unbiased, threads};
+    const Norm n{x,    px,      py,       mix_mean, mix_var, weight,   bias, batch,
+                 rows, columns, channels, heads,    eps,     unbiased, threads};
     Shared s(n);
     run(n, FORWARD_SCRATCH * n.tokens(),
         [&](Index first, Index last) { token_statistics(n, first, last, s.mean.data(), s.var.data()); },
@@ -405,7 +409,8 @@ extern "C" void dynamic_token_backward(
     const float* weight, float* grad_x, float* grad_px, float* grad_py, float* grad_mix_mean, float* grad_mix_var,
     float* grad_weight, float* grad_bias, Index batch, Index rows, Index columns, Index channels, Index heads,
     float eps, Index unbiased, Index threads) {
-    const Norm n{x, px, py, mix_mean, mix_var, weight, nullptr, batch, rows, columns, channels, heads, eps, unbiased, threads};
+    const Norm n{x,    px,      py,       mix_mean, mix_var, weight,   nullptr, batch,
+                 rows, columns, channels, heads,    eps,     unbiased, threads};
     Shared s(n);
     Gradients g(n);
     run(n, BACKWARD_SCRATCH * n.tokens() + columns * columns + rows * rows,
