@@ -17,6 +17,8 @@ _HOME = {
     "apply": "apply",
     "diff": "apply",
     "verify": "apply",
+    "optimize_for_inference": "inference",
+    "export": "inference",
     "parse_changes": "changes",
     "Recipe": "recipes",
     "Study": "study",
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from .changes.placement import Placement as Placement
     from .changes.subln import SubLN as SubLN
     from .config import ViTConfig as ViTConfig
+    from .inference import export as export
+    from .inference import optimize_for_inference as optimize_for_inference
     from .recipes import Recipe as Recipe
     from .study import Study as Study
     from .vit import ViT as ViT

@@ -7,7 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from .config import BranchConfig, NormConfig, ViTConfig
-from .layers import AttentionPool, Block, BranchNorms, DualPatchNormStem, LinearStem, Mlp, norms
+from .layers import (
+    AttentionPool,
+    Block,
+    BranchNorms,
+    DualPatchNormStem,
+    GatedPositions,
+    LinearStem,
+    Mlp,
+    TokensToTokenStem,
+    norms,
+)
 from .layers.position import sincos2d
 
 NORMS: dict[str, Any] = {
@@ -38,7 +48,7 @@ def norm_factory(config: NormConfig | None, **model: Any) -> Any:
 
 
 def _branch_norms(branch: BranchConfig, config: ViTConfig, index: int) -> BranchNorms:
-    prefix = config.num_prefix_tokens if index >= config.prefix_from else 0
+    prefix = config.prefix_tokens(index)
     model = {"num_heads": config.num_heads, "grid_size": config.grid, "prefix_tokens": prefix}
     slots = (branch.before, branch.inner, branch.branch, branch.after)
     return BranchNorms(*(norm_factory(norm, **model) for norm in slots))
@@ -61,6 +71,8 @@ def make_stem(config: ViTConfig) -> LinearStem:
         "bias": stem.bias,
         "norm_layer": norm_factory(stem.after),
     }
+    if stem.kind == "t2t":
+        return TokensToTokenStem(**sizes)
     if stem.before is None:
         return LinearStem(**sizes)
     return DualPatchNormStem(norm_before=norm_factory(stem.before), **sizes)
@@ -84,7 +96,17 @@ def make_block(config: ViTConfig, index: int) -> Block:
         attn_norms=_branch_norms(attn, config, index),
         mlp_norms=_branch_norms(mlp, config, index),
         head_scale=config.head_scale,
+        positions=_positions(config, index),
     )
+
+
+def _positions(config: ViTConfig, index: int) -> Any:
+    """What mixes positions into the attention of the block of that index."""
+    found = config.positional
+    if found is None or index >= found.count:
+        return None
+    place = (config.num_heads, config.grid, config.prefix_tokens(index))
+    return partial(GatedPositions, *place, init=found.init, gate=found.gate)
 
 
 def _activation(config: ViTConfig) -> Any:

@@ -2,16 +2,18 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .errors import UserError, nearest
-from .sizes import SIZES, parse_name
+from .sizes import MODELS, SIZES, parse_name
 
 NORM_KINDS = (
     "layer", "rms", "scale_shift", "scale", "batch", "instance", "group", "power", "switchable", "dynamic_token",
 )  # fmt: skip
+STEM_KINDS = ("linear", "t2t")
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,21 @@ class NormConfig:
 
 @dataclass(frozen=True)
 class StemConfig:
-    """From pictures to patch tokens: an optional norm on the pixels of a patch, a linear map, an optional norm."""
+    """From pictures to patch tokens: an optional norm on the pixels of a patch, a linear map, an optional norm.
+
+    The kind "t2t" has tokens-to-token stages before its linear map (``bias`` is the map's), and no norm on pixels.
+    """
 
     bias: bool = True
     before: NormConfig | None = None
     after: NormConfig | None = None
+    kind: Literal["linear", "t2t"] = "linear"
+
+    def __post_init__(self) -> None:
+        if self.kind not in STEM_KINDS:
+            raise UserError(f"There is no stem '{self.kind}'. {nearest(self.kind, STEM_KINDS)}")
+        if self.kind == "t2t" and self.before is not None:
+            raise UserError("A t2t stem has no patches of pixels to normalise: leave out the norm before its map.")
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,24 @@ class FirstBlocks:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise UserError(f"The number of first blocks must be at least 1, got {self.count}: leave them out instead.")
+
+
+@dataclass(frozen=True)
+class PositionalConfig:
+    """Attention of the first ``count`` blocks is mixed with a learned kernel over the grid: where the kernels start
+    (``init``, as in dynamic token norms) and the logit of their share (``gate``)."""
+
+    count: int
+    init: Literal["local", "noise"] = "local"
+    gate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise UserError(f"The number of blocks with positions must be at least 1, got {self.count}.")
+        if self.init not in ("local", "noise"):
+            raise UserError(f"Kernels start as 'local' or 'noise', not '{self.init}'.")
+        if not math.isfinite(self.gate):
+            raise UserError(f"The gate of positions is a number, got {self.gate}.")
 
 
 @dataclass(frozen=True)
@@ -98,6 +128,7 @@ class ViTConfig:
     attn: BranchConfig = field(default_factory=BranchConfig)
     mlp: BranchConfig = field(default_factory=BranchConfig)
     first_blocks: FirstBlocks | None = None
+    positional: PositionalConfig | None = None
     head_scale: bool = False
     layer_scale: float | None = None
 
@@ -133,6 +164,10 @@ class ViTConfig:
     @property
     def num_prefix_tokens(self) -> int:
         return int(self.class_token) + self.reg_tokens
+
+    def prefix_tokens(self, block: int) -> int:
+        """The number of class and register tokens that the block of that index sees."""
+        return self.num_prefix_tokens if block >= self.prefix_from else 0
 
     def branches(self, block: int) -> tuple[BranchConfig, BranchConfig]:
         """The norm slots of attention and MLP in the block of that index."""
@@ -171,6 +206,8 @@ class ViTConfig:
         for name in ("qk_norm", "position_norm", "final_norm", "pool_norm"):
             if name in parts:
                 parts[name] = _build(NormConfig, parts[name])
+        if "positional" in parts:
+            parts["positional"] = _build(PositionalConfig, parts["positional"])
         if isinstance(parts.get("first_blocks"), Mapping):
             first = dict(parts["first_blocks"])
             slots = {key: _build_slots(BranchConfig, first[key]) for key in ("attn", "mlp") if key in first}
@@ -182,11 +219,14 @@ class ViTConfig:
 
     @classmethod
     def from_name(cls, name: str, **overrides: Any) -> "ViTConfig":
-        """The config of a name: ``S/16``, ``Ti/4``, ``S36/16`` (36 blocks) or timm's ``vit_small_patch16_224``.
+        """The config of a name: ``S/16``, ``Ti/4``, ``S36/16`` (36 blocks), timm's ``vit_small_patch16_224``, or a
+        whole model's (``T2T-14``).
 
         Widths, depths and heads as published (Steiner et al., 2022; ``mu`` is big_vision's smallest, for tests and
         digits; timm's names carry the input size). Keywords replace fields. Raises UserError on an unknown name.
         """
+        if name in MODELS:
+            return cls.from_dict({**MODELS[name], **overrides})
         size, depth, patch, img_size = parse_name(name)
         width, default_depth, mlp_dim, heads = SIZES[size]
         shape: dict[str, Any] = {
@@ -221,7 +261,7 @@ def _build(kind: type, value: Any) -> Any:
 def _build_slots(kind: type, value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
-    return _build(kind, {key: v if key == "bias" else _build(NormConfig, v) for key, v in value.items()})
+    return _build(kind, {key: _build(NormConfig, v) for key, v in value.items()})
 
 
 def _check(config: ViTConfig) -> None:
@@ -229,6 +269,8 @@ def _check(config: ViTConfig) -> None:
         if side % patch:
             nearby = f"{max(1, side // patch) * patch} or {(side // patch + 1) * patch}"
             raise UserError(f"The picture's {axis} {side} is not a multiple of the patch side {patch}; use {nearby}.")
+    if config.stem.kind == "t2t" and config.patch_size != (16, 16):
+        raise UserError(f"The stages of a t2t stem make patches of 16 pixels, not {config.patch_size}: set patch_size.")
     for name in ("in_chans", "embed_dim", "depth", "num_heads", "mlp_dim"):
         if getattr(config, name) < 1:
             raise UserError(f"{name} must be at least 1, got {getattr(config, name)}.")
@@ -270,8 +312,9 @@ def _check(config: ViTConfig) -> None:
             "With prefix_from above 0 the class and register tokens come after the positions: set position_on_prefix "
             "and position_norm_on_prefix to False."
         )
-    if config.first_blocks is not None and config.first_blocks.count > config.depth:
-        raise UserError(f"The first {config.first_blocks.count} blocks are more than the model's depth {config.depth}.")
+    for part in (config.first_blocks, config.positional):
+        if part is not None and part.count > config.depth:
+            raise UserError(f"The first {part.count} blocks are more than the model's depth {config.depth}.")
     if fixed and config.position_on_prefix and config.num_prefix_tokens:
         raise UserError(
             f"position='{config.position}' has no entries for class or register tokens: set position_on_prefix=False."

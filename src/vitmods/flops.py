@@ -21,18 +21,32 @@ def count_macs(config: ViTConfig, dense_norms: bool = False) -> int:
     dynamic token norms are, in their separable form or with ``dense_norms`` as T x T matrices, which the papers do.
     """
     c = config.embed_dim
-    patch_values = config.in_chans * config.patch_size[0] * config.patch_size[1]
     blocks = sum(_block_macs(config, index, dense_norms) for index in range(config.depth))
     pool = 0
     if config.pool == "map":
         pool = 2 * c * c + 2 * config.num_patches * c * c + 2 * config.num_patches * c + 2 * c * config.mlp_dim
     head = c * config.num_classes + (c * c if config.representation else 0)
-    return blocks + config.num_patches * patch_values * c + pool + head
+    return blocks + _stem_macs(config) + pool + head
+
+
+def _stem_macs(config: ViTConfig) -> int:
+    t, c = config.num_patches, config.embed_dim
+    if config.stem.kind == "t2t":
+        first = _token_layer_macs(16 * t, 49 * config.in_chans)
+        return first + _token_layer_macs(4 * t, 9 * 64) + t * 9 * 64 * c
+    return t * config.in_chans * config.patch_size[0] * config.patch_size[1] * c
+
+
+def _token_layer_macs(n: int, values: int) -> int:
+    """A layer of width 64 of the tokens-to-token stem, on n tokens of so many values."""
+    return n * (3 * 64 * values + 2 * 64 * n + 3 * 64 * 64)
 
 
 def _block_macs(config: ViTConfig, block: int, dense_norms: bool) -> int:
-    c, n = config.embed_dim, config.num_patches + (config.num_prefix_tokens if block >= config.prefix_from else 0)
+    c, n = config.embed_dim, config.num_patches + config.prefix_tokens(block)
     attention = 4 * n * c * c + 2 * n * n * c
+    if config.positional is not None and block < config.positional.count:
+        attention += config.num_patches * sum(config.grid) * c
     return attention + 2 * n * c * config.mlp_dim + _norm_macs(config, block, dense_norms)
 
 

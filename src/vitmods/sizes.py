@@ -16,6 +16,19 @@ SIZES = {
     "S*": (432, 12, 1728, 9),
     "B*": (768, 12, 3072, 16),
 }
+# Whole models with a name of their own: fields of their config.
+MODELS = {
+    "T2T-14": {  # T2T-ViT_t-14 of Yuan et al., 2021, with fixed two-dimensional positions
+        "stem": {"kind": "t2t"},
+        "embed_dim": 384,
+        "depth": 14,
+        "num_heads": 6,
+        "mlp_dim": 1152,
+        "qkv_bias": False,
+        "position": "sincos2d",
+        "position_on_prefix": False,
+    },
+}
 _TIMM_SIZES = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
 
 
@@ -29,8 +42,8 @@ def parse_name(name: str) -> tuple[str, int | None, int, int | None]:
         size, depth, patch = match.groups()
         if size in SIZES:
             return size, int(depth) if depth else None, int(patch), None
-    examples = [f"{size}/16" for size in SIZES] + [f"vit_{size}_patch16_224" for size in _TIMM_SIZES]
+    examples = [*MODELS] + [f"{size}/16" for size in SIZES] + [f"vit_{size}_patch16_224" for size in _TIMM_SIZES]
     raise UserError(
         f"'{name}' names no ViT. Give a size and a patch side as in 'S/16' (sizes: {', '.join(SIZES)}), with a depth "
-        f"as in 'S36/16', or timm's name as in 'vit_small_patch16_224'. {nearest(name, examples)}"
+        f"as in 'S36/16', timm's name as in 'vit_small_patch16_224', or {', '.join(MODELS)}. {nearest(name, examples)}"
     )

@@ -151,7 +151,7 @@ def test_other_files(tmp_path):
 
 def test_save_says_how_to_write_other_forms(tmp_path):
     with pytest.raises(UserError, match="to_timm, to_torchvision, to_huggingface"):
-        save(vm.vit("mu/4", img_size=8), tmp_path / "model.safetensors")
+        save(vm.vit("mu/4", img_size=8), tmp_path / "model.bin")
 
 
 def test_importing_the_adapters_imports_no_library():

@@ -96,7 +96,7 @@ def assert_compiles(model, images, backend):
 @pytest.fixture
 def shallow(base, change):
     """One block is enough to compile, at half the time, unless the change tells first blocks from last ones."""
-    depth = 1 if change.edit(base.config).first_blocks is None else 2
+    depth = 1 if change.edit(base.config).prefix_from == 0 else 2
     return vm.apply(vm.vit(base.config, depth=depth), change)
 
 

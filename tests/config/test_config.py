@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from vitmods import ViTConfig
-from vitmods.config import NORM_KINDS, BranchConfig, FirstBlocks, NormConfig, StemConfig
+from vitmods.config import NORM_KINDS, BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig
 from vitmods.errors import UserError, nearest
 
 options = st.sampled_from([(), (("variant", "released"), ("pool", 2), ("trade_off", None))])
@@ -14,13 +14,17 @@ norms = st.builds(NormConfig, st.sampled_from(NORM_KINDS), st.floats(1e-12, 1.0)
 maybe_norm = st.none() | norms
 slots = st.builds(BranchConfig, maybe_norm, maybe_norm, maybe_norm, maybe_norm)
 probability = st.floats(0, 0.99)
+stems = st.builds(StemConfig, st.booleans(), maybe_norm, maybe_norm) | st.builds(
+    StemConfig, st.booleans(), after=maybe_norm, kind=st.just("t2t")
+)
 side = st.integers(1, 6)
 
 
 @st.composite
 def configs(draw):
     rows, columns, heads = draw(side), draw(side), draw(st.integers(1, 4))
-    patch = (draw(side), draw(side))
+    stem = draw(stems)
+    patch = (16, 16) if stem.kind == "t2t" else (draw(side), draw(side))
     fields = {
         "img_size": (rows * patch[0], columns * patch[1]),
         "patch_size": patch,
@@ -33,7 +37,7 @@ def configs(draw):
         "qkv_bias": draw(st.booleans()),
         "qk_norm": draw(maybe_norm),
         "activation": draw(st.sampled_from(["gelu", "gelu_tanh"])),
-        "stem": StemConfig(draw(st.booleans()), draw(maybe_norm), draw(maybe_norm)),
+        "stem": stem,
         "position": draw(st.sampled_from(["learn", "sincos2d", "sincos2d_centred", "none"])),
         "position_on_prefix": draw(st.booleans()),
         "position_norm": draw(maybe_norm),
@@ -44,6 +48,10 @@ def configs(draw):
         "attn": draw(slots),
         "mlp": draw(slots),
         "first_blocks": draw(st.none() | st.builds(FirstBlocks, st.integers(1, 4), slots, slots)),
+        "positional": draw(
+            st.none()
+            | st.builds(PositionalConfig, st.integers(1, 4), st.sampled_from(["local", "noise"]), st.floats(-9, 9))
+        ),
         "head_scale": draw(st.booleans()),
         "layer_scale": draw(st.none() | st.floats(1e-6, 1)),
         "final_norm": draw(maybe_norm),

@@ -7,7 +7,7 @@ from torch import nn
 from vitmods.changes import parse_changes
 from vitmods.flops import count_macs
 from vitmods.recipes import plain
-from vitmods.study.cost import Ratio, _interleave, measure
+from vitmods.study.cost import Ratio, interleave, measure
 from vitmods.study.memory import peak_bytes
 from vitmods.vit import vit
 
@@ -56,7 +56,7 @@ def test_a_ratio_is_the_median_and_the_middle_half():
 
 def test_rounds_alternate_their_order_and_stop_in_time():
     calls = []
-    rounds = _interleave({"k": None}, ["a", "b"], lambda kind, name: calls.append(name) or 1.0, budget_s=0)
+    rounds = interleave({"k": None}, ["a", "b"], lambda kind, name: calls.append(name) or 1.0, budget_s=0)
     assert calls == ["a", "b", "b", "a", "a", "b"]
     assert rounds == {"k": [{"a": 1.0, "b": 1.0}] * 3}
 

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 _HOME = {
+    "open_model": "named",
     "load": "files",
     "save": "files",
     "coverage": "files",
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .files import save as save
     from .huggingface import from_huggingface as from_huggingface
     from .huggingface import to_huggingface as to_huggingface
+    from .named import open_model as open_model
     from .tensors import Coverage as Coverage
     from .timm import from_timm as from_timm
     from .timm import to_timm as to_timm

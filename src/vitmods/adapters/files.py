@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..vit import ViT
-from . import big_vision, deit, huggingface
+from . import big_vision, deit, huggingface, own
 from .models import read_model
 from .tensors import Coverage
 
@@ -22,12 +22,13 @@ _TORCH = (".pth", ".pt", ".bin", ".ckpt")
 
 
 def load(path: str | Path, **settings: Any) -> ViT:
-    """A ViT from a file of another library, exactly, in evaluation mode.
+    """A ViT from a file of our own or of another library, exactly, in evaluation mode.
 
     Args:
-        path: a .npz of big_vision; a .pth of DeiT, or a .safetensors, with DeiT's or timm's names; a folder that
-            Hugging Face's ``save_pretrained`` wrote, or the weights in it. What it is, the tensors' names say.
-        settings: what the tensors do not tell (not for Hugging Face, whose config.json says all): ``img_size`` in
+        path: a .safetensors that ``save`` wrote, or a trial's folder; a .npz of big_vision; a .pth of DeiT, or a
+            .safetensors, with DeiT's or timm's names; a folder that Hugging Face's ``save_pretrained`` wrote, or the
+            weights in it. What it is, the tensors' names and the config that goes with them say.
+        settings: what the tensors do not tell (not where a config goes with them): ``img_size`` in
             pixels, when it is not the square that the positions form; ``num_heads``, when it is not the published one
             for the width; ``eps`` of all norms, 1e-6; other fields of ViTConfig. ``coverage(path, ...)`` lists what
             was assumed.
@@ -51,16 +52,20 @@ def coverage(source: nn.Module | str | Path, **settings: Any) -> Coverage:
 
 
 def save(model: ViT, path: str | Path) -> None:
-    """Write a ViT for another library: .npz for big_vision, .pth for DeiT.
+    """Write a ViT to a file: .safetensors for our own, any ViT; .npz for big_vision, .pth for DeiT.
 
     Raises UserError for other endings, and naming the slots for which that library has no counterpart.
     """
     path = Path(path)
-    if path.suffix not in (".npz", ".pth"):
+    if path.suffix not in (".safetensors", ".npz", ".pth"):
         raise UserError(
-            f"{path.name}: the ending says what to write, .npz (big_vision) or .pth (DeiT). For timm, torchvision and "
-            "Hugging Face make their model: to_timm, to_torchvision, to_huggingface(model).save_pretrained(folder)."
+            f"{path.name}: the ending says what to write, .safetensors (our own), .npz (big_vision) or .pth (DeiT). "
+            "For timm, torchvision and Hugging Face make their model: to_timm, to_torchvision, "
+            "to_huggingface(model).save_pretrained(folder)."
         )
+    if path.suffix == ".safetensors":
+        own.write_own(model, path)
+        return
     if path.suffix == ".pth":
         torch.save({"model": deit.to_deit(model)}, path)
         return
@@ -71,6 +76,11 @@ def save(model: ViT, path: str | Path) -> None:
 def _read(path: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
     weights = _weights_file(path)
     tensors = _tensors(weights)
+    config = own.own_config(weights)
+    if config is not None:
+        if settings:
+            raise UserError(f"The config of {path.name} says all of it: leave {', '.join(settings)} out.")
+        return own.read_own(path.name, tensors, config)
     if big_vision.is_big_vision(tensors):
         return big_vision.read_big_vision(path.name, tensors, **settings)
     if huggingface.is_saved(tensors):

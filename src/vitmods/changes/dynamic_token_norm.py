@@ -6,6 +6,7 @@ from typing import Literal
 from ..config import FirstBlocks, NormConfig, ViTConfig
 from ..errors import UserError, nearest
 from .base import Change, Weights
+from .late_tokens import carry_positions, dropped_positions, first_blocks, join_late
 
 _CHOICES = {
     "norms": ("attn", "both"),
@@ -70,12 +71,7 @@ class DynamicTokenNorm(Change):
         return frozenset(slots[self.norms] | {"class-token position"})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
-        blocks = self.blocks or max(1, config.depth * 10 // 12)
-        if blocks > config.depth or (blocks == config.depth and config.num_prefix_tokens):
-            raise UserError(
-                f"dtn(blocks={blocks}) leaves no block in which the class token could join; the model has "
-                f"{config.depth}: give fewer."
-            )
+        blocks = first_blocks(self.name, self.blocks, config)
         if any(side % self.pool for side in config.grid):
             rows, columns = config.grid
             raise UserError(f"dtn(pool={self.pool}) does not divide the grid of {rows} x {columns} tokens.")
@@ -85,28 +81,10 @@ class DynamicTokenNorm(Change):
         norm = NormConfig("dynamic_token", self.eps, options=tuple(options.items()))
         attn = replace(config.attn, before=norm)
         mlp = replace(config.mlp, before=norm) if self.norms == "both" else config.mlp
-        return config.with_(
-            first_blocks=FirstBlocks(blocks, attn, mlp),
-            prefix_from=blocks if config.num_prefix_tokens else 0,
-            position_on_prefix=False,
-            position_norm_on_prefix=False,
-        )
+        return join_late(config.with_(first_blocks=FirstBlocks(blocks, attn, mlp)))
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
-        """Tokens take the positions that they had along."""
-        if not _had_positions(old):
-            return weights
-        positions, carried = weights["pos_embed"], dict(weights)
-        names = [name for name in ("cls_token", "reg_token") if name in weights]
-        lengths = [weights[name].shape[1] for name in names]
-        for name, own in zip(names, positions[:, : sum(lengths)].split(lengths, dim=1), strict=True):
-            carried[name] = weights[name] + own
-        carried["pos_embed"] = positions[:, sum(lengths) :].clone()
-        return carried
+        return carry_positions(weights, old)
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
-        return ("pos_embed", "cls_token", "reg_token") if _had_positions(old) else ()
-
-
-def _had_positions(config: ViTConfig) -> bool:
-    return config.position == "learn" and config.position_on_prefix and config.num_prefix_tokens > 0
+        return dropped_positions(old)

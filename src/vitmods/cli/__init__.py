@@ -21,6 +21,8 @@ COMMANDS = {
     "changes": "list the design changes: paper, what they preserve, cost, published gain",
     "diff": "show what an arm alters in a model, without training",
     "data": "check a folder of pictures and show what was found",
+    "bench": "speed and memory of models side by side, paired and interleaved",
+    "export": "write a model for other programs: torch, ONNX or safetensors",
 }
 
 HELP = """\

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from vitmods.cli.options import parse
+from vitmods.cli.options import parse, rows_and_columns
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,11 @@ def main(arguments: Sequence[str]) -> int:
 
     changes = parse_changes(options.arm)
     torch.manual_seed(0)
-    size = options.img_size if len(options.img_size) > 1 else options.img_size[0]
-    base = vit(options.base, img_size=size, in_chans=options.in_chans, num_classes=options.num_classes)
+    base = vit(
+        options.base,
+        img_size=rows_and_columns(options.img_size),
+        in_chans=options.in_chans,
+        num_classes=options.num_classes,
+    )
     print(diff(base, apply(base, *changes)))
     return 0

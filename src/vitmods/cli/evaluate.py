@@ -39,8 +39,8 @@ class Evaluate:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Evaluate, arguments, "evaluate")
+    from vitmods.files import make_folder, write_json
     from vitmods.study.evaluate import evaluate_trial
-    from vitmods.train.files import make_folder, write_json
 
     found = evaluate_trial(
         options.folder, split=options.split, data=options.data, batch_size=options.batch_size, device=options.device

@@ -126,6 +126,13 @@ def peek(arguments: Sequence[str], option: str) -> str | None:
     return None
 
 
+def rows_and_columns(img_size: Sequence[int]) -> tuple[int, int]:
+    """What --img-size says: one side, or rows and columns. Raises UserError for more."""
+    if not 1 <= len(img_size) <= 2:
+        raise UserError(f"--img-size is one side, or rows and columns, got {len(img_size)} numbers.")
+    return img_size[0], img_size[-1]
+
+
 def readable_folder(data: str, *parts: str) -> Path:
     """`runs/` and a name made of these parts; the same command always gets the same folder, so that it resumes."""
     source = Path(data.partition("?")[0]).name  # torchvision:CIFAR10?root=... has its folder behind the mark

@@ -3,9 +3,10 @@
 from .attention import Attention, AttentionPool
 from .block import Block, BranchNorms
 from .drop import DropPath, LayerScale
+from .gated_positions import GatedPositions
 from .mlp import Mlp
 from .norms import DynamicTokenNorm, LayerNorm, RMSNorm, ScaleShift
-from .stems import DualPatchNormStem, LinearStem
+from .stems import DualPatchNormStem, LinearStem, TokensToTokenStem
 
 __all__ = [
     "Attention",
@@ -15,10 +16,12 @@ __all__ = [
     "DropPath",
     "DualPatchNormStem",
     "DynamicTokenNorm",
+    "GatedPositions",
     "LayerNorm",
     "LayerScale",
     "LinearStem",
     "Mlp",
     "RMSNorm",
     "ScaleShift",
+    "TokensToTokenStem",
 ]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .gated_positions import GatedPositions
 from .norms import LayerNorm
 
 
@@ -13,7 +14,8 @@ class Attention(nn.Module):
     """Multi-head self-attention (Vaswani et al., 2017), parameters named as in timm.
 
     ``norm`` is the slot between the heads and the output projection (Sub-LN's inner norm); ``head_scale`` adds one
-    learned factor a head at the same place (NormFormer).
+    learned factor a head at the same place (NormFormer). ``positions`` mixes what the heads read with what a kernel of
+    positions reads (GatedPositions).
     """
 
     def __init__(
@@ -24,6 +26,7 @@ class Attention(nn.Module):
         proj_bias: bool = True,
         qk_norm: Callable[[int], nn.Module] | None = None,
         norm: nn.Module | None = None,
+        positions: GatedPositions | None = None,
         head_scale: bool = False,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
@@ -38,6 +41,7 @@ class Attention(nn.Module):
         self.q_norm = qk_norm(self.head_dim) if qk_norm else nn.Identity()
         self.k_norm = qk_norm(self.head_dim) if qk_norm else nn.Identity()
         self.attn_drop = attn_drop
+        self.positions = positions
         self.head_scale = nn.Parameter(torch.ones(num_heads, device=device, dtype=dtype)) if head_scale else None
         self.norm = norm or nn.Identity()
         self.proj = nn.Linear(dim, dim, bias=proj_bias, device=device, dtype=dtype)
@@ -67,10 +71,24 @@ class Attention(nn.Module):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         drop = self.attn_drop if self.training else 0.0
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, dropout_p=drop)
+        if self.positions is not None:
+            if attn_mask is not None:
+                raise ValueError("Positions in attention read the whole grid and take no mask: leave attn_mask out.")
+            x = self.positions(x, v)
         if self.head_scale is not None:
             x = x * self.head_scale.view(-1, 1, 1)
         x = x.transpose(1, 2).flatten(2)
         return self.proj_drop(self.proj(self.norm(x)))
+
+    def weights(self, x: Tensor) -> Tensor:
+        """(B, N, C) -> (B, H, N, N): the share of each token (last) in what a token reads; rows sum to 1.
+
+        To look at: ``forward`` never holds this matrix.
+        """
+        q, k, _ = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(2)
+        q, k = self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2)
+        weights = (q @ k.mT * self.head_dim**-0.5).softmax(-1)
+        return weights if self.positions is None else self.positions.mix_weights(weights)
 
 
 class AttentionPool(nn.Module):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from . import lean
 from .attention import Attention
 from .drop import DropPath, LayerScale
+from .gated_positions import GatedPositions
 from .mlp import Mlp
 from .norms import LayerNorm
 
@@ -34,8 +35,9 @@ class Block(nn.Module):
     """Attention and MLP branches around a residual stream; (B, N, C) in and out.
 
     The leading arguments are timm's (``block_fn=Block`` works there); ``attn_norms`` and ``mlp_norms`` fill the slots
-    and default to ``norm_layer`` before each branch. Parameter names are timm's; the slots that timm does not have
-    are ``norm1_branch``, ``norm1_after``, ``norm2_branch`` and ``norm2_after``.
+    and default to ``norm_layer`` before each branch; ``positions`` makes the slot of that name in attention. Parameter
+    names are timm's; the slots that timm does not have are ``norm1_branch``, ``norm1_after``, ``norm2_branch``,
+    ``norm2_after`` and ``attn.positions``.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Block(nn.Module):
         mlp_norms: BranchNorms | None = None,
         qk_norm_layer: NormFactory | None = None,
         head_scale: bool = False,
+        positions: Callable[[], GatedPositions] | None = None,
     ) -> None:
         super().__init__()
         for name, layer, standard in (("mlp_layer", mlp_layer, "Mlp"), ("attn_layer", attn_layer, "Attention")):
@@ -80,6 +83,7 @@ class Block(nn.Module):
             proj_bias=proj_bias,
             qk_norm=qk_norm_layer or (norm_layer if qk_norm else None),
             norm=_fill(attn_norms.inner, dim),
+            positions=positions() if positions else None,
             head_scale=head_scale,
             attn_drop=attn_drop,
             proj_drop=proj_drop,

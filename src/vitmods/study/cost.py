@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ CALL_S = 1.0  # batches are halved until one call takes at most about this long
 LARGE_BATCH = 64
 ROUNDS = (3, 15)
 Work = Callable[[], Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,10 @@ def measure(models: Mapping[str, ViT], recipe: Recipe, device: torch.device, bud
         `arms`: name -> params and flops (ratios), and train_step, infer_1, infer_n, peak_memory (Ratio as a dict);
         and how it was measured: device, threads, clock, rounds.
     """
-    with _quiet_threads(device):
+    with quiet_threads(device):
         bench = _Bench(dict(models), recipe, device)
         kinds = bench.kinds()
-        rounds = _interleave(kinds, list(models), bench.seconds, budget_s)
+        rounds = interleave(kinds, list(models), bench.seconds, budget_s)
         peaks = bench.peaks()
     base = next(iter(models))
     sizes = {name: (count_params(model), count_macs(model.config)) for name, model in models.items()}
@@ -100,8 +101,8 @@ def measure(models: Mapping[str, ViT], recipe: Recipe, device: torch.device, bud
     }
 
 
-def _interleave(
-    kinds: Mapping[str, _Timed], names: list[str], seconds: Callable[[_Timed, str], float], budget_s: float
+def interleave(
+    kinds: Mapping[str, T], names: list[str], seconds: Callable[[T, str], float], budget_s: float
 ) -> dict[str, list[dict[str, float]]]:
     """kind -> one {model: seconds per call} a round. Every second round goes backwards, so that a drift cancels."""
     rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
@@ -145,13 +146,7 @@ class _Bench:
 
     def seconds(self, timed: _Timed, name: str) -> float:
         """Seconds per call."""
-        call = timed.calls[name]
-        if self.device.type != "cpu":
-            return _device_seconds(call, timed.repeats, self.device)
-        start = time.process_time()
-        for _ in range(timed.repeats):
-            call()
-        return (time.process_time() - start) / timed.repeats
+        return seconds_per_call(timed.calls[name], timed.repeats, self.device)
 
     def peaks(self) -> dict[str, int]:
         """Bytes at the peak of one training step; on a GPU the other models wait elsewhere."""
@@ -223,8 +218,13 @@ class _Bench:
         return infer
 
 
-def _device_seconds(call: Work, repeats: int, device: torch.device) -> float:
-    """By the wall clock: an accelerator works on while the CPU waits."""
+def seconds_per_call(call: Work, repeats: int, device: torch.device) -> float:
+    """On a CPU by its own clock; elsewhere by the wall clock, since an accelerator works on while the CPU waits."""
+    if device.type == "cpu":
+        start = time.process_time()
+        for _ in range(repeats):
+            call()
+        return (time.process_time() - start) / repeats
     torch.accelerator.synchronize(device)
     start = time.perf_counter()
     for _ in range(repeats):
@@ -234,7 +234,7 @@ def _device_seconds(call: Work, repeats: int, device: torch.device) -> float:
 
 
 @contextmanager
-def _quiet_threads(device: torch.device) -> Iterator[None]:
+def quiet_threads(device: torch.device) -> Iterator[None]:
     """One thread on a CPU, where the CPU clock then is the time that the work takes."""
     threads = torch.get_num_threads()
     if device.type == "cpu":

@@ -58,13 +58,12 @@ def _arm_call(arm: Arm) -> str:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Versions and machine, as far as a number may depend on them."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return {
         "python": platform.python_version(),
         "packages": {package: found for package in PACKAGES if (found := _version(package))},
         "system": platform.platform(),
         "device": device.type,
-        "device_name": name,
+        "device_name": device_name(device),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
@@ -77,8 +76,10 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _processor() -> str:
-    """The processor's trade name where the system tells it."""
+def device_name(device: torch.device) -> str:
+    """The trade name of the GPU, or of the processor where the system tells it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as info:
             names = [line.partition(":")[2].strip() for line in info if line.startswith("model name")]

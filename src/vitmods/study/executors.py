@@ -19,9 +19,9 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from vitmods.files import disk_errors
 from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
-from vitmods.train.files import disk_errors
 from vitmods.train.interrupt import StopRequest, stop_on_signals
 
 SAVE_GRACE_S = 60.0  # how long an interrupted worker may take to write its checkpoint before it is killed

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitmods import __version__
+from vitmods.files import write_json
 from vitmods.study.plan import BASE, OTHER_SEEDS, Settings, Trial
 from vitmods.study.stats import Scores, effects, noise_floor
 from vitmods.study.store import WARNINGS, StudyFolder, read_json, write_text
-from vitmods.train.files import write_json
 
 SCHEMA = 1
 

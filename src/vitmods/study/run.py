@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vitmods.errors import UserError
+from vitmods.files import disk_errors, write_json
 from vitmods.study.describe import describe_arm, describe_base, environment
 from vitmods.study.executors import Executor, Inline, Processes, visible_gpus
 from vitmods.study.plan import BASE, Arm, Settings, Trial
@@ -22,7 +23,6 @@ from vitmods.study.results import assemble, write_results
 from vitmods.study.store import StudyFolder, read_json
 from vitmods.study.trial import TrialRunner, base_config, build_model
 from vitmods.train.device import make_fabric, resolve
-from vitmods.train.files import disk_errors, write_json
 from vitmods.vit import ViT
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from vitmods.errors import UserError
+from vitmods.files import disk_errors, make_folder, write_atomically, write_json
 from vitmods.study.plan import differences
-from vitmods.train.files import disk_errors, make_folder, write_atomically, write_json
 
 WARNINGS = "warnings.json"  # in a trial's folder: what the report should tell about it
 ORPHAN_GRACE_S = 10.0  # workers of a killed run notice within milliseconds; a loaded machine may take a little longer

@@ -13,11 +13,11 @@ import vitmods
 from vitmods import data
 from vitmods.apply import apply
 from vitmods.config import ViTConfig
+from vitmods.files import write_json
 from vitmods.study.plan import Arm, Settings, Trial
 from vitmods.study.store import WARNINGS, StudyFolder, read_json
 from vitmods.tasks import Classification
 from vitmods.train import train_trial
-from vitmods.train.files import write_json
 from vitmods.vit import ViT, vit
 
 if TYPE_CHECKING:

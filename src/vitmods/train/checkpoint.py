@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vitmods.errors import UserError
-from vitmods.train.files import disk_errors, write_atomically
+from vitmods.files import disk_errors, write_atomically
 
 NAME, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
 

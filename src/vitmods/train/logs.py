@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from vitmods.errors import UserError
-from vitmods.train.files import disk_errors
+from vitmods.files import disk_errors
 
 
 class MetricsFile:

@@ -12,10 +12,10 @@ from torch import nn
 
 import vitmods
 from vitmods.errors import UserError
+from vitmods.files import make_folder, write_atomically, write_json
 from vitmods.recipes import Recipe
 from vitmods.train import checkpoint
 from vitmods.train.device import device_name
-from vitmods.train.files import make_folder, write_atomically, write_json
 from vitmods.train.interrupt import StopRequest, stop_on_signals
 from vitmods.train.logs import ProgressBar
 from vitmods.train.loop import Pace, TrialRun

@@ -43,7 +43,7 @@ class BatchNorm(RunningNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         flat = tokens(x)
-        self.warn_of_small_batches(len(flat) * processes())
+        self.warn_of_small_batches(flat.shape[0] * processes())
         if self.training and processes() > 1:
             return normalise(flat, partial(self._over_processes, flat.shape[1]), self.parameters()).view_as(x)
         running = self.running_mean, self.running_var

@@ -108,13 +108,8 @@ class DynamicTokenNorm(nn.Module):
         for omega in (self.omega_mean, self.omega_var):
             if omega is not None:
                 nn.init.constant_(omega, math.log(self.lambda_init / (1 - self.lambda_init)))
-        if self.a is None:
-            return
-        nn.init.trunc_normal_(self.a, std=0.02)
-        if self.init == "local":
-            sequence = self.grid_size is None or self.grid_size[0] == 1
-            peaks = local_offsets(self.num_heads, sequence).to(self.a)
-            self.a[: len(peaks)] = torch.cat([-torch.ones_like(peaks[:, :1]), 2 * peaks], dim=1)
+        if self.a is not None:
+            start_kernels(self.a, self.init, sequence=self.grid_size is None or self.grid_size[0] == 1)
 
     def forward(self, x: Tensor) -> Tensor:
         with without_autocast(x):
@@ -214,6 +209,15 @@ class DynamicTokenNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, grid_size={self.grid_size}, eps={self.eps}, variant={self.variant}"
+
+
+@torch.no_grad()
+def start_kernels(a: Tensor, init: Literal["local", "noise"], sequence: bool = False) -> None:
+    """Fills the kernels' parameters (H, 3): each "local" one peaks at an offset of its own, the others are noise."""
+    nn.init.trunc_normal_(a, std=0.02)
+    if init == "local":
+        peaks = local_offsets(len(a), sequence).to(a)
+        a[: len(peaks)] = torch.cat([-torch.ones_like(peaks[:, :1]), 2 * peaks], dim=1)
 
 
 def local_offsets(num_heads: int, sequence: bool = False) -> Tensor:

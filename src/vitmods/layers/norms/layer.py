@@ -25,4 +25,8 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(dim, eps=eps, elementwise_affine=affine, device=device, dtype=dtype)
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps).to(input.dtype)
+        weight, bias = self.weight, self.bias
+        if weight is None and input.device.type == "cpu" and not torch.compiler.is_compiling():
+            # PyTorch's CPU kernel is faster with ones and zeros than without them.
+            weight, bias = input.new_ones(self.normalized_shape), input.new_zeros(self.normalized_shape)
+        return F.layer_norm(input, self.normalized_shape, weight, bias, self.eps).to(input.dtype)

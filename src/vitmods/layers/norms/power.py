@@ -93,7 +93,7 @@ class PowerNorm(RunningNorm):
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         flat = tokens(x)
-        self.warn_of_small_batches(len(flat) * processes())
+        self.warn_of_small_batches(flat.shape[0] * processes())
         rows = widen(flat).flatten(0, 1)
         rows = rms_norm(rows.unflatten(-1, (self.groups, -1)), None, self.eps).flatten(-2)
         weight, bias = self._gain_and_shift(rows)

@@ -52,7 +52,7 @@ class SwitchableNorm(RunningNorm):
     def forward(self, x: Tensor) -> Tensor:
         flat = tokens(x, least=2)
         if self.running_mean is not None:
-            self.warn_of_small_batches(len(flat) * processes())
+            self.warn_of_small_batches(flat.shape[0] * processes())
         unbiased = flat.shape[1] / (flat.shape[1] - 1)
         return normalise(flat, lambda mean, var: self._solve(mean, var * unbiased), self.parameters()).view_as(x)
 

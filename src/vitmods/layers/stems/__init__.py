@@ -2,5 +2,6 @@
 
 from .dual_patchnorm import DualPatchNormStem
 from .linear import LinearStem, patchify
+from .tokens_to_token import TokensToTokenStem
 
-__all__ = ["DualPatchNormStem", "LinearStem", "patchify"]
+__all__ = ["DualPatchNormStem", "LinearStem", "TokensToTokenStem", "patchify"]

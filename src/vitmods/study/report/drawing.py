@@ -123,7 +123,8 @@ def _branch(config: Config, which: str) -> Iterator[Box]:
     yield from _norm(f"{which}.before", slots.get("before"))
     if attention and config.get("qk_norm"):
         yield Box("qk_norm", f"{_norm_text(config['qk_norm'])} on q, k", "slot")
-    yield Box(f"{which}.core", "attention" if attention else "linear, " + ACTIVATIONS[config.get("activation", "gelu")])
+    core = "attention + place" if config.get("positional") else "attention"
+    yield Box(f"{which}.core", core if attention else "linear, " + ACTIVATIONS[config.get("activation", "gelu")])
     if attention and config.get("head_scale"):
         yield Box("head_scale", "scale of heads", "slot")
     yield from _norm(f"{which}.inner", slots.get("inner"))

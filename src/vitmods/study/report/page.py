@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from vitmods.files import disk_errors
 from vitmods.study import words
 from vitmods.study.report.drawing import draw
 from vitmods.study.report.figures import Row, axes_of, curve_panel, forest
@@ -20,7 +21,6 @@ from vitmods.study.report.settings import differences, pairs, sizes, splits
 from vitmods.study.report.svg import Inliner
 from vitmods.study.stats import CANNOT_TELL, Effect
 from vitmods.study.store import write_text
-from vitmods.train.files import disk_errors
 
 FEW_SEEDS = 5
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from vitmods.errors import UserError
-from vitmods.train.files import disk_errors, make_folder, write_atomically, write_json
+from vitmods.files import disk_errors, make_folder, write_atomically, write_json
 
 
 def fail_after(count, error):

@@ -1,0 +1,82 @@
+"""A model from words, as the shell gives them."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..errors import UserError, nearest
+from ..vit import vit
+
+LIBRARIES = ("timm", "hf", "torchvision")
+
+
+def open_model(source: str, img_size: int | tuple[int, int] | None = None, **fields: Any) -> nn.Module:
+    """A model from a path or a name.
+
+    Args:
+        source: a file or folder that ``vitmods.adapters.load`` reads, a trial's too; a size name with changes or none
+            ("S/16", "S18x2/16", "S/16+dpn+rms"); or a library's own module with new weights: "timm:NAME",
+            "torchvision:NAME", "hf:FOLDER" (the folder's config.json).
+        img_size: of the pictures, in pixels; None: the model's own.
+        fields: further fields of ViTConfig, for size names.
+
+    Raises UserError when there is no such file or name, or the library is not installed.
+    """
+    library, mark, name = source.partition(":")
+    if mark and library in LIBRARIES:
+        return {"timm": _timm, "hf": _huggingface, "torchvision": _torchvision}[library](name, img_size)
+    if Path(source).exists():
+        return _file(Path(source), img_size)
+    size, _, changes = source.partition("+")
+    if Path(source).suffix in (".safetensors", ".pth", ".npz") or source.startswith((".", "/", "~")):
+        raise UserError(f"There is no {source}.")
+    model = vit(size, **fields, **({} if img_size is None else {"img_size": img_size}))
+    if not changes:
+        return model
+    from ..apply import apply
+    from ..changes import parse_changes
+
+    return apply(model, *parse_changes(changes))
+
+
+def _file(path: Path, img_size: int | tuple[int, int] | None) -> nn.Module:
+    from .files import load
+
+    model = load(path)
+    if img_size is not None:
+        model.set_input_size(img_size)
+    return model
+
+
+def _timm(name: str, img_size: int | tuple[int, int] | None) -> nn.Module:
+    import timm
+
+    if not timm.is_model(name):
+        raise UserError(f"timm has no model '{name}'. {nearest(name, timm.list_models('*vit*'))}")
+    sized: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
+    model: nn.Module = timm.create_model(name, **sized)
+    return model
+
+
+def _torchvision(name: str, img_size: int | tuple[int, int] | None) -> nn.Module:
+    from torchvision.models import get_model, list_models
+
+    if name not in list_models():
+        raise UserError(f"torchvision has no model '{name}'. {nearest(name, list_models(include='vit*'))}")
+    side = img_size[0] if isinstance(img_size, tuple) else img_size  # its pictures are square
+    model: nn.Module = get_model(name, **({} if side is None else {"image_size": side}))
+    return model
+
+
+def _huggingface(name: str, img_size: int | tuple[int, int] | None) -> nn.Module:
+    try:
+        from transformers import AutoConfig, AutoModelForImageClassification
+    except ImportError as error:
+        raise UserError("Models of Hugging Face need transformers: pip install 'vitmods[hf]'.") from error
+    if not (Path(name) / "config.json").is_file():
+        raise UserError(f"hf:{name} is no folder with a config.json: download the model first.")
+    sized = {} if img_size is None else {"image_size": img_size}
+    config = AutoConfig.from_pretrained(name, local_files_only=True, **sized)
+    model: nn.Module = AutoModelForImageClassification.from_config(config)
+    return model

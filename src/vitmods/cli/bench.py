@@ -1,0 +1,93 @@
+"""`vitmods bench`: models side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from vitmods.cli.options import parse, rows_and_columns
+from vitmods.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Time models against the first one: paired, interleaved, after a warm-up, on one CPU thread or a GPU.
+
+    A model is a size with changes or none (S/16, S/16+dpn), timm:NAME, torchvision:NAME, hf:FOLDER, or a file or
+    folder of weights. With fast: in front (fast:S/16) it is optimised for inference first.
+
+    examples:
+      vitmods bench --models S/16 fast:S/16 timm:vit_small_patch16_224 --batch 1 8
+      vitmods bench --models Ti/4 Ti/4+dtn --img-size 32 --batch 64 --kind training
+    """
+
+    models: tuple[str, ...] = ("S/16", "timm:vit_small_patch16_224")
+    """what is measured; the first is what the others are compared with"""
+    batch: tuple[int, ...] = (1, 8)
+    """pictures at a time"""
+    kind: tuple[Literal["inference", "training"], ...] = ("inference", "training")
+    """training is forward, backward and a step of AdamW"""
+    img_size: tuple[int, ...] = (224,)
+    """picture side, or rows and columns, in pixels"""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 or mps"""
+    bf16: bool = False
+    """under bfloat16 autocast"""
+    compile: bool = False
+    """the models under torch.compile"""
+    seconds: float = 30.0
+    """for the rounds of each batch and kind; three rounds are always made"""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """also write bench.json and bench.png into this folder"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    options = parse(Bench, arguments, "bench")
+    _check(options)
+    import shutil
+
+    from vitmods.files import make_folder, write_json
+    from vitmods.study.bench import bench, plot, table
+    from vitmods.train.device import resolve
+
+    size = rows_and_columns(options.img_size)
+    found = bench(
+        {name: _open(name, size) for name in options.models},
+        size,
+        batches=options.batch,
+        kinds=options.kind,
+        device=resolve(options.device),
+        bf16=options.bf16,
+        compiled=options.compile,
+        budget_s=options.seconds,
+    )
+    print(table(found, shutil.get_terminal_size().columns))
+    if options.out is not None:
+        folder = make_folder(options.out)
+        write_json(folder / "bench.json", found)
+        plot(found, folder / "bench.png")
+        print(f"Wrote {folder}/bench.json and bench.png")
+    return 0
+
+
+def _check(options: Bench) -> None:
+    if len(set(options.models)) < len(options.models):
+        raise UserError("--models names a model twice: each can be measured once.")
+    if min(options.batch, default=0) < 1:
+        raise UserError(f"--batch is a number of pictures from 1 on, got {options.batch}.")
+
+
+def _open(name: str, size: tuple[int, int]) -> nn.Module:
+    from vitmods.adapters import open_model
+    from vitmods.inference import optimize_for_inference
+
+    model = open_model(name.removeprefix("fast:"), size)
+    return optimize_for_inference(model) if name.startswith("fast:") else model

@@ -1,0 +1,54 @@
+"""A ViT for inference: the same outputs, in less time."""
+
+import torch
+from torch import nn
+
+from ..apply import as_vit, verify
+from ..errors import UserError
+from ..layers import Mlp
+from ..vit import ViT
+from .fold import fold
+from .packed import PackedLinear
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+
+def optimize_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -> ViT:
+    """A new model in evaluation mode with the same outputs and fewer, faster operations; the old one is untouched.
+
+    Gains, biases and LayerScale are folded into the linear maps beside them, BatchNorm altogether; linear maps have
+    their weights laid out for the CPU's product and their GELU fused with it (twice the memory of those weights);
+    of the last block only what the head reads is computed, as in every vitmods ViT. Works under torch.compile and on
+    a GPU, where the fused products stand aside. No parameter of it takes gradients.
+
+    Args:
+        model: a vitmods ViT, or one of timm, Hugging Face or torchvision (imported exactly).
+        dtype: cast to this type after folding, as torch.bfloat16; None keeps the model's.
+
+    Raises UserError for a model that cannot be read, AssertionError if the outputs on random pictures differ by more
+    than 1e-5 of the largest (a bug).
+    """
+    old = as_vit(model)
+    if next(old.parameters()).is_meta:
+        raise UserError("The model is on the meta device and has no weights to fold: load them first.")
+    config, weights = fold(old.config, old.state_dict())
+    reference = next(old.parameters())
+    new = ViT(config).to(device=reference.device, dtype=reference.dtype)
+    new.load_state_dict(weights)
+    new.changes, new.pretrained_cfg, new.default_cfg = old.changes, old.pretrained_cfg, old.default_cfg
+    new.eval().requires_grad_(False)
+    difference = verify(old, new)
+    assert difference <= TOLERANCE.get(reference.dtype, 5e-2), f"folding moved the outputs by {difference:.1e}"
+    _pack(new)
+    return new if dtype is None else new.to(dtype)
+
+
+def _pack(model: ViT) -> None:
+    for module in list(model.modules()):
+        if isinstance(module, Mlp) and isinstance(module.act, nn.GELU):
+            module.fc1 = PackedLinear.of(module.fc1, gelu=module.act.approximate)
+            module.act = nn.Identity()
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Linear:
+                setattr(module, name, PackedLinear.of(child))

@@ -1,0 +1,74 @@
+"""The tokens-to-token stem (Yuan et al., 2021, T2T-ViT): overlapping patches, attention between them, twice over."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..mlp import Mlp
+from ..norms import LayerNorm
+from .linear import LinearStem
+
+WIDTH = 64  # of the tokens between the splits
+FIRST, NEXT = (7, 4, 2), (3, 2, 1)  # side, stride and padding of the soft splits
+
+
+class TokensToTokenStem(LinearStem):
+    """Three soft splits with a small Transformer layer after each of the first two; (B, channels, height, width) ->
+    (B, T, C), a token for 16 x 16 pixels.
+
+    A soft split takes overlapping squares of the picture (7 x 7 pixels every 4) or of the tokens laid out as one
+    (3 x 3 tokens every 2), and makes each a token. The last one and the map to C channels are a convolution, ``proj``.
+    ``norm_layer`` fills the slot after it. Raises ValueError for another patch side than 16.
+
+    The layers attend over 16 and 4 times the tokens of the blocks: a quarter of the multiply-adds of T2T-14.
+    """
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        if self.patch_size != (16, 16):
+            raise ValueError(f"The stages make patches of 16 pixels, not {self.patch_size}.")
+        old = self.proj
+        options: dict[str, Any] = {"device": old.weight.device, "dtype": old.weight.dtype}
+        self.first = TokenTransformer(self.in_chans * FIRST[0] ** 2, WIDTH, **options)
+        self.second = TokenTransformer(WIDTH * NEXT[0] ** 2, WIDTH, **options)
+        self.proj = nn.Conv2d(WIDTH, old.out_channels, *NEXT, bias=old.bias is not None, **options)
+
+    def project(self, images: Tensor) -> Tensor:
+        """(B, channels, height, width) -> (B, T, C)"""
+        rows, columns = images.shape[-2] // 4, images.shape[-1] // 4
+        x = self.first(_soft_split(images, *FIRST)).mT.unflatten(2, (rows, columns))
+        x = self.second(_soft_split(x, *NEXT)).mT.unflatten(2, (rows // 2, columns // 2))
+        return self.proj(x).flatten(2).mT
+
+    def _resize_patch(self, new: tuple[int, int]) -> None:
+        raise ValueError(f"The stages make patches of 16 pixels, not {new}.")
+
+
+class TokenTransformer(nn.Module):
+    """A Transformer layer with one head that changes the width of the tokens; (B, N, dim) -> (B, N, width).
+
+    ``x = v + proj(attention(q, k, v))`` with q, k, v from ``norm1``, then ``x + mlp(norm2(x))``, whose hidden width is
+    its own. Where the width changes, the values stand for the tokens in the residual sum.
+    """
+
+    def __init__(
+        self, dim: int, width: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.norm1 = LayerNorm(dim, device=device, dtype=dtype)
+        self.qkv = nn.Linear(dim, 3 * width, bias=False, device=device, dtype=dtype)
+        self.proj = nn.Linear(width, width, device=device, dtype=dtype)
+        self.norm2 = LayerNorm(width, device=device, dtype=dtype)
+        self.mlp = Mlp(width, width, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm1(x))[:, None].chunk(3, dim=-1)
+        x = (v + self.proj(F.scaled_dot_product_attention(q, k, v)))[:, 0]
+        return x + self.mlp(self.norm2(x))
+
+
+def _soft_split(x: Tensor, side: int, stride: int, padding: int) -> Tensor:
+    """(B, channels, rows, columns) -> (B, N, channels * side * side), a token every ``stride`` places."""
+    return F.unfold(x, side, padding=padding, stride=stride).mT

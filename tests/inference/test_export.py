@@ -1,0 +1,134 @@
+"""Files of models: every change, read back by other programs, and refusals that leave what is there alone."""
+
+import sys
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods import adapters
+from vitmods.changes import REGISTRY
+from vitmods.errors import UserError
+
+ARMS = {
+    "base": "",
+    **{name: name for name in REGISTRY if name not in ("norm", "placement", "dtn")},
+    "dtn": "dtn(blocks=1)",
+    "placement": "placement(attn=post,mlp=pre+post)",
+    "rms": "rms",
+    **{kind: f"norm(kind={kind})" for kind in ("scale", "batch", "instance", "group", "power", "switchable")},
+}
+
+
+def small(arm: str = "") -> vm.ViT:
+    torch.manual_seed(0)
+    base = vm.vit("mu2/4" if "dtn" in arm else "mu1/4", img_size=8, num_classes=5)
+    return (vm.apply(base, *vm.parse_changes(arm)) if arm else base).eval()
+
+
+@pytest.mark.parametrize("arm", ARMS.values(), ids=ARMS)
+def test_onnx_runtime_computes_the_same(arm, tmp_path):
+    model, path = small(arm), tmp_path / "model.onnx"
+    assert vm.export(model, path) <= 1e-4
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    images = torch.randn(7, 3, 8, 8)
+    (found,) = session.run(["logits"], {"images": images.numpy()})
+    expected = model(images).detach().numpy()
+    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_optimised_models_and_a_fixed_batch(tmp_path):
+    model = vm.optimize_for_inference(small("dpn+layerscale"))
+    vm.export(model, tmp_path / "m.onnx", batch=2)
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    assert session.get_inputs()[0].shape == [2, 3, 8, 8]
+
+
+@pytest.mark.parametrize("arm", ["", "dtn(blocks=1)"])
+def test_torch_program(arm, tmp_path):
+    model = small(arm)
+    assert vm.export(model, tmp_path / "m.pt2") <= 1e-5
+    images = torch.randn(4, 3, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.export.load(tmp_path / "m.pt2").module()(images), model(images))
+
+
+def test_safetensors_are_read_back_with_their_config(tmp_path):
+    model = small("dtn(blocks=1)+dpn")
+    assert vm.export(model, tmp_path / "m.safetensors") == 0
+    again = adapters.load(tmp_path / "m.safetensors")
+    assert again.config == model.config
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in again.state_dict().items())
+    assert "none missing" in str(adapters.coverage(tmp_path / "m.safetensors"))
+
+
+def test_a_trial_folder_is_read(tmp_path):
+    import json
+
+    from safetensors.torch import save_file
+
+    model = small("dpn")
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model": json.loads(model.config.to_json())}))
+    assert adapters.load(tmp_path).config == model.config
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match=r"config\.json"):
+        adapters.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "words"),
+    [
+        ("m.tflite", {}, "end the name"),
+        ("m.bin", {"to": "onx"}, "onnx"),
+        ("m.onnx", {"batch": 0}, "batch"),
+        ("m.safetensors", {"batch": 3}, "any batch"),
+    ],
+)
+def test_bad_requests(name, how, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        vm.export(small(), tmp_path / name, **how)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_training_mode_and_other_types_are_refused(tmp_path):
+    with pytest.raises(UserError, match="eval"):
+        vm.export(small().train(), tmp_path / "m.onnx")
+    with pytest.raises(UserError, match="float32"):
+        vm.export(small().bfloat16(), tmp_path / "m.onnx")
+
+
+def test_nothing_is_overwritten_when_the_new_file_is_wrong(tmp_path, monkeypatch):
+    path = tmp_path / "m.pt2"
+    path.write_text("old")
+    monkeypatch.setattr(sys.modules["vitmods.inference.export"], "TOLERANCE", -1.0)
+    with pytest.raises(UserError, match="differs"):
+        vm.export(small(), path)
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["m.pt2"]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "hostile header", "pickle", "missing tensor"])
+def test_damaged_safetensors_are_refused(damage, tmp_path):
+    import pickle
+
+    from safetensors.torch import load_file, save_file
+
+    path = tmp_path / "m.safetensors"
+    vm.export(small(), path)
+    data = path.read_bytes()
+    if damage == "truncated":
+        path.write_bytes(data[: len(data) // 2])
+    elif damage == "hostile header":
+        path.write_bytes(b"\xff" * 8 + data[8:])
+    elif damage == "pickle":
+        path.write_bytes(pickle.dumps({"weight": torch.ones(1)}))
+    else:
+        weights = load_file(path)
+        weights.pop("head.weight")
+        save_file(weights, path, {"vitmods_config": small().config.to_json()})
+    with pytest.raises(UserError, match=r"head\.weight" if damage == "missing tensor" else "damaged"):
+        adapters.load(path)

@@ -1,0 +1,160 @@
+"""The tokens-to-token stem against a reference written token by token, and as the stem of a whole model."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import vitmods as vm
+from vitmods.errors import UserError
+from vitmods.layers import LayerNorm, TokensToTokenStem
+
+
+def build(img_size=(32, 48), **overrides):
+    torch.manual_seed(0)
+    stem = TokensToTokenStem(img_size=img_size, patch_size=16, in_chans=2, embed_dim=24, **overrides).double()
+    for parameter in stem.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return stem
+
+
+def pictures(height=32, width=48, channels=2):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(2, channels, height, width, generator=generator, dtype=torch.float64)
+
+
+def squares(x, side, stride, padding):
+    """(B, channels, rows, columns) -> the values of each overlapping square, channel first, row by row."""
+    x = F.pad(x, (padding,) * 4)
+    rows = range(0, x.shape[2] - side + 1, stride)
+    columns = range(0, x.shape[3] - side + 1, stride)
+    cut = [x[:, :, r : r + side, c : c + side].flatten(1) for r in rows for c in columns]
+    return torch.stack(cut, dim=1), (len(rows), len(columns))
+
+
+def slow_layer(layer, x):
+    q, k, v = layer.qkv(layer.norm1(x)).split(64, dim=-1)
+    x = v + layer.proj(torch.softmax(q @ k.mT / 8, dim=-1) @ v)
+    return x + layer.mlp.fc2(F.gelu(layer.mlp.fc1(layer.norm2(x))))
+
+
+def slow_stem(stem, images):
+    x, grid = squares(images, 7, 4, 2)
+    x, grid = squares(slow_layer(stem.first, x).mT.unflatten(2, grid), 3, 2, 1)
+    x, grid = squares(slow_layer(stem.second, x).mT.unflatten(2, grid), 3, 2, 1)
+    return x @ stem.proj.weight.flatten(1).T + stem.proj.bias, grid
+
+
+def test_definition():
+    stem, images = build(), pictures()
+    expected, grid = slow_stem(stem, images)
+    assert grid == stem.grid_size == (2, 3)
+    torch.testing.assert_close(stem(images), expected, atol=1e-10, rtol=0)
+    leaves = list(stem.parameters())
+    theirs = torch.autograd.grad(expected.sin().sum(), leaves)
+    for a, b in zip(torch.autograd.grad(stem(images).sin().sum(), leaves), theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
+
+
+def test_options_of_every_stem():
+    assert build(bias=False).proj.bias is None
+    assert isinstance(build(norm_layer=LayerNorm).norm, LayerNorm)
+    assert build(output_fmt="NHWC")(pictures()).shape == (2, 2, 3, 24)
+
+
+def test_another_picture_size_keeps_the_weights():
+    stem = build()
+    stem.set_input_size((64, 16))
+    torch.testing.assert_close(stem(pictures(64, 16)), slow_stem(stem, pictures(64, 16))[0], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("call", [lambda: TokensToTokenStem(patch_size=8), lambda: build().set_input_size(None, 8)])
+def test_another_patch_side_is_refused(call):
+    with pytest.raises(ValueError, match="16 pixels"):
+        call()
+
+
+def model(changes="", **overrides):
+    torch.manual_seed(0)
+    sizes = {"embed_dim": 32, "num_heads": 2, "mlp_dim": 96, "depth": 3, "img_size": (64, 48), "num_classes": 5}
+    found = vm.vit("T2T-14", **(sizes | overrides))
+    return vm.apply(found, *vm.parse_changes(changes)) if changes else found
+
+
+def images():
+    return pictures(64, 48, 3).float()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    ["", "dtn", "dtn(norms=both)", "gpsa", "rms", "postnorm", "subln", "normformer", "layerscale", "norm(kind=batch)"],
+)
+def test_every_parameter_of_a_model_is_trained(changes):
+    found = model(changes)
+    found(images()).square().sum().backward()
+    assert not [name for name, p in found.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    assert found.config.grid == (4, 3)
+
+
+def test_rms_is_exact():
+    with torch.no_grad():
+        torch.testing.assert_close(model("rms").eval()(images()), model().eval()(images()), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("changes", ["", "dtn"])
+def test_it_learns(changes):
+    found, x, y = model(changes), images(), torch.tensor([1, 3])
+    optimizer, losses = torch.optim.AdamW(found.parameters(), 5e-3), []
+    for _ in range(15):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(found(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.2 * losses[0]
+
+
+def test_it_compiles_exports_and_pickles():
+    found, x = model(depth=1).eval(), images()
+    with torch.no_grad():
+        expected = found(x)
+        for other in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+            assert torch.equal(other(x), expected)
+        torch._dynamo.reset()
+        compiled = torch.compile(found, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(x), expected, atol=1e-5, rtol=1e-5)
+        torch._dynamo.reset()
+        program = torch.export.export(found, (x,))
+        torch.testing.assert_close(program.module()(x), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_half_precision():
+    found, x = model().eval(), images()
+    with torch.no_grad():
+        expected = found(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            rough = found(x)
+        assert found.bfloat16()(x.bfloat16()).dtype == torch.bfloat16
+    assert float((rough.float() - expected).abs().max()) < 0.05 * float(expected.abs().max()) + 0.01
+
+
+def test_another_picture_size_of_a_model():
+    found = model("dtn")
+    found.set_input_size((32, 80))
+    assert found(pictures(32, 80, 3).float()).shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: model("dpn"), "norm before its map"),
+        (lambda: model().set_input_size(None, 8), "16 pixels"),
+        (lambda: vm.ViTConfig.from_dict({"stem": {"kind": "t3t"}}), "no stem 't3t'"),
+        (lambda: vm.vit("T2T-15"), "T2T-14"),
+    ],
+)
+def test_what_does_not_fit(call, match):
+    with pytest.raises(UserError, match=match):
+        call()
