@@ -4,13 +4,15 @@
 
 The layer: S/16's width, forward + backward, T = 196 to 12544, with the bytes kept for backward over those of the input.
 The model: a training step and inference with DTN in the first ten blocks; LayerNorm's model is built in the same way,
-its class token joins after ten blocks too. "released" has the structure of the paper's code, "literal" is its
-Algorithm 1, "fused" the quickest T x T form found.
+its class token joins after ten blocks too. "python" is the same norm without its native form. "released" has the
+structure of the paper's code, "literal" is its Algorithm 1, "fused" the quickest T x T form found.
 """
 
 import argparse
 import copy
+import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,22 @@ class Dense(nn.Module):
         return self.form(x, n.a, n.omega_mean, n.omega_var, n.weight, n.bias, self.grid_size, n.eps)
 
 
+def without_native(step: Callable[[], Any]) -> Callable[[], Any]:
+    def run() -> Any:
+        os.environ["VITMODS_NATIVE"] = "0"
+        try:
+            return step()
+        finally:
+            del os.environ["VITMODS_NATIVE"]
+
+    return run
+
+
+def with_python_twins(steps: dict[str, Callable[[], Any]]) -> dict[str, Callable[[], Any]]:
+    """Each step of a norm that has a native form once more without it."""
+    return steps | {f"{name}, python": without_native(step) for name, step in steps.items() if name.startswith("dtn")}
+
+
 def training(module: nn.Module, x: torch.Tensor, grad: torch.Tensor) -> Callable[[], None]:
     def step() -> None:
         module.zero_grad(set_to_none=True)
@@ -65,10 +83,11 @@ def layer(side: int, batch: int, rounds: int) -> dict[str, Any]:
         norms |= {form: Dense(dtn, form) for form in DENSE}
     results = {}
     for mode, make in (("training", lambda norm: training(norm, x, grad)), ("inference", lambda n: inference(n, x))):
-        rows = paired({name: make(norm) for name, norm in norms.items()}, "dtn", rounds)
+        rows = paired(with_python_twins({name: make(norm) for name, norm in norms.items()}), "dtn", rounds)
         if mode == "training":
-            for name, norm in norms.items():
-                rows[name]["kept_over_input"] = saved_bytes(norm, lambda norm=norm: norm(x)) / x.nbytes
+            for name, forward in with_python_twins({k: partial(norm, x) for k, norm in norms.items()}).items():
+                norm = norms[name.removesuffix(", python")]
+                rows[name]["kept_over_input"] = saved_bytes(norm, forward) / x.nbytes
         results[f"layer T={side * side} batch {batch} {mode}"] = rows
     return results
 
@@ -78,6 +97,8 @@ def models(size: str, img_size: int) -> dict[str, nn.Module]:
     base = vm.vit(size, img_size=img_size, prefix_from=10, position_on_prefix=False)
     found = {"layer norm": base, "dtn": vm.apply(base, vm.DynamicTokenNorm())}
     found["dtn, both norms"] = vm.apply(base, vm.DynamicTokenNorm(norms="both"))
+    if img_size > 448:  # the literal form takes gigabytes there
+        return found
     dense = copy.deepcopy(found["dtn, both norms"])
     for block in dense.blocks[:10]:
         block.norm1, block.norm2 = Dense(block.norm1, "literal"), Dense(block.norm2, "literal")
@@ -89,15 +110,15 @@ def model(size: str, img_size: int, batch: int, rounds: int) -> dict[str, Any]:
     found = models(size, img_size)
     name = f"model {size} {img_size} px batch {batch}"
     train = {k: training(m.train(), x, grad) for k, m in found.items()}
-    results = {f"{name} training": paired(train, "layer norm", rounds)}
+    results = {f"{name} training": paired(with_python_twins(train), "layer norm", rounds)}
     infer = {k: inference(m.eval(), x) for k, m in found.items()}
-    return results | {f"{name} inference": paired(infer, "layer norm", 2 * rounds)}
+    return results | {f"{name} inference": paired(with_python_twins(infer), "layer norm", 2 * rounds)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sides", type=int, nargs="*", default=[14, 28, 56, 112], help="rows = columns of the layer")
-    parser.add_argument("--models", nargs="*", default=["S/16@224", "Ti/16@224", "S/16@448"])
+    parser.add_argument("--models", nargs="*", default=["S/16@224", "Ti/16@224", "S/16@448", "S/16@896"])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--out", type=Path, help="folder for the JSON")
     options = parser.parse_args()
@@ -110,7 +131,8 @@ def main() -> None:
         results |= layer(side, batch, max(3, options.rounds * 28 // side) if side < 56 else max(3, options.rounds // 2))
     for text in options.models:
         size, _, side = text.partition("@")
-        results |= model(size, int(side), 8 if int(side) < 400 else 2, options.rounds)
+        batch = max(1, 8 * 224**2 // int(side) ** 2)
+        results |= model(size, int(side), batch, options.rounds)
     report("dtn", results, options.out)
 
 

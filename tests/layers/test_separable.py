@@ -10,7 +10,7 @@ from vitmods.layers.norms.separable import Layout, axis_kernel, separable_norm
 
 HEADS, DIM, EPS = 3, 12, 1e-3  # eps large, so that a misplaced one is seen
 GRIDS = [(4, 4), (3, 5), (5, 2), (1, 7), (7, 1), (1, 1)]
-FORMS = {"function": separable_norm, "composed": separable._composed}
+FORMS = {"function": separable_norm, "composed": separable.composed}
 
 
 def dense_kernel(a, grid):

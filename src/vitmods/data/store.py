@@ -20,6 +20,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from vitmods.cache import user_cache
 from vitmods.data.build import Index, build
 from vitmods.data.geometry import Geometry
 from vitmods.data.records import Records, printable
@@ -85,11 +86,6 @@ def cache_key(records: Records, geometry: Geometry, channels: int) -> str:
     """A name for the cache of these pictures at this geometry."""
     content = [_FORMAT, repr(geometry), str(channels), *records.stamps]
     return sha256("\0".join(content).encode("utf-8", "surrogateescape")).hexdigest()[:32]
-
-
-def user_cache() -> Path:
-    """Where caches go if no folder is given: $XDG_CACHE_HOME/vitmods or ~/.cache/vitmods."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitmods"
 
 
 def read_cache(folder: Path) -> Store | None:

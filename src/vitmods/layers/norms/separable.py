@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitmods.layers import native
+from vitmods.layers.native.dynamic_token import NATIVE_NORM
+
 Grid = tuple[int, int]
 
 
@@ -78,11 +81,16 @@ def separable_norm(
     ``var = mix_var var_C(x) + (1 - mix_var) (P x^2 - (P x)^2)``.
 
     x (B, T, C) in float32 or float64; px (H, columns, columns), py (H, rows, rows); mixes (H,); weight, bias (C,).
-    For backward, x is kept and the rest made again.
+    For backward, x is kept and the rest made again. The native form is used where it may be.
     """
-    if torch.compiler.is_compiling():
-        return _composed(x, px, py, mix_mean, mix_var, weight, bias, layout)
-    out: Tensor = _SeparableNorm.apply(x, px, py, mix_mean, mix_var, weight, bias, layout)
+    values = (x, px, py, mix_mean, mix_var, weight, bias)
+    out: Tensor
+    if native.usable("dynamic_token", *values):
+        out = NATIVE_NORM(*values, layout.eps, layout.unbiased)
+    elif torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        out = composed(*values, layout)
+    else:
+        out = _SeparableNorm.apply(*values, layout)
     return out
 
 
@@ -93,10 +101,10 @@ def _token_statistics(x: Tensor, unbiased: bool) -> tuple[Tensor, Tensor]:
     return mean[..., 0], var
 
 
-def _composed(
+def composed(
     x: Tensor, px: Tensor, py: Tensor, mix_mean: Tensor, mix_var: Tensor, weight: Tensor, bias: Tensor, layout: Layout
 ) -> Tensor:
-    """The same in single operations, for the compiler, which fuses them by itself."""
+    """The same in single operations, for the compiler, which fuses them by itself, and for second derivatives."""
     grid, heads = layout.grid, layout.heads
     lm, lv = mix_mean.view(-1, 1, 1, 1, 1), mix_var.view(-1, 1, 1, 1, 1)
     mean, var = x.mean(-1), x.var(-1, unbiased=layout.unbiased)
@@ -142,14 +150,26 @@ class _SeparableNorm(torch.autograd.Function):
         y = torch.empty_like(x, memory_format=torch.contiguous_format)
         shape = (heads, 1, 1, 1, -1)
         torch.addcmul(bias.view(shape), n, weight.view(shape), out=to_heads(y, grid, heads))
-        ctx.save_for_backward(x, mean, var, centre, px, py, mix_mean, mix_var, weight)
+        ctx.save_for_backward(x, mean, var, centre, px, py, mix_mean, mix_var, weight, bias)
         ctx.layout = layout
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         with without_autocast(grad):
-            return *_gradients(grad, ctx.saved_tensors, ctx.layout), None
+            x, mean, var, centre, *rest = ctx.saved_tensors
+            if torch.is_grad_enabled():
+                return *gradients_with_a_graph(grad, (x, *rest), ctx.layout), None
+            return *_gradients(grad, (x, mean, var, centre, *rest[:-1]), ctx.layout), None
+
+
+def gradients_with_a_graph(grad: Tensor, values: tuple[Tensor, ...], layout: Layout) -> tuple[Tensor | None, ...]:
+    """Those of the seven tensors of ``separable_norm``, themselves differentiable; None for one that needs none."""
+    wanted = [value for value in values if value.requires_grad]
+    x, px, py, mix_mean, mix_var, weight, bias = values
+    y = composed(x, px, py, mix_mean, mix_var, weight, bias, layout)
+    found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True))
+    return tuple(next(found) if value.requires_grad else None for value in values)
 
 
 def _gradients(grad: Tensor, saved: tuple[Tensor, ...], layout: Layout) -> tuple[Tensor, ...]:

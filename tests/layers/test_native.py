@@ -1,0 +1,309 @@
+"""The native form of dynamic token normalization: its numbers, where it is used and where it must not be."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import vitmods as vm
+from vitmods.layers import DynamicTokenNorm, native
+from vitmods.layers.native import build
+from vitmods.layers.norms import separable
+from vitmods.layers.norms.separable import Layout, axis_kernel, separable_norm
+
+pytestmark = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler")
+
+OP = torch.ops.vitmods.dynamic_token_norm
+EPS = 1e-5
+# (B, rows, columns, C, H): usual, not square, a sequence of either direction, heads that fill no register, one token
+SHAPES = [
+    (3, 4, 4, 96, 3),
+    (2, 14, 14, 128, 2),
+    (5, 3, 7, 60, 3),
+    (1, 1, 9, 34, 2),
+    (3, 17, 1, 40, 1),
+    (2, 1, 1, 16, 1),
+]
+
+
+def values(shape, offset=0.0):
+    """x, px, py, mix_mean, mix_var, weight, bias in float32, and a cotangent."""
+    (batch, rows, columns, dim, heads), generator = shape, torch.Generator().manual_seed(0)
+
+    def noise(*size):
+        return torch.randn(*size, generator=generator)
+
+    a, mixes = 0.3 * noise(heads, 3), torch.rand(2, heads, generator=generator)
+    kernels = axis_kernel(a[:, 0], a[:, 1], columns), axis_kernel(a[:, 0], a[:, 2], rows)
+    x = noise(batch, rows * columns, dim) + offset * noise(dim)
+    return [x, *kernels, *mixes, noise(dim), noise(dim)], noise(batch, rows * columns, dim)
+
+
+def with_gradients(form, inputs, cotangent):
+    leaves = [t.detach().clone().requires_grad_() for t in inputs]
+    y = form(*leaves)
+    return [y.detach(), *torch.autograd.grad(y, leaves, cotangent.to(y.dtype))]
+
+
+def three_forms(shape, unbiased=False, offset=0.0):
+    """Output and gradients: native, Python's in float32, and Python's in float64 of the same numbers."""
+    inputs, cotangent = values(shape, offset)
+    layout = Layout(shape[1:3], shape[-1], EPS, unbiased)
+
+    def python(*tensors):
+        return separable._SeparableNorm.apply(*tensors, layout)
+
+    assert native.usable("dynamic_token", *inputs)
+    return (
+        with_gradients(lambda *tensors: OP(*tensors, EPS, unbiased), inputs, cotangent),
+        with_gradients(python, inputs, cotangent),
+        with_gradients(python, [t.double() for t in inputs], cotangent),
+    )
+
+
+def names():
+    return ["y", "x", "px", "py", "mix_mean", "mix_var", "weight", "bias"]
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_it_is_the_python_form_with_all_gradients(shape, unbiased):
+    for name, found, plain, exact in zip(names(), *three_forms(shape, unbiased), strict=True):
+        scale = exact.abs().max().clamp_min(1e-6)
+        assert (found - exact).abs().max() <= 2e-6 * scale + 2 * (plain - exact).abs().max(), name
+
+
+@pytest.mark.parametrize("offset", [1e2, 1e3])
+def test_large_offsets_keep_their_digits(offset):
+    """What float32 itself has left of the spread under an offset, and no less than the Python form."""
+    for name, found, plain, exact in zip(names(), *three_forms((2, 6, 5, 64, 2), offset=offset), strict=True):
+        scale, error = exact.abs().max(), (found - exact).abs().max()
+        assert error <= 4 * offset * torch.finfo(torch.float32).eps * scale, name
+        assert error <= 2 * (plain - exact).abs().max() + 2e-6 * scale, name
+
+
+def norm_and_tokens(grid=(3, 5), dim=24, heads=3, **options):
+    torch.manual_seed(0)
+    norm = DynamicTokenNorm(dim, heads, grid, **options)
+    for parameter in norm.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return norm, torch.randn(2, grid[0] * grid[1] + norm.prefix_tokens, dim, requires_grad=True)
+
+
+def results(norm, x):
+    y = norm(x)
+    return [y, *torch.autograd.grad(y.float().pow(3).sum(), [x, *norm.parameters()])]
+
+
+def close(found, expected, tolerance=1e-5):
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=tolerance * max(1, b.abs().max().item()), rtol=0)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often the native functions run."""
+    from vitmods.layers.native import dynamic_token
+
+    counted, real = [], dynamic_token._call
+    monkeypatch.delenv("VITMODS_NATIVE", raising=False)
+    monkeypatch.setattr(
+        dynamic_token, "_call", lambda backward, *rest: counted.append(backward) or real(backward, *rest)
+    )
+    return counted
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"prefix_tokens": 2}, {"variant": "released"}, {"affine": False}, {"band": 3}], ids=str
+)
+def test_the_layer_uses_it_forward_and_backward(options, calls, monkeypatch):
+    norm, x = norm_and_tokens(**options)
+    found = results(norm, x)
+    assert calls == [False, True]
+    monkeypatch.setenv("VITMODS_NATIVE", "0")
+    close(found, results(norm, x))
+    assert calls == [False, True]
+
+
+def test_flat_parts_far_from_each_other_stay_finite(calls):
+    norm, _ = norm_and_tokens((12, 2), trade_off=0.0, eps=1e-6)
+    norm.a.data.copy_(torch.tensor([-6.0, 0.1, 0.2]))
+    x = 1000 * torch.randn(1, 2, 24).repeat_interleave(12, 1)
+    assert all(t.isfinite().all() for t in results(norm, x.requires_grad_()))
+    assert calls
+
+
+def test_a_value_that_is_no_number_is_not_hidden(calls):
+    norm, x = norm_and_tokens()
+    x.data[0, 4, 5] = torch.nan
+    y = norm(x)
+    assert y[0, 4].isnan().all()
+    assert y[1].isfinite().all()
+    assert calls
+
+
+def test_no_compiler_is_the_python_form(calls, monkeypatch):
+    norm, x = norm_and_tokens()
+    expected = results(norm, x)
+    monkeypatch.setattr(native, "load", lambda name: None)
+    close(results(norm, x), expected)
+    assert calls == [False, True]
+
+
+def test_other_numbers_take_the_python_form(calls):
+    norm, x = norm_and_tokens()
+    copy.deepcopy(norm).double()(x.double())
+    copy.deepcopy(norm).to("meta")(x.to("meta"))
+    assert calls == []
+    y = norm(x.bfloat16())  # statistics in float32, and so in the native form
+    assert (y.dtype, calls) == (torch.bfloat16, [False])
+
+
+def test_memory_that_is_not_contiguous(calls):
+    norm, x = norm_and_tokens()
+    strange = x.detach().mT.contiguous().mT.requires_grad_()
+    close(results(norm, strange), results(norm, x), 0)
+    ones = torch.autograd.grad(norm(x).sum(), x)  # an expanded gradient
+    close(ones, torch.autograd.grad(norm(x), x, torch.ones_like(x)), 0)
+    assert len(calls) == 8
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_the_number_of_threads_changes_nothing(batch):
+    inputs, cotangent = values((batch, 5, 6, 96, 3))
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(with_gradients(lambda *tensors: OP(*tensors, EPS, False), inputs, cotangent))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        close(other, found[0], 0)
+
+
+def test_torch_finds_nothing_wrong_with_the_operators():
+    inputs, cotangent = values((2, 3, 4, 24, 2))
+    torch.library.opcheck(OP.default, (*[t.requires_grad_() for t in inputs], EPS, False))
+    plain = [t.detach() for t in inputs[:-1]]
+    torch.library.opcheck(torch.ops.vitmods.dynamic_token_norm_backward.default, (cotangent, *plain, EPS, False))
+
+
+def test_it_is_part_of_a_compiled_graph(calls):
+    norm, x = norm_and_tokens(prefix_tokens=1)
+    expected = results(norm, x)
+    torch._dynamo.reset()
+    close(results(torch.compile(norm, fullgraph=True, backend="aot_eager"), x), expected)
+    assert calls == [False, True] * 2
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_graph_runs_anywhere(strict, calls):
+    norm, x = norm_and_tokens()
+    expected = norm(x).detach()
+    torch._dynamo.reset()
+    exported = torch.export.export(norm.eval(), (x.detach(),), strict=strict)
+    assert not [node for node in exported.graph.nodes if "vitmods" in str(node.target)]
+    close([exported.module()(x.detach())], [expected])
+    assert calls == [False]
+
+
+def test_transforms_and_dispatch_modes_see_single_operations(calls):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    norm, x = norm_and_tokens()
+    slow = copy.deepcopy(norm).double()
+    x = x.detach()
+    expected = torch.autograd.functional.jacobian(slow, x.double()).float()
+    close([torch.func.jacrev(norm)(x)], [expected], 1e-4)
+    close([torch.func.vmap(norm)(x[None])], [norm(x)[None]])
+    with FlopCounterMode(display=False) as counter:
+        norm(x)
+    assert counter.get_total_flops() == 2 * 2 * x.numel() * (3 + 5)
+    assert calls == [False]  # the plain call above
+
+
+def test_gradients_of_gradients(calls):
+    norm, x = norm_and_tokens()
+    [grad] = torch.autograd.grad(norm(x).pow(3).sum(), x, create_graph=True)
+    assert calls == [False]  # the first derivative is a graph of single operations
+    found = torch.autograd.grad(grad.square().sum(), [x, *norm.parameters()])
+    slow = copy.deepcopy(norm).double()
+    wide = x.detach().double().requires_grad_()
+    [grad] = torch.autograd.grad(slow(wide).pow(3).sum(), wide, create_graph=True)
+    exact = torch.autograd.grad(grad.square().sum(), [wide, *slow.parameters()])
+    for a, b in zip(found, exact, strict=True):
+        torch.testing.assert_close(a.double(), b, atol=1e-4 * b.abs().max().item(), rtol=0)
+
+
+def test_frozen_parameters_and_inputs(calls):
+    norm, x = norm_and_tokens()
+    expected = results(norm, x)
+    norm.a.requires_grad_(False)
+    norm.bias.requires_grad_(False)
+    norm(x.detach()).pow(3).sum().backward()
+    assert x.grad is norm.a.grad is norm.bias.grad is None
+    close([norm.weight.grad], [expected[1 + [n for n, _ in norm.named_parameters()].index("weight") + 1]])
+
+
+def test_autocast_keeps_float32(calls):
+    norm, x = norm_and_tokens()
+    expected = results(norm, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        close(results(norm, x), expected, 0)
+    assert calls == [False, True] * 2
+
+
+def test_checkpointing_and_memory(calls):
+    norm, x = norm_and_tokens()
+    expected = results(norm, x)
+    y = checkpoint(norm, x, use_reentrant=False)
+    close([y, *torch.autograd.grad(y.pow(3).sum(), [x, *norm.parameters()])], expected, 0)
+    assert calls == [False, True, False, False, True]
+
+
+def test_what_is_kept_is_the_input_alone():
+    inputs, _ = values((2, 14, 14, 128, 2))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        OP(*[t.requires_grad_() for t in inputs], EPS, False)
+    assert sum(t.nbytes for t in kept) == sum(t.nbytes for t in inputs)
+
+
+def test_kernels_are_kept_in_evaluation(calls, monkeypatch):
+    norm, x = norm_and_tokens()
+    made, real = [], norm._make_kernels
+    monkeypatch.setattr(norm, "_make_kernels", lambda grid: made.append(grid) or real(grid))
+    with torch.no_grad():
+        close([norm(x)], [norm(x)], 0)
+    assert (len(made), calls) == (1, [False, False])
+
+
+@pytest.mark.parametrize("twin", [copy.deepcopy, lambda norm: pickle.loads(pickle.dumps(norm))])
+def test_copies(twin, calls):
+    norm, x = norm_and_tokens()
+    expected = results(norm, x)
+    close(results(twin(norm), x), expected, 0)
+    assert calls == [False, True] * 2
+
+
+def test_a_model_trains_and_exports_with_it(calls):
+    model = vm.apply(vm.vit("mu2/4", img_size=16, num_classes=3), vm.DynamicTokenNorm(norms="both"))
+    norms = sum(isinstance(m, DynamicTokenNorm) for m in model.modules())
+    pictures = torch.randn(2, 3, 16, 16)
+    calls.clear()  # apply has looked at outputs
+    model(pictures).square().sum().backward()
+    assert (calls.count(False), calls.count(True)) == (norms, norms)
+    assert all(p.grad is not None for p in model.parameters())
+    exported = torch.export.export(model.eval(), (pictures,))
+    torch.export.save(exported, file := io.BytesIO())
+    assert b"vitmods.dynamic" not in file.getvalue()
+
+
+def test_separable_norm_is_the_one_place_that_chooses(calls):
+    inputs, _ = values((1, 3, 4, 24, 2))
+    separable_norm(*inputs, Layout((3, 4), 2, EPS))
+    assert calls == [False]

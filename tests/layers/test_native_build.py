@@ -1,0 +1,179 @@
+"""Native forms are built where a compiler is, kept, mended when damaged, and done without everywhere else."""
+
+import multiprocessing
+import shutil
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from vitmods.layers import native
+from vitmods.layers.native import build
+
+pytestmark = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler")
+
+SOURCE = """
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+extern "C" int twice(int x) { return 2 * x; }
+extern "C" int threads(int wanted) {
+    int count = 0;
+#pragma omp parallel num_threads(wanted) reduction(+ : count)
+    count += 1;
+    return count;
+}
+"""
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """twice.cpp where the package's sources are looked for, with a cache of its own."""
+    path = tmp_path / "sources" / "twice.cpp"
+    path.parent.mkdir()
+    path.write_text(SOURCE)
+    monkeypatch.setattr(build, "SOURCES", path.parent)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("VITMODS_NATIVE", raising=False)
+    build.load.cache_clear()
+    yield path
+    build.load.cache_clear()
+
+
+def kept(tmp_path):
+    return sorted((tmp_path / "cache" / "vitmods" / "native").iterdir())
+
+
+def compiles(monkeypatch):
+    """The names of the sources that are compiled from now on."""
+    calls, real = [], build._compile
+    monkeypatch.setattr(build, "_compile", lambda source, *rest: calls.append(source.stem) or real(source, *rest))
+    return calls
+
+
+def again():
+    build.load.cache_clear()
+    return native.library("twice")
+
+
+def test_it_is_built_once_and_kept(source, tmp_path, monkeypatch):
+    calls = compiles(monkeypatch)
+    assert native.library("twice").twice(21) == 42
+    assert len(kept(tmp_path)) == 1
+    assert again().twice(21) == 42
+    assert calls == ["twice"]
+
+
+def test_another_source_or_compiler_is_another_library(source, tmp_path, monkeypatch):
+    assert native.library("twice").twice(21) == 42
+    source.write_text(SOURCE.replace("2 * x", "3 * x"))
+    assert again().twice(21) == 63
+    other = tmp_path / "other-compiler"
+    other.symlink_to(shutil.which(build.find_compiler()[0]))
+    monkeypatch.setenv("CXX", f"{other} -DWITH_ARGUMENTS")
+    assert again().twice(21) == 63
+    assert len(kept(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b + b"more"], ids=range(3))
+def test_a_damaged_file_is_built_again(source, tmp_path, monkeypatch, damage):
+    native.library("twice")
+    [path] = kept(tmp_path)
+    whole = path.read_bytes()
+    path.unlink()  # it is mapped: to cut it short in place would end this process
+    path.write_bytes(damage(whole))
+    calls = compiles(monkeypatch)
+    assert again().twice(21) == 42
+    assert calls == ["twice"]
+    assert all(build._digest(p.read_bytes()) == p.stem.rpartition("-")[2] for p in kept(tmp_path))
+
+
+def loaded():
+    return {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp" in line}
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs the list of loaded libraries")
+def test_openmp_is_the_one_that_torch_has(source):
+    before = loaded()
+    threads = native.library("twice").threads(2)
+    assert loaded() == before
+    assert threads == 2 or not any("libgomp" in path for path in before)
+
+
+def twice(start):
+    start.wait()
+    sys.exit(native.library("twice").twice(21))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs fork")
+def test_several_processes_at_once(source, tmp_path):
+    context = multiprocessing.get_context("fork")
+    start = context.Barrier(3)
+    running = [context.Process(target=twice, args=[start]) for _ in range(3)]
+    for process in running:
+        process.start()
+    for process in running:
+        process.join(60)
+    assert [process.exitcode for process in running] == [42, 42, 42]
+    assert all(path.suffix == ".so" for path in kept(tmp_path))
+
+
+@pytest.mark.parametrize("home", ["a file", "none"])
+def test_a_cache_that_cannot_be_written(source, tmp_path, monkeypatch, home):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    if home == "none":
+        monkeypatch.setattr(build, "user_cache", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    assert again().twice(21) == 42
+
+
+def test_switched_off(source, monkeypatch):
+    calls = compiles(monkeypatch)
+    monkeypatch.setenv("VITMODS_NATIVE", "0")
+    assert native.library("twice") is None
+    assert calls == []
+    monkeypatch.delenv("VITMODS_NATIVE")
+    assert native.library("twice") is not None
+
+
+def test_no_compiler_is_no_reason_to_warn(source, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert native.library("twice") is None
+
+
+def test_a_compiler_that_is_named_and_missing(source, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler -O1")
+    with pytest.warns(UserWarning, match=r"no program no-such-compiler.*CXX") as caught:
+        assert [native.library("twice") for _ in range(2)] == [None, None]
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("problem", ["compiler", "source", "hang"])
+def test_a_build_that_fails_warns_once_with_the_reason(source, tmp_path, monkeypatch, problem):
+    broken = tmp_path / "broken"
+    said = {"compiler": "sorry, no licence", "source": "expected", "hang": "timed out"}[problem]
+    if problem == "source":
+        source.write_text(SOURCE + "int x = ;")
+    else:
+        broken.write_text("#!/bin/sh\n" + ("sleep 9" if problem == "hang" else f"echo {said} >&2; exit 1"))
+        broken.chmod(0o755)
+        monkeypatch.setenv("CXX", str(broken))
+        monkeypatch.setattr(build, "SECONDS", 0.2)
+    with pytest.warns(UserWarning, match=f"VITMODS_NATIVE=0(.|\n)*{said}") as caught:
+        assert [native.library("twice") for _ in range(2)] == [None, None]
+    assert len(caught) == 1
+
+
+def test_flags_that_a_compiler_lacks_are_left_out(source, tmp_path, monkeypatch):
+    """A compiler with its own OpenMP gives a library that does not load; one that knows no -march stops at once."""
+    picky = tmp_path / "picky"
+    real = build.find_compiler()[0]
+    picky.write_text(f'#!/bin/sh\ncase "$*" in *-march*) echo unknown flag >&2; exit 1;; esac\nexec {real} "$@"\n')
+    picky.chmod(0o755)
+    monkeypatch.setenv("CXX", str(picky))
+    assert native.library("twice").twice(21) == 42
+    assert native.library("twice").threads(2) == 1
