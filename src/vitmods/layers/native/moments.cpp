@@ -61,12 +61,13 @@ void moments(const float* x, int64_t pictures, int64_t tokens, int64_t channels,
     });
 }
 
-// y = x scale + shift; `step` is how far the next picture's scale and shift lie: channels, or 0 if all share one.
+// y = x scale + shift; a step is how far the next picture's scale or shift lies: channels, or 0 if all share one.
 void scale_shift(const float* x, const float* scale, const float* shift, int64_t pictures, int64_t tokens,
-                 int64_t channels, int64_t step, float* y) {
+                 int64_t channels, int64_t scale_step, int64_t shift_step, float* y) {
 #pragma omp parallel for if (pictures * tokens * channels > SMALL)
     for (int64_t row = 0; row < pictures * tokens; ++row) {
-        const float *in = x + row * channels, *a = scale + row / tokens * step, *b = shift + row / tokens * step;
+        const int64_t picture = row / tokens;
+        const float *in = x + row * channels, *a = scale + picture * scale_step, *b = shift + picture * shift_step;
         float* out = y + row * channels;
 #pragma omp simd
         for (int64_t c = 0; c < channels; ++c) out[c] = in[c] * a[c] + b[c];

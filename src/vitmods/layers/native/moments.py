@@ -26,7 +26,7 @@ def _map_outputs(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 
 def _map(x: Tensor, scale: Tensor, shift: Tensor, y: Tensor) -> None:
-    function("moments", "scale_shift", "pppiiiip")(x, scale, shift, *x.shape, _step(scale), y)
+    function("moments", "scale_shift", "pppiiiiip")(x, scale, shift, *x.shape, _step(scale), _step(shift), y)
 
 
 def _sums_outputs(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
