@@ -29,7 +29,7 @@ NORMS = {
     "power_heads": partial(PowerNorm, num_heads=2),
     "power_running": partial(PowerNorm, num_heads=2, warmup=0),
 }
-SHAPES = [(1, 2, 2), (3, 5, 6), (2, 131, 70), (9, 65, 192), (2, 300, 128)]  # below and above what a tile and block hold
+SHAPES = [(1, 2, 4), (3, 5, 6), (2, 131, 70), (9, 65, 192), (2, 300, 128)]  # below and above what a tile and block hold
 
 
 @pytest.fixture

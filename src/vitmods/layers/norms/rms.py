@@ -103,6 +103,8 @@ class _RMSNormFunction(torch.autograd.Function):
 def rms_norm(x: Tensor, gain: Tensor | None, eps: float, shift: Tensor | None = None, groups: int = 1) -> Tensor:
     """``gain * x / sqrt(mean(x^2) + eps) + shift`` with the mean over each group of channels of the last dimension;
     statistics in float32, output as the input. A shift has the type of the statistics."""
+    if not torch.is_grad_enabled():
+        return rms_forward(x, gain, eps, shift, groups)[0]
     out: Tensor = _RMSNormFunction.apply(x, gain, eps, shift, groups)
     return out
 
