@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from .mlp import Mlp
 from .norms import LayerNorm, RMSNorm
-from .norms.rms import apply_rms, rms_norm, rms_norm_backward, rms_rstd
+from .norms.rms import rms_backward, rms_forward
 
 aten = torch.ops.aten
 
@@ -66,16 +66,15 @@ def _linear_grads(ctx: Any, first: int, grad: Tensor, x: Tensor, weight: Tensor)
 def _norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """LayerNorm, or RMSNorm where there is no bias: the norms here lack a bias exactly then."""
     if bias is None:
-        return rms_norm(x, weight, eps)
+        return rms_forward(x, weight, eps)[0]
     return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 
 
 def _norm_again(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Any]:
     """The norm's output once more, and a function from that output's gradient to those of x, weight and bias."""
     if bias is None:
-        rstd = rms_rstd(x, eps)
-        y = apply_rms(x, weight, rstd)
-        return y, lambda grad: (*rms_norm_backward(grad, x, weight, rstd), None)
+        y, rstd = rms_forward(x, weight, eps)
+        return y, lambda grad: rms_backward(grad, x, weight, rstd)
     shape = [x.shape[-1]]
     y, mean, rstd = aten.native_layer_norm(x, shape, weight, bias, eps)
     return y, lambda grad: aten.native_layer_norm_backward(

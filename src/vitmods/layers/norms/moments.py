@@ -14,6 +14,8 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed import _functional_collectives as collectives
 
+from ..native import moments as native
+from ..native import usable
 from .contract import widen
 
 Solve = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -31,6 +33,8 @@ def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance over tokens, (B, N, C) -> (B, 1, C) each, in float32 (float64 stays)."""
+    if usable("moments", x):
+        return native.moments(x)
     means, variances = [], []
     for (piece,) in _pieces(x):
         wide = widen(piece)
@@ -38,6 +42,34 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
         means.append(mean)
         variances.append((wide - mean).square_().mean(1, keepdim=True))
     return torch.cat(means), torch.cat(variances)
+
+
+def _map(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """``x * scale + shift`` in the type of x."""
+    if usable("moments", x):
+        return native.scale_shift(x, scale, shift)
+    return torch.addcmul(shift, widen(x), scale).to(x.dtype)
+
+
+def _map_sums(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums over tokens of ``grad * x`` and of grad, (B, 1, C) each: gradients of the map's scale and shift."""
+    if usable("moments", grad, x):
+        return native.scale_shift_sums(grad, x)
+    products, sums = (widen(x).new_empty(len(x), 1, x.shape[-1]) for _ in range(2))
+    for g, piece, a, b in _pieces(grad, x, products, sums):
+        torch.sum(widen(g) * piece, 1, keepdim=True, out=a)
+        torch.sum(widen(g), 1, keepdim=True, out=b)
+    return products, sums
+
+
+def _map_backward(grad: Tensor, x: Tensor, scale: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
+    """``grad * scale + x * slope + offset`` in the type of x."""
+    if usable("moments", grad, x):
+        return native.scale_shift_backward(grad, x, scale, slope, offset)
+    grad_x = torch.empty_like(x)
+    for out, g, wide, s, o, c in _pieces(grad_x, grad, x, slope, offset, scale.expand_as(slope)):
+        out.copy_(torch.addcmul(o, widen(wide), s).addcmul_(g.to(s.dtype), c))
+    return grad_x
 
 
 class _Normalise(torch.autograd.Function):
@@ -53,28 +85,21 @@ class _Normalise(torch.autograd.Function):
         scale, shift = (t.detach() for t in outputs)
         ctx.save_for_backward(x, mean, scale)
         ctx.algebra = outputs, (*inputs, *parameters)
-        return torch.addcmul(shift, widen(x), scale).to(x.dtype)
+        return _map(x, scale, shift)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, scale = ctx.saved_tensors
         outputs, inputs = ctx.algebra
-        grad_scale, grad_shift = torch.empty_like(mean), torch.empty_like(mean)
-        for g, wide, a, b in _pieces(grad, x, grad_scale, grad_shift):
-            g = g.to(mean.dtype)
-            torch.sum(g * wide, 1, keepdim=True, out=a)
-            torch.sum(g, 1, keepdim=True, out=b)
-        grads = [g.sum_to_size(out.shape) for g, out in zip((grad_scale, grad_shift), outputs, strict=True)]
+        sums = _map_sums(grad, x)
+        grads = [g.sum_to_size(out.shape) for g, out in zip(sums, outputs, strict=True)]
         wanted = [t for t in inputs if t.requires_grad]
         found = iter(torch.autograd.grad(outputs, wanted, grads, retain_graph=True))
         grad_mean, grad_var, *grad_parameters = (next(found) if t.requires_grad else None for t in inputs)
         slope = grad_var * (2 / x.shape[1])
         offset = grad_mean / x.shape[1] - slope * mean
-        grad_x = torch.empty_like(x)
-        for out, g, wide, s, o, c in _pieces(grad_x, grad, x, slope, offset, scale.expand_as(slope)):
-            out.copy_(torch.addcmul(o, widen(wide), s).addcmul_(g.to(s.dtype), c))
-        return grad_x, None, *grad_parameters
+        return _map_backward(grad, x, scale, slope, offset), None, *grad_parameters
 
 
 def _same(x: Tensor) -> Tensor:

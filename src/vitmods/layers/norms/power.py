@@ -5,18 +5,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
 from .contract import RunningNorm, tokens, widen
 from .moments import processes, sum_over_processes
-from .rms import rms_norm
+from .rms import rms_backward, rms_forward, rms_norm, rms_quadratic_means
 
 KEPT = 0.9  # weight of the past in both running means
 
 
 class _PowerNorm(torch.autograd.Function):
-    """``z = x / sqrt(phi + eps)``, ``y = gamma z + beta`` over rows (B N, C), with the backward rule of the paper:
-    ``a = g - (1 - 0.9) nu z`` with ``g = dy gamma``, ``nu += mean(a z)``, ``dx = a / sqrt(phi_batch + eps)``."""
+    """``z = x' / sqrt(phi + eps)``, ``y = gamma z + beta`` over rows (B N, C), where x' is x, by groups divided by its
+    root mean square. Backward follows the rule of the paper: ``a = g - (1 - 0.9) nu z`` with ``g = dy gamma``,
+    ``nu += mean(a z)``, ``dx' = a / sqrt(phi_batch + eps)``; from x' to x it is the derivative. x alone is kept."""
 
     @staticmethod
     def forward(
@@ -27,28 +27,27 @@ class _PowerNorm(torch.autograd.Function):
         phi: Tensor,
         batch: Tensor,
         nu: Tensor,
+        groups: int,
         eps: float,
     ) -> Tensor:
         ctx.eps, ctx.nu = eps, nu  # nu moves with every backward, also between this forward and its own
-        ctx.save_for_backward(x, weight, phi, batch)
-        return F.batch_norm(x, torch.zeros_like(phi), phi, weight, bias, False, 0.0, eps)
+        y, rstd = rms_forward(x, weight * (phi + eps).rsqrt(), eps, bias, groups)
+        ctx.save_for_backward(x, rstd, weight, phi, batch)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        x, weight, phi, (batch, mean) = ctx.saved_tensors
+        x, rstd, weight, phi, (batch, mean) = ctx.saved_tensors
         inverse, batch_inverse = (phi + ctx.eps).rsqrt(), (batch + ctx.eps).rsqrt()
-        zeros = torch.zeros_like(phi)
-        # Normalization by fixed statistics has g / sqrt(phi_batch + eps) for its gradient, in one pass with the sums.
-        a, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
-            grad, x, weight, zeros, batch, None, None, False, ctx.eps, [True, True, True]
+        pull = (1 - KEPT) * ctx.nu.to(phi.dtype)
+        grad_x, sums, grad_bias = rms_backward(
+            grad, x, weight * batch_inverse, rstd, pull * inverse * batch_inverse, shifted=True
         )
-        grad_weight = grad_weight * (inverse / batch_inverse)
-        pull = (1 - KEPT) * ctx.nu.to(x.dtype)
-        a = a.addcmul_(x, pull * inverse * batch_inverse, value=-1)
+        grad_weight = sums * inverse
         along = sum_over_processes(weight * grad_weight / len(x)) / processes()
         ctx.nu.add_((along - pull * mean * inverse.square()).to(ctx.nu.dtype))
-        return a, grad_weight, grad_bias, None, None, None, None
+        return grad_x, grad_weight, grad_bias, None, None, None, None, None
 
 
 class PowerNorm(RunningNorm):
@@ -94,31 +93,30 @@ class PowerNorm(RunningNorm):
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         flat = tokens(x)
         self.warn_of_small_batches(flat.shape[0] * processes())
-        rows = widen(flat).flatten(0, 1)
-        rows = rms_norm(rows.unflatten(-1, (self.groups, -1)), None, self.eps).flatten(-2)
+        rows = flat.flatten(0, 1)
         weight, bias = self._gain_and_shift(rows)
         if not self.training:
-            phi = self.running_phi.to(rows.dtype)
-            y = F.batch_norm(rows, torch.zeros_like(phi), phi, weight, bias, False, 0.0, self.eps)
-            return y.view_as(x).to(x.dtype)
+            scale = (self.running_phi.to(weight.dtype) + self.eps).rsqrt()
+            return rms_norm(rows, weight * scale, self.eps, bias, self.groups).view_as(x)
         with torch.no_grad():
             batch = self._quadratic_means(rows, padding)
             phi = self._step(batch[0])
-        y = _PowerNorm.apply(rows, weight, bias, phi, batch, self.ema_gz, self.eps)
-        return y.view_as(x).to(x.dtype)
+        y: Tensor = _PowerNorm.apply(rows, weight, bias, phi, batch, self.ema_gz, self.groups, self.eps)
+        return y.view_as(x)
 
     def _gain_and_shift(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         if self.weight is None or self.bias is None:
-            return rows.new_ones(self.dim), rows.new_zeros(self.dim)
-        return self.weight.to(rows.dtype), self.bias.to(rows.dtype)
+            return widen(rows).new_ones(self.dim), widen(rows).new_zeros(self.dim)
+        return widen(self.weight), widen(self.bias)
 
     def _quadratic_means(self, rows: Tensor, padding: Tensor | None) -> Tensor:
-        """Means of x^2 for each channel (2, C): over the tokens that are not padding, and over all."""
-        squares = rows.square()
-        mean = sum_over_processes(squares.mean(0)) / processes()
+        """Means of x'^2 for each channel (2, C): over the tokens that are not padding, and over all."""
         if padding is None:
+            mean = sum_over_processes(rms_quadratic_means(rows, self.groups, self.eps)) / processes()
             return torch.stack([mean, mean])
-        kept = (~padding).flatten().to(rows.dtype)
+        squares = rms_forward(widen(rows), None, self.eps, groups=self.groups)[0].square_()
+        mean = sum_over_processes(squares.mean(0)) / processes()
+        kept = (~padding).flatten().to(squares.dtype)
         return torch.stack([sum_over_processes(kept @ squares) / sum_over_processes(kept.sum()), mean])
 
     def _step(self, batch: Tensor) -> Tensor:

@@ -1,13 +1,15 @@
 """Dual PatchNorm (Kumar, Dehghani & Houlsby, 2023): norms before and after the patch projection."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..linear import inference_linear
+from ..linear import fold_affine, inference_linear
+from ..native import patch_norm as native
+from ..native import usable
 from ..norms import LayerNorm
 from .linear import LinearStem, patchify
 from .resize import resize_pixels
@@ -35,18 +37,29 @@ class DualPatchNormStem(LinearStem):
         values = self.in_chans * self.patch_size[0] * self.patch_size[1]
         self.norm_before = norm_before(values) if norm_before else nn.Identity()
 
+    def forward(self, images: Tensor) -> Tensor:
+        self._check(images)
+        return self._format(self._norm_after(self.project(images)), images)
+
     def project(self, images: Tensor) -> Tensor:
         if isinstance(self.norm_before, nn.Identity):
             return super().project(images)
-        patches = patchify(images, self.patch_size)
         weight, norm = self.proj.weight.flatten(1), self.norm_before
-        if not torch.is_grad_enabled() or norm.weight is None or not isinstance(norm, LayerNorm):
-            return inference_linear(norm(patches), weight, self.proj.bias)
-        return F.linear(_standardise(patches, norm.eps), weight * norm.weight, self._folded_bias(weight, norm.bias))
+        if not _known(norm):
+            return inference_linear(norm(patchify(images, self.patch_size)), weight, self.proj.bias)
+        if not torch.is_grad_enabled():
+            patches = _normalised_patches(images, self.patch_size, norm.weight, norm.bias, norm.eps)
+            return inference_linear(patches, weight, self.proj.bias)
+        one = weight.new_ones(weight.shape[1])  # PyTorch's kernel is faster with a gain and a bias than without them
+        patches = _normalised_patches(images, self.patch_size, one, torch.zeros_like(one), norm.eps)
+        return F.linear(patches, *fold_affine(weight, self.proj.bias, norm.weight, norm.bias))
 
-    def _folded_bias(self, weight: Tensor, shift: Tensor) -> Tensor:
-        bias = weight @ shift
-        return bias if self.proj.bias is None else bias + self.proj.bias
+    def _norm_after(self, tokens: Tensor) -> Tensor:
+        norm = self.norm
+        if torch.is_grad_enabled() or not _known(norm) or not usable("patch_norm", tokens, norm.weight):
+            return norm(tokens)
+        # A token is a patch of one line.
+        return native.patch_norm(tokens.unsqueeze(1), norm.weight, norm.bias, 1, tokens.shape[-1], norm.eps)
 
     def _resize_patch(self, new: tuple[int, int]) -> None:
         old = self.patch_size
@@ -58,7 +71,15 @@ class DualPatchNormStem(LinearStem):
             self.norm_before.normalized_shape = (self.in_chans * new[0] * new[1],)
 
 
-def _standardise(patches: Tensor, eps: float) -> Tensor:
-    """LayerNorm without gain and bias. PyTorch's CPU kernel is faster with ones and zeros than without them."""
-    n = patches.shape[-1]
-    return F.layer_norm(patches, (n,), patches.new_ones(n), patches.new_zeros(n), eps)
+def _known(norm: nn.Module) -> TypeGuard[LayerNorm]:
+    """Whether it is a LayerNorm with gain and bias, and no hook waits for it to be called."""
+    watched = norm._forward_hooks or norm._forward_pre_hooks
+    return isinstance(norm, LayerNorm) and norm.weight is not None and not watched
+
+
+def _normalised_patches(images: Tensor, patch_size: tuple[int, int], gain: Tensor, shift: Tensor, eps: float) -> Tensor:
+    """LayerNorm of the patches of pictures, (B, channels, height, width) -> (B, T, values)."""
+    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (images, gain, shift))
+    if not recorded and usable("patch_norm", images, gain, shift):
+        return native.patch_norm(images, gain, shift, *patch_size, eps)
+    return F.layer_norm(patchify(images, patch_size), gain.shape, gain, shift, eps)
