@@ -14,8 +14,9 @@ from vitmods.errors import UserError
 
 ARMS = {
     "base": "",
-    **{name: name for name in REGISTRY if name not in ("norm", "placement", "dtn")},
+    **{name: name for name in REGISTRY if name not in ("norm", "placement", "dtn", "gpsa")},
     "dtn": "dtn(blocks=1)",
+    "gpsa": "gpsa(blocks=1)",
     "placement": "placement(attn=post,mlp=pre+post)",
     "rms": "rms",
     **{kind: f"norm(kind={kind})" for kind in ("scale", "batch", "instance", "group", "power", "switchable")},
@@ -24,7 +25,7 @@ ARMS = {
 
 def small(arm: str = "") -> vm.ViT:
     torch.manual_seed(0)
-    base = vm.vit("mu2/4" if "dtn" in arm else "mu1/4", img_size=8, num_classes=5)
+    base = vm.vit("mu2/4" if "blocks" in arm else "mu1/4", img_size=8, num_classes=5)
     return (vm.apply(base, *vm.parse_changes(arm)) if arm else base).eval()
 
 
