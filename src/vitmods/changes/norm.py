@@ -96,6 +96,10 @@ class Norm(Change):
     def edit(self, config: ViTConfig) -> ViTConfig:
         if self._is_exact:
             return centre.rms_config(config)
+        if self.kind in ("instance", "switchable") and config.num_patches + config.num_prefix_tokens < 2:
+            raise UserError(
+                f"'{self}' needs the variance over tokens, and this model has one token: take smaller patches."
+            )
         final, pool = config.final_norm, config.pool_norm
         if self.kind not in _MIXING:
             final, pool = self.edit_norm(final), self.edit_norm(pool)
