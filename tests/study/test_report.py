@@ -11,7 +11,7 @@ import pytest
 import vitmods as vm
 from vitmods.errors import UserError
 from vitmods.study.report import read_results, write_report, write_samples
-from vitmods.study.report.drawing import draw
+from vitmods.study.report.drawing import NORMS, draw
 from vitmods.study.report.figures import _common as common_points
 from vitmods.study.report.figures import axes_of, curve_panel
 from vitmods.study.report.load import Curve, read_curves, read_samples
@@ -249,6 +249,12 @@ def test_drawing_of_first_blocks_of_another_kind():
         assert part in drawing
 
 
+def test_one_block_is_not_called_blocks():
+    base = vm.ViTConfig.from_name("mu2/16")
+    drawing = str(draw(dataclasses.asdict(vm.DynamicTokenNorm().edit(base)), dataclasses.asdict(base), "arm"))
+    assert "1 block (new), + class token (new), 1 block (changed), LayerNorm" in drawing
+
+
 def test_a_seed_on_a_busy_machine_does_not_cut_off_the_others():
     step, score = np.arange(1, 5), np.array([1.0, 2.0, 3.0, 4.0])
     fast, slow = Curve(0, "finished", step, 1.0 * step, score), Curve(1, "finished", step, 10.0 * step, score + 1)
@@ -263,3 +269,13 @@ def test_a_single_evaluation_is_a_dot_that_can_be_seen():
         curve = Curve(0, "finished", points, points, points)
         svg = curve_panel("arm", [curve], [curve], axes_of([[curve]])[0], "top-1", Inliner())
         assert ("<use" in svg) == dots
+
+
+@pytest.mark.parametrize("kind", [kind for kind in NORMS if kind != "layer"])
+def test_long_words_of_a_drawing_fit_their_boxes(synthetic, kind):
+    """A bold letter is up to 0.7 of its size wide, and a box has 100 pixels."""
+    arm = synthetic.edited({"mlp": {"before": {"kind": kind}}})
+    drawing = str(draw(arm, synthetic.edited({}), "arm"))
+    (style,) = re.findall(rf'<g class="changed"><rect[^>]*><text([^>]*)>{re.escape(NORMS[kind])}<', drawing)
+    size = re.search(r"font-size: ([\d.]+)px", style)
+    assert 0.7 * float(size[1] if size else 11.5) * len(NORMS[kind]) <= 100

@@ -47,8 +47,11 @@ def describe(kind: Any) -> dict[str, Any]:
     """One change, for people and programs."""
     from dataclasses import MISSING, fields
 
+    from vitmods.changes import Change
+
     settings = {field.name: None if field.default is MISSING else field.default for field in fields(kind)}
-    return {**_plain(kind).describe(), "settings": settings, "short_forms": list(kind.short_forms)}
+    told = Change.describe(_plain(kind))  # of the change as a whole, where one of its variants tells of itself
+    return {**told, "settings": settings, "short_forms": list(kind.short_forms)}
 
 
 def _plain(kind: Any) -> Any:
