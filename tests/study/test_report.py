@@ -16,7 +16,8 @@ from vitmods.study.report.figures import _common as common_points
 from vitmods.study.report.figures import axes_of, curve_panel
 from vitmods.study.report.load import Curve, read_curves, read_samples
 from vitmods.study.report.svg import Inliner
-from vitmods.study.words import headline, signed
+from vitmods.study.stats import effects
+from vitmods.study.words import detectable, headline, signed
 
 HOSTILE = ["<script>alert(1)</script>", "\"quoted\" & 'single'", "naïve – 腕 ΔΣ", "$x_1$ {{ 7*7 }}"]
 
@@ -253,6 +254,15 @@ def test_one_block_is_not_called_blocks():
     base = vm.ViTConfig.from_name("mu2/16")
     drawing = str(draw(dataclasses.asdict(vm.DynamicTokenNorm().edit(base)), dataclasses.asdict(base), "arm"))
     assert "1 block (new), + class token (new), 1 block (changed), LayerNorm" in drawing
+
+
+def test_no_effect_is_said_to_take_more_than_all_points():
+    base = {0: 0.19, 1: 0.22}
+    wide = effects(base, {"x": {0: 0.90, 1: 0.10}}, 0.5)["x"]
+    assert wide.detectable > 100
+    assert detectable(wide) == "> 100"
+    narrow = effects(base, {"x": {0: 0.20, 1: 0.231}}, 0.5)["x"]
+    assert detectable(narrow) == f"{narrow.detectable:.2f}"
 
 
 def test_a_seed_on_a_busy_machine_does_not_cut_off_the_others():
