@@ -32,8 +32,8 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: $(READY)  ## compare three changes with a small ViT on handwritten digits; about two minutes
-	$(BIN)/vitmods compare --data digits --arms dpn rms "placement(attn=post,mlp=post)" --seeds 3 --out runs/demo
+demo: $(READY)  ## compare four changes with a small ViT on handwritten digits; about two minutes
+	$(BIN)/vitmods compare --data digits --arms dpn rms "placement(attn=post,mlp=post)" dtn --seeds 3 --out runs/demo
 
 test: lint pytest  ## lint, types, import contract and all tests
 

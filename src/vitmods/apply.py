@@ -247,7 +247,7 @@ def diff(old: nn.Module, new: nn.Module) -> Diff:
         preserves=preserved(changes),
         drift=verify(before, after),
         changes=tuple(map(str, changes)),
-        papers=tuple(dict.fromkeys(change.paper for change in changes)),
+        papers=tuple(dict.fromkeys(change.describe()["paper"] for change in changes)),
     )
 
 

@@ -205,9 +205,9 @@ def test_diff_and_documentation(base, change, changed):
     assert found["params"] == [sum(p.numel() for p in m.parameters()) for m in (base, changed)]
     assert found["preserves"] == change.preserves
     assert found["changes"] == [str(change)]
-    assert found["papers"] == [change.paper]
+    assert found["papers"] == [change.describe()["paper"]]
     assert found["added"] or found["removed"] or found["changed"]
-    for text in (str(change), change.paper, "parameters"):
+    for text in (str(change), change.describe()["paper"], "parameters"):
         assert text in str(difference)
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.changes.norm import _KINDS, _MIXING
+from vitmods.changes.norm import _MIXING
+from vitmods.changes.norm_kinds import KINDS
 from vitmods.layers import norms
 
 CLASSES = {
@@ -22,7 +23,7 @@ CLASSES = {
 }
 
 
-@pytest.mark.parametrize("kind", [kind for kind in _KINDS if kind != "layer"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "layer"])
 def test_blocks_change_and_the_final_norm_where_it_treats_tokens_alone(base, kind):
     new = vm.apply(base, norm(kind))
     for block in new.blocks:
@@ -37,7 +38,7 @@ def norm(kind):
     return vm.Norm(kind, exact=kind != "rms")
 
 
-@pytest.mark.parametrize(("first", "second"), itertools.permutations(_KINDS, 2))
+@pytest.mark.parametrize(("first", "second"), itertools.permutations(KINDS, 2))
 def test_every_kind_becomes_every_other(base, images, first, second):
     model = base if first == "layer" else vm.apply(base, norm(first))
     new = vm.apply(model, norm(second))
@@ -84,3 +85,15 @@ def test_inner_norms_of_another_width(base, images):
 def test_the_last_block_computes_all_tokens_where_norms_need_them(base, images, kind):
     model = vm.apply(base, norm(kind)).eval()
     torch.testing.assert_close(model(images), model.forward_head(model.forward_features(images)))
+
+
+def test_every_kind_is_described_by_itself():
+    """In a study of all kinds each card of the report is about its own."""
+    told = {kind: vm.Norm(kind).describe() for kind in KINDS}
+    for key in ("title", "paper", "url", "summary", "published"):
+        assert len({about[key] for about in told.values()}) == len(KINDS)
+    assert "77.3 (-2.6) and 77.2 (-3.4)" in told["batch"]["published"]
+    assert "No output changes" in told["rms"]["summary"]
+    assert "No output changes" not in vm.Norm("rms", exact=False).describe()["summary"]
+    model = vm.vit("mu2/8", img_size=32)
+    assert vm.diff(model, vm.apply(model, vm.Norm("batch"))).papers == (told["batch"]["paper"],)

@@ -92,6 +92,8 @@ def test_unknown_words_suggest_the_nearest(capsys):
     assert "--epochs" in refused(capsys, "compare", "--epoch", "3")
     assert "plain" in refused(capsys, "compare", "--recipe", "plane")
     assert "dpn" in refused(capsys, "compare", "--arms", "dpm")
+    assert "Did you mean 'norms'?" in refused(capsys, "compare", "--arms", "nroms")
+    assert "several arms of a study" in refused(capsys, "diff", "--arm", "norms")
     assert "placement" in refused(capsys, "diff", "--arm", "placment")
     assert "S/16" in refused(capsys, "diff", "--base", "Z/16", "--arm", "dpn")
 
@@ -142,6 +144,7 @@ def test_changes_are_listed_and_readable_at_80_columns(capsys, monkeypatch):
     from vitmods.changes import REGISTRY
 
     assert [change["name"] for change in told] == list(REGISTRY)
+    assert "rms=norm(kind=rms,exact=false), scale=scalenorm" in text  # the line-up
     for change in told:
         assert change["name"] in text
         assert change["preserves"] in ("function", "weights", "nothing")
@@ -183,6 +186,45 @@ def test_compare_prints_a_verdict_and_writes_its_files(study):
     assert {"results.json", "results.csv", "report.html", "costs.json", "study.json"} <= {p.name for p in out.iterdir()}
     assert "1 of 2  base, seed 0: top-1" in found.stderr
     assert json.loads((out / "results.json").read_text())["command"].startswith("vitmods compare --base mu/4")
+
+
+@pytest.fixture(scope="module")
+def line_up(tmp_path_factory):
+    out = tmp_path_factory.mktemp("norms") / "out"
+    few = ["--base", "mu2/4", "--seeds", "1", "--epochs", "1", "--limit-train", "64", "--batch-size", "4"]
+    command = ["compare", "--arms", "norms", *few, "--workers", "1", "--device", "cpu", "--cost-seconds", "0.1"]
+    return run(*command, "--out", out, env={**os.environ, "COLUMNS": "120"}), out, command
+
+
+def test_a_line_up_is_compared_in_one_command(line_up):
+    found, out, _ = line_up
+    assert found.returncode == 0, found.stderr
+    results = json.loads((out / "results.json").read_text())
+    names = ["rms", "scale", "power", "batch", "instance", "group", "switchable", "dtn"]
+    assert [arm["name"] for arm in results["arms"]] == names
+    assert results["complete"]
+    assert all(f"\n {name} " in found.stdout for name in names)
+    assert "norm(kind=rms,exact=false)" in (out / "report.html").read_text()
+
+
+def test_small_batches_are_told_once_and_in_the_report(line_up):
+    """By the study and not by a trial: what a worker prints is in a log that nobody reads."""
+    found, out, _ = line_up
+    told = [line for line in found.stderr.splitlines() if "below 8" in line]
+    assert len(told) == 1
+    assert told[0].startswith("warning: Arms power, batch, switchable: ")
+    assert told[0].removeprefix("warning: ") in json.loads((out / "results.json").read_text())["warnings"]
+    assert "below 8" in (out / "report.html").read_text()
+
+
+def test_a_dry_run_shows_what_the_line_up_is(line_up, capsys):
+    _, out, command = line_up
+    assert main([*command, "--dry-run", "--out", str(out)]) == 0
+    said = capsys.readouterr()
+    assert "rms          norm(kind=rms,exact=false) " in said.out
+    assert "scale        scalenorm " in said.out
+    assert "0 trials to run (9 are finished)" in said.out
+    assert said.err.count("below 8") == 1
 
 
 def test_compare_refuses_a_changed_setting(study, capsys):

@@ -19,7 +19,7 @@ import vitmods as vm
 from vitmods.changes import REGISTRY, parse_changes
 from vitmods.cli import COMMANDS
 from vitmods.flops import count_params
-from vitmods.study.plan import BASE, arm_from_text
+from vitmods.study.plan import BASE, arms_from_text
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
@@ -150,7 +150,7 @@ def _check_vitmods(words: list[str]) -> None:
             assert word in options_of(name), f"vitmods {name} has no option {word}"
             arms = word in ("--arm", "--arms")
         elif arms and word != BASE:
-            arm_from_text(word)
+            arms_from_text(word)
 
 
 @cache

@@ -1,6 +1,7 @@
 """The norms that mix tokens or pictures, and ScaleNorm: equations in slow float64, goldens, contract, invariances."""
 
 import copy
+import gc
 import pickle
 import warnings
 from functools import partial
@@ -401,3 +402,27 @@ def test_fresh_parameters_come_back(kind):
     assert all(torch.equal(a, b) for a, b in zip(fresh.values(), norm.state_dict().values(), strict=True))
     with torch.device("meta"):
         assert kind(6).bfloat16().weight.is_meta
+
+
+@pytest.fixture
+def only_new_objects():
+    """The collector looks at what is made from here on alone, which is quick."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_step_leaves_nothing_behind(name, only_new_objects):
+    """A cycle between a node and its own result is out of the garbage collector's sight."""
+    norm = make(name)
+    x = torch.randn(4, 5, DIM, dtype=torch.float64, requires_grad=True)
+
+    def tensors_after_a_step():
+        norm(x).square().sum().backward()
+        gc.collect()
+        return sum(type(thing) is torch.Tensor for thing in gc.get_objects())
+
+    tensors_after_a_step()
+    assert tensors_after_a_step() == tensors_after_a_step()

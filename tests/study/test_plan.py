@@ -1,6 +1,6 @@
 import pytest
 
-from vitmods.changes import DualPatchNorm, Norm
+from vitmods.changes import DualPatchNorm, DynamicTokenNorm, Norm
 from vitmods.errors import UserError
 from vitmods.study.plan import OTHER_SEEDS, Arm, Settings, arm_from_text, differences, make_arms, make_seeds
 
@@ -24,9 +24,32 @@ def test_arms_come_as_a_mapping_too_and_base_is_left_out():
     assert [(arm.name, arm.short) for arm in arms] == [("one", "dpn"), ("two", "dpn+rms")]
 
 
+def test_a_line_up_becomes_its_arms():
+    names = ["rms", "scale", "power", "batch", "instance", "group", "switchable", "dtn"]
+    arms = make_arms("norms")
+    assert [arm.name for arm in arms] == names
+    assert arms == make_arms(["norms"]) == make_arms([" norms "])
+    assert arms[0].changes == (Norm("rms", exact=False),)  # the exact one begins as the base's own function
+    assert {arm.name: arm.changes[0].kind for arm in arms[1:-1]} == {name: name for name in names[1:-1]}
+    assert arms[-1].changes == (DynamicTokenNorm(),)
+    assert [arm.name for arm in make_arms(["dpn", "norms", "post=postnorm"])] == ["dpn", *names, "post"]
+
+
+def test_a_line_up_is_named_by_its_author_alone():
+    """Arms of the user's keep their names, also where such a name is a line-up's."""
+    assert make_arms({"norms": "dpn"}) == make_arms(["norms=dpn"]) == (Arm("norms", (DualPatchNorm(),)),)
+
+
 @pytest.mark.parametrize(
     ("arms", "says"),
     [
+        (["norms", "dtn"], "Two arms are named dtn. Leave one out"),
+        (["norms", "norms"], "Two arms are named rms"),
+        (["norms", "x=batchnorm"], "Arms batch and x are the same changes"),
+        (["nroms"], "Did you mean 'norms'"),
+        (["x=norms"], "several arms of a study.*--arms norms`.*scalenorm"),
+        (["norms+dpn"], "several arms of a study"),
+        ({"x": "norms"}, "several arms of a study"),
         ([], "needs an arm"),
         (["dpn", "dpn"], "Two arms are named dpn"),
         (["dpn", "x=dpn"], "the same changes"),

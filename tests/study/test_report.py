@@ -11,12 +11,13 @@ import pytest
 import vitmods as vm
 from vitmods.errors import UserError
 from vitmods.study.report import read_results, write_report, write_samples
-from vitmods.study.report.drawing import draw
+from vitmods.study.report.drawing import NORMS, draw
 from vitmods.study.report.figures import _common as common_points
 from vitmods.study.report.figures import axes_of, curve_panel
 from vitmods.study.report.load import Curve, read_curves, read_samples
 from vitmods.study.report.svg import Inliner
-from vitmods.study.words import headline, signed
+from vitmods.study.stats import effects
+from vitmods.study.words import detectable, headline, signed
 
 HOSTILE = ["<script>alert(1)</script>", "\"quoted\" & 'single'", "naïve – 腕 ΔΣ", "$x_1$ {{ 7*7 }}"]
 
@@ -249,6 +250,21 @@ def test_drawing_of_first_blocks_of_another_kind():
         assert part in drawing
 
 
+def test_one_block_is_not_called_blocks():
+    base = vm.ViTConfig.from_name("mu2/16")
+    drawing = str(draw(dataclasses.asdict(vm.DynamicTokenNorm().edit(base)), dataclasses.asdict(base), "arm"))
+    assert "1 block (new), + class token (new), 1 block (changed), LayerNorm" in drawing
+
+
+def test_no_effect_is_said_to_take_more_than_all_points():
+    base = {0: 0.19, 1: 0.22}
+    wide = effects(base, {"x": {0: 0.90, 1: 0.10}}, 0.5)["x"]
+    assert wide.detectable > 100
+    assert detectable(wide) == "> 100"
+    narrow = effects(base, {"x": {0: 0.20, 1: 0.231}}, 0.5)["x"]
+    assert detectable(narrow) == f"{narrow.detectable:.2f}"
+
+
 def test_a_seed_on_a_busy_machine_does_not_cut_off_the_others():
     step, score = np.arange(1, 5), np.array([1.0, 2.0, 3.0, 4.0])
     fast, slow = Curve(0, "finished", step, 1.0 * step, score), Curve(1, "finished", step, 10.0 * step, score + 1)
@@ -263,3 +279,13 @@ def test_a_single_evaluation_is_a_dot_that_can_be_seen():
         curve = Curve(0, "finished", points, points, points)
         svg = curve_panel("arm", [curve], [curve], axes_of([[curve]])[0], "top-1", Inliner())
         assert ("<use" in svg) == dots
+
+
+@pytest.mark.parametrize("kind", [kind for kind in NORMS if kind != "layer"])
+def test_long_words_of_a_drawing_fit_their_boxes(synthetic, kind):
+    """A bold letter is up to 0.7 of its size wide, and a box has 100 pixels."""
+    arm = synthetic.edited({"mlp": {"before": {"kind": kind}}})
+    drawing = str(draw(arm, synthetic.edited({}), "arm"))
+    (style,) = re.findall(rf'<g class="changed"><rect[^>]*><text([^>]*)>{re.escape(NORMS[kind])}<', drawing)
+    size = re.search(r"font-size: ([\d.]+)px", style)
+    assert 0.7 * float(size[1] if size else 11.5) * len(NORMS[kind]) <= 100

@@ -4,6 +4,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from .base import REGISTRY, Change, Preserves, Weights
+from .lineups import LINEUPS, LineUp
 from .parse import parse_changes
 
 for _module in sorted(module.name for module in iter_modules(__path__)):
@@ -11,4 +12,13 @@ for _module in sorted(module.name for module in iter_modules(__path__)):
 
 globals().update({kind.__name__: kind for kind in REGISTRY.values()})
 
-__all__ = ["REGISTRY", "Change", "Preserves", "Weights", "parse_changes", *(k.__name__ for k in REGISTRY.values())]
+__all__ = [
+    "LINEUPS",
+    "REGISTRY",
+    "Change",
+    "LineUp",
+    "Preserves",
+    "Weights",
+    "parse_changes",
+    *(k.__name__ for k in REGISTRY.values()),
+]

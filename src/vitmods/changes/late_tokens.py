@@ -10,6 +10,11 @@ def first_blocks(change: str, blocks: int | None, config: ViTConfig) -> int:
 
     Raises UserError where that leaves no block in which the class and register tokens could join.
     """
+    if config.depth == 1 and config.num_prefix_tokens:
+        raise UserError(
+            f"'{change}' needs a second block, in which the class token joins, and the model has one block: take a "
+            "deeper one, or one without class and register tokens."
+        )
     found = blocks or max(1, config.depth * 10 // 12)
     if found > config.depth or (found == config.depth and config.num_prefix_tokens):
         raise UserError(

@@ -7,9 +7,9 @@ from .. import centre
 from ..config import BranchConfig, NormConfig, ViTConfig
 from ..errors import UserError, nearest
 from .base import Change, Preserves, Weights
+from .norm_kinds import KINDS
 from .norm_weights import carry_norms, dropped_by_norms
 
-_KINDS = ("layer", "rms", "scale", "batch", "instance", "group", "power", "switchable")
 _MIXING = ("batch", "instance", "group", "power", "switchable")  # a token's output depends on others
 _BRANCH_SLOTS = ("before", "inner", "branch", "after")
 
@@ -63,8 +63,8 @@ class Norm(Change):
     gain: Literal["channel", "scalar"] = "channel"
 
     def __post_init__(self) -> None:
-        if self.kind not in _KINDS:
-            raise UserError(f"norm(kind=...) cannot be '{self.kind}'. {nearest(self.kind, _KINDS)}")
+        if self.kind not in KINDS:
+            raise UserError(f"norm(kind=...) cannot be '{self.kind}'. {nearest(self.kind, KINDS)}")
         if self.gain not in ("channel", "scalar"):
             raise UserError(f"norm(gain=...) is channel or scalar, got '{self.gain}'.")
         if self.warmup < 0:
@@ -81,6 +81,14 @@ class Norm(Change):
         if not self.exact and self.kind != "rms":
             raise UserError(f"norm(kind={self.kind}) is never exact: leave exact=false out, it concerns kind=rms.")
 
+    def describe(self) -> dict[str, str]:
+        """As of every change, but about this kind."""
+        kind = KINDS[self.kind]
+        exact = " No output changes." if self._is_exact else ""
+        summary = f"The norms of all blocks become {kind.title}: {kind.how}.{exact}"
+        about = {"title": kind.title, "paper": kind.paper, "url": kind.url, "published": kind.published}
+        return {**super().describe(), **about, "summary": summary}
+
     @property
     def preserves(self) -> Preserves:
         return "function" if self._is_exact else "weights"
@@ -96,6 +104,10 @@ class Norm(Change):
     def edit(self, config: ViTConfig) -> ViTConfig:
         if self._is_exact:
             return centre.rms_config(config)
+        if self.kind in ("instance", "switchable") and config.num_patches + config.num_prefix_tokens < 2:
+            raise UserError(
+                f"'{self}' needs the variance over tokens, and this model has one token: take smaller patches."
+            )
         final, pool = config.final_norm, config.pool_norm
         if self.kind not in _MIXING:
             final, pool = self.edit_norm(final), self.edit_norm(pool)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import UserError, nearest
 from .base import REGISTRY, Change
+from .lineups import LINEUPS, refuse_lineup
 
 
 def parse_changes(text: str) -> tuple[Change, ...]:
@@ -51,7 +52,9 @@ def _parse_one(text: str) -> Change:
     name, inside = match[1].lower(), match[2] or ""
     known = _known()
     if name not in known:
-        raise UserError(f"There is no change '{name}'. {nearest(name, known)} `vitmods changes` lists all.")
+        refuse_lineup(name)
+        hint = nearest(name, [*known, *LINEUPS])
+        raise UserError(f"There is no change '{name}'. {hint} `vitmods changes` lists all.")
     kind, fields = known[name]
     seen: set[str] = set()
     for item in filter(None, (part.strip() for part in inside.split(","))):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitmods.cli.options import parse
+
+if TYPE_CHECKING:
+    from vitmods.changes import LineUp
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,14 @@ class Changes:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Changes, arguments, "changes")
-    from vitmods.changes import REGISTRY
+    from vitmods.changes import LINEUPS, REGISTRY
 
     described = [describe(kind) for kind in REGISTRY.values()]
     if options.json:
         print(json.dumps(described, indent=1))
         return 0
     _print(described)
+    _print_lineups(LINEUPS.values())
     return 0
 
 
@@ -43,8 +47,11 @@ def describe(kind: Any) -> dict[str, Any]:
     """One change, for people and programs."""
     from dataclasses import MISSING, fields
 
+    from vitmods.changes import Change
+
     settings = {field.name: None if field.default is MISSING else field.default for field in fields(kind)}
-    return {**_plain(kind).describe(), "settings": settings, "short_forms": list(kind.short_forms)}
+    told = Change.describe(_plain(kind))  # of the change as a whole, where one of its variants tells of itself
+    return {**told, "settings": settings, "short_forms": list(kind.short_forms)}
 
 
 def _plain(kind: Any) -> Any:
@@ -85,3 +92,24 @@ def _print(described: list[dict[str, Any]]) -> None:
             told.append(options)
         table.add_row(name, told)
     console.print(table)
+
+
+def _print_lineups(lineups: Iterable[LineUp]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 1, 0))
+    table.add_column("line-up", no_wrap=True)
+    table.add_column("arms of one published comparison; base is its row without changes")
+    for lineup in lineups:
+        arms = ", ".join(f"{name}={changes}" for name, changes in lineup.arms.items())
+        told = Text.assemble(
+            (lineup.title, "bold"), f": {lineup.note}\n",
+            (f"{lineup.paper} {lineup.url}\n", "dim"),
+            ("base      ", "cyan"), f"{lineup.base}\n",
+            ("arms      ", "cyan"), arms,
+        )  # fmt: skip
+        table.add_row(Text(lineup.name, style="bold"), told)
+    Console().print(table)

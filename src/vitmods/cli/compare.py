@@ -29,6 +29,7 @@ class Compare:
     examples:
       vitmods compare
       vitmods compare --data path/to/pictures --arms dpn rms dpn+rms --seeds 5
+      vitmods compare --data path/to/pictures --arms norms --dry-run     (every kind of norm)
       vitmods compare --base S/16 --img-size 224 --arms "post=placement(attn=post,mlp=post)" --dry-run
       vitmods compare --recipe plain --help      (defaults of that recipe)
     """
@@ -37,7 +38,8 @@ class Compare:
     training: Recipe
     machine: MachineOptions
     arms: tuple[str, ...] = ("dpn", "rms", "placement(attn=post,mlp=post)")
-    """what is compared with base: changes, joined by +, or NAME=CHANGES; `vitmods changes` lists them"""
+    """what is compared with base: changes, joined by +, or NAME=CHANGES, or a line-up of arms as norms; `vitmods
+    changes` lists them"""
     base: str = "mu3/2"
     """the model without changes: Ti/16, S/16, B/16, S36/16 (36 deep), or timm's name"""
     seeds: int = 3

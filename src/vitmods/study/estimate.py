@@ -29,6 +29,7 @@ class ArmEstimate:
     """One arm: sizes, and seconds for a trial. `trials` are those that are still to be run."""
 
     arm: str
+    changes: str
     params: int
     macs: int
     step_s: float
@@ -58,11 +59,15 @@ class Estimate:
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("arm", overflow="fold")
+        named = any(arm.changes not in ("", arm.arm) for arm in self.arms)
+        if named:
+            table.add_column("changes", overflow="fold")
         for heading in ("parameters", "GMACs", "trials", "s/step", "a trial"):
             table.add_column(heading, justify="right", no_wrap=True)
         for arm in self.arms:
             sizes = f"{arm.params:,}", f"{arm.macs / 1e9:.3g}"
-            table.add_row(arm.arm, *sizes, str(arm.trials), f"{arm.step_s:.3g}", _duration(arm.trial_s))
+            told = (arm.arm, arm.changes) if named else (arm.arm,)
+            table.add_row(*told, *sizes, str(arm.trials), f"{arm.step_s:.3g}", _duration(arm.trial_s))
         console = Console(file=io.StringIO(), width=100, color_system=None)
         with console.capture() as captured:
             console.print(table)
@@ -128,7 +133,7 @@ def _estimate_arm(runner: TrialRunner, name: str, model: ViT, trials: int, devic
     val, test = (len(pictures.splits[split]) for split in (pictures.val_split, pictures.eval_split))
     evaluated = recipe.epochs * val + (0 if pictures.val_split == pictures.eval_split else test)
     trial_s = steps * few.step_s + evaluated * few.evaluation_s
-    return ArmEstimate(name, count_params(model), count_macs(model.config), few.step_s, trial_s, trials)
+    return ArmEstimate(name, arm.short, count_params(model), count_macs(model.config), few.step_s, trial_s, trials)
 
 
 class _FirstSteps:

@@ -58,8 +58,17 @@ def arm_from_text(text: str) -> Arm:
     return Arm(name, tuple(parse_changes(changes)))
 
 
+def arms_from_text(text: str) -> list[Arm]:
+    """The same, or the arms of a line-up where the text is its name, e.g. `norms`."""
+    from vitmods.changes import LINEUPS, parse_changes
+
+    if lineup := LINEUPS.get(text.strip()):
+        return [Arm(name, parse_changes(changes)) for name, changes in lineup.arms.items()]
+    return [arm_from_text(text)]
+
+
 def make_arms(arms: Mapping[str, Any] | Iterable[Any]) -> tuple[Arm, ...]:
-    """The arms that users name: a mapping name -> changes, or short forms and Arm objects. `base` itself is left out.
+    """The arms that users name: a mapping name -> changes, or short forms, line-ups and Arm objects. Without `base`.
 
     Raises UserError when there is no arm, a name is taken twice, two arms are the same changes, or something else than
     changes is given.
@@ -68,7 +77,7 @@ def make_arms(arms: Mapping[str, Any] | Iterable[Any]) -> tuple[Arm, ...]:
         found = [Arm(str(name), _changes(str(name), given)) for name, given in arms.items()]
     else:
         listed = [arms] if isinstance(arms, str) else arms
-        found = [arm if isinstance(arm, Arm) else arm_from_text(str(arm)) for arm in listed]
+        found = [arm for one in listed for arm in ([one] if isinstance(one, Arm) else arms_from_text(str(one)))]
     found = [arm for arm in found if arm.name != BASE or arm.changes or arm.recipe]
     _check_arms(found)
     return tuple(found)
@@ -100,7 +109,7 @@ def _check_arms(arms: Sequence[Arm]) -> None:
         if not arm.changes and not arm.recipe:
             raise UserError(f"Arm {arm.name} changes nothing. Base is always part of the study; leave this arm out.")
         if arm.name in names:
-            raise UserError(f"Two arms are named {arm.name}. Name one of them differently: NAME=CHANGES.")
+            raise UserError(f"Two arms are named {arm.name}. Leave one out, or name it differently: NAME=CHANGES.")
         content = repr(arm.identity())
         if content in contents:
             raise UserError(

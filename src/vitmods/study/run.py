@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from vitmods.errors import UserError
 from vitmods.files import disk_errors, write_json
+from vitmods.study.cautions import already_told, cautions
 from vitmods.study.describe import describe_arm, describe_base, environment
 from vitmods.study.executors import Executor, Inline, Processes, visible_gpus
 from vitmods.study.plan import BASE, Arm, Settings, Trial
@@ -65,7 +67,8 @@ def run_study(settings: Settings, path: Path, how: Running, command: str) -> Stu
         _refuse_other_study(folder, settings)
         runner, pictures = _open(folder, settings, how)
         models = _build_arms(runner.settings, pictures.num_classes)
-        _write_facts(folder, runner.settings, pictures, models, how, command)
+        told = _caution(runner.settings, pictures, models)
+        _write_facts(folder, runner.settings, pictures, models, how, command, told)
         _train(runner, models[BASE], how, lock)
         _measure_costs(folder, runner.settings, models, how)
         results = assemble(folder, runner.settings)
@@ -81,9 +84,11 @@ def dry_run(settings: Settings, path: Path | None, how: Running) -> Estimate:
     _refuse_other_study(folder, settings)
     runner, pictures = _open(folder, settings, how)
     models = _build_arms(runner.settings, pictures.num_classes)
+    _caution(runner.settings, pictures, models)
     missing = _unfinished(folder, runner.settings)
     workers = _workers(how, models[BASE], runner.settings, len(missing))
-    return estimate(runner, models, missing, workers, how.torch_device)
+    with already_told():
+        return estimate(runner, models, missing, workers, how.torch_device)
 
 
 def _refuse_other_study(folder: StudyFolder, settings: Settings) -> None:
@@ -116,6 +121,14 @@ def _build_arms(settings: Settings, num_classes: int) -> dict[str, ViT]:
     return models
 
 
+def _caution(settings: Settings, pictures: PictureSet, models: dict[str, ViT]) -> list[str]:
+    """Warn the caller of `Study.run` or `Study.dry_run`; returns what was said."""
+    found = cautions(models, {name: settings.recipe_of(settings.arm(name)) for name in models}, pictures)
+    for caution in found:
+        warnings.warn(caution, stacklevel=4)
+    return found
+
+
 def _write_facts(
     folder: StudyFolder,
     settings: Settings,
@@ -123,6 +136,7 @@ def _write_facts(
     models: dict[str, ViT],
     how: Running,
     command: str,
+    told: list[str],
 ) -> None:
     """study.json, before the first trial: from then on the study can be read, and continued, from its folder."""
     folder.check_same_study(settings.to_dict())
@@ -142,6 +156,7 @@ def _write_facts(
             "base": describe_base(settings, models[BASE]),
             "arms": {arm.name: describe_arm(arm, models[arm.name]) for arm in settings.arms},
             "data": pictures.summary(),
+            "warnings": told,
             "environment": environment(how.torch_device),
         },
     )
@@ -230,7 +245,8 @@ def _measure_costs(folder: StudyFolder, settings: Settings, models: dict[str, Vi
         return
     from vitmods.study.cost import measure
 
-    costs = measure({BASE: models[BASE], **missing}, settings.recipe, how.torch_device, how.cost_seconds)
+    with already_told():
+        costs = measure({BASE: models[BASE], **missing}, settings.recipe, how.torch_device, how.cost_seconds)
     costs["arms"] = {**known["arms"], **costs["arms"]}
     costs["base"] = known["base"] or costs["base"]
     write_json(folder.costs_file, costs)

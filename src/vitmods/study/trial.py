@@ -14,6 +14,7 @@ from vitmods import data
 from vitmods.apply import apply
 from vitmods.config import ViTConfig
 from vitmods.files import write_json
+from vitmods.study.cautions import already_told
 from vitmods.study.plan import Arm, Settings, Trial
 from vitmods.study.store import WARNINGS, StudyFolder, read_json
 from vitmods.tasks import Classification
@@ -108,7 +109,8 @@ class TrialRunner:
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("default")
-                return self.train(trial, out)
+                with already_told():
+                    return self.train(trial, out)
         finally:  # outside of the block, where showing a warning no longer records it
             _keep_warnings(out, caught)
 

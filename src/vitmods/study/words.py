@@ -17,6 +17,7 @@ PRESERVES = {
     "nothing": "needs weights of its own",
 }
 MANY_SEEDS = 1000
+ALL_POINTS = 100
 COSTS = (("train_step", "training step"), ("infer_n", "inference"), ("peak_memory", "memory"))
 
 
@@ -46,6 +47,11 @@ def signed(value: float, digits: int = 2) -> str:
     if float(text) == 0:
         return text[1:]
     return text.replace("-", "−")
+
+
+def detectable(effect: Effect) -> str:
+    """The smallest effect that would be found; no score can differ by more than all points."""
+    return f"{effect.detectable:.2f}" if effect.detectable <= ALL_POINTS else f"> {ALL_POINTS}"
 
 
 def interval(effect: Effect) -> str:

@@ -10,6 +10,10 @@ from torch import Tensor, nn
 SMALL_BATCH = 8
 
 
+class SmallBatchWarning(UserWarning):
+    """Statistics are taken from so few pictures that they are noisy."""
+
+
 def check(name: str, dim: int, eps: float, groups: int = 1) -> None:
     """Raises ValueError for an eps that is not positive, and for groups that do not divide the channels."""
     if not eps > 0:
@@ -106,5 +110,6 @@ class RunningNorm(AffineNorm):
         warnings.warn(
             f"{type(self).__name__} takes its statistics from {pictures} pictures: below {SMALL_BATCH} they are noisy. "
             "Use a larger batch, or a norm without the batch as LayerNorm.",
+            SmallBatchWarning,
             stacklevel=3,
         )

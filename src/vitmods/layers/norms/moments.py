@@ -79,7 +79,8 @@ class _Normalise(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, solve: Solve, *parameters: Tensor) -> Tensor:
         mean, var = moments(x)
         # Hooks on saved tensors, as of gradient checkpointing, are for large tensors: these (B, 1, C) stay as they are.
-        with torch.enable_grad(), saved_tensors_hooks(_same, _same):
+        # Detached, since a node that keeps its own result with its history is a cycle that nothing frees.
+        with torch.enable_grad(), saved_tensors_hooks(torch.detach, _same):
             inputs = mean.detach().requires_grad_(), var.requires_grad_()
             outputs = solve(*inputs)
         scale, shift = (t.detach() for t in outputs)

@@ -30,6 +30,7 @@ ACTIVATIONS = {"gelu": "GELU", "gelu_tanh": "tanh GELU"}
 POOLS = {"token": "class token", "avg": "mean of tokens", "map": "attention pool", "none": "all tokens"}
 
 COLUMN, GAP, BOX, STEP, TOP = 124, 14, 22, 31, 26
+FONT, BOLD = 11.5, 140  # pixels; as many letters as BOLD pixels hold of them fit into a box in bold, smaller if need be
 Config = Mapping[str, Any]
 
 
@@ -114,7 +115,8 @@ def _blocks(config: Config) -> list[Box]:
     if not joins:
         return [Box("blocks", f"{depth} blocks")]
     token = "+ class token" if config.get("class_token", True) else "+ register tokens"
-    return [Box("first", f"{joins} blocks"), Box("prefix", token, "slot"), Box("blocks", f"{depth - joins} blocks")]
+    first, rest = (f"{count} block{'s' * (count != 1)}" for count in (joins, depth - joins))
+    return [Box("first", first), Box("prefix", token, "slot"), Box("blocks", rest)]
 
 
 def _branch(config: Config, which: str) -> Iterator[Box]:
@@ -171,4 +173,6 @@ def _draw_box(box: Box, x: float, y: float) -> str:
     left, top, width = x + 12, y - BOX / 2, COLUMN - 24
     text = html.escape(box.text)
     shape = f'<rect class="{box.kind}" x="{left:g}" y="{top:g}" width="{width:g}" height="{BOX}" rx="5"/>'
-    return f'<g class="{box.state}">{shape}<text x="{middle:g}" y="{y + 4:g}">{text}</text></g>'
+    bold = box.state in ("added", "changed")
+    size = f' style="font-size: {BOLD / len(box.text):.1f}px"' if bold and len(box.text) > BOLD / FONT else ""
+    return f'<g class="{box.state}">{shape}<text x="{middle:g}" y="{y + 4:g}"{size}>{text}</text></g>'

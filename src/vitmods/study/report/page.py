@@ -142,11 +142,10 @@ class Page:
         if len(self.seeds) >= FEW_SEEDS:
             return
         found = sorted(v.effect.detectable for v in self.arms if v.effect and v.effect.detectable > 0)
-        power = (
-            f" An effect smaller than about {found[len(found) // 2]:.1f} points would likely be missed."
-            if found
-            else ""
-        )
+        middle = found[len(found) // 2] if found else 0.0
+        power = f" An effect smaller than about {middle:.1f} points would likely be missed." if middle else ""
+        if middle > words.ALL_POINTS:
+            power = " Hardly any effect could be told from none."
         yield f"{words.plural(len(self.seeds), 'seed')} only: intervals are wide, and most verdicts stay open.{power}"
 
     @cached_property
