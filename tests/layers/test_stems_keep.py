@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitmods.errors import UserError
-from vitmods.layers import DualPatchNormStem, HMLPStem, LayerNorm, LeViTStem, LinearStem, LocalTransformerStem
+from vitmods.layers import (
+    DualPatchNormStem,
+    HMLPStem,
+    LayerNorm,
+    LeViTStem,
+    LinearStem,
+    LocalTransformerStem,
+    TokensToTokenStem,
+)
 from vitmods.layers.norms import BatchNorm
 from vitmods.layers.stems import patchify
 
@@ -163,6 +171,8 @@ def test_what_cannot_keep_says_why():
     keep = torch.tensor([[0]])
     with pytest.raises(UserError, match=r"overlapping windows.*patch-wise stem"):
         LeViTStem(**SIZES).double()(pictures(1), keep)
+    with pytest.raises(UserError, match="overlapping windows"):
+        TokensToTokenStem(16, 16, 2, 8).double()(pictures(1)[..., :16], keep)
     with pytest.raises(UserError, match="form no grid"):
         LinearStem(**SIZES, output_fmt="NHWC").double()(pictures(1), keep)
     with pytest.raises(ValueError, match=r"24x16 pixels.*set_input_size"):

@@ -139,6 +139,7 @@ def test_autocast_mixes_types():
         ("", {"keep": torch.tensor([[0], [6]])}, r"names the patches \[6\]"),
         ("levit", {"keep": KEEP}, "overlapping windows"),
         ("dtn", {"keep": KEEP}, "DynamicTokenNorm reads the whole grid.*use mask"),
+        ("gpsa(blocks=1)", {"keep": KEEP}, "GatedPositions reads the whole grid.*use mask"),
         ("", {"mask": MASK.long()}, r"boolean and \(2, 6\) here, not torch.int64 \(2, 6\)"),
         ("", {"mask": MASK[:, :5]}, r"not torch.bool \(2, 5\)"),
     ],
