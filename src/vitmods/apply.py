@@ -117,8 +117,8 @@ def _build(config: ViTConfig, weights: Weights, old: ViT) -> ViT:
     new.grad_checkpointing = old.grad_checkpointing
     for block in new.blocks:
         block.lean = any(b.lean for b in old.blocks)  # type: ignore[assignment]
-    sizes = {"input_size": new.pretrained_cfg["input_size"], "num_classes": config.num_classes}
-    new.pretrained_cfg = new.default_cfg = {**old.pretrained_cfg, **sizes}
+    fitting = {key: new.pretrained_cfg[key] for key in ("input_size", "num_classes", "first_conv")}
+    new.pretrained_cfg = new.default_cfg = {**old.pretrained_cfg, **fitting}
     return new.train(old.training)
 
 

@@ -13,8 +13,12 @@ from .layers import (
     BranchNorms,
     DualPatchNormStem,
     GatedPositions,
+    HMLPStem,
+    LeViTStem,
     LinearStem,
+    LocalTransformerStem,
     Mlp,
+    Stem,
     TokensToTokenStem,
     norms,
 )
@@ -60,7 +64,7 @@ def make_norm(config: NormConfig | None, dim: int, **model: Any) -> nn.Module:
     return factory(dim) if factory else nn.Identity()
 
 
-def make_stem(config: ViTConfig) -> LinearStem:
+def make_stem(config: ViTConfig) -> Stem:
     """From pictures (B, in_chans, height, width) to patch tokens (B, T, C), with the norms that its slots name."""
     stem = config.stem
     sizes: dict[str, Any] = {
@@ -73,9 +77,14 @@ def make_stem(config: ViTConfig) -> LinearStem:
     }
     if stem.kind == "t2t":
         return TokensToTokenStem(**sizes)
+    if stem.kind == "local":
+        return LocalTransformerStem(**sizes)
+    if stem.kind in ("hmlp", "levit"):
+        kind: Any = HMLPStem if stem.kind == "hmlp" else LeViTStem
+        return kind(inner_norm=norm_factory(stem.inner), **sizes)
     if stem.before is None:
-        return LinearStem(**sizes)
-    return DualPatchNormStem(norm_before=norm_factory(stem.before), **sizes)
+        return LinearStem(gelu=stem.gelu, **sizes)
+    return DualPatchNormStem(norm_before=norm_factory(stem.before), gelu=stem.gelu, **sizes)
 
 
 def make_block(config: ViTConfig, index: int) -> Block:
@@ -130,7 +139,7 @@ def initial_positions(config: ViTConfig) -> Tensor | None:
     return torch.zeros(1, entries + config.num_patches, config.embed_dim)
 
 
-def timm_cfg(config: ViTConfig) -> dict[str, Any]:
+def timm_cfg(config: ViTConfig, stem: Stem) -> dict[str, Any]:
     """What timm's tools read as ``pretrained_cfg``: input size, normalisation, names of first and last layer."""
     return {
         "url": "",
@@ -142,6 +151,6 @@ def timm_cfg(config: ViTConfig) -> dict[str, Any]:
         "fixed_input_size": True,
         "mean": (0.5, 0.5, 0.5),
         "std": (0.5, 0.5, 0.5),
-        "first_conv": "patch_embed.proj",
+        "first_conv": f"patch_embed.{stem.first_layer}",
         "classifier": "head",
     }

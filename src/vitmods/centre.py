@@ -70,6 +70,8 @@ def _check(config: ViTConfig, branches: list[BranchConfig]) -> None:
     for kind in {norm.kind for norm in readers if norm} - {"layer"}:
         _refuse(f"the norm '{kind}' reads the stream and is no LayerNorm, to which its mean makes no difference")
     writers = [config.stem.after, config.position_norm, *(b.branch for b in branches)]
+    if config.stem.gelu:
+        _refuse("the GELU at the end of the stem writes a mean into the stream")
     for kind in {norm.kind for norm in writers if norm} - {"layer"}:
         _refuse(f"the norm '{kind}' in the stem, after the positions or on a branch writes a mean into the stream")
 

@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 from .errors import UserError, nearest
 from .sizes import MODELS, SIZES, parse_name
+from .stem_shapes import hmlp_layers, levit_widths, local_width
 
 NORM_KINDS = (
     "layer", "rms", "scale_shift", "scale", "batch", "instance", "group", "power", "switchable", "dynamic_token",
 )  # fmt: skip
-STEM_KINDS = ("linear", "t2t")
+STEM_KINDS = ("linear", "hmlp", "levit", "local", "t2t")
 
 
 @dataclass(frozen=True)
@@ -37,21 +38,27 @@ class NormConfig:
 
 @dataclass(frozen=True)
 class StemConfig:
-    """From pictures to patch tokens: an optional norm on the pixels of a patch, a linear map, an optional norm.
+    """From pictures to patch tokens: the kind of map (one of STEM_KINDS), and norms around and inside it.
 
-    The kind "t2t" has tokens-to-token stages before its linear map (``bias`` is the map's), and no norm on pixels.
+    ``linear`` may have a norm on the pixels of a patch before it and a GELU at the end; ``hmlp`` and ``levit`` have
+    norms between their layers; ``t2t`` has tokens-to-token stages before its linear map (``bias`` is the map's).
     """
 
     bias: bool = True
     before: NormConfig | None = None
     after: NormConfig | None = None
-    kind: Literal["linear", "t2t"] = "linear"
+    kind: str = "linear"
+    inner: NormConfig | None = None
+    gelu: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in STEM_KINDS:
             raise UserError(f"There is no stem '{self.kind}'. {nearest(self.kind, STEM_KINDS)}")
-        if self.kind == "t2t" and self.before is not None:
-            raise UserError("A t2t stem has no patches of pixels to normalise: leave out the norm before its map.")
+        if self.kind != "linear" and (self.before or self.gelu):
+            part = "A norm on the pixels of a patch" if self.before else "A GELU at the end"
+            raise UserError(f"{part} belongs to the linear stem; the stem here is '{self.kind}'.")
+        if self.inner and self.kind not in ("hmlp", "levit"):
+            raise UserError(f"The stem '{self.kind}' has no layers to put a norm between: leave inner out.")
 
 
 @dataclass(frozen=True)
@@ -123,6 +130,7 @@ class ViTConfig:
     position_norm_on_prefix: bool = False
     class_token: bool = True
     reg_tokens: int = 0
+    mask_token: bool = False  # a learned token for patches that are masked
     prefix_from: int = 0  # the block before which the class and register tokens join the patch tokens
 
     attn: BranchConfig = field(default_factory=BranchConfig)
@@ -274,6 +282,9 @@ def _check(config: ViTConfig) -> None:
     for name in ("in_chans", "embed_dim", "depth", "num_heads", "mlp_dim"):
         if getattr(config, name) < 1:
             raise UserError(f"{name} must be at least 1, got {getattr(config, name)}.")
+    fits = {"hmlp": hmlp_layers, "levit": levit_widths, "local": local_width}
+    if config.stem.kind in fits:
+        fits[config.stem.kind](config.embed_dim, config.patch_size)
     if config.layer_scale == 0:
         raise UserError("layer_scale=0 would cut every branch off: use None for none, or a small number as 1e-4.")
     for name in ("num_classes", "reg_tokens"):

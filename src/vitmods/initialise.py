@@ -18,11 +18,11 @@ def initialise(model: "ViT", only: str = "") -> None:
 
     ``only`` restricts it to one child module ("head"). Norms, LayerScale and head scales start as built.
 
-    - ``timm``: linear weights truncated normal 0.02, biases 0, positions truncated normal 0.02, tokens normal 1e-6,
-      the projection of patches as PyTorch initialises a convolution.
+    - ``timm``: linear weights truncated normal 0.02, biases 0, positions and mask token truncated normal 0.02, other
+      tokens normal 1e-6, convolutions of the stem as PyTorch initialises them.
     - ``big_vision``: projections of patches and the representation layer LeCun normal, attention and MLP weights
       Xavier uniform (query, key and value each by itself), MLP biases normal 1e-6, positions normal
-      1 / sqrt(C), tokens and head 0.
+      1 / sqrt(C), class and register tokens and head 0.
 
     The head's bias starts at ``config.head_bias``.
     """
@@ -40,6 +40,8 @@ def _timm(name: str, module: nn.Module, model: "ViT") -> None:
     if module is model:
         if isinstance(model.pos_embed, nn.Parameter):
             nn.init.trunc_normal_(model.pos_embed, std=0.02)
+        if model.mask_token is not None:
+            nn.init.trunc_normal_(model.mask_token, std=0.02)
         for token in (model.cls_token, model.reg_token):
             if token is not None:
                 nn.init.normal_(token, std=1e-6)
@@ -58,6 +60,8 @@ def _big_vision(name: str, module: nn.Module, model: "ViT") -> None:
     if module is model:
         if isinstance(model.pos_embed, nn.Parameter):
             nn.init.normal_(model.pos_embed, std=model.config.embed_dim**-0.5)
+        if model.mask_token is not None:
+            nn.init.trunc_normal_(model.mask_token, std=0.02)
         for token in (model.cls_token, model.reg_token):
             if token is not None:
                 nn.init.zeros_(token)

@@ -30,6 +30,11 @@ class ViT(nn.Module):
 
     Pictures (B, in_chans, height, width) -> logits (B, num_classes). ``forward`` computes of the last block only what
     the head reads, which is exact; ``forward_features`` gives all tokens (B, N, C).
+
+    Both take one of two keywords for masked pre-training. ``keep`` (B, K) names the visible patches of each picture;
+    the others are not computed, and the patch tokens are K, in its order (He et al., 2022, MAE). ``mask`` (B, T) is
+    True where the learned mask token stands in for a patch (Bao et al., 2022, BEiT; the config's ``mask_token`` makes
+    one). UserError says what does not fit.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -40,6 +45,7 @@ class ViT(nn.Module):
         self.patch_embed = make_stem(config)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, config.reg_tokens, dim)) if config.reg_tokens else None
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.mask_token else None
         self._set_positions(initial_positions(config))
         self.pos_drop = nn.Dropout(config.pos_drop)
         self.norm_pre = make_norm(config.position_norm, dim)
@@ -54,7 +60,7 @@ class ViT(nn.Module):
         self.feature_info = [
             {"module": f"blocks.{i}", "num_chs": dim, "reduction": max(config.patch_size)} for i in range(config.depth)
         ]
-        self.pretrained_cfg = self.default_cfg = timm_cfg(config)
+        self.pretrained_cfg = self.default_cfg = timm_cfg(config, self.patch_embed)
         initialise(self)
 
     # What timm's tools read.
@@ -66,18 +72,18 @@ class ViT(nn.Module):
     num_prefix_tokens = property(lambda self: self.config.num_prefix_tokens)
     global_pool = property(lambda self: "" if self.config.pool == "none" else self.config.pool)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *, keep: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """(B, in_chans, height, width) -> (B, num_classes); with ``pool="none"`` (B, N, num_classes)."""
-        x = self._embed(x)
+        x = self._embed(x, keep, mask)
         last = len(self.blocks) - 1
         for i in range(last):
             x = self._run(i, x)
         x = self._run(last, x, **self._read_by_head())
         return self.forward_head(self.norm(x))
 
-    def forward_features(self, x: Tensor) -> Tensor:
+    def forward_features(self, x: Tensor, *, keep: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """(B, in_chans, height, width) -> all tokens (B, N, C) after the final norm, prefix tokens first."""
-        x = self._embed(x)
+        x = self._embed(x, keep, mask)
         for i in range(len(self.blocks)):
             x = self._run(i, x)
         return self.norm(x)
@@ -125,12 +131,13 @@ class ViT(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that are matrices but not weights: positions and tokens."""
-        return {"pos_embed", "cls_token", "reg_token"}
+        stem = {f"patch_embed.{name}" for name in self.patch_embed.no_weight_decay()}
+        return {"pos_embed", "cls_token", "reg_token", "mask_token"} | stem
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Patterns that assign each parameter to the stem or a block, for layer-wise decay as in timm."""
         return {
-            "stem": r"^cls_token|^reg_token|^pos_embed|^patch_embed|^norm_pre",
+            "stem": r"^cls_token|^reg_token|^mask_token|^pos_embed|^patch_embed|^norm_pre",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm|^fc_norm|^attn_pool|^pre_logits", (99999,))],
         }
 
@@ -163,7 +170,7 @@ class ViT(nn.Module):
         self.config = self.config.with_(num_classes=num_classes, pool=pool, pool_norm=pool_norm)
         if pool != "map":
             self.attn_pool = None
-        weight = self.cls_token if self.cls_token is not None else self.patch_embed.proj.weight
+        weight = next(self.parameters())
         head = nn.Linear(self.config.embed_dim, num_classes) if num_classes else nn.Identity()
         self.head = head.to(device=weight.device, dtype=weight.dtype).train(self.training)
         if num_classes:
@@ -175,9 +182,9 @@ class ViT(nn.Module):
         """Another picture or patch size, keeping all weights: positions are resampled (bicubic), the projection and
         the gain of a patch norm are resized with the patch. Raises UserError when the sizes do not fit."""
         old = self.config
-        sizes = {"img_size": img_size or old.img_size, "patch_size": patch_size or old.patch_size}
-        self.config = old.with_(**sizes)
-        self.patch_embed.set_input_size(self.config.img_size, self.config.patch_size)
+        new = old.with_(img_size=img_size or old.img_size, patch_size=patch_size or old.patch_size)
+        self.patch_embed.set_input_size(new.img_size, new.patch_size)
+        self.config = new
         for module in self.modules():
             if "grid_size" in getattr(module, "takes", ()):
                 module.grid_size = self.config.grid  # type: ignore[assignment]
@@ -200,13 +207,16 @@ class ViT(nn.Module):
         else:
             self.register_buffer("pos_embed", positions, persistent=False)
 
-    def _embed(self, images: Tensor) -> Tensor:
-        """Pictures -> tokens with positions (B, prefix + T, C)."""
+    def _embed(self, images: Tensor, keep: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """Pictures -> tokens with positions (B, prefix + T, C), or (B, prefix + K, C) where ``keep`` is (B, K)."""
         config = self.config
-        x = self.patch_embed(images)
+        x = self.patch_embed(images) if keep is None else self._visible(images, keep, mask)
+        if mask is not None:
+            x = self._masked(x, mask)
         entries = config.num_prefix_tokens if config.position_on_prefix else 0
         if self.pos_embed is not None:
-            x = x + self.pos_embed[:, entries:]
+            positions = self.pos_embed[:, entries:]
+            x = x + (positions if keep is None else positions[0, keep])
         if not config.position_norm_on_prefix:
             x = self.norm_pre(x)
         if config.prefix_from == 0:
@@ -214,6 +224,24 @@ class ViT(nn.Module):
         if config.position_norm_on_prefix:
             x = self.norm_pre(x)
         return self.pos_drop(x)
+
+    def _visible(self, images: Tensor, keep: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            raise UserError("Give keep (visible patches alone) or mask (mask tokens in their place), not both.")
+        on_grid = {type(m).__name__ for m in self.modules() if "grid_size" in getattr(m, "takes", ())}
+        if on_grid:
+            raise UserError(
+                f"{', '.join(sorted(on_grid))} reads the whole grid of patches, which visible ones alone do not form: "
+                "use mask, which keeps all tokens in place."
+            )
+        return self.patch_embed(images, keep)
+
+    def _masked(self, x: Tensor, mask: Tensor) -> Tensor:
+        if self.mask_token is None:
+            raise UserError("mask needs a learned mask token: build the model with mask_token=True.")
+        if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
+            raise UserError(f"mask is boolean and {tuple(x.shape[:2])} here, not {mask.dtype} {tuple(mask.shape)}.")
+        return torch.where(mask[..., None], self.mask_token.to(x.dtype), x)
 
     def _prepend(self, x: Tensor) -> Tensor:
         """The class and register tokens, with their positions if they have any, before the patch tokens."""

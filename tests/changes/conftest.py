@@ -22,6 +22,9 @@ MORE = [
     "layerscale(init=1.0)",
     "norm(kind=scale,gain=scalar)",
     "norm(kind=switchable,batch=false)",
+    "stem(kind=levit,norm=layer)",
+    "stem(kind=hmlp,norm=none)",
+    "stem(kind=linear,norm=batch,gelu=true)",
 ]
 
 

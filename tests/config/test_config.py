@@ -14,8 +14,10 @@ norms = st.builds(NormConfig, st.sampled_from(NORM_KINDS), st.floats(1e-12, 1.0)
 maybe_norm = st.none() | norms
 slots = st.builds(BranchConfig, maybe_norm, maybe_norm, maybe_norm, maybe_norm)
 probability = st.floats(0, 0.99)
-stems = st.builds(StemConfig, st.booleans(), maybe_norm, maybe_norm) | st.builds(
-    StemConfig, st.booleans(), after=maybe_norm, kind=st.just("t2t")
+stems = st.one_of(
+    st.builds(StemConfig, st.booleans(), maybe_norm, maybe_norm, gelu=st.booleans()),
+    st.builds(StemConfig, st.booleans(), after=maybe_norm, kind=st.sampled_from(["local", "t2t"])),
+    st.builds(StemConfig, st.booleans(), st.none(), maybe_norm, st.sampled_from(["hmlp", "levit"]), maybe_norm),
 )
 side = st.integers(1, 6)
 
@@ -24,7 +26,7 @@ side = st.integers(1, 6)
 def configs(draw):
     rows, columns, heads = draw(side), draw(side), draw(st.integers(1, 4))
     stem = draw(stems)
-    patch = (16, 16) if stem.kind == "t2t" else (draw(side), draw(side))
+    patch = (16, 16) if stem.kind == "t2t" else draw(st.just((4, 4)) | st.tuples(side, side))
     fields = {
         "img_size": (rows * patch[0], columns * patch[1]),
         "patch_size": patch,
@@ -44,6 +46,7 @@ def configs(draw):
         "position_norm_on_prefix": draw(st.booleans()),
         "class_token": draw(st.booleans()),
         "reg_tokens": draw(st.integers(0, 3)),
+        "mask_token": draw(st.booleans()),
         "prefix_from": draw(st.sampled_from([0, 0, 1, 2])),
         "attn": draw(slots),
         "mlp": draw(slots),

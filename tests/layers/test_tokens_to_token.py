@@ -149,7 +149,7 @@ def test_another_picture_size_of_a_model():
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda: model("dpn"), "norm before its map"),
+        (lambda: model("dpn"), "belongs to the linear stem"),
         (lambda: model().set_input_size(None, 8), "16 pixels"),
         (lambda: vm.ViTConfig.from_dict({"stem": {"kind": "t3t"}}), "no stem 't3t'"),
         (lambda: vm.vit("T2T-15"), "T2T-14"),

@@ -6,7 +6,15 @@ from .drop import DropPath, LayerScale
 from .gated_positions import GatedPositions
 from .mlp import Mlp
 from .norms import DynamicTokenNorm, LayerNorm, RMSNorm, ScaleShift
-from .stems import DualPatchNormStem, LinearStem, TokensToTokenStem
+from .stems import (
+    DualPatchNormStem,
+    HMLPStem,
+    LeViTStem,
+    LinearStem,
+    LocalTransformerStem,
+    Stem,
+    TokensToTokenStem,
+)
 
 __all__ = [
     "Attention",
@@ -17,11 +25,15 @@ __all__ = [
     "DualPatchNormStem",
     "DynamicTokenNorm",
     "GatedPositions",
+    "HMLPStem",
     "LayerNorm",
     "LayerScale",
+    "LeViTStem",
     "LinearStem",
+    "LocalTransformerStem",
     "Mlp",
     "RMSNorm",
     "ScaleShift",
+    "Stem",
     "TokensToTokenStem",
 ]

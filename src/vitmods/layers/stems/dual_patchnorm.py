@@ -11,7 +11,8 @@ from ..linear import fold_affine, inference_linear
 from ..native import patch_norm as native
 from ..native import usable
 from ..norms import LayerNorm
-from .linear import LinearStem, patchify
+from .base import patchify
+from .linear import LinearStem
 from .resize import resize_pixels
 
 NormFactory = Callable[[int], nn.Module]
@@ -37,13 +38,21 @@ class DualPatchNormStem(LinearStem):
         values = self.in_chans * self.patch_size[0] * self.patch_size[1]
         self.norm_before = norm_before(values) if norm_before else nn.Identity()
 
-    def forward(self, images: Tensor) -> Tensor:
-        self._check(images)
-        return self._format(self._norm_after(self.project(images)), images)
-
     def project(self, images: Tensor) -> Tensor:
         if isinstance(self.norm_before, nn.Identity):
             return super().project(images)
+        return self._normalise_and_map(images)
+
+    def project_patches(self, patches: Tensor) -> Tensor:
+        if isinstance(self.norm_before, nn.Identity):
+            return super().project_patches(patches)
+        pictures = patches.reshape(-1, self.in_chans, *self.patch_size)
+        return self._normalise_and_map(pictures).view(*patches.shape[:2], -1)
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        return self.act(self._norm_after(tokens))
+
+    def _normalise_and_map(self, images: Tensor) -> Tensor:
         weight, norm = self.proj.weight.flatten(1), self.norm_before
         if not _known(norm):
             return inference_linear(norm(patchify(images, self.patch_size)), weight, self.proj.bias)

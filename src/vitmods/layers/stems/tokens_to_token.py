@@ -22,8 +22,12 @@ class TokensToTokenStem(LinearStem):
     (3 x 3 tokens every 2), and makes each a token. The last one and the map to C channels are a convolution, ``proj``.
     ``norm_layer`` fills the slot after it. Raises ValueError for another patch side than 16.
 
-    The layers attend over 16 and 4 times the tokens of the blocks: a quarter of the multiply-adds of T2T-14.
+    The layers attend over 16 and 4 times the tokens of the blocks: a quarter of the multiply-adds of T2T-14. A token
+    depends on the whole picture: there is no ``keep``.
     """
+
+    patch_wise = False
+    first_layer = "first.qkv"
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)

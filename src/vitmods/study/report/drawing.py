@@ -26,6 +26,7 @@ NORMS = {
     "dynamic_token": "Dynamic Token",
 }
 POSITIONS = {"learn": "+ position", "sincos2d": "+ position, fixed", "sincos2d_centred": "+ position, fixed"}
+STEMS = {"linear": "linear", "hmlp": "hMLP", "levit": "LeViT convolutions", "local": "local transformer"}
 ACTIVATIONS = {"gelu": "GELU", "gelu_tanh": "tanh GELU"}
 POOLS = {"token": "class token", "avg": "mean of tokens", "map": "attention pool", "none": "all tokens"}
 
@@ -98,15 +99,24 @@ def _through(config: Config) -> list[Box]:
     pool = [Box("pool", POOLS.get(config.get("pool", "token"), str(config.get("pool"))))]
     return [
         Box("patches", f"{rows} × {columns} patches"),
-        *_norm("stem.before", config["stem"].get("before")),
-        Box("linear", "linear" if config["stem"].get("kind", "linear") == "linear" else str(config["stem"]["kind"])),
-        *_norm("stem.after", config["stem"].get("after")),
+        *_stem(config["stem"]),
         *([Box("position", POSITIONS[config["position"]])] if config.get("position", "learn") in POSITIONS else []),
         *_norm("position_norm", config.get("position_norm")),
         *_blocks(config),
         *(pool + final if config.get("norm_after_pool") else final + pool),
         Box("head", "head"),
     ]
+
+
+def _stem(stem: Config) -> Iterator[Box]:
+    kind = stem.get("kind", "linear")
+    yield from _norm("stem.before", stem.get("before"))
+    yield Box("linear", STEMS.get(kind, str(kind)))
+    if stem.get("inner"):
+        yield Box("stem.inner", f"{_norm_text(stem['inner'])} inside", "slot")
+    yield from _norm("stem.after", stem.get("after"))
+    if stem.get("gelu"):
+        yield Box("stem.gelu", "GELU", "slot")
 
 
 def _blocks(config: Config) -> list[Box]:

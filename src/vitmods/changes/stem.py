@@ -1,0 +1,75 @@
+"""Other stems: hierarchical MLP, LeViT's convolutions, a transformer in each patch, the linear one with BN or GELU."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ..config import NormConfig, ViTConfig
+from ..errors import UserError, nearest
+from .base import Change
+
+_NORMS = {"batch": NormConfig("batch", eps=1e-5), "layer": NormConfig("layer"), "none": None}
+_INNER_NORMS = range(1, 30, 3)  # their places among the layers of hmlp and levit
+_PUBLISHED = {"hmlp": "batch", "levit": "batch", "local": "none", "linear": "none"}
+
+
+@dataclass(frozen=True)
+class Stem(Change):
+    """Another map from pictures to patch tokens: the rows of Three Things' Table 7.
+
+    ``hmlp`` is the paper's own (section 5): linear maps that join 2 x 2 neighbours from 4 x 4 pixels up to the patch,
+    each with a norm and, but for the last, a GELU; tokens depend on their own patch alone, so that it commutes with
+    masking. ``levit`` convolves with overlap, ``local`` runs a transformer inside each patch, ``linear`` is the usual
+    one. ``norm`` is ``batch``, ``layer`` or ``none``, in every layer of hmlp and levit and after the projection of the
+    others; left out, as published (batch for hmlp and levit, none else). ``gelu`` adds a GELU at the end of ``linear``.
+
+    The stem is new and trains from its start; all other weights are kept. Raises UserError where the patch does not
+    fit the stem.
+    """
+
+    name = "stem"
+    title = "Stem"
+    paper = "Touvron et al.: Three things everyone should know about Vision Transformers. ECCV 2022"
+    url = "https://arxiv.org/abs/2203.09795"
+    summary = "Replaces the linear patch projection by a stem of several layers inside each patch (hMLP), or another."
+    cost = "multiply-adds of B/16: hmlp +0.8 %, levit +8.4 %, local +8.6 %; parameters: +0.2 %, +3.3 %, +0.6 %"
+    published = (
+        "ImageNet-1k top-1, ViT-B (82.2): hmlp 82.5, hmlp with LayerNorm 82.5, levit 82.6, local 82.3, linear with "
+        "BatchNorm 82.3; after BeiT pre-training (83.1): hmlp 83.4, levit 83.0, local 82.4"
+    )
+    short_forms = {  # noqa: RUF012
+        "hmlp": {"kind": "hmlp"},
+        "hmlp-ln": {"kind": "hmlp", "norm": "layer"},
+        "levit": {"kind": "levit"},
+        "local": {"kind": "local"},
+    }
+
+    kind: str = ""
+    norm: Literal["batch", "layer", "none"] | None = None
+    gelu: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in _PUBLISHED:
+            raise UserError(f"stem(kind=...) cannot be '{self.kind}'. {nearest(self.kind, _PUBLISHED)}")
+        if self.norm is not None and self.norm not in _NORMS:
+            raise UserError(f"stem(norm=...) cannot be '{self.norm}'. {nearest(self.norm, _NORMS)}")
+        if self.gelu and self.kind != "linear":
+            raise UserError("stem(gelu=true) is for kind=linear; hmlp and levit have theirs between the layers.")
+
+    @property
+    def fills(self) -> frozenset[str]:
+        return frozenset({"stem", "stem norm before", "stem norm after"})
+
+    def edit(self, config: ViTConfig) -> ViTConfig:
+        norm = _NORMS[self.norm or _PUBLISHED[self.kind]]
+        bias = config.stem.bias if self.kind == config.stem.kind else self.kind != "levit"
+        inner = norm if self.kind in ("hmlp", "levit") else None
+        stem = replace(config.stem, bias=bias, before=None, after=norm, kind=self.kind, inner=inner, gelu=self.gelu)
+        return config.with_(stem=stem)
+
+    def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
+        if old.stem.kind != new.stem.kind:
+            return ("patch_embed.*",)
+        gone = ["norm_before"] if old.stem.before else []
+        gone += ["norm"] if old.stem.after != new.stem.after else []
+        gone += [f"layers.{i}" for i in _INNER_NORMS] if old.stem.inner != new.stem.inner else []
+        return tuple(f"patch_embed.{name}.*" for name in gone)

@@ -1,0 +1,175 @@
+"""What stems share: sizes, checks, and computing the visible patches alone."""
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import UserError
+
+
+def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+class Stem(nn.Module):
+    """Pictures (B, channels, height, width) -> patch tokens (B, T, C) in row-major order.
+
+    With ``keep`` (B, K), the indices of visible patches, only these are computed: (B, K, C) in the order of ``keep``,
+    equal to computing all tokens and selecting. A norm that takes statistics over the batch in training takes them
+    over what is visible.
+
+    A subclass makes ``proj``, the last linear map, and ``norm``, the slot after it, and gives ``project`` and, where
+    a token depends on its own patch alone (``patch_wise``), ``project_patches``.
+
+    Raises ValueError when a picture does not have the size that the stem was made for, and UserError on a ``keep``
+    that is empty, repeats itself or names patches that do not exist, and where the stem is not patch-wise.
+    """
+
+    proj: nn.Module
+    norm: nn.Module
+    patch_wise = True
+    first_layer = "proj"
+    """Name of the layer that reads the pictures."""
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int],
+        patch_size: int | tuple[int, int],
+        in_chans: int,
+        strict_img_size: bool = True,
+        output_fmt: str | None = None,
+        dynamic_img_pad: bool = False,
+    ) -> None:
+        super().__init__()
+        if dynamic_img_pad or output_fmt not in (None, "NLC", "NHWC"):
+            raise ValueError("This stem pads nothing and gives tokens as NLC or NHWC: leave dynamic_img_pad off.")
+        self.img_size, self.patch_size = _pair(img_size), _pair(patch_size)
+        self.in_chans, self.strict_img_size, self.output_fmt = in_chans, strict_img_size, output_fmt
+
+    @property
+    def grid_size(self) -> tuple[int, int]:
+        """(rows, columns) of patch tokens."""
+        return self.dynamic_feat_size(self.img_size)
+
+    @property
+    def num_patches(self) -> int:
+        return self.grid_size[0] * self.grid_size[1]
+
+    def dynamic_feat_size(self, img_size: tuple[int, int]) -> tuple[int, int]:
+        """(rows, columns) of patch tokens of a picture of ``img_size`` pixels."""
+        return img_size[0] // self.patch_size[0], img_size[1] // self.patch_size[1]
+
+    def feat_ratio(self, as_scalar: bool = True) -> int | tuple[int, int]:
+        return max(self.patch_size) if as_scalar else self.patch_size
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters that are matrices but not weights."""
+        return set()
+
+    def forward(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
+        self._check(images)
+        if keep is None:
+            return self._format(self.finish(self.project(images)), images)
+        return self.finish(self.project_patches(self._visible(images, keep)))
+
+    def project(self, images: Tensor) -> Tensor:
+        """(B, channels, height, width) -> (B, T, C), before the norm."""
+        return self.project_patches(patchify(images, self.patch_size))
+
+    def project_patches(self, patches: Tensor) -> Tensor:
+        """(B, K, channels * rows * columns), a patch's values as ``patchify`` orders them -> (B, K, C)."""
+        raise NotImplementedError
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        return self.norm(tokens)
+
+    def set_input_size(
+        self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
+    ) -> None:
+        """Another picture size (weights stay) or patch size, where the stem can follow one."""
+        if patch_size is not None and _pair(patch_size) != self.patch_size:
+            self._resize_patch(_pair(patch_size))
+        if img_size is not None:
+            self.img_size = _pair(img_size)
+
+    def _resize_patch(self, new: tuple[int, int]) -> None:
+        raise UserError(
+            f"The layers of this {type(self).__name__} are made for patches of {self.patch_size}: its weights cannot "
+            f"follow to {new}. Keep the patch size, or take the linear stem."
+        )
+
+    def _visible(self, images: Tensor, keep: Tensor) -> Tensor:
+        if not self.patch_wise:
+            raise UserError(
+                f"{type(self).__name__} reads overlapping windows: a visible token needs the pixels of hidden patches, "
+                "so keep cannot be exact. Use a patch-wise stem (linear, dpn, hmlp, local), or mask the tokens."
+            )
+        if self.output_fmt == "NHWC":
+            raise UserError("The visible patches alone form no grid: leave output_fmt at NLC to use keep.")
+        rows, columns = self.dynamic_feat_size((images.shape[-2], images.shape[-1]))
+        check_keep(keep, len(images), rows * columns)
+        return take_patches(images, keep, self.patch_size)
+
+    def _check(self, images: Tensor) -> None:
+        size = tuple(images.shape[-2:])
+        if self.strict_img_size and size != self.img_size:
+            raise ValueError(
+                f"The pictures are {size[0]}x{size[1]} pixels and the model is made for {self.img_size[0]}x"
+                f"{self.img_size[1]}: resize them, or call set_input_size on the model."
+            )
+        if size[0] % self.patch_size[0] or size[1] % self.patch_size[1]:
+            raise ValueError(
+                f"A picture of {size[0]}x{size[1]} pixels cannot be cut into patches of {self.patch_size}."
+            )
+
+    def _format(self, tokens: Tensor, images: Tensor) -> Tensor:
+        if self.output_fmt != "NHWC":
+            return tokens
+        return tokens.unflatten(1, self.dynamic_feat_size((images.shape[-2], images.shape[-1])))
+
+    def extra_repr(self) -> str:
+        return f"img_size={self.img_size}, patch_size={self.patch_size}"
+
+
+def patchify(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
+    """(B, channels, height, width) -> (B, T, channels * rows * columns): a patch's values in the order of a
+    convolution kernel, channel first."""
+    b, channels, height, width = images.shape
+    rows, columns = patch_size
+    cut = images.reshape(b, channels, height // rows, rows, width // columns, columns)
+    return cut.permute(0, 2, 4, 1, 3, 5).reshape(b, -1, channels * rows * columns)
+
+
+def take_patches(images: Tensor, keep: Tensor, patch_size: tuple[int, int]) -> Tensor:
+    """The patches ``keep`` (B, K) of pictures (B, channels, height, width), as ``patchify`` gives them.
+
+    Each row of pixels of a visible patch is found by its number among all of them, so that no others are read.
+    """
+    b, channels, height, width = images.shape
+    rows, columns = patch_size
+    across = width // columns
+    plane = torch.arange(b * channels, device=keep.device).view(b, 1, channels, 1)
+    row = (keep // across * rows)[:, :, None, None] + torch.arange(rows, device=keep.device)
+    number = (plane * height + row) * across + (keep % across)[:, :, None, None]
+    return images.reshape(-1, columns).index_select(0, number.flatten()).view(b, keep.shape[1], -1)
+
+
+def check_keep(keep: Tensor, pictures: int, patches: int) -> None:
+    """Raises UserError unless ``keep`` is (B, K), K >= 1 different indices of patches for each picture.
+
+    Looking at the values makes the host wait for the device, and cannot be done while a graph is traced.
+    """
+    if not isinstance(keep, Tensor) or keep.dtype not in (torch.int64, torch.int32) or keep.ndim != 2:
+        raise UserError("keep is a tensor (B, K) of whole numbers: the indices of the visible patches of each picture.")
+    if len(keep) != pictures:
+        raise UserError(f"keep has rows for {len(keep)} pictures, and there are {pictures}: give one row for each.")
+    if not keep.shape[1]:
+        raise UserError("keep is empty: at least one patch of each picture must be visible.")
+    if torch.compiler.is_compiling():
+        return
+    ordered = keep.sort(dim=1).values
+    if ordered[:, 0].min() < 0 or ordered[:, -1].max() >= patches:
+        outside = sorted({int(i) for i in keep.flatten() if not 0 <= i < patches})
+        raise UserError(f"keep names the patches {outside[:5]}; a picture has {patches}, numbered from 0.")
+    if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
+        row = int((ordered[:, 1:] == ordered[:, :-1]).any(1).nonzero()[0])
+        raise UserError(f"keep repeats a patch of picture {row}: each visible patch is named once.")

@@ -1,0 +1,58 @@
+"""The local-transformer stem: a small transformer inside each patch, as in TNT (Han et al., 2021)."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from ...stem_shapes import LOCAL_CELLS, LOCAL_DEPTH, LOCAL_HEADS, local_width
+from ..block import Block
+from ..norms import LayerNorm
+from .base import Stem, patchify
+
+
+class LocalTransformerStem(Stem):
+    """A patch is cut into 4 x 4 cells, which are the tokens of a pre-norm transformer of its own; their outputs side by
+    side are projected to the token of the patch.
+
+    ``proj([LN(transformer(embed(cells) + position))])``; the cells of different patches never meet. Touvron et al.,
+    2022, compare such a stem without giving its depth and width: here 12 blocks of 4 heads and 7/96 of the model's
+    width (56 for ViT-B), with which ViT-B has the 19.12 GFLOPs that they report. Takes what timm passes to
+    ``embed_layer``. See ``Stem`` for shapes and ``keep``.
+    """
+
+    proj: nn.Linear
+    first_layer = "embed"
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int | tuple[int, int] = 16,
+        in_chans: int = 3,
+        embed_dim: int = 768,
+        bias: bool = True,
+        norm_layer: Callable[[int], nn.Module] | None = None,
+        strict_img_size: bool = True,
+        output_fmt: str | None = None,
+        dynamic_img_pad: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(img_size, patch_size, in_chans, strict_img_size, output_fmt, dynamic_img_pad)
+        width = local_width(embed_dim, self.patch_size)
+        self.cell_size = self.patch_size[0] // LOCAL_CELLS, self.patch_size[1] // LOCAL_CELLS
+        self.embed = nn.Linear(in_chans * self.cell_size[0] * self.cell_size[1], width)
+        self.position = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, LOCAL_CELLS**2, width), std=0.02))
+        self.blocks = nn.Sequential(*(Block(width, LOCAL_HEADS, qkv_bias=True) for _ in range(LOCAL_DEPTH)))
+        self.norm_cells = LayerNorm(width)
+        self.proj = nn.Linear(LOCAL_CELLS**2 * width, embed_dim, bias=bias)
+        self.norm = norm_layer(embed_dim) if norm_layer else nn.Identity()
+        self.to(device=device, dtype=dtype)
+
+    def no_weight_decay(self) -> set[str]:
+        return {"position"}
+
+    def project_patches(self, patches: Tensor) -> Tensor:
+        pictures = patches.reshape(-1, self.in_chans, *self.patch_size)
+        cells = self.embed(patchify(pictures, self.cell_size)) + self.position
+        return self.proj(self.norm_cells(self.blocks(cells)).view(*patches.shape[:2], -1))

@@ -1,0 +1,165 @@
+"""The change of stems: which weights stay, what does not fit, and patches that hold several layers."""
+
+import copy
+
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods.apply import edit
+from vitmods.errors import NoEffect, SlotConflict, UserError
+from vitmods.layers import HMLPStem, LeViTStem, LinearStem, LocalTransformerStem
+
+ROWS = ["hmlp", "hmlp-ln", "levit", "stem(kind=levit,norm=layer)", "local", "stem(kind=linear,norm=batch,gelu=true)"]
+
+
+@pytest.fixture
+def base():
+    torch.manual_seed(0)
+    return vm.vit("mu/16", img_size=32, num_classes=5)
+
+
+def apply(model, *texts):
+    for text in texts:
+        model = vm.apply(model, *vm.parse_changes(text))
+    return model
+
+
+KINDS = {"linear": LinearStem, "hmlp": HMLPStem, "levit": LeViTStem, "local": LocalTransformerStem}
+
+
+@pytest.mark.parametrize("first", KINDS)
+@pytest.mark.parametrize("second", KINDS)
+def test_from_any_stem_to_any_other_all_else_is_kept(base, first, second):
+    if first == second:
+        return
+    old = base if first == "linear" else apply(base, f"stem(kind={first})")
+    new = apply(old, f"stem(kind={second})")
+    assert type(new.patch_embed) is KINDS[second]
+    before, after = old.state_dict(), new.state_dict()
+    rest = {name for name in after if not name.startswith("patch_embed.")}
+    assert rest == {name for name in before if not name.startswith("patch_embed.")}
+    assert all(torch.equal(before[name], after[name]) for name in rest)
+
+
+def test_the_linear_stem_keeps_its_projection(base):
+    for change in ("stem(kind=linear,norm=batch)", "stem(kind=linear,gelu=true)"):
+        model = apply(base, change)
+        assert torch.equal(model.patch_embed.proj.weight, base.patch_embed.proj.weight)
+    again = apply(base, "dpn", "stem(kind=linear)")
+    assert again.config == base.config
+    assert torch.equal(again.patch_embed.proj.weight, base.patch_embed.proj.weight)
+
+
+def test_another_norm_keeps_the_maps_between(base):
+    batch = apply(base, "hmlp")
+    with torch.no_grad():
+        batch(torch.randn(8, 3, 32, 32))  # gathers statistics, which LayerNorm has no place for
+    layer = apply(batch, "hmlp-ln")
+    for name in ("layers.0", "layers.3", "proj"):
+        old, new = (m.patch_embed.get_submodule(name) for m in (batch, layer))
+        assert torch.equal(old.weight, new.weight)
+        assert torch.equal(old.bias, new.bias)
+    assert {name for name, _ in layer.patch_embed.named_buffers()} == {"order"}
+
+
+def test_all_layers_compile_and_export(base):
+    """Patches of 16 pixels; the tests over all changes have patches of 4, for which hMLP has one layer."""
+    model, images = apply(base, "hmlp"), torch.randn(8, 3, 32, 32)
+    torch._dynamo.reset()
+    twin = copy.deepcopy(model)
+    for forward in (model, torch.compile(twin, fullgraph=True, backend="aot_eager")):
+        forward(images).square().sum().backward()
+    for (name, a), b in zip(model.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, atol=1e-4, rtol=1e-3, msg=name)
+    torch._dynamo.reset()
+    model.eval()
+    with torch.no_grad():
+        program = torch.export.export(model, (images,))
+        torch.testing.assert_close(program.module()(images), model(images), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_timms_tools_find_the_layer_that_reads_pixels(base, row):
+    model = apply(base, row)
+    first = model.get_submodule(model.pretrained_cfg["first_conv"])
+    assert first is next(m for m in model.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear))
+
+
+@pytest.mark.parametrize("init", ["timm", "big_vision"])
+@pytest.mark.parametrize("row", ROWS)
+def test_tokens_start_at_a_sound_size(row, init):
+    torch.manual_seed(0)
+    config = edit(vm.ViTConfig.from_name("Ti/16", img_size=64, init=init), vm.parse_changes(row))
+    stem = vm.vit(config, depth=1).patch_embed
+    tokens = stem(torch.randn(8, 3, 64, 64))
+    assert 0.05 < float(tokens.std()) < 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stem", "stem.kind=.*cannot be ''"),
+        ("stem(kind=hmpl)", "Did you mean 'hmlp'"),
+        ("stem(kind=hmlp,norm=lazer)", "Did you mean 'layer'"),
+        ("stem(kind=hmlp,gelu=true)", "gelu=true.*kind=linear"),
+    ],
+)
+def test_wrong_settings_say_what_is_right(text, message):
+    with pytest.raises(UserError, match=message):
+        vm.parse_changes(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "text", "message"),
+    [
+        ("mu/14", "hmlp", "4, 8, 16, 32.*not 14"),
+        ("mu/14", "levit", "2, 4, 8, 16.*not 14"),
+        ("mu/14", "local", "multiples of 4 pixels, not 14 x 14"),
+        ("mu/16", "hmlp+dpn(after=false)", "norm on the pixels of a patch belongs to the linear stem"),
+        ("mu/16", "stem(kind=linear,gelu=true)+rms", "GELU at the end of the stem"),
+        ("mu/16", "hmlp+rms", "stem.*writes a mean"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_an_error(size, text, message):
+    model = vm.vit(size, img_size=2 * int(size.partition("/")[2]))
+    with pytest.raises(UserError, match=message):
+        apply(model, *text.split("+"))
+
+
+def test_conflicts_and_no_effect(base):
+    with pytest.raises(SlotConflict, match="stem norm"):
+        apply(base, "hmlp+dpn")
+    with pytest.raises(NoEffect):
+        apply(base, "stem(kind=linear)")
+    with pytest.raises(NoEffect):
+        apply(base, "hmlp", "stem(kind=hmlp,norm=batch)")
+
+
+def test_exact_rms_goes_through_a_stem_that_ends_in_layer_norm(base):
+    """centre.py's algebra: the last norm of the stem writes no mean, and the last map of the local transformer can be
+    centred."""
+    images = torch.randn(2, 3, 32, 32)
+    for change in ("hmlp-ln", "local"):
+        model = apply(base, change).eval()
+        torch.testing.assert_close(apply(model, "rms")(images), model(images), atol=1e-5, rtol=1e-5)
+
+
+def test_a_patch_size_that_the_stem_cannot_follow_leaves_the_model_as_it_was(base):
+    model = apply(base, "hmlp").eval()
+    images = torch.randn(2, 3, 32, 32)
+    expected = model(images)
+    with pytest.raises(UserError, match="cannot follow"):
+        model.set_input_size(patch_size=8)
+    assert torch.equal(model(images), expected)
+    model.set_input_size(img_size=(48, 32))
+    assert model(torch.randn(2, 3, 48, 32)).shape == (2, 5)
+
+
+def test_exports_name_the_stem_that_they_lack(base):
+    from vitmods.adapters.timm import to_timm
+
+    with pytest.raises(UserError, match="stem"):
+        to_timm(apply(base, "hmlp"))
+    with pytest.raises(UserError, match="mask_token"):
+        to_timm(vm.vit("mu/16", img_size=32, mask_token=True))

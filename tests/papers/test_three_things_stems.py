@@ -1,0 +1,139 @@
+"""Table 7 of Three Things (Touvron et al., 2022): the stems against the official code in float64, and their FLOPs."""
+
+from functools import partial
+
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods.apply import edit
+from vitmods.flops import count_macs, count_published
+from vitmods.layers import HMLPStem, LayerNorm, LeViTStem
+from vitmods.layers.norms import BatchNorm
+
+NORMS = {"bn_train": partial(BatchNorm, eps=1e-5), "bn_eval": partial(BatchNorm, eps=1e-5), "ln": LayerNorm}
+
+
+def hmlp_names(official):
+    """DeiT's class has one row of layers; here the last map and norm have their own names."""
+    last = {"6": "proj", "7": "norm"}
+    parts = ((name.split(".", 2), value) for name, value in official.items())
+    return {f"{last.get(i, f'layers.{i}')}.{rest}": value for (_, i, rest), value in parts}
+
+
+def levit_names(official):
+    found = {}
+    for name, value in official.items():
+        i, kind, rest = name.split(".")
+        last = {"c": "proj", "bn": "norm"}[kind]
+        place = int(i) // 2 * 3 + (kind == "bn")
+        found[f"{last if i == '6' else f'layers.{place}'}.{rest}"] = value
+    return found
+
+
+def check_gradients(stem, g, names, images, out):
+    leaves = dict(stem.named_parameters())
+    grads = torch.autograd.grad(out, [images, *leaves.values()], g["ct.y"])
+    torch.testing.assert_close(grads[0], g["grad_in.x"], atol=1e-10, rtol=0)
+    expected = names(g.group("grad_param"))
+    assert expected.keys() == leaves.keys()
+    for name, grad in zip(leaves, grads[1:], strict=True):
+        torch.testing.assert_close(grad, expected[name], atol=1e-10, rtol=0)
+
+
+@pytest.fixture
+def hmlp(golden):
+    def make(variant):
+        g = golden(f"hmlp_stem_{variant}")
+        norm = NORMS[variant]
+        stem = HMLPStem(64, 16, 3, 32, norm_layer=norm, inner_norm=norm).double()
+        stem.load_state_dict(hmlp_names(g.group("param")), strict=variant != "bn_train")
+        return g, stem.train(variant == "bn_train")
+
+    return make
+
+
+@pytest.mark.parametrize("variant", NORMS)
+def test_hmlp_equals_the_official_stem(hmlp, variant):
+    g, stem = hmlp(variant)
+    images = g["in.x"].requires_grad_()
+    out = stem(images)
+    torch.testing.assert_close(out, g["out.y"], atol=1e-10, rtol=0)
+    check_gradients(stem, g, hmlp_names, images, out)
+    for name, value in hmlp_names(g.group("out.after")).items() if variant == "bn_train" else ():
+        torch.testing.assert_close(stem.get_buffer(name), value, atol=1e-10, rtol=0, check_dtype=False)
+
+
+@pytest.mark.parametrize("variant", NORMS)
+def test_hmlp_on_all_patches_by_name_equals_the_official_stem(hmlp, variant):
+    """The form for visible patches, its gradients too; in training, since all are visible, the same statistics."""
+    g, stem = hmlp(variant)
+    images = g["in.x"].requires_grad_()
+    out = stem(images, torch.arange(16).expand(3, 16))
+    torch.testing.assert_close(out, g["out.y"], atol=1e-10, rtol=0)
+    check_gradients(stem, g, hmlp_names, images, out)
+
+
+def test_levit_equals_the_official_stem(golden):
+    g = golden("levit_stem_eval")
+    stem = LeViTStem(64, 16, 3, 32).double().eval()
+    stem.load_state_dict(levit_names(g.group("param")))
+    images = g["in.x"].requires_grad_()
+    out = stem(images)
+    assert out.shape == (2, 16, 32)
+    g.arrays["ct.y"] = g["ct.y"].flatten(2).mT
+    torch.testing.assert_close(out, g["out.y"].flatten(2).mT, atol=1e-10, rtol=0)
+    check_gradients(stem, g, levit_names, images, out)
+
+
+# change, depth, GFLOPs as published
+TABLE_7 = [
+    ("", 12, 17.58),
+    ("stem(kind=linear,norm=batch)", 12, 17.58),
+    ("stem(kind=linear,gelu=true)", 12, 17.58),
+    ("stem(kind=linear,norm=batch,gelu=true)", 12, 17.58),
+    ("", 13, 19.04),
+    ("levit", 12, 19.07),
+    ("stem(kind=levit,norm=layer)", 12, 19.07),
+    ("local", 12, 19.12),
+    ("hmlp", 12, 17.73),
+    ("hmlp-ln", 12, 17.73),
+]
+
+
+def config_of(change, depth, **overrides):
+    return edit(vm.ViTConfig.from_name("B/16", depth=depth, **overrides), vm.parse_changes(change))
+
+
+@pytest.mark.parametrize(("change", "depth", "giga"), TABLE_7)
+def test_flops_are_the_published_ones(change, depth, giga):
+    assert round(count_published(config_of(change, depth)) / 1e9, 2) == giga
+
+
+def test_every_slot_is_counted():
+    """Five for each value that passes a norm, over the matrix products."""
+    base = vm.ViTConfig.from_name("mu2/4", img_size=8)  # 2 blocks of width 32, 4 patches and the class token
+    counts = {"": 5 * 32 * 5 * 5, "dpn": 5 * (4 * 48 + 4 * 32), "normformer": 5 * 2 * 5 * (32 + 128)}
+    counts["dpn(before=false,after=false,after_position=true)"] = 5 * 4 * 32
+    assert count_published(base) - count_macs(base) == counts.pop("")
+    for change, added in counts.items():
+        new = edit(base, vm.parse_changes(change))
+        assert count_published(new) - count_macs(new) == count_published(base) - count_macs(base) + added, change
+
+
+@pytest.mark.parametrize("change", [change for change, depth, _ in TABLE_7 if change and depth == 12])
+@pytest.mark.parametrize("shape", [{"img_size": (32, 48)}, {"img_size": 32, "patch_size": 8, "in_chans": 1}], ids=str)
+def test_counts_are_those_that_run(change, shape):
+    """Against PyTorch's own counter of products, and the values that reach the norms."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = vm.vit(edit(vm.ViTConfig.from_name("mu2/16", num_classes=7, **shape), vm.parse_changes(change))).eval()
+    normed = []
+    for module in model.modules():
+        if isinstance(module, LayerNorm | BatchNorm):
+            module.register_forward_hook(lambda m, args, out: normed.append(out.numel()))
+    images = torch.zeros(1, model.config.in_chans, *model.config.img_size)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.forward_head(model.forward_features(images))
+    assert counter.get_total_flops() == 2 * count_macs(model.config)
+    assert 5 * sum(normed) == count_published(model.config) - count_macs(model.config)

@@ -1,0 +1,165 @@
+"""Visible patches alone (keep) and mask tokens in place (mask), for masked pre-training."""
+
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods.config import NormConfig
+from vitmods.errors import UserError
+
+KEEP = torch.tensor([[3, 0, 4], [5, 1, 2]])
+MASK = torch.tensor([[True, False, False, True, False, False], [False] * 6])
+MODELS = [
+    {},
+    {"pool": "avg", "reg_tokens": 2},
+    {"pool": "map", "class_token": False, "position": "sincos2d"},
+    {"position_on_prefix": False, "position": "sincos2d", "prefix_from": 1},
+    {"position": "none", "position_norm": NormConfig()},
+]
+
+
+def make(changes="", **overrides):
+    torch.manual_seed(0)
+    shape = {"img_size": (8, 12), "num_classes": 5, "mask_token": True}
+    config = vm.ViTConfig.from_name("mu2/4", **{**shape, **overrides})
+    if config.position == "sincos2d":
+        config = config.with_(position_on_prefix=False)
+    model = vm.ViT(vm.apply(vm.vit(config), *vm.parse_changes(changes)).config).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+def pictures(seed=0):
+    return torch.randn(2, 3, 8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def embedded(model, x, **which):
+    """The tokens that the first block reads."""
+    seen = []
+    hook = model.blocks[0].register_forward_pre_hook(lambda m, args: seen.append(args[0]))
+    model.forward_features(x, **which)
+    hook.remove()
+    return seen[0]
+
+
+def same(a, b, atol=1e-10):
+    torch.testing.assert_close(a, b, atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("overrides", MODELS, ids=str)
+def test_visible_tokens_keep_their_positions(overrides):
+    model = make(**overrides)
+    all_tokens, visible = embedded(model, pictures()), embedded(model, pictures(), keep=KEEP)
+    prefix = 0 if model.config.prefix_from else model.config.num_prefix_tokens
+    assert visible.shape[1] == prefix + 3
+    same(visible[:, :prefix], all_tokens[:, :prefix])
+    same(visible[:, prefix:], all_tokens[:, prefix:].gather(1, KEEP[..., None].expand(-1, -1, 32)))
+
+
+@pytest.mark.parametrize("overrides", MODELS, ids=str)
+def test_hidden_patches_reach_nothing(overrides):
+    model = make(**overrides)
+    images, other = pictures(), pictures()
+    other[0, :, :4, 4:] = 7  # patches 1 and 2 of the first picture
+    other[0, :, 4:, 8:] = 7  # and 5
+    other[1, :, :4, :4] = 7  # 0 of the second
+    other[1, :, 4:, :8] = 7  # and 3, 4
+    same(model(images, keep=KEEP), model(other, keep=KEEP))
+    assert (model(images) - model(other)).abs().amax() > 1e-3
+    out = model.forward_features(images, keep=KEEP)
+    assert out.shape == (2, model.config.num_prefix_tokens + 3, 32)
+
+
+@pytest.mark.parametrize("changes", ["", "hmlp", "local", "dpn", "norm(kind=batch)", "placement(attn=post,mlp=post)"])
+def test_all_patches_in_their_order_are_no_keep_at_all(changes):
+    model = make(changes)
+    everything = torch.arange(6).expand(2, 6)
+    same(model(pictures(), keep=everything), model(pictures()))
+    same(model.forward_features(pictures(), keep=everything), model.forward_features(pictures()))
+
+
+@pytest.mark.parametrize("overrides", MODELS, ids=str)
+def test_the_mask_token_stands_where_the_mask_is_true(overrides):
+    """In place of the stem's token, before the positions are added."""
+    model = make(**overrides)
+    tokens = model.patch_embed(pictures())
+    tokens[0, [0, 3]] = model.mask_token[0, 0]
+    model.patch_embed.register_forward_hook(lambda m, args, out: tokens)
+    expected = model(pictures())
+    model.patch_embed._forward_hooks.clear()
+    same(model(pictures(), mask=MASK), expected)
+    same(model(pictures(), mask=torch.zeros_like(MASK)), model(pictures()))
+    same(model.forward_features(pictures(), mask=torch.ones_like(MASK)),
+         model.forward_features(pictures(1), mask=torch.ones_like(MASK)))  # fmt: skip
+
+
+def test_training_reaches_every_parameter():
+    model = make("hmlp-ln", patch_size=4).train()
+    model.set_grad_checkpointing()
+    model(pictures(), mask=MASK).sum().backward()
+    assert not [name for name, p in model.named_parameters() if p.grad is None]
+    model.zero_grad()
+    model(pictures(), keep=KEEP).sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == ["mask_token"]
+
+
+def test_the_mask_token_is_spared_from_decay_and_starts_small():
+    model = vm.vit("S/16", mask_token=True)
+    assert "mask_token" in model.no_weight_decay()
+    assert float(model.mask_token.std()) == pytest.approx(0.02, rel=0.2)
+    assert "mask_token" not in dict(vm.vit("mu/2").named_parameters())
+    assert "patch_embed.position" in make("local").no_weight_decay()
+
+
+@pytest.mark.parametrize("which", [{"keep": KEEP}, {"mask": MASK}], ids=["keep", "mask"])
+def test_it_compiles_and_exports(which):
+    model, images = make("hmlp-ln", depth=1).float(), pictures().float()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    same(compiled(images, **which), model(images, **which), atol=1e-5)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        program = torch.export.export(model, (images,), which)
+        same(program.module()(images, **which), model(images, **which), atol=1e-5)
+
+
+def test_autocast_mixes_types():
+    model = make().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        for which in ({"keep": KEEP}, {"mask": MASK}):
+            assert model(pictures().float(), **which).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("changes", "which", "message"),
+    [
+        ("", {"keep": KEEP, "mask": MASK}, "keep.*or mask.*not both"),
+        ("", {"keep": torch.tensor([[0, 0], [1, 2]])}, "repeats a patch of picture 0"),
+        ("", {"keep": torch.tensor([[0], [6]])}, r"names the patches \[6\]"),
+        ("levit", {"keep": KEEP}, "overlapping windows"),
+        ("dtn", {"keep": KEEP}, "DynamicTokenNorm reads the whole grid.*use mask"),
+        ("gpsa(blocks=1)", {"keep": KEEP}, "GatedPositions reads the whole grid.*use mask"),
+        ("", {"mask": MASK.long()}, r"boolean and \(2, 6\) here, not torch.int64 \(2, 6\)"),
+        ("", {"mask": MASK[:, :5]}, r"not torch.bool \(2, 5\)"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_an_error(changes, which, message):
+    with pytest.raises(UserError, match=message):
+        make(changes)(pictures(), **which)
+
+
+def test_a_mask_needs_a_mask_token():
+    with pytest.raises(UserError, match="mask_token=True"):
+        make(mask_token=False)(pictures(), mask=MASK)
+
+
+def test_dynamic_token_norm_takes_a_mask():
+    assert make("dtn")(pictures(), mask=MASK).shape == (2, 5)
+
+
+def test_a_new_picture_size_moves_the_positions_that_keep_reads():
+    model = make()
+    model.set_input_size((12, 12))
+    same(model(torch.ones(1, 3, 12, 12).double(), keep=torch.arange(9)[None]), model(torch.ones(1, 3, 12, 12).double()))
