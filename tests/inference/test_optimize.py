@@ -94,6 +94,18 @@ def test_folding_is_exact_in_float64(arm):
     assert moved(model, vm.optimize_for_inference(model)) <= 1e-13
 
 
+STEMS = ("hmlp", "hmlp-ln", "levit", "local", "stem(kind=linear,norm=batch,gelu=true)")
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_stems(stem):
+    model = small(stem, patch_size=8)
+    new = vm.optimize_for_inference(model)
+    assert moved(model, new) <= 1e-5
+    assert not any("running" in name for name, _ in new.named_buffers())
+    assert moved(model.double(), vm.optimize_for_inference(model)) <= 1e-13
+
+
 def test_what_is_folded_is_gone():
     new = vm.optimize_for_inference(small("dpn+layerscale"))
     left = [name for name, _ in new.named_parameters() if any(part in name for part in (".norm1", ".norm2", ".ls"))]

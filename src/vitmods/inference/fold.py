@@ -3,6 +3,7 @@
 - A norm that a map V reads: ``V (g n + b) + c = (V g) n + (c + V b)``, g and b its gain and bias. V is the map of
   queries, keys and values, the first of the MLP, for norms inside the branches the last, and for Dual PatchNorm the
   patch projection. BatchNorm in evaluation is such a gain and bias altogether, and leaves its slot.
+- BatchNorm behind a map, as in convolutional stems, goes into that map.
 - Factors of heads go into the output projection.
 - LayerScale behind a map: ``s (W h + c) = (s W) h + s c``; behind a norm on the branch it goes into that norm's gain.
 
@@ -10,12 +11,13 @@ The final norm stays, so that features are the same as well as logits. The arith
 """
 
 import math
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from ..config import BranchConfig, NormConfig, ViTConfig
+from ..config import BranchConfig, NormConfig, StemConfig, ViTConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +31,7 @@ WHOLLY_AFFINE = ("batch", "scale_shift")
 def fold(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
     """Config and weights of a model with the same outputs in evaluation. The tensors given stay as they are."""
     new, scales_fold = dict(weights), _scales_fold(config)
-    _fold_into_reader(new, config.stem.before, "patch_embed.norm_before", "patch_embed.proj")
+    _fold_stem(new, config)
     for i in range(config.depth):
         attn, mlp = config.branches(i)
         for branch, n, first, part, last in ((attn, 1, "qkv", "attn", "proj"), (mlp, 2, "fc1", "mlp", "fc2")):
@@ -43,6 +45,9 @@ def fold(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
         if config.head_scale and not _keeps_slot(attn.inner):
             _fold_head_scale(new, f"blocks.{i}.attn")
     edited = _edit(config, scales_fold)
+    if edited.stem.bias:
+        for name in ("patch_embed.proj", *_stem_layers(new)):
+            new.setdefault(f"{name}.bias", new[f"{name}.weight"].new_zeros(len(new[f"{name}.weight"])))
     if edited.qkv_bias:
         for i in range(config.depth):
             rows = new[f"blocks.{i}.attn.qkv.weight"]
@@ -52,13 +57,18 @@ def fold(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
 
 def _edit(config: ViTConfig, scales_fold: bool) -> ViTConfig:
     readers = [config.branches(i)[0].before for i in range(config.depth)]
-    pixels = config.stem.before
     return config.with_slots(_edit_branch, _edit_branch).with_(
-        stem=replace(config.stem, before=_folded(pixels), bias=config.stem.bias or _shifts(pixels)),
+        stem=_edit_stem(config.stem),
         qkv_bias=config.qkv_bias or any(map(_shifts, readers)),
         head_scale=config.head_scale and any(_keeps_slot(config.branches(i)[0].inner) for i in range(config.depth)),
         layer_scale=None if scales_fold else config.layer_scale,
     )
+
+
+def _edit_stem(stem: StemConfig) -> StemConfig:
+    inner, after = (norm if _keeps_slot(norm) else None for norm in (stem.inner, stem.after))
+    shifted = _shifts(stem.before) or any(norm and not _keeps_slot(norm) for norm in (stem.inner, stem.after))
+    return replace(stem, before=_folded(stem.before), bias=stem.bias or shifted, inner=inner, after=after)
 
 
 def _edit_branch(branch: BranchConfig) -> BranchConfig:
@@ -83,6 +93,21 @@ def _scales_fold(config: ViTConfig) -> bool:
     """Whether each LayerScale stands behind a map, or behind a norm with a gain for each channel."""
     norms = [branch.branch for i in range(config.depth) for branch in config.branches(i)]
     return all(not _keeps_slot(n) or (n.affine and dict(n.options).get("gain") != "scalar") for n in norms if n)
+
+
+def _stem_layers(weights: "Weights") -> list[str]:
+    """The convolutions of a stem of several, in front of its last; each has its norm as the next layer."""
+    found = re.compile(r"(patch_embed\.layers\.\d+)\.weight")
+    return [m[1] for name, w in weights.items() if w.ndim == 4 and (m := found.fullmatch(name))]
+
+
+def _fold_stem(weights: "Weights", config: ViTConfig) -> None:
+    stem = config.stem
+    _fold_into_reader(weights, stem.before, "patch_embed.norm_before", "patch_embed.proj")
+    _fold_into_writer(weights, stem.after, "patch_embed.norm", "patch_embed.proj")
+    for layer in _stem_layers(weights):
+        prefix, _, number = layer.rpartition(".")
+        _fold_into_writer(weights, stem.inner, f"{prefix}.{int(number) + 1}", layer)
 
 
 def _fold_into_reader(weights: "Weights", norm: NormConfig | None, name: str, reader: str) -> None:
