@@ -15,6 +15,7 @@ from .layers import (
     GatedPositions,
     LinearStem,
     Mlp,
+    ParallelBlock,
     TokensToTokenStem,
     norms,
 )
@@ -78,8 +79,15 @@ def make_stem(config: ViTConfig) -> LinearStem:
     return DualPatchNormStem(norm_before=norm_factory(stem.before), **sizes)
 
 
-def make_block(config: ViTConfig, index: int) -> Block:
+def make_block(config: ViTConfig, index: int) -> Block | ParallelBlock:
     """The block of that index, with its norm slots and its share of the drop path rate."""
+    if config.parallel == 1:
+        return _make_branches(config, index)
+    return ParallelBlock([_make_branches(config, index) for _ in range(config.parallel)])
+
+
+def _make_branches(config: ViTConfig, index: int) -> Block:
+    """One attention and one MLP branch."""
     attn, mlp = config.branches(index)
     share = index / max(config.depth - 1, 1) if config.drop_path_shape == "linear" else 1.0
     return Block(

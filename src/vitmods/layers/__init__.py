@@ -6,6 +6,7 @@ from .drop import DropPath, LayerScale
 from .gated_positions import GatedPositions
 from .mlp import Mlp
 from .norms import DynamicTokenNorm, LayerNorm, RMSNorm, ScaleShift
+from .parallel import ParallelBlock
 from .stems import DualPatchNormStem, LinearStem, TokensToTokenStem
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "LayerScale",
     "LinearStem",
     "Mlp",
+    "ParallelBlock",
     "RMSNorm",
     "ScaleShift",
     "TokensToTokenStem",
