@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .branch_names import parallel_name, sequential_name
 from .changes import Change, Weights
 from .config import ViTConfig
 from .errors import NoEffect, SlotConflict, UserError
@@ -30,7 +31,8 @@ def apply(model: nn.Module, *changes: Change) -> ViT:
     """
     check_conflicts(changes)
     old = as_vit(model)
-    config, weights = old.config, {name: value.clone() for name, value in old.state_dict().items()}
+    config, parallel = old.config, old.config.parallel
+    weights = {sequential_name(name, parallel): value.clone() for name, value in old.state_dict().items()}
     for change in changes:
         config, weights = _apply_one(change, config, weights)
     new = _build(config, weights, old)
@@ -84,10 +86,10 @@ def _edit_one(change: Change, config: ViTConfig) -> ViTConfig:
 def _apply_one(change: Change, config: ViTConfig, weights: Weights) -> tuple[ViTConfig, Weights]:
     edited = _edit_one(change, config)
     versions = {name: value._version for name, value in weights.items()}
-    carried = change.carry(dict(weights), config, edited)
+    carried = change.carry(dict(weights), config.unrolled, edited.unrolled)
     written = [name for name, value in weights.items() if value._version != versions[name]]
     assert not written, f"'{change}' writes into {written[0]} in place: `carry` must make new tensors"
-    drops = change.drops(config, edited)
+    drops = change.drops(config.unrolled, edited.unrolled)
     _check_carried(change, weights, carried, drops)
     gone = {n for n in carried if carried[n] is weights.get(n) and any(fnmatch(n, pattern) for pattern in drops)}
     return edited, {name: value for name, value in carried.items() if name not in gone}
@@ -106,14 +108,15 @@ def _check_carried(change: Change, weights: Weights, carried: Weights, drops: Se
 def _build(config: ViTConfig, weights: Weights, old: ViT) -> ViT:
     reference = next(old.parameters())
     new = ViT(config).to(device=reference.device, dtype=reference.dtype)
+    weights = {parallel_name(name, config.parallel): value for name, value in weights.items()}
     own = new.state_dict()
     for name, value in weights.items():
         assert name in own, f"{name} has no place in the new model, and no change says that it drops it"
         assert own[name].shape == value.shape, f"{name}: carried {tuple(value.shape)}, needed {tuple(own[name].shape)}"
     new.load_state_dict(weights, strict=False)
-    frozen = {name for name, p in old.named_parameters() if not p.requires_grad}
+    frozen = {sequential_name(n, old.config.parallel) for n, p in old.named_parameters() if not p.requires_grad}
     for name, parameter in new.named_parameters():
-        parameter.requires_grad_(name not in frozen)
+        parameter.requires_grad_(sequential_name(name, config.parallel) not in frozen)
     new.grad_checkpointing = old.grad_checkpointing
     for block in new.blocks:
         block.lean = any(b.lean for b in old.blocks)  # type: ignore[assignment]
@@ -128,26 +131,28 @@ def preserved(changes: Sequence[Change]) -> str:
 
 
 @torch.no_grad()
-def verify(old: nn.Module, new: nn.Module, *changes: Change) -> float:
-    """The largest difference of outputs on two random pictures, relative to the largest output.
+def verify(old: nn.Module, new: nn.Module, *changes: Change, images: torch.Tensor | None = None) -> float:
+    """The largest difference of outputs on two random pictures, or on those given, relative to the largest output.
 
     Raises AssertionError if the changes promise the function and the outputs differ by more than float32 rounding.
     Runs in evaluation mode and leaves the random state and the models' modes alone.
     """
     before, after = as_vit(old), as_vit(new)
-    difference = _difference(before, after)
+    difference = _difference(before, after, images)
     tolerance = 1e-5 if next(after.parameters()).dtype in (torch.float32, torch.float64) else 5e-2
     promised = bool(changes) and preserved(changes) == "function"
     assert not promised or difference <= tolerance, f"outputs differ by {difference:.1e}, promised the same function"
     return difference
 
 
-def _difference(old: ViT, new: ViT) -> float:
+def _difference(old: ViT, new: ViT, images: torch.Tensor | None) -> float:
     if (old.config.in_chans, old.config.img_size) != (new.config.in_chans, new.config.img_size):
         return float("nan")
     p = next(new.parameters())
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(2, new.config.in_chans, *new.config.img_size, generator=generator).to(p.device, p.dtype)
+    if images is None:
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(2, new.config.in_chans, *new.config.img_size, generator=generator)
+    images = images.to(p.device, p.dtype)
     outputs = []
     for model in (old, new):
         training = model.training
@@ -186,7 +191,8 @@ class Diff:
     changed: tuple[str, ...]
     preserves: str
     drift: float
-    """Largest difference of outputs on random pictures, relative to the largest output."""
+    """Largest difference of outputs on these pictures, relative to the largest output."""
+    pictures: str
     changes: tuple[str, ...]
     papers: tuple[str, ...]
 
@@ -199,6 +205,7 @@ class Diff:
             "changed": list(self.changed),
             "preserves": self.preserves,
             "drift": self.drift,
+            "pictures": self.pictures,
             "changes": list(self.changes),
             "papers": list(self.papers),
         }
@@ -209,7 +216,7 @@ class Diff:
             ("parameters", _compare(self.params, 1e6, "M")),
             ("multiply-adds", _compare(self.macs, 1e9, "G")),
             *((kind, names) for kind in ("added", "removed", "changed") for names in _group(getattr(self, kind))),
-            ("preserves", f"{self.preserves} (outputs on random pictures differ by {self.drift:.1e} of the largest)"),
+            ("preserves", f"{self.preserves} (outputs on {self.pictures} differ by {self.drift:.1e} of the largest)"),
             *(("paper", paper) for paper in self.papers),
         ]
         lines, last = [], ""
@@ -230,10 +237,12 @@ def _group(names: Sequence[str]) -> list[str]:
     return [f"{pattern}  ({count}x)" if count > 1 else pattern for pattern, count in patterns.items()]
 
 
-def diff(old: nn.Module, new: nn.Module) -> Diff:
+def diff(old: nn.Module, new: nn.Module, images: torch.Tensor | None = None) -> Diff:
     """What ``new`` has that ``old`` has not: modules, parameters, multiply-adds, what was preserved, papers.
 
-    Both are models that ``apply`` takes. ``print`` it for a table. Raises UserError for other models.
+    Both are models that ``apply`` takes. ``images`` (B, in_chans, height, width), made as for training, are what the
+    outputs are compared on; without them two random pictures are. ``print`` it for a table. Raises UserError for other
+    models.
     """
     before, after = as_vit(old), as_vit(new)
     changes = after.changes[len(before.changes) :]
@@ -245,7 +254,8 @@ def diff(old: nn.Module, new: nn.Module) -> Diff:
         removed=tuple(n for n in first if n not in second),
         changed=tuple(f"{n}: {first[n]} -> {second[n]}" for n in second if n in first and first[n] != second[n]),
         preserves=preserved(changes),
-        drift=verify(before, after),
+        drift=verify(before, after, images=images),
+        pictures="random pictures" if images is None else f"{len(images)} given pictures",
         changes=tuple(map(str, changes)),
         papers=tuple(dict.fromkeys(change.describe()["paper"] for change in changes)),
     )

@@ -18,6 +18,7 @@ from .layers import (
     LinearStem,
     LocalTransformerStem,
     Mlp,
+    ParallelBlock,
     Stem,
     TokensToTokenStem,
     norms,
@@ -87,8 +88,15 @@ def make_stem(config: ViTConfig) -> Stem:
     return DualPatchNormStem(norm_before=norm_factory(stem.before), gelu=stem.gelu, **sizes)
 
 
-def make_block(config: ViTConfig, index: int) -> Block:
+def make_block(config: ViTConfig, index: int) -> Block | ParallelBlock:
     """The block of that index, with its norm slots and its share of the drop path rate."""
+    if config.parallel == 1:
+        return _make_branches(config, index)
+    return ParallelBlock([_make_branches(config, index) for _ in range(config.parallel)])
+
+
+def _make_branches(config: ViTConfig, index: int) -> Block:
+    """One attention and one MLP branch."""
     attn, mlp = config.branches(index)
     share = index / max(config.depth - 1, 1) if config.drop_path_shape == "linear" else 1.0
     return Block(

@@ -117,6 +117,7 @@ class ViTConfig:
     num_classes: int = 1000
     embed_dim: int = 384
     depth: int = 12
+    parallel: int = 1  # attention branches, and MLP branches, side by side in each block
     num_heads: int = 6
     mlp_dim: int = 1536
     qkv_bias: bool = True
@@ -183,6 +184,31 @@ class ViTConfig:
             return self.first_blocks.attn, self.first_blocks.mlp
         return self.attn, self.mlp
 
+    @property
+    def unrolled(self) -> "ViTConfig":
+        """The sequential model that has the same branches, block after block."""
+        return self._counted(1, lambda count: count * self.parallel)
+
+    def rolled(self, k: int) -> "ViTConfig":
+        """The inverse of ``unrolled``: every k blocks of a sequential model as the branches of one."""
+        assert self.parallel == 1
+        assert not any(count % k for count in self.counts.values()), self.counts
+        return self._counted(k, lambda count: count // k)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Whatever is a number of blocks, under the name of its field."""
+        parts = {"first_blocks": self.first_blocks, "positional": self.positional}
+        found = {name: part.count for name, part in parts.items() if part is not None}
+        return {"depth": self.depth, "prefix_from": self.prefix_from, **found}
+
+    def _counted(self, parallel: int, change: Callable[[int], int]) -> "ViTConfig":
+        changed: dict[str, Any] = {"parallel": parallel}
+        for name, count in self.counts.items():
+            part = getattr(self, name)
+            changed[name] = change(count) if part == count else dataclasses.replace(part, count=change(count))
+        return self.with_(**changed)
+
     def with_slots(
         self, attn: Callable[[BranchConfig], BranchConfig], mlp: Callable[[BranchConfig], BranchConfig]
     ) -> "ViTConfig":
@@ -227,20 +253,21 @@ class ViTConfig:
 
     @classmethod
     def from_name(cls, name: str, **overrides: Any) -> "ViTConfig":
-        """The config of a name: ``S/16``, ``Ti/4``, ``S36/16`` (36 blocks), timm's ``vit_small_patch16_224``, or a
-        whole model's (``T2T-14``).
+        """The config of a name: ``S/16``, ``Ti/4``, ``S36/16`` (36 blocks), ``S18x2/16`` (18 blocks of two parallel
+        branches), timm's ``vit_small_patch16_224``, or a whole model's (``T2T-14``).
 
         Widths, depths and heads as published (Steiner et al., 2022; ``mu`` is big_vision's smallest, for tests and
         digits; timm's names carry the input size). Keywords replace fields. Raises UserError on an unknown name.
         """
         if name in MODELS:
             return cls.from_dict({**MODELS[name], **overrides})
-        size, depth, patch, img_size = parse_name(name)
+        size, depth, parallel, patch, img_size = parse_name(name)
         width, default_depth, mlp_dim, heads = SIZES[size]
         shape: dict[str, Any] = {
             "patch_size": patch,
             "embed_dim": width,
             "depth": default_depth if depth is None else depth,
+            "parallel": parallel,
             "num_heads": heads,
             "mlp_dim": mlp_dim,
         }
@@ -279,7 +306,7 @@ def _check(config: ViTConfig) -> None:
             raise UserError(f"The picture's {axis} {side} is not a multiple of the patch side {patch}; use {nearby}.")
     if config.stem.kind == "t2t" and config.patch_size != (16, 16):
         raise UserError(f"The stages of a t2t stem make patches of 16 pixels, not {config.patch_size}: set patch_size.")
-    for name in ("in_chans", "embed_dim", "depth", "num_heads", "mlp_dim"):
+    for name in ("in_chans", "embed_dim", "depth", "parallel", "num_heads", "mlp_dim"):
         if getattr(config, name) < 1:
             raise UserError(f"{name} must be at least 1, got {getattr(config, name)}.")
     fits = {"hmlp": hmlp_layers, "levit": levit_widths, "local": local_width}
@@ -322,6 +349,11 @@ def _check(config: ViTConfig) -> None:
         raise UserError(
             "With prefix_from above 0 the class and register tokens come after the positions: set position_on_prefix "
             "and position_norm_on_prefix to False."
+        )
+    if config.parallel > 1 and any(b.after for i in (0, config.depth - 1) for b in config.branches(i)):
+        raise UserError(
+            "Parallel branches share one residual sum, and a norm after it (post-norm) has no published form there: "
+            "put the norm on the branches (placement with reading=branch), or before them."
         )
     for part in (config.first_blocks, config.positional):
         if part is not None and part.count > config.depth:

@@ -17,9 +17,10 @@ def count_params(model: "nn.Module") -> int:
 def count_macs(config: ViTConfig, dense_norms: bool = False) -> int:
     """Multiply-adds for one picture, as the papers count their FLOPs: matrix products alone, all tokens of all blocks.
 
-    Per block 12 N C^2 + 2 N^2 C for an MLP of width 4 C, plus the stem, representation layer and head.
-    Norms, activations and softmax are not counted, nor is what the last block can leave out; the matrix products of
-    dynamic token norms are, in their separable form or with ``dense_norms`` as T x T matrices, which the papers do.
+    Per block 12 N C^2 + 2 N^2 C for an MLP of width 4 C, times its parallel branches, plus the stem, representation
+    layer and head. Norms, activations and softmax are not counted, nor is what the last block can leave out; the matrix
+    products of dynamic token norms are, in their separable form or with ``dense_norms`` as T x T matrices, which the
+    papers do.
     """
     c = config.embed_dim
     blocks = sum(_block_macs(config, index, dense_norms) for index in range(config.depth))
@@ -116,7 +117,7 @@ def _block_macs(config: ViTConfig, block: int, dense_norms: bool) -> int:
     attention = 4 * n * c * c + 2 * n * n * c
     if config.positional is not None and block < config.positional.count:
         attention += config.num_patches * sum(config.grid) * c
-    return attention + 2 * n * c * config.mlp_dim + _norm_macs(config, block, dense_norms)
+    return config.parallel * (attention + 2 * n * c * config.mlp_dim + _norm_macs(config, block, dense_norms))
 
 
 def _norm_macs(config: ViTConfig, block: int, dense: bool) -> int:

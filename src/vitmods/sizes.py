@@ -1,4 +1,4 @@
-"""Size names of ViTs: ``S/16``, ``Ti/4``, ``S36/16``, ``S*/16``, and timm's."""
+"""Size names of ViTs: ``S/16``, ``Ti/4``, ``S36/16``, ``S18x2/16``, ``S*/16``, and timm's."""
 
 import re
 
@@ -32,18 +32,19 @@ MODELS = {
 _TIMM_SIZES = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
 
 
-def parse_name(name: str) -> tuple[str, int | None, int, int | None]:
-    """(size, depth if given, patch side, picture side if given)"""
-    if match := re.fullmatch(r"vit_([a-z]+)_patch(\d+)_(\d+)", name):
-        size, patch, side = match.groups()
+def parse_name(name: str) -> tuple[str, int | None, int, int, int | None]:
+    """(size, depth if given, parallel branches, patch side, picture side if given)"""
+    if match := re.fullmatch(r"vit_([a-z]+)_patch(\d+)_(?:(\d+)x(\d+)_)?(\d+)", name):
+        size, patch, depth, parallel, side = match.groups()
         if size in _TIMM_SIZES:
-            return _TIMM_SIZES[size], None, int(patch), int(side)
-    elif match := re.fullmatch(r"([A-Za-z]+?\*?)(\d*)/(\d+)", name):
-        size, depth, patch = match.groups()
+            return _TIMM_SIZES[size], int(depth) if depth else None, int(parallel or 1), int(patch), int(side)
+    elif match := re.fullmatch(r"([A-Za-z]+?\*?)(?:(\d+)(?:x(\d+))?)?/(\d+)", name):
+        size, depth, parallel, patch = match.groups()
         if size in SIZES:
-            return size, int(depth) if depth else None, int(patch), None
+            return size, int(depth) if depth else None, int(parallel or 1), int(patch), None
     examples = [*MODELS] + [f"{size}/16" for size in SIZES] + [f"vit_{size}_patch16_224" for size in _TIMM_SIZES]
     raise UserError(
         f"'{name}' names no ViT. Give a size and a patch side as in 'S/16' (sizes: {', '.join(SIZES)}), with a depth "
-        f"as in 'S36/16', timm's name as in 'vit_small_patch16_224', or {', '.join(MODELS)}. {nearest(name, examples)}"
+        "as in 'S36/16', with parallel branches as in 'S18x2/16', timm's name as in 'vit_small_patch16_224', or "
+        f"{', '.join(MODELS)}. {nearest(name, examples)}"
     )

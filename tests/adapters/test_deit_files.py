@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
 
 import vitmods as vm
 from vitmods.adapters import coverage, from_timm, load, save
@@ -28,6 +28,7 @@ OPTIONS = [
     {"class_token": False, "global_pool": "avg", "fc_norm": False},
     {"reg_tokens": 4, "no_embed_class": True},
     {"init_values": 0.1, "no_embed_class": True},
+    {"block_fn": ParallelThingsBlock, "init_values": 0.1},
     {"qk_norm": True, "num_heads": 2},
     {"scale_attn_norm": True, "scale_mlp_norm": True},
     {"pre_norm": True},
@@ -69,6 +70,21 @@ def test_forms_of_the_file(small, tmp_path, wrap):
 
 
 CONFIGS = [{}, {"position_on_prefix": False}, {"position_on_prefix": False, "layer_scale": 0.1}, {"num_classes": 0}]
+
+
+@pytest.mark.parametrize("layer_scale", [None, 0.1])
+def test_two_parallel_branches_have_deits_names(scatter, tmp_path, layer_scale):
+    ours = scatter(vm.vit(config(parallel=2, position_on_prefix=False, layer_scale=layer_scale)))
+    save(ours, tmp_path / "deit.pth")
+    tensors = torch.load(tmp_path / "deit.pth", weights_only=True)["model"]
+    parts = {name.split(".")[2] for name in tensors if name.startswith("blocks.1.")}
+    gammas = {f"gamma_{n}" for n in ("1", "1_1", "2", "2_1")} if layer_scale else set()
+    assert parts == {"norm1", "norm11", "attn", "attn1", "norm2", "norm21", "mlp", "mlp1"} | gammas
+    again = load(tmp_path / "deit.pth")
+    assert again.config.with_(layer_scale=layer_scale) == ours.config
+    assert all(torch.equal(value, ours.state_dict()[name]) for name, value in again.state_dict().items())
+    with pytest.raises(UserError, match="DeiT has no counterpart for: parallel=3"):
+        save(vm.vit(ours.config, parallel=3), tmp_path / "b.pth")
 
 
 @pytest.mark.parametrize("overrides", CONFIGS, ids=str)
@@ -127,9 +143,8 @@ def edited(tensors, **changes):
     ("edit", "says"),
     [
         ({"dist_token": (1, 1, 192)}, "no slot for a distillation token"),
-        ({"blocks__0__attn1__qkv__weight": (1,)}, "no slot for parallel blocks"),
-        ({"blocks__0__norm11__weight": (1,)}, "no slot for parallel blocks"),
-        ({"blocks__1__attns__1__qkv__weight": (1,)}, "no slot for parallel blocks"),
+        ({"blocks__0__attn1__qkv__weight": (576, 192)}, r"missing: blocks\.\*\.attn1\.proj\.bias"),
+        ({"blocks__1__attns__1__attn__qkv__weight": (1,)}, r"without a place here: blocks\.\*\.attns"),
         ({"patch_embed__proj__0__weight": (1,)}, "no slot for a stem of several"),
         ({"blocks__0__attn__relative": (1,)}, "without a place here: blocks.*.attn.relative"),
         ({"blocks__3__norm1__weight": (192,)}, r"blocks are numbered \[0, 1, 3\]"),

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import timm
 import torch
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
 from torch import nn
 
 import vitmods as vm
@@ -47,6 +47,8 @@ OPTIONS = [
     {"reg_tokens": 4},
     {"reg_tokens": 2, "no_embed_class": True, "global_pool": "avg"},
     {"init_values": 1e-2},
+    {"block_fn": ParallelThingsBlock, "init_values": 1e-2},
+    {"block_fn": partial(ParallelThingsBlock, num_parallel=3), "qk_norm": True},
     {"qk_norm": True},
     {"scale_attn_norm": True, "scale_mlp_norm": True},
     {"pre_norm": True},
@@ -124,6 +126,27 @@ def test_what_cannot_be_read_is_listed(make, says):
         model = make()
     with pytest.raises(UserError, match=says):
         from_timm(model)
+
+
+@pytest.mark.parametrize(("size", "width"), [("small", 384), ("base", 768)])
+def test_parallel_models_have_timms_names(size, width):
+    name = f"vit_{size}_patch16_18x2_224"
+    config = vm.ViTConfig.from_name(name)
+    assert (config.depth, config.parallel, config.embed_dim) == (18, 2, width)
+    with torch.device("meta"):
+        theirs, ours = timm.create_model(name), vm.vit(config, layer_scale=1e-5)
+    assert {n: v.shape for n, v in ours.state_dict().items()} == {n: v.shape for n, v in theirs.state_dict().items()}
+
+
+def test_parallel_training_losses_are_the_same_under_one_seed():
+    theirs = small(drop_path_rate=0.5, block_fn=ParallelThingsBlock)
+    mine = from_timm(theirs)
+    images = torch.randn(8, 3, 32, 32, dtype=torch.float64)
+    losses = []
+    for model in (mine, theirs):
+        torch.manual_seed(1)
+        losses.append(model(images).square().sum())
+    torch.testing.assert_close(*losses)
 
 
 def test_blocks_that_differ_are_seen():

@@ -21,6 +21,8 @@ CONFIGS = [
     {"pool": "none"},
     {"reg_tokens": 3, "position_on_prefix": False},
     {"layer_scale": 0.1},
+    {"parallel": 2},
+    {"parallel": 3, "layer_scale": 0.1, "qk_norm": NormConfig()},
     {"qk_norm": NormConfig(), "qkv_bias": False},
     {"attn": INNER, "mlp": INNER},
     {"position_norm": NormConfig(), "position_norm_on_prefix": True, "stem": StemConfig(bias=False)},

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import vitmods as vm
+from vitmods.branch_names import sequential_name
 from vitmods.changes import REGISTRY
 
 PRESERVES = ("function", "weights", "nothing")
@@ -95,8 +96,10 @@ def assert_compiles(model, images, backend):
 
 @pytest.fixture
 def shallow(base, change):
-    """One block is enough to compile, at half the time, unless the change tells first blocks from last ones."""
-    depth = 1 if change.edit(base.config).prefix_from == 0 else 2
+    """One block is enough to compile, at half the time, unless the change tells first blocks from last ones or makes
+    one of two."""
+    edited = change.edit(base.config)
+    depth = 1 if edited.prefix_from == 0 and edited.depth == base.config.depth else 2
     return vm.apply(vm.vit(base.config, depth=depth), change)
 
 
@@ -176,7 +179,7 @@ def test_training_mode_device_and_frozen_parameters_are_those_of_the_model(base,
     assert not new.training
     assert new.grad_checkpointing
     assert {p.dtype for p in new.parameters()} == {torch.float64}
-    frozen = {name for name, p in new.named_parameters() if not p.requires_grad}
+    frozen = {sequential_name(name, new.config.parallel) for name, p in new.named_parameters() if not p.requires_grad}
     assert frozen == {name for name, p in base.named_parameters() if not p.requires_grad}
 
 

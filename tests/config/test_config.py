@@ -35,6 +35,7 @@ def configs(draw):
         "num_heads": heads,
         "embed_dim": heads * 4 * draw(st.integers(1, 3)),
         "depth": draw(st.integers(1, 4)),
+        "parallel": draw(st.sampled_from([1, 1, 2, 3])),
         "mlp_dim": draw(st.integers(1, 40)),
         "qkv_bias": draw(st.booleans()),
         "qk_norm": draw(maybe_norm),

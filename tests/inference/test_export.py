@@ -25,7 +25,7 @@ ARMS = {
 
 def small(arm: str = "") -> vm.ViT:
     torch.manual_seed(0)
-    base = vm.vit("mu2/4" if "blocks" in arm else "mu1/4", img_size=8, num_classes=5)
+    base = vm.vit("mu2/4" if "blocks" in arm or "parallel" in arm else "mu1/4", img_size=8, num_classes=5)
     return (vm.apply(base, *vm.parse_changes(arm)) if arm else base).eval()
 
 

@@ -21,6 +21,8 @@ ARMS = {
     "subln": "subln",
     "post": "placement(attn=post,mlp=pre+post)",
     "rms": "rms",
+    "parallel": "parallel(branches=3)",
+    "parallel, much to fold": "layerscale+normformer+batchnorm+parallel(branches=3)",
     "dtn": "dtn(blocks=2)",
     "gpsa": "gpsa(blocks=2)",
     **{kind: f"norm(kind={kind})" for kind in ("scale", "batch", "instance", "group", "power", "switchable")},

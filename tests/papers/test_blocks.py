@@ -5,7 +5,7 @@ import torch
 
 import vitmods as vm
 from vitmods.config import BranchConfig, NormConfig
-from vitmods.layers import Block
+from vitmods.layers import Block, ParallelBlock
 
 
 def block_with(change):
@@ -115,3 +115,33 @@ def test_deit_block(golden, name, lean):
     close(grad_x, g["grad_in.x"])
     for theirs, gradient in g.group("grad_param").items():
         close(grads[ours.get(theirs, theirs)], gradient)
+
+
+PARALLEL = {
+    "attns.0.norm": "norm1", "attns.1.norm": "norm11", "attns.0.attn": "attn", "attns.1.attn": "attn1",
+    "ffns.0.norm": "norm2", "ffns.1.norm": "norm21", "ffns.0.mlp": "mlp", "ffns.1.mlp": "mlp1",
+    "attns.0.ls.gamma": "gamma_1", "attns.1.ls.gamma": "gamma_1_1",
+    "ffns.0.ls.gamma": "gamma_2", "ffns.1.ls.gamma": "gamma_2_1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("name", ["deit_block_parallel2", "deit_block_parallel2_layerscale"])
+def test_deit_parallel_block(golden, name, fuse):
+    g = golden(name)
+    scale = 1e-4 if "layerscale" in name else None
+    block = ParallelBlock([Block(24, 3, init_values=scale) for _ in range(2)]).double().eval()
+    block.fuse = fuse
+    theirs = {}
+    for ours in block.state_dict():
+        module = next(m for m in PARALLEL if ours == m or ours.startswith(f"{m}."))
+        theirs[ours] = PARALLEL[module] + ours.removeprefix(module)
+    assert set(theirs.values()) == set(g.group("param"))
+    block.load_state_dict({ours: g.group("param")[name] for ours, name in theirs.items()})
+    y, grad_x, grads = run(block, g["ct.y"], g["in.x"])
+    close(y, g["out.y"])
+    close(grad_x, g["grad_in.x"])
+    for ours, gradient in grads.items():
+        close(gradient, g.group("grad_param")[theirs[ours]])
+    with torch.no_grad():
+        close(block(g["in.x"]), g["out.y"])

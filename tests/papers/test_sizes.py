@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import vitmods as vm
+from vitmods.config import NormConfig
 from vitmods.flops import count_macs, count_params
 
 
@@ -29,9 +30,29 @@ def test_counts_are_the_published_ones(name, millions, exact, giga):
     assert round(count_macs(model.config) / 1e9, 1) == giga
 
 
-@pytest.mark.parametrize(("name", "params"), [("S36/16", 64_637_416), ("B36/16", 256_675_816)])
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [("S36/16", 64_637_416), ("S18x2/16", 64_637_416), ("B36/16", 256_675_816), ("B18x2/16", 256_675_816)],
+)
 def test_deep_models_have_exactly_deits_parameters(name, params):
     assert count_params(build(name, position_on_prefix=False)) == params
+
+
+@pytest.mark.parametrize(
+    ("sequential", "parallel"), [("S36/16", "S18x2/16"), ("S36/16", "S9x4/16"), ("L24/16", "L12x2/16")]
+)
+def test_parallel_branches_cost_what_sequential_blocks_do(sequential, parallel):
+    a, b = build(sequential, layer_scale=1e-4), build(parallel, layer_scale=1e-4)
+    assert count_params(a) == count_params(b)
+    assert count_macs(a.config) == count_macs(b.config)
+
+
+def test_parallel_models_cost_the_published():
+    """Table 3: millions of parameters and giga multiply-adds."""
+    for name, layer_scale, millions, giga in (("S24x2/16", None, 85.9, 18.3), ("B18x2/16", 1e-4, 256.7, 52.5)):
+        model = build(name, layer_scale=layer_scale)
+        assert round(count_params(model) / 1e6, 1) == millions
+        assert round(count_macs(model.config) / 1e9, 1) == pytest.approx(giga, abs=0.11)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +74,8 @@ def test_multiply_adds_of_the_formula(name, giga):
         {"representation": True},
         {"pool": "avg", "class_token": False},
         {"reg_tokens": 3, "in_chans": 1},
+        {"depth": 2, "parallel": 2},
+        {"depth": 1, "parallel": 3, "qk_norm": NormConfig()},
     ],
     ids=str,
 )

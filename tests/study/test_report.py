@@ -236,6 +236,14 @@ def test_drawings_mark_what_differs_from_base(synthetic, edit, words):
     assert "(" not in draw(base, base, "arm").split("aria-label=")[1].split(">")[0]
 
 
+def test_drawing_of_parallel_branches():
+    base = vm.ViTConfig.from_name("mu6/4", img_size=16)
+    arm = vm.Parallel(3).edit(base)
+    drawing = str(draw(dataclasses.asdict(arm), dataclasses.asdict(base), "arm"))
+    for part in ("attention, 2 × 3<", "MLP, 2 × 3<", "2 blocks of 3 (changed)"):
+        assert part in drawing
+
+
 def test_drawing_of_first_blocks_of_another_kind():
     """What the first blocks are is drawn, how many they are is said, and where the class token joins."""
     base = vm.ViTConfig.from_name("S/16")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..branch_names import sequential_name
 from ..config import BranchConfig, NormConfig, StemConfig, ViTConfig
 from ..errors import UserError
 from ..vit import ViT
@@ -20,7 +21,6 @@ from .transfer import build, check_readable, fields, refuse_slots
 
 _REFUSED = {
     r"dist_token|head_dist": "a distillation token and its head",
-    r"blocks\.\d+\.(norm11|norm21|attn1|mlp1|gamma_\d_1|attns|ffns)\b": "parallel blocks",
     r"patch_embed\.proj\.\d": "a stem of several convolutions",
 }
 
@@ -44,8 +44,8 @@ def read_deit(
     square pictures, exact GELU, norms with this eps, and with a class token that the head reads it. ``settings``
     are fields of ViTConfig that are known to be otherwise.
 
-    Raises UserError for distilled models, parallel blocks and stems other than one convolution, and when something is
-    missing, left over or cannot be told.
+    Raises UserError for distilled models and stems other than one convolution, and when something is missing, left over
+    or cannot be told.
     """
     for pattern, part in _REFUSED.items():
         if any(re.match(pattern, name) for name in tensors):
@@ -58,15 +58,17 @@ def read_deit(
 
 
 def to_deit(model: ViT) -> dict[str, Tensor]:
-    """The state dict that DeiT's classes load: DeiT's own, or DeiT III's when positions are on patches alone.
+    """The state dict that DeiT's classes load: DeiT's own, or DeiT III's when positions are on patches alone, those of
+    two parallel branches included.
 
     Raises UserError naming the slots that these classes do not have.
     """
     config = model.config
     refuse_slots("DeiT", config, _counterpart(config))
     check_readable("The model", model)
-    names = ["gamma_1"] if config.layer_scale else []
-    return {n: t.detach().cpu().clone() for n, t in write_tensors(_rows(config, names), model.state_dict()).items()}
+    names = (["gamma_1"] if config.layer_scale else []) + (["attn1"] if config.parallel == 2 else [])
+    rows = _rows(config, [f"blocks.0.{name}" for name in names])
+    return {n: t.detach().cpu().clone() for n, t in write_tensors(rows, model.state_dict()).items()}
 
 
 def _counterpart(config: ViTConfig) -> ViTConfig:
@@ -76,15 +78,40 @@ def _counterpart(config: ViTConfig) -> ViTConfig:
         **fields(config, "position_on_prefix pos_drop proj_drop attn_drop head_drop drop_path drop_path_shape"),
         **fields(config, "init head_bias"),
         layer_scale=None if config.position_on_prefix else config.layer_scale,
+        parallel=1 if config.position_on_prefix or config.parallel != 2 else 2,
     )
 
 
 def _rows(config: ViTConfig, tensors: Iterable[str]) -> list[Row]:
-    """The names are timm's, except for DeiT III's LayerScale."""
-    gammas = any("gamma_1" in name for name in tensors)
+    """The names are timm's, except for DeiT III's LayerScale and parallel branches."""
+    gammas = any(".gamma_1" in name for name in tensors)
+    seconds = any(_SECOND.match(name) for name in tensors)
     with torch.device("meta"):
         names = list(ViT(config).state_dict())
-    return [Row(name, (re.sub(r"ls(\d)\.gamma$", r"gamma_\1", name) if gammas else name,)) for name in names]
+    theirs = [_second_branch(name) if seconds else name for name in names]
+    theirs = [re.sub(r"ls(\d)(_1)?\.gamma$", r"gamma_\1\2", name) if gammas else name for name in theirs]
+    return [Row(ours, (name,)) for ours, name in zip(names, theirs, strict=True)]
+
+
+_SECOND = re.compile(r"blocks\.\d+\.(attn1|mlp1|norm11|norm21|gamma_\d_1)\b")
+
+
+def _second_branch(name: str) -> str:
+    """DeiT III's name of a weight in a block of two branches, which differs in the second branch's modules alone."""
+    match = re.fullmatch(r"(blocks\.\d+)\.(attns|ffns)\.([01])\.(\w+)\.(.+)", name)
+    if match is None:
+        return name
+    block, kind, branch, module, rest = match.groups()
+    number = 1 if kind == "attns" else 2
+    module = {"norm": f"norm{number}", "ls": f"ls{number}"}.get(module, module)
+    second = "" if branch == "0" else "_1" if module.startswith("ls") else "1"
+    return f"{block}.{module}{second}.{rest}"
+
+
+def _count_branches(tensors: Iterable[str]) -> int:
+    """From the names of timm's parallel blocks, or DeiT III's, which have two."""
+    numbers = [int(m[1]) for name in tensors if (m := re.match(r"blocks\.0\.attns\.(\d+)\.", name))]
+    return max(numbers, default=0) + 1 if numbers else 2 if any(map(_SECOND.match, tensors)) else 1
 
 
 def _norm(tensors: Mapping[str, Tensor], name: str, eps: float) -> NormConfig | None:
@@ -96,6 +123,8 @@ def _norm(tensors: Mapping[str, Tensor], name: str, eps: float) -> NormConfig | 
 def _read_config(
     source: str, tensors: Mapping[str, Tensor], num_heads: int | None, img_size: Size, eps: float
 ) -> tuple[ViTConfig, list[str]]:
+    depth, parallel = count_blocks(source, list(tensors), "blocks."), _count_branches(tensors)
+    tensors = {sequential_name(name, parallel): value for name, value in tensors.items()}
     width, in_chans, *patch = need(source, tensors, "patch_embed.proj.weight", 4).shape
     fc1 = need(source, tensors, "blocks.0.mlp.fc1.weight", 2)
     registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
@@ -125,7 +154,8 @@ def _read_config(
         in_chans=in_chans,
         num_classes=tensors["head.weight"].shape[0] if "head.weight" in tensors else 0,
         embed_dim=width,
-        depth=count_blocks(source, list(tensors), "blocks."),
+        depth=depth,
+        parallel=parallel,
         num_heads=num_heads,
         mlp_dim=fc1.shape[0],
         qkv_bias="blocks.0.attn.qkv.bias" in tensors,

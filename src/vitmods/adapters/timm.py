@@ -6,6 +6,7 @@ Importing this file registers ``vitmods_tiny_patch16_224`` and its sisters with 
 import sys
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import timm.layers
@@ -98,9 +99,19 @@ def uncovered(model: Any) -> list[str]:
     return missing
 
 
+def _first_branches(block: Any) -> Any:
+    """A block's first attention and MLP branch under the names of a sequential block."""
+    if type(block) is not timm_vit.ParallelThingsBlock:
+        return block
+    a: Any = block.attns[0]
+    f: Any = block.ffns[0]
+    return SimpleNamespace(norm1=a.norm, attn=a.attn, ls1=a.ls, drop_path1=a.drop_path, norm2=f.norm, mlp=f.mlp)
+
+
 def _block_problems(block: Any) -> list[str]:
-    if type(block) is not timm_vit.Block:
+    if type(block) not in (timm_vit.Block, timm_vit.ParallelThingsBlock):
         return [f"block {type(block).__name__}"]
+    block = _first_branches(block)
     problems = []
     attn: Any = block.attn
     mlp: Any = block.mlp
@@ -116,7 +127,7 @@ def _block_problems(block: Any) -> list[str]:
 def _parts(block: Any) -> list[tuple[str, str]]:
     """What a block is made of, with shapes, eps and rates; drop path may differ from block to block."""
     leaves = ((name, module) for name, module in block.named_modules() if not list(module.children()))
-    parts = [(name, repr(module)) for name, module in leaves if not name.startswith("drop_path")]
+    parts = [(name, repr(module)) for name, module in leaves if "drop_path" not in name]
     heads = [m.num_heads for m in block.modules() if hasattr(m, "num_heads")]
     return [*parts, ("heads", str(heads))]
 
@@ -133,9 +144,9 @@ def _read_norm(module: Any) -> NormConfig | None:
 
 
 def _read_config(model: Any) -> ViTConfig:
-    block: Any = model.blocks[0]
+    block: Any = _first_branches(model.blocks[0])
     stem: Any = model.patch_embed
-    rates = [getattr(b.drop_path1, "drop_prob", 0.0) or 0.0 for b in model.blocks]
+    rates = [getattr(_first_branches(b).drop_path1, "drop_prob", 0.0) or 0.0 for b in model.blocks]
     after_pool = not isinstance(model.fc_norm, nn.Identity)
     return ViTConfig(
         img_size=tuple(stem.img_size),
@@ -144,6 +155,7 @@ def _read_config(model: Any) -> ViTConfig:
         num_classes=model.num_classes,
         embed_dim=model.embed_dim,
         depth=len(model.blocks),
+        parallel=getattr(model.blocks[0], "num_parallel", 1),
         num_heads=block.attn.num_heads,
         mlp_dim=block.mlp.fc1.out_features,
         qkv_bias=block.attn.qkv.bias is not None,
@@ -172,14 +184,14 @@ def _read_config(model: Any) -> ViTConfig:
 
 
 def _read_layer_scale(model: Any) -> float | None:
-    scale = model.blocks[0].ls1
+    scale = _first_branches(model.blocks[0]).ls1
     return None if isinstance(scale, nn.Identity) else float(scale.gamma.detach().float().mean()) or 1e-5
 
 
 _COPIED = (
-    "img_size patch_size in_chans num_classes embed_dim depth num_heads mlp_dim qkv_bias activation position_on_prefix "
-    "class_token reg_tokens layer_scale pool norm_after_pool pos_drop proj_drop attn_drop head_drop drop_path init "
-    "head_bias"
+    "img_size patch_size in_chans num_classes embed_dim depth parallel num_heads mlp_dim qkv_bias activation "
+    "position_on_prefix class_token reg_tokens layer_scale pool norm_after_pool pos_drop proj_drop attn_drop head_drop "
+    "drop_path init head_bias"
 )
 
 
@@ -214,8 +226,10 @@ def _norm_layer(norm: NormConfig) -> Callable[[int], nn.Module]:
 
 def _arguments(config: ViTConfig) -> dict[str, Any]:
     """What makes timm's VisionTransformer from a config that it can express."""
+    block = partial(timm_vit.ParallelThingsBlock, num_parallel=config.parallel)
     return {
         **fields(config, "img_size patch_size in_chans num_classes embed_dim depth num_heads qkv_bias reg_tokens"),
+        "block_fn": timm_vit.Block if config.parallel == 1 else block,
         **{theirs: getattr(config, ours) for theirs, ours in _FROM_TIMM.items()},
         "global_pool": "" if config.pool == "none" else config.pool,
         "mlp_ratio": (config.mlp_dim + 0.5) / config.embed_dim,  # timm rounds the product down

@@ -57,7 +57,11 @@ class Change:
         raise NotImplementedError
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
-        """The old model's weights under the new model's names. What is left out starts as a new model's would."""
+        """The old model's weights under the new model's names. What is left out starts as a new model's would.
+
+        Models with parallel branches are shown here, and to ``drops``, as the sequential models with the same branches
+        (``config.unrolled``, vitmods.branch_names), so that a rule need not know of them.
+        """
         return weights
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from ..apply import as_vit, verify
+from ..branch_names import parallel_name, sequential_name
 from ..errors import UserError
 from ..layers import Mlp
 from ..vit import ViT
@@ -31,15 +32,19 @@ def optimize_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -
     old = as_vit(model)
     if next(old.parameters()).is_meta:
         raise UserError("The model is on the meta device and has no weights to fold: load them first.")
-    config, weights = fold(old.config, old.state_dict())
+    branches = old.config.parallel
+    named = {sequential_name(name, branches): value for name, value in old.state_dict().items()}
+    folded, weights = fold(old.config.unrolled, named)
+    config = folded.rolled(branches)
     reference = next(old.parameters())
     new = ViT(config).to(device=reference.device, dtype=reference.dtype)
-    new.load_state_dict(weights)
+    new.load_state_dict({parallel_name(name, branches): value for name, value in weights.items()})
     new.changes, new.pretrained_cfg, new.default_cfg = old.changes, old.pretrained_cfg, old.default_cfg
     new.eval().requires_grad_(False)
     difference = verify(old, new)
     assert difference <= TOLERANCE.get(reference.dtype, 5e-2), f"folding moved the outputs by {difference:.1e}"
-    _pack(new)
+    if reference.device.type == "cpu":  # elsewhere plain maps let parallel branches be computed together
+        _pack(new)
     return new if dtype is None else new.to(dtype)
 
 

@@ -6,6 +6,7 @@ from .drop import DropPath, LayerScale
 from .gated_positions import GatedPositions
 from .mlp import Mlp
 from .norms import DynamicTokenNorm, LayerNorm, RMSNorm, ScaleShift
+from .parallel import ParallelBlock
 from .stems import (
     DualPatchNormStem,
     HMLPStem,
@@ -32,6 +33,7 @@ __all__ = [
     "LinearStem",
     "LocalTransformerStem",
     "Mlp",
+    "ParallelBlock",
     "RMSNorm",
     "ScaleShift",
     "Stem",

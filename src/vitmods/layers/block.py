@@ -1,6 +1,6 @@
 """One Transformer block for every placement of norms: each place where a change may act is a slot."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,31 @@ class BranchNorms:
     inner: NormFactory | None = None
     branch: NormFactory | None = None
     after: NormFactory | None = None
+
+
+def attend(x: Tensor, norm: nn.Module, attn: Attention, attn_mask: Tensor | None, keep_less: bool) -> Tensor:
+    """``attn(norm(x))``, (B, N, C) in and out; ``keep_less`` takes the lean form where there is one."""
+    if keep_less and torch.is_grad_enabled() and lean.supports(norm):
+        return attn.mix(lean.norm_linear(x, norm, attn.qkv), attn_mask)
+    return attn(norm(x), attn_mask=attn_mask)
+
+
+def feed_forward(x: Tensor, norm: nn.Module, mlp: Mlp, keep_less: bool) -> Tensor:
+    """``mlp(norm(x))``, (B, N, C) in and out; ``keep_less`` takes the lean form where there is one."""
+    dropping = mlp.training and mlp.drop1.p > 0
+    if keep_less and torch.is_grad_enabled() and not dropping and can_be_lean(norm, mlp):
+        return lean.norm_mlp(x, norm, mlp)
+    return mlp(norm(x))
+
+
+def all_token_wise(norms: Iterable[nn.Module]) -> bool:
+    """Whether each of these norms, empty slots included, treats each token by itself."""
+    return all(isinstance(norm, nn.Identity) or getattr(norm, "token_wise", False) for norm in norms)
+
+
+def can_be_lean(norm: nn.Module, mlp: Mlp) -> bool:
+    """Whether an MLP branch has a lean form."""
+    return lean.supports(norm) and isinstance(mlp.norm, nn.Identity) and isinstance(mlp.act, nn.GELU)
 
 
 def _fill(factory: NormFactory | None, dim: int) -> nn.Module:
@@ -125,7 +150,7 @@ class Block(nn.Module):
             raise ValueError("This block has no causal attention: give the mask as attn_mask.")
         if first is not None:
             return self._mlp_step(self._add_attn(x[:, :first], self.attn(self.norm1(x), queries=first)))
-        x = self._attn_step(x, attn_mask)
+        x = self._add_attn(x, attend(x, self.norm1, self.attn, attn_mask, self.lean))
         if mean_from is None:
             return self._mlp_step(x)
         x = x[:, mean_from:]
@@ -137,16 +162,12 @@ class Block(nn.Module):
         """Whether what follows attention treats each token by itself."""
         norms = [self.attn.norm, self.norm1_branch, self.norm1_after]
         norms += [self.norm2, self.mlp.norm, self.norm2_branch, self.norm2_after]
-        return all(isinstance(n, nn.Identity) or getattr(n, "token_wise", False) for n in norms)
+        return all_token_wise(norms)
 
     @property
     def can_be_lean(self) -> bool:
         """Whether a part of this block has a lean form."""
-        return lean.supports(self.norm1) or (self._mlp_is_plain and lean.supports(self.norm2))
-
-    @property
-    def _mlp_is_plain(self) -> bool:
-        return isinstance(self.mlp.norm, nn.Identity) and isinstance(self.mlp.act, nn.GELU)
+        return lean.supports(self.norm1) or can_be_lean(self.norm2, self.mlp)
 
     @property
     def mean_commutes(self) -> bool:
@@ -154,19 +175,9 @@ class Block(nn.Module):
         plain = isinstance(self.norm2_branch, nn.Identity) and isinstance(self.norm2_after, nn.Identity)
         return plain and self.tokenwise and not (self.training and self.mlp.drop2.p > 0)
 
-    def _attn_step(self, x: Tensor, attn_mask: Tensor | None) -> Tensor:
-        if self.lean and torch.is_grad_enabled() and lean.supports(self.norm1):
-            return self._add_attn(x, self.attn.mix(lean.norm_linear(x, self.norm1, self.attn.qkv), attn_mask))
-        return self._add_attn(x, self.attn(self.norm1(x), attn_mask=attn_mask))
-
     def _add_attn(self, x: Tensor, h: Tensor) -> Tensor:
         return self.norm1_after(x + self.drop_path1(self.ls1(self.norm1_branch(h))))
 
     def _mlp_step(self, x: Tensor) -> Tensor:
-        return self.norm2_after(x + self.drop_path2(self.ls2(self.norm2_branch(self._mlp(x)))))
-
-    def _mlp(self, x: Tensor) -> Tensor:
-        dropping = self.training and self.mlp.drop1.p > 0
-        if self.lean and torch.is_grad_enabled() and self._mlp_is_plain and not dropping and lean.supports(self.norm2):
-            return lean.norm_mlp(x, self.norm2, self.mlp)
-        return self.mlp(self.norm2(x))
+        h = feed_forward(x, self.norm2, self.mlp, self.lean)
+        return self.norm2_after(x + self.drop_path2(self.ls2(self.norm2_branch(h))))

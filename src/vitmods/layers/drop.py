@@ -13,10 +13,16 @@ class DropPath(nn.Module):
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.rate == 0.0 or not self.training:
-            return x
+        return x * self.draw(x) if self.active else x
+
+    @property
+    def active(self) -> bool:
+        return self.rate > 0.0 and self.training
+
+    def draw(self, x: Tensor) -> Tensor:
+        """A new factor for each picture, 0 or 1 / (1 - rate), (B, 1, ...) in the type of x (B, ...)."""
         keep = torch.empty((x.shape[0],) + (1,) * (x.ndim - 1), dtype=x.dtype, device=x.device)
-        return x * keep.bernoulli_(1.0 - self.rate).div_(1.0 - self.rate)
+        return keep.bernoulli_(1.0 - self.rate).div_(1.0 - self.rate)
 
     def extra_repr(self) -> str:
         return f"rate={self.rate}"

@@ -55,6 +55,7 @@ def draw(config: Config, base: Config | None = None, name: str = "model") -> Mar
     width = 3 * COLUMN + 2 * GAP
     depth, first = config.get("depth", ""), config.get("first_blocks")
     times = f"{first['count']} of {depth} ×" if first else f"{depth} ×"
+    times += f" {config['parallel']}" if config.get("parallel", 1) > 1 else ""
     heads = ("model", f"attention, {times}", f"MLP, {times}")
     body = "".join(
         _draw_column(column, i * (COLUMN + GAP), head, residual=i > 0)
@@ -122,10 +123,11 @@ def _stem(stem: Config) -> Iterator[Box]:
 def _blocks(config: Config) -> list[Box]:
     """All blocks as one box, or two where the class and register tokens join between them."""
     depth, joins = config.get("depth", ""), config.get("prefix_from", 0)
+    of = f" of {config['parallel']}" if config.get("parallel", 1) > 1 else ""
     if not joins:
-        return [Box("blocks", f"{depth} blocks")]
+        return [Box("blocks", f"{depth} blocks{of}")]
     token = "+ class token" if config.get("class_token", True) else "+ register tokens"
-    first, rest = (f"{count} block{'s' * (count != 1)}" for count in (joins, depth - joins))
+    first, rest = (f"{count} block{'s' * (count != 1)}{of}" for count in (joins, depth - joins))
     return [Box("first", first), Box("prefix", token, "slot"), Box("blocks", rest)]
 
 
