@@ -108,7 +108,8 @@ def _stream_normed(config: ViTConfig) -> int:
         tokens = n if block >= config.prefix_from else config.num_patches
         for branch, hidden in zip(config.branches(block), (c, config.mlp_dim), strict=True):
             outside = (branch.before, branch.branch, branch.after)
-            values += tokens * (c * sum(norm is not None for norm in outside) + hidden * (branch.inner is not None))
+            width = c * sum(norm is not None for norm in outside) + hidden * (branch.inner is not None)
+            values += config.parallel * tokens * width
     return values
 
 

@@ -14,12 +14,18 @@ from vitmods.errors import UserError
 
 ARMS = {
     "base": "",
-    **{name: name for name in REGISTRY if name not in ("norm", "placement", "dtn", "gpsa")},
+    "dpn": "dpn",
     "dtn": "dtn(blocks=1)",
     "gpsa": "gpsa(blocks=1)",
+    "layerscale": "layerscale",
+    "normformer": "normformer",
+    "parallel": "parallel",
     "placement": "placement(attn=post,mlp=pre+post)",
     "rms": "rms",
+    "stem": "hmlp",
+    "subln": "subln",
     **{kind: f"norm(kind={kind})" for kind in ("scale", "batch", "instance", "group", "power", "switchable")},
+    **{kind: kind for kind in ("levit", "local")},
 }
 
 
@@ -27,6 +33,11 @@ def small(arm: str = "") -> vm.ViT:
     torch.manual_seed(0)
     base = vm.vit("mu2/4" if "blocks" in arm or "parallel" in arm else "mu1/4", img_size=8, num_classes=5)
     return (vm.apply(base, *vm.parse_changes(arm)) if arm else base).eval()
+
+
+def test_every_change_is_tried():
+    tried = {change.name for arm in ARMS.values() if arm for change in vm.parse_changes(arm)}
+    assert tried == set(REGISTRY)
 
 
 @pytest.mark.parametrize("arm", ARMS.values(), ids=ARMS)
