@@ -9,7 +9,7 @@ from vitmods.errors import UserError
 
 def build(what, changes="", **overrides):
     torch.manual_seed(0)
-    model = vm.vit("Ti4/4", img_size=16, num_classes=3, **overrides)
+    model = vm.vit("mu3/4", img_size=16, num_classes=3, **overrides)
     model = vm.apply(model, *vm.parse_changes(changes)) if changes else model
     vm.train_only(model, what)
     return model
@@ -75,7 +75,7 @@ def test_autocast(changes):
 def test_what_is_kept():
     """Of full training: in plain PyTorch, lean, and with the frozen MLPs run again."""
     images = torch.randn(2, 3, 32, 32)
-    model = vm.vit("Ti8/4", img_size=32)
+    model = vm.vit("mu8/4", img_size=32)
     everything = step_bytes(model, images)
     vm.train_only(model, "attention")
     plain = step_bytes(model, images)

@@ -41,10 +41,10 @@ def train_only(model: nn.Module, what: str | Callable[[str], bool]) -> Trained:
 
     Args:
         model: a ViT of vitmods, timm, Hugging Face or torchvision. Make the optimiser afterwards.
-        what: ``attention``, ``ffn``, ``norms``, ``head``, any other key of ``vitmods.finetune.ROLES``, several joined by
-            + (``attention+norms``), or ``all``. The head goes along, and with anything but the head alone the position
-            embedding, as published (Touvron et al., 2022, "Three things everyone should know about Vision
-            Transformers", section 4). Or a function of the role that says what is trained, and nothing goes along.
+        what: ``attention``, ``ffn``, ``norms``, ``head`` or another key of ``vitmods.finetune.ROLES``, several joined
+            by + (``attention+norms``), or ``all``. The head goes along, and with anything but the head alone the
+            position embedding, as published (Touvron et al., 2022, "Three things everyone should know about Vision
+            Transformers", section 4). Or a function of the role that says what is trained; nothing goes along then.
 
     Returns:
         What is trained; print it for a table.

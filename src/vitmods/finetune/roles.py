@@ -1,4 +1,4 @@
-"""What each parameter of a Vision Transformer is for, told by the kind of module that holds it. Imports without torch."""
+"""What each parameter of a Vision Transformer is for, by the kind of module that holds it. Imports without torch."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _NAMES = (
 def parameter_roles(model: nn.Module) -> dict[str, str]:
     """The role (a key of ROLES) of every parameter, by its name in ``model.named_parameters()``.
 
-    A part of an attention or MLP has its role; a norm is a norm wherever it sits. Works on vitmods ViTs, timm's, Hugging
-    Face's and torchvision's, parallel branches included, and on most models that are built of such parts.
+    A part of an attention or MLP has its role; a norm is a norm wherever it sits. For ViTs of vitmods, timm, Hugging
+    Face and torchvision, parallel branches included; most models that are built of such parts can be read too.
     """
     found: dict[str, str] = {}
     _visit(model, "", None, found)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from vitmods.recipes.defaults import default, digits, plain, small_pictures
+from vitmods.recipes.defaults import default, digits, finetune, finetune_sgd, plain, small_pictures
 from vitmods.recipes.recipe import Recipe, weight_decay_from_big_vision
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
@@ -10,6 +10,18 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "small_pictures": small_pictures,
     "digits": digits,
     "plain": plain,
+    "finetune": finetune,
+    "finetune_sgd": finetune_sgd,
 }
 
-__all__ = ["RECIPES", "Recipe", "default", "digits", "plain", "small_pictures", "weight_decay_from_big_vision"]
+__all__ = [
+    "RECIPES",
+    "Recipe",
+    "default",
+    "digits",
+    "finetune",
+    "finetune_sgd",
+    "plain",
+    "small_pictures",
+    "weight_decay_from_big_vision",
+]
