@@ -46,16 +46,15 @@ def digits(epochs: int = 40) -> Recipe:
 
 
 def finetune(like: Recipe | None = None, epochs: int = 20) -> Recipe:
-    """Trained weights adapted to other pictures or another resolution, by AdamW: attention alone, unless told otherwise.
+    """Trained weights adapted to other pictures or another resolution, by AdamW; `train` says which part of them.
 
-    The augmentation is that of `like` (None: `default`). Source of what is trained: Touvron et al., "Three things
-    everyone should know about Vision Transformers", section 4, which fine-tunes at 384 px by AdamW and SGD and gives no
-    rates; these are ours, for small budgets. DeiT III's command for 384 px has 20 epochs, lr 1e-5, weight_decay 0.1,
-    batch_size 512.
+    The augmentation is that of `like` (None: `default`). Touvron et al., "Three things everyone should know about
+    Vision Transformers" (arXiv:2203.09795), section 4, fine-tunes at 384 px by AdamW and SGD and gives no rates; these
+    are ours, for small budgets. DeiT III's command for 384 px has 20 epochs, lr 1e-5, weight_decay 0.1, batch_size 512.
     Data: any. Expected number: none published for such short training; at 384 px on ImageNet ViT-S has 82.7 / 82.5 /
     82.2 % top-1 with all, attention or ffn trained by AdamW, ViT-B 84.3 / 84.3 / 84.1 %.
     """
-    return (like or default()).with_(epochs=epochs, train="attention", lr=3e-4, weight_decay=0.1)
+    return (like or default()).with_(epochs=epochs, lr=3e-4, weight_decay=0.1)
 
 
 def finetune_sgd(like: Recipe | None = None, epochs: int = 20) -> Recipe:

@@ -60,8 +60,8 @@ class Trial:
 def arm_from_text(text: str) -> Arm:
     """Read `CHANGES` or `NAME=CHANGES`, e.g. `dpn`, `post=placement(attn=post)`. UserError for an unknown change.
 
-    Among the changes `train(ROLES)` may say what is trained, e.g. `dpn+train(attention)`; `attention`, `ffn`, `head` and
-    `full` alone are short for that.
+    Among the changes `train(ROLES)` may say what is trained, e.g. `dpn+train(attention)`; the words `attention`,
+    `ffn`, `head` and `full` are short for that.
     """
     from vitmods.changes import parse_changes
 

@@ -115,7 +115,7 @@ def _build_arms(settings: Settings, num_classes: int) -> dict[str, ViT]:
     models = {}
     for arm in (Arm(BASE), *settings.arms):
         try:
-            models[arm.name] = build_model(config, arm, settings.seeds[0])
+            models[arm.name] = build_model(config, arm, settings.seeds[0], settings.fixed.get("start"))
             freeze(models[arm.name], settings.recipe_of(arm))  # costs are of what is trained
         except UserError as error:
             raise type(error)(f"Arm {arm.name}: {error}") from error
