@@ -25,9 +25,9 @@ ALL = "all"
 
 # Of class names of timm, transformers, torchvision, DeiT and vitmods; the first that matches counts.
 _KINDS = (
+    ("stem", r"PatchEmbed|Stem$"),
     ("norms", r"Norm|ScaleShift"),
     ("layer_scale", r"LayerScale"),
-    ("stem", r"PatchEmbed|Stem"),
     ("head", r"Pool"),
     ("attention", r"Attention|Attn"),
     ("ffn", r"Mlp|MLP|FeedForward|SwiGLU|Intermediate|^ViTOutput$"),
