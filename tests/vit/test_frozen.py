@@ -147,3 +147,26 @@ def test_the_setting_survives_changes():
     model.set_frozen_mlp_recompute()
     changed = vm.apply(model, vm.DualPatchNorm())
     assert all(block.mlp.recompute_frozen for block in changed.blocks)
+
+
+@pytest.mark.parametrize(
+    ("what", "settings", "channels"),
+    [
+        ("all", (), 16),  # input of each norm, its output, q k v, heads; its input and output, the MLP's two of four
+        ("attention", (), 11),  # without the second norm's output and the GELU's
+        ("attention", ("set_lean_activations",), 10),  # without the first norm's output
+        ("attention", ("set_lean_activations", "set_frozen_mlp_recompute"), 6),  # input, q k v, heads, input of the MLP
+        ("head", (), 0),
+    ],
+)
+def test_floats_that_a_block_keeps_for_each_channel_and_token(what, settings, channels):
+    """Exactly, but for a few numbers a token (statistics of norms and of the softmax)."""
+    kept = []
+    for depth in (2, 3):
+        model = vm.vit("Ti/4", img_size=32, depth=depth, pool="avg", embed_dim=96, num_heads=2, mlp_dim=384)
+        vm.train_only(model, what)
+        for setting in settings:
+            getattr(model, setting)()
+        kept.append(step_bytes(model, torch.randn(2, 3, 32, 32)))
+    each = (kept[1] - kept[0]) / (4 * 2 * 65 * 96)
+    assert channels <= each < channels + 0.11
