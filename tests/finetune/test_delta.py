@@ -63,7 +63,7 @@ def test_the_file_holds_what_was_trained_and_the_model_comes_back(saved):
 
 
 def test_training_on_after_saving_changes_no_delta(saved):
-    base, model, path, delta = saved
+    _, model, path, delta = saved
     with torch.no_grad():
         model.head.weight.add_(1)
     assert torch.equal(delta.own["head.weight"], load_file(path)["head.weight"])
@@ -114,7 +114,7 @@ def test_another_base_is_refused_and_named(saved):
     assert delta.base == fingerprint(base)
     assert delta.base in str(told.value)
     assert fingerprint(other) in str(told.value)
-    with pytest.raises(UserError, match="another base|neither in it nor in the base"):
+    with pytest.raises(UserError, match=r"another base|neither in it nor in the base"):
         vm.load_delta(vm.vit("mu1/4", img_size=16), path)
 
 
@@ -184,7 +184,7 @@ def test_what_cannot_be_loaded_or_saved(saved, tmp_path):
     base, model, path, _ = saved
     with pytest.raises(UserError, match="There is no delta"):
         vm.load_delta(base, tmp_path / "none.safetensors")
-    with pytest.raises(UserError, match="written as .safetensors"):
+    with pytest.raises(UserError, match=r"written as \.safetensors"):
         vm.save_delta(model, base, tmp_path / "pets.pth")
     with pytest.raises(UserError, match="equals its base"):
         vm.save_delta(base, base, path)
@@ -193,7 +193,7 @@ def test_what_cannot_be_loaded_or_saved(saved, tmp_path):
 
 
 def test_a_failed_save_leaves_the_old_file(saved, monkeypatch):
-    base, model, path, _ = saved
+    base, _, path, _ = saved
     before = path.read_bytes()
 
     def full(descriptor):

@@ -38,7 +38,9 @@ def test_every_branch_of_parallel_blocks_is_trained():
     model = VisionTransformer(img_size=16, depth=2, embed_dim=16, num_heads=2, block_fn=ParallelThingsBlock)
     vm.train_only(model, "attention")
     branches = {f"blocks.{i}.attns.{j}.attn" for i in range(2) for j in range(2)}
-    parts = {f"{branch}.{part}.{kind}" for branch in branches for part in ("qkv", "proj") for kind in ("weight", "bias")}
+    parts = {
+        f"{branch}.{part}.{kind}" for branch in branches for part in ("qkv", "proj") for kind in ("weight", "bias")
+    }
     assert names(model) == parts | {"pos_embed", "head.weight", "head.bias"}
 
 

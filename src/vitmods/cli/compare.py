@@ -113,12 +113,11 @@ def _study(options: Compare) -> Study:
     from vitmods.study import Study
     from vitmods.study.plan import BASE
 
-    base = (BASE, "full") if options.training.train == ALL else (BASE,)
+    base = {BASE, "full"} if options.training.train == ALL else {BASE}
     arms = [arm for arm in options.arms if arm.strip() not in base]
-    if len(arms) < len(options.arms):
-        note(
-            f"base{', here full,' if len(base) > 1 else ''} is always part of a study and need not be given as an arm."
-        )
+    for arm in sorted(base.intersection(map(str.strip, options.arms))):
+        told = BASE if arm == BASE else f"{arm}, which is base here,"
+        note(f"{told} is always part of a study and need not be given as an arm.")
     pictures = options.pictures
     return Study(
         None if options.start else options.base,

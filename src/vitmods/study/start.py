@@ -63,7 +63,7 @@ def _from_timm(name: str) -> ViT:
         model = timm.create_model(name, pretrained=True)
     except Exception as error:  # whatever the network, the hub or the file may raise
         raise UserError(
-            f"timm has no weights of {name} for us: {error}. Without a network, load them elsewhere and give the file."
+            f"timm gives no weights of {name}: {str(error).rstrip('.')}. Without a network, give a file of weights."
         ) from error
     return as_vit(model.eval())
 

@@ -79,13 +79,12 @@ class Study:
         self.settings = Settings(fixed, make_arms(arms), make_seeds(seeds), noise_floor, margin)
         for arm in self.settings.arms:
             if not arm.changes and self.settings.recipe_of(arm) == self.settings.recipe:
-                raise UserError(
-                    f"Arm {arm.name} is base itself ({arm.text}), which is part of every study: leave it out."
-                )
+                raise UserError(f"Arm {arm.name} ({arm.text}) is base itself, part of every study: leave it out.")
 
     def __repr__(self) -> str:
         fixed = self.settings.fixed
         base = fixed["base"] if isinstance(fixed["base"], str) else "ViTConfig(...)"
+        base = fixed["start"]["source"] if "start" in fixed else base
         names = ", ".join(arm.name for arm in self.settings.arms)
         return f"Study({base} against {names} on {fixed['data']}, {len(self.settings.trials())} trials)"
 
