@@ -1,5 +1,7 @@
 """Frozen parts: gradients of what is trained are those of plain PyTorch, and less is kept for backward."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -15,25 +17,33 @@ def build(what, changes="", **overrides):
     return model
 
 
-def step(model, images, settings, autocast=False):
-    """Outputs and all gradients, and the bytes kept for backward (parameters apart)."""
-    model.set_lean_activations("lean" in settings)
-    model.set_frozen_mlp_recompute("recompute" in settings)
+@contextmanager
+def counting(model):
+    """Bytes of each storage that autograd keeps, the parameters' own left out."""
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept = {}
+    kept, alive = {}, []
 
     def pack(t):
         if t.untyped_storage().data_ptr() not in own:
-            kept[t.untyped_storage().data_ptr()] = (t.untyped_storage().nbytes(), t)
+            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            alive.append(t.untyped_storage())  # a freed address could be given out twice
         return t
 
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        yield kept
+
+
+def step(model, images, settings, autocast=False):
+    """Outputs and all gradients, and the bytes kept for backward."""
+    model.set_lean_activations("lean" in settings)
+    model.set_frozen_mlp_recompute("recompute" in settings)
     torch.manual_seed(1)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), torch.autocast("cpu", torch.bfloat16, autocast):
+    with counting(model) as kept, torch.autocast("cpu", torch.bfloat16, autocast):
         out = model(images)
     model.zero_grad()
     out.float().square().sum().backward()
     grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    return {"output": out.detach(), **grads}, sum(size for size, _ in kept.values())
+    return {"output": out.detach(), **grads}, sum(kept.values())
 
 
 @pytest.mark.parametrize("pool", ["token", "avg"])
@@ -89,15 +99,9 @@ def test_what_is_kept():
 
 
 def step_bytes(model, images):
-    own, kept = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
-
-    def pack(t):
-        kept[t.untyped_storage().data_ptr()] = (t.untyped_storage().nbytes(), t)
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+    with counting(model) as kept:
         model(images)
-    return sum(size for key, (size, _) in kept.items() if key not in own)
+    return sum(kept.values())
 
 
 def test_nothing_is_computed_below_the_lowest_trained_parameter():
