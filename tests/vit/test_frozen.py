@@ -27,7 +27,7 @@ def counting(model):
         if t.untyped_storage().data_ptr() not in own:
             kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
             alive.append(t.untyped_storage())  # a freed address could be given out twice
-        return t
+        return t.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         yield kept
