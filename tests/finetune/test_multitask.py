@@ -91,6 +91,15 @@ def test_it_is_for_inference_and_leaves_the_base_alone(served):
     assert all(p.requires_grad for p in base.parameters())
 
 
+def test_the_base_itself_is_a_task_for_nothing(served):
+    base, _, _ = served
+    alone = vm.MultiTask(base, {"base": None})
+    assert alone.nbytes == sum(storages(base).values())
+    images = torch.randn(2, 3, 16, 16)
+    assert torch.equal(alone(images, "base"), base(images))
+    assert all(p.requires_grad for p in base.parameters())
+
+
 def test_the_table_and_the_errors(served):
     base, _, multi = served
     rows = str(multi).splitlines()

@@ -20,13 +20,13 @@ class MultiTask(nn.Module):
 
     Args:
         base: the model that the tasks were fine-tuned from. Its tensors are used, not copied: do not train it further.
-        tasks: name -> delta, as a file or as ``save_delta`` returned it.
+        tasks: name -> delta, as a file or as ``save_delta`` returned it; None is the base as it is.
 
     Raises:
         UserError: a delta cannot be read or was made from another base, or there is no task.
     """
 
-    def __init__(self, base: nn.Module, tasks: Mapping[str, Delta | str | Path]) -> None:
+    def __init__(self, base: nn.Module, tasks: Mapping[str, Delta | str | Path | None]) -> None:
         super().__init__()
         if not tasks:
             raise UserError("Give at least one task: MultiTask(base, {'pets': 'pets.safetensors'}).")
@@ -38,8 +38,12 @@ class MultiTask(nn.Module):
         self.models = nn.ModuleDict()
         self._keys = {name: f"task{number}" for number, name in enumerate(tasks)}  # a module's name has no dots
         for name, given in tasks.items():
-            delta = given if isinstance(given, Delta) else read_delta(given)
-            tensors = {key: tensor if key in delta.own else shared[key] for key, tensor in delta.tensors(base).items()}
+            if given is None:
+                delta, tensors = Delta("The base", base.config, {}, {}, ""), shared
+            else:
+                delta = given if isinstance(given, Delta) else read_delta(given)
+                found = delta.tensors(base)
+                tensors = {key: tensor if key in delta.own else shared[key] for key, tensor in found.items()}
             self.models[self._keys[name]] = assemble(delta, base, tensors)
         for parameter in self.parameters():
             parameter.requires_grad_(False)
@@ -84,4 +88,4 @@ def _distinct_bytes(model: nn.Module) -> int:
 
 
 def _mb(count: int) -> str:
-    return f"{count / 1e6:.1f} MB"
+    return f"{count / 1e6:.3g} MB"
