@@ -1,4 +1,4 @@
-"""Train a small ViT on digits, adapt it to photographs by its attention alone, serve both from one backbone. On a CPU."""
+"""Train a small ViT on digits, adapt its attention to photographs, serve both from one backbone. On a CPU."""
 
 import copy
 import sys
