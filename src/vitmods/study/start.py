@@ -14,7 +14,7 @@ from vitmods.errors import UserError
 from vitmods.finetune.delta import fingerprint
 from vitmods.recipes import Recipe
 from vitmods.study.store import read_json
-from vitmods.vit import Resampling, ViT, vit
+from vitmods.vit import Resampling, ViT
 
 
 def open_start(source: str) -> ViT:
@@ -28,27 +28,24 @@ def open_start(source: str) -> ViT:
         UserError: there is no such checkpoint, it cannot be read, or its weights cannot be had.
     """
     path = Path(source)
-    if (path / "config.json").exists() and "recipe" in (read_json(path / "config.json") or {}):
-        return open_trial(path)
-    return load(path) if path.exists() else _from_timm(source.removeprefix("timm:"))
+    if not path.exists():
+        return _from_timm(source.removeprefix("timm:"))
+    model = load(path)
+    told = read_json(path / "config.json") if path.is_dir() else None
+    if told and "recipe" in told:  # a trial's
+        recipe = Recipe.from_dict(told["recipe"])
+        model.pretrained_cfg.update(mean=recipe.mean, std=recipe.std)
+    return model
 
 
 def open_trial(folder: Path) -> ViT:
     """The model of a finished trial. UserError where the folder holds none."""
-    config, weights = read_json(folder / "config.json"), folder / "model.safetensors"
-    if config is None or not weights.exists():
+    if not ((folder / "config.json").exists() and (folder / "model.safetensors").exists()):
         raise UserError(
             f"{folder} holds no finished trial: it needs config.json and model.safetensors. Trials of a study lie in "
             "trials/ARM/seedK of its folder."
         )
-    from safetensors.torch import load_file
-
-    with torch.random.fork_rng(devices=[]):  # its initial weights are not used
-        model = vit(ViTConfig.from_dict(config["model"]))
-    model.load_state_dict(load_file(weights))
-    recipe = Recipe.from_dict(config["recipe"])
-    model.pretrained_cfg.update(mean=recipe.mean, std=recipe.std)
-    return model.eval()
+    return open_start(str(folder))
 
 
 def _from_timm(name: str) -> ViT:
