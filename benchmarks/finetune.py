@@ -18,14 +18,16 @@ from paired import one_thread, paired, report, saved_bytes
 import vitmods as vm
 from vitmods.study.memory import peak_bytes
 
-VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "full": ("all", ()),
-    "full lean": ("all", ("set_lean_activations",)),
-    "attention": ("attention", ()),
-    "attention lean": ("attention", ("set_lean_activations",)),
-    "attention lean recompute": ("attention", ("set_lean_activations", "set_frozen_mlp_recompute")),
-    "ffn": ("ffn", ()),
-    "head": ("head", ()),
+LEAN: dict[str, dict[str, int]] = {"set_lean_activations": {}}
+VARIANTS: dict[str, tuple[str, dict[str, dict[str, int]]]] = {
+    "full": ("all", {}),
+    "full lean": ("all", LEAN),
+    "attention": ("attention", {}),
+    "attention lean": ("attention", LEAN),
+    "attention lean recompute": ("attention", LEAN | {"set_frozen_mlp_recompute": {}}),
+    "attention lean recompute, 3 kept": ("attention", LEAN | {"set_frozen_mlp_recompute": {"keep_last": 3}}),
+    "ffn": ("ffn", {}),
+    "head": ("head", {}),
 }
 
 
@@ -34,8 +36,8 @@ def build(size: str, pixels: int, variant: str) -> vm.ViT:
     torch.manual_seed(0)
     model = vm.vit(size, img_size=pixels)
     vm.train_only(model, what)
-    for setting in settings:
-        getattr(model, setting)()
+    for setting, options in settings.items():
+        getattr(model, setting)(**options)
     return model
 
 
@@ -74,7 +76,8 @@ def expected(variant: str, config: vm.ViTConfig) -> float:
         return 1 / 3
     work = 3 * mixing + attn * (2 if what == "ffn" else 3) + mlp * (2 if what == "attention" else 3)
     if "set_frozen_mlp_recompute" in settings:
-        work += mlp / 2
+        kept = settings["set_frozen_mlp_recompute"].get("keep_last", 1)
+        work += mlp / 2 * (config.depth - kept) / (config.depth - 1)  # the last block has one token to work on
     return work / (3 * (attn + mlp + mixing))
 
 

@@ -121,10 +121,11 @@ def _build(config: ViTConfig, weights: Weights, old: ViT) -> ViT:
     new.grad_checkpointing = old.grad_checkpointing
     for block in new.blocks:
         block.lean = any(b.lean for b in old.blocks)  # type: ignore[assignment]
-    recompute = any(m.recompute_frozen for m in old.modules() if isinstance(m, Mlp))
-    for module in new.modules():
-        if isinstance(module, Mlp):
-            module.recompute_frozen = recompute
+    for before, after in zip(old.blocks, new.blocks, strict=False):
+        recompute = any(m.recompute_frozen for m in before.modules() if isinstance(m, Mlp))
+        for module in after.modules():
+            if isinstance(module, Mlp):
+                module.recompute_frozen = recompute
     fitting = {key: new.pretrained_cfg[key] for key in ("input_size", "num_classes", "first_conv")}
     new.pretrained_cfg = new.default_cfg = {**old.pretrained_cfg, **fitting}
     return new.train(old.training)

@@ -162,21 +162,26 @@ class ViT(nn.Module):
         for block in self.blocks:
             block.lean = enable  # type: ignore[assignment]
 
-    def set_frozen_mlp_recompute(self, enable: bool = True) -> None:
-        """Keep of each frozen MLP branch its input alone and run its first linear map again in backward.
+    def set_frozen_mlp_recompute(self, enable: bool = True, keep_last: int = 0) -> None:
+        """Keep of each frozen MLP branch its input alone and run its first linear map again in backward, but for the
+        last ``keep_last`` blocks: less time for more memory.
 
         Same gradients; independent of ``set_lean_activations``; of no effect on what is trained. Raises UserError where
-        no MLP is frozen, or none can be run again (norms other than LayerNorm and RMSNorm before it, or one inside).
+        no MLP is frozen, none can be run again (norms other than LayerNorm and RMSNorm before it, or one inside), or
+        ``keep_last`` leaves no block.
         """
-        mlps = [module for module in self.blocks.modules() if isinstance(module, Mlp)]
-        if enable and not any(is_frozen(mlp) for mlp in mlps):
+        if not 0 <= keep_last < len(self.blocks):
+            raise UserError(f"keep_last is a number of blocks from 0 to {len(self.blocks) - 1}, not {keep_last}.")
+        if enable and not any(is_frozen(module) for module in self.blocks.modules() if isinstance(module, Mlp)):
             raise UserError("No MLP of this model is frozen: call vitmods.train_only(model, 'attention') first.")
         if enable and not any(block.can_recompute_mlp for block in self.blocks):
             raise UserError(
                 "No MLP of this model can be run again: it needs LayerNorm or RMSNorm before it, and no norm inside."
             )
-        for mlp in mlps:
-            mlp.recompute_frozen = enable
+        for number, block in enumerate(self.blocks):
+            for module in block.modules():
+                if isinstance(module, Mlp):
+                    module.recompute_frozen = enable and number < len(self.blocks) - keep_last
 
     def get_classifier(self) -> nn.Module:
         return self.head

@@ -146,11 +146,22 @@ def test_what_is_trained_again_is_no_longer_recomputed():
     assert all(p.grad is not None for p in model.parameters())
 
 
+def test_the_last_blocks_may_keep_theirs():
+    model, images = build("attention", pool="avg"), torch.randn(2, 3, 16, 16)
+    kept = []
+    for last in (0, 1, 2):
+        model.set_frozen_mlp_recompute(keep_last=last)
+        kept.append(step_bytes(model, images))
+    assert kept[0] <= kept[1] < kept[2]  # the very last block reads the mean of its hidden layer in any case
+    with pytest.raises(UserError, match="from 0 to 2, not 3"):
+        model.set_frozen_mlp_recompute(keep_last=3)
+
+
 def test_the_setting_survives_changes():
     model = build("attention")
-    model.set_frozen_mlp_recompute()
+    model.set_frozen_mlp_recompute(keep_last=1)
     changed = vm.apply(model, vm.DualPatchNorm())
-    assert all(block.mlp.recompute_frozen for block in changed.blocks)
+    assert [block.mlp.recompute_frozen for block in changed.blocks] == [True, True, False]
 
 
 @pytest.mark.parametrize(
