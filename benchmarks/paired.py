@@ -51,14 +51,14 @@ def saved_bytes(model: torch.nn.Module, step: Callable[[], Any]) -> int:
     """Bytes of the distinct storages that autograd keeps between forward and backward, the model's own left out."""
     own = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()]}
     seen: dict[int, int] = {}
-    kept: list[torch.Tensor] = []  # alive until counted: a freed address could be given out twice
+    kept: list[torch.UntypedStorage] = []  # alive until counted: a freed address could be given out twice
 
     def pack(t: torch.Tensor) -> torch.Tensor:
         storage = t.untyped_storage()
         if storage.data_ptr() not in own:
             seen[storage.data_ptr()] = storage.nbytes()
-            kept.append(t)
-        return t
+            kept.append(storage)
+        return t.detach()  # the graph holds this function and what it returns: with a graph of their own, for good
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         step()

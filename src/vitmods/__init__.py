@@ -21,10 +21,14 @@ _HOME = {
     "export": "inference",
     "replace_norms": "adapters",
     "parse_changes": "changes",
+    "train_only": "finetune",
+    "save_delta": "finetune",
+    "load_delta": "finetune",
+    "MultiTask": "finetune",
     "Recipe": "recipes",
     "Study": "study",
 }
-_MODULES = ("adapters", "changes", "data", "recipes")
+_MODULES = ("adapters", "changes", "data", "finetune", "recipes")
 
 __all__ = [*_HOME, *_MODULES, "__version__"]
 
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from . import adapters as adapters
     from . import changes as changes
     from . import data as data
+    from . import finetune as finetune
     from . import recipes as recipes
     from .adapters import replace_norms as replace_norms
     from .apply import apply as apply
@@ -45,6 +50,10 @@ if TYPE_CHECKING:
     from .changes.placement import Placement as Placement
     from .changes.subln import SubLN as SubLN
     from .config import ViTConfig as ViTConfig
+    from .finetune import MultiTask as MultiTask
+    from .finetune import load_delta as load_delta
+    from .finetune import save_delta as save_delta
+    from .finetune import train_only as train_only
     from .inference import optimize_for_inference as optimize_for_inference
     from .inference.export import export as export
     from .recipes import Recipe as Recipe

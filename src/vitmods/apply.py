@@ -14,6 +14,7 @@ from .changes import Change, Weights
 from .config import ViTConfig
 from .errors import NoEffect, SlotConflict, UserError
 from .flops import count_macs, count_params
+from .layers import Mlp
 from .vit import ViT
 
 _STRENGTH = ("nothing", "weights", "function")
@@ -120,6 +121,11 @@ def _build(config: ViTConfig, weights: Weights, old: ViT) -> ViT:
     new.grad_checkpointing = old.grad_checkpointing
     for block in new.blocks:
         block.lean = any(b.lean for b in old.blocks)  # type: ignore[assignment]
+    for before, after in zip(old.blocks, new.blocks, strict=False):
+        recompute = any(m.recompute_frozen for m in before.modules() if isinstance(m, Mlp))
+        for module in after.modules():
+            if isinstance(module, Mlp):
+                module.recompute_frozen = recompute
     fitting = {key: new.pretrained_cfg[key] for key in ("input_size", "num_classes", "first_conv")}
     new.pretrained_cfg = new.default_cfg = {**old.pretrained_cfg, **fitting}
     return new.train(old.training)

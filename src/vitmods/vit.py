@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +10,13 @@ from torch.utils.checkpoint import checkpoint
 
 from .build import initial_positions, make_attn_pool, make_block, make_norm, make_stem, timm_cfg
 from .config import ViTConfig
-from .errors import UserError
+from .errors import UserError, nearest
 from .initialise import initialise
+from .layers.lean import is_frozen
+from .layers.mlp import Mlp
 from .layers.position import resample
+
+Resampling = Literal["bicubic", "bilinear"]
 
 
 def vit(config: ViTConfig | str = "S/16", **overrides: Any) -> "ViT":
@@ -158,6 +162,27 @@ class ViT(nn.Module):
         for block in self.blocks:
             block.lean = enable  # type: ignore[assignment]
 
+    def set_frozen_mlp_recompute(self, enable: bool = True, keep_last: int = 0) -> None:
+        """Keep of each frozen MLP branch its input alone and run its first linear map again in backward, but for the
+        last ``keep_last`` blocks: less time for more memory.
+
+        Same gradients; independent of ``set_lean_activations``; of no effect on what is trained. Raises UserError where
+        no MLP is frozen, none can be run again (norms other than LayerNorm and RMSNorm before it, or one inside), or
+        ``keep_last`` leaves no block.
+        """
+        if not 0 <= keep_last < len(self.blocks):
+            raise UserError(f"keep_last is a number of blocks from 0 to {len(self.blocks) - 1}, not {keep_last}.")
+        if enable and not any(is_frozen(module) for module in self.blocks.modules() if isinstance(module, Mlp)):
+            raise UserError("No MLP of this model is frozen: call vitmods.train_only(model, 'attention') first.")
+        if enable and not any(block.can_recompute_mlp for block in self.blocks):
+            raise UserError(
+                "No MLP of this model can be run again: it needs LayerNorm or RMSNorm before it, and no norm inside."
+            )
+        for number, block in enumerate(self.blocks):
+            for module in block.modules():
+                if isinstance(module, Mlp):
+                    module.recompute_frozen = enable and number < len(self.blocks) - keep_last
+
     def get_classifier(self) -> nn.Module:
         return self.head
 
@@ -177,10 +202,17 @@ class ViT(nn.Module):
             initialise(self, only="head")
 
     def set_input_size(
-        self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
+        self,
+        img_size: int | tuple[int, int] | None = None,
+        patch_size: int | tuple[int, int] | None = None,
+        positions: Resampling = "bicubic",
     ) -> None:
-        """Another picture or patch size, keeping all weights: positions are resampled (bicubic), the projection and
-        the gain of a patch norm are resized with the patch. Raises UserError when the sizes do not fit."""
+        """Another picture or patch size, keeping all weights: learned positions are resampled (``bicubic`` as timm,
+        ``bilinear`` with aligned corners as big_vision), the projection and the gain of a patch norm are resized with
+        the patch. Raises UserError when the sizes do not fit or the resampling is unknown."""
+        if positions not in get_args(Resampling):
+            known = get_args(Resampling)
+            raise UserError(f"Positions cannot be resampled by '{positions}'. {nearest(str(positions), known)}")
         old = self.config
         new = old.with_(img_size=img_size or old.img_size, patch_size=patch_size or old.patch_size)
         self.patch_embed.set_input_size(new.img_size, new.patch_size)
@@ -197,7 +229,8 @@ class ViT(nn.Module):
             self._set_positions(fixed.to(self.pos_embed))
             return
         trained = self.pos_embed.requires_grad
-        self._set_positions(resample(self.pos_embed.detach(), old.grid, self.config.grid, prefix))
+        aligned = positions == "bilinear"
+        self._set_positions(resample(self.pos_embed.detach(), old.grid, self.config.grid, prefix, aligned))
         self.pos_embed.requires_grad_(trained)
 
     def _set_positions(self, positions: Tensor | None) -> None:

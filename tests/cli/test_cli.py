@@ -277,6 +277,60 @@ def test_train_is_one_trial_and_is_not_run_twice(capsys, tmp_path):
     assert "holds a single trial" in refused(capsys, *COMPARE, "--out", tmp_path / "trial")
 
 
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory):
+    out = tmp_path_factory.mktemp("trial") / "out"
+    few = ["--epochs", "1", "--limit-train", "128", "--device", "cpu", "--quiet"]
+    assert main(["train", "--base", "mu2/4", *few, "--out", str(out)]) == 0
+    return out, few
+
+
+def test_finetune_trains_a_part_and_leaves_its_delta(trial, capsys, tmp_path):
+    import vitmods as vm
+    from vitmods.study.start import open_trial
+
+    start, few = trial
+    command = ["finetune", "--model", str(start), *few, "--img-size", "16", "--train", "attention"]
+    command += ["--positions", "bilinear", "--out", str(tmp_path / "out")]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("test: top1 ")
+    assert "positions" in said
+    assert f"{start} has all but" in said
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["recipe"]["train"], config["recipe"]["weight_decay"], config["recipe"]["flip"]) == (
+        "attention",
+        0.1,
+        0,
+    )
+    assert config["start"]["positions"] == "bilinear"
+    assert config["model"]["img_size"] == [16, 16]
+    back = vm.load_delta(open_trial(start), tmp_path / "out" / "delta.safetensors").state_dict()
+    assert all(value.equal(back[name]) for name, value in open_trial(tmp_path / "out").state_dict().items())
+    assert main(command) == 0  # and is not run twice
+    assert capsys.readouterr().out == said
+
+
+def test_compare_begins_with_a_checkpoint_and_knows_that_full_is_base(trial, capsys, tmp_path, monkeypatch):
+    start, few = trial
+    monkeypatch.chdir(tmp_path)
+    arms = ["--arms", "full", "attention", "ffn", "--seeds", "2", "--dry-run"]
+    assert main(["compare", "--from", str(start), *arms, *few]) == 0
+    said = capsys.readouterr()
+    assert "full, which is base here, is always part of a study" in said.err
+    assert [line.split()[0] for line in said.out.splitlines()[2:5]] == ["base", "attention", "ffn"]
+
+
+def test_what_finetune_refuses(trial, capsys, tmp_path):
+    start, _ = trial
+    assert "Say what is adapted: --model" in refused(capsys, "finetune", "--data", "digits")
+    assert "There is no checkpoint 'no'" in refused(capsys, "finetune", "--model", "no")
+    assert "Did you mean 'attention'" in refused(capsys, "finetune", "--model", start, "--train", "attentoin")
+    assert "leave --base out" in refused(capsys, "compare", "--from", start, "--base", "S/16", "--arms", "ffn")
+    (tmp_path / "x.pth").write_bytes(b"no weights")
+    assert "x.pth" in refused(capsys, "finetune", "--model", tmp_path / "x.pth")
+
+
 def test_a_single_trial_is_not_put_between_the_files_of_a_study(study, capsys):
     assert "holds a study" in refused(capsys, "train", "--epochs", "1", "--out", study[1])
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,3 +44,16 @@ def test_quickstart_changes_a_model_and_answers_with_two_arms(tmp_path):
     assert results["base"]["mean"] > 0.3, "the base has not learned: chance is 0.1"
     assert f"n=3 paired, {results['arms'][1]['effect']['verdict']})" in said
     assert (tmp_path / "answer" / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_two_tasks_are_served_from_one_backbone(tmp_path):
+    said = run(EXAMPLES / "two_tasks" / "two_tasks.py", tmp_path, "out")
+
+    digits, photographs = (float(value) for value in re.findall(r"^\w+: top-1 (.+)$", said, re.M))
+    assert digits > 0.7, "chance is 0.1"
+    assert photographs > 0.65, "chance is 0.5"
+    served = re.findall(r"^(?:digits|photographs|together) .* ([\d.]+) MB$", said, re.M)
+    first, second, together = map(float, served)
+    assert together < 0.75 * (first + second)
+    assert "The second task takes 59 kB beside the base." in said

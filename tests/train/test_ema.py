@@ -61,3 +61,16 @@ def test_the_average_needs_no_gradient_and_is_in_evaluation_mode():
     ema = Ema(nn.Sequential(nn.Linear(2, 2), nn.Dropout()), decay=0.5)
     assert not any(p.requires_grad for p in ema.model.parameters())
     assert not ema.model.training
+
+
+def test_what_is_frozen_is_the_models_own_and_takes_no_memory():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    ema = Ema(model, decay=0.5)
+    assert ema.model[0].weight is model[0].weight
+    assert ema.model[1].weight is not model[1].weight
+    with torch.no_grad():
+        model[1].weight.fill_(3.0)
+    ema.update()
+    assert ema.model[1].weight.unique().tolist() == [3.0]
+    assert model[1].weight.requires_grad

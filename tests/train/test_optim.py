@@ -56,3 +56,14 @@ def test_parameters_without_gradient_are_named():
     model = nn.ModuleDict({"used": nn.Linear(2, 2), "unused": nn.Linear(2, 2)})
     model["used"](torch.ones(1, 2)).sum().backward()
     assert without_gradient(model) == ["unused.weight", "unused.bias"]
+
+
+def test_sgd_with_momentum():
+    model = nn.Linear(3, 2)
+    optimizer = make_optimizer(model, Recipe(optimizer="sgd", momentum=0.8, lr=0.1, weight_decay=0.2))
+    assert type(optimizer) is torch.optim.SGD
+    assert [(group["momentum"], group["weight_decay"]) for group in optimizer.param_groups] == [(0.8, 0.2), (0.8, 0.0)]
+    weight = model.weight.detach().clone()
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(model.weight, weight - 0.1 * (1 + 0.2 * weight))

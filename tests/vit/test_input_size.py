@@ -1,3 +1,6 @@
+from pathlib import Path
+
+import numpy as np
 import pytest
 import timm
 import torch
@@ -28,6 +31,22 @@ def test_another_picture_size_keeps_all_weights_but_the_positions(changes, overr
     assert {name for name in after if not torch.equal(before[name], after[name])} <= {"pos_embed"}
     fresh = vm.vit(model.config)
     fresh.load_state_dict(after)  # the config still describes the model
+
+
+def test_positions_are_resampled_with_aligned_corners_as_big_vision_does():
+    golden = np.load(Path(__file__).parents[1] / "golden" / "bv_resample_posemb.npz")
+    model = vm.vit("mu1/4", img_size=28, embed_dim=6, num_heads=2, position_on_prefix=False).double()
+    with torch.no_grad():
+        model.pos_embed.copy_(torch.from_numpy(golden["in.old"]))
+    model.set_input_size(48, positions="bilinear")
+    torch.testing.assert_close(model.pos_embed.detach(), torch.from_numpy(golden["out.new12"]), atol=1e-10, rtol=0)
+
+
+def test_an_unknown_resampling_is_refused_and_nothing_is_changed():
+    model = build()
+    with pytest.raises(UserError, match="Did you mean 'bilinear'"):
+        model.set_input_size(32, positions="bilinaer")
+    assert model.config.img_size == (16, 16)
 
 
 def test_positions_are_resampled_as_timm_does():

@@ -7,9 +7,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from vitmods.cli.options import DataOptions, MachineOptions, defaults_from, note, parse, readable_folder
+import tyro
+
+from vitmods.cli.options import DataOptions, MachineOptions, defaults_from, note, parse, peek, readable_folder
+from vitmods.errors import UserError
+from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
 
 if TYPE_CHECKING:
@@ -31,6 +35,7 @@ class Compare:
       vitmods compare --data path/to/pictures --arms dpn rms dpn+rms --seeds 5
       vitmods compare --data path/to/pictures --arms norms --dry-run     (every kind of norm)
       vitmods compare --base S/16 --img-size 224 --arms "post=placement(attn=post,mlp=post)" --dry-run
+      vitmods compare --from runs/digits-mu3-2-train-base-seed0 --data path/to/pictures --arms full attention ffn
       vitmods compare --recipe plain --help      (defaults of that recipe)
     """
 
@@ -39,9 +44,11 @@ class Compare:
     machine: MachineOptions
     arms: tuple[str, ...] = ("dpn", "rms", "placement(attn=post,mlp=post)")
     """what is compared with base: changes, joined by +, or NAME=CHANGES, or a line-up of arms as norms; `vitmods
-    changes` lists them"""
+    changes` lists them. attention, ffn, head, train(ROLES): what is trained; full: all of it"""
     base: str = "mu3/2"
     """the model without changes: Ti/16, S/16, B/16, S36/16 (36 deep), or timm's name"""
+    start: Annotated[str | None, tyro.conf.arg(name="from")] = None
+    """trained weights to begin with, which say what base is: a trial's folder, a file, or a timm model's name"""
     seeds: int = 3
     """trials of every arm"""
     recipe: str = "digits"
@@ -62,10 +69,14 @@ class Compare:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    suits, pictures, recipe_name, recipe = defaults_from(arguments)
+    suits, pictures, recipe_name, recipe = defaults_from(arguments, start=peek(arguments, "from"))
     default = Compare(pictures, recipe, MachineOptions(), base=suits.base, recipe=recipe_name)
     options = parse(Compare, arguments, "compare", default)
-    out = options.out or readable_folder(options.pictures.data, options.base)
+    if options.start is not None and options.base != suits.base:
+        raise UserError("--from says what base is: leave --base out.")
+    out = options.out or readable_folder(
+        options.pictures.data, Path(options.base).name if options.start else options.base
+    )
     study = _study(options)
     machine = options.machine
     if options.dry_run:
@@ -102,16 +113,19 @@ def _study(options: Compare) -> Study:
     from vitmods.study import Study
     from vitmods.study.plan import BASE
 
-    arms = [arm for arm in options.arms if arm.strip() != BASE]
-    if len(arms) < len(options.arms):
-        note("base is always part of a study and need not be given as an arm.")
+    base = {BASE, "full"} if options.training.train == ALL else {BASE}
+    arms = [arm for arm in options.arms if arm.strip() not in base]
+    for arm in sorted(base.intersection(map(str.strip, options.arms))):
+        told = BASE if arm == BASE else f"{arm}, which is base here,"
+        note(f"{told} is always part of a study and need not be given as an arm.")
     pictures = options.pictures
     return Study(
-        options.base,
+        None if options.start else options.base,
         arms,
         pictures.data,
         options.training,
         options.seeds,
+        start=options.start,
         img_size=pictures.img_size,
         in_chans=pictures.in_chans,
         split_seed=pictures.split_seed,

@@ -7,14 +7,14 @@ import io
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
 from vitmods.errors import UserError, nearest
-from vitmods.recipes import RECIPES, Recipe
+from vitmods.recipes import FINETUNING, RECIPES, Recipe
 from vitmods.study.defaults import ORDINARY, Defaults, defaults_for
 
 T = TypeVar("T")
@@ -62,32 +62,48 @@ class MachineOptions:
 RecipeOptions = Annotated[Recipe, tyro.conf.arg(name="")]
 
 
-def defaults_from(arguments: Sequence[str]) -> tuple[Defaults, DataOptions, str, Recipe]:
-    """What --data and --recipe on the command line make the defaults of all other options."""
+def defaults_from(arguments: Sequence[str], start: str | None = None) -> tuple[Defaults, DataOptions, str, Recipe]:
+    """What --data, --recipe and a checkpoint on the command line make the defaults of all other options."""
     data, asked = peek(arguments, "data") or "digits", peek(arguments, "recipe")
-    helping = "-h" in arguments or "--help" in arguments
+    normalised: dict[str, Any] = {}
     try:
         suits = defaults_for(data)
+        if start:
+            suits, normalised = _suits_checkpoint(suits, start)
     except UserError:
-        if not helping:  # help is given whatever else is wrong
+        if "-h" not in arguments and "--help" not in arguments:  # help is given whatever else is wrong
             raise
         suits = ORDINARY
+    size = suits.img_size
     options = DataOptions(
         data,
-        img_size=(suits.img_size,),
+        img_size=(size,) if isinstance(size, int) else size,
         in_chans=suits.in_chans,
         val_fraction=suits.val_fraction,
         test_fraction=suits.test_fraction,
     )
-    name = asked or suits.recipe_name
-    return suits, options, name, recipe_named(name)
+    name = asked or ("finetune" if start else suits.recipe_name)
+    return suits, options, name, recipe_named(name, suits).with_(**normalised)
 
 
-def recipe_named(name: str) -> Recipe:
-    """The recipe of that name with its defaults. Raises UserError naming the nearest."""
-    if name in RECIPES:
-        return RECIPES[name]()
-    raise UserError(f"There is no recipe {name!r}. {nearest(name, RECIPES)}")
+def _suits_checkpoint(suits: Defaults, start: str) -> tuple[Defaults, dict[str, Any]]:
+    """What suits the pictures, in the checkpoint's size and channels, and its mean and std for the recipe."""
+    from vitmods.study.start import open_start
+
+    model = open_start(start)
+    shaped = replace(suits, base=start, img_size=model.config.img_size, in_chans=model.config.in_chans)
+    values = {name: tuple(model.pretrained_cfg[name]) for name in ("mean", "std")}
+    return shaped, {name: value[:1] if len(set(value)) == 1 else value for name, value in values.items()}
+
+
+def recipe_named(name: str, suits: Defaults = ORDINARY) -> Recipe:
+    """The recipe of that name with its defaults; fine-tuning takes the augmentation that suits the pictures.
+
+    Raises UserError naming the nearest.
+    """
+    if name not in RECIPES:
+        raise UserError(f"There is no recipe {name!r}. {nearest(name, RECIPES)}")
+    return RECIPES[name](RECIPES[suits.recipe_name]()) if name in FINETUNING else RECIPES[name]()
 
 
 def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:

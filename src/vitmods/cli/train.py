@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from vitmods.cli.options import DataOptions, MachineOptions, defaults_from, parse, readable_folder
 from vitmods.recipes import Recipe
@@ -39,29 +40,29 @@ class Train:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     suits, pictures, recipe_name, recipe = defaults_from(arguments)
-    default = Train(pictures, recipe, MachineOptions(), base=suits.base, recipe=recipe_name)
+    default = Train(pictures, recipe, MachineOptions(), base=str(suits.base), recipe=recipe_name)
     options = parse(Train, arguments, "train", default)
     name = readable_folder(options.pictures.data, options.base, "train", options.arm, f"seed{options.seed}")
-    result = _train(options, options.out or name)
-    if result["status"] == "diverged":
-        print(f"diverged: {result['message']}")
-        return 1
-    metrics = ", ".join(f"{metric} {value:.4f}" for metric, value in result["metrics"].items())
-    print(f"{result['split']}: {metrics}\nWeights: {options.out or name}/model.safetensors")
-    return 0
+    out = options.out or name
+    fixed = _fixed(options.base, options.pictures, options.training)
+    return show(run_trial(fixed, options.arm, options.seed, options.machine, out), out)
 
 
-def _train(options: Train, out: Path) -> dict:
+def _fixed(base: str, pictures: DataOptions, training: Recipe) -> dict[str, Any]:
+    from vitmods.study.study import fixed_settings
+
+    given = asdict(pictures)
+    return fixed_settings(base, given.pop("data"), training, **given)
+
+
+def run_trial(fixed: dict[str, Any], arm: str, seed: int, machine: MachineOptions, out: Path) -> dict[str, Any]:
+    """Train one arm in a folder of its own, or go on; what result.json holds."""
     from vitmods.study.plan import BASE, Arm, Settings, Trial, arm_from_text, make_seeds
     from vitmods.study.store import StudyFolder
-    from vitmods.study.study import fixed_settings
     from vitmods.study.trial import TrialRunner
 
-    pictures = asdict(options.pictures)
-    fixed = fixed_settings(options.base, pictures.pop("data"), options.training, **pictures)
-    arm = Arm(BASE) if options.arm == BASE else arm_from_text(options.arm)
-    settings = Settings(fixed, arms=(), seeds=make_seeds([options.seed]))
-    folder, machine = StudyFolder(out), options.machine
+    settings = Settings(fixed, arms=(), seeds=make_seeds([seed]))
+    folder = StudyFolder(out)
     folder.refuse_study()
     with folder.lock():
         runner = TrialRunner(
@@ -72,4 +73,14 @@ def _train(options: Train, out: Path) -> dict:
             machine.checkpoint_minutes,
             progress=not machine.quiet,
         )
-        return runner.train(Trial(arm, options.seed), out)
+        return runner.train(Trial(Arm(BASE) if arm == BASE else arm_from_text(arm), seed), out)
+
+
+def show(result: dict[str, Any], out: Path) -> int:
+    """Print how a trial ended; returns the exit code."""
+    if result["status"] == "diverged":
+        print(f"diverged: {result['message']}")
+        return 1
+    metrics = ", ".join(f"{metric} {value:.4f}" for metric, value in result["metrics"].items())
+    print(f"{result['split']}: {metrics}\nWeights: {out}/model.safetensors")
+    return 0

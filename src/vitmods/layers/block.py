@@ -37,6 +37,7 @@ def attend(x: Tensor, norm: nn.Module, attn: Attention, attn_mask: Tensor | None
 def feed_forward(x: Tensor, norm: nn.Module, mlp: Mlp, keep_less: bool) -> Tensor:
     """``mlp(norm(x))``, (B, N, C) in and out; ``keep_less`` takes the lean form where there is one."""
     dropping = mlp.training and mlp.drop1.p > 0
+    keep_less = keep_less or lean.is_recomputed(mlp)
     if keep_less and torch.is_grad_enabled() and not dropping and can_be_lean(norm, mlp):
         return lean.norm_mlp(x, norm, mlp)
     return mlp(norm(x))
@@ -167,7 +168,12 @@ class Block(nn.Module):
     @property
     def can_be_lean(self) -> bool:
         """Whether a part of this block has a lean form."""
-        return lean.supports(self.norm1) or can_be_lean(self.norm2, self.mlp)
+        return lean.supports(self.norm1) or self.can_recompute_mlp
+
+    @property
+    def can_recompute_mlp(self) -> bool:
+        """Whether the MLP branch can be run again in backward."""
+        return can_be_lean(self.norm2, self.mlp)
 
     @property
     def mean_commutes(self) -> bool:

@@ -28,6 +28,7 @@ class Mlp(nn.Module):
         self.norm = norm or nn.Identity()
         self.fc2 = nn.Linear(hidden_dim, dim, bias=bias, device=device, dtype=dtype)
         self.drop2 = nn.Dropout(drop)
+        self.recompute_frozen = False  # while not trained: fc1 runs again in backward, its output is not kept
 
     def hidden(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., hidden): what ``fc2`` reads."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from vitmods.errors import UserError, nearest
+from vitmods.finetune.roles import chosen_roles
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,10 @@ class Recipe:
     accumulate: int = 1
     """parts each batch is computed in, to save memory; the gradient is the one of the whole batch"""
 
-    optimizer: Literal["adamw"] = "adamw"
-    """Adam with decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101)"""
+    train: str = "all"
+    """what is trained, the rest is frozen: attention, ffn, norms, head or other roles joined by + (docs/finetune.md)"""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """Adam with decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101), or SGD with momentum"""
     lr: float = 1e-3
     """highest learning rate"""
     weight_decay: float = 0.05
@@ -32,6 +35,8 @@ class Recipe:
     """decay of Adam's mean of gradients"""
     beta2: float = 0.999
     """decay of Adam's mean of squared gradients"""
+    momentum: float = 0.9
+    """of SGD"""
     adam_eps: float = 1e-8
     """added to the root in Adam's denominator"""
     warmup_epochs: float | None = None
@@ -87,6 +92,10 @@ class Recipe:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise UserError(f"recipe: {name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}.")
+        try:
+            chosen_roles(self.train)
+        except UserError as error:
+            raise UserError(f"recipe: train: {error}") from None
         for name in ("crop_scale", "crop_ratio"):
             low, high = getattr(self, name)
             if not 0 < low <= high:
@@ -148,6 +157,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("weight_decay", 0, float("inf")),
     ("beta1", 0, 0.999999),
     ("beta2", 0, 0.999999),
+    ("momentum", 0, 0.999999),
     ("adam_eps", 0, 1),
     ("warmup_epochs", 0, float("inf")),
     ("min_lr", 0, float("inf")),
@@ -161,7 +171,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("eval_crop", 0.05, 1),
 )
 _CHOICES = {
-    "optimizer": ("adamw",),
+    "optimizer": ("adamw", "sgd"),
     "loss": ("softmax", "sigmoid"),
     "crop": ("none", "pad", "random_resized"),
     "precision": ("32-true", "bf16-mixed"),

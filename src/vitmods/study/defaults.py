@@ -16,7 +16,7 @@ class Defaults:
     """Model, picture side in pixels, recipe, channels and shares of the splits that suit a data set."""
 
     base: str
-    img_size: int
+    img_size: int | tuple[int, int]
     recipe_name: str
     in_chans: int = 3
     val_fraction: float = 0.1

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
 from vitmods.study.plan import Arm, Settings
 
@@ -22,23 +23,42 @@ PACKAGES = ("vitmods", "torch", "torchvision", "timm", "lightning-fabric", "nump
 def describe_base(settings: Settings, model: ViT) -> dict[str, Any]:
     """The base model's name and config, for results.json."""
     base = settings.fixed["base"]
-    return {"name": base if isinstance(base, str) else "ViTConfig", "config": json.loads(model.config.to_json())}
+    start = settings.fixed.get("start")
+    name = start["source"] if start else base if isinstance(base, str) else "ViTConfig"
+    return {"name": name, "config": json.loads(model.config.to_json())}
 
 
 def describe_arm(arm: Arm, model: ViT) -> dict[str, Any]:
     """The arm's model and what its changes are, for a reader who does not know them."""
-    told = [{"short": str(change), **change.describe()} for change in arm.changes]
+    told: list[dict[str, Any]] = [{"short": str(change), **change.describe()} for change in arm.changes]
+    if "train" in arm.recipe:
+        told.append(_describe_training(arm.recipe["train"]))
     return {"describe": told, "config": json.loads(model.config.to_json())}
+
+
+def _describe_training(what: str) -> dict[str, Any]:
+    """What is trained, told as a change is."""
+    everything = what == ALL
+    return {
+        "short": f"train({what})",
+        "title": "All is trained" if everything else f"Trains {' and '.join(what.split('+'))} alone",
+        "summary": "Nothing is frozen."
+        if everything
+        else "The head is trained along, and with more than the head the positions; all else is frozen.",
+        "paper": "Touvron et al., 2022, Three things everyone should know about Vision Transformers, section 4",
+        "url": "https://arxiv.org/abs/2203.09795",
+    }
 
 
 def python_call(settings: Settings, out: str) -> str:
     """The lines of Python that run this study, for a report whose study was not started from the shell."""
     fixed = dict(settings.fixed)
-    base, usual = fixed.pop("base"), Recipe().to_dict()
+    base, start, usual = fixed.pop("base"), fixed.pop("start", None), Recipe().to_dict()
     recipe = {name: value for name, value in settings.recipe.to_dict().items() if value != usual[name]}
     data, _ = fixed.pop("data"), fixed.pop("recipe")
+    from_size = repr(base) if isinstance(base, str) else f"vm.ViTConfig.from_dict({base!r})"
     given = {
-        "base": repr(base) if isinstance(base, str) else f"vm.ViTConfig.from_dict({base!r})",
+        **({"start": repr(start["source"])} if start else {"base": from_size}),
         "arms": f"[{', '.join(map(_arm_call, settings.arms))}]",
         "data": repr(data),
         "recipe": f"vm.Recipe({', '.join(f'{name}={value!r}' for name, value in recipe.items())})",

@@ -6,13 +6,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from vitmods.config import ViTConfig
 from vitmods.errors import UserError
 from vitmods.recipes import Recipe
+from vitmods.study.start import open_trial
 from vitmods.study.store import read_json
 from vitmods.study.trial import load_pictures, task_of
 from vitmods.train.device import make_fabric, to_device
-from vitmods.vit import vit
 
 
 def evaluate_trial(
@@ -33,25 +32,16 @@ def evaluate_trial(
     """
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}.")
-    config, weights = read_json(folder / "config.json"), folder / "model.safetensors"
-    if config is None or not weights.exists():
-        raise UserError(
-            f"{folder} holds no finished trial: it needs config.json and model.safetensors. Trials of a study lie in "
-            "trials/ARM/seedK of its folder."
-        )
+    model = open_trial(folder)
+    config = read_json(folder / "config.json") or {}
     recipe = Recipe.from_dict(config["recipe"])
     pictures = load_pictures({**config["pictures"], "data": data or config["pictures"]["data"]}, recipe)
     found = pictures.summary()["fingerprint"]
     if data is None and found != config["data"]["fingerprint"]:
         warnings.warn("the pictures are no longer those that the trial was trained on.", stacklevel=2)
-    model_config = ViTConfig.from_dict(config["model"])
     _check_classes(tuple(config["data"]["classes"]), pictures.classes, pictures.name)
-    from safetensors.torch import load_file
-
     fabric = make_fabric(device, recipe.precision)
-    model = vit(model_config)
-    model.load_state_dict(load_file(weights))
-    fabric.to_device(model.eval())
+    fabric.to_device(model)
     split = split or pictures.eval_split
     batches = (to_device(batch, fabric.device) for batch in pictures.eval_batches(split, batch_size))
     with fabric.autocast():

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from vitmods.errors import UserError
+from vitmods.finetune.roles import chosen_roles
 
 if TYPE_CHECKING:
     from vitmods.changes import Change
     from vitmods.recipes import Recipe
 
 BASE = "base"
+TRAINING = {"full": "train(all)", **{role: f"train({role})" for role in ("attention", "ffn", "head")}}
 OTHER_SEEDS = 10_000  # added to a seed, it gives the seed of the second base trial that measures the noise floor
 
 
@@ -33,6 +35,12 @@ class Arm:
     def short(self) -> str:
         """The changes in their shell form, e.g. `dpn+norm(rms)`."""
         return "+".join(str(change) for change in self.changes)
+
+    @property
+    def text(self) -> str:
+        """The changes and the recipe overrides, for people, e.g. `dpn+train(attention)`."""
+        overrides = (f"train({value})" if name == "train" else f"{name}={value}" for name, value in self.recipe.items())
+        return "+".join(filter(None, (self.short, *overrides)))
 
     def identity(self) -> dict[str, Any]:
         return {"changes": self.short, "recipe": dict(self.recipe)}
@@ -50,12 +58,29 @@ class Trial:
 
 
 def arm_from_text(text: str) -> Arm:
-    """Read `CHANGES` or `NAME=CHANGES`, e.g. `dpn`, `post=placement(attn=post)`. UserError for an unknown change."""
+    """Read `CHANGES` or `NAME=CHANGES`, e.g. `dpn`, `post=placement(attn=post)`. UserError for an unknown change.
+
+    Among the changes `train(ROLES)` may say what is trained, e.g. `dpn+train(attention)`; the words `attention`,
+    `ffn`, `head` and `full` are short for that.
+    """
     from vitmods.changes import parse_changes
 
     named = re.match(r"\s*([^=()]+?)\s*=\s*(.+)$", text, flags=re.DOTALL)
-    name, changes = (named[1], named[2]) if named else (text.strip(), text)
-    return Arm(name, tuple(parse_changes(changes)))
+    name, told = (named[1], named[2]) if named else (text.strip(), text)
+    changes, recipe = _split_training(TRAINING.get(told.strip(), told))
+    return Arm(name, tuple(parse_changes(changes)), recipe)
+
+
+def _split_training(text: str) -> tuple[str, dict[str, Any]]:
+    """The changes, and the recipe override that `train(...)` among them is."""
+    pattern = r"(?:(?<=\+)|^)\s*train\(([^()]*)\)\s*(?:\+|$)"
+    found = re.findall(pattern, text)
+    if len(found) > 1:
+        raise UserError(f"'{text}' says twice what is trained: join the roles, train({'+'.join(found)}).")
+    if not found:
+        return text, {}
+    chosen_roles(found[0])  # an unknown role is told before anything runs
+    return re.sub(pattern, "", text).rstrip("+ "), {"train": found[0].strip()}
 
 
 def arms_from_text(text: str) -> list[Arm]:
@@ -74,7 +99,7 @@ def make_arms(arms: Mapping[str, Any] | Iterable[Any]) -> tuple[Arm, ...]:
     changes is given.
     """
     if isinstance(arms, Mapping):
-        found = [Arm(str(name), _changes(str(name), given)) for name, given in arms.items()]
+        found = [_arm(str(name), given) for name, given in arms.items()]
     else:
         listed = [arms] if isinstance(arms, str) else arms
         found = [arm for one in listed for arm in ([one] if isinstance(one, Arm) else arms_from_text(str(one)))]
@@ -83,19 +108,19 @@ def make_arms(arms: Mapping[str, Any] | Iterable[Any]) -> tuple[Arm, ...]:
     return tuple(found)
 
 
-def _changes(arm: str, given: Any) -> tuple[Change, ...]:
-    """The changes that a user gives for an arm: a short form, one change, or several."""
-    from vitmods.changes import Change, parse_changes
+def _arm(name: str, given: Any) -> Arm:
+    """The arm that a user gives under a name: a short form, an Arm, one change, or several."""
+    from vitmods.changes import Change
 
-    if isinstance(given, str):
-        return parse_changes(given)
+    if isinstance(given, str | Arm):
+        return replace(arm_from_text(given) if isinstance(given, str) else given, name=name)
     listed = tuple(given) if isinstance(given, Iterable) and not isinstance(given, type) else (given,)
     for change in listed:
         if not isinstance(change, Change):
             raise UserError(
-                f"Arm {arm}: {change!r} is no change. Give changes as DualPatchNorm(), or as text: 'dpn+rms'."
+                f"Arm {name}: {change!r} is no change. Give changes as DualPatchNorm(), or as text: 'dpn+rms'."
             )
-    return listed
+    return Arm(name, listed)
 
 
 def _check_arms(arms: Sequence[Arm]) -> None:
@@ -113,7 +138,7 @@ def _check_arms(arms: Sequence[Arm]) -> None:
         content = repr(arm.identity())
         if content in contents:
             raise UserError(
-                f"Arms {contents[content]} and {arm.name} are the same changes ({arm.short}). Leave one out."
+                f"Arms {contents[content]} and {arm.name} are the same changes ({arm.text}). Leave one out."
             )
         names.add(arm.name)
         contents[content] = arm.name

@@ -99,7 +99,7 @@ def assemble(folder: StudyFolder, settings: Settings | None = None) -> dict[str,
         "arms": [
             {
                 "name": arm.name,
-                "changes": arm.short,
+                "changes": arm.text,
                 "recipe": dict(arm.recipe),
                 **facts["arms"][arm.name],
                 "effect": found[arm.name].to_dict(),

@@ -25,6 +25,7 @@ from vitmods.study.results import assemble, write_results
 from vitmods.study.store import StudyFolder, read_json
 from vitmods.study.trial import TrialRunner, base_config, build_model
 from vitmods.train.device import make_fabric, resolve
+from vitmods.train.optim import freeze
 from vitmods.vit import ViT
 
 if TYPE_CHECKING:
@@ -114,8 +115,8 @@ def _build_arms(settings: Settings, num_classes: int) -> dict[str, ViT]:
     models = {}
     for arm in (Arm(BASE), *settings.arms):
         try:
-            models[arm.name] = build_model(config, arm, settings.seeds[0])
-            settings.recipe_of(arm)
+            models[arm.name] = build_model(config, arm, settings.seeds[0], settings.fixed.get("start"))
+            freeze(models[arm.name], settings.recipe_of(arm))  # costs are of what is trained
         except UserError as error:
             raise type(error)(f"Arm {arm.name}: {error}") from error
     return models

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +17,7 @@ from vitmods.study.plan import Settings, make_arms, make_seeds
 if TYPE_CHECKING:
     from vitmods.study.estimate import Estimate
     from vitmods.study.result import StudyResult
+    from vitmods.vit import Resampling
 
 
 class Study:
@@ -23,6 +25,7 @@ class Study:
 
     Args:
         base: a size name (`S/16`), a timm name or a ViTConfig; None: one that suits the pictures.
+        start: trained weights that every arm begins with (docs/finetune.md); they say what base is. None: new ones.
         arms: name -> changes (or their short form), or a list of short forms, each `CHANGES` or `NAME=CHANGES`.
         data: `digits`, a folder, `torchvision:NAME?root=...` or `hf:NAME`.
         recipe: how every trial is trained; None: one that suits the pictures.
@@ -47,6 +50,7 @@ class Study:
         recipe: Recipe | None = None,
         seeds: int | Iterable[int] = 3,
         *,
+        start: str | Path | None = None,
         img_size: int | tuple[int, ...] | None = None,
         in_chans: int | None = None,
         split_seed: int = 0,
@@ -63,6 +67,7 @@ class Study:
             base,
             data,
             recipe,
+            start=start,
             img_size=img_size,
             in_chans=in_chans,
             split_seed=split_seed,
@@ -72,10 +77,14 @@ class Study:
             unreadable=unreadable,
         )
         self.settings = Settings(fixed, make_arms(arms), make_seeds(seeds), noise_floor, margin)
+        for arm in self.settings.arms:
+            if not arm.changes and self.settings.recipe_of(arm) == self.settings.recipe:
+                raise UserError(f"Arm {arm.name} ({arm.text}) is base itself, part of every study: leave it out.")
 
     def __repr__(self) -> str:
         fixed = self.settings.fixed
         base = fixed["base"] if isinstance(fixed["base"], str) else "ViTConfig(...)"
+        base = fixed["start"]["source"] if "start" in fixed else base
         names = ", ".join(arm.name for arm in self.settings.arms)
         return f"Study({base} against {names} on {fixed['data']}, {len(self.settings.trials())} trials)"
 
@@ -134,6 +143,8 @@ def fixed_settings(
     data: str | Path,
     recipe: Recipe | None,
     *,
+    start: str | Path | None = None,
+    positions: Resampling = "bicubic",
     img_size: int | tuple[int, ...] | None,
     in_chans: int | None,
     val_fraction: float | None,
@@ -148,6 +159,14 @@ def fixed_settings(
     if not isinstance(recipe, Recipe | None):
         raise UserError(f"recipe is a Recipe, as vm.recipes.default() gives it, not {recipe!r}.")
     suits = defaults_for(str(data))
+    if start is not None:
+        if base is not None:
+            raise UserError("The checkpoint that training starts from says what base is: leave base out.")
+        from vitmods.study.start import Start  # torch, which the shell's help does without
+
+        begun, base = Start.of(str(start), positions)
+        others["start"] = asdict(begun)
+        img_size, in_chans = img_size or base.img_size, in_chans or base.in_chans
     base = suits.base if base is None else base
     recipe = suits.recipe if recipe is None else recipe
     return {

@@ -16,6 +16,7 @@ from vitmods.config import ViTConfig
 from vitmods.files import write_json
 from vitmods.study.cautions import already_told
 from vitmods.study.plan import Arm, Settings, Trial
+from vitmods.study.start import Start
 from vitmods.study.store import WARNINGS, StudyFolder, read_json
 from vitmods.tasks import Classification
 from vitmods.train import train_trial
@@ -58,14 +59,15 @@ def base_config(settings: Settings, num_classes: int) -> ViTConfig:
     return ViTConfig.from_dict(base).with_(**shape)
 
 
-def build_model(config: ViTConfig, arm: Arm, seed: int) -> ViT:
+def build_model(config: ViTConfig, arm: Arm, seed: int, start: Mapping[str, Any] | None = None) -> ViT:
     """The arm's model at step 0.
 
-    Base is initialised from the seed and then changed, so every arm starts from base's own weights wherever shapes
-    allow; parameters that a change adds are drawn from the same seed.
+    Base is initialised from the seed, or has the weights of `start` (the fields of a `Start`) and a head from the seed,
+    and is then changed; so every arm starts from base's own weights wherever shapes allow, and parameters that a change
+    adds are drawn from the same seed.
     """
     torch.manual_seed(seed)
-    base = vit(config)
+    base = Start(**start).build(config, seed) if start else vit(config)
     if not arm.changes:
         return base
     torch.manual_seed(seed)
@@ -118,8 +120,10 @@ class TrialRunner:
         """The same in any folder."""
         recipe = self.settings.recipe_of(trial.arm)
         pictures = self.pictures(recipe)
-        model = build_model(base_config(self.settings, pictures.num_classes), trial.arm, trial.seed)
+        start = self.settings.fixed.get("start")
+        model = build_model(base_config(self.settings, pictures.num_classes), trial.arm, trial.seed, start)
         told = {"arm": trial.arm.name, "changes": trial.arm.short, "pictures": picture_settings(self.settings.fixed)}
+        told |= {"start": start} if start else {}
         return train_trial(
             model,
             task_of(recipe),

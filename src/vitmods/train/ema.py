@@ -12,14 +12,17 @@ class Ema:
 
     After n updates with models w_1 ... w_n the average is sum_i d^(n-i) w_i / sum_i d^(n-i): the bias correction of
     Adam (arXiv:1412.6980, section 3) applied to weights. A short training is thus averaged as honestly as a long one,
-    and the decay needs no warm-up. Integer buffers (counters) are copied.
+    and the decay needs no warm-up. Integer buffers (counters) are copied. Frozen parameters, which are their own
+    average, are the model's own: freeze before.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self.updates = 0
-        self.model = copy.deepcopy(model).requires_grad_(False).eval()
-        pairs = list(zip(_tensors(self.model), _tensors(model), strict=True))
+        frozen = {id(p): p for p in model.parameters() if not p.requires_grad}
+        self.model = copy.deepcopy(model, frozen).requires_grad_(False).eval()
+        both = zip(_tensors(self.model), _tensors(model), strict=True)
+        pairs = [(mean, source) for mean, source in both if mean.data_ptr() != source.data_ptr()]
         self._means = [mean for mean, _ in pairs if mean.is_floating_point()]
         self._sources = [source for _, source in pairs if source.is_floating_point()]
         self._copied = [pair for pair in pairs if not pair[0].is_floating_point()]

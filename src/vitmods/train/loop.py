@@ -17,7 +17,7 @@ from vitmods.train.device import Part, make_fabric, parts, to_device
 from vitmods.train.ema import Ema
 from vitmods.train.interrupt import Interrupted, StopRequest
 from vitmods.train.logs import MetricsFile, ProgressBar
-from vitmods.train.optim import check_every_parameter_is_trained, make_optimizer, without_gradient
+from vitmods.train.optim import check_every_parameter_is_trained, freeze, make_optimizer, without_gradient
 from vitmods.train.schedule import cosine_with_warmup
 from vitmods.train.task import Batch, Pictures, Task
 from vitmods.train.window import Diverged, Window
@@ -63,6 +63,7 @@ class TrialRun:
 
         self.fabric = make_fabric(device, recipe.precision)
         self.model = self.fabric.to_device(model)
+        freeze(self.model, recipe)
         self.optimizer = make_optimizer(self.model, recipe)
         check_every_parameter_is_trained(self.model, self.optimizer)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]

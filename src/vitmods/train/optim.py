@@ -1,4 +1,4 @@
-"""AdamW with two groups of parameters: those that decay and those that do not."""
+"""What is trained, and AdamW or SGD with two groups of parameters: those that decay and those that do not."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from vitmods.finetune import train_only
+from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
 
 
@@ -30,8 +32,20 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     ]
 
 
-def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW (arXiv:1711.05101) over every trainable parameter of `model`, with the fused kernel where there is one.
+def freeze(model: nn.Module, recipe: Recipe) -> None:
+    """Freeze what the recipe does not train. With `train="all"` that is what was frozen before, and nothing else.
+
+    Raises:
+        UserError: the model has nothing of what is to be trained.
+    """
+    if recipe.train != ALL:
+        train_only(model, recipe.train)
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """AdamW (arXiv:1711.05101) or SGD over every trainable parameter of `model`, by the fused kernel if there is one.
+
+    SGD adds `weight_decay` times the weight to the gradient, which the momentum then carries on.
 
     Raises:
         ValueError: the model has nothing to train.
@@ -41,10 +55,10 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
         raise ValueError("the model has no trainable parameter; set requires_grad on those that are to be trained.")
     parameters = [parameter for group in groups for parameter in group["params"]]
     fused = all(parameter.is_floating_point() and parameter.device.type in _FUSED for parameter in parameters)
-    betas = (recipe.beta1, recipe.beta2)
-    return torch.optim.AdamW(
-        groups, lr=recipe.lr, betas=betas, eps=recipe.adam_eps, fused=fused, foreach=None if fused else True
-    )
+    how: dict[str, Any] = {"lr": recipe.lr, "fused": fused, "foreach": None if fused else True}
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(groups, momentum=recipe.momentum, **how)
+    return torch.optim.AdamW(groups, betas=(recipe.beta1, recipe.beta2), eps=recipe.adam_eps, **how)
 
 
 _FUSED = ("cpu", "cuda", "mps")

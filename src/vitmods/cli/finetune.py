@@ -1,0 +1,80 @@
+"""`vitmods finetune`: trained weights adapted to other pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from vitmods.cli.options import DataOptions, MachineOptions, defaults_from, parse, peek, readable_folder
+from vitmods.cli.train import run_trial, show
+from vitmods.errors import UserError
+from vitmods.recipes import Recipe
+from vitmods.study.plan import BASE
+
+DELTA = "delta.safetensors"
+
+
+@dataclass(frozen=True)
+class Finetune:
+    """Adapt trained weights to other pictures, all of them or a part. The same command goes on where it was stopped.
+
+    Beside what `vitmods train` writes, delta.safetensors in the folder of --out holds only what was trained:
+    `vitmods.load_delta(base, file)` gives the model, `vitmods.MultiTask` serves several of them.
+
+    examples:
+      vitmods finetune --model runs/digits-mu3-2-train-base-seed0 --data path/to/pictures
+      vitmods finetune --model vit_small_patch16_224.augreg_in1k --data path/to/pictures --img-size 384
+      vitmods finetune --model deit_small.pth --data path/to/pictures --train ffn --recipe finetune_sgd
+    """
+
+    model: str
+    """a trial's folder, a file of weights (.pth, .safetensors, .npz), or a timm model with published weights"""
+    pictures: DataOptions
+    training: Recipe
+    machine: MachineOptions
+    positions: Literal["bicubic", "bilinear"] = "bicubic"
+    """how position embeddings become those of --img-size: as timm, or with aligned corners as big_vision"""
+    seed: int = 0
+    """of the head, the order and the augmentation of the pictures"""
+    recipe: str = "finetune"
+    """where the training options start from: finetune, finetune_sgd, or one for new weights"""
+    out: Path | None = None
+    """the trial's folder; None: runs/DATA-MODEL-finetune-TRAIN-seedSEED"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    model = peek(arguments, "model")
+    if model is None and not {"-h", "--help"} & set(arguments):
+        raise UserError("Say what is adapted: --model with a trial's folder, a file of weights or a timm model's name.")
+    _, pictures, name, recipe = defaults_from(arguments, start=model)
+    default = Finetune(model or "", pictures, recipe.with_(train="attention"), MachineOptions(), recipe=name)
+    options = parse(Finetune, arguments, "finetune", default)
+    words = (Path(options.model).name, "finetune", options.training.train, f"seed{options.seed}")
+    out = options.out or readable_folder(options.pictures.data, *words)
+    code = show(_train(options, out), out)
+    if code == 0:
+        _save(options, out)
+    return code
+
+
+def _train(options: Finetune, out: Path) -> dict:
+    from vitmods.study.study import fixed_settings
+
+    given = asdict(options.pictures)
+    fixed = fixed_settings(
+        None, given.pop("data"), options.training, start=options.model, positions=options.positions, **given
+    )
+    return run_trial(fixed, BASE, options.seed, options.machine, out)
+
+
+def _save(options: Finetune, out: Path) -> None:
+    from vitmods.finetune import save_delta, train_only
+    from vitmods.study.start import open_start, open_trial
+
+    model = open_trial(out)
+    delta = save_delta(model, open_start(options.model), out / DELTA)
+    print(f"Of that, {options.model} has all but {delta.nbytes / 1e6:.3g} MB: {out / DELTA}")
+    print(train_only(model, options.training.train))

@@ -1,0 +1,185 @@
+"""What a fine-tuned model has that its base has not, as a file: the tensors that differ, and what they belong to."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..apply import as_vit
+from ..config import ViTConfig
+from ..errors import UserError
+from ..files import write_atomically
+from ..vit import ViT
+
+FORMAT = "vitmods-delta-1"
+
+
+@dataclass(frozen=True)
+class Delta:
+    """One task's own tensors, the config of its model, and the digest of every tensor of that model."""
+
+    source: str
+    config: ViTConfig
+    own: Mapping[str, Tensor]
+    digests: Mapping[str, str]
+    base: str
+    """fingerprint of the base that it was made from"""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the task's own tensors."""
+        return sum(tensor.nbytes for tensor in self.own.values())
+
+    def tensors(self, base: ViT) -> dict[str, Tensor]:
+        """All tensors of the task's model: its own, and for the rest the very tensors of ``base``.
+
+        Raises UserError when a tensor is in neither, or the base's is not the one that the delta was made from.
+        """
+        shared = base.state_dict()
+        missing = [name for name in self.digests if name not in self.own and name not in shared]
+        if missing:
+            raise UserError(f"{self.source} is incomplete: {_some(missing)} is neither in it nor in the base.")
+        found = {name: self.own[name] if name in self.own else shared[name] for name in self.digests}
+        other = [name for name in found if name not in self.own and digest(found[name]) != self.digests[name]]
+        if other:
+            raise UserError(
+                f"{self.source} belongs to another base: {_some(other)} differ from what it was trained with (its base "
+                f"has the fingerprint {self.base}, this one {fingerprint(base)}). Give the model that was fine-tuned."
+            )
+        return found
+
+
+def save_delta(model: nn.Module, base: nn.Module, path: str | Path) -> Delta:
+    """Write the tensors of ``model`` that ``base`` has not, bit for bit, as safetensors; replaces ``path`` atomically.
+
+    Args:
+        model: the fine-tuned model; its resolution and number of classes may differ from the base's.
+        base: the model that training started from, as it was then. Both are vitmods ViTs, or models of timm, Hugging
+            Face or torchvision that can be read exactly.
+        path: ends in ``.safetensors``.
+
+    Raises:
+        UserError: another ending, a model that cannot be read, nothing differs, or the file cannot be written (one that
+            was there is then as it was).
+    """
+    from safetensors.torch import save
+
+    path, model, base = Path(path), as_vit(model), as_vit(base)
+    if path.suffix != ".safetensors":
+        raise UserError(f"{path.name}: a delta is written as .safetensors; give it that ending.")
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    digests = {name: digest(tensor) for name, tensor in tensors.items()}
+    there = _digests(base)
+    own = {name: tensor.clone() for name, tensor in tensors.items() if there.get(name) != digests[name]}
+    if not own and model.config == base.config:
+        raise UserError("The model equals its base: there is nothing to save. Was the base trained in place?")
+    delta = Delta(path.name, model.config, own, digests, fingerprint(base))
+    metadata = {
+        "format": FORMAT,
+        "base": delta.base,
+        "config": model.config.to_json(),
+        "digests": json.dumps(digests),
+        "own": json.dumps(list(own)),
+    }
+    write_atomically(path, lambda file: file.write(save(own, metadata)))
+    return delta
+
+
+def load_delta(base: nn.Module, path: str | Path) -> ViT:
+    """The fine-tuned model: a new ViT of the delta's tensors and copies of the base's, in the base's device and mode.
+
+    Raises UserError when the file is damaged, incomplete or no delta, or was made from another base. Files are read as
+    safetensors alone, which cannot run code.
+    """
+    base = as_vit(base)
+    delta = read_delta(path)
+    return assemble(delta, base, {name: tensor.clone() for name, tensor in delta.tensors(base).items()})
+
+
+def assemble(delta: Delta, base: ViT, tensors: Mapping[str, Tensor]) -> ViT:
+    """A ViT of the delta's config whose parameters and buffers are these very tensors, moved to the base's device."""
+    _check_fits(delta, tensors)
+    reference = next(base.parameters())
+    with torch.random.fork_rng(devices=[]):  # its initial weights are not used
+        model = ViT(delta.config).to(device=reference.device, dtype=reference.dtype)
+    model.load_state_dict({name: tensor.to(reference.device) for name, tensor in tensors.items()}, assign=True)
+    sizes = {"input_size": model.pretrained_cfg["input_size"], "num_classes": delta.config.num_classes}
+    model.pretrained_cfg = model.default_cfg = {**base.pretrained_cfg, **sizes}
+    model.changes = base.changes
+    return model.train(base.training)
+
+
+def _check_fits(delta: Delta, tensors: Mapping[str, Tensor]) -> None:
+    """Before memory is taken for what the file says of its model: the tensors are those of that model."""
+    found = {name: tensor.shape for name, tensor in tensors.items()}
+    wanted = {}
+    if delta.config.depth <= len(found):
+        with torch.device("meta"):
+            wanted = {name: tensor.shape for name, tensor in ViT(delta.config).state_dict().items()}
+    if wanted != found:
+        wrong = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+        raise UserError(f"{delta.source} does not fit its own config: {_some(wrong)} is missing or has another shape.")
+
+
+def read_delta(path: str | Path) -> Delta:
+    """A delta file, checked. Raises UserError when it cannot be read, is damaged, incomplete, or no delta."""
+    path = Path(path)
+    own, metadata = _read(path)
+    if metadata.get("format") != FORMAT:
+        raise UserError(f"{path.name} is no delta of this version of vitmods: save_delta writes one.")
+    try:
+        config = ViTConfig.from_json(metadata["config"])
+        digests, base = dict(json.loads(metadata["digests"])), metadata["base"]
+        names = [str(name) for name in json.loads(metadata["own"])]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path.name} is damaged: what it says of its model cannot be read ({error}).") from error
+    missing = [name for name in names if name not in own]
+    if missing:
+        raise UserError(f"{path.name} is incomplete: it lacks {_some(missing)}. Save the delta again.")
+    broken = [name for name, tensor in own.items() if digests.get(name) != digest(tensor)]
+    if broken:
+        raise UserError(f"{path.name} is damaged: {_some(broken)} is not what was saved. Copy the file again.")
+    return Delta(path.name, config, own, digests, base)
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            # Copies: memory that a file is mapped to is aligned otherwise, which may alter the last bit of a product.
+            return {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except FileNotFoundError:
+        raise UserError(f"There is no delta {path}.") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path.name} is no safetensors file, or is damaged: {error}") from error
+
+
+def digest(tensor: Tensor) -> str:
+    """128 bits that stand for type, shape and contents of a tensor."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    told = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=16)
+    told.update(flat.view(torch.uint8).numpy().data)
+    return told.hexdigest()
+
+
+def fingerprint(model: nn.Module) -> str:
+    """16 hexadecimal digits that stand for all weights of a model that ``save_delta`` takes."""
+    told: Any = hashlib.blake2b(digest_size=8)
+    for name, value in sorted(_digests(as_vit(model)).items()):
+        told.update(f"{name} {value}\n".encode())
+    return told.hexdigest()
+
+
+def _digests(model: ViT) -> dict[str, str]:
+    return {name: digest(tensor) for name, tensor in model.state_dict().items()}
+
+
+def _some(names: list[str], shown: int = 3) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more

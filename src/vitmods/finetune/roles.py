@@ -1,0 +1,88 @@
+"""What each parameter of a Vision Transformer is for, by the kind of module that holds it. Imports without torch."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ..errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from torch import nn
+
+ROLES = {
+    "stem": "from pixels to patch tokens, without norms",
+    "positions": "position embedding",
+    "tokens": "class, register and mask tokens",
+    "attention": "query, key, value and output projections, of every branch",
+    "ffn": "the linear maps of the MLPs, of every branch",
+    "norms": "all norms, wherever they sit",
+    "layer_scale": "factors on the branches",
+    "head": "classifier, with the representation layer or attention pooling before it",
+    "other": "what has none of these roles",
+}
+ALL = "all"
+
+# Of class names of timm, transformers, torchvision, DeiT and vitmods; the first that matches counts.
+_KINDS = (
+    ("stem", r"PatchEmbed|Stem$"),
+    ("norms", r"Norm|ScaleShift"),
+    ("layer_scale", r"LayerScale"),
+    ("head", r"Pool"),
+    ("attention", r"Attention|Attn"),
+    ("ffn", r"Mlp|MLP|FeedForward|SwiGLU|Intermediate|^ViTOutput$"),
+)
+# Of modules and parameters that are no class of their own, outside of the modules above.
+_NAMES = (
+    ("stem", r"conv_proj|conv_stem"),
+    ("head", r"heads?|head_dist|classifier|pre_logits|fc"),
+    ("positions", r"pos_embed|pos_embedding|position_embeddings?"),
+    ("tokens", r"\w+_tokens?"),
+    ("layer_scale", r"gamma_\w+|lambda_\w+"),
+)
+
+
+def parameter_roles(model: nn.Module) -> dict[str, str]:
+    """The role (a key of ROLES) of every parameter, by its name in ``model.named_parameters()``.
+
+    A part of an attention or MLP has its role; a norm is a norm wherever it sits. For ViTs of vitmods, timm, Hugging
+    Face and torchvision, parallel branches included; most models that are built of such parts can be read too.
+    """
+    found: dict[str, str] = {}
+    _visit(model, "", None, found)
+    return found
+
+
+def _visit(module: nn.Module, prefix: str, role: str | None, found: dict[str, str]) -> None:
+    for name, _ in module.named_parameters(recurse=False):
+        found[prefix + name] = role or _by_name(name) or "other"
+    for name, child in module.named_children():
+        _visit(child, f"{prefix}{name}.", _role_of(child, name, role), found)
+
+
+def _role_of(module: nn.Module, name: str, inherited: str | None) -> str | None:
+    kind = next((role for role, pattern in _KINDS if re.search(pattern, type(module).__name__)), None)
+    if kind == "norms":
+        return kind
+    return inherited or kind or _by_name(name)
+
+
+def _by_name(name: str) -> str | None:
+    return next((role for role, pattern in _NAMES if re.fullmatch(pattern, name)), None)
+
+
+def chosen_roles(what: str) -> tuple[set[str], set[str]]:
+    """The roles that a choice names, and those that are trained along with them.
+
+    ``what`` is one of ROLES or several joined by +, or ``all``. The head is always trained along, and with anything but
+    the head alone the position embedding, as attention-only fine-tuning was released (Touvron et al., 2022, section 4).
+    Raises UserError on an unknown role, naming the nearest.
+    """
+    words = [word.strip() for word in what.split("+")]
+    for word in words:
+        if word not in (*ROLES, ALL):
+            raise UserError(f"There is no role '{word}' to train. {nearest(word, (*ROLES, ALL))}")
+    if ALL in words:
+        return set(ROLES), set()
+    named = set(words)
+    return named, {"head"} if named == {"head"} else {"head", "positions"}

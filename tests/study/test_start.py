@@ -1,0 +1,179 @@
+"""Studies that begin with trained weights, and arms that train a part."""
+
+import json
+
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods.errors import UserError
+from vitmods.finetune import parameter_roles
+from vitmods.recipes import plain
+from vitmods.study import Study
+from vitmods.study.describe import python_call
+from vitmods.study.plan import Arm, Settings, Trial, arm_from_text, make_arms
+from vitmods.study.start import Start, open_start, open_trial
+from vitmods.study.store import StudyFolder
+from vitmods.study.study import fixed_settings
+from vitmods.study.trial import TrialRunner, base_config, build_model
+
+RECIPE = plain(epochs=1).with_(batch_size=64, lr=1e-3)
+PICTURES = {"img_size": 8, "in_chans": 1, "val_fraction": None, "test_fraction": None, "split_seed": 0}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """The folder of a trial of one epoch."""
+    out = tmp_path_factory.mktemp("checkpoint") / "trial"
+    recipe = RECIPE.with_(mean=(0.4,), std=(0.3,))
+    fixed = fixed_settings("mu2/4", "digits", recipe, limit_train=128, unreadable="stop", **PICTURES)
+    runner = TrialRunner(StudyFolder(out), Settings(fixed, (), (0,)), "cpu")
+    runner.train(Trial(Arm("base"), 0), out)
+    return out
+
+
+def make(checkpoint, arms=("attention", "dpn+train(head)"), seeds=1, **options):
+    return Study(None, arms, "digits", RECIPE, seeds, start=checkpoint, limit_train=128, **options)
+
+
+def run(study, out):
+    return study.run(out, workers=1, device="cpu", cost_seconds=0.1, progress=False)
+
+
+def test_parts_as_arms_of_a_study(checkpoint, tmp_path):
+    study = make(checkpoint)
+    result = run(study, tmp_path)
+    assert result.complete
+    told = result.to_dict()
+    assert told["base"]["name"] == str(checkpoint)
+    assert [(arm["name"], arm["changes"]) for arm in told["arms"]] == [
+        ("attention", "train(attention)"),
+        ("dpn+train(head)", "dpn+train(head)"),
+    ]
+    assert told["arms"][0]["describe"][0]["title"] == "Trains attention alone"
+    assert told["arms"][0]["cost"]["peak_memory"]["ratio"] < 1  # of what is trained
+    started = build_model(base_config(study.settings, 10), Arm("base"), 0, study.settings.fixed["start"])
+    after, roles = open_trial(StudyFolder(tmp_path).trial("attention", 0)).state_dict(), parameter_roles(started)
+    moved = {roles[name] for name, value in started.state_dict().items() if not torch.equal(after[name], value)}
+    assert moved == {"attention", "positions", "head"}
+
+    assert "Trains attention alone" in result.report().read_text()
+    files = {path: path.read_bytes() for path in tmp_path.rglob("result.json")}
+    assert run(make(checkpoint, [*study.settings.arms, "ffn"]), tmp_path).complete  # an arm more
+    assert all(path.read_bytes() == content for path, content in files.items())
+
+
+def test_every_arm_and_seed_begins_with_the_checkpoint(checkpoint):
+    settings = make(checkpoint).settings
+    config, start = base_config(settings, 10), settings.fixed["start"]
+    trained = open_start(str(checkpoint)).state_dict()
+    first, second = (build_model(config, Arm("base"), seed, start).state_dict() for seed in (0, 1))
+    for name, value in trained.items():
+        if not name.startswith("head."):
+            assert torch.equal(first[name], value)
+            assert torch.equal(second[name], value)
+    assert not torch.equal(first["head.weight"], trained["head.weight"])
+    changed = build_model(config, arm_from_text("dpn+train(attention)"), 0, start).state_dict()
+    assert torch.equal(changed["head.weight"], first["head.weight"])
+    assert torch.equal(changed["blocks.0.mlp.fc1.weight"], trained["blocks.0.mlp.fc1.weight"])
+
+
+@pytest.mark.parametrize("positions", ["bicubic", "bilinear"])
+def test_another_size_and_other_classes(checkpoint, positions):
+    start, config = Start.of(str(checkpoint), positions)
+    model = start.build(config.with_(img_size=16, num_classes=4), seed=0)
+    expected = open_start(str(checkpoint))
+    expected.set_input_size(16, positions=positions)
+    assert torch.equal(model.pos_embed, expected.pos_embed)
+    assert model.config.img_size == (16, 16)
+    assert model(torch.randn(1, 1, 16, 16)).shape == (1, 4)
+
+
+def test_the_call_in_the_report_is_the_same_study(checkpoint):
+    study = make(checkpoint)
+    call = python_call(study.settings, "out")
+    names = {}
+    exec(call.replace("vm.Study(", "study = vm.Study(").removesuffix(".run('out')"), names)
+    assert names["study"].settings.to_dict() == study.settings.to_dict()
+    assert str(checkpoint) in repr(study)
+
+
+def test_a_trial_says_how_its_pictures_were_normalised(checkpoint):
+    model = open_start(str(checkpoint))
+    assert (model.pretrained_cfg["mean"], model.pretrained_cfg["std"]) == ((0.4,), (0.3,))
+
+
+def test_a_file_of_weights_is_a_checkpoint_too(tmp_path):
+    model = vm.vit("Ti1/16", img_size=32, num_classes=4).eval()
+    vm.adapters.save(model, tmp_path / "deit.pth")
+    found = open_start(str(tmp_path / "deit.pth"))
+    images = torch.randn(1, 3, 32, 32)
+    assert torch.equal(found(images), model(images))
+
+
+def test_weights_that_changed_are_refused(checkpoint, tmp_path):
+    settings = make(checkpoint).settings
+    start = {**settings.fixed["start"], "fingerprint": "0" * 16}
+    with pytest.raises(UserError, match="no longer holds the weights"):
+        build_model(base_config(settings, 10), Arm("base"), 0, start)
+    other = json.loads(json.dumps(settings.to_dict()))
+    other["start"]["fingerprint"] = "0" * 16
+    (tmp_path / "study.json").write_text(json.dumps({"settings": other}))
+    with pytest.raises(UserError, match=r"start\.fingerprint: 0000000000000000 -> "):
+        StudyFolder(tmp_path).check_same_study(settings.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"start": "no/such/thing"}, "There is no checkpoint 'no/such/thing'"),
+        ({"base": "mu2/4"}, "says what base is"),
+        ({"arms": ["full"]}, r"Arm full \(train\(all\)\) is base itself"),
+        ({"arms": {"some": "train(atention)"}}, "Did you mean 'attention'"),
+        ({"arms": ["train(ffn)+train(head)"]}, "says twice what is trained"),
+        ({"arms": ["ffn", "x=train(ffn)"]}, r"are the same changes \(train\(ffn\)\)"),
+    ],
+)
+def test_what_cannot_be_begun_is_refused(checkpoint, options, words):
+    given = {"base": None, "arms": ["ffn"], "start": str(checkpoint), **options}
+    with pytest.raises(UserError, match=words):
+        Study(given.pop("base"), given.pop("arms"), "digits", RECIPE, **given)
+
+
+def test_other_channels_are_refused(checkpoint):
+    start, config = Start.of(str(checkpoint))
+    with pytest.raises(UserError, match="reads 1 channels, not 3"):
+        start.build(config.with_(in_chans=3), seed=0)
+
+
+def test_folders_without_a_trial(tmp_path):
+    with pytest.raises(UserError, match="holds no finished trial"):
+        open_trial(tmp_path)
+    with pytest.raises(UserError, match="timm gives no weights of vit_small_patch16_18x2_224"):
+        open_start("timm:vit_small_patch16_18x2_224")
+
+
+@pytest.mark.parametrize(
+    ("text", "arm"),
+    [
+        ("attention", Arm("attention", (), {"train": "attention"})),
+        ("full", Arm("full", (), {"train": "all"})),
+        ("mine=ffn", Arm("mine", (), {"train": "ffn"})),
+        ("train(norms+head)", Arm("train(norms+head)", (), {"train": "norms+head"})),
+        ("train(ffn)+dpn", Arm("train(ffn)+dpn", (vm.DualPatchNorm(),), {"train": "ffn"})),
+        (
+            "dpn+train( head )+rms",
+            Arm("dpn+train( head )+rms", (vm.DualPatchNorm(), vm.Norm("rms")), {"train": "head"}),
+        ),
+    ],
+)
+def test_arms_say_what_is_trained(text, arm):
+    assert arm_from_text(text) == arm
+    assert make_arms({"some": text})[0] == Arm("some", arm.changes, arm.recipe)
+
+
+def test_studies_read_their_arms_from_the_folder(checkpoint):
+    settings = make(checkpoint).settings
+    again = Settings.from_dict(json.loads(json.dumps(settings.to_dict())))
+    assert again.to_dict() == settings.to_dict()
+    assert again.recipe_of(again.arm("attention")).train == "attention"
