@@ -185,3 +185,14 @@ def test_floats_that_a_block_keeps_for_each_channel_and_token(what, settings, ch
         kept.append(step_bytes(model, torch.randn(2, 3, 32, 32)))
     each = (kept[1] - kept[0]) / (4 * 2 * 65 * 96)
     assert channels <= each < channels + 0.11
+
+
+def test_parallel_branches():
+    model = build("attention", "parallel", depth=4).double()
+    images = torch.randn(3, 3, 16, 16, dtype=torch.float64)
+    plain, plain_bytes = step(model, images, ())
+    found, found_bytes = step(model, images, ("lean", "recompute"))
+    for name, value in plain.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-10 * float(value.abs().max()))
+    assert found_bytes < plain_bytes
+    assert sum(name.endswith("qkv.weight") for name in plain) == 4  # two branches in each of two blocks

@@ -53,9 +53,15 @@ class Branches(nn.ModuleList):
         found = tuple(p for p in (self.part(branch) for branch in self) if p is not None)
         return found if len(found) == len(self) and alike(found) else None
 
+    @property
+    def keeps_less(self) -> bool:
+        """Whether the branches are to keep less for backward than the fused form does."""
+        mlps = (module for module in self.modules() if isinstance(module, Mlp))
+        return self.lean or any(map(lean.is_recomputed, mlps))
+
     def maps(self, x: Tensor) -> JointMaps | None:
         """The joint maps if the tokens x go through the fused form here and now."""
-        if self.fuse is False or (self.lean and torch.is_grad_enabled()):
+        if self.fuse is False or (self.keeps_less and torch.is_grad_enabled()):
             return None
         if torch.compiler.is_compiling():
             parts = self.parts if self.fuse else None
@@ -224,8 +230,13 @@ class ParallelBlock(nn.Module):
     def can_be_lean(self) -> bool:
         """Whether a part of this block has a lean form."""
         attns: list[Any] = list(self.attns)
+        return any(lean.supports(b.norm) for b in attns) or self.can_recompute_mlp
+
+    @property
+    def can_recompute_mlp(self) -> bool:
+        """Whether the MLP of a branch can be run again in backward."""
         ffns: list[Any] = list(self.ffns)
-        return any(lean.supports(b.norm) for b in attns) or any(can_be_lean(b.norm, b.mlp) for b in ffns)
+        return any(can_be_lean(b.norm, b.mlp) for b in ffns)
 
     @property
     def mean_commutes(self) -> bool:
