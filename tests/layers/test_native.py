@@ -10,11 +10,11 @@ from torch.utils.checkpoint import checkpoint
 
 import vitmods as vm
 from vitmods.layers import DynamicTokenNorm, native
-from vitmods.layers.native import build, dynamic_token
+from vitmods.layers.native import dynamic_token
 from vitmods.layers.norms import separable
 from vitmods.layers.norms.separable import Layout, axis_kernel, separable_norm
 
-pytestmark = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(native.library("dynamic_token") is None, reason="there is no C++ compiler")
 
 EPS = 1e-5
 # (B, rows, columns, C, H): usual, not square, a sequence of either direction, heads that fill no register, one token
@@ -106,7 +106,6 @@ def close(found, expected, tolerance=1e-5):
 def calls(monkeypatch):
     """How often the native functions run."""
     counted, real = [], dynamic_token.function
-    monkeypatch.delenv("VITMODS_NATIVE", raising=False)
     monkeypatch.setattr(
         dynamic_token,
         "function",
@@ -122,7 +121,7 @@ def test_the_layer_uses_it_forward_and_backward(options, calls, monkeypatch):
     norm, x = norm_and_tokens(**options)
     found = results(norm, x)
     assert calls == [False, True]
-    monkeypatch.setenv("VITMODS_NATIVE", "0")
+    monkeypatch.setattr(native, "library", lambda name: None)
     close(found, results(norm, x))
     assert calls == [False, True]
 
@@ -142,14 +141,6 @@ def test_a_value_that_is_no_number_is_not_hidden(calls):
     assert y[0, 4].isnan().all()
     assert y[1].isfinite().all()
     assert calls
-
-
-def test_no_compiler_is_the_python_form(calls, monkeypatch):
-    norm, x = norm_and_tokens()
-    expected = results(norm, x)
-    monkeypatch.setattr(native, "load", lambda name: None)
-    close(results(norm, x), expected)
-    assert calls == [False, True]
 
 
 def test_other_numbers_take_the_python_form(calls):
@@ -186,8 +177,8 @@ def test_the_number_of_threads_changes_nothing(batch):
 
 def test_torch_finds_nothing_wrong_with_the_operators():
     inputs, cotangent = values((2, 3, 4, 24, 2))
-    torch.library.opcheck(dynamic_token.forward, (*inputs, EPS, False))
-    torch.library.opcheck(dynamic_token.backward, (cotangent, *inputs[:-1], EPS, True))
+    torch.library.opcheck(torch.ops.vitmods.dynamic_token_norm.default, (*inputs, EPS, False))
+    torch.library.opcheck(torch.ops.vitmods.dynamic_token_norm_backward.default, (cotangent, *inputs[:-1], EPS, True))
 
 
 def test_it_is_part_of_a_compiled_graph(calls):
