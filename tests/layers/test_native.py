@@ -12,7 +12,7 @@ import vitmods as vm
 from vitmods.layers import DynamicTokenNorm, native
 from vitmods.layers.native import dynamic_token
 from vitmods.layers.norms import separable
-from vitmods.layers.norms.separable import Layout, axis_kernel, separable_norm
+from vitmods.layers.norms.separable import Layout, axis_kernels, separable_norm
 
 pytestmark = pytest.mark.skipif(native.library("dynamic_token") is None, reason="there is no C++ compiler")
 
@@ -36,7 +36,7 @@ def values(shape, offset=0.0):
         return torch.randn(*size, generator=generator)
 
     a, mixes = 0.3 * noise(heads, 3), torch.rand(2, heads, generator=generator)
-    kernels = axis_kernel(a[:, 0], a[:, 1], columns), axis_kernel(a[:, 0], a[:, 2], rows)
+    kernels = axis_kernels(a, (rows, columns))
     x = noise(batch, rows * columns, dim) + offset * noise(dim)
     return [x, *kernels, *mixes, noise(dim), noise(dim)], noise(batch, rows * columns, dim)
 

@@ -27,11 +27,17 @@ def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def axis_kernel(quadratic: Tensor, linear: Tensor, length: int) -> Tensor:
-    """Softmax over j of ``quadratic d^2 + linear d``, d = j - i: (H,), (H,) -> (H, length, length), rows sum to 1."""
+def axis_kernels(a: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """P's factors: a (H, 3) -> (H, columns, columns) and (H, rows, rows), whose rows sum to 1."""
+    (rows, columns), (quadratic, dx, dy) = grid, a[..., None, None].unbind(1)
+    return _axis_kernel(quadratic, dx, columns), _axis_kernel(quadratic, dy, rows)
+
+
+def _axis_kernel(quadratic: Tensor, linear: Tensor, length: int) -> Tensor:
+    """Softmax over j of ``quadratic d^2 + linear d``, d = j - i: (H, 1, 1) each -> (H, length, length)"""
     place = torch.arange(length, device=linear.device, dtype=linear.dtype)
     d = place - place[:, None]
-    return (quadratic[:, None, None] * d.square() + linear[:, None, None] * d).softmax(-1)
+    return torch.addcmul(linear * d, quadratic, d * d).softmax(-1)
 
 
 def to_heads(x: Tensor, grid: Grid, heads: int) -> Tensor:
