@@ -147,6 +147,7 @@ def test_other_numbers_take_the_python_form(calls):
     norm, x = norm_and_tokens()
     copy.deepcopy(norm).double()(x.double())
     copy.deepcopy(norm).to("meta")(x.to("meta"))
+    norm(x.detach().as_subclass(type("Other", (torch.Tensor,), {})))
     assert calls == []
     y = norm(x.bfloat16())  # statistics in float32, and so in the native form
     assert (y.dtype, calls) == (torch.bfloat16, [False])
