@@ -10,7 +10,6 @@ structure of the paper's code, "literal" is its Algorithm 1, "fused" the quickes
 
 import argparse
 import copy
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from paired import one_thread, paired, report, saved_bytes
 from torch import nn
 
 import vitmods as vm
-from vitmods.layers import DynamicTokenNorm, LayerNorm
+from vitmods.layers import DynamicTokenNorm, LayerNorm, native
 
 DENSE = {name: getattr(dense_dtn, name) for name in ("fused", "literal", "released")}
 
@@ -43,11 +42,11 @@ class Dense(nn.Module):
 
 def without_native(step: Callable[[], Any]) -> Callable[[], Any]:
     def run() -> Any:
-        os.environ["VITMODS_NATIVE"] = "0"
+        library, native.library = native.library, lambda name: None
         try:
             return step()
         finally:
-            del os.environ["VITMODS_NATIVE"]
+            native.library = library
 
     return run
 

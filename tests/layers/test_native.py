@@ -10,13 +10,12 @@ from torch.utils.checkpoint import checkpoint
 
 import vitmods as vm
 from vitmods.layers import DynamicTokenNorm, native
-from vitmods.layers.native import build
+from vitmods.layers.native import dynamic_token
 from vitmods.layers.norms import separable
-from vitmods.layers.norms.separable import Layout, axis_kernel, separable_norm
+from vitmods.layers.norms.separable import Layout, axis_kernels, separable_norm
 
-pytestmark = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(native.library("dynamic_token") is None, reason="there is no C++ compiler")
 
-OP = torch.ops.vitmods.dynamic_token_norm
 EPS = 1e-5
 # (B, rows, columns, C, H): usual, not square, a sequence of either direction, heads that fill no register, one token
 SHAPES = [
@@ -37,7 +36,7 @@ def values(shape, offset=0.0):
         return torch.randn(*size, generator=generator)
 
     a, mixes = 0.3 * noise(heads, 3), torch.rand(2, heads, generator=generator)
-    kernels = axis_kernel(a[:, 0], a[:, 1], columns), axis_kernel(a[:, 0], a[:, 2], rows)
+    kernels = axis_kernels(a, (rows, columns))
     x = noise(batch, rows * columns, dim) + offset * noise(dim)
     return [x, *kernels, *mixes, noise(dim), noise(dim)], noise(batch, rows * columns, dim)
 
@@ -54,11 +53,11 @@ def three_forms(shape, unbiased=False, offset=0.0):
     layout = Layout(shape[1:3], shape[-1], EPS, unbiased)
 
     def python(*tensors):
-        return separable._SeparableNorm.apply(*tensors, layout)
+        return separable._SeparableNorm.apply(*tensors, layout, False)
 
     assert native.usable("dynamic_token", *inputs)
     return (
-        with_gradients(lambda *tensors: OP(*tensors, EPS, unbiased), inputs, cotangent),
+        with_gradients(lambda *tensors: separable_norm(*tensors, layout), inputs, cotangent),
         with_gradients(python, inputs, cotangent),
         with_gradients(python, [t.double() for t in inputs], cotangent),
     )
@@ -106,12 +105,11 @@ def close(found, expected, tolerance=1e-5):
 @pytest.fixture
 def calls(monkeypatch):
     """How often the native functions run."""
-    from vitmods.layers.native import dynamic_token
-
-    counted, real = [], dynamic_token._call
-    monkeypatch.delenv("VITMODS_NATIVE", raising=False)
+    counted, real = [], dynamic_token.function
     monkeypatch.setattr(
-        dynamic_token, "_call", lambda backward, *rest: counted.append(backward) or real(backward, *rest)
+        dynamic_token,
+        "function",
+        lambda file, name, types: counted.append("backward" in name) or real(file, name, types),
     )
     return counted
 
@@ -123,7 +121,7 @@ def test_the_layer_uses_it_forward_and_backward(options, calls, monkeypatch):
     norm, x = norm_and_tokens(**options)
     found = results(norm, x)
     assert calls == [False, True]
-    monkeypatch.setenv("VITMODS_NATIVE", "0")
+    monkeypatch.setattr(native, "library", lambda name: None)
     close(found, results(norm, x))
     assert calls == [False, True]
 
@@ -145,18 +143,11 @@ def test_a_value_that_is_no_number_is_not_hidden(calls):
     assert calls
 
 
-def test_no_compiler_is_the_python_form(calls, monkeypatch):
-    norm, x = norm_and_tokens()
-    expected = results(norm, x)
-    monkeypatch.setattr(native, "load", lambda name: None)
-    close(results(norm, x), expected)
-    assert calls == [False, True]
-
-
 def test_other_numbers_take_the_python_form(calls):
     norm, x = norm_and_tokens()
     copy.deepcopy(norm).double()(x.double())
     copy.deepcopy(norm).to("meta")(x.to("meta"))
+    norm(x.detach().as_subclass(type("Other", (torch.Tensor,), {})))
     assert calls == []
     y = norm(x.bfloat16())  # statistics in float32, and so in the native form
     assert (y.dtype, calls) == (torch.bfloat16, [False])
@@ -173,12 +164,12 @@ def test_memory_that_is_not_contiguous(calls):
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_the_number_of_threads_changes_nothing(batch):
-    inputs, cotangent = values((batch, 5, 6, 96, 3))
+    (inputs, cotangent), layout = values((batch, 5, 6, 96, 3)), Layout((5, 6), 3, EPS)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(with_gradients(lambda *tensors: OP(*tensors, EPS, False), inputs, cotangent))
+            found.append(with_gradients(lambda *tensors: separable_norm(*tensors, layout), inputs, cotangent))
     finally:
         torch.set_num_threads(before)
     for other in found[1:]:
@@ -187,9 +178,8 @@ def test_the_number_of_threads_changes_nothing(batch):
 
 def test_torch_finds_nothing_wrong_with_the_operators():
     inputs, cotangent = values((2, 3, 4, 24, 2))
-    torch.library.opcheck(OP.default, (*[t.requires_grad_() for t in inputs], EPS, False))
-    plain = [t.detach() for t in inputs[:-1]]
-    torch.library.opcheck(torch.ops.vitmods.dynamic_token_norm_backward.default, (cotangent, *plain, EPS, False))
+    torch.library.opcheck(torch.ops.vitmods.dynamic_token_norm.default, (*inputs, EPS, False))
+    torch.library.opcheck(torch.ops.vitmods.dynamic_token_norm_backward.default, (cotangent, *inputs[:-1], EPS, True))
 
 
 def test_it_is_part_of_a_compiled_graph(calls):
@@ -269,7 +259,7 @@ def test_what_is_kept_is_the_input_alone():
     inputs, _ = values((2, 14, 14, 128, 2))
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        OP(*[t.requires_grad_() for t in inputs], EPS, False)
+        separable_norm(*[t.requires_grad_() for t in inputs], Layout((14, 14), 2, EPS))
     assert sum(t.nbytes for t in kept) == sum(t.nbytes for t in inputs)
 
 

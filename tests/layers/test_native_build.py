@@ -27,6 +27,10 @@ extern "C" int threads(int wanted) {
 """
 
 
+def forget():
+    native.library.cache_clear()
+
+
 @pytest.fixture
 def source(tmp_path, monkeypatch):
     """twice.cpp where the package's sources are looked for, with a cache of its own."""
@@ -36,9 +40,9 @@ def source(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "SOURCES", path.parent)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("VITMODS_NATIVE", raising=False)
-    build.load.cache_clear()
+    forget()
     yield path
-    build.load.cache_clear()
+    forget()
 
 
 def kept(tmp_path):
@@ -53,7 +57,7 @@ def compiles(monkeypatch):
 
 
 def again():
-    build.load.cache_clear()
+    forget()
     return native.library("twice")
 
 
@@ -134,6 +138,7 @@ def test_switched_off(source, monkeypatch):
     assert native.library("twice") is None
     assert calls == []
     monkeypatch.delenv("VITMODS_NATIVE")
+    forget()
     assert native.library("twice") is not None
 
 

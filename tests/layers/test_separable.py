@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitmods.layers import DynamicTokenNorm
 from vitmods.layers.norms import separable
-from vitmods.layers.norms.separable import Layout, axis_kernel, separable_norm
+from vitmods.layers.norms.separable import Layout, axis_kernels, separable_norm
 
 HEADS, DIM, EPS = 3, 12, 1e-3  # eps large, so that a misplaced one is seen
 GRIDS = [(4, 4), (3, 5), (5, 2), (1, 7), (7, 1), (1, 1)]
@@ -35,8 +35,9 @@ def dense(x, a, mix_mean, mix_var, weight, bias, grid, unbiased):
 
 def separate(form):
     def run(x, a, mix_mean, mix_var, weight, bias, grid, unbiased):
-        px, py = axis_kernel(a[:, 0], a[:, 1], grid[1]), axis_kernel(a[:, 0], a[:, 2], grid[0])
-        return FORMS[form](x, px, py, mix_mean, mix_var, weight, bias, Layout(grid, HEADS, EPS, unbiased))
+        return FORMS[form](
+            x, *axis_kernels(a, grid), mix_mean, mix_var, weight, bias, Layout(grid, HEADS, EPS, unbiased)
+        )
 
     return run
 
@@ -91,15 +92,16 @@ def test_gradcheck():
 
 def test_kernels_of_both_axes_are_the_dense_kernel():
     a = inputs((1, 1), spread=2.0)[1].detach()
-    px, py = axis_kernel(a[:, 0], a[:, 1], 5), axis_kernel(a[:, 0], a[:, 2], 3)
+    px, py = axis_kernels(a, (3, 5))
     outer = torch.einsum("hrs,hcw->hrcsw", py, px).reshape(HEADS, 15, 15)
     torch.testing.assert_close(outer, dense_kernel(a, (3, 5)), atol=1e-15, rtol=0)
 
 
 def test_kernels_peak_where_equation_7_says():
     """a = [-1, 2 dx, 2 dy] peaks at an offset of (dx, dy)."""
-    kernel = axis_kernel(torch.tensor([-1.0]), torch.tensor([2 * 2.0]), 7)[0]
-    assert kernel[:5].argmax(-1).tolist() == [2, 3, 4, 5, 6]
+    px, py = axis_kernels(torch.tensor([[-1.0, 2 * 2.0, 2 * -1.0]]), (4, 7))
+    assert px[0, :5].argmax(-1).tolist() == [2, 3, 4, 5, 6]
+    assert py[0, 1:].argmax(-1).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("layout", ["transposed", "sliced", "expanded gradient"])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .norms.dynamic_token import start_kernels
-from .norms.separable import Grid, axis_kernel, columns, rows
+from .norms.separable import Grid, axis_kernels, columns, rows
 
 
 class GatedPositions(nn.Module):
@@ -77,8 +77,7 @@ class GatedPositions(nn.Module):
 
     def kernels(self, grid: Grid) -> tuple[Tensor, Tensor]:
         """P as its factors over columns and rows, (H, columns, columns) and (H, rows, rows), in float32 at least."""
-        a = self.a.to(torch.promote_types(self.a.dtype, torch.float32))
-        return axis_kernel(a[:, 0], a[:, 1], grid[1]), axis_kernel(a[:, 0], a[:, 2], grid[0])
+        return axis_kernels(self.a.to(torch.promote_types(self.a.dtype, torch.float32)), grid)
 
     def _around(self, v: Tensor) -> Tensor:
         """P v, (B, H, T, D) in and out."""

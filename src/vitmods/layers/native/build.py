@@ -14,7 +14,6 @@ import tempfile
 import warnings
 from contextlib import suppress
 from ctypes import CDLL
-from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -34,7 +33,6 @@ class BuildError(Exception):
     """No set of flags gave a library that loads; the message is the compiler's or the loader's."""
 
 
-@cache
 def load(name: str) -> CDLL | None:
     """``NAME.cpp`` of this folder as a library, from the cache or built now; None without a compiler.
 

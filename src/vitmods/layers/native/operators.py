@@ -1,8 +1,8 @@
-"""C functions of the libraries as PyTorch operators ``vitmods::NAME``, which tracing, compiling and counting see.
+"""C functions of the libraries as PyTorch operators ``vitmods::NAME``, which compiled graphs contain.
 
 An operator is two functions: one makes the outputs, empty, which is all that tracing has to know, and one fills them.
-Registering through ``Library`` costs 3 microseconds a call; ``torch.library.custom_op`` costs 25, more than a norm of a
-few tokens. None of these has a derivative of its own: they are called inside the autograd functions of the layers.
+Without a compiler at work both are called directly, which saves the time of PyTorch's dispatcher. None of these has a
+derivative of its own: they are called inside the autograd functions of the layers.
 """
 
 import ctypes
@@ -20,29 +20,34 @@ TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 
 
 def operator(name: str, outputs: Callable[..., Any], fill: Callable[..., None]) -> Callable[..., Any]:
-    """The operator ``vitmods::name``. ``outputs`` makes a tensor or a tuple of them from the arguments; its annotations
-    are the signature. ``fill`` gets the arguments, contiguous, and then the outputs."""
+    """A function that is the operator ``vitmods::name``. ``outputs`` makes a tensor or a tuple of them from the
+    arguments; its annotations are the signature. ``fill`` gets the arguments and then the outputs."""
 
     def run(*arguments: Any) -> Any:
         made = outputs(*arguments)
-        whole = (a.contiguous() if isinstance(a, Tensor) else a for a in arguments)
-        fill(*whole, *((made,) if isinstance(made, Tensor) else made))
+        fill(*arguments, *(made if isinstance(made, tuple) else (made,)))
         return made
 
     NAMESPACE.define(name + torch.library.infer_schema(outputs, mutates_args=()))
     NAMESPACE.impl(name, run, "CPU")
     torch.library.register_fake(f"vitmods::{name}", outputs, lib=NAMESPACE)
-    registered: Callable[..., Any] = getattr(torch.ops.vitmods, name).default
-    return registered
+    registered = getattr(torch.ops.vitmods, name).default
+
+    def call(*arguments: Any) -> Any:
+        return registered(*arguments) if torch.compiler.is_compiling() else run(*arguments)
+
+    return call
 
 
 @cache
 def function(source: str, name: str, types: str) -> Callable[..., None]:
-    """A C function of ``source.cpp`` by the types of its arguments: p a tensor's numbers, i int64_t, f float."""
+    """A C function of ``source.cpp`` by the types of its arguments: p a tensor's numbers, in the order of its
+    dimensions whatever that of its memory, i int64_t, f float."""
     found = getattr(library(source), name)
     found.argtypes, found.restype = [TYPES[t] for t in types], None
 
     def call(*arguments: Any) -> None:
-        found(*(a.data_ptr() if isinstance(a, Tensor) else a for a in arguments))
+        dense = [a.contiguous() if isinstance(a, Tensor) else a for a in arguments]  # alive until the call is over
+        found(*[a.data_ptr() if isinstance(a, Tensor) else a for a in dense])
 
     return call

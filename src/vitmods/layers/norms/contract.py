@@ -27,11 +27,6 @@ def widen(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def given(*tensors: Tensor | None) -> tuple[Tensor, ...]:
-    """Those that are not None."""
-    return tuple(t for t in tensors if t is not None)
-
-
 def tokens(x: Tensor, least: int = 1) -> Tensor:
     """(B, N, C) or (B, rows, columns, C) -> (B, N, C). Raises ValueError on other shapes and fewer tokens."""
     if x.ndim not in (3, 4):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .separable import Grid, Layout, axis_kernel, separable_norm, without_autocast
+from .separable import Grid, Layout, axis_kernels, separable_norm, without_autocast
 
 Statistic = Literal["both", "mean", "variance"]
 CHOICES = {
@@ -150,8 +150,7 @@ class DynamicTokenNorm(nn.Module):
             width = self.band or (2 * max(grid) + 1)
             like = self.lambdas()[0]
             return _band_kernel(grid[1], width, like), _band_kernel(grid[0], width, like)
-        a = _wide(self.a)
-        return axis_kernel(a[:, 0], a[:, 1], grid[1]), axis_kernel(a[:, 0], a[:, 2], grid[0])
+        return axis_kernels(_wide(self.a), grid)
 
     def _grid_of(self, x: Tensor) -> Grid:
         tokens = x.shape[1] - self.prefix_tokens

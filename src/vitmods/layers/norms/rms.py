@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from ..native import rms as native
 from ..native import usable
-from .contract import given, widen
+from .contract import widen
 
 
 def rms_rstd(x: Tensor, eps: float) -> Tensor:
@@ -22,7 +22,7 @@ def rms_forward(
     """``y = gain z + shift`` with ``z = x rstd``, where groups of channels are normalised by themselves.
 
     (..., C) -> y, in the type of x, and rstd (..., groups) in float32 (float64 stays)."""
-    if usable("rms", *given(x, gain, shift)):
+    if usable("rms", x, gain, shift):
         return native.forward(x, gain, shift, groups, eps)
     wide = widen(x).unflatten(-1, (groups, -1))
     rstd = rms_rstd(wide, eps)
@@ -46,7 +46,7 @@ def rms_backward(
 
     ``pull`` is for a rule that is not the derivative: z then has the gradient ``grad * gain - pull * z``.
     """
-    if usable("rms", *given(grad, x, gain)):
+    if usable("rms", grad, x, gain):
         grad_x, *sums = native.backward(grad, x, gain, pull, rstd, shifted)
     else:
         wide, like = (grad.to(rstd.dtype), x.to(rstd.dtype)), None if gain is None else gain.to(rstd.dtype)

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmods.layers import native
-from vitmods.layers.native.dynamic_token import NATIVE_NORM
+from ..native import dynamic_token, usable
 
 Grid = tuple[int, int]
 
@@ -28,11 +27,17 @@ def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def axis_kernel(quadratic: Tensor, linear: Tensor, length: int) -> Tensor:
-    """Softmax over j of ``quadratic d^2 + linear d``, d = j - i: (H,), (H,) -> (H, length, length), rows sum to 1."""
+def axis_kernels(a: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """P's factors: a (H, 3) -> (H, columns, columns) and (H, rows, rows), whose rows sum to 1."""
+    (rows, columns), (quadratic, dx, dy) = grid, a[..., None, None].unbind(1)
+    return _axis_kernel(quadratic, dx, columns), _axis_kernel(quadratic, dy, rows)
+
+
+def _axis_kernel(quadratic: Tensor, linear: Tensor, length: int) -> Tensor:
+    """Softmax over j of ``quadratic d^2 + linear d``, d = j - i: (H, 1, 1) each -> (H, length, length)"""
     place = torch.arange(length, device=linear.device, dtype=linear.dtype)
     d = place - place[:, None]
-    return (quadratic[:, None, None] * d.square() + linear[:, None, None] * d).softmax(-1)
+    return torch.addcmul(linear * d, quadratic, d * d).softmax(-1)
 
 
 def to_heads(x: Tensor, grid: Grid, heads: int) -> Tensor:
@@ -84,13 +89,10 @@ def separable_norm(
     For backward, x is kept and the rest made again. The native form is used where it may be.
     """
     values = (x, px, py, mix_mean, mix_var, weight, bias)
-    out: Tensor
-    if native.usable("dynamic_token", *values):
-        out = NATIVE_NORM(*values, layout.eps, layout.unbiased)
-    elif torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        out = composed(*values, layout)
-    else:
-        out = _SeparableNorm.apply(*values, layout)
+    by_native = usable("dynamic_token", *values)
+    if not by_native and (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()):
+        return composed(*values, layout)
+    out: Tensor = _SeparableNorm.apply(*values, layout, by_native)
     return out
 
 
@@ -118,13 +120,8 @@ def composed(
 
 
 class _SeparableNorm(torch.autograd.Function):
-    """Statistics are shift invariant, so they are taken after the mean of each channel over the picture is taken off:
-    P x^2 - (P x)^2 then keeps its digits whatever offset the tokens share. Where a part of the picture is flat and far
-    from the rest, it can still round to less than 0, which is taken as 0.
-
-    Of the size of x, x alone is kept for backward. To make the moments again costs no more time than to read them back
-    from memory, for what is kept has left the cache by then.
-    """
+    """Of the size of x, x alone is kept for backward. To make the moments again costs no more time than to read them
+    back from memory, for what is kept has left the cache by then."""
 
     @staticmethod
     def forward(
@@ -137,33 +134,55 @@ class _SeparableNorm(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor,
         layout: Layout,
+        by_native: bool,
     ) -> Tensor:
-        grid, heads = layout.grid, layout.heads
-        mean, var = _token_statistics(x, layout.unbiased)
-        centre = x.mean(1, keepdim=True)
-        xc = _centred(x, centre, layout)
-        square = xc * xc
-        m = rows(py, columns(px, xc))
-        v = rows(py, columns(px, square)).addcmul_(m, m, value=-1).clamp_min_(0)
-        r = _reciprocal_deviation(v, var, mix_var, layout, out=v)
-        n = _deviation(xc, m, centre, mean, mix_mean, layout, out=square).mul_(r)
-        y = torch.empty_like(x, memory_format=torch.contiguous_format)
-        shape = (heads, 1, 1, 1, -1)
-        torch.addcmul(bias.view(shape), n, weight.view(shape), out=to_heads(y, grid, heads))
-        ctx.save_for_backward(x, mean, var, centre, px, py, mix_mean, mix_var, weight, bias)
-        ctx.layout = layout
+        values = (x, px, py, mix_mean, mix_var, weight, bias)
+        statistics: list[Tensor] = []
+        if by_native:
+            y = dynamic_token.forward(*values, layout.eps, layout.unbiased)
+        else:
+            y, *statistics = _forward(*values, layout)
+        ctx.layout, ctx.by_native = layout, by_native
+        ctx.save_for_backward(*values, *statistics)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        layout, saved = ctx.layout, ctx.saved_tensors  # which may be read once
+        values, statistics = saved[:7], saved[7:]
         with without_autocast(grad):
-            x, mean, var, centre, *rest = ctx.saved_tensors
-            if torch.is_grad_enabled():
-                return *gradients_with_a_graph(grad, (x, *rest), ctx.layout), None
-            return *_gradients(grad, (x, mean, var, centre, *rest[:-1]), ctx.layout), None
+            if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+                return *_gradients_with_a_graph(grad, values, layout), None, None
+            if ctx.by_native:
+                return *dynamic_token.backward(grad, *values[:-1], layout.eps, layout.unbiased), None, None
+            return *_gradients(grad, (*values[:-1], *statistics), layout), None, None
 
 
-def gradients_with_a_graph(grad: Tensor, values: tuple[Tensor, ...], layout: Layout) -> tuple[Tensor | None, ...]:
+def _forward(
+    x: Tensor, px: Tensor, py: Tensor, mix_mean: Tensor, mix_var: Tensor, weight: Tensor, bias: Tensor, layout: Layout
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The norm, and mean and variance over channels and the mean over tokens.
+
+    Statistics are shift invariant, so they are taken after the mean of each channel over the picture is taken off:
+    P x^2 - (P x)^2 then keeps its digits whatever offset the tokens share. Where a part of the picture is flat and far
+    from the rest, it can still round to less than 0, which is taken as 0.
+    """
+    grid, heads = layout.grid, layout.heads
+    mean, var = _token_statistics(x, layout.unbiased)
+    centre = x.mean(1, keepdim=True)
+    xc = _centred(x, centre, layout)
+    square = xc * xc
+    m = rows(py, columns(px, xc))
+    v = rows(py, columns(px, square)).addcmul_(m, m, value=-1).clamp_min_(0)
+    r = _reciprocal_deviation(v, var, mix_var, layout, out=v)
+    n = _deviation(xc, m, centre, mean, mix_mean, layout, out=square).mul_(r)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    shape = (heads, 1, 1, 1, -1)
+    torch.addcmul(bias.view(shape), n, weight.view(shape), out=to_heads(y, grid, heads))
+    return y, mean, var, centre
+
+
+def _gradients_with_a_graph(grad: Tensor, values: tuple[Tensor, ...], layout: Layout) -> tuple[Tensor | None, ...]:
     """Those of the seven tensors of ``separable_norm``, themselves differentiable; None for one that needs none."""
     wanted = [value for value in values if value.requires_grad]
     x, px, py, mix_mean, mix_var, weight, bias = values
@@ -174,7 +193,7 @@ def gradients_with_a_graph(grad: Tensor, values: tuple[Tensor, ...], layout: Lay
 
 def _gradients(grad: Tensor, saved: tuple[Tensor, ...], layout: Layout) -> tuple[Tensor, ...]:
     """Of x, px, py, mix_mean, mix_var, weight and bias."""
-    x, mean, var, centre, px, py, mix_mean, mix_var, weight = saved
+    x, px, py, mix_mean, mix_var, weight, mean, var, centre = saved
     grid, heads, c = layout.grid, layout.heads, x.shape[-1]
     lm, lv = mix_mean.view(-1, 1, 1, 1, 1), mix_var.view(-1, 1, 1, 1, 1)
 
