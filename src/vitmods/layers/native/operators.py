@@ -28,9 +28,10 @@ def operator(name: str, outputs: Callable[..., Any], fill: Callable[..., None]) 
         fill(*arguments, *(made if isinstance(made, tuple) else (made,)))
         return made
 
-    NAMESPACE.define(name + torch.library.infer_schema(outputs, mutates_args=()))
-    NAMESPACE.impl(name, run, "CPU")
-    torch.library.register_fake(f"vitmods::{name}", outputs, lib=NAMESPACE)
+    if not hasattr(torch.ops.vitmods, name):  # it is there when this file is imported anew, as notebooks do
+        NAMESPACE.define(name + torch.library.infer_schema(outputs, mutates_args=()))
+        NAMESPACE.impl(name, run, "CPU")
+        torch.library.register_fake(f"vitmods::{name}", outputs, lib=NAMESPACE)
     registered = getattr(torch.ops.vitmods, name).default
 
     def call(*arguments: Any) -> Any:
