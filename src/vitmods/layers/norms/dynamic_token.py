@@ -83,7 +83,7 @@ class DynamicTokenNorm(nn.Module):
                 raise ValueError(f"{name} is one of {', '.join(CHOICES[name])}, got '{value}'.")
         if band is not None and kernel == "uniform":
             raise ValueError("A band has a kernel of its own: leave kernel='uniform' out, or the band.")
-        self.num_heads, self.eps, self.prefix_tokens = num_heads, eps, prefix_tokens
+        self.dim, self.num_heads, self.eps, self.prefix_tokens = dim, num_heads, eps, prefix_tokens
         self.grid_size = (1, grid_size) if isinstance(grid_size, int) else grid_size
         self.variant, self.init, self.statistics, self.band, self.pool = variant, init, statistics, band, pool
         self.lambda_init = lambda_init
@@ -112,6 +112,10 @@ class DynamicTokenNorm(nn.Module):
             start_kernels(self.a, self.init, sequence=self.grid_size is None or self.grid_size[0] == 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.ndim not in (3, 4) or x.shape[-1] != self.dim:
+            raise ValueError(
+                f"This norm takes (B, N, {self.dim}) or (B, rows, columns, {self.dim}), not {tuple(x.shape)}."
+            )
         with without_autocast(x):
             if x.ndim == 4:
                 return self._normalise(x.flatten(1, 2), (x.shape[1], x.shape[2])).view(x.shape)
@@ -124,11 +128,12 @@ class DynamicTokenNorm(nn.Module):
     def kernels(self, grid: Grid) -> tuple[Tensor, Tensor]:
         """P as its factors over columns and rows, (H, columns, columns) and (H, rows, rows), in float32.
 
-        Without gradients they are kept until a parameter changes.
+        Without gradients, on a CPU, they are kept until a parameter changes.
         """
-        if self.a is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if self.a is None or torch.is_grad_enabled() or not _readable(self.a):
             return self._make_kernels(grid)
-        key = (self.a._version, self.a.data_ptr(), grid)
+        # The numbers themselves, since averages of weights are written through .data, which leaves no other trace.
+        key = (self.a.flatten().tolist(), self.a.dtype, grid)
         if self._cached is None or self._cached[0] != key:
             self._cached = (key, *self._make_kernels(grid))
         return self._cached[1:]
@@ -235,6 +240,12 @@ def _band_kernel(length: int, width: int, like: Tensor) -> Tensor:
     place = torch.arange(length, device=like.device)
     inside = ((place - place[:, None]).abs() <= width // 2).to(like.dtype)
     return (inside / inside.sum(-1, keepdim=True)).expand(len(like), -1, -1).contiguous()
+
+
+def _readable(x: Tensor) -> bool:
+    """Whether its numbers are at hand: a device would have to be waited for, and a tracer has none."""
+    watched = torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
+    return x.device.type == "cpu" and not watched and not torch.compiler.is_compiling()
 
 
 def _wide(x: Tensor) -> Tensor:
