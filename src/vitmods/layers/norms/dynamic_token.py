@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .contract import transformed, widen
 from .separable import Grid, Layout, axis_kernels, separable_norm, without_autocast
 
 Statistic = Literal["both", "mean", "variance"]
@@ -122,7 +123,7 @@ class DynamicTokenNorm(nn.Module):
             grid, prefix = self._grid_of(x), self.prefix_tokens
             if not prefix:
                 return self._normalise(x, grid)
-            first = F.layer_norm(_wide(x[:, :prefix]), (x.shape[-1],), *self._affine(x), self.eps).to(x.dtype)
+            first = F.layer_norm(widen(x[:, :prefix]), (x.shape[-1],), *self._affine(x), self.eps).to(x.dtype)
             return torch.cat([first, self._normalise(x[:, prefix:], grid)], dim=1)
 
     def kernels(self, grid: Grid) -> tuple[Tensor, Tensor]:
@@ -144,7 +145,7 @@ class DynamicTokenNorm(nn.Module):
 
     def _lambda(self, omega: Tensor | None, other: Statistic) -> Tensor:
         if omega is not None:
-            return torch.sigmoid(_wide(omega))
+            return torch.sigmoid(widen(omega))
         fixed = 1.0 if self.statistics == other or self.trade_off is None else self.trade_off
         reference = self.weight if self.weight is not None else self.a
         wide = torch.float64 if reference is not None and reference.dtype == torch.float64 else torch.float32
@@ -155,7 +156,7 @@ class DynamicTokenNorm(nn.Module):
             width = self.band or (2 * max(grid) + 1)
             like = self.lambdas()[0]
             return _band_kernel(grid[1], width, like), _band_kernel(grid[0], width, like)
-        return axis_kernels(_wide(self.a), grid)
+        return axis_kernels(widen(self.a), grid)
 
     def _grid_of(self, x: Tensor) -> Grid:
         tokens = x.shape[1] - self.prefix_tokens
@@ -170,7 +171,7 @@ class DynamicTokenNorm(nn.Module):
 
     def _normalise(self, x: Tensor, grid: Grid) -> Tensor:
         """(B, T, C) on a grid"""
-        wide = _wide(x)
+        wide = widen(x)
         released = self.variant == "released"
         if released:
             heads = wide.unflatten(-1, (self.num_heads, -1))
@@ -184,9 +185,9 @@ class DynamicTokenNorm(nn.Module):
 
     def _affine(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.weight is None or self.bias is None:
-            one = _wide(x.new_ones(x.shape[-1]))
+            one = widen(x.new_ones(x.shape[-1]))
             return one, torch.zeros_like(one)
-        return _wide(self.weight), _wide(self.bias)
+        return widen(self.weight), widen(self.bias)
 
     def _pooled(self, x: Tensor, weight: Tensor, bias: Tensor, layout: Layout) -> Tensor:
         """Statistics across tokens from averages of pool x pool tokens, which share them."""
@@ -244,13 +245,8 @@ def _band_kernel(length: int, width: int, like: Tensor) -> Tensor:
 
 def _readable(x: Tensor) -> bool:
     """Whether its numbers are at hand: a device would have to be waited for, and a tracer has none."""
-    watched = torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
-    return x.device.type == "cpu" and not watched and not torch.compiler.is_compiling()
-
-
-def _wide(x: Tensor) -> Tensor:
-    """float32 at least: statistics of half-precision tokens overflow or lose their digits."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    traced = torch.compiler.is_compiling() or transformed() or torch._C._len_torch_dispatch_stack() > 0
+    return x.device.type == "cpu" and not traced
 
 
 def _check(
