@@ -336,17 +336,6 @@ def test_a_norm_that_was_made_for_inference():
     same(first, make()(tokens()))
 
 
-@torch.no_grad()
-def test_kernels_under_a_map_over_models():
-    norms = [make(), make(init="noise")]
-    norms[1].a.add_(0.1)
-    stacked, _ = torch.func.stack_module_state(norms)
-    x = tokens(4, 12, DIM)
-    mapped = torch.vmap(lambda values: torch.func.functional_call(norms[0], values, (x,)))(stacked)
-    for norm, found in zip(norms, mapped, strict=True):
-        same(found, norm(x))
-
-
 # Tools
 
 OPTIONS = [{"prefix_tokens": 1}, {"variant": "released", "affine": False}, {"pool": 2, "grid": (2, 4)}, {"band": 3}]
