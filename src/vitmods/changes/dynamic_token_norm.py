@@ -5,11 +5,17 @@ from typing import Literal
 
 from ..config import FirstBlocks, NormConfig, ViTConfig
 from ..errors import UserError, nearest
-from ..layers.norms.dynamic_token import CHOICES
 from .base import Change, Weights
 from .late_tokens import carry_positions, dropped_positions, first_blocks, join_late
 
-_CHOICES = {"norms": ("attn", "both"), **CHOICES}
+# As in the layer, which is not imported: to describe a change needs no torch.
+_CHOICES = {
+    "norms": ("attn", "both"),
+    "variant": ("paper", "released"),
+    "init": ("local", "noise"),
+    "kernel": ("learned", "uniform"),
+    "statistics": ("both", "mean", "variance"),
+}
 
 
 @dataclass(frozen=True)
