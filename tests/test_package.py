@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +71,9 @@ def test_every_change_is_a_public_name():
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="DualPatchnorm"):
         _ = vm.DualPatchnorm
+
+
+def test_type_checkers_know_every_change():
+    source = Path(vm.__file__).read_text(encoding="utf-8")
+    ours = [kind.__name__ for kind in vm.changes.REGISTRY.values() if kind.__module__.startswith("vitmods.")]
+    assert [name for name in ours if f" as {name}\n" not in source] == []

@@ -44,10 +44,14 @@ if TYPE_CHECKING:
     from .apply import verify as verify
     from .changes import parse_changes as parse_changes
     from .changes.dual_patchnorm import DualPatchNorm as DualPatchNorm
+    from .changes.dynamic_token_norm import DynamicTokenNorm as DynamicTokenNorm
     from .changes.layer_scale import LayerScale as LayerScale
     from .changes.norm import Norm as Norm
     from .changes.normformer import NormFormer as NormFormer
+    from .changes.parallel import Parallel as Parallel
     from .changes.placement import Placement as Placement
+    from .changes.positional_attention import PositionalAttention as PositionalAttention
+    from .changes.stem import Stem as Stem
     from .changes.subln import SubLN as SubLN
     from .config import ViTConfig as ViTConfig
     from .finetune import MultiTask as MultiTask

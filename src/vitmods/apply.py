@@ -28,10 +28,12 @@ def apply(model: nn.Module, *changes: Change) -> ViT:
     are the old model's.
 
     Raises NoEffect for a change that alters nothing here, SlotConflict when two changes claim one slot, UserError for
-    a model that cannot be read, and AssertionError when a change breaks its promise (a bug in that change).
+    a model that cannot be read or has one parameter at two places, and AssertionError when a change breaks its promise
+    (a bug in that change).
     """
     check_conflicts(changes)
     old = as_vit(model)
+    _check_shared(old)
     config, parallel = old.config, old.config.parallel
     weights = {sequential_name(name, parallel): value.clone() for name, value in old.state_dict().items()}
     for change in changes:
@@ -45,13 +47,27 @@ def apply(model: nn.Module, *changes: Change) -> ViT:
 def as_vit(model: nn.Module) -> ViT:
     """The model as a vitmods ViT: itself, or an exact import of one of timm, Hugging Face or torchvision.
 
-    Raises UserError for other models and for parts that have no counterpart (docs/foreign-models.md).
+    Raises UserError for other models, for parts that have no counterpart (docs/foreign-models.md), and for models
+    without weights, on the meta device.
     """
     if isinstance(model, ViT):
+        if any(parameter.is_meta for parameter in model.parameters()):
+            raise UserError("The model is on the meta device and has no weights: load them first.")
         return model
     from .adapters.models import read_model
 
     return read_model(model)[0]
+
+
+def _check_shared(model: ViT) -> None:
+    places: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        other = places.setdefault(id(parameter), name)
+        if other != name:
+            raise UserError(
+                f"{other} and {name} are one parameter, and in the new model they would be two: give each place a copy "
+                "(copy.deepcopy) first."
+            )
 
 
 def check_conflicts(changes: Sequence[Change]) -> None:

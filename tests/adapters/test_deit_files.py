@@ -145,7 +145,7 @@ def edited(tensors, **changes):
         ({"dist_token": (1, 1, 192)}, "no slot for a distillation token"),
         ({"blocks__0__attn1__qkv__weight": (576, 192)}, r"missing: blocks\.\*\.attn1\.proj\.bias"),
         ({"blocks__1__attns__1__attn__qkv__weight": (1,)}, r"without a place here: blocks\.\*\.attns"),
-        ({"patch_embed__proj__0__weight": (1,)}, "no slot for a stem of several"),
+        ({"patch_embed__proj__0__weight": (1,)}, "a stem of several convolutions is not read"),
         ({"blocks__0__attn__relative": (1,)}, "without a place here: blocks.*.attn.relative"),
         ({"blocks__3__norm1__weight": (192,)}, r"blocks are numbered \[0, 1, 3\]"),
         ({"blocks__1__mlp__fc1__weight": (10, 192)}, r"blocks.1.mlp.fc1.weight is \(10, 192\), needed \(768, 192\)"),

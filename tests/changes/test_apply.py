@@ -324,3 +324,18 @@ def test_two_changes_of_one_name_are_refused(liar):
             name = "dpn"
 
     assert REGISTRY["dpn"] is vm.DualPatchNorm
+
+
+def test_models_without_weights_are_refused(base):
+    empty = vm.vit("Ti/16", img_size=32, depth=2, num_classes=5).to("meta")
+    with pytest.raises(UserError, match="meta device and has no weights"):
+        vm.apply(empty, vm.Norm("batch"))
+    with pytest.raises(UserError, match="meta device and has no weights"):
+        vm.diff(base, empty)
+
+
+def test_shared_weights_are_refused_and_named():
+    model = vm.vit("Ti/16", img_size=32, depth=2, num_classes=5)
+    model.blocks[1].norm1 = model.blocks[0].norm1
+    with pytest.raises(UserError, match=r"blocks.0.norm1.weight and blocks.1.norm1.weight are one parameter"):
+        vm.apply(model, vm.Norm("batch"))

@@ -3,6 +3,7 @@
 import pytest
 import timm
 import torch
+import transformers
 from torch import nn
 
 import vitmods as vm
@@ -242,6 +243,18 @@ def test_timm_models(kwargs):
     assert moved(model, new, pictures=2) <= 1e-5
     assert vm.diff(model, new).preserves == "function"
     assert vm.diff(model, new).drift <= 1e-5
+
+
+def test_huggingface_models():
+    config = transformers.ViTConfig(
+        hidden_size=48, num_hidden_layers=3, num_attention_heads=3, intermediate_size=96, image_size=32, patch_size=8
+    )
+    model = trained(transformers.ViTForImageClassification(config)).eval()
+    new = vm.apply(model, vm.Norm("rms"))
+    images = torch.randn(2, 3, 32, 32)
+    assert isinstance(new.norm, RMSNorm)
+    expected = model(images).logits
+    torch.testing.assert_close(new(images), expected, atol=1e-5 * float(expected.detach().abs().max()), rtol=0)
 
 
 def test_in_evaluation_only_when_channels_are_dropped():

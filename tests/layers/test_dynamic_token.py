@@ -300,8 +300,12 @@ def swap_data(norm):
     norm.a.data = norm.a.data + 0.1
 
 
+def write_data(norm):
+    norm.a.data.add_(0.1)  # as averages of weights do
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("change", [step, load, fill, replace, narrow, swap_data])
+@pytest.mark.parametrize("change", [step, load, fill, replace, narrow, swap_data, write_data])
 def test_kernels_follow_a_parameter_that_changes(change, mode):
     norm = make()
     with mode():
@@ -322,6 +326,14 @@ def test_kernels_kept_without_gradients_do_not_reach_training():
         norm(tokens())
     norm(tokens()).sum().backward()
     assert norm.a.grad is not None
+
+
+def test_a_norm_that_was_made_for_inference():
+    with torch.inference_mode():
+        norm = make()
+        first = norm(tokens())
+        assert torch.equal(norm(tokens()), first)
+    same(first, make()(tokens()))
 
 
 # Tools
@@ -400,6 +412,13 @@ def test_meta_device():
 def test_settings_that_do_not_fit(options, match):
     with pytest.raises(ValueError, match=match):
         partial(DynamicTokenNorm, DIM, **({"num_heads": HEADS} | options))()
+
+
+@pytest.mark.parametrize("shape", [(2, 12, DIM + 3), (2, 3, 4, DIM + 3), (12, DIM), (DIM,)], ids=str)
+@pytest.mark.parametrize("affine", [True, False])
+def test_shapes_that_do_not_fit(shape, affine):
+    with pytest.raises(ValueError, match=f"takes .B, N, {DIM}. or"):
+        make(dtype=torch.float32, affine=affine)(torch.randn(shape))
 
 
 def test_tokens_that_do_not_fit_the_grid():

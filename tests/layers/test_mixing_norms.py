@@ -404,6 +404,15 @@ def test_fresh_parameters_come_back(kind):
         assert kind(6).bfloat16().weight.is_meta
 
 
+@pytest.mark.parametrize("kind", [BatchNorm, PowerNorm, SwitchableNorm])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_running_statistics_of_a_norm_made_in_a_type(kind, dtype):
+    norm, x = kind(6, dtype=dtype), tokens(8, 5, 6).to(dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    assert {b.dtype for b in norm.buffers() if b.is_floating_point()} == {wide}
+    assert norm(x).dtype == norm.eval()(x).dtype == dtype
+
+
 @pytest.fixture
 def only_new_objects():
     """The collector looks at what is made from here on alone, which is quick."""

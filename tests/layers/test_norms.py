@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitmods.layers import LayerNorm, RMSNorm, ScaleShift
+from vitmods.layers.norms import PowerNorm
 
 EPS = 1e-3  # large, so that a forgotten or misplaced eps is seen
 
@@ -170,3 +171,16 @@ def test_rms_norm_keeps_its_input_and_one_number_a_token():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
         norm(x)
     assert sorted(sizes) == [2 * 8, 64, x.numel()]
+
+
+@pytest.mark.parametrize("kind", [LayerNorm, RMSNorm])
+@pytest.mark.parametrize("eps", [0.0, -1e-6])
+def test_eps_is_positive(kind, eps):
+    with pytest.raises(ValueError, match="eps must be positive"):
+        kind(6, eps=eps)
+
+
+@pytest.mark.parametrize("norm", [RMSNorm(6), PowerNorm(6).eval(), PowerNorm(6, affine=False).eval()], ids=str)
+def test_tokens_of_another_width(norm):
+    with torch.no_grad(), pytest.raises(ValueError, match="6 channels and the input 9"):
+        norm(torch.randn(2, 4, 9))

@@ -224,6 +224,18 @@ def test_kept_weights_follow_every_change(change):
         torch.testing.assert_close(after, block(x), **EXACT)
 
 
+def test_an_averaged_teacher_in_training_mode_follows_its_data():
+    """As DINO's: no gradients, never in evaluation mode, written through .data."""
+    teacher, x = parallel(init_values=0.5).train().requires_grad_(False), tokens()
+    with torch.no_grad():
+        teacher(x)
+        for parameter in teacher.parameters():
+            parameter.data.mul_(0.9)
+        after = teacher(x)
+        teacher.fuse = False
+        torch.testing.assert_close(after, teacher(x), **EXACT)
+
+
 def test_kept_weights_follow_functional_calls():
     block, x = parallel().eval(), tokens()
     twice = {name: value * 2 for name, value in block.state_dict().items()}

@@ -20,8 +20,8 @@ from .tensors import Coverage, Row, read_tensors, write_tensors
 from .transfer import build, check_readable, fields, refuse_slots
 
 _REFUSED = {
-    r"dist_token|head_dist": "a distillation token and its head",
-    r"patch_embed\.proj\.\d": "a stem of several convolutions",
+    r"dist_token|head_dist": "there is no slot for a distillation token and its head",
+    r"patch_embed\.proj\.\d": "a stem of several convolutions is not read",
 }
 
 
@@ -47,9 +47,9 @@ def read_deit(
     Raises UserError for distilled models and stems other than one convolution, and when something is missing, left over
     or cannot be told.
     """
-    for pattern, part in _REFUSED.items():
+    for pattern, reason in _REFUSED.items():
         if any(re.match(pattern, name) for name in tensors):
-            raise UserError(f"{source} is not covered: this version has no slot for {part}.")
+            raise UserError(f"{source} is not covered: {reason}.")
     config, assumed = _read_config(source, tensors, num_heads, img_size, eps)
     config = config.with_(**settings)
     still = [a for a in assumed if a.partition("=")[0] not in settings]

@@ -8,6 +8,7 @@ from ..errors import UserError, nearest
 from .base import Change, Weights
 from .late_tokens import carry_positions, dropped_positions, first_blocks, join_late
 
+# As in the layer, which is not imported: to describe a change needs no torch.
 _CHOICES = {
     "norms": ("attn", "both"),
     "variant": ("paper", "released"),

@@ -5,7 +5,6 @@ from torch import nn
 
 from ..apply import as_vit, verify
 from ..branch_names import parallel_name, sequential_name
-from ..errors import UserError
 from ..layers import Mlp
 from ..vit import ViT
 from .fold import fold
@@ -30,8 +29,6 @@ def optimize_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -
     than 1e-5 of the largest (a bug).
     """
     old = as_vit(model)
-    if next(old.parameters()).is_meta:
-        raise UserError("The model is on the meta device and has no weights to fold: load them first.")
     branches = old.config.parallel
     named = {sequential_name(name, branches): value for name, value in old.state_dict().items()}
     folded, weights = fold(old.config.unrolled, named)

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from .drop import DropPath, LayerScale
 from .lean import _compute_dtype
 from .norms import LayerNorm, RMSNorm, rms_norm
+from .norms.contract import widen
 from .norms.separable import without_autocast
 
 
@@ -103,13 +104,13 @@ def fold(parts: Sequence[Part], leading: int, x: Tensor) -> JointMaps:
     """The joint maps for tokens x; ``leading`` is how many equal pieces the first map's rows have (3: q, k and v)."""
     dtype, norm = _compute_dtype(x), parts[0].norm
     with without_autocast(x):
-        first = torch.stack([_wide(p.first.weight).unflatten(0, (leading, -1)) for p in parts], 1)
+        first = torch.stack([widen(p.first.weight).unflatten(0, (leading, -1)) for p in parts], 1)
         if norm.weight is not None:
-            first = first * torch.stack([_wide(p.norm.weight) for p in parts])[:, None]
-        last = torch.stack([_wide(p.last.weight) for p in parts], 1)
-        biases = None if parts[0].last.bias is None else torch.stack([_wide(p.last.bias) for p in parts])
+            first = first * torch.stack([widen(p.norm.weight) for p in parts])[:, None]
+        last = torch.stack([widen(p.last.weight) for p in parts], 1)
+        biases = None if parts[0].last.bias is None else torch.stack([widen(p.last.bias) for p in parts])
         if isinstance(parts[0].scale, LayerScale):
-            scale = torch.stack([_wide(p.scale.gamma) for p in parts])  # type: ignore[arg-type]
+            scale = torch.stack([widen(p.scale.gamma) for p in parts])  # type: ignore[arg-type]
             last = last * scale.T[..., None]
             biases = None if biases is None else biases * scale
         shifts = [s.unflatten(0, (leading, -1)) for s in map(_shift, parts) if s is not None]
@@ -131,13 +132,9 @@ def _shift(part: Part) -> Tensor | None:
     """The bias of the first map with the norm's put into it."""
     beta, bias = getattr(part.norm, "bias", None), part.first.bias
     if beta is None:
-        return None if bias is None else _wide(bias)
-    shift = _wide(part.first.weight) @ _wide(beta)
-    return shift if bias is None else _wide(bias) + shift
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+        return None if bias is None else widen(bias)
+    shift = widen(part.first.weight) @ widen(beta)
+    return shift if bias is None else widen(bias) + shift
 
 
 class KeptMaps:

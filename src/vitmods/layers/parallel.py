@@ -71,7 +71,9 @@ class Branches(nn.ModuleList):
             kept = self._kept = KeptMaps(self, self.parts, self.leading)
         if kept.parts is None or kept.hooked:
             return None
-        if torch.is_grad_enabled() and kept.trained:
+        # In training mode without gradients runs an average of weights (a teacher), often written through .data.
+        changing = kept.trained if torch.is_grad_enabled() else self.training
+        if changing:
             return fold(kept.parts, self.leading, x) if self.fuse else None
         too_large = x.shape[0] * x.shape[1] * kept.rows > LARGEST_HIDDEN and x.device.type == "cpu"
         return kept.maps(x) if self.fuse or not too_large else None

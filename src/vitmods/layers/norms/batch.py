@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .contract import RunningNorm, tokens, widen
+from .contract import RunningNorm, tokens, wide_type, widen
 from .moments import batch_moments, normalise, processes
 
 
@@ -38,8 +38,8 @@ class BatchNorm(RunningNorm):
     ) -> None:
         super().__init__(dim, eps, affine, device, dtype)
         self.momentum = momentum
-        self.register_buffer("running_mean", torch.zeros(dim, device=device))
-        self.register_buffer("running_var", torch.ones(dim, device=device))
+        self.register_buffer("running_mean", torch.zeros(dim, device=device, dtype=wide_type(dtype)))
+        self.register_buffer("running_var", torch.ones(dim, device=device, dtype=wide_type(dtype)))
 
     def forward(self, x: Tensor) -> Tensor:
         flat = tokens(x)

@@ -27,6 +27,16 @@ def widen(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+def wide_type(dtype: torch.dtype | None) -> torch.dtype:
+    """The type of running statistics beside parameters of this type."""
+    return torch.float64 if (dtype or torch.get_default_dtype()) == torch.float64 else torch.float32
+
+
+def transformed() -> bool:
+    """Whether torch.func differentiates or maps here: it takes single operations and no rule of our own."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
 def tokens(x: Tensor, least: int = 1) -> Tensor:
     """(B, N, C) or (B, rows, columns, C) -> (B, N, C). Raises ValueError on other shapes and fewer tokens."""
     if x.ndim not in (3, 4):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .contract import transformed, widen
 from .separable import Grid, Layout, axis_kernels, separable_norm, without_autocast
 
 Statistic = Literal["both", "mean", "variance"]
@@ -83,7 +84,7 @@ class DynamicTokenNorm(nn.Module):
                 raise ValueError(f"{name} is one of {', '.join(CHOICES[name])}, got '{value}'.")
         if band is not None and kernel == "uniform":
             raise ValueError("A band has a kernel of its own: leave kernel='uniform' out, or the band.")
-        self.num_heads, self.eps, self.prefix_tokens = num_heads, eps, prefix_tokens
+        self.dim, self.num_heads, self.eps, self.prefix_tokens = dim, num_heads, eps, prefix_tokens
         self.grid_size = (1, grid_size) if isinstance(grid_size, int) else grid_size
         self.variant, self.init, self.statistics, self.band, self.pool = variant, init, statistics, band, pool
         self.lambda_init = lambda_init
@@ -112,23 +113,28 @@ class DynamicTokenNorm(nn.Module):
             start_kernels(self.a, self.init, sequence=self.grid_size is None or self.grid_size[0] == 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.ndim not in (3, 4) or x.shape[-1] != self.dim:
+            raise ValueError(
+                f"This norm takes (B, N, {self.dim}) or (B, rows, columns, {self.dim}), not {tuple(x.shape)}."
+            )
         with without_autocast(x):
             if x.ndim == 4:
                 return self._normalise(x.flatten(1, 2), (x.shape[1], x.shape[2])).view(x.shape)
             grid, prefix = self._grid_of(x), self.prefix_tokens
             if not prefix:
                 return self._normalise(x, grid)
-            first = F.layer_norm(_wide(x[:, :prefix]), (x.shape[-1],), *self._affine(x), self.eps).to(x.dtype)
+            first = F.layer_norm(widen(x[:, :prefix]), (x.shape[-1],), *self._affine(x), self.eps).to(x.dtype)
             return torch.cat([first, self._normalise(x[:, prefix:], grid)], dim=1)
 
     def kernels(self, grid: Grid) -> tuple[Tensor, Tensor]:
         """P as its factors over columns and rows, (H, columns, columns) and (H, rows, rows), in float32.
 
-        Without gradients they are kept until a parameter changes.
+        Without gradients, on a CPU, they are kept until a parameter changes.
         """
-        if self.a is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if self.a is None or torch.is_grad_enabled() or not _readable(self.a):
             return self._make_kernels(grid)
-        key = (self.a._version, self.a.data_ptr(), grid)
+        # The numbers themselves, since averages of weights are written through .data, which leaves no other trace.
+        key = (self.a.flatten().tolist(), self.a.dtype, grid)
         if self._cached is None or self._cached[0] != key:
             self._cached = (key, *self._make_kernels(grid))
         return self._cached[1:]
@@ -139,7 +145,7 @@ class DynamicTokenNorm(nn.Module):
 
     def _lambda(self, omega: Tensor | None, other: Statistic) -> Tensor:
         if omega is not None:
-            return torch.sigmoid(_wide(omega))
+            return torch.sigmoid(widen(omega))
         fixed = 1.0 if self.statistics == other or self.trade_off is None else self.trade_off
         reference = self.weight if self.weight is not None else self.a
         wide = torch.float64 if reference is not None and reference.dtype == torch.float64 else torch.float32
@@ -150,7 +156,7 @@ class DynamicTokenNorm(nn.Module):
             width = self.band or (2 * max(grid) + 1)
             like = self.lambdas()[0]
             return _band_kernel(grid[1], width, like), _band_kernel(grid[0], width, like)
-        return axis_kernels(_wide(self.a), grid)
+        return axis_kernels(widen(self.a), grid)
 
     def _grid_of(self, x: Tensor) -> Grid:
         tokens = x.shape[1] - self.prefix_tokens
@@ -165,7 +171,7 @@ class DynamicTokenNorm(nn.Module):
 
     def _normalise(self, x: Tensor, grid: Grid) -> Tensor:
         """(B, T, C) on a grid"""
-        wide = _wide(x)
+        wide = widen(x)
         released = self.variant == "released"
         if released:
             heads = wide.unflatten(-1, (self.num_heads, -1))
@@ -179,9 +185,9 @@ class DynamicTokenNorm(nn.Module):
 
     def _affine(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.weight is None or self.bias is None:
-            one = _wide(x.new_ones(x.shape[-1]))
+            one = widen(x.new_ones(x.shape[-1]))
             return one, torch.zeros_like(one)
-        return _wide(self.weight), _wide(self.bias)
+        return widen(self.weight), widen(self.bias)
 
     def _pooled(self, x: Tensor, weight: Tensor, bias: Tensor, layout: Layout) -> Tensor:
         """Statistics across tokens from averages of pool x pool tokens, which share them."""
@@ -237,9 +243,10 @@ def _band_kernel(length: int, width: int, like: Tensor) -> Tensor:
     return (inside / inside.sum(-1, keepdim=True)).expand(len(like), -1, -1).contiguous()
 
 
-def _wide(x: Tensor) -> Tensor:
-    """float32 at least: statistics of half-precision tokens overflow or lose their digits."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+def _readable(x: Tensor) -> bool:
+    """Whether its numbers are at hand: a device would have to be waited for, and a tracer has none."""
+    traced = torch.compiler.is_compiling() or transformed() or torch._C._len_torch_dispatch_stack() > 0
+    return x.device.type == "cpu" and not traced
 
 
 def _check(

@@ -4,12 +4,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .contract import check
+
 
 class LayerNorm(nn.LayerNorm):
     """``y = gamma * (x - mean) / sqrt(var + eps) + beta`` over the last dimension, biased variance.
 
     Shapes: (B, N, C) or (B, rows, columns, C) in and out. Statistics are in float32 whatever the input type
     (PyTorch accumulates in float32); the output has the input's type. Every token is normalised by itself.
+    Raises ValueError on an eps that is not positive.
     """
 
     token_wise = True
@@ -22,6 +25,7 @@ class LayerNorm(nn.LayerNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        check("LayerNorm", dim, eps)
         super().__init__(dim, eps=eps, elementwise_affine=affine, device=device, dtype=dtype)
 
     def forward(self, input: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch.distributed import _functional_collectives as collectives
 
 from ..native import moments as native
 from ..native import usable
-from .contract import widen
+from .contract import transformed, widen
 
 Solve = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -113,7 +113,7 @@ def normalise(x: Tensor, solve: Solve, parameters: Iterable[Tensor]) -> Tensor:
     ``solve`` makes scale and shift, (B, 1, C) or (1, 1, C), of the mean and the biased variance over tokens, (B, 1, C)
     each, in float32 (float64 stays), and of the parameters that it closes over.
     """
-    if not torch.compiler.is_compiling():
+    if not (torch.compiler.is_compiling() or transformed()):
         out: Tensor = _Normalise.apply(x, solve, *parameters)
         return out
     wide = widen(x)

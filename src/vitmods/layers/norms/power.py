@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .contract import RunningNorm, tokens, widen
+from .contract import RunningNorm, tokens, wide_type, widen
 from .moments import processes, sum_over_processes
 from .rms import rms_backward, rms_forward, rms_norm, rms_quadratic_means
 
@@ -85,8 +85,8 @@ class PowerNorm(RunningNorm):
     ) -> None:
         super().__init__(dim, eps, affine, device, dtype, groups=num_heads if groups is None else groups)
         self.warmup = warmup
-        self.register_buffer("running_phi", torch.ones(dim, device=device))
-        self.register_buffer("ema_gz", torch.zeros(dim, device=device))
+        self.register_buffer("running_phi", torch.ones(dim, device=device, dtype=wide_type(dtype)))
+        self.register_buffer("ema_gz", torch.zeros(dim, device=device, dtype=wide_type(dtype)))
         self.register_buffer("iters", torch.zeros((), dtype=torch.long, device=device))
         self._before: tuple[Tensor, Tensor] | None = None  # phi and batch number of the last forward, to run it again
 

@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from ..native import rms as native
 from ..native import usable
-from .contract import widen
+from .contract import check, transformed, widen
 
 
 def rms_rstd(x: Tensor, eps: float) -> Tensor:
@@ -100,9 +100,21 @@ class _RMSNormFunction(torch.autograd.Function):
         return grad_x, None if grad_gain is None else grad_gain.to(gain.dtype), None, grad_shift, None
 
 
+def _composed(x: Tensor, gain: Tensor | None, eps: float, shift: Tensor | None, groups: int) -> Tensor:
+    wide = widen(x).unflatten(-1, (groups, -1))
+    y = (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()).flatten(-2)
+    y = y if gain is None else y * gain
+    return (y if shift is None else y + shift).to(x.dtype)
+
+
 def rms_norm(x: Tensor, gain: Tensor | None, eps: float, shift: Tensor | None = None, groups: int = 1) -> Tensor:
     """``gain * x / sqrt(mean(x^2) + eps) + shift`` with the mean over each group of channels of the last dimension;
-    statistics in float32, output as the input. A shift has the type of the statistics."""
+    statistics in float32, output as the input. A shift has the type of the statistics. Raises ValueError for a gain of
+    another length."""
+    if gain is not None and len(gain) != x.shape[-1]:
+        raise ValueError(f"This norm has {len(gain)} channels and the input {x.shape[-1]}.")
+    if transformed():
+        return _composed(x, gain, eps, shift, groups)
     if not torch.is_grad_enabled():
         return rms_forward(x, gain, eps, shift, groups)[0]
     out: Tensor = _RMSNormFunction.apply(x, gain, eps, shift, groups)
@@ -113,7 +125,7 @@ class RMSNorm(nn.Module):
     """``y = gamma * x / sqrt(mean(x^2) + eps)`` over the last dimension.
 
     Shapes: (B, N, C) or (B, rows, columns, C) in and out. Statistics are in float32 whatever the input type; the
-    output has the input's type. Every token is normalised by itself.
+    output has the input's type. Every token is normalised by itself. Raises ValueError on an eps that is not positive.
     """
 
     token_wise = True
@@ -127,6 +139,7 @@ class RMSNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check("RMSNorm", dim, eps)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype)) if affine else None
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from .contract import check, widen
+from .contract import check, transformed, widen
 
 
 class _ScaleNorm(torch.autograd.Function):
@@ -73,6 +73,10 @@ class ScaleNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = widen(x).new_full((1,), math.sqrt(self.dim)) if self.weight is None else self.weight
+        if transformed():
+            wide = widen(x)
+            length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+            return (wide / length.clamp_min(self.eps) * weight).to(x.dtype)
         out: Tensor = _ScaleNorm.apply(x, weight, self.eps)
         return out
 

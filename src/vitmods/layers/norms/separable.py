@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..native import dynamic_token, usable
+from .contract import transformed
 
 Grid = tuple[int, int]
 
@@ -61,7 +62,8 @@ def rows(kernel: Tensor, x: Tensor) -> Tensor:
     matmul copies the kernel for each column. That is quickest where it is little beside x, a head at a time elsewhere.
     """
     flat = x.flatten(3)
-    if 4 * kernel.shape[-1] <= flat.shape[-1] or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    small = 4 * kernel.shape[-1] <= flat.shape[-1]
+    if small or torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed():
         return torch.matmul(kernel[:, None], flat).view(x.shape)
     out = torch.empty_like(flat)
     for k, part, into in zip(kernel, flat, out, strict=True):
@@ -90,7 +92,7 @@ def separable_norm(
     """
     values = (x, px, py, mix_mean, mix_var, weight, bias)
     by_native = usable("dynamic_token", *values)
-    if not by_native and (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()):
+    if not by_native and (torch.compiler.is_compiling() or transformed()):
         return composed(*values, layout)
     out: Tensor = _SeparableNorm.apply(*values, layout, by_native)
     return out

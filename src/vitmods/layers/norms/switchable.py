@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from .contract import RunningNorm, tokens
+from .contract import RunningNorm, tokens, wide_type
 from .moments import batch_moments, normalise, processes
 
 
@@ -41,8 +41,8 @@ class SwitchableNorm(RunningNorm):
         self.momentum = momentum
         self.mean_weight = nn.Parameter(torch.ones(2 + batch, device=device, dtype=dtype))
         self.var_weight = nn.Parameter(torch.ones(2 + batch, device=device, dtype=dtype))
-        self.register_buffer("running_mean", torch.zeros(dim, device=device) if batch else None)
-        self.register_buffer("running_var", torch.ones(dim, device=device) if batch else None)
+        self.register_buffer("running_mean", torch.zeros(dim, device=device, dtype=wide_type(dtype)) if batch else None)
+        self.register_buffer("running_var", torch.ones(dim, device=device, dtype=wide_type(dtype)) if batch else None)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
