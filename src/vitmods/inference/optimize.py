@@ -21,10 +21,11 @@ FUSED_UP_TO = 192
 def optimize_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -> ViT:
     """A new model in evaluation mode with the same outputs and fewer, faster operations; the old one is untouched.
 
-    Gains, biases and LayerScale are folded into the linear maps beside them, BatchNorm altogether; linear maps have
-    their weights laid out for the CPU's product and their GELU fused with it (twice the memory of those weights), except
-    in narrow parallel branches, which are computed together; of the last block only what the head reads is computed, as in every vitmods ViT. Works under torch.compile and on
-    a GPU, where the fused products stand aside. No parameter of it takes gradients.
+    Gains, biases and LayerScale are folded into the linear maps beside them, BatchNorm altogether. Linear maps have
+    their weights laid out for the CPU's product and their GELU fused with it (twice the memory of those weights),
+    except in narrow parallel branches, which are computed together. Of the last block only what the head reads is
+    computed, as in every vitmods ViT. Works under torch.compile and on a GPU, where the fused products stand aside.
+    No parameter of it takes gradients.
 
     Args:
         model: a vitmods ViT, or one of timm, Hugging Face or torchvision (imported exactly).
