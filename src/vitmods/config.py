@@ -231,11 +231,18 @@ class ViTConfig:
 
     @classmethod
     def from_json(cls, text: str) -> "ViTConfig":
-        """The inverse of ``to_json``. Raises UserError on fields that this version does not know."""
+        """The inverse of ``to_json``. Raises UserError on fields that this version does not know, or of other types."""
         return cls.from_dict(json.loads(text))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ViTConfig":
+        try:
+            return cls().with_(**cls._parts(values))
+        except (TypeError, AttributeError) as error:  # a word where a number belongs, nothing where a slot does
+            raise UserError(f"These settings describe no ViT: {error}.") from error
+
+    @staticmethod
+    def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
         parts = dict(values)
         for name in ("qk_norm", "position_norm", "final_norm", "pool_norm"):
             if name in parts:
@@ -249,7 +256,7 @@ class ViTConfig:
         for name, kind in (("stem", StemConfig), ("attn", BranchConfig), ("mlp", BranchConfig)):
             if name in parts:
                 parts[name] = _build_slots(kind, parts[name])
-        return cls().with_(**parts)
+        return parts
 
     @classmethod
     def from_name(cls, name: str, **overrides: Any) -> "ViTConfig":
@@ -294,8 +301,10 @@ def _build(kind: type, value: Any) -> Any:
 
 
 def _build_slots(kind: type, value: Any) -> Any:
-    if not isinstance(value, Mapping):
+    if isinstance(value, kind):
         return value
+    if not isinstance(value, Mapping):
+        raise UserError(f"A {kind.__name__} is described by its settings, got {value!r}.")
     return _build(kind, {key: _build(NormConfig, v) for key, v in value.items()})
 
 

@@ -145,7 +145,7 @@ def edited(tensors, **changes):
         ({"dist_token": (1, 1, 192)}, "no slot for a distillation token"),
         ({"blocks__0__attn1__qkv__weight": (576, 192)}, r"missing: blocks\.\*\.attn1\.proj\.bias"),
         ({"blocks__1__attns__1__attn__qkv__weight": (1,)}, r"without a place here: blocks\.\*\.attns"),
-        ({"patch_embed__proj__0__weight": (1,)}, "a stem of several convolutions is not read"),
+        ({"patch_embed__proj__0__weight": (1,)}, "of stems of several convolutions only hMLP is"),
         ({"blocks__0__attn__relative": (1,)}, "without a place here: blocks.*.attn.relative"),
         ({"blocks__3__norm1__weight": (192,)}, r"blocks are numbered \[0, 1, 3\]"),
         ({"blocks__1__mlp__fc1__weight": (10, 192)}, r"blocks.1.mlp.fc1.weight is \(10, 192\), needed \(768, 192\)"),
@@ -180,3 +180,22 @@ def test_two_answers_are_no_answer(small, tmp_path):
 def test_slots_without_counterpart_are_named(tmp_path, overrides, slot):
     with pytest.raises(UserError, match=f"DeiT has no counterpart for: {slot}"):
         save(vm.vit(config(**overrides)), tmp_path / "a.pth")
+
+
+def test_the_hmlp_stem_has_deits_names(scatter, same_function, tmp_path):
+    ours = scatter(vm.apply(vm.vit("Ti2/16", img_size=32, num_classes=5), vm.Stem("hmlp")))
+    save(ours, tmp_path / "deit.pth")
+    tensors = torch.load(tmp_path / "deit.pth", weights_only=True)["model"]
+    assert {name.split(".")[2] for name in tensors if name.startswith("patch_embed.proj.")} == set("013467")
+    assert not [name for name in tensors if name.startswith(("patch_embed.layers", "patch_embed.norm"))]
+    again = load(tmp_path / "deit.pth")
+    assert again.config == ours.config
+    same_function(ours, again)
+    with pytest.raises(UserError, match=r"stem\.inner=layer norm"):
+        save(vm.apply(vm.vit("Ti2/16", img_size=32), vm.Stem("hmlp", norm="layer")), tmp_path / "b.pth")
+    with pytest.raises(UserError, match="makes patches of 16 x 16 pixels"):
+        save(vm.apply(vm.vit("Ti2/8", img_size=32), vm.Stem("hmlp")), tmp_path / "b.pth")
+    tensors["patch_embed.proj.3.weight"] = torch.zeros(48, 48, 3, 3)
+    torch.save(tensors, tmp_path / "other.pth")
+    with pytest.raises(UserError, match="of stems of several convolutions only hMLP is"):
+        load(tmp_path / "other.pth")

@@ -118,6 +118,19 @@ def test_what_is_folded_is_gone():
     assert all(isinstance(block.norm1, nn.Identity) for block in batch.blocks)
 
 
+@pytest.mark.parametrize(
+    ("arm", "width", "packed"),
+    [("parallel", 64, False), ("parallel", 256, True), ("normformer+parallel", 64, True), ("dpn", 64, True)],
+)
+def test_narrow_parallel_branches_stay_together(arm, width, packed):
+    """Packed they would be computed one by one, which takes three times as long where calls are all the time."""
+    model = small(arm, depth=2, embed_dim=width, num_heads=4)
+    new = vm.optimize_for_inference(model)
+    assert any(isinstance(m, PackedLinear) for m in new.blocks.modules()) == packed
+    assert isinstance(new.head, PackedLinear)
+    assert moved(model, new) <= 1e-5
+
+
 def test_the_model_that_is_given_stays():
     model = small("dpn+layerscale").train()
     before = copy.deepcopy(model.state_dict())

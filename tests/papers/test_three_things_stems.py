@@ -137,3 +137,18 @@ def test_counts_are_those_that_run(change, shape):
         model.forward_head(model.forward_features(images))
     assert counter.get_total_flops() == 2 * count_macs(model.config)
     assert 5 * sum(normed) == count_published(model.config) - count_macs(model.config)
+
+
+@pytest.mark.parametrize("variant", ["bn_eval", "ln"])
+def test_files_with_the_official_names_of_the_stem_are_read(golden, variant, tmp_path):
+    g = golden(f"hmlp_stem_{variant}")
+    tensors = dict(vm.vit("Ti1/16", img_size=64, embed_dim=32, num_heads=2, mlp_dim=64, num_classes=3).state_dict())
+    del tensors["patch_embed.proj.weight"], tensors["patch_embed.proj.bias"]
+    for name, value in g.group("param").items():
+        tensors[f"patch_embed.{name}"] = value.float()
+        if name.endswith("running_mean"):
+            tensors[f"patch_embed.{name.replace('running_mean', 'num_batches_tracked')}"] = torch.tensor(1)
+    torch.save({"model": tensors}, tmp_path / "deit.pth")
+    model = vm.adapters.load(tmp_path / "deit.pth", num_heads=2)
+    assert model.config.patch_size == (16, 16)
+    torch.testing.assert_close(model.patch_embed(g["in.x"].float()), g["out.y"].float(), atol=1e-4, rtol=0)

@@ -106,3 +106,5 @@ def test_export_command(tmp_path, capsys):
     with torch.no_grad():
         torch.testing.assert_close(torch.export.load(out).module()(images), resized(images), rtol=1e-4, atol=1e-5)
     assert main(["export", str(tmp_path / "none.safetensors")]) == 2
+    assert main(["export", "mu2/4"]) == 2  # weights that nobody trained
+    assert "There is no checkpoint 'mu2/4'" in capsys.readouterr().err

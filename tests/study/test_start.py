@@ -6,13 +6,14 @@ import pytest
 import torch
 
 import vitmods as vm
+from vitmods.adapters import open_checkpoint
 from vitmods.errors import UserError
 from vitmods.finetune import parameter_roles
 from vitmods.recipes import plain
 from vitmods.study import Study
 from vitmods.study.describe import python_call
 from vitmods.study.plan import Arm, Settings, Trial, arm_from_text, make_arms
-from vitmods.study.start import Start, open_start, open_trial
+from vitmods.study.start import Start, open_trial
 from vitmods.study.store import StudyFolder
 from vitmods.study.study import fixed_settings
 from vitmods.study.trial import TrialRunner, base_config, build_model
@@ -66,7 +67,7 @@ def test_parts_as_arms_of_a_study(checkpoint, tmp_path):
 def test_every_arm_and_seed_begins_with_the_checkpoint(checkpoint):
     settings = make(checkpoint).settings
     config, start = base_config(settings, 10), settings.fixed["start"]
-    trained = open_start(str(checkpoint)).state_dict()
+    trained = open_checkpoint(str(checkpoint)).state_dict()
     first, second = (build_model(config, Arm("base"), seed, start).state_dict() for seed in (0, 1))
     for name, value in trained.items():
         if not name.startswith("head."):
@@ -82,7 +83,7 @@ def test_every_arm_and_seed_begins_with_the_checkpoint(checkpoint):
 def test_another_size_and_other_classes(checkpoint, positions):
     start, config = Start.of(str(checkpoint), positions)
     model = start.build(config.with_(img_size=16, num_classes=4), seed=0)
-    expected = open_start(str(checkpoint))
+    expected = open_checkpoint(str(checkpoint))
     expected.set_input_size(16, positions=positions)
     assert torch.equal(model.pos_embed, expected.pos_embed)
     assert model.config.img_size == (16, 16)
@@ -99,14 +100,14 @@ def test_the_call_in_the_report_is_the_same_study(checkpoint):
 
 
 def test_a_trial_says_how_its_pictures_were_normalised(checkpoint):
-    model = open_start(str(checkpoint))
+    model = open_checkpoint(str(checkpoint))
     assert (model.pretrained_cfg["mean"], model.pretrained_cfg["std"]) == ((0.4,), (0.3,))
 
 
 def test_a_file_of_weights_is_a_checkpoint_too(tmp_path):
     model = vm.vit("Ti1/16", img_size=32, num_classes=4).eval()
     vm.adapters.save(model, tmp_path / "deit.pth")
-    found = open_start(str(tmp_path / "deit.pth"))
+    found = open_checkpoint(str(tmp_path / "deit.pth"))
     images = torch.randn(1, 3, 32, 32)
     assert torch.equal(found(images), model(images))
 
@@ -150,7 +151,7 @@ def test_folders_without_a_trial(tmp_path):
     with pytest.raises(UserError, match="holds no finished trial"):
         open_trial(tmp_path)
     with pytest.raises(UserError, match="timm gives no weights of vit_small_patch16_18x2_224"):
-        open_start("timm:vit_small_patch16_18x2_224")
+        open_checkpoint("timm:vit_small_patch16_18x2_224")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 _HOME = {
+    "open_checkpoint": "named",
     "open_model": "named",
     "load": "files",
     "save": "files",
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from .files import save as save
     from .huggingface import from_huggingface as from_huggingface
     from .huggingface import to_huggingface as to_huggingface
+    from .named import open_checkpoint as open_checkpoint
     from .named import open_model as open_model
     from .replace import replace_norms as replace_norms
     from .tensors import Coverage as Coverage

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..branch_names import sequential_name
 from ..config import BranchConfig, NormConfig, StemConfig, ViTConfig
 from ..errors import UserError
+from ..stem_shapes import hmlp_layers
 from ..vit import ViT
 from .infer import Size, count_blocks, heads_of_width, need, picture_size
 from .tensors import Coverage, Row, read_tensors, write_tensors
@@ -21,8 +22,10 @@ from .transfer import build, check_readable, fields, refuse_slots
 
 _REFUSED = {
     r"dist_token|head_dist": "there is no slot for a distillation token and its head",
-    r"patch_embed\.proj\.\d": "a stem of several convolutions is not read",
 }
+
+
+_BATCH = NormConfig("batch", eps=1e-5)
 
 
 def is_deit(tensors: Iterable[str]) -> bool:
@@ -44,8 +47,8 @@ def read_deit(
     square pictures, exact GELU, norms with this eps, and with a class token that the head reads it. ``settings``
     are fields of ViTConfig that are known to be otherwise.
 
-    Raises UserError for distilled models and stems other than one convolution, and when something is missing, left over
-    or cannot be told.
+    Raises UserError for distilled models and stems other than one convolution or hMLP, and when something is missing,
+    left over or cannot be told.
     """
     for pattern, reason in _REFUSED.items():
         if any(re.match(pattern, name) for name in tensors):
@@ -53,17 +56,20 @@ def read_deit(
     config, assumed = _read_config(source, tensors, num_heads, img_size, eps)
     config = config.with_(**settings)
     still = [a for a in assumed if a.partition("=")[0] not in settings]
-    weights, coverage = read_tensors(source, _rows(config, tensors), tensors, assumed=still)
+    counters = {name: "no norm here counts batches" for name in tensors if name.endswith(".num_batches_tracked")}
+    weights, coverage = read_tensors(source, _rows(config, tensors), tensors, counters, assumed=still)
     return build(source, config, weights), coverage
 
 
 def to_deit(model: ViT) -> dict[str, Tensor]:
     """The state dict that DeiT's classes load: DeiT's own, or DeiT III's when positions are on patches alone, those of
-    two parallel branches included.
+    two parallel branches and of the hMLP stem included.
 
     Raises UserError naming the slots that these classes do not have.
     """
     config = model.config
+    if config.stem.kind == "hmlp" and config.patch_size != (16, 16):
+        raise UserError(f"DeiT's hMLP stem makes patches of 16 x 16 pixels, not {config.patch_size}.")
     refuse_slots("DeiT", config, _counterpart(config))
     check_readable("The model", model)
     names = (["gamma_1"] if config.layer_scale else []) + (["attn1"] if config.parallel == 2 else [])
@@ -79,16 +85,20 @@ def _counterpart(config: ViTConfig) -> ViTConfig:
         **fields(config, "init head_bias"),
         layer_scale=None if config.position_on_prefix else config.layer_scale,
         parallel=1 if config.position_on_prefix or config.parallel != 2 else 2,
+        stem=StemConfig(kind="hmlp", inner=_BATCH, after=_BATCH) if config.stem.kind == "hmlp" else StemConfig(),
     )
 
 
 def _rows(config: ViTConfig, tensors: Iterable[str]) -> list[Row]:
-    """The names are timm's, except for DeiT III's LayerScale and parallel branches."""
+    """The names are timm's, except for DeiT III's LayerScale and parallel branches, and the hMLP stem."""
     gammas = any(".gamma_1" in name for name in tensors)
     seconds = any(_SECOND.match(name) for name in tensors)
     with torch.device("meta"):
         names = list(ViT(config).state_dict())
     theirs = [_second_branch(name) if seconds else name for name in names]
+    if config.stem.kind == "hmlp":
+        last = 3 * (len(hmlp_layers(config.embed_dim, config.patch_size)) - 1)
+        theirs = [_in_stem(name, last) for name in theirs]
     theirs = [re.sub(r"ls(\d)(_1)?\.gamma$", r"gamma_\1\2", name) if gammas else name for name in theirs]
     return [Row(ours, (name,)) for ours, name in zip(names, theirs, strict=True)]
 
@@ -108,6 +118,34 @@ def _second_branch(name: str) -> str:
     return f"{block}.{module}{second}.{rest}"
 
 
+_IN_STEM = re.compile(r"patch_embed\.proj\.(\d+)\.(\w+)")
+
+
+def _in_stem(name: str, last: int) -> str:
+    """DeiT III's name of a weight in the hMLP stem: one sequence, whose convolutions are 0, 3, ..., ``last``."""
+    match = re.fullmatch(r"patch_embed\.(proj|norm|layers\.\d+)\.(\w+)", name)
+    if match is None:
+        return name
+    number = {"proj": last, "norm": last + 1}.get(match[1], match[1].removeprefix("layers."))
+    return f"patch_embed.proj.{number}.{match[2]}"
+
+
+def _read_stem(source: str, tensors: Mapping[str, Tensor], eps: float) -> tuple[int, int, tuple[int, int], StemConfig]:
+    """Width, channels of the pictures, patch and stem: one convolution, or hMLP's, of 4 x 4 pixels and then 2 x 2."""
+    sides = {int(m[1]): tuple(t.shape[2:]) for n, t in tensors.items() if t.ndim == 4 and (m := _IN_STEM.fullmatch(n))}
+    if not any(map(_IN_STEM.match, tensors)):
+        width, in_chans, *patch = need(source, tensors, "patch_embed.proj.weight", 4).shape
+        after = _norm(tensors, "patch_embed.norm", eps)
+        return width, in_chans, (patch[0], patch[1]), StemConfig("patch_embed.proj.bias" in tensors, after=after)
+    if not sides or sides != {3 * i: (2, 2) if i else (4, 4) for i in range(len(sides))}:
+        raise UserError(f"{source} is not covered: of stems of several convolutions only hMLP is.")
+    last, side = max(sides), 4 << (len(sides) - 1)
+    inner, after = (_norm(tensors, f"patch_embed.proj.{number}", eps) for number in (1, last + 1))
+    stem = StemConfig("patch_embed.proj.0.bias" in tensors, kind="hmlp", inner=inner if last else after, after=after)
+    in_chans = tensors["patch_embed.proj.0.weight"].shape[1]
+    return len(tensors[f"patch_embed.proj.{last}.weight"]), in_chans, (side, side), stem
+
+
 def _count_branches(tensors: Iterable[str]) -> int:
     """From the names of timm's parallel blocks, or DeiT III's, which have two."""
     numbers = [int(m[1]) for name in tensors if (m := re.match(r"blocks\.0\.attns\.(\d+)\.", name))]
@@ -117,6 +155,8 @@ def _count_branches(tensors: Iterable[str]) -> int:
 def _norm(tensors: Mapping[str, Tensor], name: str, eps: float) -> NormConfig | None:
     if f"{name}.weight" not in tensors:
         return None
+    if f"{name}.running_mean" in tensors:
+        return _BATCH
     return NormConfig("layer" if f"{name}.bias" in tensors else "rms", eps)
 
 
@@ -125,12 +165,11 @@ def _read_config(
 ) -> tuple[ViTConfig, list[str]]:
     depth, parallel = count_blocks(source, list(tensors), "blocks."), _count_branches(tensors)
     tensors = {sequential_name(name, parallel): value for name, value in tensors.items()}
-    width, in_chans, *patch = need(source, tensors, "patch_embed.proj.weight", 4).shape
+    width, in_chans, patch_size, stem = _read_stem(source, tensors, eps)
     fc1 = need(source, tensors, "blocks.0.mlp.fc1.weight", 2)
     registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
     prefix = registers + ("cls_token" in tensors)
     positions = need(source, tensors, "pos_embed", 3).shape[1] if "pos_embed" in tensors else None
-    patch_size = (patch[0], patch[1])
     size, on_prefix = picture_size(source, positions, prefix, patch_size, img_size)
     assumed = ["activation=gelu", f"eps of all norms {eps:g}"]
     if img_size is None:
@@ -160,7 +199,7 @@ def _read_config(
         mlp_dim=fc1.shape[0],
         qkv_bias="blocks.0.attn.qkv.bias" in tensors,
         qk_norm=norm("blocks.0.attn.q_norm"),
-        stem=StemConfig(bias="patch_embed.proj.bias" in tensors, after=norm("patch_embed.norm")),
+        stem=stem,
         position="none" if positions is None else "learn",
         position_on_prefix=on_prefix if prefix else True,
         position_norm=norm("norm_pre"),

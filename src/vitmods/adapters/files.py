@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
+from ..files import write_atomically
 from ..vit import ViT
 from . import big_vision, deit, huggingface, own
 from .models import read_model
@@ -54,7 +55,8 @@ def coverage(source: nn.Module | str | Path, **settings: Any) -> Coverage:
 def save(model: ViT, path: str | Path) -> None:
     """Write a ViT to a file: .safetensors for our own, any ViT; .npz for big_vision, .pth for DeiT.
 
-    Raises UserError for other endings, and naming the slots for which that library has no counterpart.
+    Raises UserError for other endings, for errors of the disk (a file that was there is then as it was), and naming the
+    slots for which that library has no counterpart.
     """
     path = Path(path)
     if path.suffix not in (".safetensors", ".npz", ".pth"):
@@ -67,20 +69,21 @@ def save(model: ViT, path: str | Path) -> None:
         own.write_own(model, path)
         return
     if path.suffix == ".pth":
-        torch.save({"model": deit.to_deit(model)}, path)
+        tensors = {"model": deit.to_deit(model)}
+        write_atomically(path, lambda file: torch.save(tensors, file))
         return
     arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in big_vision.to_big_vision(model).items()}
-    np.savez(path, **arrays)
+    write_atomically(path, lambda file: np.savez(file, **arrays))
 
 
 def _read(path: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
     weights = _weights_file(path)
     tensors = _tensors(weights)
-    config = own.own_config(weights)
-    if config is not None:
+    told = own.own_description(weights)
+    if told is not None:
         if settings:
             raise UserError(f"The config of {path.name} says all of it: leave {', '.join(settings)} out.")
-        return own.read_own(path.name, tensors, config)
+        return own.read_own(path.name, tensors, told)
     if big_vision.is_big_vision(tensors):
         return big_vision.read_big_vision(path.name, tensors, **settings)
     if huggingface.is_saved(tensors):

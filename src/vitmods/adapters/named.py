@@ -1,4 +1,4 @@
-"""A model from words, as the shell gives them."""
+"""A model from words, as the shell gives them: any, or a checkpoint with trained weights."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import UserError, nearest
-from ..vit import vit
+from ..vit import ViT, vit
 
 LIBRARIES = ("timm", "hf", "torchvision")
 
@@ -16,8 +16,8 @@ def open_model(source: str, img_size: int | tuple[int, int] | None = None, **fie
 
     Args:
         source: a file or folder that ``vitmods.adapters.load`` reads, a trial's too; a size name with changes or none
-            ("S/16", "S18x2/16", "S/16+dpn+rms"); or a library's own module with new weights: "timm:NAME",
-            "torchvision:NAME", "hf:FOLDER" (the folder's config.json).
+            ("S/16", "S18x2/16", "S/16+dpn+rms"); or a library's own module: "timm:NAME", "torchvision:NAME",
+            "hf:FOLDER" (the folder's config.json). All but files have new weights.
         img_size: of the pictures, in pixels; None: the model's own.
         fields: further fields of ViTConfig, for size names.
 
@@ -38,6 +38,39 @@ def open_model(source: str, img_size: int | tuple[int, int] | None = None, **fie
     from ..changes import parse_changes
 
     return apply(model, *parse_changes(changes))
+
+
+def open_checkpoint(source: str) -> ViT:
+    """Trained weights, as they were trained, in evaluation mode: what fine-tuning, a study or an export begins with.
+
+    Args:
+        source: a trial's folder (`vitmods train`, or one of a study), a file or folder that `vitmods.adapters.load`
+            reads, or the name of a timm model with published weights, with or without `timm:` before it.
+
+    Raises:
+        UserError: there is no such checkpoint, it cannot be read, or its weights cannot be had.
+    """
+    if Path(source).exists():
+        from .files import load
+
+        return load(source)
+    import timm
+
+    name = source.removeprefix("timm:")
+    if not timm.is_model(name):
+        raise UserError(
+            f"There is no checkpoint '{source}': give a trial's folder, a file of weights, or a timm model's name as "
+            "vit_small_patch16_224.augreg_in1k."
+        )
+    try:
+        model = timm.create_model(name, pretrained=True)
+    except Exception as error:  # whatever the network, the hub or the file may raise
+        raise UserError(
+            f"timm gives no weights of {name}: {str(error).rstrip('.')}. Without a network, give a file of weights."
+        ) from error
+    from .timm import from_timm
+
+    return from_timm(model).eval()
 
 
 def _file(path: Path, img_size: int | tuple[int, int] | None) -> nn.Module:

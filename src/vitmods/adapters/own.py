@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,39 +13,60 @@ from ..errors import UserError
 from ..files import write_atomically
 from ..vit import ViT
 from .tensors import Coverage, Row, read_tensors
-from .transfer import build
+from .transfer import build, shapes_of
 
-KEY = "vitmods_config"
+KEY, PIXELS = "vitmods_config", "vitmods_pixels"
 
 
-def own_config(weights: Path) -> dict[str, Any] | None:
-    """The config that goes with a file of weights, or None where it is none of ours."""
-    text = _metadata(weights).get(KEY) if weights.suffix == ".safetensors" else None
+@dataclass(frozen=True)
+class Description:
+    """What goes with a file of weights of our own."""
+
+    config: Mapping[str, Any]
+    pixels: Mapping[str, tuple[float, ...]]
+    """``mean`` and ``std`` that pictures were normalised with, as far as they are told"""
+
+
+def own_description(weights: Path) -> Description | None:
+    """What goes with a file of weights, or None where it is none of ours."""
+    metadata = _metadata(weights) if weights.suffix == ".safetensors" else {}
     beside = weights.with_name("config.json")
     try:
-        if text is not None:
-            found: Any = json.loads(text)
+        if KEY in metadata:
+            config, pixels = json.loads(metadata[KEY]), json.loads(metadata.get(PIXELS, "{}"))
+        elif beside.is_file():  # a trial's
+            told = json.loads(beside.read_text())
+            config, pixels = told.get("model"), told.get("recipe", {})
         else:
-            found = json.loads(beside.read_text()).get("model") if beside.is_file() else None
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{beside if text is None else weights} cannot be read; it may be damaged: {error}") from error
-    return found if isinstance(found, dict) and "embed_dim" in found else None
+            return None
+        if not isinstance(config, dict) or "embed_dim" not in config:
+            return None
+        return Description(
+            config, {name: tuple(map(float, pixels[name])) for name in ("mean", "std") if name in pixels}
+        )
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        where = weights if KEY in metadata else beside
+        raise UserError(f"{where} cannot be read; it may be damaged: {error}") from error
 
 
-def read_own(source: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[ViT, Coverage]:
+def read_own(source: str, tensors: Mapping[str, Tensor], told: Description) -> tuple[ViT, Coverage]:
     """A ViT, and the account of its tensors. Raises UserError when they do not fit the config."""
-    described = ViTConfig.from_dict(config)
-    names = ViT(described).state_dict()
+    config = ViTConfig.from_dict(told.config)
+    names = shapes_of(source, config, at_most=len(tensors))
     weights, coverage = read_tensors(source, [Row(name, (name,)) for name in names], tensors)
-    return build(source, described, weights), coverage
+    model = build(source, config, weights)
+    model.pretrained_cfg.update(told.pixels)
+    return model, coverage
 
 
 def write_own(model: ViT, path: Path) -> None:
-    """The weights as safetensors, with the config as metadata. Raises UserError for errors of the disk."""
+    """The weights as safetensors, with the config and the pictures' mean and std as metadata. Raises UserError for
+    errors of the disk."""
     from safetensors.torch import save
 
     weights = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
-    metadata = {"format": "pt", KEY: model.config.to_json()}
+    pixels = {name: model.pretrained_cfg[name] for name in ("mean", "std") if name in model.pretrained_cfg}
+    metadata = {"format": "pt", KEY: model.config.to_json(), PIXELS: json.dumps(pixels)}
     write_atomically(path, lambda file: file.write(save(weights, metadata)))
 
 

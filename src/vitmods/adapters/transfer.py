@@ -53,19 +53,33 @@ def export_model(target: str, model: ViT, foreign: nn.Module, rows: Sequence[Row
     check_same(target, (model, look_at_vit), (foreign, look))
 
 
+def shapes_of(source: str, config: ViTConfig, at_most: int) -> dict[str, torch.Size]:
+    """Name and shape of every tensor of the config's model, without memory for them: what a file says of its model may
+    be damaged or hostile. Raises UserError when no model can be made of it, or one of more than ``at_most`` branches.
+    """
+    if config.depth * config.parallel > at_most:
+        raise UserError(f"{source} does not fit its own config, which has more blocks than the file has tensors.")
+    try:
+        with torch.device("meta"):
+            return {name: tensor.shape for name, tensor in ViT(config).state_dict().items()}
+    except (TypeError, AttributeError, ValueError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{source} cannot be read: its config describes no ViT ({reason}).") from error
+
+
 def build(source: str, config: ViTConfig, weights: Mapping[str, Tensor]) -> ViT:
     """A ViT of these weights and their type. Raises UserError listing the shapes that do not fit the config."""
-    with torch.random.fork_rng(devices=[]):  # its initial weights are not used
-        new = ViT(config)
-    own = new.state_dict()
+    own = shapes_of(source, config, at_most=len(weights))  # before memory is taken for what a file may say
     assert own.keys() == weights.keys(), sorted(own.keys() ^ weights.keys())
     misfits = [
-        f"{name} is {tuple(value.shape)}, needed {tuple(own[name].shape)}"
+        f"{name} is {tuple(value.shape)}, needed {tuple(own[name])}"
         for name, value in weights.items()
-        if value.shape != own[name].shape
+        if value.shape != own[name]
     ]
     if misfits:
         raise UserError(f"{source}: shapes do not fit a ViT with one width: {'; '.join(misfits[:5])}.")
+    with torch.random.fork_rng(devices=[]):  # its initial weights are not used
+        new = ViT(config)
     new.to(next(iter(weights.values())).dtype)
     new.load_state_dict(weights)
     return new

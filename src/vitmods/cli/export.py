@@ -24,7 +24,7 @@ class Export:
     """
 
     model: Annotated[str, tyro.conf.Positional]
-    """a trial's folder, a file of weights with its config, or what else `vitmods.adapters.load` reads"""
+    """a trial's folder, a file of weights (.safetensors, .pth, .npz), or a timm model with published weights"""
     to: Literal["torch", "onnx", "safetensors"] = "onnx"
     """torch (torch.export, .pt2), onnx (needs the extra onnx), safetensors (weights and config)"""
     out: Path | None = None
@@ -40,12 +40,12 @@ class Export:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Export, arguments, "export")
-    from vitmods.adapters import open_model
-    from vitmods.apply import as_vit
+    from vitmods.adapters import open_checkpoint
     from vitmods.inference import ENDINGS, export, optimize_for_inference
 
-    size = None if options.img_size is None else rows_and_columns(options.img_size)
-    model = as_vit(open_model(options.model, size)).eval()
+    model = open_checkpoint(options.model)
+    if options.img_size is not None:
+        model.set_input_size(rows_and_columns(options.img_size))
     if options.optimize:
         model = optimize_for_inference(model)
     out = options.out or Path("model" + ENDINGS[options.to])

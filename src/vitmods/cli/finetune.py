@@ -71,10 +71,11 @@ def _train(options: Finetune, out: Path) -> dict:
 
 
 def _save(options: Finetune, out: Path) -> None:
+    from vitmods.adapters import open_checkpoint
     from vitmods.finetune import save_delta, train_only
-    from vitmods.study.start import open_start, open_trial
+    from vitmods.study.start import open_trial
 
     model = open_trial(out)
-    delta = save_delta(model, open_start(options.model), out / DELTA)
+    delta = save_delta(model, open_checkpoint(options.model), out / DELTA)
     print(f"Of that, {options.model} has all but {delta.nbytes / 1e6:.3g} MB: {out / DELTA}")
     print(train_only(model, options.training.train))

@@ -88,9 +88,9 @@ def defaults_from(arguments: Sequence[str], start: str | None = None) -> tuple[D
 
 def _suits_checkpoint(suits: Defaults, start: str) -> tuple[Defaults, dict[str, Any]]:
     """What suits the pictures, in the checkpoint's size and channels, and its mean and std for the recipe."""
-    from vitmods.study.start import open_start
+    from vitmods.adapters import open_checkpoint
 
-    model = open_start(start)
+    model = open_checkpoint(start)
     shaped = replace(suits, base=start, img_size=model.config.img_size, in_chans=model.config.in_chans)
     values = {name: tuple(model.pretrained_cfg[name]) for name in ("mean", "std")}
     return shaped, {name: value[:1] if len(set(value)) == 1 else value for name, value in values.items()}

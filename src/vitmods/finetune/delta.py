@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..adapters.transfer import shapes_of
 from ..apply import as_vit
 from ..config import ViTConfig
 from ..errors import UserError
@@ -117,10 +118,7 @@ def assemble(delta: Delta, base: ViT, tensors: Mapping[str, Tensor]) -> ViT:
 def _check_fits(delta: Delta, tensors: Mapping[str, Tensor]) -> None:
     """Before memory is taken for what the file says of its model: the tensors are those of that model."""
     found = {name: tensor.shape for name, tensor in tensors.items()}
-    wanted = {}
-    if delta.config.depth <= len(found):
-        with torch.device("meta"):
-            wanted = {name: tensor.shape for name, tensor in ViT(delta.config).state_dict().items()}
+    wanted = shapes_of(delta.source, delta.config, at_most=len(found))
     if wanted != found:
         wrong = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
         raise UserError(f"{delta.source} does not fit its own config: {_some(wrong)} is missing or has another shape.")

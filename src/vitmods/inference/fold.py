@@ -160,5 +160,4 @@ def _take_affine(weights: "Weights", norm: NormConfig, name: str, dim: int) -> "
     if norm.kind == "batch":
         gain = gain * (take("running_var", 1.0) + norm.eps).rsqrt()
         shift = shift - take("running_mean", 0.0) * gain
-        weights.pop(f"{name}.num_batches_tracked", None)
     return gain, shift

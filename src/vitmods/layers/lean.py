@@ -65,7 +65,7 @@ def _parts_of(x: Tensor, norm: nn.Module, mlp: Mlp) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _compute_dtype(x: Tensor) -> torch.dtype:
+def compute_dtype(x: Tensor) -> torch.dtype:
     """The type that linear layers compute in here: autocast's where it is on."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
@@ -121,7 +121,7 @@ def _norm_again(
 class _NormLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, g: Tensor, b: Tensor | None, eps: float, w: Tensor, c: Tensor | None) -> Tensor:
-        ctx.eps, ctx.dtype = eps, _compute_dtype(x)
+        ctx.eps, ctx.dtype = eps, compute_dtype(x)
         ctx.save_for_backward(x, g, b, w)
         return _linear(_norm(x, g, b, eps), w, c, ctx.dtype)
 
@@ -139,7 +139,7 @@ class _NormMlp(torch.autograd.Function):
         ctx: Any, x: Tensor, g: Tensor, b: Tensor | None, eps: float,
         w1: Tensor, c1: Tensor | None, w2: Tensor, c2: Tensor | None, approximate: str,
     ) -> Tensor:  # fmt: skip
-        ctx.eps, ctx.approximate, ctx.dtype = eps, approximate, _compute_dtype(x)
+        ctx.eps, ctx.approximate, ctx.dtype = eps, approximate, compute_dtype(x)
         h = _linear(_norm(x, g, b, eps), w1, c1, ctx.dtype)
         ctx.save_for_backward(x, g, b, w1, w2, h)
         return _linear(F.gelu(h, approximate=approximate), w2, c2, ctx.dtype)
@@ -162,7 +162,7 @@ class _FrozenNormMlp(torch.autograd.Function):
         ctx: Any, x: Tensor, g: Tensor, b: Tensor | None, eps: float,
         w1: Tensor, c1: Tensor | None, w2: Tensor, c2: Tensor | None, approximate: str,
     ) -> Tensor:  # fmt: skip
-        ctx.eps, ctx.approximate, ctx.dtype = eps, approximate, _compute_dtype(x)
+        ctx.eps, ctx.approximate, ctx.dtype = eps, approximate, compute_dtype(x)
         ctx.save_for_backward(x, g, b, w1, c1, w2)
         out = []
         for few in _few_pictures(x):

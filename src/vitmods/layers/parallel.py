@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from . import lean
 from .attention import Attention
 from .block import Block, all_token_wise, attend, can_be_lean, feed_forward
-from .fold import JointMaps, KeptMaps, Part, alike, fold
+from .joint import JointMaps, KeptMaps, Part, alike, fold
 from .mlp import Mlp
 
 LARGEST_HIDDEN = 1 << 22
@@ -24,7 +24,7 @@ class Branches(nn.ModuleList):
     """k residual branches that read the same tokens x (B, N, C); forward gives what they add to the stream together.
 
     Two forms of one function. One by one, as published: ``sum_k drop_path(scale(norm_branch(F_k(norm_k(x)))))``.
-    Fused: statistics, first maps, heads or hidden layers, and last maps of all branches computed together (fold.py).
+    Fused: statistics, first maps, heads or hidden layers, and last maps of all branches computed together (joint.py).
     ``fuse`` None takes the faster one, True the fused one wherever it is defined, False never.
 
     The fused form is defined for LayerNorm and RMSNorm before plain attention or a plain MLP: without norms inside or

@@ -86,9 +86,7 @@ class _Lab:
     def cells(self, kind: Kind, batch: int, macs: Mapping[str, int], budget_s: float) -> list[dict[str, Any]]:
         """One row for each model that can do this kind of work."""
         make = self._inference if kind == "inference" else self._training
-        able = [
-            n for n, m in self.models.items() if kind == "inference" or any(p.requires_grad for p in m.parameters())
-        ]
+        able = [name for name, model in self.models.items() if kind == "inference" or _learns(model)]
         if not able:
             return []
         calls: dict[str, Work] = {name: make(self.models[name], batch) for name in able}

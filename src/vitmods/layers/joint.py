@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .drop import DropPath, LayerScale
-from .lean import _compute_dtype
+from .lean import compute_dtype
 from .norms import LayerNorm, RMSNorm, rms_norm
 from .norms.contract import widen
 from .norms.separable import without_autocast
@@ -102,7 +102,7 @@ def alike(parts: Sequence[Part]) -> bool:
 
 def fold(parts: Sequence[Part], leading: int, x: Tensor) -> JointMaps:
     """The joint maps for tokens x; ``leading`` is how many equal pieces the first map's rows have (3: q, k and v)."""
-    dtype, norm = _compute_dtype(x), parts[0].norm
+    dtype, norm = compute_dtype(x), parts[0].norm
     with without_autocast(x):
         first = torch.stack([widen(p.first.weight).unflatten(0, (leading, -1)) for p in parts], 1)
         if norm.weight is not None:
@@ -187,7 +187,7 @@ class KeptMaps:
         if len(self._counted) < len(self._places):
             return None
         versions = [p._version for p in self._counted] + [p.data_ptr() for p in self._counted]
-        types = x.dtype, _compute_dtype(x)
+        types = x.dtype, compute_dtype(x)
         if versions != self._versions or types != self._types or self._maps is None:
             assert self.parts is not None
             self._versions, self._types = versions, types
