@@ -77,6 +77,11 @@ def test_safetensors_are_read_back_with_their_config(tmp_path):
     assert "none missing" in str(adapters.coverage(tmp_path / "m.safetensors"))
 
 
+@pytest.mark.parametrize("arm", ARMS.values(), ids=ARMS)
+def test_every_change_goes_through_safetensors(arm, tmp_path):
+    assert vm.export(small(arm), tmp_path / "m.safetensors") == 0
+
+
 def test_a_trial_folder_is_read(tmp_path):
     import json
 
