@@ -6,13 +6,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..layers.linear import onednn_fits
+
 
 class PackedLinear(nn.Linear):
     """A linear map (..., in) -> (..., out) for inference on a CPU, optionally with the GELU that follows it.
 
     oneDNN, which PyTorch ships, wants the weights in blocks: they are laid out so once and kept beside the weights
-    themselves, and made anew when those change. Without gradients, in float32 or bfloat16, the product then runs on
-    that copy; in all other cases, and while compiling or exporting, this is ``F.linear`` with ``F.gelu``.
+    themselves, and made anew when those change (writes through ``.data`` leave no trace and are not seen). Without
+    gradients, in float32 or bfloat16, the product then runs on that copy; in all other cases, and while compiling or
+    exporting, this is ``F.linear`` with ``F.gelu``.
     """
 
     gelu: str | None = None
@@ -51,8 +54,6 @@ class PackedLinear(nn.Linear):
 
 
 def _fits(x: Tensor, weight: Tensor) -> bool:
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+    if x.dtype != weight.dtype or not onednn_fits(x, torch.float32, torch.bfloat16):
         return False
-    plain = x.device.type == "cpu" and type(x) is Tensor and x.dtype == weight.dtype
-    known = x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return bool(plain and known and torch.backends.mkldnn.enabled and hasattr(torch.ops.mkldnn, "_linear_pointwise"))
+    return x.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
