@@ -135,6 +135,7 @@ def test_the_table():
         ("layer_scale", "no parameters with the role layer_scale; it has"),
         (lambda role: False, "Nothing would be trained"),
         ("", "There is no role ''"),
+        (3, "not 3"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_and_nothing_is_frozen(what, words):

@@ -136,6 +136,11 @@ def test_an_unknown_unit():
         attention_distance(build(), pictures(), "miles")
 
 
+def test_no_pictures():
+    with pytest.raises(UserError, match="at least one"):
+        attention_distance(build(), pictures()[:0])
+
+
 def test_figure(tmp_path):
     """A dot for each head of each layer, a line for each model, and a file."""
     base, changed = build(), build("dtn(blocks=2)")

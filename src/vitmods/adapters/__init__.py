@@ -5,8 +5,9 @@ every tensor. ``vitmods.apply`` and ``vitmods.diff`` take all these model object
 any other transformer new norms, and ``norm_sites`` lists those that it has.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from vitmods.lazy import lazy_names
 
 _HOME = {
     "open_checkpoint": "named",
@@ -43,12 +44,4 @@ if TYPE_CHECKING:
     from .torchvision import from_torchvision as from_torchvision
     from .torchvision import to_torchvision as to_torchvision
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f".{_HOME[name]}", __name__), name)
-    raise AttributeError(f"module 'vitmods.adapters' has no attribute '{name}'")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -1,7 +1,8 @@
 """Fine-tuning: which parts are trained, what is kept of a task, and many tasks on one backbone. Imports when used."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from vitmods.lazy import lazy_names
 
 _HOME = {
     "MultiTask": "multitask",
@@ -26,12 +27,4 @@ if TYPE_CHECKING:
     from .roles import ROLES as ROLES
     from .roles import parameter_roles as parameter_roles
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f".{_HOME[name]}", __name__), name)
-    raise AttributeError(f"module 'vitmods.finetune' has no attribute '{name}'")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

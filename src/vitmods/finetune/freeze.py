@@ -80,6 +80,10 @@ def _chosen(what: str | Callable[[str], bool], there: set[str]) -> set[str]:
         if not chosen:
             raise UserError(f"Nothing would be trained: the function says no to all of {', '.join(sorted(there))}.")
         return chosen
+    if not isinstance(what, str):
+        raise UserError(
+            f"What is trained is named by roles, as 'attention+norms', or chosen by a function, not {what!r}."
+        )
     named, along = chosen_roles(what)
     missing = sorted(named - there)
     if missing and named != set(ROLES):

@@ -40,8 +40,11 @@ def attention_distance(model: nn.Module, images: Tensor, unit: Unit = "patches")
     in its mode. Class and register tokens have no place: they are left out, as queries and as what patch tokens read,
     and what is left of a patch token's weights is scaled to sum to 1. Distances are in sides of a patch or in pixels.
 
-    Works picture by picture, so that it holds H N^2 weights at a time.
+    Works picture by picture, so that it holds H N^2 weights at a time. Raises UserError without a picture, and for a
+    model that is folded or compiled.
     """
+    if not len(images):
+        raise UserError("The distance is a mean over pictures, and none is given: give at least one.")
     vit, found = as_vit(model), dict[str, Tensor]()
     spacing = _spacing(vit, unit)
     attentions = {name: module for name, module in vit.named_modules() if isinstance(module, Attention)}
