@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from vitmods.errors import UserError, nearest
-from vitmods.finetune.roles import chosen_roles
+from vitmods.recipes.check import check
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,8 @@ class Recipe:
 
     epochs: int = 30
     """passes over the training pictures"""
+    steps: int | None = None
+    """optimiser steps; None: those of `epochs`"""
     batch_size: int = 64
     """pictures per optimiser step"""
     accumulate: int = 1
@@ -25,10 +27,16 @@ class Recipe:
 
     train: str = "all"
     """what is trained, the rest is frozen: attention, ffn, norms, head or other roles joined by + (docs/finetune.md)"""
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    """Adam with decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101), or SGD with momentum"""
+    optimizer: Literal["adamw", "sgd", "lamb"] = "adamw"
+    """Adam with decoupled weight decay (arXiv:1711.05101), SGD with momentum, or LAMB (arXiv:1904.00962)"""
+    moment: Literal["float32", "bfloat16"] = "float32"
+    """how Adam's mean of gradients, or the momentum of SGD, is stored"""
     lr: float = 1e-3
     """highest learning rate"""
+    lr_batch: int | None = None
+    """the batch size that `lr` and `min_lr` are for: they are multiplied by batch_size / lr_batch; None: as given"""
+    layer_decay: float | None = None
+    """each block learns at this share of the rate of the one above it, stem and positions below all; None: alike"""
     weight_decay: float = 0.05
     """decay per step is lr * weight_decay (PyTorch's convention); not on biases, norms, position or tokens"""
     beta1: float = 0.9
@@ -39,17 +47,35 @@ class Recipe:
     """of SGD"""
     adam_eps: float = 1e-8
     """added to the root in Adam's denominator"""
+    schedule: Literal["cosine", "linear", "rsqrt", "epoch_cosine"] = "cosine"
+    """how the rate falls: by half a cosine, by a line, as 1 / sqrt(step), or by the cosine once an epoch as in DeiT"""
     warmup_epochs: float | None = None
-    """epochs of linear warm-up from 0; None: a tenth of `epochs`, at most 5"""
+    """epochs of linear warm-up; None: a tenth of `epochs`, at most 5"""
+    warmup_steps: int | None = None
+    """the same in steps; None: by `warmup_epochs`"""
+    warmup_lr: float = 0.0
+    """learning rate that the warm-up begins with"""
     min_lr: float = 0.0
-    """learning rate that the cosine ends at"""
+    """learning rate that the schedule ends at"""
     clip_norm: float | None = 1.0
     """largest global gradient norm; None: no clipping"""
     ema: float | None = None
     """decay of the moving average of weights, which is then what is evaluated; None: no average"""
 
-    loss: Literal["softmax", "sigmoid"] = "softmax"
-    """cross-entropy over classes, or binary cross-entropy summed over classes"""
+    dropout: float | None = None
+    """of the model, after positions, attention and both layers of the MLP; None: as the model has it"""
+    drop_path: float | None = None
+    """rate of stochastic depth (arXiv:1603.09382) in the last block; None: as the model has it"""
+    drop_path_shape: Literal["linear", "constant"] | None = None
+    """whether that rate grows with depth from 0, or is every block's; None: as the model has it"""
+    init: Literal["timm", "big_vision"] | None = None
+    """whose initial weights; None: as the model has it"""
+    head_bias: float | None = None
+    """initial bias of the head; None: as the model has it"""
+
+    loss: Literal["softmax", "sigmoid", "bce"] = "softmax"
+    """cross-entropy over classes; binary cross-entropy summed over classes; or its mean, where every class that a mixed
+    picture holds counts as whole (arXiv:2110.00476)"""
     label_smoothing: float = 0.0
     """share of each target that is spread evenly over all classes"""
 
@@ -61,8 +87,17 @@ class Recipe:
     """aspect (width over height) of a random_resized crop"""
     flip: float = 0.5
     """probability of a left-right flip"""
-    randaugment: tuple[int, int] | None = None
-    """RandAugment (arXiv:1909.13719): operations per picture, magnitude from 0 to 30"""
+    resample: Literal["bicubic", "bilinear", "big_vision"] = "bicubic"
+    """how pictures are resized, with antialiasing; or as in big_vision, bilinear without, and by areas to evaluate"""
+    repeats: int = 1
+    """views of a picture in an epoch, which then has so many times fewer pictures (arXiv:1901.09335)"""
+    randaugment: tuple[int, float] | None = None
+    """RandAugment (arXiv:1909.13719): operations per picture, magnitude"""
+    randaugment_space: Literal["torchvision", "big_vision", "timm"] = "torchvision"
+    """whose operations: torchvision's (magnitude 0 to 30), big_vision's (10 is its scale, more is stronger), or timm's
+    increasing ones (0 to 10), each of which is done with probability 0.5"""
+    randaugment_noise: float = 0.0
+    """standard deviation of the magnitude, of timm's operations alone"""
     erasing: float = 0.0
     """probability of erasing a random rectangle (arXiv:1708.04896)"""
     mixup: float = 0.0
@@ -80,42 +115,7 @@ class Recipe:
     """float32 throughout, or float32 weights with bfloat16 arithmetic"""
 
     def __post_init__(self) -> None:
-        self.validate()
-
-    def validate(self) -> None:
-        """Raise UserError if a value is out of its range."""
-        for name, low, high in _RANGES:
-            _check_range(name, getattr(self, name), low, high)
-        for name in ("epochs", "batch_size", "accumulate"):
-            if not isinstance(getattr(self, name), int):
-                raise UserError(f"recipe: {name} must be a whole number, not {getattr(self, name)!r}.")
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise UserError(f"recipe: {name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}.")
-        try:
-            chosen_roles(self.train)
-        except UserError as error:
-            raise UserError(f"recipe: train: {error}") from None
-        for name in ("crop_scale", "crop_ratio"):
-            low, high = getattr(self, name)
-            if not 0 < low <= high:
-                raise UserError(f"recipe: {name} must be two increasing numbers above 0, not {getattr(self, name)}.")
-        if self.crop_scale[1] > 1:
-            raise UserError(f"recipe: crop_scale is a share of the picture, at most 1, not {self.crop_scale}.")
-        for name in ("mean", "std"):
-            if len(getattr(self, name)) not in (1, 3):
-                raise UserError(f"recipe: {name} must be one number, or three for RGB, not {getattr(self, name)}.")
-        if min(self.std) <= 0:
-            raise UserError(f"recipe: std must be above 0, not {self.std}.")
-        if self.randaugment is not None and not (self.randaugment[0] >= 1 and 0 <= self.randaugment[1] <= 30):
-            raise UserError(f"recipe: randaugment is (operations >= 1, magnitude 0 to 30), not {self.randaugment}.")
-        if self.warmup_epochs is not None and self.warmup_epochs >= self.epochs:
-            raise UserError(
-                f"recipe: warmup_epochs={self.warmup_epochs:g} leaves nothing of epochs={self.epochs}; give a smaller "
-                "warmup_epochs, or none for a tenth of the epochs."
-            )
-        if self.min_lr > self.lr:
-            raise UserError(f"recipe: min_lr={self.min_lr:g} is above lr={self.lr:g}.")
+        check(self)
 
     @property
     def resolved_warmup_epochs(self) -> float:
@@ -147,42 +147,6 @@ class Recipe:
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """The recipe that `to_dict` described; fields that are missing keep their defaults, unknown ones raise."""
         return cls().with_(**values)
-
-
-_RANGES: tuple[tuple[str, float, float], ...] = (
-    ("epochs", 1, float("inf")),
-    ("batch_size", 1, float("inf")),
-    ("accumulate", 1, float("inf")),
-    ("lr", 0, float("inf")),
-    ("weight_decay", 0, float("inf")),
-    ("beta1", 0, 0.999999),
-    ("beta2", 0, 0.999999),
-    ("momentum", 0, 0.999999),
-    ("adam_eps", 0, 1),
-    ("warmup_epochs", 0, float("inf")),
-    ("min_lr", 0, float("inf")),
-    ("clip_norm", 1e-12, float("inf")),
-    ("ema", 0, 0.9999999),
-    ("label_smoothing", 0, 1),
-    ("flip", 0, 1),
-    ("erasing", 0, 1),
-    ("mixup", 0, float("inf")),
-    ("cutmix", 0, float("inf")),
-    ("eval_crop", 0.05, 1),
-)
-_CHOICES = {
-    "optimizer": ("adamw", "sgd"),
-    "loss": ("softmax", "sigmoid"),
-    "crop": ("none", "pad", "random_resized"),
-    "precision": ("32-true", "bf16-mixed"),
-}
-
-
-def _check_range(name: str, value: float | None, low: float, high: float) -> None:
-    if value is None or low <= value <= high:
-        return
-    bound = f"at least {low:g}" if high == float("inf") else f"from {low:g} to {high:g}"
-    raise UserError(f"recipe: {name} must be {bound}, not {value!r}.")
 
 
 def _tupled(value: Any) -> Any:
