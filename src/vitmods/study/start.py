@@ -11,6 +11,7 @@ from vitmods.adapters import load, open_checkpoint
 from vitmods.config import ViTConfig
 from vitmods.errors import UserError
 from vitmods.finetune.delta import fingerprint
+from vitmods.study.checkpoints import checkpoint_of
 from vitmods.vit import Resampling, ViT
 
 
@@ -26,26 +27,27 @@ def open_trial(folder: Path) -> ViT:
 
 @dataclass(frozen=True)
 class Start:
-    """A checkpoint as part of a study: where it was found, what it held, and how positions become those of another
-    resolution."""
+    """A checkpoint as part of a study: where it was found, what it held (None: not asked), and how positions become
+    those of another resolution. A folder of seed0, seed1, ... holds one for each seed."""
 
     source: str
-    fingerprint: str
+    fingerprint: str | None
     positions: Resampling = "bicubic"
 
     @classmethod
     def of(cls, source: str, positions: Resampling = "bicubic") -> tuple[Start, ViTConfig]:
         """The checkpoint and its config. Raises UserError as `open_checkpoint` does."""
-        model = open_checkpoint(source)
-        return cls(source, fingerprint(model), positions), model.config
+        found = checkpoint_of(source)
+        model = open_checkpoint(found)
+        return cls(source, fingerprint(model) if found == source else None, positions), model.config
 
     def build(self, config: ViTConfig, seed: int) -> ViT:
         """Its model with the pictures and classes of `config`: positions resampled, a new head drawn from the seed.
 
         Raises UserError if it no longer holds the same weights, or reads other channels.
         """
-        model = open_checkpoint(self.source)
-        if fingerprint(model) != self.fingerprint:
+        model = open_checkpoint(checkpoint_of(self.source, seed))
+        if self.fingerprint is not None and fingerprint(model) != self.fingerprint:
             raise UserError(f"{self.source} no longer holds the weights that this began with.")
         if config.in_chans != model.config.in_chans:
             raise UserError(

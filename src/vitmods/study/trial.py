@@ -64,9 +64,12 @@ def build_model(config: ViTConfig, arm: Arm, seed: int, start: Mapping[str, Any]
 
     Base is initialised from the seed, or has the weights of `start` (the fields of a `Start`) and a head from the seed,
     and is then changed; so every arm starts from base's own weights wherever shapes allow, and parameters that a change
-    adds are drawn from the same seed.
+    adds are drawn from the same seed. An arm with weights of its own has those, changed already.
     """
     torch.manual_seed(seed)
+    if arm.start is not None:
+        assert start is not None, "an arm has weights of its own only where base has"
+        return Start(arm.start, None, start["positions"]).build(config, seed)
     base = Start(**start).build(config, seed) if start else vit(config)
     if not arm.changes:
         return base
@@ -123,7 +126,7 @@ class TrialRunner:
         start = self.settings.fixed.get("start")
         model = build_model(base_config(self.settings, pictures.num_classes), trial.arm, trial.seed, start)
         told = {"arm": trial.arm.name, "changes": trial.arm.short, "pictures": picture_settings(self.settings.fixed)}
-        told |= {"start": start} if start else {}
+        told |= {"start": {**start, "arm": trial.arm.start} if trial.arm.start else start} if start else {}
         return train_trial(
             model,
             task_of(recipe),
