@@ -56,12 +56,11 @@ class Branches(nn.ModuleList):
     @property
     def keeps_less(self) -> bool:
         """Whether the branches are to keep less for backward than the fused form does."""
-        mlps = (module for module in self.modules() if isinstance(module, Mlp))
-        return self.lean or any(map(lean.is_recomputed, mlps))
+        return self.lean
 
     def maps(self, x: Tensor) -> JointMaps | None:
         """The joint maps if the tokens x go through the fused form here and now."""
-        if self.fuse is False or (self.keeps_less and torch.is_grad_enabled()):
+        if self.fuse is False or (torch.is_grad_enabled() and self.keeps_less):
             return None
         if torch.compiler.is_compiling():
             parts = self.parts if self.fuse else None
@@ -147,6 +146,11 @@ class MlpBranches(Branches):
         if mlp.training and (mlp.drop1.p or mlp.drop2.p):
             return None
         return Part(branch.norm, mlp.fc1, mlp.fc2, branch.ls, branch.drop_path, mlp.act.approximate)
+
+    @property
+    def keeps_less(self) -> bool:
+        branches: list[Any] = list(self)
+        return self.lean or any(isinstance(b.mlp, Mlp) and lean.is_recomputed(b.mlp) for b in branches)
 
     def forward(self, x: Tensor, mean: bool = False) -> Tensor:
         """(B, N, C) -> (B, N, C), or with ``mean`` the mean over tokens (B, 1, C), taken before the last maps."""
