@@ -33,9 +33,9 @@ class Branches(nn.ModuleList):
     The fused form is defined for LayerNorm and RMSNorm before plain attention or a plain MLP: without norms inside or
     behind them or of queries and keys, head scales, positions, masks, and dropout other than drop path. All else runs
     one by one, and so do branches to a part of which a hook listens. In evaluation, and where all branches are frozen,
-    the folded weights are kept until a parameter changes. In training they are folded anew in every step, which pays for
-    batches of some size on a CPU; for smaller ones, and in compiled graphs, which keep nothing, branches run one by one
-    unless ``fuse`` is True.
+    the folded weights are kept until a parameter changes. In training they are folded anew in every step, which pays
+    for batches of some size on a CPU; for smaller ones, and in compiled graphs, which keep nothing, branches run one by
+    one unless ``fuse`` is True.
     """
 
     leading = 1
