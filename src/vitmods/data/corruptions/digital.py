@@ -1,10 +1,12 @@
 """Contrast, saturation, elastic transform, pixelation and JPEG."""
 
 import io
+from collections.abc import Callable
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 from vitmods.data.corruptions.draws import Draws
@@ -18,7 +20,7 @@ def contrast(pictures: Tensor, strength: Strength, draws: Draws) -> Tensor:
     (kept,) = strength
     pixels = pictures.shape[-2] * pictures.shape[-1]
     means = pictures.sum((2, 3), keepdim=True).double() / (255 * pixels)  # summed as integers: exact in any order
-    return levels((unit(pictures) - means) * kept + means)
+    return levels(unit(pictures).sub_(means).mul_(kept).add_(means))
 
 
 def saturate(pictures: Tensor, strength: Strength, draws: Draws) -> Tensor:
@@ -68,53 +70,33 @@ def _sample(values: Tensor, places: Tensor, *, edge_repeated: bool) -> Tensor:
 
 
 def pixelate(pictures: Tensor, strength: Strength, draws: Draws) -> Tensor:
-    """Shrunk to `part` of its sides by averaging boxes, then enlarged again."""
+    """Shrunk to `part` of its sides by averaging boxes, then enlarged again, both by Pillow."""
     (part,) = strength
     height, width = pictures.shape[-2:]
-    return box_resize(box_resize(pictures, int(height * part), int(width * part)), height, width)
+    small = (int(width * part), int(height * part))
 
+    def change(image: Image.Image) -> Image.Image:
+        box = Image.Resampling.BOX
+        return image.resize(small, box).resize((width, height), box)
 
-def box_resize(pictures: Tensor, height: int, width: int) -> Tensor:
-    """uint8 (B, C, H', W') -> (B, C, H, W) with a box filter, along rows first, each pass rounded: Pillow's BOX."""
-    across = _box_matrix(pictures.shape[-1], width)
-    down = _box_matrix(pictures.shape[-2], height)
-    narrowed = _fixed_point(pictures.double() @ across.T)
-    return _fixed_point(down @ narrowed).to(torch.uint8)
-
-
-_FIXED = 2**22  # Pillow's weights are whole numbers of this part
-
-
-def _box_matrix(old: int, new: int) -> Tensor:
-    """(new, old): weights of the averages, in Pillow's fixed point: whole numbers, exact in float64."""
-    scale = old / new
-    reach = max(scale, 1.0) / 2
-    centres = (torch.arange(new).double() + 0.5) * scale
-    first = (centres - reach + 0.5).long().clamp(min=0)[:, None]
-    last = (centres + reach + 0.5).long().clamp(max=old)[:, None]
-    pixel = torch.arange(old)
-    place = (pixel - centres[:, None] + 0.5) / max(scale, 1.0)
-    inside = (pixel >= first) & (pixel < last) & (place > -0.5) & (place <= 0.5)
-    return (inside.double() / inside.sum(1, keepdim=True) * _FIXED).add(0.5).floor()
-
-
-def _fixed_point(sums: Tensor) -> Tensor:
-    return sums.add(_FIXED // 2).div(_FIXED).floor()
+    return _by_pillow(pictures, change)
 
 
 def jpeg_compression(pictures: Tensor, strength: Strength, draws: Draws) -> Tensor:
     """Written as a JPEG file of this quality by Pillow, and read again."""
-    quality = int(strength[0])
-    return torch.stack([_through_jpeg(picture, quality) for picture in pictures])
+    (quality,) = strength
+
+    def change(image: Image.Image) -> Image.Image:
+        file = io.BytesIO()
+        image.save(file, "JPEG", quality=int(quality))
+        return Image.open(file)
+
+    return _by_pillow(pictures, change)
 
 
-def _through_jpeg(picture: Tensor, quality: int) -> Tensor:
-    from PIL import Image
-
-    grey = len(picture) == 1
-    file = io.BytesIO()
-    Image.fromarray(picture[0].numpy() if grey else picture.permute(1, 2, 0).numpy()).save(
-        file, "JPEG", quality=quality
-    )
-    pixels = torch.from_numpy(np.array(Image.open(file)))
-    return pixels[None] if grey else pixels.permute(2, 0, 1)
+def _by_pillow(pictures: Tensor, change: Callable[[Image.Image], Image.Image]) -> Tensor:
+    """Each picture goes to Pillow, (H, W, 3) or (H, W), and comes back."""
+    grey = pictures.shape[1] == 1
+    stacked = (pictures[:, 0] if grey else pictures.permute(0, 2, 3, 1)).contiguous().numpy()
+    changed = torch.from_numpy(np.stack([np.asarray(change(Image.fromarray(picture))) for picture in stacked]))
+    return changed[:, None] if grey else changed.permute(0, 3, 1, 2).contiguous()

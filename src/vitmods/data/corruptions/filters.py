@@ -20,8 +20,8 @@ def unit(pictures: Tensor) -> Tensor:
 
 def levels(values: Tensor) -> Tensor:
     """0..1 -> uint8, clipped and cut (not rounded), as the published scripts do. A value that is a whole level but for
-    its last digits counts as that level."""
-    return values.clamp(0, 1).mul_(255).add_(_LAST_DIGITS).to(torch.uint8)
+    its last digits counts as that level. `values` serve as working memory."""
+    return values.mul_(255).add_(_LAST_DIGITS).clamp_(0, 255).to(torch.uint8)
 
 
 def grey(values: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from vitmods.data.corruptions.draws import Draws
@@ -28,7 +29,7 @@ def frost(pictures: Tensor, strength: Strength, draws: Draws, folder: Path) -> T
     cut = torch.stack(
         [_cut(textures[w], corner, pictures.shape[-2:]) for w, corner in zip(which, corners, strict=True)]
     )
-    return levels(unit(pictures) * kept + unit(cut) * laid)
+    return levels(unit(pictures).mul_(kept).add_(unit(cut).mul_(laid)))
 
 
 def texture_folder(folder: Path | None) -> Path:
@@ -61,8 +62,6 @@ def _read(folder: Path, scale: float, shape: tuple[int, int, int]) -> tuple[Tens
 
 
 def _decoded(path: Path) -> Tensor:
-    from PIL import Image, UnidentifiedImageError
-
     try:
         with Image.open(path) as file:
             return torch.from_numpy(np.array(file.convert("RGB"))).permute(2, 0, 1)

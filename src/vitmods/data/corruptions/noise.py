@@ -10,14 +10,14 @@ from vitmods.data.corruptions.tables import Strength
 def gaussian_noise(pictures: Tensor, strength: Strength, draws: Draws) -> Tensor:
     """x + N(0, std)."""
     (std,) = strength
-    return levels(unit(pictures) + draws.normal(*pictures.shape[1:]) * std)
+    return levels(draws.normal(*pictures.shape[1:]).mul_(std).add_(unit(pictures)))
 
 
 def speckle_noise(pictures: Tensor, strength: Strength, draws: Draws) -> Tensor:
     """x + x N(0, std): bright pixels suffer more."""
     (std,) = strength
     values = unit(pictures)
-    return levels(values + values * (draws.normal(*pictures.shape[1:]) * std))
+    return levels(draws.normal(*pictures.shape[1:]).mul_(std).mul_(values).add_(values))
 
 
 def shot_noise(pictures: Tensor, strength: Strength, draws: Draws) -> Tensor:
@@ -30,4 +30,6 @@ def impulse_noise(pictures: Tensor, strength: Strength, draws: Draws) -> Tensor:
     """A part `amount` of the values becomes 0 or 255, either alike."""
     (amount,) = strength
     chance = draws.uniform(*pictures.shape[1:])
-    return pictures.masked_fill(chance < amount, 255).masked_fill_(chance < amount / 2, 0)
+    kept = chance >= amount
+    white = (chance >= amount / 2) & ~kept
+    return pictures * kept + white.byte() * 255
