@@ -25,7 +25,7 @@ class Recorded(Draws):
         self.drawn = []
 
     def _keep(self, numbers):
-        self.drawn.append(numbers)
+        self.drawn.append(numbers.clone())  # corruptions may work in place
         return numbers
 
     def normal(self, *shape):
