@@ -38,6 +38,7 @@ class Stream(IntEnum):
     MIX_LAMBDA = 16
     MIX_TOP = 17
     MIX_LEFT = 18
+    CORRUPTION = 64  # what is not training starts here
 
 
 def bits(seed: int, stream: Stream, *counters: Counter) -> NDArray[np.uint64]:
