@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,7 +14,7 @@ from vitmods.config import ViTConfig
 from vitmods.errors import UserError
 from vitmods.finetune.delta import fingerprint
 from vitmods.study.checkpoints import checkpoint_of
-from vitmods.vit import Resampling, ViT
+from vitmods.vit import Resampling, ViT, vit
 
 
 def open_trial(folder: Path) -> ViT:
@@ -41,9 +43,10 @@ class Start:
         model = open_checkpoint(found)
         return cls(source, fingerprint(model) if found == source else None, positions), model.config
 
-    def build(self, config: ViTConfig, seed: int) -> ViT:
+    def build(self, config: ViTConfig, seed: int, settings: Mapping[str, Any] | None = None) -> ViT:
         """Its model with the pictures and classes of `config`: positions resampled, a new head drawn from the seed.
 
+        `settings` are fields of its config that training alone reads: dropout, drop path, how the head is initialised.
         Raises UserError if it no longer holds the same weights, or reads other channels.
         """
         model = open_checkpoint(checkpoint_of(self.source, seed))
@@ -53,7 +56,19 @@ class Start:
             raise UserError(
                 f"{self.source} reads {model.config.in_chans} channels, not {config.in_chans}: set in_chans to that."
             )
+        model = _with_settings(model, settings or {})
         torch.manual_seed(seed)
         model.set_input_size(config.img_size, positions=self.positions)
         model.reset_classifier(config.num_classes)
         return model
+
+
+def _with_settings(model: ViT, settings: Mapping[str, Any]) -> ViT:
+    """The same weights in a model with these settings."""
+    config = model.config.with_(**settings)
+    if config == model.config:
+        return model
+    built = vit(config)
+    built.load_state_dict(model.state_dict())
+    built.changes, built.pretrained_cfg = model.changes, model.pretrained_cfg
+    return built
