@@ -5,9 +5,9 @@
 32 px: pad and crop, flip, normalise, as CIFAR-10 is trained, from arrays in memory (and with what a recipe can add).
 224 px: random resized crop, flip, normalise, from JPEG files (made ones of 375 x 500, and 96 from below FOLDER), ours
 also from the store, which decodes each once. Factors are over the fastest of torchvision's and timm's loaders that read
-with PIL; torchvision's own decoder is shown too, which is deprecated since 0.29. Goals: at least 7 times torchvision's
-CIFAR loader, with mixing too; at 224 px as fast as the fastest from JPEG and 3.5 times that from the store; loading below
-5 % of a training step.
+with PIL; torchvision's own decoder is shown too, which is deprecated since 0.29.
+Goals: at least 7 times torchvision's CIFAR loader, with mixing too; at 224 px as fast as the fastest from JPEG and 3.5
+times that from the store; loading below 5 % of a training step.
 """
 
 import argparse

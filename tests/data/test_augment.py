@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.transforms.v2 import functional as F
 
+from vitmods.data import augment
 from vitmods.data.augment import erase, flip, normalise, pad_crop, resized_crop
 from vitmods.data.geometry import Geometry
 from vitmods.data.resize import resize
@@ -36,8 +37,10 @@ def test_flip_is_torchvisions() -> None:
         assert torch.equal(ours[i], F.horizontal_flip(batch[i]) if which[i] else batch[i])
 
 
-def test_normalise_is_torchvisions_to_the_bit() -> None:
-    batch = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16).expand(2, 3, 16, 16)
+@pytest.mark.parametrize("in_cache", [1, 3 * 16 * 16 * 2, 10**6])
+def test_normalise_is_torchvisions_to_the_bit(in_cache: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(augment, "IN_CACHE", in_cache)
+    batch = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16).expand(5, 3, 16, 16)
     mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
     ours = normalise(batch, torch.tensor(mean).view(3, 1, 1), torch.tensor(std).view(3, 1, 1))
     assert torch.equal(ours, F.normalize(F.to_dtype(batch, torch.float32, scale=True), mean, std))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from vitmods.data.inception import inception_boxes
 
@@ -45,6 +46,19 @@ def test_area_and_aspect_are_in_their_ranges() -> None:
     assert (box_h * box_w >= 0.2 * 400 * 300).all()
     assert (box_h * box_w <= 0.3 * 400 * 300).all()
     assert (np.abs(np.log(box_w / box_h) - np.log(RATIO).mean()) <= np.log(RATIO[1] / RATIO[0]) / 2 + 0.02).all()
+
+
+def test_the_aspect_is_uniform_itself() -> None:
+    _, _, box_h, box_w = boxes(4000, 900, 900, scale=(0.01, 0.02), ratio=(0.25, 4.0)).T
+    assert stats.kstest(box_w / box_h, stats.uniform(0.25, 3.75).cdf).statistic < 0.03
+
+
+def test_the_last_row_and_column_are_left_to_boxes_that_span_the_picture() -> None:
+    top, left, box_h, box_w = boxes(4000, 30, 20).T
+    assert ((top + box_h < 30) | (box_h == 30)).all()
+    assert ((left + box_w < 20) | (box_w == 20)).all()
+    assert (top + box_h == 29).any()
+    assert (box_h == 30).any() or (box_w == 20).any()
 
 
 def test_the_whole_picture_where_no_box_fits() -> None:

@@ -106,6 +106,10 @@ def _check_pictures(recipe: Recipe) -> None:
             f"recipe: randaugment is (operations >= 1, magnitude 0 to {strongest}) with the operations of "
             f"{recipe.randaugment_space}, not {recipe.randaugment}."
         )
+    if recipe.randaugment is not None and recipe.randaugment_noise > 0 and recipe.randaugment_space != "timm":
+        raise UserError(
+            "recipe: randaugment_noise is for the operations of timm alone: set it to 0, or randaugment_space to timm."
+        )
 
 
 def _check_schedule(recipe: Recipe) -> None:
