@@ -1,7 +1,7 @@
 """PictureSet: pictures ready for training and evaluation."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -97,7 +97,10 @@ class PictureSet:
             members = train.labels == label
             rank[members] = np.arange(members.sum())
         chosen = np.lexsort((train.labels, rank))[:n]
-        pictures = [np.broadcast_to(p, (3, *p.shape[1:])) for p in (train.store.picture(int(i)) for i in chosen)]
+        stored = [train.store.picture(int(i)) for i in chosen]
+        if not train.geometry.shrink:  # originals may be large, and are shown small
+            stored = [replace(train.geometry, shrink=True).store(picture) for picture in stored]
+        pictures = [np.broadcast_to(p, (3, *p.shape[1:])) for p in stored]
         shown = [np.ascontiguousarray(p.transpose(1, 2, 0)) for p in pictures]
         return [(self.classes[train.labels[i]], p) for i, p in zip(chosen, shown, strict=True)]
 
