@@ -1,4 +1,4 @@
-"""Metrics over a whole split, exact for every picture."""
+"""What is measured of a trained model: accuracy, calibration, few-shot transfer, robustness."""
 
 from vitmods.evals.top1 import top1
 

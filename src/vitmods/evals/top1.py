@@ -38,7 +38,7 @@ def top1(
     totals: list[Tensor] = []
     for batch in batches:
         logits = model(batch.images).float()
-        ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices == batch.targets[:, None]
+        ranked = first_five(logits) == batch.targets[:, None]
         totals.append(torch.stack([ranked[:, 0].sum(), ranked.sum(), loss(logits, batch.targets).sum()]))
         pictures += len(batch.targets)
     if pictures == 0:
@@ -46,3 +46,8 @@ def top1(
     columns: list[list[Any]] = torch.stack(totals).T.tolist()
     first, five, total_loss = (math.fsum(column) / pictures for column in columns)
     return {"top1": first, "top5": five, "loss": total_loss}
+
+
+def first_five(logits: Tensor) -> Tensor:
+    """The five largest classes of logits (B, K), or all where there are fewer: (B, min(5, K))."""
+    return logits.topk(min(5, logits.shape[1]), dim=1).indices

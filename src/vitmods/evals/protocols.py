@@ -1,0 +1,105 @@
+"""The protocols by name, the metrics that they give, and running several on one model."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from vitmods.errors import UserError, nearest
+from vitmods.evals import accuracy
+from vitmods.evals.findings import Findings
+from vitmods.evals.metrics import Metric
+from vitmods.evals.options import Options
+from vitmods.evals.subject import Subject
+
+if TYPE_CHECKING:
+    from vitmods.data import PictureSet
+
+
+def _any_pictures(pictures: "PictureSet", split: str, options: Options) -> None:
+    """Nothing is asked of them."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One way of measuring: what it is in words, its metrics, what it does, and what it asks of the pictures.
+
+    `check` raises UserError where the pictures or the options do not allow it; it looks at no pixel.
+    """
+
+    name: str
+    title: str
+    metrics: tuple[Metric, ...]
+    run: Callable[[Subject], Findings]
+    check: Callable[["PictureSet", str, Options], None] = _any_pictures
+
+
+PROTOCOLS: dict[str, Protocol] = {
+    protocol.name: protocol
+    for protocol in (Protocol("top1", "accuracy on the split", accuracy.METRICS, accuracy.accuracy),)
+}
+
+METRICS: dict[str, Metric] = {metric.name: metric for protocol in PROTOCOLS.values() for metric in protocol.metrics}
+
+
+def metric_named(name: str) -> Metric:
+    """The metric of that name; UserError with the nearest where there is none."""
+    if name not in METRICS:
+        raise UserError(f"There is no metric {name!r}. {nearest(name, METRICS)}")
+    return METRICS[name]
+
+
+def check_protocols(
+    pictures: "PictureSet", names: Iterable[str], *, split: str, options: Options | None = None
+) -> None:
+    """Raise UserError, before long work, where `run_protocols` could not give what is asked.
+
+    That is: an unknown protocol (the nearest is named), a split that is missing, or pictures and options that a
+    protocol cannot use.
+    """
+    if split not in pictures.summary()["splits"]:
+        raise UserError(f'There is no split "{split}"; this set has {", ".join(pictures.summary()["splits"])}.')
+    for name in names:
+        if name not in PROTOCOLS:
+            raise UserError(f"There is no protocol {name!r}. {nearest(name, PROTOCOLS)}")
+        PROTOCOLS[name].check(pictures, split, options or Options())
+
+
+def run_protocols(
+    model: nn.Module,
+    pictures: "PictureSet",
+    names: Iterable[str],
+    *,
+    split: str,
+    batch_size: int,
+    device: torch.device,
+    options: Options | None = None,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+) -> dict[str, Findings]:
+    """What the named protocols find; the split goes through the model once for all that read its outputs.
+
+    Args:
+        model: pictures (B, C, H, W) to logits (B, K), with `get_classifier`, on `device`. Its mode is left as it was.
+        pictures: see `vitmods.data.load`.
+        names: keys of `PROTOCOLS`.
+        split: "train", "val" or "test"; training pictures are seen without augmentation.
+        batch_size: pictures at a time.
+        device: where the model is.
+        options: of the protocols.
+        autocast: surrounds every forward pass, for arithmetic in lower precision.
+
+    Raises:
+        UserError: as `check_protocols`.
+    """
+    names, options = list(names), options or Options()
+    check_protocols(pictures, names, split=split, options=options)
+    subject = Subject(model, pictures, split, batch_size, device, options, autocast)
+    training = model.training
+    model.eval()
+    try:
+        return {name: PROTOCOLS[name].run(subject) for name in names}
+    finally:
+        model.train(training)
