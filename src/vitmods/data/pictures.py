@@ -34,13 +34,17 @@ class Batch:
 
 @dataclass(frozen=True)
 class Split:
-    """The pictures of one split, those that could be read; ids and labels (n,) are in the same order."""
+    """The pictures of one split, those that could be read; ids and labels (n,) are in the same order.
+
+    label_sets (n tuples): all classes that are right for a picture, none for one that does not count; None: its label.
+    """
 
     name: str
     ids: tuple[str, ...]
     labels: NDArray[np.int64]
     store: Store
     geometry: Geometry
+    label_sets: tuple[tuple[int, ...], ...] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -51,7 +55,8 @@ class PictureSet:
     """A classification set at one picture size, with one recipe's augmentation.
 
     Order, augmentation and mixing are pure functions of (seed, epoch, sample or batch number): workers, prefetching and
-    resuming change nothing.
+    resuming change nothing. class_map (K,): the number that each class has among those of a model with more classes;
+    None: its own.
     """
 
     name: str
@@ -62,6 +67,7 @@ class PictureSet:
     recipe: Recipe
     facts: dict[str, Any]
     workers: int = 0
+    class_map: tuple[int, ...] | None = None
 
     @property
     def num_classes(self) -> int:

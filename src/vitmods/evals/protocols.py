@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vitmods.errors import UserError, nearest
-from vitmods.evals import accuracy
+from vitmods.evals import accuracy, calibration, confusion, corruptions, fewshot, knn, probe
 from vitmods.evals.findings import Findings
 from vitmods.evals.metrics import Metric
 from vitmods.evals.options import Options
@@ -27,7 +27,8 @@ def _any_pictures(pictures: "PictureSet", split: str, options: Options) -> None:
 class Protocol:
     """One way of measuring: what it is in words, its metrics, what it does, and what it asks of the pictures.
 
-    `check` raises UserError where the pictures or the options do not allow it; it looks at no pixel.
+    `check` raises UserError where the pictures or the options do not allow it; it looks at no pixel. `reads_logits`:
+    the model must have been trained on the classes of the pictures; otherwise its features are all that is read.
     """
 
     name: str
@@ -35,13 +36,25 @@ class Protocol:
     metrics: tuple[Metric, ...]
     run: Callable[[Subject], Findings]
     check: Callable[["PictureSet", str, Options], None] = _any_pictures
+    reads_logits: bool = True
 
 
-PROTOCOLS: dict[str, Protocol] = {
-    protocol.name: protocol
-    for protocol in (Protocol("top1", "accuracy on the split", accuracy.METRICS, accuracy.accuracy),)
-}
-
+_ALL = (
+    Protocol("top1", "accuracy, with that of each class", accuracy.METRICS, accuracy.accuracy),
+    Protocol("calibration", "whether probabilities are what they say", calibration.METRICS, calibration.calibration),
+    Protocol("confusion", "which classes are taken for which", confusion.METRICS, confusion.confusion),
+    Protocol("fewshot", "least squares on few pictures", fewshot.METRICS, fewshot.fewshot, fewshot.check, False),
+    Protocol("probe", "logistic regression on the features", probe.METRICS, probe.probe, probe.check, False),
+    Protocol("knn", "nearest neighbours in the features", knn.METRICS, knn.knn, knn.check, False),
+    Protocol(
+        "corruptions",
+        "error under corruption",
+        corruptions.METRICS,
+        corruptions.corruption_error,
+        corruptions.check,
+    ),
+)
+PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in _ALL}
 METRICS: dict[str, Metric] = {metric.name: metric for protocol in PROTOCOLS.values() for metric in protocol.metrics}
 
 

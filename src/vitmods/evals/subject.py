@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from vitmods.errors import UserError
 from vitmods.evals.options import Options
 from vitmods.train.device import to_device
+from vitmods.train.task import Batch
 
 if TYPE_CHECKING:
     from vitmods.data import PictureSet
 
 
 @dataclass(frozen=True)
-class Outputs:
-    """Of all n pictures of a split, in order, on the CPU: logits (n, K) and features (n, C), float32; targets (n,)."""
+class Features:
+    """What the head reads of all n pictures of a split, in order, float32 (n, C), and their classes, int64 (n,)."""
 
-    logits: Tensor
     features: Tensor
     targets: Tensor
 
@@ -29,7 +29,7 @@ class Outputs:
 class Subject:
     """A model (in evaluation mode, on `device`), pictures, and the split that is evaluated.
 
-    `autocast` surrounds every forward pass, for arithmetic in lower precision.
+    `autocast` surrounds every forward pass, for arithmetic in lower precision. What is kept lies on the CPU.
     """
 
     model: nn.Module
@@ -39,33 +39,53 @@ class Subject:
     device: torch.device
     options: Options
     autocast: Callable[[], AbstractContextManager] = nullcontext
-    _outputs: dict[str, Outputs] = field(default_factory=dict)
+    _features: dict[str, Features] = field(default_factory=dict)
+    _logits: Tensor = field(default_factory=lambda: torch.empty(0))
 
-    def outputs(self, split: str | None = None) -> Outputs:
-        """Of the evaluated split, or another one; computed at the first call.
+    @property
+    def logits(self) -> Tensor:
+        """Of the evaluated split, float32 (n, K), for the classes of the pictures."""
+        self.features(self.split)
+        return self.of_the_pictures_classes(self._logits)
 
-        Features are what the head reads (after pooling, norm and, where there is one, the representation layer).
+    @property
+    def targets(self) -> Tensor:
+        """Classes of the evaluated split, int64 (n,)."""
+        return self.features(self.split).targets
 
-        Raises:
-            UserError: there is no such split, or it is empty.
-        """
-        split = split or self.split
-        if split not in self._outputs:
-            self._outputs[split] = self._run(split)
-        return self._outputs[split]
+    def features(self, split: str) -> Features:
+        """Of a split: after pooling, norm and, where there is one, the representation layer."""
+        if split not in self._features:
+            self._features[split] = self._run(split)
+        return self._features[split]
+
+    def of_the_pictures_classes(self, logits: Tensor) -> Tensor:
+        """The model's logits (B, all its classes) for the classes of the pictures (B, K), where they are fewer."""
+        chosen = self.pictures.class_map
+        return logits if chosen is None else logits[:, list(chosen)]
 
     @torch.inference_mode()
-    def _run(self, split: str) -> Outputs:
+    def predicted(self, batch: Batch) -> Tensor:
+        """The most likely class of each picture, int64 (B,), on the CPU."""
+        with self.autocast():
+            logits = self.model(to_device(batch, self.device).images)
+        return self.of_the_pictures_classes(logits).argmax(dim=1).cpu()
+
+    @torch.inference_mode()
+    def _run(self, split: str) -> Features:
         logits, targets = [], []
-        with _read_by_head(self.model) as features:
+        with _read_by_head(self.model) as read:
             for batch in self.pictures.eval_batches(split, self.batch_size):
-                part = to_device(batch, self.device)
                 with self.autocast():
-                    logits.append(self.model(part.images).float())
+                    found = self.model(to_device(batch, self.device).images).float()
+                if split == self.split:  # of the training pictures they would fill the memory, and nobody asks
+                    logits.append(found)
                 targets.append(batch.targets)
         if not targets:
             raise UserError(f"There are no pictures in the split {split}.")
-        return Outputs(torch.cat(logits).cpu(), torch.cat(features).cpu(), torch.cat(targets))
+        if logits:
+            self._logits = torch.cat(logits).cpu()
+        return Features(torch.cat(read).cpu(), torch.cat(targets))
 
 
 @contextmanager

@@ -1,0 +1,111 @@
+"""Accuracy on corrupted pictures: Hendrycks and Dietterich, 2019, arXiv:1903.12261 (ImageNet-C), on any pictures.
+
+Two numbers, which are not comparable with one another: the mean error over all corruptions and severities, and mCE, in
+which each corruption's error is divided by AlexNet's on ImageNet-C. mCE weighs corruptions as that paper does on any
+pictures, but its values compare with published ones on ImageNet-C alone.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitmods.errors import UserError, nearest
+from vitmods.evals.findings import Findings
+from vitmods.evals.intervals import mean_over_pictures
+from vitmods.evals.metrics import Metric
+from vitmods.evals.options import SEVERITIES, Options
+from vitmods.evals.subject import Subject
+
+if TYPE_CHECKING:
+    from vitmods.data import PictureSet
+
+METRICS = (
+    Metric("mean_corruption_error", "mean error on corrupted pictures", "corruptions", higher_is_better=False),
+    Metric("corruption_increase", "increase of the error by corruption", "corruptions", higher_is_better=False),
+    Metric("mce", "mCE (relative to AlexNet on ImageNet-C)", "corruptions", higher_is_better=False),
+)
+ALEXNET = {
+    "gaussian_noise": 0.886428, "shot_noise": 0.894468, "impulse_noise": 0.922640, "defocus_blur": 0.819880,
+    "glass_blur": 0.826268, "motion_blur": 0.785948, "zoom_blur": 0.798360, "snow": 0.866816, "frost": 0.826572,
+    "fog": 0.819324, "brightness": 0.564592, "contrast": 0.853204, "elastic_transform": 0.646056, "pixelate": 0.717840,
+    "jpeg_compression": 0.606500,
+}  # fmt: skip
+"""AlexNet's error on ImageNet-C, mean over the five severities."""
+_SEED = 0
+
+Corrupt = Callable[..., Tensor]
+
+
+def check(pictures: "PictureSet", split: str, options: Options) -> None:
+    """UserError for a corruption that does not exist, or `frost` without a folder of textures."""
+    from vitmods.data.corruptions import CORRUPTIONS, EXTRA
+
+    names = options.corruptions or CORRUPTIONS
+    for name in names:
+        if name not in (*CORRUPTIONS, *EXTRA):
+            raise UserError(f"There is no corruption {name!r}. {nearest(name, (*CORRUPTIONS, *EXTRA))}")
+    if "frost" in names and options.textures is None:
+        raise UserError(
+            "The corruption frost blends in pictures of frost: name their folder with --textures, or leave frost out "
+            "with --corruptions."
+        )
+
+
+def corruption_error(subject: Subject, corrupt: Corrupt | None = None) -> Findings:
+    """The protocol: the error at every corruption and severity, its mean, the increase over the clean error, and mCE.
+
+    mCE needs all of ImageNet-C's corruptions at all severities, and is left out without them; others are not part of
+    it. Intervals are over pictures: a picture counts once, with the mean over all its corrupted forms.
+
+    Args:
+        subject: the model and the pictures.
+        corrupt: as `vitmods.data.corruptions.corrupt`, which is the default.
+    """
+    from vitmods.data import corruptions as known
+
+    names = subject.options.corruptions or known.CORRUPTIONS
+    clean = (subject.logits.argmax(dim=1) != subject.targets).numpy().astype(np.float64)
+    wrong = {name: _wrong(subject, name, corrupt or known.corrupt) for name in names}
+    mean = np.mean([rows.mean(axis=0) for rows in wrong.values()], axis=0)
+    by_picture = {"mean_corruption_error": mean, "corruption_increase": mean - clean}
+    if set(ALEXNET) <= set(names) and set(subject.options.severities) == set(SEVERITIES):
+        by_picture["mce"] = np.mean([wrong[name].mean(axis=0) / error for name, error in ALEXNET.items()], axis=0)
+    intervals = {name: mean_over_pictures(values) for name, values in by_picture.items()}
+    errors = {name: rows.mean(axis=1).tolist() for name, rows in wrong.items()}
+    return Findings(
+        metrics={name: float(values.mean()) for name, values in by_picture.items()},
+        detail=_detail(
+            subject, float(clean.mean()), {name: rows.mean(axis=1).tolist() for name, rows in wrong.items()}
+        ),
+        intervals={name: ends for name, ends in intervals.items() if ends is not None},
+    )
+
+
+def _wrong(subject: Subject, name: str, corrupt: Corrupt) -> NDArray[np.float64]:
+    """1 where a picture is taken for another class, (severities, n)."""
+    rows = []
+    for severity in subject.options.severities:
+
+        def change(pictures: Tensor, index: Tensor, severity: int = severity) -> Tensor:
+            textures = subject.options.textures
+            return corrupt(pictures, name, severity, seed=_SEED, index=index, textures=textures)
+
+        batches = subject.pictures.eval_batches(subject.split, subject.batch_size, change=change)
+        rows.append(np.concatenate([(subject.predicted(batch) != batch.targets).numpy() for batch in batches]))
+    return np.array(rows, dtype=np.float64)
+
+
+def _detail(subject: Subject, clean: float, errors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    return {
+        "pictures": len(subject.targets),
+        "clean_error": clean,
+        "severities": list(subject.options.severities),
+        "errors": dict(errors),
+        "mean_errors": {name: float(np.mean(values)) for name, values in errors.items()},
+        "ratio_to_alexnet": {
+            name: float(np.mean(errors[name])) / error for name, error in ALEXNET.items() if name in errors
+        },
+    }
