@@ -77,9 +77,7 @@ def corruption_error(subject: Subject, corrupt: Corrupt | None = None) -> Findin
     errors = {name: rows.mean(axis=1).tolist() for name, rows in wrong.items()}
     return Findings(
         metrics={name: float(values.mean()) for name, values in by_picture.items()},
-        detail=_detail(
-            subject, float(clean.mean()), {name: rows.mean(axis=1).tolist() for name, rows in wrong.items()}
-        ),
+        detail=_detail(subject, float(clean.mean()), errors),
         intervals={name: ends for name, ends in intervals.items() if ends is not None},
     )
 
