@@ -36,8 +36,8 @@ class Batch:
 class Split:
     """The pictures of one split, those that could be read; ids and labels (n,) are in the same order.
 
-    label_sets (n tuples): all classes that are right for a picture, none for one that does not count; None: its label.
-    """
+    label_sets: in the same order all classes that are right for a picture, where that may be several; a prediction is
+    correct if it is among them. labels then has one of them."""
 
     name: str
     ids: tuple[str, ...]
@@ -55,8 +55,9 @@ class PictureSet:
     """A classification set at one picture size, with one recipe's augmentation.
 
     Order, augmentation and mixing are pure functions of (seed, epoch, sample or batch number): workers, prefetching and
-    resuming change nothing. class_map (K,): the number that each class has among those of a model with more classes;
-    None: its own.
+    resuming change nothing. class_map: positions of `classes` among those of the model that the set is meant to
+    evaluate, where they are some of a larger set's; None where they are the model's own. A set without a train split is
+    for evaluation only.
     """
 
     name: str

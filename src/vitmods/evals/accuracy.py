@@ -1,11 +1,12 @@
 """Accuracy of a split: top-1, top-5, balanced, and of each class, with intervals.
 
 Where pictures have several right classes (ImageNet-ReaL, Beyer et al., 2020, arXiv:2006.07159), any of them is right,
-and pictures without one do not count.
+and pictures without one do not count. `top1` is what training is judged by: it keeps no outputs.
 """
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from vitmods.evals.findings import Findings
 from vitmods.evals.intervals import mean_of_shares, share, wilson
 from vitmods.evals.metrics import Metric
 from vitmods.evals.subject import Subject
-from vitmods.evals.top1 import first_five
 
 METRICS = (
     Metric("top1", "top-1 accuracy", "top1"),
@@ -72,3 +72,48 @@ def _per_class(classes: Sequence[str], hits: Ints, pictures: Ints) -> dict[str, 
         name: {"pictures": n, "accuracy": x / n if n else None, "interval": [a, b]}
         for name, x, n, a, b in zip(classes, *(column.tolist() for column in (hits, pictures, low, high)), strict=True)
     }
+
+
+class LabelledPictures(Protocol):
+    """images (B, C, H, W) and int64 class numbers (B,)."""
+
+    @property
+    def images(self) -> Tensor: ...
+    @property
+    def targets(self) -> Tensor: ...
+
+
+@torch.inference_mode()
+def top1(
+    model: Callable[[Tensor], Tensor], batches: Iterable[LabelledPictures], loss: Callable[[Tensor, Tensor], Tensor]
+) -> dict[str, float]:
+    """Fractions of pictures whose class is the model's first, or among its first five, and the mean loss.
+
+    Every picture counts the same, however the batches are cut. With fewer than five classes `top5` is 1.
+
+    Args:
+        model: images (B, C, H, W) to logits (B, K), in evaluation mode and on the device of the batches.
+        batches: all pictures of the split, each once.
+        loss: logits (B, K) and class numbers (B,) to the loss of each picture (B,).
+
+    Raises:
+        ValueError: there are no pictures.
+    """
+    pictures = 0
+    # Left on the device until the end: reading a number waits for the device.
+    totals: list[Tensor] = []
+    for batch in batches:
+        logits = model(batch.images).float()
+        ranked = first_five(logits) == batch.targets[:, None]
+        totals.append(torch.stack([ranked[:, 0].sum(), ranked.sum(), loss(logits, batch.targets).sum()]))
+        pictures += len(batch.targets)
+    if pictures == 0:
+        raise ValueError("there are no pictures in the split that is to be evaluated.")
+    columns: list[list[Any]] = torch.stack(totals).T.tolist()
+    first, five, total_loss = (math.fsum(column) / pictures for column in columns)
+    return {"top1": first, "top5": five, "loss": total_loss}
+
+
+def first_five(logits: Tensor) -> Tensor:
+    """The five largest classes of logits (B, K), or all where there are fewer: (B, min(5, K))."""
+    return logits.topk(min(5, logits.shape[1]), dim=1).indices

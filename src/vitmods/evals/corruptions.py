@@ -54,6 +54,20 @@ def check(pictures: "PictureSet", split: str, options: Options) -> None:
         )
 
 
+def is_complete(options: Options) -> bool:
+    """Whether mCE is defined: all of ImageNet-C's corruptions at all severities."""
+    return set(options.corruptions or ALEXNET) >= set(ALEXNET) and set(options.severities) == set(SEVERITIES)
+
+
+def check_complete(options: Options) -> None:
+    """UserError where mCE is not defined."""
+    if not is_complete(options):
+        raise UserError(
+            "mCE needs all 15 corruptions of ImageNet-C at all 5 severities: leave --corruptions and --severities out, "
+            "or ask for mean_corruption_error."
+        )
+
+
 def corruption_error(subject: Subject, corrupt: Corrupt | None = None) -> Findings:
     """The protocol: the error at every corruption and severity, its mean, the increase over the clean error, and mCE.
 
@@ -71,7 +85,7 @@ def corruption_error(subject: Subject, corrupt: Corrupt | None = None) -> Findin
     wrong = {name: _wrong(subject, name, corrupt or known.corrupt) for name in names}
     mean = np.mean([rows.mean(axis=0) for rows in wrong.values()], axis=0)
     by_picture = {"mean_corruption_error": mean, "corruption_increase": mean - clean}
-    if set(ALEXNET) <= set(names) and set(subject.options.severities) == set(SEVERITIES):
+    if is_complete(subject.options):
         by_picture["mce"] = np.mean([wrong[name].mean(axis=0) / error for name, error in ALEXNET.items()], axis=0)
     intervals = {name: mean_over_pictures(values) for name, values in by_picture.items()}
     errors = {name: rows.mean(axis=1).tolist() for name, rows in wrong.items()}

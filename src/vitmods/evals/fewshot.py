@@ -35,6 +35,12 @@ def metric(shots: int) -> Metric:
     return Metric(f"fewshot{shots}", f"{shots}-shot accuracy", "fewshot")
 
 
+def shots_of(name: str) -> int | None:
+    """The inverse of `metric`: 5 for "fewshot5"; None for other names."""
+    number = name.removeprefix("fewshot")
+    return int(number) if number != name and number.isdecimal() and int(number) > 0 else None
+
+
 METRICS = tuple(metric(shots) for shots in SHOTS)
 
 

@@ -17,6 +17,10 @@ class Metric:
     higher_is_better: bool = True
     unit: Literal["%", "nats", ""] = "%"
 
+    def number(self, value: float) -> str:
+        """The value for a reader: percent of a share, without the unit."""
+        return f"{100 * value:.2f}" if self.unit == "%" else f"{value:.4f}"
+
     def shown(self, value: float) -> str:
-        """The value with its unit, for a reader."""
-        return f"{100 * value:.2f} %" if self.unit == "%" else f"{value:.4f} {self.unit}".rstrip()
+        """The value with its unit."""
+        return f"{self.number(value)} {self.unit}".rstrip()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -59,10 +59,32 @@ METRICS: dict[str, Metric] = {metric.name: metric for protocol in PROTOCOLS.valu
 
 
 def metric_named(name: str) -> Metric:
-    """The metric of that name; UserError with the nearest where there is none."""
+    """The metric of that name, few-shot accuracy for any number of shots; UserError with the nearest for others."""
+    shots = fewshot.shots_of(name)
+    if shots is not None:
+        return fewshot.metric(shots)
     if name not in METRICS:
         raise UserError(f"There is no metric {name!r}. {nearest(name, METRICS)}")
     return METRICS[name]
+
+
+def protocol_named(name: str) -> Protocol:
+    """The protocol of that name; UserError with the nearest where there is none."""
+    if name not in PROTOCOLS:
+        raise UserError(f"There is no protocol {name!r}. {nearest(name, PROTOCOLS)}")
+    return PROTOCOLS[name]
+
+
+def options_for(metric: str, options: Options) -> Options:
+    """The options with which a protocol gives this metric and does nothing for its others.
+
+    Raises:
+        UserError: there is no such metric, or the options leave it out.
+    """
+    shots = fewshot.shots_of(metric)
+    if metric_named(metric).name == "mce":
+        corruptions.check_complete(options)
+    return options if shots is None else replace(options, shots=(shots,))
 
 
 def check_protocols(
@@ -75,10 +97,8 @@ def check_protocols(
     """
     if split not in pictures.summary()["splits"]:
         raise UserError(f'There is no split "{split}"; this set has {", ".join(pictures.summary()["splits"])}.')
-    for name in names:
-        if name not in PROTOCOLS:
-            raise UserError(f"There is no protocol {name!r}. {nearest(name, PROTOCOLS)}")
-        PROTOCOLS[name].check(pictures, split, options or Options())
+    for protocol in [protocol_named(name) for name in names]:
+        protocol.check(pictures, split, options or Options())
 
 
 def run_protocols(
