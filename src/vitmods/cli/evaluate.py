@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,6 +49,8 @@ class Evaluate:
     """pictures at a time"""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps"""
+    data_workers: int = 0
+    """threads that prepare pictures ahead; corruptions take most of it"""
     out: Path | None = None
     """also write the JSON to this file, and the figures beside it"""
     figures: Path | None = None
@@ -74,7 +76,9 @@ def main(arguments: Sequence[str]) -> int:
         data=options.data,
         batch_size=options.batch_size,
         device=options.device,
+        workers=options.data_workers,
         options=asked,
+        progress=_shown,
     )
     if options.out is not None:
         write_json(options.out, found)
@@ -82,6 +86,15 @@ def main(arguments: Sequence[str]) -> int:
     for path in _draw(found, options):
         note(f"drawn: {path}")
     return 0
+
+
+def _shown(steps: Iterable[Any], total: int, kind: str) -> Iterable[Any]:
+    """A bar on stderr, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(steps, kind, total=total, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _print(found: dict[str, Any], as_json: bool) -> None:

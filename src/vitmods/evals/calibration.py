@@ -15,8 +15,8 @@ from vitmods.evals.metrics import Metric
 from vitmods.evals.subject import Subject
 
 METRICS = (
-    Metric("ece", "calibration error (ECE)", "calibration", higher_is_better=False),
-    Metric("adaptive_ece", "the same, bins of equal size", "calibration", higher_is_better=False),
+    Metric("ece", "calibration error, ECE", "calibration", higher_is_better=False),
+    Metric("adaptive_ece", "ECE in bins of equal size", "calibration", higher_is_better=False),
     Metric("nll", "negative log-likelihood", "calibration", higher_is_better=False, unit="nats"),
     Metric("brier", "Brier score", "calibration", higher_is_better=False, unit=""),
 )

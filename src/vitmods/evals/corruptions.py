@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.errors import UserError, nearest
+from vitmods.errors import UserError
 from vitmods.evals.findings import Findings
 from vitmods.evals.intervals import mean_over_pictures
 from vitmods.evals.metrics import Metric
@@ -40,23 +41,24 @@ Corrupt = Callable[..., Tensor]
 
 
 def check(pictures: "PictureSet", split: str, options: Options) -> None:
-    """UserError for a corruption that does not exist, or `frost` without a folder of textures."""
-    from vitmods.data.corruptions import CORRUPTIONS, EXTRA
+    """UserError for a corruption that does not exist or that such pictures cannot have, or frost without textures."""
+    from vitmods.data.corruptions import check_corruptions, corrupt
 
-    names = options.corruptions or CORRUPTIONS
+    names = corruptions_of(options)
+    check_corruptions(names, textures=options.textures)
+    blank, index = torch.zeros(1, pictures.in_chans, *pictures.img_size, dtype=torch.uint8), torch.zeros(1).long()
     for name in names:
-        if name not in (*CORRUPTIONS, *EXTRA):
-            raise UserError(f"There is no corruption {name!r}. {nearest(name, (*CORRUPTIONS, *EXTRA))}")
-    if "frost" in names and options.textures is None:
-        raise UserError(
-            "The corruption frost blends in pictures of frost: name their folder with --textures, or leave frost out "
-            "with --corruptions."
-        )
+        corrupt(blank, name, options.severities[0], seed=_SEED, index=index, textures=options.textures)
+
+
+def corruptions_of(options: Options) -> tuple[str, ...]:
+    """Those that are asked for; ImageNet-C's where nothing is."""
+    return options.corruptions or tuple(ALEXNET)
 
 
 def is_complete(options: Options) -> bool:
     """Whether mCE is defined: all of ImageNet-C's corruptions at all severities."""
-    return set(options.corruptions or ALEXNET) >= set(ALEXNET) and set(options.severities) == set(SEVERITIES)
+    return set(corruptions_of(options)) >= set(ALEXNET) and set(options.severities) == set(SEVERITIES)
 
 
 def check_complete(options: Options) -> None:
@@ -78,11 +80,13 @@ def corruption_error(subject: Subject, corrupt: Corrupt | None = None) -> Findin
         subject: the model and the pictures.
         corrupt: as `vitmods.data.corruptions.corrupt`, which is the default.
     """
-    from vitmods.data import corruptions as known
-
-    names = subject.options.corruptions or known.CORRUPTIONS
+    corrupt = corrupt or _published()
+    names, severities = corruptions_of(subject.options), subject.options.severities
     clean = (subject.logits.argmax(dim=1) != subject.targets).numpy().astype(np.float64)
-    wrong = {name: _wrong(subject, name, corrupt or known.corrupt) for name in names}
+    todo = [(name, severity) for name in names for severity in severities]
+    steps = subject.progress(todo, len(todo), "corruptions")
+    done = {(name, severity): _wrong(subject, name, severity, corrupt) for name, severity in steps}
+    wrong = {name: np.array([done[name, severity] for severity in severities]) for name in names}
     mean = np.mean([rows.mean(axis=0) for rows in wrong.values()], axis=0)
     by_picture = {"mean_corruption_error": mean, "corruption_increase": mean - clean}
     if is_complete(subject.options):
@@ -96,18 +100,21 @@ def corruption_error(subject: Subject, corrupt: Corrupt | None = None) -> Findin
     )
 
 
-def _wrong(subject: Subject, name: str, corrupt: Corrupt) -> NDArray[np.float64]:
-    """1 where a picture is taken for another class, (severities, n)."""
-    rows = []
-    for severity in subject.options.severities:
+def _published() -> Corrupt:
+    from vitmods.data.corruptions import corrupt
 
-        def change(pictures: Tensor, index: Tensor, severity: int = severity) -> Tensor:
-            textures = subject.options.textures
-            return corrupt(pictures, name, severity, seed=_SEED, index=index, textures=textures)
+    return corrupt
 
-        batches = subject.pictures.eval_batches(subject.split, subject.batch_size, change=change)
-        rows.append(np.concatenate([(subject.predicted(batch) != batch.targets).numpy() for batch in batches]))
-    return np.array(rows, dtype=np.float64)
+
+def _wrong(subject: Subject, name: str, severity: int, corrupt: Corrupt) -> NDArray[np.float64]:
+    """1 where a corrupted picture is taken for another class, else 0: (n,)."""
+
+    def change(pictures: Tensor, index: Tensor) -> Tensor:
+        return corrupt(pictures, name, severity, seed=_SEED, index=index, textures=subject.options.textures)
+
+    batches = subject.pictures.eval_batches(subject.split, subject.batch_size, change=change)
+    wrong = [subject.predicted(batch) != batch.targets for batch in batches]
+    return torch.cat(wrong).double().numpy()
 
 
 def _detail(subject: Subject, clean: float, errors: Mapping[str, Sequence[float]]) -> dict[str, Any]:

@@ -26,6 +26,10 @@ class Options:
     """a folder of frost pictures, which the corruption `frost` blends in"""
 
     def __post_init__(self) -> None:
+        for name in ("shots", "corruptions", "severities"):
+            values = getattr(self, name) or ()
+            if len(set(values)) < len(values):
+                raise UserError(f"{name} names something twice: {', '.join(map(str, values))}.")
         if not self.shots or min(self.shots) < 1:
             raise UserError(f"shots are numbers of pictures of each class, 1 or more, not {self.shots}.")
         if not self.severities or not set(self.severities) <= set(SEVERITIES):

@@ -13,7 +13,7 @@ from vitmods.evals import accuracy, calibration, confusion, corruptions, fewshot
 from vitmods.evals.findings import Findings
 from vitmods.evals.metrics import Metric
 from vitmods.evals.options import Options
-from vitmods.evals.subject import Subject
+from vitmods.evals.subject import Progress, Subject, silent
 
 if TYPE_CHECKING:
     from vitmods.data import PictureSet
@@ -111,6 +111,7 @@ def run_protocols(
     device: torch.device,
     options: Options | None = None,
     autocast: Callable[[], AbstractContextManager] = nullcontext,
+    progress: Progress = silent,
 ) -> dict[str, Findings]:
     """What the named protocols find; the split goes through the model once for all that read its outputs.
 
@@ -123,13 +124,14 @@ def run_protocols(
         device: where the model is.
         options: of the protocols.
         autocast: surrounds every forward pass, for arithmetic in lower precision.
+        progress: may show how far it is.
 
     Raises:
         UserError: as `check_protocols`.
     """
     names, options = list(names), options or Options()
     check_protocols(pictures, names, split=split, options=options)
-    subject = Subject(model, pictures, split, batch_size, device, options, autocast)
+    subject = Subject(model, pictures, split, batch_size, device, options, autocast, progress)
     training = model.training
     model.eval()
     try:

@@ -1,9 +1,10 @@
 """What is evaluated: a model on the pictures of a split, run once for all protocols."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,15 @@ from vitmods.train.task import Batch
 
 if TYPE_CHECKING:
     from vitmods.data import PictureSet
+
+
+Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
+"""What passes on so many steps of a kind, and may show how far it is."""
+
+
+def silent(steps: Iterable[Any], total: int, kind: str) -> Iterable[Any]:
+    """Shows nothing."""
+    return steps
 
 
 @dataclass(frozen=True)
@@ -29,7 +39,8 @@ class Features:
 class Subject:
     """A model (in evaluation mode, on `device`), pictures, and the split that is evaluated.
 
-    `autocast` surrounds every forward pass, for arithmetic in lower precision. What is kept lies on the CPU.
+    `autocast` surrounds every forward pass, for arithmetic in lower precision; `progress` may show batches and
+    corruptions. What is kept lies on the CPU.
     """
 
     model: nn.Module
@@ -39,6 +50,7 @@ class Subject:
     device: torch.device
     options: Options
     autocast: Callable[[], AbstractContextManager] = nullcontext
+    progress: Progress = silent
     _features: dict[str, Features] = field(default_factory=dict)
     _logits: Tensor = field(default_factory=lambda: torch.empty(0))
 
@@ -74,8 +86,9 @@ class Subject:
     @torch.inference_mode()
     def _run(self, split: str) -> Features:
         logits, targets = [], []
+        count = math.ceil(self.pictures.summary()["splits"][split]["count"] / self.batch_size)
         with _read_by_head(self.model) as read:
-            for batch in self.pictures.eval_batches(split, self.batch_size):
+            for batch in self.progress(self.pictures.eval_batches(split, self.batch_size), count, split):
                 with self.autocast():
                     found = self.model(to_device(batch, self.device).images).float()
                 if split == self.split:  # of the training pictures they would fill the memory, and nobody asks

@@ -14,6 +14,7 @@ from vitmods.data import load as load_set
 from vitmods.errors import UserError
 from vitmods.evals.options import Options
 from vitmods.evals.protocols import check_protocols, protocol_named, run_protocols
+from vitmods.evals.subject import Progress, silent
 from vitmods.recipes import Recipe
 from vitmods.study.defaults import ORDINARY
 from vitmods.study.start import open_trial
@@ -34,7 +35,9 @@ def evaluate(
     data: str | None = None,
     batch_size: int = 64,
     device: str = "auto",
+    workers: int = 0,
     options: Options | None = None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """What protocols find on all pictures of a split, JSON-able.
 
@@ -47,7 +50,9 @@ def evaluate(
         data: the pictures; None: the trial's own.
         batch_size: pictures at a time.
         device: where; see `vitmods.train.train_trial`.
+        workers: threads that prepare pictures ahead.
         options: of the protocols.
+        progress: may show how far it is.
 
     Returns:
         checkpoint, data, split, pictures; `metrics` and `intervals` of all protocols by the metric's name; and what
@@ -62,7 +67,7 @@ def evaluate(
         raise UserError("Name at least one protocol.")
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}.")
-    opened = _open(checkpoint, data)
+    opened = _open(checkpoint, data, workers)
     pictures = opened.load()
     split = split or pictures.eval_split
     check_protocols(pictures, [protocol.name for protocol in chosen], split=split, options=options)
@@ -80,6 +85,7 @@ def evaluate(
         device=fabric.device,
         options=options,
         autocast=fabric.autocast,
+        progress=progress,
     )
     return {
         "checkpoint": str(checkpoint),
@@ -103,24 +109,24 @@ class _Opened:
     fingerprint: str | None = None
 
 
-def _open(checkpoint: str | Path, data: str | None) -> _Opened:
+def _open(checkpoint: str | Path, data: str | None, workers: int) -> _Opened:
     folder = Path(checkpoint)
     config = (read_json(folder / "config.json") or {}) if folder.is_dir() else {}
     if "recipe" in config or (folder.is_dir() and data is None):
-        return _open_trial(folder, config, data)
+        return _open_trial(folder, config, data, workers)
     if data is None:
         raise UserError(f"{checkpoint} is no trial's folder, which names its pictures: say which with --data.")
-    return _open_other(str(checkpoint), data)
+    return _open_other(str(checkpoint), data, workers)
 
 
-def _open_trial(folder: Path, config: Mapping[str, Any], data: str | None) -> _Opened:
+def _open_trial(folder: Path, config: Mapping[str, Any], data: str | None, workers: int) -> _Opened:
     model, recipe = open_trial(folder), Recipe.from_dict(config["recipe"])
     settings = config["pictures"] if data is None else {**config["pictures"], "data": data}
-    load = partial(load_pictures, settings, recipe)
+    load = partial(load_pictures, settings, recipe, workers)
     return _Opened(model, recipe.precision, load, tuple(config["data"]["classes"]), config["data"]["fingerprint"])
 
 
-def _open_other(source: str, data: str) -> _Opened:
+def _open_other(source: str, data: str, workers: int) -> _Opened:
     """Pictures in the model's size and channels, normalised and cropped as its library says, split as by default."""
     model = open_checkpoint(source)
     shape, seen = model.config, model.pretrained_cfg
@@ -134,6 +140,7 @@ def _open_other(source: str, data: str) -> _Opened:
         recipe=recipe,
         val_fraction=ORDINARY.val_fraction,
         test_fraction=ORDINARY.test_fraction,
+        workers=workers,
     )
     return _Opened(model, recipe.precision, load)
 

@@ -29,7 +29,7 @@ def print_evaluation(found: Mapping[str, Any], console: Console | None = None) -
             metric = metric_named(name)
             ends = found["intervals"].get(name, ())
             interval = " to ".join(metric.number(end) for end in ends)
-            title = metric.title if metric.higher_is_better else f"{metric.title} (low is good)"
+            title = metric.title if metric.higher_is_better else f"{metric.title}, low is good"
             table.add_row(first, title, metric.shown(found["metrics"][name]), interval)
             first = ""
     console.print(table)

@@ -68,7 +68,8 @@ def _reliability(found: Mapping[str, Any], colours: Colours, path: Path) -> None
         upper.plot([0, 1], [0, 1], color=colours["muted"], lw=1.2, ls=(0, (4, 3)))
         upper.bar(height=accuracy, color=colours["accent"], **bars)
         upper.vlines(confidence, low, high, color=colours["arm"], lw=2.2)
-        upper.plot(confidence, accuracy, "D", color=colours["arm"], ms=6.5, mec=colours["paper"], mew=1.2)
+        marks: dict[str, Any] = {"ms": 6.5, "mec": colours["paper"], "mew": 1.2, "clip_on": False}
+        upper.plot(confidence, accuracy, "D", color=colours["arm"], **marks)
         upper.set(xlim=(0, 1), ylim=(0, 1.01))
         lower.bar(height=pictures / pictures.sum(), color=colours["base"], **bars)
         lower.set(xlim=(0, 1))
@@ -190,7 +191,7 @@ def _frame(axes: Any, colours: Colours, columns: list[str], rows: list[str]) -> 
 def _write_shares(axes: Any, shares: np.ndarray, colours: Colours) -> None:
     for (row, column), share in np.ndenumerate(shares):
         if share >= 0.005:
-            colour = colours["paper"] if share > 0.55 else colours["ink"]
+            colour = colours["paper"] if share > 0.7 else colours["ink"]
             axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center_baseline", fontsize=11, color=colour)
 
 
