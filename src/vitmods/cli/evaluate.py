@@ -19,18 +19,19 @@ from vitmods.evals.options import SEVERITIES, SHOTS, Options
 class Evaluate:
     """Evaluate trained weights on pictures: accuracy, calibration, transfer from few pictures, robustness.
 
-    Prints a table, or JSON where the output is no terminal. fewshot, probe and knn learn from the features of the
-    training pictures, and take pictures of any classes.
+    Prints a table, or JSON where the output is no terminal; of several checkpoints the mean and each. fewshot, probe
+    and knn learn from the features of the training pictures, and take pictures of any classes.
 
     examples:
       vitmods evaluate runs/digits-mu3-2/trials/dpn/seed0
       vitmods evaluate runs/digits-mu3-2/trials/dpn/seed0 --protocol top1 calibration fewshot --out val.json
+      vitmods evaluate runs/digits-mu3-2/trials/dpn
       vitmods evaluate vit.safetensors --data path/to/pictures --protocol fewshot knn
       vitmods evaluate runs/pets/trials/dpn/seed0 --protocol corruptions --textures path/to/frost --figures figures
     """
 
-    checkpoint: Annotated[str, tyro.conf.Positional]
-    """a trial's folder; or, with --data, a file of weights, a Hugging Face folder or a timm model's name"""
+    checkpoints: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """trials, or folders of seed0, seed1, ...; or, with --data, files of weights, Hugging Face folders, timm's names"""
     protocol: tuple[str, ...] = ("top1",)
     """any of top1, calibration, confusion, fewshot, probe, knn, corruptions"""
     split: str | None = None
@@ -44,7 +45,7 @@ class Evaluate:
     severities: tuple[int, ...] = SEVERITIES
     """corruptions: of each, 1 to 5"""
     textures: Path | None = None
-    """corruptions: a folder of frost pictures, which frost needs"""
+    """corruptions: the folder of frost's pictures; None: $VITMODS_FROST"""
     batch_size: int = 64
     """pictures at a time"""
     device: str = "auto"
@@ -64,13 +65,13 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(Evaluate, arguments, "evaluate")
     asked = Options(options.shots, options.corruptions or None, options.severities, options.textures)
     from vitmods.files import make_folder, write_json
-    from vitmods.study.evaluate import evaluate
+    from vitmods.study.evaluate import evaluate, over_seeds
 
     for folder in (options.figures, options.out and options.out.parent):
         if folder is not None:
             make_folder(folder)
-    found = evaluate(
-        options.checkpoint,
+    each = evaluate(
+        options.checkpoints,
         options.protocol,
         split=options.split,
         data=options.data,
@@ -80,11 +81,13 @@ def main(arguments: Sequence[str]) -> int:
         options=asked,
         progress=_shown,
     )
+    found = each[0] if len(each) == 1 else over_seeds(each)
     if options.out is not None:
         write_json(options.out, found)
     _print(found, options.json)
-    for path in _draw(found, options):
-        note(f"drawn: {path}")
+    for number, one in enumerate(each):
+        for path in _draw(one, options, "" if len(each) == 1 else f"{number}-"):
+            note(f"drawn: {path}")
     return 0
 
 
@@ -106,13 +109,13 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
     print_evaluation(found)
 
 
-def _draw(found: dict[str, Any], options: Evaluate) -> list[Path]:
+def _draw(found: dict[str, Any], options: Evaluate, prefix: str) -> list[Path]:
     """In the folder of --figures, or beside the JSON under names that begin with its own."""
     if options.figures is None and options.out is None:
         return []
     from vitmods.study.report.evaluation import draw_evaluation
 
     if options.figures is not None:
-        return draw_evaluation(found, options.figures)
+        return draw_evaluation(found, options.figures, prefix)
     assert options.out is not None
-    return draw_evaluation(found, options.out.parent, f"{options.out.stem}-")
+    return draw_evaluation(found, options.out.parent, f"{options.out.stem}-{prefix}")
