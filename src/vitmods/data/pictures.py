@@ -37,7 +37,7 @@ class Split:
     """The pictures of one split, those that could be read; ids and labels (n,) are in the same order.
 
     label_sets: in the same order all classes that are right for a picture, where that may be several; a prediction is
-    correct if it is among them. labels then has one of them."""
+    correct if it is among them. labels then has the one that the set gave before (ImageNet's, for ReaL)."""
 
     name: str
     ids: tuple[str, ...]
