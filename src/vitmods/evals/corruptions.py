@@ -81,12 +81,9 @@ def corruption_error(subject: Subject, corrupt: Corrupt | None = None) -> Findin
         corrupt: as `vitmods.data.corruptions.corrupt`, which is the default.
     """
     corrupt = corrupt or _published()
-    names, severities = corruptions_of(subject.options), subject.options.severities
+    names = corruptions_of(subject.options)
     clean = (subject.logits.argmax(dim=1) != subject.targets).numpy().astype(np.float64)
-    todo = [(name, severity) for name in names for severity in severities]
-    steps = subject.progress(todo, len(todo), "corruptions")
-    done = {(name, severity): _wrong(subject, name, severity, corrupt) for name, severity in steps}
-    wrong = {name: np.array([done[name, severity] for severity in severities]) for name in names}
+    wrong = {name: _wrong(subject, name, corrupt) for name in subject.progress(names, len(names), "corruptions")}
     mean = np.mean([rows.mean(axis=0) for rows in wrong.values()], axis=0)
     by_picture = {"mean_corruption_error": mean, "corruption_increase": mean - clean}
     if is_complete(subject.options):
@@ -106,15 +103,22 @@ def _published() -> Corrupt:
     return corrupt
 
 
-def _wrong(subject: Subject, name: str, severity: int, corrupt: Corrupt) -> NDArray[np.float64]:
-    """1 where a corrupted picture is taken for another class, else 0: (n,)."""
+def _wrong(subject: Subject, name: str, corrupt: Corrupt) -> NDArray[np.float64]:
+    """1 where a corrupted picture is taken for another class, else 0: (severities, n).
+
+    All severities come from one pass over the pictures, which need not be read more often.
+    """
+    options = subject.options
 
     def change(pictures: Tensor, index: Tensor) -> Tensor:
-        return corrupt(pictures, name, severity, seed=_SEED, index=index, textures=subject.options.textures)
+        settings = {"seed": _SEED, "index": index, "textures": options.textures}
+        return torch.cat([corrupt(pictures, name, severity, **settings) for severity in options.severities])
 
-    batches = subject.pictures.eval_batches(subject.split, subject.batch_size, change=change)
-    wrong = [subject.predicted(batch) != batch.targets for batch in batches]
-    return torch.cat(wrong).double().numpy()
+    columns = []
+    for batch in subject.pictures.eval_batches(subject.split, subject.batch_size, change=change):
+        predicted = subject.predicted(batch.images).reshape(len(options.severities), -1)
+        columns.append(predicted != batch.targets)
+    return torch.cat(columns, dim=1).double().numpy()
 
 
 def _detail(subject: Subject, clean: float, errors: Mapping[str, Sequence[float]]) -> dict[str, Any]:

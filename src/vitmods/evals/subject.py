@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from vitmods.errors import UserError
 from vitmods.evals.options import Options
 from vitmods.train.device import to_device
-from vitmods.train.task import Batch
 
 if TYPE_CHECKING:
     from vitmods.data import PictureSet
@@ -77,11 +76,14 @@ class Subject:
         return logits if chosen is None else logits[:, list(chosen)]
 
     @torch.inference_mode()
-    def predicted(self, batch: Batch) -> Tensor:
-        """The most likely class of each picture, int64 (B,), on the CPU."""
-        with self.autocast():
-            logits = self.model(to_device(batch, self.device).images)
-        return self.of_the_pictures_classes(logits).argmax(dim=1).cpu()
+    def predicted(self, images: Tensor) -> Tensor:
+        """The most likely class of each picture, int64 (B,), on the CPU; the model sees no more than a batch at once."""
+        found = []
+        for part in images.split(self.batch_size):
+            with self.autocast():
+                logits = self.model(part.to(self.device, non_blocking=True))
+            found.append(self.of_the_pictures_classes(logits).argmax(dim=1))
+        return torch.cat(found).cpu()
 
     @torch.inference_mode()
     def _run(self, split: str) -> Features:
