@@ -59,6 +59,15 @@ def test_mce_is_defined_for_all_of_imagenet_c_alone(subject_of, made_up, small_m
     assert "spatter" in more.detail["errors"]
 
 
+def test_the_classes_of_the_pictures_may_be_some_of_the_model_s(subject_of, made_up, small_model):
+    pictures, model = made_up(), small_model(classes=9)
+    pictures.class_map = (7, 2, 4)
+    asked = {"corruptions": ("fog",), "severities": (1,)}
+    found = corruption_error(subject_of(model, pictures, **asked), lambda pictures, *_, **__: pictures)
+    assert found.metrics["corruption_increase"] == 0
+    assert found.detail["clean_error"] == found.metrics["mean_corruption_error"] < 1
+
+
 def test_the_constants_are_alexnet_s():
     assert len(ALEXNET) == 15
     assert np.mean(list(ALEXNET.values())) == pytest.approx(0.788993, abs=1e-6)

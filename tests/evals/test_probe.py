@@ -19,6 +19,11 @@ def blobs(n, classes=4, c=6, seed=0):
     return Features(torch.from_numpy(features).float(), torch.from_numpy(labels))
 
 
+def mislabel(pictures, split):
+    """Then what is good elsewhere is bad there."""
+    pictures.splits[split].labels = (pictures.splits[split].labels + 1) % 3
+
+
 @pytest.mark.parametrize("l2", [1.0, 1e-2, 1e-4])
 def test_the_fit_is_sklearn_s(l2):
     on = blobs(200)
@@ -33,6 +38,7 @@ def test_the_fit_is_sklearn_s(l2):
 
 def test_the_strength_is_chosen_on_val(subject_of, made_up, small_model):
     pictures = made_up(train=30, val=30, test=30, noise=90)
+    mislabel(pictures, "val")
     subject = subject_of(small_model(), pictures)
     found = probe(subject)
     train, val, test = (subject.features(name) for name in ("train", "val", "test"))
@@ -48,10 +54,13 @@ def test_the_strength_is_chosen_on_val(subject_of, made_up, small_model):
 
 @pytest.mark.parametrize("splits", [{"train": 30, "val": 30}, {"train": 30, "test": 30}])
 def test_what_is_evaluated_is_not_what_is_chosen_by(subject_of, made_up, small_model, splits):
-    pictures = made_up(**splits)
-    found = probe(subject_of(small_model(), pictures, split=list(splits)[1]))
+    pictures, evaluated = made_up(**splits), list(splits)[1]
+    assert probe(subject_of(small_model(), pictures, split=evaluated)).metrics["probe"] > 0.6
+    mislabel(pictures, evaluated)
+    found = probe(subject_of(small_model(), pictures, split=evaluated))
     assert found.detail["chosen_on"] == "a fifth of train"
-    assert found.metrics["probe"] > 0.6
+    assert found.metrics["probe"] < 0.3
+    assert max(row["accuracy"] for row in found.detail["accuracy_by_l2"]) > 0.6
 
 
 def test_one_picture_of_each_class_is_too_few_to_choose_by(made_up):

@@ -77,7 +77,7 @@ class Subject:
 
     @torch.inference_mode()
     def predicted(self, images: Tensor) -> Tensor:
-        """The most likely class of each picture, int64 (B,), on the CPU; the model sees no more than a batch at once."""
+        """The most likely class of each picture, int64 (B,), on the CPU; the model sees a batch at once, no more."""
         found = []
         for part in images.split(self.batch_size):
             with self.autocast():
