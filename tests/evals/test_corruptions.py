@@ -1,9 +1,14 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+import vitmods as vm
+from vitmods.data.corruptions import CORRUPTIONS
 from vitmods.errors import UserError
-from vitmods.evals.corruptions import ALEXNET, check_complete, corruption_error
+from vitmods.evals import run_protocols
+from vitmods.evals.corruptions import ALEXNET, check, check_complete, corruption_error
 from vitmods.evals.options import Options
 
 
@@ -71,3 +76,47 @@ def test_the_classes_of_the_pictures_may_be_some_of_the_model_s(subject_of, made
 def test_the_constants_are_alexnet_s():
     assert len(ALEXNET) == 15
     assert np.mean(list(ALEXNET.values())) == pytest.approx(0.788993, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"corruptions": ("fogg",)}, "Did you mean 'fog'"),
+        ({"corruptions": ("frost", "fog")}, "VITMODS_FROST"),
+        ({"corruptions": ("frost",), "textures": Path("/no/such/folder")}, "/no/such/folder"),
+        ({"corruptions": ("saturate",)}, "grey"),
+        ({}, "VITMODS_FROST"),
+    ],
+)
+def test_what_is_wrong_is_told_before_work(options, message, made_up, monkeypatch):
+    monkeypatch.delenv("VITMODS_FROST", raising=False)
+    pictures = made_up()
+    pictures.img_size = (8, 8)
+    with pytest.raises(UserError, match=message):
+        check(pictures, "test", Options(**options))
+    assert pictures.passes == 0
+
+
+def test_pictures_that_are_too_small_are_told_of(made_up):
+    with pytest.raises(UserError, match="at least 8 pixels"):
+        check(made_up(), "test", Options(corruptions=("fog",)))
+
+
+def test_real_corruptions_of_real_pictures():
+    """Digits: through the picture set, the corruptions and the protocol; other batches, the same errors."""
+    pictures = vm.data.load("digits", img_size=8, in_chans=1, recipe=vm.recipes.digits(), limit_train=300)
+    model = vm.vit("mu/4", img_size=8, in_chans=1, num_classes=10)
+    options = Options(corruptions=("gaussian_noise", "contrast", "pixelate"), severities=(1, 5))
+    found = [
+        run_protocols(
+            model, pictures, ["corruptions"], split="val", batch_size=n, device=torch.device("cpu"), options=options
+        )["corruptions"]
+        for n in (200, 33)
+    ]
+    assert found[0] == found[1]
+    assert found[0].detail["pictures"] == len(pictures.splits["val"])
+    assert set(found[0].detail["errors"]) == {"gaussian_noise", "contrast", "pixelate"}
+
+
+def test_the_fifteen_are_those_with_constants():
+    assert tuple(ALEXNET) == CORRUPTIONS

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitmods.data.corruptions import check_corruptions, corrupt
 from vitmods.errors import UserError
 from vitmods.evals.findings import Findings
 from vitmods.evals.intervals import mean_over_pictures
@@ -42,8 +43,6 @@ Corrupt = Callable[..., Tensor]
 
 def check(pictures: "PictureSet", split: str, options: Options) -> None:
     """UserError for a corruption that does not exist or that such pictures cannot have, or frost without textures."""
-    from vitmods.data.corruptions import check_corruptions, corrupt
-
     names = corruptions_of(options)
     check_corruptions(names, textures=options.textures)
     blank, index = torch.zeros(1, pictures.in_chans, *pictures.img_size, dtype=torch.uint8), torch.zeros(1).long()
@@ -70,7 +69,7 @@ def check_complete(options: Options) -> None:
         )
 
 
-def corruption_error(subject: Subject, corrupt: Corrupt | None = None) -> Findings:
+def corruption_error(subject: Subject, corrupt: Corrupt = corrupt) -> Findings:
     """The protocol: the error at every corruption and severity, its mean, the increase over the clean error, and mCE.
 
     mCE needs all of ImageNet-C's corruptions at all severities, and is left out without them; others are not part of
@@ -78,9 +77,8 @@ def corruption_error(subject: Subject, corrupt: Corrupt | None = None) -> Findin
 
     Args:
         subject: the model and the pictures.
-        corrupt: as `vitmods.data.corruptions.corrupt`, which is the default.
+        corrupt: as `vitmods.data.corruptions.corrupt`.
     """
-    corrupt = corrupt or _published()
     names = corruptions_of(subject.options)
     clean = (subject.logits.argmax(dim=1) != subject.targets).numpy().astype(np.float64)
     wrong = {name: _wrong(subject, name, corrupt) for name in subject.progress(names, len(names), "corruptions")}
@@ -95,12 +93,6 @@ def corruption_error(subject: Subject, corrupt: Corrupt | None = None) -> Findin
         detail=_detail(subject, float(clean.mean()), errors),
         intervals={name: ends for name, ends in intervals.items() if ends is not None},
     )
-
-
-def _published() -> Corrupt:
-    from vitmods.data.corruptions import corrupt
-
-    return corrupt
 
 
 def _wrong(subject: Subject, name: str, corrupt: Corrupt) -> NDArray[np.float64]:
