@@ -28,7 +28,7 @@ def seeds(tmp_path_factory):
     """A folder with two trials on digits."""
     folder = tmp_path_factory.mktemp("trials")
     for seed in (0, 1):
-        settings = ["--base", "mu/4", "--epochs", "2", "--limit-train", "400", "--device", "cpu", "--quiet"]
+        settings = ["--base", "mu/4", "--epochs", "1", "--limit-train", "300", "--device", "cpu", "--quiet"]
         assert main(["train", *settings, "--seed", str(seed), "--out", str(folder / f"seed{seed}")]) == 0
     return folder
 
@@ -168,7 +168,7 @@ def test_the_same_figure_is_the_same_file(found, tmp_path):
     assert all(one.read_bytes() == other.read_bytes() for one, other in zip(first, again, strict=True))
 
 
-@pytest.mark.parametrize("classes", [1, 2, 25, 60, 300])
+@pytest.mark.parametrize("classes", [1, 25, 300])
 def test_a_confusion_matrix_of_any_size(classes, tmp_path):
     names = [f"$class$ {number}" * 3 for number in range(classes)]
     detail = {"pictures": 5, "classes": names, "matrix": np.eye(classes, dtype=int).tolist()}

@@ -103,6 +103,8 @@ def _confusion(found: Mapping[str, Any], colours: Colours, path: Path) -> None:
         axes = drawn.add_axes((margin / width, margin / height, side / width, side / height))
         axes.imshow(shares, cmap=_shades(colours["paper"], colours["arm"]), vmin=0, vmax=1, interpolation="nearest")
         _frame(axes, colours, names, names)
+        for spine in axes.spines.values():
+            spine.set(visible=True, color=colours["line"])
         axes.tick_params(axis="x", rotation=90 if named and max(map(len, names)) > 3 else 0)
         if count <= _COUNTED_CLASSES:
             _write_shares(axes, shares, colours)
