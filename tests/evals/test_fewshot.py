@@ -62,6 +62,8 @@ def test_too_few_pictures_are_told_before_work(made_up):
     check(pictures, "test", Options(shots=(1, 5, 7)))
     with pytest.raises(UserError, match=r"class 1 has 7: give --shots 1 5\."):
         check(pictures, "test", Options())
+    with pytest.raises(UserError, match=r"give --shots 7\."):
+        check(pictures, "test", Options(shots=(20,)))
     with pytest.raises(UserError, match="add pictures"):
         check(made_up(train=[40, 0, 30], test=5), "test", Options())
     with pytest.raises(UserError, match="evaluate it on another"):

@@ -49,8 +49,8 @@ def check(pictures: "PictureSet", split: str, options: Options) -> None:
     counts = training_counts(pictures, split, "fewshot")
     name, least = min(counts.items(), key=lambda item: item[1])
     if least < max(options.shots):
-        possible = [str(shots) for shots in options.shots if shots <= least]
-        remedy = f"give --shots {' '.join(possible)}" if possible else "add pictures, or leave fewshot out"
+        possible = [shots for shots in options.shots if shots <= least] or [least]
+        remedy = f"give --shots {' '.join(map(str, possible))}" if least else "add pictures, or leave fewshot out"
         raise UserError(
             f"{max(options.shots)} shots need as many training pictures of every class, and {name} has {least}: "
             f"{remedy}."
