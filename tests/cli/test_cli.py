@@ -259,7 +259,12 @@ def test_evaluate_repeats_the_trial_s_metrics(study, capsys, tmp_path):
     assert main(["evaluate", str(trial), "--device", "cpu", "--out", str(tmp_path / "e.json")]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == json.loads((tmp_path / "e.json").read_text())
-    assert told["metrics"] == json.loads((trial / "result.json").read_text())["metrics"]
+    metrics = json.loads((trial / "result.json").read_text())["metrics"]
+    assert {name: told["metrics"][name] for name in ("top1", "top5")} == {n: metrics[n] for n in ("top1", "top5")}
+    assert main(["evaluate", str(trial), str(trial.parent), "--protocol", "calibration", "--device", "cpu"]) == 0
+    both = json.loads(capsys.readouterr().out)
+    assert [one["checkpoint"] for one in both["checkpoints"]] == [str(trial), str(trial)]
+    assert "Did you mean 'fewshot'?" in refused(capsys, "evaluate", trial, "--protocol", "fewshots")
     assert "at least 1" in refused(capsys, "evaluate", trial, "--batch-size", "0")
     (tmp_path / "folder").mkdir()
     assert "where a file is needed" in refused(capsys, "report", out, "--out", tmp_path / "folder")

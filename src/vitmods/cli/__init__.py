@@ -17,7 +17,7 @@ COMMANDS = {
     "compare": "train a base ViT and changed ones with paired seeds; say which change helps and what it costs",
     "train": "train one arm with one seed",
     "finetune": "adapt trained weights to other pictures: all of them, or attention alone",
-    "evaluate": "evaluate a trained model on a split",
+    "evaluate": "evaluate trained weights: accuracy, calibration, few-shot, corruptions",
     "report": "rebuild results and report.html from a study's folder",
     "changes": "list the design changes: paper, what they preserve, cost, published gain",
     "diff": "show what an arm alters in a model, without training",

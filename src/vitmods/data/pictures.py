@@ -42,13 +42,17 @@ class Batch:
 
 @dataclass(frozen=True)
 class Split:
-    """The pictures of one split, those that could be read; ids and labels (n,) are in the same order."""
+    """The pictures of one split, those that could be read; ids and labels (n,) are in the same order.
+
+    label_sets: in the same order all classes that are right for a picture, where that may be several; a prediction is
+    correct if it is among them. labels then has the one that the set gave before (ImageNet's, for ReaL)."""
 
     name: str
     ids: tuple[str, ...]
     labels: NDArray[np.int64]
     store: Store
     geometry: Geometry
+    label_sets: tuple[tuple[int, ...], ...] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -59,7 +63,9 @@ class PictureSet:
     """A classification set at one picture size, with one recipe's augmentation.
 
     Order, augmentation and mixing are pure functions of (seed, epoch, sample or batch number): workers, prefetching and
-    resuming change nothing.
+    resuming change nothing. class_map: positions of `classes` among those of the model that the set is meant to
+    evaluate, where they are some of a larger set's; None where they are the model's own. A set without a train split is
+    for evaluation only.
     """
 
     name: str
@@ -70,6 +76,7 @@ class PictureSet:
     recipe: Recipe
     facts: dict[str, Any]
     workers: int = 0
+    class_map: tuple[int, ...] | None = None
 
     @property
     def num_classes(self) -> int:
