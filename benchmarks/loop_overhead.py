@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from paired import one_thread, report
@@ -23,12 +23,12 @@ from torch import nn
 import vitmods as vm
 from vitmods.data.pictures import Batch
 from vitmods.recipes import Recipe
+from vitmods.recipes.length import lr_at, resolve
 from vitmods.tasks import Classification
 from vitmods.train import TrialRun
 from vitmods.train.interrupt import StopRequest
 from vitmods.train.logs import ProgressBar
 from vitmods.train.optim import make_optimizer
-from vitmods.train.schedule import cosine_with_warmup
 
 STEPS, BLOCK = 3000, 60  # rows are logged twice a block
 RECIPE = Recipe(epochs=1, batch_size=8)
@@ -45,6 +45,8 @@ class TakingTurns:
     def __init__(self, others: dict[str, Callable[[int], None]]) -> None:
         self.others = others
         self.seconds: dict[str, list[float]] = {name: [] for name in (*others, "ours")}
+
+    splits: ClassVar = {"train": range(STEPS * RECIPE.batch_size)}
 
     def steps_per_epoch(self, batch_size: int) -> int:
         return STEPS
@@ -79,10 +81,11 @@ def bare_step() -> Callable[[int], None]:
     model = make_model().train()
     optimizer = make_optimizer(model, RECIPE)
     parameters = list(model.parameters())
+    length = resolve(RECIPE, STEPS * RECIPE.batch_size)
 
     def work(step: int) -> None:
         for group in optimizer.param_groups:
-            group["lr"] = cosine_with_warmup(step, STEPS, STEPS / 10, RECIPE.lr)
+            group["lr"] = lr_at(length, step)
         optimizer.zero_grad(set_to_none=True)
         loss = nn.functional.cross_entropy(model(BATCH.images), BATCH.targets)
         loss.backward()

@@ -22,6 +22,12 @@ def test_every_recipe_survives_json_and_says_what_it_is(name):
     assert "Data:" in RECIPES[name].__doc__
 
 
+def test_what_is_in_order_is_accepted():
+    Recipe(warmup_lr=8e-4, lr=5e-4, lr_batch=32, batch_size=64)  # the rate is 1e-3
+    Recipe(schedule="epoch_cosine", warmup_epochs=0.0)
+    Recipe(steps=10, warmup_epochs=40.0)  # how many steps that are, the pictures decide
+
+
 def test_a_recipe_is_a_key_and_cannot_be_changed():
     recipe = Recipe()
     assert {recipe: 1}[Recipe()] == 1
@@ -45,6 +51,15 @@ def test_a_recipe_is_a_key_and_cannot_be_changed():
         ({"randaugment": (2, 31)}, "randaugment"),
         ({"epochs": 3, "warmup_epochs": 3.0}, "warmup_epochs=3 leaves nothing"),
         ({"min_lr": 1.0}, "min_lr=1 is above lr"),
+        ({"warmup_lr": 1e-2}, "warmup_lr=0.01 is above lr=0.001"),
+        ({"warmup_lr": 8e-4, "lr_batch": 128}, r"warmup_lr=0.0008 is above lr=0.001 \* .* = 0.0005"),
+        ({"epochs": 3, "warmup_epochs": 1.0, "warmup_steps": 5}, "say the same thing"),
+        ({"steps": 10, "warmup_steps": 8, "cooldown_steps": 2}, "leave nothing of steps=10"),
+        ({"optimizer": "lamb", "moment": "bfloat16"}, "moment=bfloat16 is for adamw and sgd"),
+        ({"schedule": "rsqrt", "min_lr": 1e-5}, "has no min_lr"),
+        ({"schedule": "epoch_cosine"}, "trains two epochs at warmup_lr, which is 0"),
+        ({"schedule": "stairs"}, "schedule must be one of cosine, linear, rsqrt, epoch_cosine"),
+        ({"layer_decay": 0.0}, "layer_decay must be from"),
         ({"ema": 1.0}, "ema must be from 0"),
         ({"epoch": 3}, "Did you mean 'epochs'"),
         ({"zzz": 3}, "Known: accumulate, .*batch_size"),
@@ -55,9 +70,17 @@ def test_values_out_of_range_and_unknown_fields_are_refused(override, words):
         Recipe().with_(**override)
 
 
-@pytest.mark.parametrize(("epochs", "warmup", "expected"), [(30, None, 3.0), (300, None, 5.0), (30, 2.0, 2.0)])
-def test_warmup_is_a_tenth_of_the_epochs_unless_given(epochs, warmup, expected):
-    assert Recipe(epochs=epochs, warmup_epochs=warmup).resolved_warmup_epochs == pytest.approx(expected)
+def test_what_is_set_of_the_model_is_named_as_the_config_names_it():
+    assert Recipe().model_settings == {}
+    recipe = Recipe(dropout=0.1, drop_path=0.2, drop_path_shape="constant", init="big_vision", head_bias=-6.9)
+    assert recipe.model_settings == {
+        "pos_drop": 0.1,
+        "proj_drop": 0.1,
+        "drop_path": 0.2,
+        "drop_path_shape": "constant",
+        "init": "big_vision",
+        "head_bias": -6.9,
+    }
 
 
 def test_part_size_is_the_largest_part():

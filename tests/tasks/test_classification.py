@@ -7,7 +7,7 @@ import torch
 
 from vitmods.recipes import Recipe
 from vitmods.tasks import Classification
-from vitmods.tasks.classification import sigmoid_cross_entropy, softmax_cross_entropy
+from vitmods.tasks.classification import binary_cross_entropy, sigmoid_cross_entropy, softmax_cross_entropy
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "bv_losses.npz"
 
@@ -21,20 +21,33 @@ def test_losses_equal_big_visions(loss, name):
     assert value.item() == pytest.approx(golden[name].item(), abs=1e-10)
 
 
+def test_binary_cross_entropy_equals_timms_with_its_threshold():
+    from timm.loss import BinaryCrossEntropy
+
+    torch.manual_seed(0)
+    logits, shares = torch.randn(6, 5, dtype=torch.float64), torch.zeros(6, 5, dtype=torch.float64)
+    shares[torch.arange(6), torch.tensor([0, 1, 2, 3, 4, 0])] = 0.97  # mixed of two, one hardly to be seen
+    shares[torch.arange(6), torch.tensor([3, 1, 0, 4, 2, 1])] += 0.03
+    expected = BinaryCrossEntropy(smoothing=0.0, target_threshold=0.0)(logits, shares)
+    torch.testing.assert_close(binary_cross_entropy(logits, shares).mean(), expected)
+    assert Classification.from_recipe(Recipe(loss="bce")).loss_name == "bce"
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("loss", [sigmoid_cross_entropy, softmax_cross_entropy])
+@pytest.mark.parametrize("loss", [sigmoid_cross_entropy, softmax_cross_entropy, binary_cross_entropy])
 def test_class_numbers_and_one_hot_shares_give_the_same(loss, smoothing):
     logits, classes = torch.randn(5, 7, dtype=torch.float64), torch.tensor([0, 6, 3, 3, 1])
     shares = torch.nn.functional.one_hot(classes, 7).double()
     torch.testing.assert_close(loss(logits, classes, smoothing), loss(logits, shares, smoothing))
 
 
-@pytest.mark.parametrize("loss", [sigmoid_cross_entropy, softmax_cross_entropy])
+@pytest.mark.parametrize("loss", [sigmoid_cross_entropy, softmax_cross_entropy, binary_cross_entropy])
 def test_smoothing_mixes_the_target_with_the_uniform_one(loss):
-    # Both losses are linear in the target.
+    # All losses are linear in the target, and that of `binary_cross_entropy` is spread after it is made whole.
     logits, classes = torch.randn(5, 7, dtype=torch.float64), torch.tensor([0, 6, 3, 3, 1])
     uniform = torch.full((5, 7), 1 / 7, dtype=torch.float64)
-    expected = 0.8 * loss(logits, classes) + 0.2 * loss(logits, uniform)
+    spread = sigmoid_cross_entropy(logits, uniform) / 7 if loss is binary_cross_entropy else loss(logits, uniform)
+    expected = 0.8 * loss(logits, classes) + 0.2 * spread
     torch.testing.assert_close(loss(logits, classes, 0.2), expected)
 
 

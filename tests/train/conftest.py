@@ -3,15 +3,18 @@
 import dataclasses
 import json
 from dataclasses import dataclass
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 import vitmods as vm
 from vitmods import data
 from vitmods.recipes import Recipe
 from vitmods.tasks import Classification
 from vitmods.train import train_trial
+from vitmods.train.loop import TrialRun
 
 RECIPE = Recipe(epochs=3, batch_size=40, lr=5e-3, crop="none", flip=0.0, eval_crop=1.0)
 WALL = ("wall_s", "pictures_per_s")
@@ -54,6 +57,41 @@ class Bench:
         }
 
 
+class GivenGradients:
+    """A task whose loss has the gradients that are given for each batch."""
+
+    metric = "top1"
+
+    def __init__(self, gradients):
+        self.gradients = gradients
+
+    def loss(self, model, batch):
+        model(batch.images)
+        gradients = self.gradients[int(batch.index[0])]
+        return sum((p * gradients[name]).sum() for name, p in model.named_parameters()), {}
+
+
+class OneBatchAnEpoch:
+    eval_split = val_split = "val"
+    splits = MappingProxyType({"train": range(64)})
+
+    def steps_per_epoch(self, batch_size):
+        return 1
+
+    def train_batches(self, *, seed, epoch, batch_size, start=0):
+        yield SimpleNamespace(images=torch.zeros(1, 1), targets=torch.zeros(1), index=torch.tensor([epoch]))
+
+
+class Parameters(nn.Module):
+    def __init__(self, values):
+        super().__init__()
+        for name, value in values.items():
+            setattr(self, name, nn.Parameter(value))
+
+    def forward(self, x):
+        return x
+
+
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
     """Models this small are slower on several threads, above all on a busy machine."""
@@ -66,3 +104,14 @@ def one_thread():
 @pytest.fixture(scope="session")
 def bench():
     return Bench(data.load("digits", img_size=(8, 8), in_chans=1, recipe=RECIPE, limit_train=160))
+
+
+@pytest.fixture
+def given_gradients(tmp_path):
+    """A run of parameters (name -> tensor) whose gradients at step k are those of the k-th dict; an epoch is a step."""
+
+    def make(values, gradients, recipe):
+        options = {"folder": tmp_path, "device": "cpu", "tensorboard": False}
+        return TrialRun(Parameters(values), GivenGradients(gradients), OneBatchAnEpoch(), recipe, **options)
+
+    return make

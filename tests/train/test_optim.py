@@ -3,8 +3,17 @@ import torch
 from torch import nn
 
 import vitmods as vm
+from vitmods.errors import UserError
 from vitmods.recipes import Recipe
-from vitmods.train.optim import check_every_parameter_is_trained, make_optimizer, parameter_groups, without_gradient
+from vitmods.tasks import Classification
+from vitmods.train.loop import TrialRun
+from vitmods.train.optim import (
+    check_every_parameter_is_trained,
+    layer_scales,
+    make_optimizer,
+    parameter_groups,
+    without_gradient,
+)
 
 
 def names_of(model, group):
@@ -27,7 +36,7 @@ def test_only_matrices_decay_and_neither_position_nor_tokens():
 def test_frozen_parameters_are_left_out():
     model = nn.Linear(3, 2)
     model.bias.requires_grad_(False)
-    assert [len(group["params"]) for group in parameter_groups(model, 0.1)] == [1, 0]
+    assert [group["name"] for group in parameter_groups(model, 0.1)] == ["decay"]
     check_every_parameter_is_trained(model, make_optimizer(model, Recipe()))
 
 
@@ -67,3 +76,95 @@ def test_sgd_with_momentum():
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     torch.testing.assert_close(model.weight, weight - 0.1 * (1 + 0.2 * weight))
+
+
+def test_lamb_is_timms_without_its_own_clipping():
+    from timm.optim import Lamb
+
+    optimizer = make_optimizer(nn.Linear(3, 2), Recipe(optimizer="lamb", weight_decay=0.02))
+    assert type(optimizer) is Lamb
+    assert optimizer.defaults["max_grad_norm"] is None
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.02, 0.0]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lamb"])
+def test_the_first_rate_is_that_of_the_batch_size(optimizer):
+    optimizer = make_optimizer(nn.Linear(3, 2), Recipe(optimizer=optimizer, lr=1e-3, batch_size=64, lr_batch=256))
+    assert [group["lr"] for group in optimizer.param_groups] == [2.5e-4, 2.5e-4]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_means_of_gradients_are_stored_in_bfloat16_and_stay_so_when_loaded(optimizer):
+    model = nn.Linear(3, 2)
+    recipe = Recipe(optimizer=optimizer, moment="bfloat16")
+    first, second = make_optimizer(model, recipe), make_optimizer(model, recipe)
+    model(torch.randn(4, 3)).square().sum().backward()
+    first.step()
+    second.load_state_dict(first.state_dict())
+    for optimizer in (first, second):
+        means = [state["mean"] for state in optimizer.state.values()]
+        assert [mean.dtype for mean in means] == [torch.bfloat16] * 2
+    assert all(torch.equal(a["mean"], b["mean"]) for a, b in zip(first.state.values(), second.state.values()))
+
+
+MODELS = {
+    "ours": lambda: vm.vit("mu3/2", img_size=8, in_chans=1, num_classes=10, reg_tokens=1),
+    "parallel": lambda: vm.vit("mu3x2/2", img_size=8, in_chans=1, num_classes=10),
+    "map pooling": lambda: vm.vit("mu3/2", img_size=8, in_chans=1, num_classes=10, pool="map"),
+    "post position norm, GPSA": lambda: vm.apply(
+        vm.vit("mu3/2", img_size=8, in_chans=1, num_classes=10), *vm.parse_changes("dpn+gpsa(blocks=2)")
+    ),
+    "timm": lambda: pytest.importorskip("timm").create_model(
+        "vit_tiny_patch16_224", img_size=32, depth=3, embed_dim=24, num_heads=2, num_classes=10
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_layer_decay_is_a_power_of_the_distance_from_the_head(name):
+    # BEiT's rule for 3 blocks: stem, positions and tokens are layer 0, block i is i + 1, final norm and head are 4.
+    model = MODELS[name]()
+    scales = layer_scales(model, 0.5)
+    assert scales.keys() == {name for name, _ in model.named_parameters()}
+    for parameter, scale in scales.items():
+        words = parameter.split(".")
+        if words[0] == "blocks":
+            assert scale == 0.5 ** (3 - int(words[1])), parameter
+        elif words[0] in ("norm", "fc_norm", "head", "attn_pool"):
+            assert scale == 1.0, parameter
+        else:
+            assert words[0] in ("patch_embed", "pos_embed", "cls_token", "reg_token"), parameter
+            assert scale == 0.5**4, parameter
+
+
+@pytest.mark.parametrize("fields", [{}, {"optimizer": "sgd"}, {"optimizer": "lamb"}, {"moment": "bfloat16"}])
+def test_layers_learn_at_their_share_of_the_rate(bench, tmp_path, fields):
+    recipe = bench.recipe(layer_decay=0.5, train="attention", steps=2, warmup_steps=0, **fields)
+    model = bench.model()
+    run = TrialRun(
+        model,
+        Classification(),
+        bench.pictures_for(recipe),
+        recipe,
+        folder=tmp_path,
+        device="cpu",
+        tensorboard=False,
+    )
+    run._train_step(next(run._batches()))
+    scales, held = layer_scales(model, 0.5), 0
+    for group in run.optimizer.param_groups:
+        for name in names_of(model, group):
+            assert group["lr"] == recipe.lr * scales[name]
+            held += 1
+    assert held == sum(p.requires_grad for p in model.parameters()) < len(list(model.parameters()))
+
+
+def test_one_is_the_rate_of_all():
+    model = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=10)
+    plain, decayed = parameter_groups(model, 0.1), parameter_groups(model, 0.1, layer_decay=1.0)
+    assert [names_of(model, group) for group in plain] == [names_of(model, group) for group in decayed]
+
+
+def test_a_model_that_does_not_say_its_layers_is_refused():
+    with pytest.raises(UserError, match=r"layer_decay needs a model that says .* Linear has no group_matcher"):
+        make_optimizer(nn.Linear(3, 2), Recipe(layer_decay=0.5))

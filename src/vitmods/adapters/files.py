@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..files import write_atomically
 from ..vit import ViT
-from . import big_vision, deit, huggingface, own
+from . import big_vision, deit, huggingface, own, timm_files
 from .models import read_model
+from .pixels import pixels_beside
 from .tensors import Coverage
 
 _TORCH = (".pth", ".pt", ".bin", ".ckpt")
@@ -27,8 +28,9 @@ def load(path: str | Path, **settings: Any) -> ViT:
 
     Args:
         path: a .safetensors that ``save`` wrote, or a trial's folder; a .npz of big_vision; a .pth of DeiT, or a
-            .safetensors, with DeiT's or timm's names; a folder that Hugging Face's ``save_pretrained`` wrote, or the
-            weights in it. What it is, the tensors' names and the config that goes with them say.
+            .safetensors, with DeiT's or timm's names; a folder that Hugging Face's ``save_pretrained`` or timm's
+            ``save_for_hf`` wrote, or the weights in it. What it is, the tensors' names and the config that goes with
+            them say; mean and std of the pixels, what else lies in the folder.
         settings: what the tensors do not tell (not where a config goes with them): ``img_size`` in
             pixels, when it is not the square that the positions form; ``num_heads``, when it is not the published one
             for the width; ``eps`` of all norms, 1e-6; other fields of ViTConfig. ``coverage(path, ...)`` lists what
@@ -78,17 +80,24 @@ def save(model: ViT, path: str | Path) -> None:
 
 def _read(path: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
     weights = _weights_file(path)
+    model, coverage = _read_weights(path, weights, settings)
+    model.pretrained_cfg.update(pixels_beside(weights))
+    return model, coverage
+
+
+def _read_weights(path: Path, weights: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
+    if timm_files.is_saved(weights):
+        _refuse_settings(path, settings)
+        return timm_files.read_saved(weights)
     tensors = _tensors(weights)
     told = own.own_description(weights)
     if told is not None:
-        if settings:
-            raise UserError(f"The config of {path.name} says all of it: leave {', '.join(settings)} out.")
+        _refuse_settings(path, settings)
         return own.read_own(path.name, tensors, told)
     if big_vision.is_big_vision(tensors):
         return big_vision.read_big_vision(path.name, tensors, **settings)
     if huggingface.is_saved(tensors):
-        if settings:
-            raise UserError(f"config.json beside the weights says all of {path.name}: leave {', '.join(settings)} out.")
+        _refuse_settings(path, settings)
         return huggingface.read_saved(path.name, tensors, _hugging_face_config(weights))
     if deit.is_deit(tensors):
         return deit.read_deit(path.name, tensors, **settings)
@@ -98,6 +107,11 @@ def _read(path: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
     raise UserError(
         f"{path.name} holds no ViT with the names of big_vision, DeiT, timm or Hugging Face; its first are {some}."
     )
+
+
+def _refuse_settings(path: Path, settings: dict[str, Any]) -> None:
+    if settings:
+        raise UserError(f"The config of {path.name} says all of it: leave {', '.join(settings)} out.")
 
 
 def _weights_file(path: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +15,7 @@ from vitmods.cli.options import DataOptions, MachineOptions, defaults_from, note
 from vitmods.errors import UserError
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
+from vitmods.study.checkpoints import names
 
 if TYPE_CHECKING:
     from vitmods.study import Study, StudyResult
@@ -36,6 +37,7 @@ class Compare:
       vitmods compare --data path/to/pictures --arms norms --dry-run     (every kind of norm)
       vitmods compare --base S/16 --img-size 224 --arms "post=placement(attn=post,mlp=post)" --dry-run
       vitmods compare --from runs/digits-mu3-2-train-base-seed0 --data path/to/pictures --arms full attention ffn
+      vitmods compare --from runs/pretrained --data path/to/pictures      (a study: each arm from its own weights)
       vitmods compare --recipe plain --help      (defaults of that recipe)
     """
 
@@ -48,7 +50,8 @@ class Compare:
     base: str = "mu3/2"
     """the model without changes: Ti/16, S/16, B/16, S36/16 (36 deep), or timm's name"""
     start: Annotated[str | None, tyro.conf.arg(name="from")] = None
-    """trained weights to begin with, which say what base is: a trial's folder, a file, or a timm model's name"""
+    """trained weights to begin with, which say what base is: a trial's folder, a file, or a timm model's name; or a
+    study's folder, or one of several checkpoints: then each arm begins with its own"""
     seeds: int = 3
     """trials of every arm"""
     recipe: str = "digits"
@@ -69,8 +72,11 @@ class Compare:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    suits, pictures, recipe_name, recipe = defaults_from(arguments, start=peek(arguments, "from"))
+    start = peek(arguments, "from")
+    suits, pictures, recipe_name, recipe = defaults_from(arguments, start=start)
     default = Compare(pictures, recipe, MachineOptions(), base=suits.base, recipe=recipe_name)
+    if start and (found := names(start)):
+        default = replace(default, arms=found)
     options = parse(Compare, arguments, "compare", default)
     if options.start is not None and options.base != suits.base:
         raise UserError("--from says what base is: leave --base out.")

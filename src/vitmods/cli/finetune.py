@@ -11,6 +11,7 @@ from vitmods.cli.options import DataOptions, MachineOptions, defaults_from, pars
 from vitmods.cli.train import run_trial, show
 from vitmods.errors import UserError
 from vitmods.recipes import Recipe
+from vitmods.study.checkpoints import arms_in
 from vitmods.study.plan import BASE
 
 DELTA = "delta.safetensors"
@@ -49,6 +50,11 @@ def main(arguments: Sequence[str]) -> int:
     model = peek(arguments, "model")
     if model is None and not {"-h", "--help"} & set(arguments):
         raise UserError("Say what is adapted: --model with a trial's folder, a file of weights or a timm model's name.")
+    if model and (found := arms_in(model)):
+        raise UserError(
+            f"{model} holds several checkpoints: {', '.join(found)}. Name one of them, or adapt all and compare them: "
+            f"vitmods compare --from {model}."
+        )
     _, pictures, name, recipe = defaults_from(arguments, start=model)
     default = Finetune(model or "", pictures, recipe.with_(train="attention"), MachineOptions(), recipe=name)
     options = parse(Finetune, arguments, "finetune", default)

@@ -17,6 +17,7 @@ from vitmods.errors import UserError
 from vitmods.recipes import Recipe
 from vitmods.recipes.parse import parse_recipe
 from vitmods.study.defaults import ORDINARY, Defaults, defaults_for
+from vitmods.study.plan import BASE
 
 T = TypeVar("T")
 
@@ -99,8 +100,10 @@ def _in_other_units(recipe: Recipe, arguments: Sequence[str]) -> Recipe:
 def _suits_checkpoint(suits: Defaults, start: str) -> tuple[Defaults, dict[str, Any]]:
     """What suits the pictures, in the checkpoint's size and channels, and its mean and std for the recipe."""
     from vitmods.adapters import open_checkpoint
+    from vitmods.study.checkpoints import arms_in, checkpoint_of
 
-    model = open_checkpoint(start)
+    found = arms_in(start)
+    model = open_checkpoint(checkpoint_of(found[BASE].start or start if found else start))
     shaped = replace(suits, base=start, img_size=model.config.img_size, in_chans=model.config.in_chans)
     values = {name: tuple(model.pretrained_cfg[name]) for name in ("mean", "std")}
     return shaped, {name: value[:1] if len(set(value)) == 1 else value for name, value in values.items()}

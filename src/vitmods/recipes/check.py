@@ -27,6 +27,8 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("warmup_steps", 0, float("inf")),
     ("warmup_lr", 0, float("inf")),
     ("min_lr", 0, float("inf")),
+    ("rsqrt_timescale", 1, float("inf")),
+    ("cooldown_steps", 0, float("inf")),
     ("clip_norm", 1e-12, float("inf")),
     ("ema", 0, 0.9999999),
     ("dropout", 0, 0.999999),
@@ -40,7 +42,17 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("cutmix", 0, float("inf")),
     ("eval_crop", 0.05, 1),
 )
-_WHOLE = ("epochs", "steps", "batch_size", "accumulate", "lr_batch", "warmup_steps", "repeats")
+_WHOLE = (
+    "epochs",
+    "steps",
+    "batch_size",
+    "accumulate",
+    "lr_batch",
+    "warmup_steps",
+    "rsqrt_timescale",
+    "cooldown_steps",
+    "repeats",
+)
 _CHOICES = {
     "optimizer": ("adamw", "sgd", "lamb"),
     "moment": ("float32", "bfloat16"),
@@ -97,6 +109,8 @@ def _check_pictures(recipe: Recipe) -> None:
 
 
 def _check_schedule(recipe: Recipe) -> None:
+    if recipe.optimizer == "lamb" and recipe.moment == "bfloat16":
+        raise UserError("recipe: moment=bfloat16 is for adamw and sgd; LAMB keeps its means in float32.")
     if recipe.steps is None and recipe.warmup_epochs is not None and recipe.warmup_epochs >= recipe.epochs:
         raise UserError(
             f"recipe: warmup_epochs={recipe.warmup_epochs:g} leaves nothing of epochs={recipe.epochs}; give a smaller "
@@ -104,11 +118,25 @@ def _check_schedule(recipe: Recipe) -> None:
         )
     if recipe.warmup_steps is not None and recipe.warmup_epochs is not None:
         raise UserError("recipe: warmup_epochs and warmup_steps say the same thing: give one of them.")
-    if recipe.steps is not None and recipe.warmup_steps is not None and recipe.warmup_steps >= recipe.steps:
-        raise UserError(f"recipe: warmup_steps={recipe.warmup_steps} leaves nothing of steps={recipe.steps}.")
-    for name in ("min_lr", "warmup_lr"):
-        if getattr(recipe, name) > recipe.lr:
-            raise UserError(f"recipe: {name}={getattr(recipe, name):g} is above lr={recipe.lr:g}.")
+    if recipe.steps is not None and (recipe.warmup_steps or 0) + recipe.cooldown_steps >= recipe.steps:
+        raise UserError(
+            f"recipe: warmup_steps={recipe.warmup_steps or 0} and cooldown_steps={recipe.cooldown_steps} leave nothing "
+            f"of steps={recipe.steps}."
+        )
+    if recipe.schedule == "rsqrt" and recipe.min_lr > 0:
+        raise UserError("recipe: the rate of rsqrt falls without end and has no min_lr; cooldown_steps brings it to 0.")
+    warms_up = recipe.warmup_epochs != 0 and recipe.warmup_steps != 0
+    if recipe.schedule == "epoch_cosine" and warms_up and recipe.warmup_lr == 0:
+        raise UserError(
+            "recipe: epoch_cosine trains two epochs at warmup_lr, which is 0: give one, as DeiT's 1e-6, or "
+            "warmup_epochs=0."
+        )
+    if recipe.min_lr > recipe.lr:
+        raise UserError(f"recipe: min_lr={recipe.min_lr:g} is above lr={recipe.lr:g}.")
+    peak = recipe.lr * recipe.lr_scale
+    if recipe.warmup_lr > peak:
+        scaled = "" if recipe.lr_batch is None else f" * batch_size / lr_batch = {peak:g}"
+        raise UserError(f"recipe: warmup_lr={recipe.warmup_lr:g} is above lr={recipe.lr:g}{scaled}.")
 
 
 def _check_range(name: str, value: float | None, low: float, high: float) -> None:

@@ -40,23 +40,27 @@ class Recipe:
     weight_decay: float = 0.05
     """decay per step is lr * weight_decay (PyTorch's convention); not on biases, norms, position or tokens"""
     beta1: float = 0.9
-    """decay of Adam's mean of gradients"""
+    """decay of the mean of gradients of Adam and LAMB"""
     beta2: float = 0.999
-    """decay of Adam's mean of squared gradients"""
+    """decay of their mean of squared gradients"""
     momentum: float = 0.9
     """of SGD"""
     adam_eps: float = 1e-8
-    """added to the root in Adam's denominator"""
+    """added to the root in the denominator of Adam and LAMB"""
     schedule: Literal["cosine", "linear", "rsqrt", "epoch_cosine"] = "cosine"
     """how the rate falls: by half a cosine, by a line, as 1 / sqrt(step), or by the cosine once an epoch as in DeiT"""
     warmup_epochs: float | None = None
-    """epochs of linear warm-up; None: a tenth of `epochs`, at most 5"""
+    """epochs of linear warm-up; None: a tenth of `epochs`, at most 5, or a tenth of `steps`"""
     warmup_steps: int | None = None
     """the same in steps; None: by `warmup_epochs`"""
     warmup_lr: float = 0.0
-    """learning rate that the warm-up begins with"""
+    """learning rate that the warm-up begins with, whatever the batch size"""
     min_lr: float = 0.0
     """learning rate that the schedule ends at"""
+    rsqrt_timescale: int = 10_000
+    """steps after the warm-up until the rate of `rsqrt` has fallen to lr / sqrt(2)"""
+    cooldown_steps: int = 0
+    """last steps, over which a line from 1 to 0 multiplies the rate"""
     clip_norm: float | None = 1.0
     """largest global gradient norm; None: no clipping"""
     ema: float | None = None
@@ -118,9 +122,16 @@ class Recipe:
         check(self)
 
     @property
-    def resolved_warmup_epochs(self) -> float:
-        """Epochs of warm-up, with the default filled in."""
-        return min(0.1 * self.epochs, 5.0) if self.warmup_epochs is None else self.warmup_epochs
+    def lr_scale(self) -> float:
+        """What `lr` and `min_lr` are multiplied by, for the batch size."""
+        return 1.0 if self.lr_batch is None else self.batch_size / self.lr_batch
+
+    @property
+    def model_settings(self) -> dict[str, Any]:
+        """What the recipe sets of the model, as fields of a ViTConfig: `vm.vit("S/16", **recipe.model_settings)`."""
+        settings = {"pos_drop": self.dropout, "proj_drop": self.dropout, "drop_path": self.drop_path}
+        settings |= {name: getattr(self, name) for name in ("drop_path_shape", "init", "head_bias")}
+        return {name: value for name, value in settings.items() if value is not None}
 
     @property
     def part_size(self) -> int:
@@ -157,8 +168,12 @@ def _tupled(value: Any) -> Any:
 def weight_decay_from_big_vision(weight_decay: float, lr: float) -> float:
     """big_vision's decay, which is not multiplied by the learning rate, in the convention of `Recipe.weight_decay`.
 
-    big_vision takes `schedule * weight_decay * w` off each weight, PyTorch `schedule * lr * weight_decay * w`: its
-    1e-4 at lr 1e-3 is 0.1 here.
+    Where the schedule runs from 1 down to 0 and lr is its peak, big_vision takes `schedule * weight_decay * w` off each
+    weight, PyTorch `schedule * lr * weight_decay * w`: its 1e-4 at lr 1e-3 is 0.1 here. Of a recipe with `lr_batch`,
+    lr is the one after scaling.
+
+    Raises:
+        UserError: lr is not above 0.
     """
     if lr <= 0:
         raise UserError(f"weight_decay_from_big_vision: lr must be above 0, not {lr}.")

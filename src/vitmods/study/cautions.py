@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from vitmods.layers.norms import PowerNorm
 from vitmods.layers.norms.contract import SMALL_BATCH, RunningNorm, SmallBatchWarning
+from vitmods.recipes.length import resolve_on
 
 if TYPE_CHECKING:
     from vitmods.data import PictureSet
@@ -27,8 +28,8 @@ def cautions(models: Mapping[str, ViT], recipes: Mapping[str, Recipe], pictures:
     long: dict[tuple[int, int], list[str]] = {}
     for arm, model in models.items():
         recipe = recipes[arm]
-        batch = min(recipe.part_size, len(pictures.splits["train"]))
-        steps = recipe.epochs * pictures.steps_per_epoch(recipe.batch_size)
+        batch = recipe.part_size
+        steps = resolve_on(recipe, pictures).steps
         warmup = max((norm.warmup for norm in model.modules() if isinstance(norm, PowerNorm)), default=0)
         if batch < SMALL_BATCH and any(map(_gathers, model.modules())):
             small.setdefault(batch, []).append(arm)

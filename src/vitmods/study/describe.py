@@ -31,9 +31,21 @@ def describe_base(settings: Settings, model: ViT) -> dict[str, Any]:
 def describe_arm(arm: Arm, model: ViT) -> dict[str, Any]:
     """The arm's model and what its changes are, for a reader who does not know them."""
     told: list[dict[str, Any]] = [{"short": str(change), **change.describe()} for change in arm.changes]
+    if arm.start is not None:
+        told.append(_describe_start(arm.start))
     if "train" in arm.recipe:
         told.append(_describe_training(arm.recipe["train"]))
     return {"describe": told, "config": json.loads(model.config.to_json())}
+
+
+def _describe_start(source: str) -> dict[str, Any]:
+    return {
+        "short": f"from {source}",
+        "title": "Begins with trained weights of its own",
+        "summary": f"Its weights are those of {source}; base begins with its own.",
+        "paper": "",
+        "url": "",
+    }
 
 
 def _describe_training(what: str) -> dict[str, Any]:
@@ -73,7 +85,8 @@ def python_call(settings: Settings, out: str) -> str:
 
 def _arm_call(arm: Arm) -> str:
     overrides = f", {dict(arm.recipe)!r}" if arm.recipe else ""
-    return f"Arm({arm.name!r}, vm.parse_changes({arm.short!r}){overrides})"
+    begins = f", start={arm.start!r}" if arm.start else ""
+    return f"Arm({arm.name!r}, vm.parse_changes({arm.short!r}){overrides}{begins})"
 
 
 def environment(device: torch.device) -> dict[str, Any]:

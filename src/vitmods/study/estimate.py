@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vitmods.flops import count_macs, count_params
+from vitmods.recipes.length import resolve_on
 from vitmods.study.plan import Trial
 from vitmods.study.trial import TrialRunner, task_of
 from vitmods.study.words import duration
@@ -115,7 +116,7 @@ def estimate(
         arms=arms,
         finished=len(settings.trials()) - len(missing),
         workers=workers,
-        steps=recipe.epochs * pictures.steps_per_epoch(recipe.batch_size),
+        steps=resolve_on(recipe, pictures).steps,
         pictures={name: len(split) for name, split in pictures.splits.items()},
     )
 
@@ -126,14 +127,14 @@ def _estimate_arm(runner: TrialRunner, name: str, model: ViT, trials: int, devic
     pictures = runner.pictures(recipe)
     few = _FirstSteps(pictures, device)
     with tempfile.TemporaryDirectory() as nowhere:
-        short = recipe.with_(epochs=1, warmup_epochs=None)
+        short = recipe.with_(epochs=1, steps=None, warmup_epochs=None, warmup_steps=None, cooldown_steps=0)
         train_trial(
             model, task_of(recipe), few, short, out=nowhere, device=str(device), progress=False, tensorboard=False
         )
-    steps = recipe.epochs * pictures.steps_per_epoch(recipe.batch_size)
+    length = resolve_on(recipe, pictures)
     val, test = (len(pictures.splits[split]) for split in (pictures.val_split, pictures.eval_split))
-    evaluated = recipe.epochs * val + (0 if pictures.val_split == pictures.eval_split else test)
-    trial_s = steps * few.step_s + evaluated * few.evaluation_s
+    evaluated = length.evaluations() * val + (0 if pictures.val_split == pictures.eval_split else test)
+    trial_s = length.steps * few.step_s + evaluated * few.evaluation_s
     return ArmEstimate(name, arm.short, count_params(model), count_macs(model.config), few.step_s, trial_s, trials)
 
 
@@ -145,6 +146,7 @@ class _FirstSteps:
         self._steps: list[float] = []
         self._evaluations: list[float] = []
         self.eval_split = self.val_split = pictures.val_split
+        self.splits = pictures.splits
 
     @property
     def step_s(self) -> float:

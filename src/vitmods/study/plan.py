@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitmods.errors import UserError
@@ -30,6 +31,8 @@ class Arm:
     name: str
     changes: tuple[Change, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    start: str | None = None
+    """trained weights of its own that it begins with, changes included; None: base's"""
 
     @property
     def short(self) -> str:
@@ -40,10 +43,12 @@ class Arm:
     def text(self) -> str:
         """The changes and the recipe overrides, for people, e.g. `dpn+train(attention)`."""
         overrides = (f"train({value})" if name == "train" else f"{name}={value}" for name, value in self.recipe.items())
-        return "+".join(filter(None, (self.short, *overrides)))
+        own = f"from {Path(self.start).name}" if self.start and not self.changes else ""
+        return "+".join(filter(None, (self.short, own, *overrides)))
 
     def identity(self) -> dict[str, Any]:
-        return {"changes": self.short, "recipe": dict(self.recipe)}
+        begins = {"start": self.start} if self.start else {}
+        return {"changes": self.short, "recipe": dict(self.recipe), **begins}
 
 
 @dataclass(frozen=True)
@@ -67,12 +72,13 @@ def arm_from_text(text: str) -> Arm:
 
     named = re.match(r"\s*([^=()]+?)\s*=\s*(.+)$", text, flags=re.DOTALL)
     name, told = (named[1], named[2]) if named else (text.strip(), text)
-    changes, recipe = _split_training(TRAINING.get(told.strip(), told))
+    changes, recipe = split_training(told)
     return Arm(name, tuple(parse_changes(changes)), recipe)
 
 
-def _split_training(text: str) -> tuple[str, dict[str, Any]]:
-    """The changes, and the recipe override that `train(...)` among them is."""
+def split_training(text: str) -> tuple[str, dict[str, Any]]:
+    """The changes, and the recipe override that `train(...)` among them, or a word for it, is."""
+    text = TRAINING.get(text.strip(), text)
     pattern = r"(?:(?<=\+)|^)\s*train\(([^()]*)\)\s*(?:\+|$)"
     found = re.findall(pattern, text)
     if len(found) > 1:
@@ -131,7 +137,7 @@ def _check_arms(arms: Sequence[Arm]) -> None:
     for arm in arms:
         if arm.name == BASE:
             raise UserError("The arm named base is the model without changes. Give this arm another name.")
-        if not arm.changes and not arm.recipe:
+        if not arm.changes and not arm.recipe and arm.start is None:
             raise UserError(f"Arm {arm.name} changes nothing. Base is always part of the study; leave this arm out.")
         if arm.name in names:
             raise UserError(f"Two arms are named {arm.name}. Leave one out, or name it differently: NAME=CHANGES.")
@@ -213,7 +219,8 @@ class Settings:
 
         rest = dict(values)
         arms = tuple(
-            Arm(name, tuple(parse_changes(arm["changes"])), arm["recipe"]) for name, arm in rest.pop("arms").items()
+            Arm(name, tuple(parse_changes(arm["changes"])), arm["recipe"], arm.get("start"))
+            for name, arm in rest.pop("arms").items()
         )
         seeds, noise_floor, margin = tuple(rest.pop("seeds")), rest.pop("noise_floor"), rest.pop("margin")
         return cls(rest, arms, seeds, noise_floor, margin)
@@ -262,4 +269,5 @@ def _show(value: Any) -> str:
 
 def _show_arm(arm: Mapping[str, Any]) -> str:
     overrides = ", ".join(f"{name}={value}" for name, value in arm["recipe"].items())
-    return arm["changes"] + (f" with {overrides}" if overrides else "")
+    begins = f" from {arm['start']}" if "start" in arm else ""
+    return arm["changes"] + begins + (f" with {overrides}" if overrides else "")

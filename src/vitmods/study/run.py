@@ -14,6 +14,7 @@ import torch
 
 from vitmods.errors import UserError
 from vitmods.files import disk_errors, write_json
+from vitmods.recipes.length import resolve_on
 from vitmods.study.cautions import already_told, cautions
 from vitmods.study.describe import describe_arm, describe_base, environment
 from vitmods.study.executors import Executor, Inline, Processes, visible_gpus
@@ -115,8 +116,9 @@ def _build_arms(settings: Settings, num_classes: int) -> dict[str, ViT]:
     models = {}
     for arm in (Arm(BASE), *settings.arms):
         try:
-            models[arm.name] = build_model(config, arm, settings.seeds[0], settings.fixed.get("start"))
-            freeze(models[arm.name], settings.recipe_of(arm))  # costs are of what is trained
+            recipe = settings.recipe_of(arm)
+            models[arm.name] = build_model(config, arm, settings.seeds[0], settings.fixed.get("start"), recipe)
+            freeze(models[arm.name], recipe)  # costs are of what is trained
         except UserError as error:
             raise type(error)(f"Arm {arm.name}: {error}") from error
     return models
@@ -157,6 +159,7 @@ def _write_facts(
             "base": describe_base(settings, models[BASE]),
             "arms": {arm.name: describe_arm(arm, models[arm.name]) for arm in settings.arms},
             "data": pictures.summary(),
+            "resolved": dataclasses.asdict(resolve_on(settings.recipe, pictures)),
             "warnings": told,
             "environment": environment(how.torch_device),
         },
@@ -212,7 +215,7 @@ def _foreign_modules(arms: Sequence[Arm]) -> tuple[str, ...]:
 
 def _steps(runner: TrialRunner, trial: Trial) -> int:
     recipe = runner.settings.recipe_of(trial.arm)
-    return recipe.epochs * runner.pictures(recipe).steps_per_epoch(recipe.batch_size)
+    return resolve_on(recipe, runner.pictures(recipe)).steps
 
 
 def _workers(how: Running, base: ViT, settings: Settings, trials: int) -> int:

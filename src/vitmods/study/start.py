@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,7 +13,8 @@ from vitmods.adapters import load, open_checkpoint
 from vitmods.config import ViTConfig
 from vitmods.errors import UserError
 from vitmods.finetune.delta import fingerprint
-from vitmods.vit import Resampling, ViT
+from vitmods.study.checkpoints import checkpoint_of
+from vitmods.vit import Resampling, ViT, vit
 
 
 def open_trial(folder: Path) -> ViT:
@@ -26,32 +29,46 @@ def open_trial(folder: Path) -> ViT:
 
 @dataclass(frozen=True)
 class Start:
-    """A checkpoint as part of a study: where it was found, what it held, and how positions become those of another
-    resolution."""
+    """A checkpoint as part of a study: where it was found, what it held (None: not asked), and how positions become
+    those of another resolution. A folder of seed0, seed1, ... holds one for each seed."""
 
     source: str
-    fingerprint: str
+    fingerprint: str | None
     positions: Resampling = "bicubic"
 
     @classmethod
     def of(cls, source: str, positions: Resampling = "bicubic") -> tuple[Start, ViTConfig]:
         """The checkpoint and its config. Raises UserError as `open_checkpoint` does."""
-        model = open_checkpoint(source)
-        return cls(source, fingerprint(model), positions), model.config
+        found = checkpoint_of(source)
+        model = open_checkpoint(found)
+        return cls(source, fingerprint(model) if found == source else None, positions), model.config
 
-    def build(self, config: ViTConfig, seed: int) -> ViT:
+    def build(self, config: ViTConfig, seed: int, settings: Mapping[str, Any] | None = None) -> ViT:
         """Its model with the pictures and classes of `config`: positions resampled, a new head drawn from the seed.
 
+        `settings` are fields of its config that training alone reads: dropout, drop path, how the head is initialised.
         Raises UserError if it no longer holds the same weights, or reads other channels.
         """
-        model = open_checkpoint(self.source)
-        if fingerprint(model) != self.fingerprint:
+        model = open_checkpoint(checkpoint_of(self.source, seed))
+        if self.fingerprint is not None and fingerprint(model) != self.fingerprint:
             raise UserError(f"{self.source} no longer holds the weights that this began with.")
         if config.in_chans != model.config.in_chans:
             raise UserError(
                 f"{self.source} reads {model.config.in_chans} channels, not {config.in_chans}: set in_chans to that."
             )
+        model = _with_settings(model, settings or {})
         torch.manual_seed(seed)
         model.set_input_size(config.img_size, positions=self.positions)
         model.reset_classifier(config.num_classes)
         return model
+
+
+def _with_settings(model: ViT, settings: Mapping[str, Any]) -> ViT:
+    """The same weights in a model with these settings."""
+    config = model.config.with_(**settings)
+    if config == model.config:
+        return model
+    built = vit(config)
+    built.load_state_dict(model.state_dict())
+    built.changes, built.pretrained_cfg = model.changes, model.pretrained_cfg
+    return built

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from vitmods.config import ViTConfig
 from vitmods.errors import UserError
 from vitmods.recipes import Recipe
+from vitmods.study.checkpoints import adopt, arms_in
 from vitmods.study.defaults import defaults_for
-from vitmods.study.plan import Settings, make_arms, make_seeds
+from vitmods.study.plan import BASE, Settings, make_arms, make_seeds
 
 if TYPE_CHECKING:
     from vitmods.study.estimate import Estimate
@@ -25,8 +26,10 @@ class Study:
 
     Args:
         base: a size name (`S/16`), a timm name or a ViTConfig; None: one that suits the pictures.
-        start: trained weights that every arm begins with (docs/finetune.md); they say what base is. None: new ones.
-        arms: name -> changes (or their short form), or a list of short forms, each `CHANGES` or `NAME=CHANGES`.
+        start: trained weights that every arm begins with (docs/finetune.md); they say what base is. A folder of several
+            checkpoints, as a study's, is one for each arm. None: new ones.
+        arms: name -> changes (or their short form), or a list of short forms, each `CHANGES` or `NAME=CHANGES`. Of a
+            folder of checkpoints, their names; none: all.
         data: `digits`, a folder, `torchvision:NAME?root=...` or `hf:NAME`.
         recipe: how every trial is trained; None: one that suits the pictures.
         seeds: how many, or which.
@@ -63,11 +66,12 @@ class Study:
     ):
         if not margin >= 0:
             raise UserError(f"margin is a number of points, 0 or more, not {margin}.")
+        found = {} if start is None else arms_in(str(start))
         fixed = fixed_settings(
             base,
             data,
             recipe,
-            start=start,
+            start=found[BASE].start if found else start,
             img_size=img_size,
             in_chans=in_chans,
             split_seed=split_seed,
@@ -76,9 +80,11 @@ class Study:
             limit_train=limit_train,
             unreadable=unreadable,
         )
-        self.settings = Settings(fixed, make_arms(arms), make_seeds(seeds), noise_floor, margin)
+        self.settings = Settings(
+            fixed, make_arms(adopt(arms, found) if found else arms), make_seeds(seeds), noise_floor, margin
+        )
         for arm in self.settings.arms:
-            if not arm.changes and self.settings.recipe_of(arm) == self.settings.recipe:
+            if not arm.changes and arm.start is None and self.settings.recipe_of(arm) == self.settings.recipe:
                 raise UserError(f"Arm {arm.name} ({arm.text}) is base itself, part of every study: leave it out.")
 
     def __repr__(self) -> str:

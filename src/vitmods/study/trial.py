@@ -59,15 +59,25 @@ def base_config(settings: Settings, num_classes: int) -> ViTConfig:
     return ViTConfig.from_dict(base).with_(**shape)
 
 
-def build_model(config: ViTConfig, arm: Arm, seed: int, start: Mapping[str, Any] | None = None) -> ViT:
-    """The arm's model at step 0.
+def build_model(
+    config: ViTConfig,
+    arm: Arm,
+    seed: int,
+    start: Mapping[str, Any] | None = None,
+    recipe: Recipe | None = None,
+) -> ViT:
+    """The arm's model at step 0, with what the arm's `recipe` sets of it (dropout, drop path, initialisation).
 
     Base is initialised from the seed, or has the weights of `start` (the fields of a `Start`) and a head from the seed,
     and is then changed; so every arm starts from base's own weights wherever shapes allow, and parameters that a change
-    adds are drawn from the same seed.
+    adds are drawn from the same seed. An arm with weights of its own has those, changed already.
     """
+    settings = recipe.model_settings if recipe else {}
     torch.manual_seed(seed)
-    base = Start(**start).build(config, seed) if start else vit(config)
+    if arm.start is not None:
+        assert start is not None, "an arm has weights of its own only where base has"
+        return Start(arm.start, None, start["positions"]).build(config, seed, settings)
+    base = Start(**start).build(config, seed, settings) if start else vit(config, **settings)
     if not arm.changes:
         return base
     torch.manual_seed(seed)
@@ -121,9 +131,10 @@ class TrialRunner:
         recipe = self.settings.recipe_of(trial.arm)
         pictures = self.pictures(recipe)
         start = self.settings.fixed.get("start")
-        model = build_model(base_config(self.settings, pictures.num_classes), trial.arm, trial.seed, start)
+        config = base_config(self.settings, pictures.num_classes)
+        model = build_model(config, trial.arm, trial.seed, start, recipe)
         told = {"arm": trial.arm.name, "changes": trial.arm.short, "pictures": picture_settings(self.settings.fixed)}
-        told |= {"start": start} if start else {}
+        told |= {"start": {**start, "arm": trial.arm.start} if trial.arm.start else start} if start else {}
         return train_trial(
             model,
             task_of(recipe),

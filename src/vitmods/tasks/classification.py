@@ -36,9 +36,20 @@ def sigmoid_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.
     return F.binary_cross_entropy_with_logits(logits, shares, reduction="none").sum(dim=1)
 
 
+def binary_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Binary cross-entropy, mean over the classes, where every class with a share counts as whole.
+
+    So a picture that is mixed of two has both classes (Wightman et al., "ResNet strikes back", arXiv:2110.00476; as in
+    the released DeiT III). Args and returns are those of `softmax_cross_entropy`; smoothing comes after.
+    """
+    present = (targets > 0).to(logits.dtype) if targets.is_floating_point() else targets
+    return sigmoid_cross_entropy(logits, present, smoothing) / logits.shape[1]
+
+
 _LOSSES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "softmax": softmax_cross_entropy,
     "sigmoid": sigmoid_cross_entropy,
+    "bce": binary_cross_entropy,
 }
 
 
@@ -49,7 +60,7 @@ class Classification:
     Label smoothing is part of training only: the loss that `evaluate` reports is without it.
     """
 
-    loss_name: Literal["softmax", "sigmoid"] = "softmax"
+    loss_name: Literal["softmax", "sigmoid", "bce"] = "softmax"
     label_smoothing: float = 0.0
 
     @classmethod

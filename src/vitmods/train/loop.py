@@ -12,13 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from vitmods.recipes import Recipe
+from vitmods.recipes.length import lr_at, resolve_on
 from vitmods.train import checkpoint
 from vitmods.train.device import Part, make_fabric, parts, to_device
 from vitmods.train.ema import Ema
 from vitmods.train.interrupt import Interrupted, StopRequest
 from vitmods.train.logs import MetricsFile, ProgressBar
-from vitmods.train.optim import check_every_parameter_is_trained, freeze, make_optimizer, without_gradient
-from vitmods.train.schedule import cosine_with_warmup
+from vitmods.train.optim import (
+    check_every_parameter_is_trained,
+    clip_gradients,
+    freeze,
+    make_optimizer,
+    without_gradient,
+)
 from vitmods.train.task import Batch, Pictures, Task
 from vitmods.train.window import Diverged, Window
 
@@ -27,7 +33,10 @@ METRICS = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Pace:
-    """How often the loop does something other than training. Checkpoints change no number; evaluations add rows."""
+    """How often the loop does something other than training. Checkpoints change no number; evaluations add rows.
+
+    A trial is evaluated 100 times at most, whatever `eval_every_epochs`: an epoch of a small set may be one step.
+    """
 
     eval_every_epochs: int = 1
     checkpoint_every_steps: int | None = None
@@ -57,9 +66,9 @@ class TrialRun:
     ) -> None:
         self.task, self.ds, self.recipe, self.seed, self.folder = task, ds, recipe, seed, folder
         self.pace = pace or Pace()
-        self.steps_per_epoch = ds.steps_per_epoch(recipe.batch_size)
-        self.total_steps = recipe.epochs * self.steps_per_epoch
-        self.log_every = min(50, max(5, self.total_steps // 100))
+        self.length = resolve_on(recipe, ds)
+        self.log_every = min(50, max(5, self.length.steps // 100))
+        self.eval_every = self.length.evaluate_every(self.pace.eval_every_epochs)
 
         self.fabric = make_fabric(device, recipe.precision)
         self.model = self.fabric.to_device(model)
@@ -103,7 +112,7 @@ class TrialRun:
         except Interrupted as interruption:
             self.save()
             raise Interrupted(
-                f"{interruption} at step {self.step} of {self.total_steps}. The state is saved in {self.folder}; run "
+                f"{interruption} at step {self.step} of {self.length.steps}. The state is saved in {self.folder}; run "
                 "the same command again to go on from there.",
                 interruption.signum,
             ) from None
@@ -120,16 +129,16 @@ class TrialRun:
                 self._evaluate(request)
             if self._checkpoint_is_due():
                 self.save()
-            if self.step == self.total_steps:
+            if self.step == self.length.steps:
                 return
             request.check()
             self._train_step(next(batches))
-            if self.step % self.log_every == 0 or self.step == self.total_steps:
+            if self.step % self.log_every == 0 or self.step == self.length.steps:
                 bar.show(self._log())
             bar.advance(self.step)
 
     def _batches(self) -> Iterator[Batch]:
-        epoch, start = divmod(self.step, self.steps_per_epoch)
+        epoch, start = divmod(self.step, self.length.steps_per_epoch)
         while True:
             yield from self.ds.train_batches(
                 seed=self.seed, epoch=epoch, batch_size=self.recipe.batch_size, start=start
@@ -137,12 +146,13 @@ class TrialRun:
             epoch, start = epoch + 1, 0
 
     def _train_step(self, batch: Batch) -> None:
+        lr = lr_at(self.length, self.step)
         for group in self.optimizer.param_groups:
-            group["lr"] = self._lr(self.step)
+            group["lr"] = lr * group["lr_scale"]
         self.optimizer.zero_grad(set_to_none=True)
         statistics = self._backward(batch)
         if self.recipe.clip_norm is not None:
-            statistics["grad_norm"] = nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip_norm)
+            statistics["grad_norm"] = clip_gradients(self.parameters, self.recipe.clip_norm)
         if self.step == 0:
             _warn_of_untrained(self.model)
         self.optimizer.step()
@@ -167,10 +177,6 @@ class TrialRun:
                 totals[name] = totals.get(name, 0) + value * share
         return totals
 
-    def _lr(self, step: int) -> float:
-        warmup = self.recipe.resolved_warmup_epochs * self.steps_per_epoch
-        return cosine_with_warmup(step, self.total_steps, warmup, self.recipe.lr, self.recipe.min_lr)
-
     def _log(self) -> dict[str, Any]:
         """Write the means over the steps since the last row. Only here does the loop wait for the device."""
         pictures, now = self._window.pictures, time.perf_counter()
@@ -178,7 +184,7 @@ class TrialRun:
         row = {
             **self._row("train"),
             **means,
-            "lr": self._lr(self.step - 1),
+            "lr": lr_at(self.length, self.step - 1),
             "pictures_per_s": round(pictures / max(now - self._logged, 1e-9), 1),
         }
         self._logged = now
@@ -186,12 +192,11 @@ class TrialRun:
         return row
 
     def _row(self, split: str) -> dict[str, Any]:
-        epoch = round(self.step / self.steps_per_epoch, 4)
+        epoch = round(self.step / self.length.steps_per_epoch, 4)
         return {"step": self.step, "epoch": epoch, "wall_s": round(self.wall_s, 3), "split": split}
 
     def _evaluation_is_due(self) -> bool:
-        every = self.pace.eval_every_epochs * self.steps_per_epoch
-        return self.step > self.evaluated_at and (self.step % every == 0 or self.step == self.total_steps)
+        return self.step > self.evaluated_at and (self.step % self.eval_every == 0 or self.step == self.length.steps)
 
     def _evaluate(self, request: StopRequest) -> None:
         metrics = self._metrics(self.ds.val_split, request)

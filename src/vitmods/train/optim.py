@@ -1,35 +1,75 @@
-"""What is trained, and AdamW or SGD with two groups of parameters: those that decay and those that do not."""
+"""What is trained, in groups of one decay and one share of the learning rate, and the optimiser over them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from vitmods.errors import UserError
 from vitmods.finetune import train_only
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
+from vitmods.train.bfloat16 import BFloat16AdamW, BFloat16SGD
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Trainable parameters in two groups, `decay` and `no_decay`.
+def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float | None = None) -> list[dict[str, Any]]:
+    """Trainable parameters in groups of the same `weight_decay` and `lr_scale`, their share of the learning rate.
 
     Scalars, vectors (biases, norms, layer scales) and what `model.no_weight_decay()` names (position embedding, tokens)
-    do not decay.
+    do not decay. `layer_decay`: see `layer_scales`.
     """
     no_weight_decay: Any = getattr(model, "no_weight_decay", set)  # timm's contract; other models spare by shape alone
     spared = set(no_weight_decay())
-    decay: list[nn.Parameter] = []
-    no_decay: list[nn.Parameter] = []
+    scales = {} if layer_decay is None else layer_scales(model, layer_decay)
+    found: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        is_spared = parameter.ndim <= 1 or name.endswith("bias") or name in spared
-        (no_decay if is_spared else decay).append(parameter)
+        if parameter.requires_grad:
+            is_spared = parameter.ndim <= 1 or name.endswith("bias") or name in spared
+            found.setdefault((scales.get(name, 1.0), is_spared), []).append(parameter)
     return [
-        {"params": decay, "weight_decay": weight_decay, "name": "decay"},
-        {"params": no_decay, "weight_decay": 0.0, "name": "no_decay"},
+        {
+            "params": found[scale, is_spared],
+            "weight_decay": 0.0 if is_spared else weight_decay,
+            "lr_scale": scale,
+            "name": "no_decay" if is_spared else "decay",
+        }
+        for scale, is_spared in sorted(found)
     ]
+
+
+def layer_scales(model: nn.Module, layer_decay: float) -> dict[str, float]:
+    """The share of the learning rate of every parameter: layer_decay ** (L + 1 - layer) in a model of L blocks.
+
+    Layer 0 is the stem with positions and tokens, i + 1 block i, and L + 1 the final norm and the head, as in BEiT
+    (arXiv:2106.08254). Which is which says the model's `group_matcher()` (timm's contract).
+
+    Raises:
+        UserError: the model has none.
+    """
+    from timm.models import group_parameters  # seconds
+
+    matcher: Any = getattr(model, "group_matcher", None)
+    if matcher is None:
+        raise UserError(
+            f"layer_decay needs a model that says which block a parameter is in: {type(model).__name__} has no "
+            "group_matcher(), as timm's models and vitmods.vit have. Set layer_decay to None."
+        )
+    layers = group_parameters(model, _without_joined(matcher()), reverse=True)
+    last = max(layers.values())
+    return {name: layer_decay ** (last - layer) for name, layer in layers.items()}
+
+
+def _without_joined(matcher: Any) -> Any:
+    """A group matcher that leaves out what timm joins to the last block: the final norm then goes with the head."""
+    from timm.models._manipulate import MATCH_PREV_GROUP
+
+    if not isinstance(matcher, dict):
+        return matcher
+    return {
+        name: [part for part in parts if part[1] != MATCH_PREV_GROUP] if isinstance(parts, list | tuple) else parts
+        for name, parts in matcher.items()
+    }
 
 
 def freeze(model: nn.Module, recipe: Recipe) -> None:
@@ -43,25 +83,47 @@ def freeze(model: nn.Module, recipe: Recipe) -> None:
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """AdamW (arXiv:1711.05101) or SGD over every trainable parameter of `model`, by the fused kernel if there is one.
+    """AdamW (arXiv:1711.05101), SGD or LAMB (arXiv:1904.00962) over every trainable parameter of `model`.
 
-    SGD adds `weight_decay` times the weight to the gradient, which the momentum then carries on.
+    SGD adds `weight_decay` times the weight to the gradient, which the momentum then carries on. LAMB is timm's, whose
+    own clipping is off: `clip_gradients` clips for all three.
 
     Raises:
         ValueError: the model has nothing to train.
+        UserError: the recipe has a layer_decay and the model does not say which layers it has.
     """
-    groups = [group for group in parameter_groups(model, recipe.weight_decay) if group["params"]]
+    groups = parameter_groups(model, recipe.weight_decay, recipe.layer_decay)
     if not groups:
         raise ValueError("the model has no trainable parameter; set requires_grad on those that are to be trained.")
+    lr = recipe.lr * recipe.lr_scale
+    adam: dict[str, Any] = {"lr": lr, "betas": (recipe.beta1, recipe.beta2), "eps": recipe.adam_eps}
+    if recipe.optimizer == "lamb":
+        from timm.optim import Lamb  # seconds
+
+        return Lamb(groups, max_grad_norm=None, **adam)
+    if recipe.moment == "bfloat16":
+        sgd = recipe.optimizer == "sgd"
+        return BFloat16SGD(groups, lr, recipe.momentum) if sgd else BFloat16AdamW(groups, **adam)
     parameters = [parameter for group in groups for parameter in group["params"]]
     fused = all(parameter.is_floating_point() and parameter.device.type in _FUSED for parameter in parameters)
-    how: dict[str, Any] = {"lr": recipe.lr, "fused": fused, "foreach": None if fused else True}
+    how: dict[str, Any] = {"fused": fused, "foreach": None if fused else True}
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(groups, momentum=recipe.momentum, **how)
-    return torch.optim.AdamW(groups, betas=(recipe.beta1, recipe.beta2), eps=recipe.adam_eps, **how)
+        return torch.optim.SGD(groups, lr, momentum=recipe.momentum, **how)
+    return torch.optim.AdamW(groups, **adam, **how)
 
 
 _FUSED = ("cpu", "cuda", "mps")
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> Tensor:
+    """Scale all gradients by largest / norm if their global norm is more than that; the norm before, 0-d.
+
+    Exact, as optax's: torch.nn.utils.clip_grad_norm_ divides by the norm plus 1e-6.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    torch._foreach_mul_(gradients, (largest / norm).clamp(max=1.0))
+    return norm
 
 
 def check_every_parameter_is_trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

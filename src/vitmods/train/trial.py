@@ -4,6 +4,7 @@ import json
 import platform
 import warnings
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import vitmods
 from vitmods.errors import UserError
 from vitmods.files import make_folder, write_atomically, write_json
 from vitmods.recipes import Recipe
+from vitmods.recipes.length import resolve_on
 from vitmods.train import checkpoint
 from vitmods.train.device import device_name
 from vitmods.train.interrupt import StopRequest, stop_on_signals
@@ -57,18 +59,21 @@ def train_trial(
             `model.safetensors`, `tb/` and, written last, `result.json`.
         device: "auto", "cpu", "cuda", "cuda:1", "mps".
         checkpoint_every_steps, checkpoint_every_minutes: whichever comes first; None: not.
-        eval_every_epochs: how often `ds.val_split` is evaluated; always after the last epoch.
+        eval_every_epochs: how often `ds.val_split` is evaluated, but at most 100 times; always after the last step.
         progress: show a progress bar if there is a terminal.
         tensorboard: write TensorBoard logs to `tb/`.
         extra_config: goes into config.json; `arm` and `changes` are the study's.
 
     Raises:
-        UserError: the folder holds a trial with other settings, cannot be written, or the device is not there.
+        UserError: the recipe does not fit the pictures or the model, the folder holds a trial with other settings or
+            cannot be written, or the device is not there.
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
+    _check_model(model, recipe)
+    length = resolve_on(recipe, ds)
     out = make_folder(Path(out))
     config = _config(model, ds, recipe, {"seed": seed, "eval_every_epochs": eval_every_epochs, **(extra_config or {})})
-    config["environment"] = _environment(device)
+    config |= {"resolved": asdict(length), "environment": _environment(device)}
     result = _take_up(out, config)
     if result is None:
         identity = {"arm": config["arm"], "seed": seed, "split": ds.eval_split}
@@ -78,7 +83,7 @@ def train_trial(
                 run = TrialRun(
                     model, task, ds, recipe, folder=out, seed=seed, device=device, pace=pace, tensorboard=tensorboard
                 )
-                with ProgressBar(progress, f"{config['arm']} seed {seed}", run.total_steps, run.step) as bar:
+                with ProgressBar(progress, f"{config['arm']} seed {seed}", run.length.steps, run.step) as bar:
                     result = _result(identity, **_outcome(run, request, bar))
                 write_json(out / RESULT, result)
         except Exception as error:
@@ -102,7 +107,7 @@ def _outcome(run: TrialRun, request: StopRequest, bar: ProgressBar) -> dict[str,
         "metrics": metrics,
         "message": message,
         "steps": run.step,
-        "epochs": run.step / run.steps_per_epoch,
+        "epochs": run.step / run.length.steps_per_epoch,
         "wall_s": round(run.wall_s, 3),
         "params": sum(p.numel() for p in run.model.parameters()),
     }
@@ -127,7 +132,7 @@ def _take_up(out: Path, config: dict[str, Any]) -> dict[str, Any] | None:
         write_json(path, config)
         return None
     old = _read_json(path)
-    differences = _differences({**old, "environment": None}, {**config, "environment": None})
+    differences = _differences(_decisive(old), _decisive(config))
     if differences:
         raise UserError(f"{out} holds a trial with other settings: {'; '.join(differences)}. Choose another folder.")
     result = _read_json(out / RESULT) if (out / RESULT).exists() else None
@@ -138,6 +143,24 @@ def _take_up(out: Path, config: dict[str, Any]) -> dict[str, Any] | None:
         warnings.warn(f"{out}: goes on elsewhere than it began, numbers may differ: {'; '.join(moved)}", stacklevel=3)
     (out / RESULT).unlink(missing_ok=True)
     return None
+
+
+def _decisive(config: dict[str, Any]) -> dict[str, Any]:
+    """What has to be the same for a trial to go on. Fields that its recipe did not have yet have their defaults."""
+    kept = {name: value for name, value in config.items() if name not in ("environment", "resolved")}
+    return {**kept, "recipe": {**json.loads(json.dumps(Recipe().to_dict())), **config["recipe"]}}
+
+
+def _check_model(model: nn.Module, recipe: Recipe) -> None:
+    """Raise UserError where the model is not built as the recipe says: its dropout would silently be another one."""
+    config = getattr(model, "config", None)
+    for name, value in recipe.model_settings.items():
+        found = getattr(config, name, "not told")
+        if found != value:
+            raise UserError(
+                f"The recipe sets {name}={value!r} of the model, and the one that is to be trained has it {found!r}. "
+                "Build it with what the recipe sets: vitmods.vit(..., **recipe.model_settings)."
+            )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,0 +1,118 @@
+"""How long a recipe trains on so many pictures, and at which rates: epochs, steps, warm-up and batches resolved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from vitmods.errors import UserError
+from vitmods.recipes.schedule import lr_at
+
+if TYPE_CHECKING:
+    from vitmods.recipes.recipe import Recipe
+
+__all__ = ["Resolved", "lr_at", "resolve", "resolve_on"]
+
+MOST_EVALUATIONS = 100  # in a trial: an epoch of a small set may be a single step
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A recipe's lengths in steps, and its learning rates for its batch size."""
+
+    steps_per_epoch: int
+    steps: int
+    """optimiser steps of the whole training; they may end inside an epoch"""
+    epochs: float
+    """the same in epochs"""
+    warmup_steps: float
+    cooldown_steps: int
+    batch_size: int
+    accumulate: int
+    part_size: int
+    """pictures that are on the device at once"""
+    pictures_seen: int
+    """views; with `repeats`, so many of them are of one picture"""
+    schedule: Literal["cosine", "linear", "rsqrt", "epoch_cosine"]
+    rsqrt_timescale: int
+    lr: float
+    min_lr: float
+    warmup_lr: float
+
+    def evaluate_every(self, epochs: int = 1) -> int:
+        """Steps between two evaluations: so many epochs, or more if there were over 100 evaluations otherwise."""
+        return max(epochs, math.ceil(self.epochs / MOST_EVALUATIONS)) * self.steps_per_epoch
+
+    def evaluations(self, epochs: int = 1) -> int:
+        """How often a trial is evaluated, the end included."""
+        return math.ceil(self.steps / self.evaluate_every(epochs))
+
+
+class Pictures(Protocol):
+    """What is asked of a data set."""
+
+    @property
+    def splits(self) -> Mapping[str, Sized]: ...
+    def steps_per_epoch(self, batch_size: int) -> int: ...
+
+
+def resolve(recipe: Recipe, pictures: int, steps_per_epoch: int | None = None) -> Resolved:
+    """The recipe on a training set of so many pictures.
+
+    An epoch has `pictures // batch_size` steps, with `repeats` too: it then has as many views of fewer pictures.
+
+    Args:
+        recipe: of the training.
+        pictures: in the training split.
+        steps_per_epoch: what the data set itself says; None: as above.
+
+    Raises:
+        UserError: the batch is larger than the set, or warm-up and cool-down leave nothing of the training.
+    """
+    if recipe.batch_size > pictures:
+        raise UserError(
+            f"A batch of {recipe.batch_size} pictures is more than the {pictures} of the training set: set batch_size "
+            f"to {pictures} or less."
+        )
+    per_epoch = steps_per_epoch or pictures // recipe.batch_size
+    steps = recipe.epochs * per_epoch if recipe.steps is None else recipe.steps
+    warmup = _warmup_steps(recipe, per_epoch)
+    if warmup + recipe.cooldown_steps >= steps:
+        raise UserError(
+            f"{warmup:g} steps of warm-up and {recipe.cooldown_steps} of cool-down leave nothing of the {steps} steps "
+            f"on {pictures} pictures in batches of {recipe.batch_size}: train longer, or set a shorter warm-up "
+            "(warmup_epochs or warmup_steps) or cool-down (cooldown_steps)."
+        )
+    return Resolved(
+        steps_per_epoch=per_epoch,
+        steps=steps,
+        epochs=steps / per_epoch,
+        warmup_steps=warmup,
+        cooldown_steps=recipe.cooldown_steps,
+        batch_size=recipe.batch_size,
+        accumulate=recipe.accumulate,
+        part_size=recipe.part_size,
+        pictures_seen=steps * recipe.batch_size,
+        schedule=recipe.schedule,
+        rsqrt_timescale=recipe.rsqrt_timescale,
+        lr=recipe.lr * recipe.lr_scale,
+        min_lr=recipe.min_lr * recipe.lr_scale,
+        warmup_lr=recipe.warmup_lr,
+    )
+
+
+def resolve_on(recipe: Recipe, pictures: Pictures) -> Resolved:
+    """The same on a data set. Raises UserError as `resolve` does."""
+    return resolve(recipe, len(pictures.splits["train"]), pictures.steps_per_epoch(recipe.batch_size))
+
+
+def _warmup_steps(recipe: Recipe, steps_per_epoch: int) -> float:
+    if recipe.warmup_steps is not None:
+        return recipe.warmup_steps
+    if recipe.warmup_epochs is not None:
+        return recipe.warmup_epochs * steps_per_epoch
+    if recipe.steps is not None:
+        return 0.1 * recipe.steps
+    return min(0.1 * recipe.epochs, 5.0) * steps_per_epoch

@@ -1,0 +1,93 @@
+import subprocess
+import sys
+
+import pytest
+
+from vitmods.errors import UserError
+from vitmods.recipes import Recipe
+from vitmods.recipes.length import resolve, resolve_on
+
+
+def test_importing_it_does_not_import_torch():
+    code = "import sys, vitmods.recipes.length; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_big_visions_three_hundred_epochs_are_93k_steps():
+    # 99 % of ImageNet's training split; the published configuration speaks of 93k.
+    length = resolve(Recipe(epochs=300, batch_size=4096, warmup_steps=10_000), 1_268_355)
+    assert (length.steps_per_epoch, length.steps, length.warmup_steps) == (309, 92_700, 10_000)
+    assert length.epochs == 300
+    assert length.pictures_seen == 92_700 * 4096
+
+
+def test_steps_may_end_inside_an_epoch():
+    length = resolve(Recipe(steps=25, batch_size=100, accumulate=3), 1_000)
+    assert (length.steps, length.steps_per_epoch, length.epochs) == (25, 10, 2.5)
+    assert (length.batch_size, length.accumulate, length.part_size) == (100, 3, 34)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"epochs": 30}, 3.0 * 10),
+        ({"epochs": 300}, 5.0 * 10),
+        ({"epochs": 30, "warmup_epochs": 2.5}, 25.0),
+        ({"epochs": 30, "warmup_steps": 7}, 7),
+        ({"steps": 2_500}, 250.0),
+        ({"steps": 2_500, "warmup_epochs": 2.0}, 20.0),
+    ],
+)
+def test_warmup(fields, expected):
+    assert resolve(Recipe(batch_size=100, **fields), 1_000).warmup_steps == pytest.approx(expected)
+
+
+def test_an_epoch_of_repeated_views_has_as_many_steps():
+    assert resolve(Recipe(repeats=3), 1_000) == resolve(Recipe(), 1_000)
+
+
+def test_rates_follow_the_batch_size():
+    length = resolve(Recipe(lr=5e-4, min_lr=1e-5, lr_batch=512, batch_size=1024), 5_000)
+    assert (length.lr, length.min_lr) == (1e-3, 2e-5)
+    length = resolve(Recipe(lr=5e-4, min_lr=1e-5, batch_size=1024), 5_000)
+    assert (length.lr, length.min_lr) == (5e-4, 1e-5)
+
+
+def test_a_data_set_says_its_own_length():
+    class Stream:
+        splits = {"train": range(1_000)}  # noqa: RUF012
+
+        def steps_per_epoch(self, batch_size):
+            return 3
+
+    assert resolve_on(Recipe(epochs=2), Stream()).steps == 6
+
+
+@pytest.mark.parametrize(
+    ("fields", "pictures", "words"),
+    [
+        ({"batch_size": 512}, 160, "batch of 512 pictures is more than the 160 .* set batch_size to 160 or less"),
+        ({"epochs": 2, "warmup_steps": 20}, 640, "20 steps of warm-up .* nothing of the 20 steps on 640 pictures"),
+        ({"steps": 20, "warmup_epochs": 3.0}, 640, "30 steps of warm-up .* nothing of the 20 steps"),
+        ({"epochs": 2, "cooldown_steps": 18}, 640, "2 steps of warm-up and 18 of cool-down leave nothing of the 20"),
+    ],
+)
+def test_what_does_not_fit_the_pictures_is_refused(fields, pictures, words):
+    with pytest.raises(UserError, match=words):
+        resolve(Recipe(**fields), pictures)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pictures", "every", "count"),
+    [
+        ({"epochs": 30}, 640, 10, 30),
+        ({"epochs": 300}, 640, 30, 100),
+        ({"steps": 2_500}, 64, 25, 100),
+        ({"steps": 25}, 640, 10, 3),
+        ({"steps": 5}, 640, 10, 1),
+    ],
+)
+def test_a_trial_is_evaluated_every_epoch_but_a_hundred_times_at_most(fields, pictures, every, count):
+    length = resolve(Recipe(**fields), pictures)
+    assert (length.evaluate_every(), length.evaluations()) == (every, count)
+    assert length.evaluate_every(500) == 500 * length.steps_per_epoch
