@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -41,8 +41,6 @@ class Show:
       vitmods recipe show deit --model S/16 --dry-run
     """
 
-    what: Annotated[Literal["show"], tyro.conf.Positional]
-    """show"""
     recipe: Annotated[str, tyro.conf.Positional]
     """a name of `vitmods recipes`, with settings in parentheses if any"""
     model: str | None = None
@@ -82,13 +80,16 @@ class Shown:
         """Learning rate at 0, 10, 50 and 100 % of the steps."""
         from vitmods.recipes.length import lr_at
 
-        last = self.length.steps - 1
-        return {f"{share} %": lr_at(self.length, round(last * share / 100)) for share in (0, 10, 50, 100)}
+        return {f"{share} %": lr_at(self.length, self.length.steps * share // 100) for share in (0, 10, 50, 100)}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    options = parse(Show, arguments, "recipe")
+    if arguments[:1] == ["show"]:
+        arguments = arguments[1:]
+    elif not {"-h", "--help"} & set(arguments):
+        raise UserError("Say which is shown: `vitmods recipe show NAME`; `vitmods recipes` lists the names.")
+    options = parse(Show, arguments, "recipe show")
     shown = _resolved(options)
     rehearsal = _rehearse(shown, options) if options.dry_run else None
     if options.json:

@@ -58,7 +58,10 @@ def _length(shown: Shown) -> Iterator[Row]:
     yield "batch", f"{recipe.batch_size:,}{parts}"
     yield "steps", f"{length.steps:,}: {length.epochs:,.4g} epochs of {length.steps_per_epoch:,}"
     yield "warm-up", f"{length.warmup_steps:,.0f} steps, {100 * length.warmup_steps / length.steps:.3g} % of all"
-    yield "views", f"{length.pictures_seen:,}" + (f", {recipe.repeats} of each picture" if recipe.repeats > 1 else "")
+    yield (
+        "views",
+        f"{length.pictures_seen:,}" + (f", {recipe.repeats} of a picture in an epoch" if recipe.repeats > 1 else ""),
+    )
 
 
 def _rates(shown: Shown) -> Iterator[Row]:
@@ -121,7 +124,7 @@ def _values(numbers: tuple[float, ...]) -> str:
 
 
 def _crop_of_evaluation(recipe: Recipe) -> str:
-    return f"the middle {100 * recipe.eval_crop:.4g} % of the side"
+    return f"at the centre, {100 * recipe.eval_crop:.4g} % of the resized picture's short side"
 
 
 def _evaluated(recipe: Recipe) -> str:

@@ -29,7 +29,7 @@ class Recipes:
     """
 
     json: bool = False
-    """print JSON, for programs (default: false)"""
+    """print JSON, for programs"""
 
 
 def main(arguments: Sequence[str]) -> int:

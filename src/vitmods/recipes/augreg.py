@@ -115,8 +115,6 @@ def augreg_21k(
     return recipe.with_(steps=steps, warmup_steps=warmup_steps, dropout=0.0, drop_path=0.0, head_bias=-10.0)
 
 
-
-
 def big_vision_views() -> Recipe:
     """Pictures in [-1, 1], Inception crop, flip, and a centre crop of 224 in 256 for evaluation, as in big_vision."""
     return Recipe(
