@@ -102,27 +102,32 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _resolved(options: Show) -> Shown:
-    from vitmods.recipes import RECIPES
     from vitmods.recipes.architecture import architecture, usual_model
     from vitmods.recipes.length import resolve
-    from vitmods.recipes.models import size_of
-    from vitmods.recipes.parse import parse_recipe, settings_of, split_recipe
+    from vitmods.recipes.parse import split_recipe
 
     name, settings = split_recipe(options.recipe)
-    takes = settings_of(RECIPES[name])
-    asked = {"model": options.model, "epochs": options.epochs, "batch_size": options.batch}
-    for key, value in asked.items():
-        if value is not None and settings.get(key, value) != value:
-            raise UserError(f"{name}({key}={settings[key]}) and the option of the same meaning say different things.")
-    given = {key: value for key, value in asked.items() if value is not None}
-    recipe = parse_recipe(options.recipe, **given).with_(accumulate=options.accumulate)
-    recipe = recipe.with_(**{key: given[key] for key in ("epochs", "batch_size") if key in given and key not in takes})
-    if options.epochs is not None:
-        recipe = recipe.with_(steps=None)
+    recipe = _recipe(options, name, settings)
     model = options.model or settings.get("model") or usual_model(name)
-    size_of(model)  # a name that is no ViT's is refused before anything else
     pictures = DATA_SIZES.get(name, SMALL) if options.data_size is None else options.data_size
-    return Shown(name, model, pictures, recipe, resolve(recipe, pictures), architecture(name, model, settings))
+    shown = Shown(name, model, pictures, recipe, resolve(recipe, pictures), architecture(name, model, settings))
+    _config(shown, options)  # refuses a name that is no ViT's, and pictures that it cannot cut
+    return shown
+
+
+def _recipe(options: Show, name: str, settings: dict[str, Any]) -> Recipe:
+    """With the options as arguments of the recipe's function where it has them, else as fields."""
+    from vitmods.recipes import RECIPES
+    from vitmods.recipes.parse import parse_recipe, settings_of
+
+    asked = {"model": options.model, "epochs": options.epochs, "batch_size": options.batch}
+    given = {key: value for key, value in asked.items() if value is not None}
+    for key, value in given.items():
+        if settings.get(key, value) != value:
+            raise UserError(f"{name}({key}={settings[key]}) and the option for {key}, {value}, differ: leave one out.")
+    others = {key: value for key, value in given.items() if key not in ("model", *settings_of(RECIPES[name]))}
+    lengths = {} if options.epochs is None else {"steps": None}
+    return parse_recipe(options.recipe, **given).with_(accumulate=options.accumulate, **others, **lengths)
 
 
 def _config(shown: Shown, options: Show) -> ViTConfig:

@@ -16,7 +16,7 @@ from vitmods.study.memory import peak_bytes
 from vitmods.study.trial import task_of
 from vitmods.train.device import Part
 from vitmods.train.ema import Ema
-from vitmods.train.optim import freeze, make_optimizer
+from vitmods.train.optim import clip_gradients, freeze, make_optimizer
 from vitmods.vit import vit
 
 PART_ON_CPU = 16  # pictures: more at once are no faster on a CPU and need more memory
@@ -83,6 +83,7 @@ class _Step:
         self.model = vit(config).to(device).train()
         freeze(self.model, recipe)
         self.optimizer = make_optimizer(self.model, recipe)
+        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.ema = None if recipe.ema is None else Ema(self.model, recipe.ema)
         self.task = task_of(recipe)
         self.batch = _noise(config, recipe, part, device)
@@ -98,7 +99,7 @@ class _Step:
             computed += 1
         trained = self._now()
         if self.recipe.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
+            clip_gradients(self.parameters, self.recipe.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
