@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitmods.data.boxes import Ints
-from vitmods.data.geometry import resize
+from vitmods.data.resize import Method, resize
 
 
 def pad_crop(pictures: NDArray[np.uint8], top: Ints, left: Ints, pad: tuple[int, int]) -> Tensor:
@@ -18,11 +18,11 @@ def pad_crop(pictures: NDArray[np.uint8], top: Ints, left: Ints, pad: tuple[int,
     return torch.from_numpy(windows.transpose(0, 2, 3, 1, 4, 5)[np.arange(batch), top, left])
 
 
-def resized_crop(picture: NDArray[np.uint8], box: Ints, size: tuple[int, int]) -> Tensor:
+def resized_crop(picture: NDArray[np.uint8], box: Ints, size: tuple[int, int], method: Method = "bicubic") -> Tensor:
     """Cut the box (top, left, height, width) out of one picture (C, H', W') and resize it to (1, C, H, W)."""
     top, left, height, width = box.tolist()
     cut = torch.from_numpy(picture[:, top : top + height, left : left + width].copy())[None]
-    return cut if (height, width) == size else resize(cut, size)
+    return cut if (height, width) == size else resize(cut, size, method)
 
 
 def flip(pictures: Tensor, which: NDArray[np.bool_]) -> Tensor:

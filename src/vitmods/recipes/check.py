@@ -60,7 +60,7 @@ _CHOICES = {
     "drop_path_shape": ("linear", "constant", None),
     "init": ("timm", "big_vision", None),
     "loss": ("softmax", "sigmoid", "bce"),
-    "crop": ("none", "pad", "random_resized"),
+    "crop": ("none", "pad", "random_resized", "inception"),
     "resample": ("bicubic", "bilinear", "big_vision"),
     "randaugment_space": ("torchvision", "big_vision", "timm"),
     "precision": ("32-true", "bf16-mixed"),
