@@ -40,6 +40,7 @@ BIG_VISION = {
     "init": "big_vision",
     "loss": "sigmoid",
     "label_smoothing": 0.0,
+    "crop": "inception",
     "crop_scale": (0.05, 1.0),
     "crop_ratio": (0.75, 1.33),
     "flip": 0.5,
@@ -137,7 +138,7 @@ MOMENTUM = {
     "cutmix": 0.0,
     **FREE,
 }
-HIGH_RES = {"steps": 5000, "lr": 0.03, "warmup_steps": 500, "crop_scale": (0.05, 1.0), "flip": 0.5}
+HIGH_RES = {"steps": 5000, "lr": 0.03, "warmup_steps": 500, "crop": "inception", "crop_scale": (0.05, 1.0), "flip": 0.5}
 SGD = {"optimizer": "sgd", "lr": 0.01, "weight_decay": 1e-4, "epochs": 1000, "erasing": 0.0, "drop_path": 0.0}
 INAT = {"optimizer": "adamw", "lr": 7.5e-5, "weight_decay": 0.05, "epochs": 360, "erasing": 0.1, "drop_path": 0.1}
 LIKE_DEIT = {"repeats": 3, "label_smoothing": 0.1, "mixup": 0.8, "cutmix": 1.0, "randaugment": (2, 9)}

@@ -100,10 +100,12 @@ def _loss(recipe: Recipe) -> Iterator[Row]:
 
 def _augmentation(recipe: Recipe) -> Iterator[Row]:
     (low, high), (narrow, wide) = recipe.crop_scale, recipe.crop_ratio
+    area = f"{100 * low:g} to {100 * high:g} % of the area, aspect {narrow:.3g} to {wide:.3g}"
     crops = {
         "none": "resized only",
         "pad": "padded by an eighth, cut at random",
-        "random_resized": f"{100 * low:g} to {100 * high:g} % of the area, aspect {narrow:.3g} to {wide:.3g}",
+        "random_resized": area,
+        "inception": f"{area}, drawn as in TensorFlow",
     }
     yield "crop", crops[recipe.crop]
     yield "flip", f"{recipe.flip:g}" if recipe.flip else "none"

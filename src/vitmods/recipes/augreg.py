@@ -118,7 +118,7 @@ def augreg_21k(
 def big_vision_views() -> Recipe:
     """Pictures in [-1, 1], Inception crop, flip, and a centre crop of 224 in 256 for evaluation, as in big_vision."""
     return Recipe(
-        crop="random_resized",
+        crop="inception",
         crop_scale=(0.05, 1.0),
         crop_ratio=(0.75, 1.33),
         flip=0.5,

@@ -3,6 +3,24 @@
 from vitmods.recipes.recipe import Recipe
 
 
-def small_data(epochs: int = 30, *, batch_size: int = 64, img_size: int | None = None) -> Recipe:
-    """TODO."""
-    return Recipe(epochs=epochs)
+def small_data(epochs: int = 30, *, batch_size: int = 32) -> Recipe:
+    """A few thousand pictures from scratch: small batches, crops of at least half of the picture, flip, smoothing.
+
+    Data: 1,000 to 10,000 pictures
+    Expected number: see RESULTS.md
+
+    Args:
+        epochs: of training.
+        batch_size: pictures per step; the learning rate stays.
+    """
+    return Recipe(
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=1e-3,
+        weight_decay=0.1,
+        label_smoothing=0.1,
+        crop="random_resized",
+        crop_scale=(0.5, 1.0),
+        flip=0.5,
+        eval_crop=1.0,
+    )
