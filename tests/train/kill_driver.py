@@ -123,7 +123,7 @@ POINTS = {
     "forward, early": lambda: before(Classification, "loss", pick(2, 12)),
     "forward, late": lambda: before(Classification, "loss", pick(13, 24)),
     "after forward": lambda: after(Classification, "loss", pick(2, 24)),
-    "gradient clipping": lambda: before(torch.nn.utils, "clip_grad_norm_", pick(2, 12)),
+    "gradient clipping": lambda: before(torch.nn.utils, "get_total_norm", pick(2, 12)),
     "after the optimiser": lambda: after(torch.optim.AdamW, "step", pick(2, 12)),
     "row of metrics": lambda: half_a_row(pick(1, 6)),
     "checkpoint, state": lambda: before(TrialRun, "state_dict", pick(2, 6)),

@@ -11,6 +11,7 @@ from vitmods.tasks import Classification
 from vitmods.train.loop import TrialRun
 from vitmods.train.optim import clip_gradients
 
+
 def steps(run, count):
     batches = run._batches()
     for _ in range(count):

@@ -13,7 +13,9 @@ from vitmods.train.loop import TrialRun
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 BIG_VISION_NAMES = {"kernel": "a/kernel", "bias": "a/bias", "scale": "ln/scale"}
-ADAM = Recipe(steps=12, warmup_steps=4, lr=1e-2, weight_decay=weight_decay_from_big_vision(1e-2, lr=1e-2), clip_norm=1.0)
+ADAM = Recipe(
+    steps=12, warmup_steps=4, lr=1e-2, weight_decay=weight_decay_from_big_vision(1e-2, lr=1e-2), clip_norm=1.0
+)
 MOMENTUM = Recipe(optimizer="sgd", steps=12, warmup_steps=2, lr=3e-2, weight_decay=0.0, clip_norm=1.0)
 LAMB = Recipe(
     optimizer="lamb", steps=9, warmup_steps=0, schedule="linear", lr=3e-3, min_lr=3e-3, weight_decay=0.02, adam_eps=1e-6
@@ -105,7 +107,7 @@ def test_it_goes_on_bit_for_bit_where_the_steps_end_inside_an_epoch(bench, tmp_p
 @pytest.mark.parametrize("loss", ["sigmoid", "bce"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_batch_in_parts_is_a_step_of_the_whole(bench, tmp_path, optimizer, loss):
-    # Of weights whose gradient is 0 but for rounding (of the keys' bias), a small eps would make steps of either sign.
+    # Where a gradient is 0 but for rounding (of the keys' bias), a small eps would make steps of either sign.
     fields = {"steps": 3, "warmup_steps": 0, "mixup": 0.3, "loss": loss, "adam_eps": 1e-3, **OPTIMIZERS[optimizer]}
     models = {}
     for accumulate in (1, 3):

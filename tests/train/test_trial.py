@@ -249,6 +249,32 @@ def test_a_file_that_may_not_grow_is_one_clear_error(bench, tmp_path, unbroken, 
     assert bench.numbers(tmp_path) == unbroken
 
 
+@pytest.mark.parametrize("fields", [{"drop_path": 0.1}, {"dropout": 0.1}, {"init": "big_vision"}, {"head_bias": -1.0}])
+def test_a_model_that_is_not_built_as_the_recipe_says_is_refused(bench, tmp_path, fields):
+    recipe = bench.recipe(epochs=1, **fields)
+    with pytest.raises(ValueError, match=r"The recipe sets \w+=.* of the model, .*\*\*recipe\.model_settings"):
+        bench.train(tmp_path, recipe=recipe)
+    with pytest.raises(ValueError, match="has it 'not told'"):
+        bench.train(tmp_path, torch.nn.Linear(2, 2), recipe)
+    assert bench.train(tmp_path, bench.model(**recipe.model_settings), recipe)["status"] == "finished"
+
+
+def test_a_batch_larger_than_the_set_is_refused(bench, tmp_path):
+    with pytest.raises(ValueError, match="A batch of 161 pictures is more than the 160"):
+        bench.train(tmp_path / "out", recipe=bench.recipe(batch_size=161))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_from_before_a_field_of_the_recipe_goes_on(bench, tmp_path):
+    bench.train(tmp_path, recipe=bench.recipe(epochs=1))
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["resolved"], config["recipe"]["rsqrt_timescale"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    bench.train(tmp_path, recipe=bench.recipe(epochs=1))
+    with pytest.raises(ValueError, match="rsqrt_timescale was 10000, now 5"):
+        bench.train(tmp_path, recipe=bench.recipe(epochs=1, rsqrt_timescale=5))
+
+
 def test_training_in_float32_with_foreign_models_needs_no_config(bench, tmp_path):
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     assert bench.train(tmp_path, model)["status"] == "finished"

@@ -29,8 +29,9 @@ class _BFloat16Mean(Optimizer):
         assert closure is None
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if parameters:
-                self._step(group, parameters, [parameter.grad for parameter in parameters])
+            group["step"] = group.get("step", 0) + 1
+            for some in _together(parameters):
+                self._step(group, some, [parameter.grad for parameter in some])
 
     def _step(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
         raise NotImplementedError
@@ -52,6 +53,13 @@ class _BFloat16Mean(Optimizer):
         return means
 
 
+def _together(parameters: list[Tensor]) -> list[list[Tensor]]:
+    """A GPU takes all at once; on a CPU the intermediate tensors of one parameter stay in its cache."""
+    if all(parameter.device.type == "cpu" for parameter in parameters):
+        return [[parameter] for parameter in parameters]
+    return [parameters]
+
+
 class BFloat16AdamW(_BFloat16Mean):
     """`torch.optim.AdamW` but for the mean of gradients; the mean of squares is not rounded."""
 
@@ -63,11 +71,10 @@ class BFloat16AdamW(_BFloat16Mean):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "step": 0})
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def _step(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
         (beta1, beta2), lr = group["betas"], group["lr"]
-        group["step"] += 1
         means = self._new_means(parameters, gradients, beta1, 1 - beta1)
         squares = self._stored("square", parameters)
         torch._foreach_mul_(squares, beta2)

@@ -1,0 +1,119 @@
+"""What a recipe says of the model and of the length of training reaches every trial, its record and the report."""
+
+import json
+
+import pytest
+import torch
+
+from vitmods.adapters import open_checkpoint
+from vitmods.errors import UserError
+from vitmods.layers.drop import DropPath
+from vitmods.recipes import plain
+from vitmods.study import Study
+from vitmods.study.plan import Arm
+from vitmods.study.store import StudyFolder
+from vitmods.study.trial import base_config, build_model
+
+RECIPE = plain().with_(
+    batch_size=100,
+    steps=5,
+    warmup_steps=2,
+    lr_batch=200,
+    dropout=0.1,
+    drop_path=0.3,
+    drop_path_shape="constant",
+    init="big_vision",
+    head_bias=-2.0,
+)
+
+
+def study(arms=("dpn",), recipe=RECIPE, **options):
+    return Study(None if "start" in options else "mu2/4", list(arms), "digits", recipe, 1, limit_train=250, **options)
+
+
+def run(one, out):
+    return one.run(out, workers=1, device="cpu", cost_seconds=0, progress=False)
+
+
+def built(one, arm="base"):
+    settings = one.settings
+    arm = settings.arm(arm)
+    return build_model(base_config(settings, 10), arm, 0, settings.fixed.get("start"), settings.recipe_of(arm))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("study")
+    return run(study(), out), out
+
+
+def rates(model):
+    return [module.rate for module in model.modules() if isinstance(module, DropPath)]
+
+
+def test_every_arm_is_built_as_the_recipe_says():
+    for arm in ("base", "dpn"):
+        model = built(study(), arm)
+        assert rates(model) == [0.3] * 4
+        assert (model.pos_drop.p, model.blocks[1].mlp.drop1.p, model.blocks[1].attn.proj_drop.p) == (0.1, 0.1, 0.1)
+        assert not model.head.weight.any()
+        assert (model.head.bias == -2.0).all()
+        assert not model.cls_token.any()  # timm's is drawn
+    untouched = built(study(recipe=plain()))
+    assert rates(untouched) == []
+    assert untouched.head.weight.any()
+
+
+def test_an_arm_may_have_another_drop_path():
+    one = study([Arm("deeper", (), {"drop_path": 0.5})])
+    assert rates(built(one, "deeper")) == [0.5] * 4
+    assert rates(built(one)) == [0.3] * 4
+
+
+def test_trained_weights_are_dropped_too_and_the_new_head_is_as_said(finished):
+    checkpoint = StudyFolder(finished[1]).trial("dpn", 0)
+    trained = open_checkpoint(str(checkpoint))
+    recipe = plain().with_(drop_path=0.2, dropout=0.05, init="big_vision", head_bias=-6.9)
+    model = built(study(["ffn"], recipe, start=checkpoint), "ffn")
+    assert rates(model) == [0.2] * 4  # constant, as the checkpoint was trained
+    assert model.pos_drop.p == 0.05
+    assert not model.head.weight.any()
+    assert (model.head.bias == torch.tensor(-6.9)).all()
+    for name, value in trained.state_dict().items():
+        if not name.startswith("head."):
+            assert torch.equal(model.get_parameter(name), value), name
+    assert model.pretrained_cfg == trained.pretrained_cfg
+    assert rates(built(study(["ffn"], plain(), start=checkpoint), "ffn")) == [0.3] * 4
+
+
+def test_what_it_came_to_is_in_the_folder_of_the_trial_and_in_the_report(finished):
+    result, out = finished
+    assert result.complete
+    config = json.loads((StudyFolder(out).trial("dpn", 0) / "config.json").read_text())
+    told = config["resolved"]
+    assert (told["steps"], told["steps_per_epoch"], told["epochs"], told["warmup_steps"]) == (5, 2, 2.5, 2)
+    assert (told["lr"], told["pictures_seen"]) == (5e-4, 500)
+    assert result.to_dict()["resolved"] == told
+    assert config["model"]["drop_path"] == 0.3
+    page = result.report().read_text()
+    assert "On these pictures" in page
+    assert "steps_per_epoch" in page
+
+
+def test_a_dry_run_counts_steps_and_evaluations(tmp_path):
+    estimate = study().dry_run(workers=1, device="cpu")
+    assert estimate.steps == 5
+    assert "A trial has 5 steps" in str(estimate)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"batch_size": 512}, "A batch of 512 pictures is more than the 250 of the training set"),
+        ({"steps": 2, "warmup_steps": None, "warmup_epochs": 1.0}, "2 steps of warm-up .* nothing of the 2 steps"),
+    ],
+)
+def test_a_recipe_that_does_not_fit_the_pictures_is_refused_before_training(tmp_path, fields, words):
+    with pytest.raises(UserError, match=words):
+        run(study(recipe=RECIPE.with_(**fields)), tmp_path / "out")
+    assert not (tmp_path / "out" / "trials").exists()
