@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--pairs", type=int, default=2, help="parallel blocks; the sequential model has twice as many")
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--only", choices=["calls", "sizes"], help="a part; the parts have a file each")
     parser.add_argument("--quick", action="store_true", help="S alone, batches 1 and 8, few rounds")
     parser.add_argument("--out", type=Path, help="folder for the JSON")
     options = parser.parse_args()
@@ -90,7 +91,12 @@ def main() -> None:
     one_thread()
     # A freed block of this size lets the allocator keep what it frees, as it does in a process that trains a model.
     torch.empty(30 << 20, dtype=torch.uint8)
-    results = measure("calls", build(8, 2, 18), torch.randn(1, 4, 8), 3 * options.rounds, repeats=5)
+    if options.only != "sizes":
+        calls = measure("calls", build(8, 2, 18), torch.randn(1, 4, 8), 3 * options.rounds, repeats=5)
+        report("parallel_calls", calls, options.out)
+    if options.only == "calls":
+        return
+    results: dict[str, Any] = {}
     for size in options.sizes:
         models = build(*WIDTHS[size], options.pairs)
         for batch in options.batches:

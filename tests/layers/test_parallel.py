@@ -307,10 +307,12 @@ def test_lean_gradients_are_the_plain_ones_bit_for_bit(norm):
 
 
 def test_one_form_or_the_other_by_size():
-    """On a CPU the joint hidden layer must not be too large; weights that are trained would be folded in every step."""
+    """On a CPU the joint hidden layer must not be too large; weights that are trained are folded in every step, which
+    a large batch alone is worth."""
     small, large = torch.zeros(1, 5, 384), torch.zeros(16, 197, 384)
-    block = ParallelBlock([Block(384, 6) for _ in range(2)]).eval()
-    assert is_fused(block, small) == (False, False)
+    block = ParallelBlock([Block(384, 6) for _ in range(2)])
+    assert is_fused(block, large) == (True, True)
+    assert is_fused(block.eval(), small) == (False, False)
     with torch.no_grad():
         assert is_fused(block, small) == (True, True)
         assert is_fused(block, large) == (False, False)

@@ -42,6 +42,7 @@ class Stream(IntEnum):
     RANDAUGMENT_NOISE = 20
     CUTOUT_TOP = 21
     CUTOUT_LEFT = 22
+    CORRUPTION = 64  # what is not training starts here
 
 
 def bits(seed: int, stream: Stream, *counters: Counter) -> NDArray[np.uint64]:

@@ -18,6 +18,9 @@ from .mlp import Mlp
 LARGEST_HIDDEN = 1 << 22
 """Values in the joint first map's output up to which the fused form is as fast on a CPU or faster: beyond, it only
 leaves the caches. Measured by benchmarks/parallel.py."""
+FEWEST_TOKENS = 1500
+"""Tokens of a batch from which on larger products save more than folding the weights anew costs a step of training on a
+CPU, from the same measurement."""
 
 
 class Branches(nn.ModuleList):
@@ -30,8 +33,9 @@ class Branches(nn.ModuleList):
     The fused form is defined for LayerNorm and RMSNorm before plain attention or a plain MLP: without norms inside or
     behind them or of queries and keys, head scales, positions, masks, and dropout other than drop path. All else runs
     one by one, and so do branches to a part of which a hook listens. In evaluation, and where all branches are frozen,
-    the folded weights are kept until a parameter changes. Folding them anew in every step of training costs about what
-    it saves, so there, and in compiled graphs, which keep nothing, they run one by one unless ``fuse`` is True.
+    the folded weights are kept until a parameter changes. In training they are folded anew in every step, which pays
+    for batches of some size on a CPU; for smaller ones, and in compiled graphs, which keep nothing, branches run one by
+    one unless ``fuse`` is True.
     """
 
     leading = 1
@@ -56,12 +60,11 @@ class Branches(nn.ModuleList):
     @property
     def keeps_less(self) -> bool:
         """Whether the branches are to keep less for backward than the fused form does."""
-        mlps = (module for module in self.modules() if isinstance(module, Mlp))
-        return self.lean or any(map(lean.is_recomputed, mlps))
+        return self.lean
 
     def maps(self, x: Tensor) -> JointMaps | None:
         """The joint maps if the tokens x go through the fused form here and now."""
-        if self.fuse is False or (self.keeps_less and torch.is_grad_enabled()):
+        if self.fuse is False or (torch.is_grad_enabled() and self.keeps_less):
             return None
         if torch.compiler.is_compiling():
             parts = self.parts if self.fuse else None
@@ -73,9 +76,11 @@ class Branches(nn.ModuleList):
             return None
         # In training mode without gradients runs an average of weights (a teacher), often written through .data.
         changing = kept.trained if torch.is_grad_enabled() else self.training
+        tokens, on_cpu = x.shape[0] * x.shape[1], x.device.type == "cpu"
         if changing:
-            return fold(kept.parts, self.leading, x) if self.fuse else None
-        too_large = x.shape[0] * x.shape[1] * kept.rows > LARGEST_HIDDEN and x.device.type == "cpu"
+            pays = on_cpu and tokens >= FEWEST_TOKENS and torch.is_grad_enabled()
+            return fold(kept.parts, self.leading, x) if self.fuse or pays else None
+        too_large = tokens * kept.rows > LARGEST_HIDDEN and on_cpu
         return kept.maps(x) if self.fuse or not too_large else None
 
     def add_up(self, outputs: Iterable[Tensor]) -> Tensor:
@@ -147,6 +152,11 @@ class MlpBranches(Branches):
         if mlp.training and (mlp.drop1.p or mlp.drop2.p):
             return None
         return Part(branch.norm, mlp.fc1, mlp.fc2, branch.ls, branch.drop_path, mlp.act.approximate)
+
+    @property
+    def keeps_less(self) -> bool:
+        branches: list[Any] = list(self)
+        return self.lean or any(isinstance(b.mlp, Mlp) and lean.is_recomputed(b.mlp) for b in branches)
 
     def forward(self, x: Tensor, mean: bool = False) -> Tensor:
         """(B, N, C) -> (B, N, C), or with ``mean`` the mean over tokens (B, 1, C), taken before the last maps."""

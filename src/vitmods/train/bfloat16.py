@@ -31,7 +31,7 @@ class _BFloat16Mean(Optimizer):
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             group["step"] = group.get("step", 0) + 1
             for some in _together(parameters):
-                self._step(group, some, [parameter.grad for parameter in some])
+                self._step(group, some, [parameter.grad for parameter in some if parameter.grad is not None])
 
     def _step(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
         raise NotImplementedError

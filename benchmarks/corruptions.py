@@ -1,0 +1,79 @@
+"""Corrupted pictures a second on one thread, and how many times those of the plain form, picture by picture in NumPy,
+SciPy and Pillow, that the tests compare with (in glass_blur and spatter that is loops over pixels in Python).
+
+    OMP_NUM_THREADS=1 python benchmarks/corruptions.py [--textures FOLDER] [--out benchmarks/results]
+
+Severity 3. Without textures frost is left out.
+"""
+
+import argparse
+import functools
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from paired import one_thread, paired, report
+
+from vitmods.data.corruptions import CORRUPTIONS, EXTRA, corrupt
+from vitmods.data.corruptions.frost import FILES
+from vitmods.data.corruptions.tables import strength
+
+TESTS = Path(__file__).parents[1] / "tests" / "data" / "corruptions"
+BATCH = {224: 4, 32: 64}
+SEVERITY = 3
+
+
+def module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, TESTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def pair(name: str, pictures: torch.Tensor, textures: Path | None) -> dict[str, Callable[[], Any]]:
+    plain = module("plain_corruptions")
+    numbers, draw, each = strength(name, SEVERITY, min(pictures.shape[2:])), plain.Random(0), pictures.numpy()
+    form = getattr(plain, name)
+    if name == "frost" and textures is not None:
+        step = round(1 / numbers[2])
+        opened = [plain.from_pil(plain.Image.open(textures / file).convert("RGB")) for file in FILES]
+        form = functools.partial(form, textures=[t[:, step // 2 :: step, step // 2 :: step] for t in opened])
+    index = np.arange(len(pictures))
+    return {
+        "plain": lambda: [form(picture, numbers, draw) for picture in each],
+        "ours": lambda: corrupt(pictures, name, SEVERITY, seed=0, index=index, textures=textures),
+    }
+
+
+def measure(side: int, rounds: int, textures: Path | None) -> dict[str, Any]:
+    pictures = module("corruption_pictures").photographs(side).repeat(BATCH[side] // 2, 1, 1, 1)
+    rows = {}
+    for name in CORRUPTIONS + EXTRA:
+        if name == "frost" and textures is None:
+            continue
+        found = paired(pair(name, pictures, textures), "ours", rounds)
+        rates = {form: len(pictures) / row["seconds"] for form, row in found.items()}
+        low, middle, high = (found["plain"][k] for k in ("ratio_low", "ratio", "ratio_high"))
+        rows[name] = {"pictures_per_s": rates["ours"], "plain_per_s": rates["plain"], "factor": middle}
+        rows[name] |= {"factor_low": low, "factor_high": high}
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--textures", type=Path)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    one_thread()
+    report("corruptions", {f"{s} px": measure(s, options.rounds, options.textures) for s in BATCH}, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The corruptions of ImageNet-C, made on the fly for any pictures at five severities.
+
+Source: Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations",
+ICLR 2019, arXiv:1903.12261. What is exact and what is not: docs/corruptions.md.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitmods.data.corruptions import blur, digital, noise, weather
+from vitmods.data.corruptions.draws import Draws
+from vitmods.data.corruptions.frost import frost, texture_folder
+from vitmods.data.corruptions.spatter import spatter
+from vitmods.data.corruptions.tables import SEVERITIES, Strength, strength
+from vitmods.data.rng import Stream, bits
+from vitmods.errors import UserError, nearest
+
+__all__ = ["CORRUPTIONS", "EXTRA", "SEVERITIES", "check_corruptions", "corrupt"]
+
+Corruption = Callable[[Tensor, Strength, Draws], Tensor]  # uint8 (B, C, H, W) -> the same
+
+_FIFTEEN: dict[str, Callable[..., Tensor]] = {
+    "gaussian_noise": noise.gaussian_noise,
+    "shot_noise": noise.shot_noise,
+    "impulse_noise": noise.impulse_noise,
+    "defocus_blur": blur.defocus_blur,
+    "glass_blur": blur.glass_blur,
+    "motion_blur": blur.motion_blur,
+    "zoom_blur": blur.zoom_blur,
+    "snow": weather.snow,
+    "frost": frost,
+    "fog": weather.fog,
+    "brightness": weather.brightness,
+    "contrast": digital.contrast,
+    "elastic_transform": digital.elastic_transform,
+    "pixelate": digital.pixelate,
+    "jpeg_compression": digital.jpeg_compression,
+}
+_FOUR: dict[str, Callable[..., Tensor]] = {
+    "speckle_noise": noise.speckle_noise,
+    "gaussian_blur": blur.gaussian_blur,
+    "spatter": spatter,
+    "saturate": digital.saturate,
+}
+CORRUPTIONS = tuple(_FIFTEEN)
+EXTRA = tuple(_FOUR)
+_ALL = CORRUPTIONS + EXTRA  # a name's place is part of its random numbers: add at the end only
+
+_SMALLEST = 8  # pixels a side
+_AT_ONCE = 2**18  # values that are worked on together: what is made of them stays in the caches
+
+
+def corrupt(
+    pictures: Tensor,
+    name: str,
+    severity: int,
+    *,
+    seed: int,
+    index: Tensor | NDArray[np.int64],
+    textures: Path | None = None,
+) -> Tensor:
+    """Pictures, uint8 (B, C, H, W) with C 1 or 3, as this corruption leaves them: a new uint8 tensor of the same shape.
+
+    What is drawn at random for a picture depends on the seed, the corruption, the severity and the picture's index, an
+    int64 (B,), alone: not on the batch. The severity's numbers are those published for 32, 64 or 224 pixels, whichever
+    is nearest to the short side. `textures` is the folder with frost's textures, by default $VITMODS_FROST.
+
+    UserError: unknown name, severity not 1 to 5, pictures of another shape or type or below 8 pixels, textures missing,
+    saturate on grey pictures.
+    """
+    check_corruptions([name], textures=textures)
+    if isinstance(severity, bool) or severity not in SEVERITIES:
+        raise UserError(f"The severity of a corruption is a whole number from 1 to 5, not {severity!r}.")
+    _check_pictures(pictures)
+    change = corruption(name, textures)
+    numbers = strength(name, int(severity), min(pictures.shape[-2:]))
+    seeds = bits(seed, Stream.CORRUPTION, _ALL.index(name), int(severity), np.asarray(index)).tolist()
+    if len(seeds) != len(pictures):
+        raise UserError(f"{len(pictures)} pictures came with {len(seeds)} indices; give each its place in the split.")
+    part = max(1, _AT_ONCE // pictures[:1].numel()) if len(pictures) else 1
+    starts = range(0, len(pictures), part)
+    done = [change(pictures[i : i + part], numbers, Draws(seeds[i : i + part])) for i in starts]
+    return torch.cat(done) if done else pictures.clone()
+
+
+def check_corruptions(names: Iterable[str], *, textures: Path | None = None) -> None:
+    """Raise UserError for an unknown name, or where frost is named and its textures are missing: before long work."""
+    for name in names:
+        if name not in _ALL:
+            raise UserError(f"There is no corruption '{name}'. {nearest(name, _ALL)}")
+        if name == "frost":
+            texture_folder(textures)
+
+
+def corruption(name: str, textures: Path | None = None) -> Corruption:
+    """The function of a known name."""
+    return partial(frost, folder=texture_folder(textures)) if name == "frost" else (_FIFTEEN | _FOUR)[name]
+
+
+def _check_pictures(pictures: Tensor) -> None:
+    fits = pictures.dtype == torch.uint8 and pictures.ndim == 4 and pictures.shape[1] in (1, 3)
+    if not fits or min(pictures.shape[-2:]) < _SMALLEST:
+        raise UserError(
+            f"Corruptions need uint8 pictures (batch, 1 or 3 channels, height, width) of at least {_SMALLEST} pixels a "
+            f"side; these are {pictures.dtype} {tuple(pictures.shape)}."
+        )

@@ -1,0 +1,203 @@
+"""Each corruption against a plain form of its definition on the same random numbers; the noise's distributions."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitmods.data.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, corruption
+from vitmods.data.corruptions.blur import disk, scattered
+from vitmods.data.corruptions.draws import Draws
+from vitmods.data.corruptions.frost import _read
+from vitmods.data.corruptions.spatter import distance, edges
+from vitmods.data.corruptions.tables import TABLES, strength, table_side
+
+SIZES = ((32, 32), (64, 50), (121, 124))
+
+
+class Recorded(Draws):
+    """Keeps what it draws."""
+
+    def __init__(self, seeds):
+        super().__init__(seeds)
+        self.drawn = []
+
+    def _keep(self, numbers):
+        self.drawn.append(numbers.clone())  # corruptions may work in place
+        return numbers
+
+    def normal(self, *shape):
+        return self._keep(super().normal(*shape))
+
+    def uniform(self, *shape, low=0.0, high=1.0):
+        return self._keep(super().uniform(*shape, low=low, high=high))
+
+    def integers(self, low, high, *shape):
+        return self._keep(super().integers(low, high, *shape))
+
+    def poisson(self, rates):
+        return self._keep(super().poisson(rates))
+
+
+class Replayed:
+    """Gives one picture's recorded numbers again, in the same order and of the same shape."""
+
+    def __init__(self, drawn, position):
+        self.numbers = iter([numbers[position].numpy() for numbers in drawn])
+
+    def normal(self, *shape):
+        numbers = next(self.numbers)
+        assert numbers.shape == shape
+        return numbers
+
+    def uniform(self, *shape, low=0.0, high=1.0):
+        numbers = self.normal(*shape)
+        assert (numbers >= low).all()
+        assert (numbers <= high).all()
+        return numbers
+
+    def integers(self, low, high, *shape):
+        numbers = self.uniform(*shape, low=low, high=high - 1)
+        return numbers
+
+    def poisson(self, rates):
+        return self.normal(*rates.shape)
+
+
+def plain_textures(folder, scale):
+    """As OpenCV resizes them for small pictures: every fifth pixel at a scale of 0.2, or whole."""
+    whole = [np.asarray(Image.open(path).convert("RGB")).transpose(2, 0, 1) for path in sorted(folder.iterdir())]
+    step = round(1 / scale)
+    return [t[:, step // 2 :: step, step // 2 :: step] for t in whole]
+
+
+def both(plain, name, severity, pictures, textures):
+    """(ours, plain) on the same random numbers."""
+    numbers = strength(name, severity, min(pictures.shape[-2:]))
+    draws = Recorded(range(7, 7 + len(pictures)))
+    ours = corruption(name, textures)(pictures, numbers, draws)
+    form = getattr(plain, name)
+    if name == "frost":
+        form = functools.partial(form, textures=plain_textures(textures, numbers[2]))
+    each = [form(picture.numpy(), numbers, Replayed(draws.drawn, i)) for i, picture in enumerate(pictures)]
+    return ours, torch.from_numpy(np.stack(each))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("name", CORRUPTIONS + EXTRA)
+def test_equals_the_plain_form(plain, made, textures, name, size):
+    if name == "frost" and table_side(min(size)) == 64:
+        pytest.skip("a scale of 0.3 has a test of its own")
+    pictures = torch.from_numpy(np.stack([made.drawn(*size), made.drawn(*size)[::-1, ::-1].copy()]))
+    for severity in SEVERITIES:
+        ours, expected = both(plain, name, severity, pictures, textures)
+        assert torch.equal(ours, expected), severity
+
+
+@pytest.mark.parametrize("name", [n for n in CORRUPTIONS + EXTRA if n not in ("saturate", "frost")])
+def test_equals_the_plain_form_on_grey_pictures(plain, made, textures, name):
+    pictures = torch.from_numpy(np.stack([made.drawn(33, 48)[:1], made.drawn(33, 48)[2:]]))
+    for severity in (1, 5):
+        ours, expected = both(plain, name, severity, pictures, textures)
+        assert torch.equal(ours, expected), severity
+
+
+def test_frost_on_grey_pictures_is_the_grey_of_frost(plain, made, textures):
+    pictures = torch.from_numpy(made.drawn(130, 130)[None, :1])
+    in_grey, in_colour = (
+        corruption("frost", textures)(p, (0.6, 0.4, 1), Draws([1])) for p in (pictures, pictures.expand(-1, 3, -1, -1))
+    )
+    expected = plain.grey(in_colour[0].double().numpy())
+    assert np.abs(in_grey[0].numpy() - expected).max() <= 1.5  # two roundings
+
+
+def test_textures_at_a_scale_of_three_tenths(textures):
+    """Bilinear between pixel centres, without antialiasing."""
+    texture = _read(textures, 0.3, (3, 64, 64))[0]
+    whole = np.asarray(Image.open(textures / "frost1.png")).astype(float)
+    assert texture.shape == (3, 90, 129)
+    for y, x in ((0, 0), (10, 20), (89, 128)):
+        at, across = (y + 0.5) / 0.3 - 0.5, (x + 0.5) / 0.3 - 0.5
+        (top, v), (left, u) = (divmod(at, 1), divmod(across, 1))
+        four = whole[int(top) : int(top) + 2, int(left) : int(left) + 2]
+        value = (np.array([1 - v, v])[:, None, None] * np.array([1 - u, u])[:, None] * four).sum((0, 1))
+        assert np.abs(texture[:, y, x].numpy() - value).max() <= 0.5 + 1e-6
+
+
+def test_textures_smaller_than_the_pictures_are_enlarged(textures):
+    for scale, shape in ((1, (3, 600, 500)), (0.2, (3, 40, 300)), (1, (1, 300, 1000))):
+        for texture in _read(textures, scale, shape):
+            assert texture.shape[0] == shape[0]
+            assert texture.shape[1] >= shape[1]
+            assert texture.shape[2] >= shape[2]
+
+
+def test_the_disk_sums_to_one_where_its_grid_does_not_clip_it():
+    assert disk(6, 0.5).sum().item() == pytest.approx(1)
+    assert disk(6, 0.5).shape == (15, 15)  # 13 and a smoothing pixel on each side
+    assert disk(0.3, 0.4).shape == (3, 3)
+    assert disk(8, 0.5).sum() > 1.005  # as published: mirrored at the border of the 17 x 17 grid
+
+
+def test_a_value_in_glass_travels_on():
+    """Row by row backwards, each pixel takes its right neighbour's value: the last one's goes all the way."""
+    offsets = torch.zeros(1, 2, 4, 4, dtype=torch.int64)
+    offsets[:, 1] = 1  # within reach 2, of 8 x 8 pixels
+    source = scattered(offsets, 8, 8).view(8, 8)
+    assert source[3, 3:7].tolist() == [31] * 4
+    assert source[0].tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_edges_and_distances_on_any_picture(plain, seed):
+    """Noise has edges in every direction; smoothed noise has long ones that hysteresis must follow."""
+    noise = np.random.default_rng(seed).integers(0, 256, (19, 31)).astype(float)
+    drops = np.floor(plain.blurred(noise[None], seed / 4)[0])
+    edge = edges(torch.from_numpy(drops)[None, None])
+    expected = plain.canny(drops.astype(int))
+    assert expected.any()
+    np.testing.assert_array_equal(edge[0, 0].numpy(), expected)
+    sparse = edge & (torch.arange(31) % 13 == seed)
+    np.testing.assert_allclose(distance(sparse)[0, 0], np.minimum(plain.chamfer(sparse[0, 0].numpy()), 20))
+
+
+def flat(level, count=4):
+    return torch.full((count, 3, 128, 128), level, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_noise_has_the_published_distribution(severity):
+    """Over 196,608 values; on grey, where hardly anything is clipped."""
+
+    def noisy(name, level):
+        numbers = strength(name, severity, 128)
+        return corruption(name, None)(flat(level), numbers, Draws(range(4))).double(), numbers[0]
+
+    done, amount = noisy("impulse_noise", 100)
+    assert (done == 0).double().mean().item() == pytest.approx(amount / 2, rel=0.05)
+    assert (done == 255).double().mean().item() == pytest.approx(amount / 2, rel=0.05)
+    assert ((done == 0) | (done == 255) | (done == 100)).all()
+    done, full = noisy("shot_noise", 51)
+    assert set((done * full / 255).add(0.5).floor().unique().tolist()) <= set(range(40))
+    assert (done / 255).mean().item() == pytest.approx(0.2, abs=0.004 + 0.05 * (full < 10))
+    spread = {"gaussian_noise": 1.0, "speckle_noise": 0.5}
+    for name, scale in spread.items():
+        done, std = noisy(name, 128)
+        inner = ((done / 255 - 0.5).abs() < std * scale).double().mean().item()
+        expected = 0.6827 if std * scale < 0.5 else 1
+        assert inner == pytest.approx(expected, abs=0.02)
+
+
+def test_published_tables_have_five_rows_and_the_same_names():
+    assert {side: tuple(table) for side, table in TABLES.items()} == dict.fromkeys((32, 64, 224), tuple(TABLES[224]))
+    assert set(TABLES[224]) == set(CORRUPTIONS + EXTRA)
+    for table in TABLES.values():
+        assert all(len(rows) == 5 and len({len(row) for row in rows}) == 1 for rows in table.values())
+
+
+@pytest.mark.parametrize(("side", "table"), [(8, 32), (32, 32), (45, 32), (46, 64), (119, 64), (120, 224), (384, 224)])
+def test_the_nearest_table_serves(side, table):
+    assert table_side(side) == table
+    assert strength("jpeg_compression", 1, side) == {32: (80,), 64: (65,), 224: (25,)}[table]
