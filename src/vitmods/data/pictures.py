@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.data.augment import erase, flip, normalise, pad_crop, resized_crop
+from vitmods.data.augment import erase, flip, normalise, pad_crop, resized_crops
 from vitmods.data.boxes import Ints, crop_boxes, erase_boxes
 from vitmods.data.geometry import Geometry
 from vitmods.data.inception import inception_boxes
@@ -164,8 +164,7 @@ class PictureSet:
             sizes = np.array([picture.shape[1:] for picture in whole])
             draw = _BOXES[self.recipe.crop]
             boxes = draw(seed, epoch, views, sizes, self.recipe.crop_scale, self.recipe.crop_ratio)
-            method = train.geometry.crop_method
-            return torch.cat([resized_crop(p, box, self.img_size, method) for p, box in zip(whole, boxes, strict=True)])
+            return resized_crops(whole, boxes, self.img_size, train.geometry.crop_method)
         pictures = self._centre_views(train, index)
         if self.recipe.crop == "none":
             return pictures

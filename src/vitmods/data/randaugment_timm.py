@@ -53,16 +53,17 @@ def change_all(pixels: Pixels, seed: int, epoch: int, index: Ints, recipe: Recip
 
 def operation(image: Image.Image, name: str, magnitude: float, options: dict[str, Any]) -> Image.Image:
     """timm's operation of this name; one that goes either way takes the sign of the magnitude."""
-    from timm.data.auto_augment import LEVEL_TO_ARG, NAME_TO_OP
+    from timm.data import auto_augment as timm
 
     if name in SIGNED:
         strength: tuple[float, ...] = (SIGNED[name](magnitude / STRONGEST),)
     else:
-        level_to_strength: Callable[..., tuple[float, ...]] | None = LEVEL_TO_ARG[name]
+        level_to_strength: Any = timm.LEVEL_TO_ARG[name]
         strength = level_to_strength(abs(magnitude), {}) if level_to_strength else ()
     if name == "PosterizeIncreasing" and strength == (0,):
         return Image.new(image.mode, image.size)  # black, as Pillow made it of no bits before it came to refuse that
-    changed: Image.Image = NAME_TO_OP[name](image, *strength, **options)
+    function: Any = timm.NAME_TO_OP[name]
+    changed: Image.Image = function(image, *strength, **options)
     return changed
 
 
