@@ -22,7 +22,7 @@ from vitmods.recipes import Recipe, augreg, deit, small_data
 from vitmods.study import Arm
 
 SETS: dict[str, dict[str, Any]] = {
-    "cifar10": {"img_size": 32, "limit_train": 5000},
+    "cifar10": {"img_size": 32, "limit_train": 5000, "val_fraction": 0.02},
     "clothing10": {"img_size": 64},
 }
 PATCHES = {"cifar10": 4, "clothing10": 8}
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=25)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--depth", type=int, default=6)
+    parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--runs", type=Path, default=Path("runs/small_data"), help="folder of the studies")
     parser.add_argument("--out", type=Path, help="folder for the JSON")
