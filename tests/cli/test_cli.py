@@ -77,7 +77,7 @@ def test_every_command_has_help_with_examples(command, capsys):
     text = capsys.readouterr().out
     assert f"usage: vitmods {command}" in text
     assert f"  vitmods {command}" in text
-    assert text.count("(default: ") >= (1 if command in ("changes", "report") else 3)
+    assert text.count("(default: ") >= (1 if command in ("changes", "recipes", "report") else 3)
 
 
 def test_help_shows_the_defaults_of_the_pictures_and_the_recipe(capsys, tmp_path):

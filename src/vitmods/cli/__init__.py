@@ -20,6 +20,8 @@ COMMANDS = {
     "evaluate": "evaluate trained weights: accuracy, calibration, few-shot, corruptions",
     "report": "rebuild results and report.html from a study's folder",
     "changes": "list the design changes: paper, what they preserve, cost, published gain",
+    "recipes": "list the recipes: paper, data, expected number",
+    "recipe": "show a recipe resolved for a data set: steps, learning rates, augmentation; rehearse it here",
     "diff": "show what an arm alters in a model, without training",
     "data": "check a folder of pictures and show what was found",
     "bench": "speed and memory of models side by side, paired and interleaved",
