@@ -83,6 +83,13 @@ class PictureSet:
         return len(self.classes)
 
     @property
+    def train(self) -> Split:
+        """The split to train on. UserError where the set is for evaluation only."""
+        if "train" not in self.splits:
+            raise UserError(f"{self.name} is an evaluation set: it has no pictures to train on. Train on another set.")
+        return self.splits["train"]
+
+    @property
     def eval_split(self) -> str:
         """The split whose numbers are reported: test, or val where there is no test."""
         return "test" if "test" in self.splits else "val"
@@ -97,8 +104,9 @@ class PictureSet:
         return self.facts
 
     def samples(self, n: int) -> list[tuple[str, NDArray[np.uint8]]]:
-        """n training pictures with their class names, going round the classes; uint8 (H, W, 3)."""
-        train = self.splits["train"]
+        """n training pictures with their class names, going round the classes; uint8 (H, W, 3). Of an evaluation set:
+        those that it is evaluated on."""
+        train = self.splits["train" if "train" in self.splits else self.eval_split]
         rank = np.zeros(len(train), dtype=np.int64)
         for label in range(self.num_classes):
             members = train.labels == label
@@ -113,7 +121,7 @@ class PictureSet:
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """Whole batches in an epoch; 1 where the set is smaller than a batch."""
-        return max(1, len(self.splits["train"]) // batch_size)
+        return max(1, len(self.train) // batch_size)
 
     def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
         """The epoch's batches from number `start` on. What does not fill a last batch is dropped (other pictures each
@@ -145,7 +153,7 @@ class PictureSet:
 
     def _order(self, seed: int, epoch: int) -> Ints:
         """The order (n,) in which an epoch visits the training pictures."""
-        return permutation(seed, epoch, len(self.splits["train"]))
+        return permutation(seed, epoch, len(self.train))
 
     def _train_batch(self, views: Ints, seed: int, epoch: int, number: int) -> Batch:
         recipe = self.recipe
@@ -168,7 +176,7 @@ class PictureSet:
 
     def _cropped(self, views: Ints, seed: int, epoch: int) -> Tensor:
         """Training views, uint8 (B, C, H, W), which the caller may change."""
-        train, index = self.splits["train"], positions(views)
+        train, index = self.train, positions(views)
         if self.recipe.crop in _BOXES:
             whole = [train.store.picture(i) for i in index.tolist()]
             sizes = np.array([picture.shape[1:] for picture in whole])
