@@ -34,13 +34,17 @@ class Batch:
 
 @dataclass(frozen=True)
 class Split:
-    """The pictures of one split, those that could be read; ids and labels (n,) are in the same order."""
+    """The pictures of one split, those that could be read; ids and labels (n,) are in the same order.
+
+    label_sets: in the same order all classes that are right for a picture, where that may be several; a prediction is
+    correct if it is among them. labels then has one of them."""
 
     name: str
     ids: tuple[str, ...]
     labels: NDArray[np.int64]
     store: Store
     geometry: Geometry
+    label_sets: tuple[tuple[int, ...], ...] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -51,7 +55,9 @@ class PictureSet:
     """A classification set at one picture size, with one recipe's augmentation.
 
     Order, augmentation and mixing are pure functions of (seed, epoch, sample or batch number): workers, prefetching and
-    resuming change nothing.
+    resuming change nothing. class_map: positions of `classes` among those of the model that the set is meant to
+    evaluate, where they are some of a larger set's; None where they are the model's own. A set without a train split is
+    for evaluation only.
     """
 
     name: str
@@ -62,6 +68,7 @@ class PictureSet:
     recipe: Recipe
     facts: dict[str, Any]
     workers: int = 0
+    class_map: tuple[int, ...] | None = None
 
     @property
     def num_classes(self) -> int:
@@ -82,8 +89,9 @@ class PictureSet:
         return self.facts
 
     def samples(self, n: int) -> list[tuple[str, NDArray[np.uint8]]]:
-        """n training pictures with their class names, going round the classes; uint8 (H, W, 3)."""
-        train = self.splits["train"]
+        """n training pictures with their class names, going round the classes; uint8 (H, W, 3). Of an evaluation set:
+        those that it is evaluated on."""
+        train = self.splits.get("train", self.splits[self.eval_split])
         rank = np.zeros(len(train), dtype=np.int64)
         for label in range(self.num_classes):
             members = train.labels == label
@@ -94,18 +102,21 @@ class PictureSet:
         return [(self.classes[train.labels[i]], p) for i, p in zip(chosen, shown, strict=True)]
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """Whole batches in an epoch; 1 where the set is smaller than a batch."""
+        """Whole batches in an epoch; 1 where the set is smaller than a batch. UserError if there is no train split."""
+        if "train" not in self.splits:
+            raise UserError(f"{self.name} is an evaluation set: it has no pictures to train on. Train on another set.")
         return max(1, len(self.splits["train"]) // batch_size)
 
     def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
         """The epoch's batches from number `start` on. What does not fill a last batch is dropped (other pictures each
         epoch); a set smaller than a batch gives one batch of all."""
+        steps = self.steps_per_epoch(batch_size)
         order = permutation(seed, epoch, len(self.splits["train"]))
 
         def make(number: int) -> Batch:
             return self._train_batch(order[number * batch_size : (number + 1) * batch_size], seed, epoch, number)
 
-        return in_order(make, range(start, self.steps_per_epoch(batch_size)), self.workers)
+        return in_order(make, range(start, steps), self.workers)
 
     def eval_batches(self, split: str, batch_size: int) -> Iterator[Batch]:
         """All pictures of a split in order, as evaluation sees them: resized, centre cropped, not augmented."""
