@@ -101,10 +101,10 @@ def _quotas(sizes: Indices, count: int, spare: int) -> Indices:
         for c in [c for c in by_remainder if counts[c] < room[c]][: count - int(counts.sum())]:
             counts[c] += 1
     for empty in np.flatnonzero((counts == 0) & (room > 0)):
-        giver = int(counts.argmax())
-        if counts[giver] == 1:
+        if counts.max() == 1:
             break
-        counts[[giver, empty]] += [-1, 1]
+        counts[counts.argmax()] -= 1
+        counts[empty] = 1
     return counts
 
 
