@@ -37,7 +37,7 @@ class Split:
     """The pictures of one split, those that could be read; ids and labels (n,) are in the same order.
 
     label_sets: in the same order all classes that are right for a picture, where that may be several; a prediction is
-    correct if it is among them. labels then has one of them."""
+    correct if it is among them. labels then has the one that the set gave before (ImageNet's, for ReaL)."""
 
     name: str
     ids: tuple[str, ...]
@@ -75,6 +75,13 @@ class PictureSet:
         return len(self.classes)
 
     @property
+    def train(self) -> Split:
+        """The split to train on. UserError where the set is for evaluation only."""
+        if "train" not in self.splits:
+            raise UserError(f"{self.name} is an evaluation set: it has no pictures to train on. Train on another set.")
+        return self.splits["train"]
+
+    @property
     def eval_split(self) -> str:
         """The split whose numbers are reported: test, or val where there is no test."""
         return "test" if "test" in self.splits else "val"
@@ -102,21 +109,18 @@ class PictureSet:
         return [(self.classes[train.labels[i]], p) for i, p in zip(chosen, shown, strict=True)]
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """Whole batches in an epoch; 1 where the set is smaller than a batch. UserError if there is no train split."""
-        if "train" not in self.splits:
-            raise UserError(f"{self.name} is an evaluation set: it has no pictures to train on. Train on another set.")
-        return max(1, len(self.splits["train"]) // batch_size)
+        """Whole batches in an epoch; 1 where the set is smaller than a batch."""
+        return max(1, len(self.train) // batch_size)
 
     def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
         """The epoch's batches from number `start` on. What does not fill a last batch is dropped (other pictures each
         epoch); a set smaller than a batch gives one batch of all."""
-        steps = self.steps_per_epoch(batch_size)
-        order = permutation(seed, epoch, len(self.splits["train"]))
+        order = permutation(seed, epoch, len(self.train))
 
         def make(number: int) -> Batch:
             return self._train_batch(order[number * batch_size : (number + 1) * batch_size], seed, epoch, number)
 
-        return in_order(make, range(start, steps), self.workers)
+        return in_order(make, range(start, self.steps_per_epoch(batch_size)), self.workers)
 
     def eval_batches(self, split: str, batch_size: int) -> Iterator[Batch]:
         """All pictures of a split in order, as evaluation sees them: resized, centre cropped, not augmented."""

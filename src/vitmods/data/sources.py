@@ -1,5 +1,6 @@
 """A spec such as "digits", "path/to/folder" or "torchvision:CIFAR10?root=data" -> the Source it names."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qsl
@@ -7,7 +8,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 
 from vitmods.data.folder import folder
-from vitmods.data.records import ALLOWED, Records, Source
+from vitmods.data.records import ALLOWED, Records, Source, printable
 from vitmods.data.sets import KNOWN, open_known
 from vitmods.errors import UserError, nearest
 
@@ -40,6 +41,8 @@ def _open(spec: str) -> Source:
         from vitmods.data.hf import hf_set
 
         return hf_set(spec, name, options)
+    if colon and not os.path.exists(spec) and (hint := nearest(kind, [*KNOWN, *EXAMPLES])).startswith("Did you"):
+        raise UserError(f'There is neither a folder "{printable(spec)}" nor a set called "{kind}". {hint}')
     return folder(spec)
 
 

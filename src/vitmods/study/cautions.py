@@ -27,7 +27,7 @@ def cautions(models: Mapping[str, ViT], recipes: Mapping[str, Recipe], pictures:
     long: dict[tuple[int, int], list[str]] = {}
     for arm, model in models.items():
         recipe = recipes[arm]
-        batch = min(recipe.part_size, len(pictures.splits["train"]))
+        batch = min(recipe.part_size, len(pictures.train))
         steps = recipe.epochs * pictures.steps_per_epoch(recipe.batch_size)
         warmup = max((norm.warmup for norm in model.modules() if isinstance(norm, PowerNorm)), default=0)
         if batch < SMALL_BATCH and any(map(_gathers, model.modules())):
