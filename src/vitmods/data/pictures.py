@@ -98,7 +98,7 @@ class PictureSet:
     def samples(self, n: int) -> list[tuple[str, NDArray[np.uint8]]]:
         """n training pictures with their class names, going round the classes; uint8 (H, W, 3). Of an evaluation set:
         those that it is evaluated on."""
-        train = self.splits.get("train", self.splits[self.eval_split])
+        train = self.splits["train" if "train" in self.splits else self.eval_split]
         rank = np.zeros(len(train), dtype=np.int64)
         for label in range(self.num_classes):
             members = train.labels == label

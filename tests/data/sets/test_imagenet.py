@@ -1,6 +1,7 @@
 """ImageNet-1k: every layout gives the same pictures with the same labels."""
 
 import gzip
+import importlib.util
 import tarfile
 from pathlib import Path
 
@@ -235,6 +236,14 @@ def test_parquet_goes_to_hugging_faces_reader(tmp_path: Path, monkeypatch) -> No
     assert (list(source.splits), source.classes[0]) == (["train", "val"], "tench")
 
 
+@pytest.mark.skipif(importlib.util.find_spec("datasets") is not None, reason="the hf extra is installed")
+def test_parquet_without_the_extra(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "validation-00000-of-00014.parquet").write_bytes(b"")
+    with pytest.raises(UserError, match=r"pip install .vitmods\[hf\]"):
+        open_source(f"imagenet:{tmp_path}")
+
+
 def test_minival(tmp_path: Path, val, write_files) -> None:
     train = {f"{wnids()[c]}/{wnids()[c]}_{i}.JPEG": b"" for c in CLASSES for i in range(100)}
     in_folders(tmp_path, train, val, write_files)
@@ -244,6 +253,13 @@ def test_minival(tmp_path: Path, val, write_files) -> None:
     in_folders(tmp_path / "moved", train, val, write_files)
     moved = open_source(f"imagenet:{tmp_path / 'moved'}?minival=1")
     assert moved.splits["val"].ids == source.splits["val"].ids
+    assert [w for w in source.warnings if "as published" in w] == [
+        "train has 300 pictures; ImageNet-1k as published has 1,281,167.",
+        "val has 6 pictures; ImageNet-1k as published has 50,000.",
+    ]
+    in_folders(tmp_path / "val-alone", {}, val, write_files)
+    with pytest.raises(UserError, match="out of ImageNet's train, which is not there"):
+        open_source(f"imagenet:{tmp_path / 'val-alone'}?minival=1")
     assert list(open_source(f"imagenet:{tmp_path}?minival=0").splits) == ["train", "val"]
     with pytest.raises(UserError, match="minival is 1 or 0"):
         open_source(f"imagenet:{tmp_path}?minival=yes")

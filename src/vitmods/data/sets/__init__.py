@@ -51,4 +51,5 @@ def open_known(spec: str, name: str, rest: str) -> Source:
         raise KNOWN[name].missing(root, "there is no such folder")
     source = read(name, root, options)
     warnings = [*source.warnings, *count_warnings(KNOWN[name], source)]
-    return replace(source, spec=spec, warnings=warnings, allow=frozenset(ALLOWED))
+    source = replace(source, spec=spec, warnings=warnings, allow=frozenset(ALLOWED))
+    return imagenet.minival(source, options["minival"]) if "minival" in options else source

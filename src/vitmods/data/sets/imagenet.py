@@ -26,12 +26,12 @@ Reader = Callable[[], Found]
 
 
 def imagenet(spec: str, root: Path, options: dict[str, str]) -> Source:
-    """train and val of ImageNet-1k; with minival=1 the last hundredth of train is val, and the published val is test.
+    """train and val of ImageNet-1k.
 
     Where val alone is there, an evaluation set. A part of the classes is taken as it is, with their class_map.
     """
     if list(root.glob("data/train-*.parquet")) or list(root.glob("data/validation-*.parquet")):
-        return _minival(_parquet(spec, root), options)
+        return _parquet(spec, root)
     readers = {"train": _train_readers(root), "val": val_readers(root, options.get("labels"))}
     if not readers["val"]:
         raise KNOWN["imagenet"].missing(root, _what_is_there(root, bool(readers["train"])))
@@ -43,7 +43,7 @@ def imagenet(spec: str, root: Path, options: dict[str, str]) -> Source:
         if len(found) > 1:
             first, *others = found
             source.warnings.append(f"{split} was read from {first}; {' and '.join(others)} beside it was not used.")
-    return _minival(present(source, titles()), options)
+    return present(source, titles())
 
 
 def _train_readers(root: Path) -> dict[str, Reader]:
@@ -151,15 +151,20 @@ def _parquet(spec: str, root: Path) -> Source:
     return replace(source, name="ImageNet-1k", classes=titles(), splits=splits)
 
 
-def _minival(source: Source, options: dict[str, str]) -> Source:
-    """train[:99%] and train[99%:] of an order that is drawn from the file names: the original's order is that of a
-    shuffled TensorFlow Datasets copy, which cannot be had from the files."""
-    if options.get("minival", "0") not in ("0", "1"):
-        raise UserError(f"minival is 1 or 0, not {options['minival']}.")
-    if options.get("minival") != "1":
+def minival(source: Source, asked: str) -> Source:
+    """asked "1": train[:99%] as train, train[99%:] as val, the published val as test.
+
+    The order is drawn from the file names: the original's is that of a shuffled TensorFlow Datasets copy, which cannot
+    be had from the files.
+    """
+    if asked not in ("0", "1"):
+        raise UserError(f"minival is 1 or 0, not {asked}.")
+    if asked == "0":
         return source
     if "train" not in source.splits:
-        raise KNOWN["imagenet"].missing(Path(source.spec), "minival is a part of train, which is not there")
+        raise UserError(
+            "minival=1 takes val out of ImageNet's train, which is not there: add it, or leave minival out."
+        )
     train = source.splits["train"]
     draws = [(text_bits(0, "minival", name.rsplit("/", 1)[-1]), i) for i, name in enumerate(train.ids)]
     order = np.array([i for _, i in sorted(draws)], dtype=np.int64)
