@@ -192,6 +192,13 @@ def test_an_archive_that_is_cut_short(archives: Path, cut: float) -> None:
         open_source(f"imagenet:{archives}")
 
 
+def test_a_class_whose_own_archive_is_cut_short(archives: Path, tmp_path: Path, write_tar) -> None:
+    inner = (tmp_path / "inner.tar").read_bytes().rstrip(b"\0")
+    write_tar(archives / "ILSVRC2012_img_train.tar", {"n01484850.tar": inner[:-20], "n01491361.tar": inner})
+    with pytest.raises(UserError, match=r"_3\.JPEG is not whole"):
+        open_source(f"imagenet:{archives}")
+
+
 @pytest.mark.parametrize("name", ["ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"])
 def test_archives_of_other_things(archives: Path, write_tar, name: str) -> None:
     (archives / name).write_bytes(gzip.compress((archives / name).read_bytes()))
@@ -250,9 +257,9 @@ def test_minival(tmp_path: Path, val, write_files) -> None:
     source = open_source(f"imagenet:{tmp_path}?minival=1")
     assert {name: len(records) for name, records in source.splits.items()} == {"train": 297, "val": 3, "test": 6}
     assert not set(source.splits["train"].ids) & set(source.splits["val"].ids)
-    in_folders(tmp_path / "moved", train, val, write_files)
-    moved = open_source(f"imagenet:{tmp_path / 'moved'}?minival=1")
-    assert moved.splits["val"].ids == source.splits["val"].ids
+    in_folders(tmp_path / "moved" / "Data" / "CLS-LOC", train, val, write_files)
+    moved = open_source(f"imagenet:{tmp_path / 'moved'}?minival=1").splits["val"].ids
+    assert [name.split("/")[-1] for name in moved] == [name.split("/")[-1] for name in source.splits["val"].ids]
     assert [w for w in source.warnings if "as published" in w] == [
         "train has 300 pictures; ImageNet-1k as published has 1,281,167.",
         "val has 6 pictures; ImageNet-1k as published has 50,000.",
