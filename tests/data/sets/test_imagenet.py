@@ -264,6 +264,7 @@ def test_minival(tmp_path: Path, val, write_files) -> None:
         "train has 300 pictures; ImageNet-1k as published has 1,281,167.",
         "val has 6 pictures; ImageNet-1k as published has 50,000.",
     ]
+    assert source.warnings[-1] == "minival: val is 1% of train, and test is the published val."
     in_folders(tmp_path / "val-alone", {}, val, write_files)
     with pytest.raises(UserError, match="out of ImageNet's train, which is not there"):
         open_source(f"imagenet:{tmp_path / 'val-alone'}?minival=1")

@@ -170,4 +170,5 @@ def minival(source: Source, asked: str) -> Source:
     order = np.array([i for _, i in sorted(draws)], dtype=np.int64)
     kept = round(MINIVAL * len(order))
     parts = {"train": train.take(np.sort(order[:kept])), "val": train.take(np.sort(order[kept:]))}
-    return replace(source, splits=parts | {"test": source.splits["val"]})
+    told = f"minival: val is {1 - MINIVAL:.0%} of train, and test is the published val."
+    return replace(source, splits=parts | {"test": source.splits["val"]}, warnings=[*source.warnings, told])
