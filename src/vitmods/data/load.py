@@ -28,15 +28,18 @@ def load(
     unreadable: str = "stop",
     cache_dir: Path | str | None = None,
     limit_train: int | None = None,
+    limit_val: int | None = None,
     workers: int = 0,
 ) -> PictureSet:
     """Find a data set, split it, read every picture once and return it ready to train on.
 
-    spec: "digits", a folder, "torchvision:NAME?root=FOLDER" or "hf:NAME". img_size: (H, W) in pixels. in_chans: 3 (RGB)
-    or 1 (grey). Splits that the source lacks are made from split_seed, stratified. unreadable "stop" refuses a set with
-    pictures that cannot be read, "skip" leaves them out and says so in the summary. cache_dir keeps decoded pictures
-    for later runs and other processes. limit_train: at most so many training pictures, classes in proportion. workers:
-    threads that prepare batches ahead (0: none). Raises UserError with all that is wrong with the set at once.
+    spec: "digits", a folder, a known set ("imagenet:FOLDER"), "torchvision:NAME?root=FOLDER" or "hf:NAME". img_size:
+    (H, W) in pixels. in_chans: 3 (RGB) or 1 (grey). Splits that the source lacks are made from split_seed, stratified.
+    unreadable "stop" refuses a set with pictures that cannot be read, "skip" leaves them out and says so.
+    cache_dir keeps decoded pictures for later runs and other processes. limit_train: at most so many training pictures,
+    classes in proportion; limit_val: so many for val, taken out of train first where there is no val split (VTAB: 800
+    and 200). workers: threads that prepare batches ahead (0: none). Raises UserError with all that is wrong with the
+    set at once.
     """
     size = _size(img_size)
     if in_chans not in (1, 3):
@@ -44,14 +47,17 @@ def load(
     if unreadable not in ("stop", "skip"):
         raise UserError(f'unreadable must be "stop" or "skip", not "{unreadable}".')
     source = open_source(spec)
-    records, origin = make_splits(source, split_seed, val_fraction, test_fraction)
-    records["train"] = limit(records["train"], limit_train, split_seed)
+    records, origin = make_splits(source, split_seed, val_fraction, test_fraction, limit_val)
+    if "train" in records:
+        records["train"] = limit(records["train"], limit_train, split_seed)
     splits = {
         name: _read(name, part, _geometry(name, size, recipe), in_chans, cache_dir) for name, part in records.items()
     }
     found = facts(source, records, splits, origin)
     _stop_on_problems(problems(source, splits), found["unreadable"] if unreadable == "stop" else [], source.spec)
-    return PictureSet(source.name, source.classes, splits, size, in_chans, recipe, found, workers)
+    return PictureSet(
+        source.name, source.classes, splits, size, in_chans, recipe, found, workers, class_map=source.class_map
+    )
 
 
 def _size(img_size: int | Sequence[int]) -> tuple[int, int]:
@@ -73,7 +79,7 @@ def _geometry(split: str, size: tuple[int, int], recipe: Recipe) -> Geometry:
 def _read(name: str, records: Records, geometry: Geometry, channels: int, cache_dir: Path | str | None) -> Split:
     store = open_store(records, geometry, channels, None if cache_dir is None else Path(cache_dir))
     kept = records.take(store.index.kept)
-    return Split(name, kept.ids, kept.labels, store, geometry)
+    return Split(name, kept.ids, kept.labels, store, geometry, kept.label_sets)
 
 
 def _stop_on_problems(found: list[str], bad: list[dict[str, str]], spec: str) -> None:

@@ -75,6 +75,13 @@ class PictureSet:
         return len(self.classes)
 
     @property
+    def train(self) -> Split:
+        """The split to train on. UserError where the set is for evaluation only."""
+        if "train" not in self.splits:
+            raise UserError(f"{self.name} is an evaluation set: it has no pictures to train on. Train on another set.")
+        return self.splits["train"]
+
+    @property
     def eval_split(self) -> str:
         """The split whose numbers are reported: test, or val where there is no test."""
         return "test" if "test" in self.splits else "val"
@@ -89,8 +96,9 @@ class PictureSet:
         return self.facts
 
     def samples(self, n: int) -> list[tuple[str, NDArray[np.uint8]]]:
-        """n training pictures with their class names, going round the classes; uint8 (H, W, 3)."""
-        train = self.splits["train"]
+        """n training pictures with their class names, going round the classes; uint8 (H, W, 3). Of an evaluation set:
+        those that it is evaluated on."""
+        train = self.splits["train" if "train" in self.splits else self.eval_split]
         rank = np.zeros(len(train), dtype=np.int64)
         for label in range(self.num_classes):
             members = train.labels == label
@@ -102,12 +110,12 @@ class PictureSet:
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """Whole batches in an epoch; 1 where the set is smaller than a batch."""
-        return max(1, len(self.splits["train"]) // batch_size)
+        return max(1, len(self.train) // batch_size)
 
     def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
         """The epoch's batches from number `start` on. What does not fill a last batch is dropped (other pictures each
         epoch); a set smaller than a batch gives one batch of all."""
-        order = permutation(seed, epoch, len(self.splits["train"]))
+        order = permutation(seed, epoch, len(self.train))
 
         def make(number: int) -> Batch:
             return self._train_batch(order[number * batch_size : (number + 1) * batch_size], seed, epoch, number)
