@@ -1,0 +1,85 @@
+"""What a study compares: a metric, and the options of the protocol that gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitmods.errors import UserError
+from vitmods.evals.options import SEVERITIES, SHOTS, Options
+
+if TYPE_CHECKING:
+    from vitmods.evals.metrics import Metric
+
+TOP1 = "top1"
+PAPERS = Options()
+MARGINS = {"%": 0.5, "nats": 0.01, "": 0.01}
+"""by the metric's unit; in points for shares"""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A metric of `vitmods.evals.protocols.METRICS` by its name, and options of the protocols."""
+
+    name: str = TOP1
+    options: Options = PAPERS
+
+    @property
+    def metric(self) -> Metric:
+        """Its title, unit, direction and protocol. UserError, naming the nearest, where there is none of that name."""
+        from vitmods.evals.protocols import metric_named
+
+        return metric_named(self.name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON gives it back."""
+        return {"name": self.name, "options": {name: _plain(value) for name, value in asdict(self.options).items()}}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Measure:
+        """The inverse of `to_dict`; options that are not named have their defaults."""
+        return cls(values.get("name", TOP1), options_from(values.get("options", {})))
+
+
+DEFAULT = Measure()
+
+
+def make_measure(name: str, options: Options | None = None) -> Measure:
+    """What users ask for. Of few-shot accuracies the one that is asked for is measured, unless the options name others.
+
+    Raises:
+        UserError: there is no such metric, or its protocol does not give it with these options.
+    """
+    options = options or PAPERS
+    measure = Measure(name, options)
+    if measure.metric.protocol == "fewshot":
+        return _fewshot(measure)
+    if name == "mce" and not (options.corruptions is None and options.severities == SEVERITIES):
+        raise UserError(
+            "mCE is of all corruptions and severities of ImageNet-C: leave --corruptions and --severities out, or "
+            "compare mean_corruption_error."
+        )
+    return measure
+
+
+def _fewshot(measure: Measure) -> Measure:
+    shots = int(measure.name.removeprefix("fewshot"))
+    if measure.options.shots == SHOTS:
+        return replace(measure, options=replace(measure.options, shots=(shots,)))
+    if shots not in measure.options.shots:
+        raise UserError(f"The metric {measure.name} needs {shots} among the shots: --shots {shots}.")
+    return measure
+
+
+def options_from(values: Mapping[str, Any]) -> Options:
+    """Options of the protocols from JSON."""
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    if given.get("textures") is not None:
+        given["textures"] = Path(given["textures"])
+    return Options(**given)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
