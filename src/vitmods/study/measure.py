@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitmods.errors import UserError
-from vitmods.evals.options import SEVERITIES, SHOTS, Options
+from vitmods.evals.options import Options
 
 if TYPE_CHECKING:
     from vitmods.evals.metrics import Metric
@@ -44,33 +44,26 @@ class Measure:
 
 
 DEFAULT = Measure()
+_READ = {"corruptions": ("corruptions", "severities", "textures")}
+"""what a protocol reads of the options, but for the shots, which the metric's name says"""
 
 
 def make_measure(name: str, options: Options | None = None) -> Measure:
-    """What users ask for. Of few-shot accuracies the one that is asked for is measured, unless the options name others.
+    """What users ask for; of few-shot accuracies the one that is asked for is measured.
 
     Raises:
-        UserError: there is no such metric, or its protocol does not give it with these options.
+        UserError: there is no such metric, its protocol does not give it with these options, or has no such option.
     """
-    options = options or PAPERS
-    measure = Measure(name, options)
-    if measure.metric.protocol == "fewshot":
-        return _fewshot(measure)
-    if name == "mce" and not (options.corruptions is None and options.severities == SEVERITIES):
-        raise UserError(
-            "mCE is of all corruptions and severities of ImageNet-C: leave --corruptions and --severities out, or "
-            "compare mean_corruption_error."
-        )
-    return measure
+    from vitmods.evals.protocols import metric_named, options_for
 
-
-def _fewshot(measure: Measure) -> Measure:
-    shots = int(measure.name.removeprefix("fewshot"))
-    if measure.options.shots == SHOTS:
-        return replace(measure, options=replace(measure.options, shots=(shots,)))
-    if shots not in measure.options.shots:
-        raise UserError(f"The metric {measure.name} needs {shots} among the shots: --shots {shots}.")
-    return measure
+    given, protocol = options or PAPERS, metric_named(name).protocol
+    asked = options_for(name, given)
+    for field in fields(Options):
+        value = getattr(given, field.name)
+        said_by_name = protocol == "fewshot" and value == getattr(asked, field.name)
+        if value != getattr(PAPERS, field.name) and field.name not in _READ.get(protocol, ()) and not said_by_name:
+            raise UserError(f"The metric {name} does not depend on {field.name}={value}: leave --{field.name} out.")
+    return Measure(name, asked)
 
 
 def options_from(values: Mapping[str, Any]) -> Options:

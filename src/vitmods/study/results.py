@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitmods import __version__
+from vitmods.errors import UserError
 from vitmods.evals.metrics import Metric
-from vitmods.evals.protocols import METRICS
+from vitmods.evals.protocols import metric_named
 from vitmods.files import write_json
 from vitmods.study.choice import Choice, seen_before
 from vitmods.study.plan import BASE, Settings
@@ -161,7 +162,10 @@ def describe_metric(metric: Metric) -> dict[str, Any]:
 
 def metric_of(name: str) -> Metric:
     """The metric of that name; what training measures beside those of the protocols is a loss."""
-    return METRICS.get(name) or Metric(name, name, "", higher_is_better=False, unit="")
+    try:
+        return metric_named(name)
+    except UserError:
+        return Metric(name, name, "", higher_is_better=False, unit="")
 
 
 def _warnings(reading: Reading) -> list[str]:

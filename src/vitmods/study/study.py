@@ -42,7 +42,7 @@ class Study:
         limit_train: use only so many training pictures.
         limit_val: use only so many pictures for val, which are taken out of train where there is no val split.
         unreadable: "stop" at pictures that cannot be read, or "skip" them and say so in the report.
-        metric: what is compared, a name of `vitmods.evals.protocols.METRICS` (docs/study.md).
+        metric: what is compared, a name of `vitmods.evals.protocols.METRICS` (docs/tuning.md).
         metric_options: of its protocol, as `vitmods.evals.options.Options`; None: those of the papers.
         margin: how much worse an arm may be and count as no worse, in points where the metric is a share; None: 0.5
             points, or 0.01 where it is none.
