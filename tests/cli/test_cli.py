@@ -105,6 +105,15 @@ def test_unknown_words_suggest_the_nearest(capsys):
         ["compare", "--seeds", "0"],
         ["compare", "--epochs", "0"],
         ["compare", "--margin", "-1"],
+        ["compare", "--tune", "lr=1e-3,3e-3"],
+        ["compare", "--tune", "lr=1e-3,3e-3", "--tune-on", "test"],
+        ["compare", "--tune", "lrr=1e-3", "--tune-on", "val"],
+        ["compare", "--tune", "lr=1e-3,0.001", "--tune-on", "val"],
+        ["compare", "--tune", "lr=1e-3", "--tune", "lr=1e-2", "--tune-on", "val"],
+        ["compare", "--tune-on", "val"],
+        ["compare", "--metric", "accuracy"],
+        ["compare", "--metric", "fewshot5", "--shots", "1"],
+        ["compare", "--limit-val", "0"],
         ["compare", "--arms"],
         ["compare", "--arms", "dpn", "x=dpn"],
         ["compare", "--data", "/no/such/folder"],
@@ -236,6 +245,16 @@ def test_compare_refuses_a_changed_setting(study, capsys):
     assert " -> 0.5" in said
 
 
+def test_a_dry_run_counts_every_point_of_the_grid(capsys, tmp_path):
+    tune = ["--tune", "lr=1e-3,3e-3,1e-2", "--tune", "weight-decay=0,0.1", "--tune-on", "val"]
+    few = ["--base", "mu/4", "--arms", "dpn", "--seeds", "2", "--epochs", "1", "--limit-train", "128"]
+    assert main(["compare", *few, *tune, "--device", "cpu", "--dry-run", "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "24 trials to run" in said
+    assert "Every arm is tried with 6 points of the grid." in said
+    assert not (tmp_path / "out").exists()
+
+
 def test_base_as_an_arm_is_taken_as_said(study, capsys):
     _, out = study
     arguments = [*COMPARE, "--out", str(out), "--dry-run", "--quiet"]
@@ -326,6 +345,17 @@ def test_compare_begins_with_a_checkpoint_and_knows_that_full_is_base(trial, cap
     said = capsys.readouterr()
     assert "full, which is base here, is always part of a study" in said.err
     assert [line.split()[0] for line in said.out.splitlines()[2:5]] == ["base", "attention", "ffn"]
+
+
+def test_the_procedure_of_vtab(trial, capsys, tmp_path):
+    start, _ = trial
+    vtab = ["--limit-train", "80", "--limit-val", "20", "--tune", "lr=1e-4,3e-4,1e-3", "--tune-on", "val"]
+    few = ["--epochs", "1", "--batch-size", "40", "--device", "cpu", "--quiet"]
+    arms = ["--arms", "attention", "ffn", "--seeds", "3", "--dry-run", "--out", str(tmp_path / "out")]
+    assert main(["compare", "--from", str(start), *vtab, *few, *arms]) == 0
+    said = capsys.readouterr().out
+    assert "Pictures: 80 train, 20 val, " in said
+    assert "27 trials to run" in said
 
 
 def test_what_finetune_refuses(trial, capsys, tmp_path):

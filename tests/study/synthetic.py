@@ -104,12 +104,30 @@ def _spread(value, width=0.012):
     return {"ratio": value, "low": value - width, "high": value + width, "batch": 64}
 
 
-def make_study(folder, arms=10, seeds=5, evaluations=30, classes=None, rename=None, diverge=(), missing=(), seed=3):
+def _tuning(arm, rng):
+    """A grid of six points around the scores of an arm; the fifth is chosen, and one trial of the last diverged."""
+    known = [v for v in arm["values"].values() if v is not None]
+    points = []
+    for index, (lr, decay) in enumerate((lr, decay) for lr in (1e-4, 3e-4, 1e-3) for decay in (0.03, 0.1)):
+        scores = {s: float(v - 0.01 * abs(index - 4) + 0.002 * rng.standard_normal()) for s, v in enumerate(known)}
+        trials = [{**arm["trials"][0], "seed": s, "status": "finished"} for s in scores]
+        if index == 5:
+            scores[0], trials[0]["status"] = None, "diverged"
+        kept = [v for v in scores.values() if v is not None]
+        points.append({"values": {"lr": lr, "weight_decay": decay}, "scores": {str(s): v for s, v in scores.items()},
+                       "mean": sum(kept) / len(kept), "trials": trials})  # fmt: skip
+    return {"chosen": points[4]["values"], "at_the_edge": ["lr"], "points": points}
+
+
+def make_study(
+    folder, arms=10, seeds=5, evaluations=30, classes=None, rename=None, diverge=(), missing=(), seed=3, tuned=False
+):
     """Write a study folder and return its path.
 
     Args:
         rename: {index of an arm: another name}.
         diverge, missing: (index of an arm or -1 for base, seed) of trials that diverged, or have not run.
+        tuned: every arm was trained with a grid of learning rates and weight decays.
     """
     study, rng = Path(folder), np.random.default_rng(seed)
     study.mkdir(parents=True, exist_ok=True)
@@ -196,6 +214,11 @@ def make_study(folder, arms=10, seeds=5, evaluations=30, classes=None, rename=No
         "noise_floor": floor.to_dict(),
         "complete": not missing,
     }  # fmt: skip
+    if tuned:
+        fields = {"lr": [1e-4, 3e-4, 1e-3], "weight_decay": [0.03, 0.1]}
+        results["tuned"] = {"fields": fields, "on": "val"}
+        for arm in (results["base"], *results["arms"]):
+            arm["tuning"] = _tuning(arm, rng)
     write_results(study, results)
     return study
 

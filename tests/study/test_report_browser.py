@@ -73,6 +73,7 @@ def page(synthetic, tmp_path_factory):
     study = synthetic.make_study(
         tmp_path_factory.mktemp("browser") / "study",
         diverge=[(4, 1), (4, 2), (3, 0)],
+        tuned=True,
         rename={0: "<script>alert(1)</script>", 2: "a_very_long_name_without_any_space_in_it_" * 3},
         classes=["a_long_class_name_without_a_space_" * 3, *"bcdefghij"],
     )
@@ -103,7 +104,7 @@ def test_desktop(page, tmp_path):
     assert found["headline"] < 500
     assert found["pale"] == []
     assert found["cut"] == []
-    assert found["svgs"] == 1 + 2 * 10 + 11
+    assert found["svgs"] == 1 + 3 * 10 + 11
 
 
 def test_the_measurement_itself_finds_faults(page, tmp_path):

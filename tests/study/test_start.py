@@ -54,7 +54,10 @@ def test_parts_as_arms_of_a_study(checkpoint, tmp_path):
     assert told["arms"][0]["describe"][0]["title"] == "Trains attention alone"
     assert told["arms"][0]["cost"]["peak_memory"]["ratio"] < 1  # of what is trained
     started = build_model(base_config(study.settings, 10), Arm("base"), 0, study.settings.fixed["start"])
-    after, roles = open_trial(StudyFolder(tmp_path).trial("attention", 0)).state_dict(), parameter_roles(started)
+    after, roles = (
+        open_trial(StudyFolder(tmp_path).trial(Trial(Arm("attention"), 0))).state_dict(),
+        parameter_roles(started),
+    )
     moved = {roles[name] for name, value in started.state_dict().items() if not torch.equal(after[name], value)}
     assert moved == {"attention", "positions", "head"}
 

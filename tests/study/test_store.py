@@ -8,7 +8,10 @@ import time
 import pytest
 
 from vitmods.errors import UserError
+from vitmods.study.plan import Arm, Trial
 from vitmods.study.store import StudyFolder, read_json, slug
+
+TRIAL = Trial(Arm("dpn"), 1)
 
 
 def test_slugs_are_safe_and_different():
@@ -43,7 +46,7 @@ def test_a_damaged_file_is_named(tmp_path):
 
 
 def test_another_study_is_refused_with_the_difference(tmp_path):
-    common = {"arms": {}, "seeds": [0], "noise_floor": False, "margin": 0.5}
+    common = {"recipe": {}, "arms": {}, "seeds": [0], "noise_floor": False, "margin": 0.5}
     (tmp_path / "study.json").write_text(json.dumps({"settings": {**common, "base": "Ti/4"}}))
     with pytest.raises(UserError, match=r"base: Ti/4 -> S/4.*--out"):
         StudyFolder(tmp_path).check_same_study({**common, "base": "S/4"})
@@ -52,11 +55,11 @@ def test_another_study_is_refused_with_the_difference(tmp_path):
 
 def test_a_failed_trial_is_still_to_be_run_and_its_reason_is_kept(tmp_path):
     folder = StudyFolder(tmp_path)
-    folder.record_failure("dpn", 1, "killed")
-    assert folder.trial_result("dpn", 1) is None
-    assert read_json(folder.trial("dpn", 1) / "result.json")["message"] == "killed"
-    folder.record_failure("dpn", 1, "a later word")
-    assert read_json(folder.trial("dpn", 1) / "result.json")["message"] == "killed"
+    folder.record_failure(TRIAL, "test", "killed")
+    assert folder.trial_result(TRIAL) is None
+    assert read_json(folder.trial(TRIAL) / "result.json")["message"] == "killed"
+    folder.record_failure(TRIAL, "test", "a later word")
+    assert read_json(folder.trial(TRIAL) / "result.json")["message"] == "killed"
 
 
 HOLD = """

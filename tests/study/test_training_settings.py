@@ -10,7 +10,7 @@ from vitmods.errors import UserError
 from vitmods.layers.drop import DropPath
 from vitmods.recipes import plain
 from vitmods.study import Study
-from vitmods.study.plan import Arm
+from vitmods.study.plan import Arm, Trial
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import base_config, build_model
 
@@ -71,7 +71,7 @@ def test_an_arm_may_have_another_drop_path():
 
 
 def test_trained_weights_are_dropped_too_and_the_new_head_is_as_said(finished):
-    checkpoint = StudyFolder(finished[1]).trial("dpn", 0)
+    checkpoint = StudyFolder(finished[1]).trial(Trial(Arm("dpn"), 0))
     trained = open_checkpoint(str(checkpoint))
     recipe = plain().with_(drop_path=0.2, dropout=0.05, init="big_vision", head_bias=-6.9)
     model = built(study(["ffn"], recipe, start=checkpoint), "ffn")
@@ -89,7 +89,7 @@ def test_trained_weights_are_dropped_too_and_the_new_head_is_as_said(finished):
 def test_what_it_came_to_is_in_the_folder_of_the_trial_and_in_the_report(finished):
     result, out = finished
     assert result.complete
-    config = json.loads((StudyFolder(out).trial("dpn", 0) / "config.json").read_text())
+    config = json.loads((StudyFolder(out).trial(Trial(Arm("dpn"), 0)) / "config.json").read_text())
     told = config["resolved"]
     assert (told["steps"], told["steps_per_epoch"], told["epochs"], told["warmup_steps"]) == (5, 2, 2.5, 2)
     assert (told["lr"], told["pictures_seen"]) == (5e-4, 500)

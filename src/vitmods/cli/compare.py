@@ -13,6 +13,7 @@ import tyro
 
 from vitmods.cli.options import DataOptions, MachineOptions, defaults_from, note, parse, peek, readable_folder
 from vitmods.errors import UserError
+from vitmods.evals.options import Options
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
 from vitmods.study.checkpoints import names
@@ -38,12 +39,15 @@ class Compare:
       vitmods compare --base S/16 --img-size 224 --arms "post=placement(attn=post,mlp=post)" --dry-run
       vitmods compare --from runs/digits-mu3-2-train-base-seed0 --data path/to/pictures --arms full attention ffn
       vitmods compare --from runs/pretrained --data path/to/pictures      (a study: each arm from its own weights)
+      vitmods compare --arms dpn --tune lr=1e-4,3e-4,1e-3 --tune-on val     (the same budget for every arm)
+      vitmods compare --arms dpn --metric ece
       vitmods compare --recipe plain --help      (defaults of that recipe)
     """
 
     pictures: DataOptions
     training: Recipe
     machine: MachineOptions
+    protocols: Options
     arms: tuple[str, ...] = ("dpn", "rms", "placement(attn=post,mlp=post)")
     """what is compared with base: changes, joined by +, or NAME=CHANGES, or a line-up of arms as norms; `vitmods
     changes` lists them. attention, ffn, head, train(ROLES): what is trained; full: all of it"""
@@ -56,8 +60,15 @@ class Compare:
     """trials of every arm"""
     recipe: str = "digits"
     """where the training options start from: plain, deit, augreg(level=light1), ...; `vitmods recipes` lists them"""
-    margin: float = 0.5
-    """points of accuracy within which an arm counts as no worse"""
+    tune: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """FIELD=VALUE,VALUE,... of the recipe: every arm is trained with each value, and judged by its best. Several times
+    for several fields"""
+    tune_on: str | None = None
+    """the split that the values are chosen on: val"""
+    metric: str = "top1"
+    """what is compared: top1, balanced_accuracy, ece, nll, fewshot10, mean_corruption_error, ... (docs/tuning.md)"""
+    margin: float | None = None
+    """how much worse an arm may be and count as no worse; None: 0.5 points, or 0.01 where the metric is no share"""
     noise_floor: bool = False
     """run base with other seeds too: how far apart are two runs that differ in nothing else?"""
     workers: int | None = None
@@ -74,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     start = peek(arguments, "from")
     suits, pictures, recipe_name, recipe = defaults_from(arguments, start=start)
-    default = Compare(pictures, recipe, MachineOptions(), base=suits.base, recipe=recipe_name)
+    default = Compare(pictures, recipe, MachineOptions(), Options(), base=suits.base, recipe=recipe_name)
     if start and (found := names(start)):
         default = replace(default, arms=found)
     options = parse(Compare, arguments, "compare", default)
@@ -118,6 +129,7 @@ def _show(result: StudyResult) -> int:
 def _study(options: Compare) -> Study:
     from vitmods.study import Study
     from vitmods.study.plan import BASE
+    from vitmods.study.tuning import grid_from_text
 
     base = {BASE, "full"} if options.training.train == ALL else {BASE}
     arms = [arm for arm in options.arms if arm.strip() not in base]
@@ -138,7 +150,12 @@ def _study(options: Compare) -> Study:
         val_fraction=pictures.val_fraction,
         test_fraction=pictures.test_fraction,
         limit_train=pictures.limit_train,
+        limit_val=pictures.limit_val,
         unreadable=pictures.unreadable,
+        metric=options.metric,
+        metric_options=options.protocols,
         margin=options.margin,
         noise_floor=options.noise_floor,
+        tune=grid_from_text(options.tune),
+        tune_on=options.tune_on,
     )

@@ -39,6 +39,8 @@ class DataOptions:
     """pictures that cannot be read stop the run before training, or are left out and reported"""
     limit_train: int | None = None
     """use only so many training pictures, classes in proportion"""
+    limit_val: int | None = None
+    """use only so many pictures for validation; where there is no such split, they are taken out of train"""
     split_seed: int = 0
     """for pictures that are not split yet: which split is made"""
     val_fraction: float = 0.1

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitmods.errors import UserError
+from vitmods.study.choice import Choice, choices
 from vitmods.study.plan import BASE, OTHER_SEEDS, Arm, Settings, split_training
 from vitmods.study.store import StudyFolder, read_json
 
@@ -47,9 +48,12 @@ def arms_in(source: str) -> dict[str, Arm]:
     if not folder.is_dir() or _is_checkpoint(folder):
         return {}
     if facts := read_json(folder / "study.json"):
-        study = StudyFolder(folder)
-        arms = (Arm(BASE), *Settings.from_dict(facts["settings"]).arms)
-        return {arm.name: Arm(arm.name, arm.changes, start=str(study.trial(arm.name, 0).parent)) for arm in arms}
+        study, settings = StudyFolder(folder), Settings.from_dict(facts["settings"])
+        return {
+            choice.contender.arm.name: _begun(study, choice)
+            for choice in choices(study, settings)
+            if not choice.contender.is_noise_floor
+        }
     found = {
         _name(path): Arm(_name(path), start=str(path)) for path in sorted(folder.iterdir()) if _is_checkpoint(path)
     }
@@ -59,6 +63,14 @@ def arms_in(source: str) -> dict[str, Arm]:
             "compared with by that name, or give a single checkpoint."
         )
     return found
+
+
+def _begun(study: StudyFolder, choice: Choice) -> Arm:
+    """An arm of a study, with the weights of the chosen point where one was tuned."""
+    arm, trials = choice.contender.arm, choice.trials
+    if not trials:
+        raise UserError(f"{study.path} has not chosen for {arm.name} yet: finish that study first.")
+    return Arm(arm.name, arm.changes, start=str(study.trial(trials[0]).parent))
 
 
 def adopt(arms: Any, found: Mapping[str, Arm]) -> Any:

@@ -12,7 +12,9 @@ import torch
 
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
+from vitmods.study.measure import TOP1, Measure, make_measure
 from vitmods.study.plan import Arm, Settings
+from vitmods.study.tuning import VAL
 
 if TYPE_CHECKING:
     from vitmods.vit import ViT
@@ -76,11 +78,20 @@ def python_call(settings: Settings, out: str) -> str:
         "recipe": f"vm.Recipe({', '.join(f'{name}={value!r}' for name, value in recipe.items())})",
         "seeds": repr(list(settings.seeds)),
         **{name: repr(value) for name, value in fixed.items()},
+        **_measure_call(settings.measure),
         "margin": repr(settings.margin),
         "noise_floor": repr(settings.noise_floor),
+        **({"tune": repr(settings.grid.to_dict()), "tune_on": repr(VAL)} if settings.grid else {}),
     }
     arguments = ", ".join(f"{name}={value}" for name, value in given.items())
     return f"import vitmods as vm\nfrom vitmods.study import Arm\n\nvm.Study({arguments}).run({out!r})"
+
+
+def _measure_call(measure: Measure) -> dict[str, str]:
+    if measure == make_measure(measure.name):
+        return {} if measure.name == TOP1 else {"metric": repr(measure.name)}
+    options = f"vm.study.measure.options_from({measure.to_dict()['options']!r})"
+    return {"metric": repr(measure.name), "metric_options": options}
 
 
 def _arm_call(arm: Arm) -> str:

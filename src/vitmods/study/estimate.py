@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vitmods.flops import count_macs, count_params
+from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
 from vitmods.study.plan import Trial
 from vitmods.study.trial import TrialRunner, task_of
+from vitmods.study.tuning import AS_IS
 from vitmods.study.words import duration
 from vitmods.train import train_trial
 from vitmods.vit import ViT
@@ -28,7 +30,8 @@ TIMED_STEPS = 3
 
 @dataclass(frozen=True)
 class ArmEstimate:
-    """One arm: sizes, and seconds for a trial. `trials` are those that are still to be run."""
+    """One arm: sizes, and seconds for a trial, on average over the points that are tried. `trials` are those that are
+    still to be run; the evaluations on test that follow a choice are part of them."""
 
     arm: str
     changes: str
@@ -48,6 +51,7 @@ class Estimate:
     workers: int
     steps: int
     pictures: Mapping[str, int]
+    points: int = 1
 
     @property
     def total_s(self) -> float:
@@ -78,11 +82,12 @@ class Estimate:
         trials = sum(arm.trials for arm in self.arms)
         lasts = f"about {duration(self.total_s)} of training, and the measurement of costs"
         done = f" ({self.finished} are finished)" if self.finished else ""
+        tried = f" Every arm is tried with {self.points} points of the grid." if self.points > 1 else ""
         return "\n".join(
             [
                 *lines,
                 "",
-                f"Pictures: {splits}. A trial has {self.steps:,} steps.",
+                f"Pictures: {splits}. A trial has {self.steps:,} steps.{tried}",
                 f"{trials} trials to run{done}, {self.workers} at a time: {lasts}.",
             ]
         )
@@ -105,7 +110,7 @@ def estimate(
     torch.set_num_threads(max(1, threads // workers))
     try:
         arms = tuple(
-            _estimate_arm(runner, name, model, sum(trial.arm.name == name for trial in missing), device)
+            _estimate_arm(runner, name, model, [trial for trial in missing if trial.arm.name == name], device)
             for name, model in models.items()
         )
     finally:
@@ -118,10 +123,13 @@ def estimate(
         workers=workers,
         steps=resolve_on(recipe, pictures).steps,
         pictures={name: len(split) for name, split in pictures.splits.items()},
+        points=len(settings.grid.points),
     )
 
 
-def _estimate_arm(runner: TrialRunner, name: str, model: ViT, trials: int, device: torch.device) -> ArmEstimate:
+def _estimate_arm(
+    runner: TrialRunner, name: str, model: ViT, missing: Sequence[Trial], device: torch.device
+) -> ArmEstimate:
     arm = runner.settings.arm(name)
     recipe = runner.settings.recipe_of(arm)
     pictures = runner.pictures(recipe)
@@ -131,11 +139,22 @@ def _estimate_arm(runner: TrialRunner, name: str, model: ViT, trials: int, devic
         train_trial(
             model, task_of(recipe), few, short, out=nowhere, device=str(device), progress=False, tensorboard=False
         )
+    points = [trial.point for trial in missing] or [AS_IS]
+    recipes = [runner.settings.recipe_of(arm, point) for point in points]
+    trial_s = statistics.fmean(_trial_s(runner, few, recipe, tried) for tried in recipes)
+    return ArmEstimate(
+        name, arm.short, count_params(model), count_macs(model.config), few.step_s, trial_s, len(missing)
+    )
+
+
+def _trial_s(runner: TrialRunner, few: _FirstSteps, timed: Recipe, recipe: Recipe) -> float:
+    """Seconds of a trial, where the steps of another recipe were timed."""
+    pictures = runner.pictures(recipe)
     length = resolve_on(recipe, pictures)
     val, test = (len(pictures.splits[split]) for split in (pictures.val_split, pictures.eval_split))
-    evaluated = length.evaluations() * val + (0 if pictures.val_split == pictures.eval_split else test)
-    trial_s = length.steps * few.step_s + evaluated * few.evaluation_s
-    return ArmEstimate(name, arm.short, count_params(model), count_macs(model.config), few.step_s, trial_s, trials)
+    judged = 0.0 if pictures.val_split == pictures.eval_split else test / len(runner.settings.grid.points)
+    evaluated = length.evaluations() * val + judged
+    return length.steps * few.step_s * recipe.batch_size / timed.batch_size + evaluated * few.evaluation_s
 
 
 class _FirstSteps:

@@ -1,4 +1,4 @@
-"""Who runs the trials: this process, or N worker processes on this machine.
+"""Who runs the trials (and the evaluations of finished ones): this process, or N worker processes on this machine.
 
 Both take trials that are not finished, try each once and return what went wrong, trial by trial. A trial that fails
 never stops the others. Results travel through the study's folder, so an executor hands out names and nothing else.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from vitmods.files import disk_errors
-from vitmods.study.plan import Trial
+from vitmods.study.plan import Work
 from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import StopRequest, stop_on_signals
 
@@ -30,8 +30,8 @@ SAVE_GRACE_S = 60.0  # how long an interrupted worker may take to write its chec
 class Listener(Protocol):
     """What an executor tells while it works."""
 
-    def started(self, trial: Trial) -> None: ...
-    def ended(self, trial: Trial, failure: str | None) -> None: ...
+    def started(self, trial: Work) -> None: ...
+    def ended(self, trial: Work, failure: str | None) -> None: ...
     def waiting(self) -> None:
         """Called about twice a second while nothing else happens."""
 
@@ -39,7 +39,7 @@ class Listener(Protocol):
 class Executor(Protocol):
     """Something that runs trials: one after the other, or in processes."""
 
-    def run(self, trials: Sequence[Trial], listener: Listener) -> dict[Trial, str]:
+    def run(self, trials: Sequence[Work], listener: Listener) -> dict[Work, str]:
         """Run each trial once. Returns trial -> reason for those that failed; KeyboardInterrupt passes through."""
 
 
@@ -47,10 +47,10 @@ class Executor(Protocol):
 class Inline:
     """One trial after the other in this process."""
 
-    run_trial: Callable[[Trial], Any]
+    run_trial: Callable[[Work], Any]
 
-    def run(self, trials: Sequence[Trial], listener: Listener) -> dict[Trial, str]:
-        failures: dict[Trial, str] = {}
+    def run(self, trials: Sequence[Work], listener: Listener) -> dict[Work, str]:
+        failures: dict[Work, str] = {}
         for trial in trials:
             listener.started(trial)
             try:
@@ -77,12 +77,12 @@ class Processes:
     imports: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
 
-    def run(self, trials: Sequence[Trial], listener: Listener) -> dict[Trial, str]:
+    def run(self, trials: Sequence[Work], listener: Listener) -> dict[Work, str]:
         with stop_on_signals() as request:
             return self._run(deque(trials), listener, request)
 
-    def _run(self, queue: deque[Trial], listener: Listener, request: StopRequest) -> dict[Trial, str]:
-        failures: dict[Trial, str] = {}
+    def _run(self, queue: deque[Work], listener: Listener, request: StopRequest) -> dict[Work, str]:
+        failures: dict[Work, str] = {}
         workers: dict[Any, _Worker] = {}  # by the pipe that its answers come through
         try:
             for index in range(min(self.workers, len(queue))):
@@ -105,7 +105,7 @@ class Processes:
         return failures
 
     def _settle(
-        self, worker: _Worker, queue: deque[Trial], failures: dict[Trial, str], listener: Listener
+        self, worker: _Worker, queue: deque[Work], failures: dict[Work, str], listener: Listener
     ) -> _Worker | None:
         """Book the answer (or the death) of a worker, and give the next trial to it or to its successor."""
         trial, answer = worker.trial, worker.answer()
@@ -157,19 +157,19 @@ class _Worker:
     process: subprocess.Popen[bytes]
     log: Path
     log_start: int
-    trial: Trial = field(init=False)
+    trial: Work = field(init=False)
 
     @property
     def answers(self) -> IO[bytes]:
         assert self.process.stdout is not None
         return self.process.stdout
 
-    def give(self, trial: Trial, listener: Listener) -> None:
+    def give(self, trial: Work, listener: Listener) -> None:
         self.trial = trial
         listener.started(trial)
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it is dead already: the end of its answers tells
-            self.process.stdin.write(json.dumps({"arm": trial.arm.name, "seed": trial.seed}).encode() + b"\n")
+            self.process.stdin.write(json.dumps(trial.to_dict()).encode() + b"\n")
             self.process.stdin.flush()
 
     def answer(self) -> dict[str, Any] | None:

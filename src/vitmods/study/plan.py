@@ -1,7 +1,8 @@
-"""What a study consists of: arms, seeds, settings, and when two sets of settings are the same study.
+"""What a study consists of: arms, seeds, settings, and the trials that follow from them.
 
-A trial depends on its own settings alone (data, base, recipe, its arm's changes, its seed). So seeds and arms may be
-added to a study later without touching what is there, while anything that a finished trial depends on may not change.
+A trial depends on its own settings alone (data, base, recipe, its arm's changes, its seed, its point of the grid). So
+seeds, arms and points may be added to a study later without touching what is there, while anything that a finished
+trial depends on may not change (same.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from vitmods.errors import UserError
 from vitmods.finetune.roles import chosen_roles
+from vitmods.study.measure import DEFAULT, Measure
+from vitmods.study.tuning import AS_IS, UNTUNED, VAL, Grid, Point
 
 if TYPE_CHECKING:
     from vitmods.changes import Change
@@ -53,13 +56,51 @@ class Arm:
 
 @dataclass(frozen=True)
 class Trial:
-    """One arm with one seed."""
+    """One arm with one seed, and in a tuned study one point of the grid."""
 
     arm: Arm
     seed: int
+    point: Point = AS_IS
 
     def __str__(self) -> str:
-        return f"{self.arm.name}, seed {self.seed}"
+        return ", ".join(filter(None, (self.arm.name, str(self.point), f"seed {self.seed}")))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its name, for a worker."""
+        return {"arm": self.arm.name, "seed": self.seed, "point": self.point.to_dict()}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A finished trial's weights on a split that the trial itself has not seen."""
+
+    trial: Trial
+    split: str
+
+    def __str__(self) -> str:
+        return f"{self.trial}, on {self.split}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its name, for a worker."""
+        return {**self.trial.to_dict(), "split": self.split}
+
+
+Work = Trial | Evaluation
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Trials of one arm among whose points one is chosen: an arm, base, or base with other seeds."""
+
+    arm: Arm
+    seeds: tuple[int, ...]
+
+    @property
+    def is_noise_floor(self) -> bool:
+        return self.seeds[0] >= OTHER_SEEDS
+
+    def trials(self, point: Point) -> list[Trial]:
+        return [Trial(self.arm, seed, point) for seed in self.seeds]
 
 
 def arm_from_text(text: str) -> Arm:
@@ -175,7 +216,9 @@ class Settings:
     fixed:       name -> JSON value, nested where it helps (`recipe.lr`): what every trial depends on; may never change
     arms, seeds: what is compared; may grow
     noise_floor: whether base is also run with other seeds; may be switched on
-    margin:      points within which an arm counts as no worse; concerns the reading of the results alone
+    margin:      how much worse an arm may be and count as no worse, in the unit of differences
+    grid:        values of recipe fields that every arm is trained with; may get more values
+    measure:     the metric that is compared; it and the margin concern the reading of the results alone
     """
 
     fixed: Mapping[str, Any]
@@ -183,6 +226,8 @@ class Settings:
     seeds: tuple[int, ...]
     noise_floor: bool = False
     margin: float = 0.5
+    grid: Grid = UNTUNED
+    measure: Measure = DEFAULT
 
     @property
     def recipe(self) -> Recipe:
@@ -190,19 +235,38 @@ class Settings:
 
         return Recipe.from_dict(dict(self.fixed["recipe"]))
 
-    def recipe_of(self, arm: Arm) -> Recipe:
-        return self.recipe.with_(**arm.recipe) if arm.recipe else self.recipe
+    def recipe_of(self, arm: Arm, point: Point = AS_IS) -> Recipe:
+        overrides = {**arm.recipe, **dict(point.values)}
+        return self.recipe.with_(**overrides) if overrides else self.recipe
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in (Arm(BASE), *self.arms) if arm.name == name)
 
+    def judged_on(self, split: str) -> str:
+        """The split that trials are judged on by themselves, where the answer is about `split`."""
+        return VAL if self.grid else split
+
+    def contenders(self) -> list[Contender]:
+        """Base, base with other seeds if the noise floor is asked for, and the arms.
+
+        Base with other seeds is tuned by itself: it stands for an arm that does nothing, and arms are tuned.
+        """
+        other = tuple(seed + OTHER_SEEDS for seed in self.seeds)
+        base = Arm(BASE)
+        floor = [Contender(base, other)] if self.noise_floor else []
+        return [Contender(base, self.seeds), *floor, *(Contender(arm, self.seeds) for arm in self.arms)]
+
     def trials(self) -> list[Trial]:
         """Every trial, base (and the noise floor) first, then seed by seed so that an early stop leaves whole pairs."""
-        base = Arm(BASE)
-        planned = [Trial(base, seed) for seed in self.seeds]
-        if self.noise_floor:
-            planned += [Trial(base, seed + OTHER_SEEDS) for seed in self.seeds]
-        return planned + [Trial(arm, seed) for seed in self.seeds for arm in self.arms]
+        points = self.grid.points
+        bases = [one for one in self.contenders() if one.arm.name == BASE]
+        planned = [Trial(one.arm, seed, point) for one in bases for seed in one.seeds for point in points]
+        return planned + [Trial(arm, seed, point) for seed in self.seeds for arm in self.arms for point in points]
+
+    def work(self, name: Mapping[str, Any]) -> Work:
+        """The inverse of `Trial.to_dict` and `Evaluation.to_dict`."""
+        trial = Trial(self.arm(name["arm"]), name["seed"], Point.from_dict(name["point"]))
+        return Evaluation(trial, name["split"]) if "split" in name else trial
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -211,10 +275,13 @@ class Settings:
             "seeds": list(self.seeds),
             "noise_floor": self.noise_floor,
             "margin": self.margin,
+            "metric": self.measure.to_dict(),
+            **({"tune": self.grid.to_dict(), "tune_on": VAL} if self.grid else {}),
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Settings:
+        """The inverse of `to_dict`; folders of older versions tune nothing and compare top-1."""
         from vitmods.changes import parse_changes
 
         rest = dict(values)
@@ -223,51 +290,24 @@ class Settings:
             for name, arm in rest.pop("arms").items()
         )
         seeds, noise_floor, margin = tuple(rest.pop("seeds")), rest.pop("noise_floor"), rest.pop("margin")
-        return cls(rest, arms, seeds, noise_floor, margin)
+        grid = Grid.from_dict(rest.pop("tune", {}))
+        rest.pop("tune_on", None)
+        measure = Measure.from_dict(rest.pop("metric", {}))
+        return cls(rest, arms, seeds, noise_floor, margin, grid, measure)
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The settings in which `new` is another study than `old` (both from `Settings.to_dict`), as `name: old -> new`.
-
-    Added arms, added seeds, a noise floor and another margin are no difference: nothing that was run depends on them.
-    """
-    found = []
-    before, after = _flat(_fixed(old)), _flat(_fixed(new))
-    for name in [*before, *(name for name in after if name not in before)]:
-        was, now = before.get(name, "(not set)"), after.get(name, "(not set)")
-        if was != now:
-            found.append(f"{name}: {_show(was)} -> {_show(now)}")
-    for name, arm in old["arms"].items():
-        if name not in new["arms"]:
-            found.append(f"arm {name}: {arm['changes']} -> (missing)")
-        elif new["arms"][name] != arm:
-            found.append(f"arm {name}: {_show_arm(arm)} -> {_show_arm(new['arms'][name])}")
-    missing = [seed for seed in old["seeds"] if seed not in new["seeds"]]
-    if missing:
-        found.append(f"seeds: {old['seeds']} -> {new['seeds']}")
-    if old["noise_floor"] and not new["noise_floor"]:
-        found.append("noise_floor: true -> false")
-    return found
-
-
-def _fixed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name not in ("arms", "seeds", "noise_floor", "margin")}
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not value:
-        return {prefix: list(value) if isinstance(value, tuple) else value}
-    flat: dict[str, Any] = {}
-    for name, inner in value.items():
-        flat.update(_flat(inner, f"{prefix}.{name}" if prefix else str(name)))
-    return flat
-
-
-def _show(value: Any) -> str:
-    return value if isinstance(value, str) else repr(value)
-
-
-def _show_arm(arm: Mapping[str, Any]) -> str:
-    overrides = ", ".join(f"{name}={value}" for name, value in arm["recipe"].items())
-    begins = f" from {arm['start']}" if "start" in arm else ""
-    return arm["changes"] + begins + (f" with {overrides}" if overrides else "")
+def check_points(settings: Settings) -> None:
+    """UserError if an arm sets a field that is tuned, or a point makes no recipe, for base or an arm."""
+    tuned = {name for name, _ in settings.grid.fields}
+    for arm in settings.arms:
+        for name in sorted(tuned.intersection(arm.recipe)):
+            raise UserError(
+                f"Arm {arm.name} sets {name}={arm.recipe[name]}, and {name} is tuned for every arm alike. Leave it out "
+                "of the arm, or of what is tuned."
+            )
+    for arm in (Arm(BASE), *settings.arms):
+        for point in settings.grid.points:
+            try:
+                settings.recipe_of(arm, point)
+            except UserError as error:
+                raise UserError(f"{point}: {error}" if point else str(error)) from error

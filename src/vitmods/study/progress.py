@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitmods.study.plan import Trial
+from vitmods.study.measure import Measure
+from vitmods.study.plan import Evaluation, Work
 from vitmods.study.store import StudyFolder
+from vitmods.study.words import metric_words
 
 _TAIL = 512  # bytes that surely hold the last row of a metrics.jsonl
 
@@ -19,18 +21,29 @@ _TAIL = 512  # bytes that surely hold the last row of a metrics.jsonl
 class Progress:
     """Listens to an executor. `quiet` says nothing; without a terminal, or in CI, there is no bar."""
 
-    def __init__(self, folder: StudyFolder, steps: Mapping[Trial, int], done: int, quiet: bool, bar: bool):
-        """steps: trial -> steps it will take, for the trials that are still to be run; done: trials finished before."""
-        self._folder, self._steps, self._quiet = folder, dict(steps), quiet
+    def __init__(
+        self,
+        folder: StudyFolder,
+        measure: Measure,
+        split: str,
+        steps: Mapping[Work, int],
+        done: int,
+        quiet: bool,
+        bar: bool,
+    ):
+        """measure, split: what the lines tell of a trial; steps: of the work that is still to be done; done: trials
+        finished before."""
+        self._folder, self._measure, self._split = folder, measure, split
+        self._steps, self._quiet = dict(steps), quiet
         self._finished, self._total = done, done + len(self._steps)
-        self._started: dict[Trial, float] = {}
+        self._started: dict[Work, float] = {}
         self._past_steps = 0
         self._bar = self._make_bar() if bar and not quiet and sys.stderr.isatty() and not os.environ.get("CI") else None
 
-    def started(self, trial: Trial) -> None:
+    def started(self, trial: Work) -> None:
         self._started[trial] = time.monotonic()
 
-    def ended(self, trial: Trial, failure: str | None) -> None:
+    def ended(self, trial: Work, failure: str | None) -> None:
         seconds = time.monotonic() - self._started.pop(trial)
         self._past_steps += self._steps[trial]
         self._finished += 1
@@ -52,16 +65,19 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def _outcome(self, trial: Trial, failure: str | None) -> str:
+    def _outcome(self, trial: Work, failure: str | None) -> str:
         if failure is not None:
             return f"failed: {failure}"
-        result: dict[str, Any] = self._folder.trial_result(trial.arm.name, trial.seed) or {}
+        judged = trial.trial if isinstance(trial, Evaluation) else trial
+        result: dict[str, Any] = self._folder.trial_result(judged) or {}
         if result.get("status") != "finished":
             return str(result.get("message") or result.get("status", "unknown"))
-        return f"top-1 {100 * result['metrics']['top1']:.2f} %"
+        score = self._folder.metrics(judged, self._split, self._measure)[self._measure.name]
+        return f"{metric_words(self._measure.name, self._measure.metric.title)} {self._measure.metric.shown(score)}"
 
-    def _metrics(self, trial: Trial) -> Path:
-        return self._folder.trial(trial.arm.name, trial.seed) / "metrics.jsonl"
+    def _metrics(self, trial: Work) -> Path:
+        judged = trial.trial if isinstance(trial, Evaluation) else trial
+        return self._folder.trial(judged) / "metrics.jsonl"
 
     def _make_bar(self) -> Any:
         from rich import progress

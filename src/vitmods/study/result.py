@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from vitmods.errors import UserError, nearest
-from vitmods.study.results import assemble, write_results
+from vitmods.study.plan import BASE
+from vitmods.study.results import assemble, every_trial, write_results
 from vitmods.study.stats import Effect
 from vitmods.study.store import StudyFolder
 
@@ -35,10 +36,20 @@ class StudyResult:
     @property
     def failed(self) -> list[str]:
         """A line for each trial that failed in the last run."""
-        trials = [("base", trial) for trial in self._results["base"]["trials"]]
-        trials += [(arm["name"], trial) for arm in self._results["arms"] for trial in arm["trials"]]
-        failed = [(name, trial) for name, trial in trials if trial["status"] == "failed"]
-        return [f"{name}, seed {trial['seed']}: {trial['message']}" for name, trial in failed]
+        failed = [one for one in every_trial(self._results) if one[2]["status"] == "failed"]
+        return [
+            ", ".join(filter(None, (name, point, f"seed {trial['seed']}: {trial['message']}")))
+            for name, point, trial in failed
+        ]
+
+    @property
+    def chosen(self) -> dict[str, dict[str, Any] | None]:
+        """Arm, base too -> the values of the point that it is judged by; None before the choice. Empty where nothing
+        was tuned."""
+        if self._results["tuned"] is None:
+            return {}
+        arms = [{**self._results["base"], "name": BASE}, *self._results["arms"]]
+        return {arm["name"]: arm["tuning"]["chosen"] for arm in arms}
 
     def __getitem__(self, arm: str) -> Effect:
         if arm not in self.effects:

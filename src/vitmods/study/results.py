@@ -4,60 +4,22 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitmods import __version__
+from vitmods.errors import UserError
+from vitmods.evals.metrics import Metric
+from vitmods.evals.protocols import metric_named
 from vitmods.files import write_json
-from vitmods.study.plan import BASE, OTHER_SEEDS, Settings, Trial
-from vitmods.study.stats import Scores, effects, noise_floor
+from vitmods.study.choice import Choice, seen_before
+from vitmods.study.plan import BASE, Settings
+from vitmods.study.reading import Reading, TrialEnd
+from vitmods.study.stats import SHARE, effects, noise_floor, scale_of
 from vitmods.study.store import WARNINGS, StudyFolder, read_json, write_text
+from vitmods.study.tuning import VAL, Point, mean_of, show_value
 
 SCHEMA = 1
-
-
-@dataclass(frozen=True)
-class TrialEnd:
-    """How a trial stands: `finished`, `diverged`, `failed` (the next run tries again) or `unfinished`."""
-
-    trial: Trial
-    status: str
-    folder: str
-    metrics: Mapping[str, float]
-    wall_s: float | None
-    message: str | None
-
-    def score(self, metric: str) -> float | None:
-        return self.metrics.get(metric) if self.status == "finished" else None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "seed": self.trial.seed,
-            "status": self.status,
-            "folder": self.folder,
-            "wall_s": self.wall_s,
-            "message": self.message,
-        }
-
-
-def trial_ends(folder: StudyFolder, settings: Settings) -> list[TrialEnd]:
-    """Every planned trial as its folder tells."""
-    ends = []
-    for trial in settings.trials():
-        path = folder.trial(trial.arm.name, trial.seed)
-        result = read_json(path / "result.json") or {}
-        ends.append(
-            TrialEnd(
-                trial,
-                result.get("status", "unfinished"),
-                path.relative_to(folder.path).as_posix(),
-                result.get("metrics") or {},
-                result.get("wall_s"),
-                result.get("message"),
-            )
-        )
-    return ends
 
 
 def assemble(folder: StudyFolder, settings: Settings | None = None) -> dict[str, Any]:
@@ -72,30 +34,41 @@ def assemble(folder: StudyFolder, settings: Settings | None = None) -> dict[str,
     """
     facts = folder.facts()
     settings = settings or Settings.from_dict(facts["settings"])
-    ends = trial_ends(folder, settings)
-    metric = facts["metric"]["name"]
-    arms = [arm.name for arm in settings.arms]
-    scores: dict[str, dict[int, float | None]] = {name: {} for name in (BASE, *arms)}
-    for end in ends:
-        scores[end.trial.arm.name][end.trial.seed] = end.score(metric)
-    base = {seed: scores[BASE][seed] for seed in settings.seeds}
-    found = effects(base, {arm: scores[arm] for arm in arms}, settings.margin, diverged=_diverged(ends))
+    reading = Reading(folder, settings, facts["metric"]["split"])
+    metric, floor = settings.measure.metric, next((c for c in reading.choices if c.contender.is_noise_floor), None)
+    base, *arms = [choice for choice in reading.choices if choice is not floor]
+    base_scores = reading.scores(base.contender)
+    found = effects(
+        base_scores,
+        {choice.contender.arm.name: reading.scores(choice.contender) for choice in arms},
+        settings.margin,
+        diverged={choice.contender.arm.name: reading.diverged(choice.contender) for choice in arms},
+        unit=metric.unit,
+        higher_is_better=metric.higher_is_better,
+    )
     costs = read_json(folder.costs_file) or {"base": None, "arms": {}}
 
-    def told(name: str) -> dict[str, Any]:
-        kept = base if name == BASE else scores[name]
+    def told(choice: Choice) -> dict[str, Any]:
+        ends = reading.counted[choice.contender]
         return {
-            "values": {str(seed): score for seed, score in kept.items()},
-            "trials": [end.to_dict() for end in ends if end.trial.arm.name == name],
+            "values": {str(seed): score for seed, score in reading.scores(choice.contender).items()},
+            "other_metrics": reading.other_metrics(choice.contender),
+            "tuning": reading.tuning(choice),
+            "trials": [end.to_dict() for end in ends],
         }
 
+    base_told = told(base)
+    if floor:
+        base_told["trials"] += told(floor)["trials"]
     return {
         "schema": SCHEMA,
         "vitmods": __version__,
         "created": facts["created"],
-        "metric": facts["metric"],
+        "metric": {**facts["metric"], **describe_metric(metric)},
+        "other_metrics": {name: describe_metric(metric_of(name)) for name in reading.other_names},
         "margin": settings.margin,
-        "base": {**facts["base"], "mean": _mean(base), **told(BASE)},
+        "tuned": {"fields": settings.grid.to_dict(), "on": VAL} if settings.grid else None,
+        "base": {**facts["base"], "mean": mean_of(base_scores.values()), **base_told},
         "arms": [
             {
                 "name": arm.name,
@@ -104,9 +77,9 @@ def assemble(folder: StudyFolder, settings: Settings | None = None) -> dict[str,
                 **facts["arms"][arm.name],
                 "effect": found[arm.name].to_dict(),
                 "cost": costs["arms"].get(arm.name),
-                **told(arm.name),
+                **told(choice),
             }
-            for arm in settings.arms
+            for choice, arm in zip(arms, settings.arms)
         ],
         "cost_base": costs["base"],
         "data": facts["data"],
@@ -114,10 +87,10 @@ def assemble(folder: StudyFolder, settings: Settings | None = None) -> dict[str,
         "resolved": facts.get("resolved", {}),
         "settings": facts["settings"],
         "environment": facts["environment"],
-        "warnings": [*facts["data"].get("warnings", ()), *facts.get("warnings", ()), *_warnings(folder, ends)],
+        "warnings": [*facts["data"].get("warnings", ()), *facts.get("warnings", ()), *_warnings(reading)],
         "command": facts["command"],
-        "noise_floor": _noise_floor(settings, scores[BASE]) if settings.noise_floor else None,
-        "complete": all(end.status in ("finished", "diverged") for end in ends),
+        "noise_floor": _noise_floor(reading, base, floor) if floor else None,
+        "complete": all(end.status in ("finished", "diverged") for end in reading.ends),
     }
 
 
@@ -128,44 +101,94 @@ def write_results(folder: StudyFolder, results: Mapping[str, Any]) -> None:
 
 
 def _as_csv(folder: StudyFolder, results: Mapping[str, Any]) -> str:
-    """arm, changes, seed, status, the metrics (fractions), and the paired difference to base in points."""
-    metric = results["metric"]["name"]
-    names = [metric, *(name for name in ("top5", "loss") if name != metric)]
+    """A row a trial: its metrics on the split of the answer as they are kept (shares as fractions), and the paired
+    difference to base. In a tuned study also its point and its metric on val; of the others only chosen ones have."""
+    settings, metric = Settings.from_dict(results["settings"]), results["metric"]
+    reading = Reading(folder, settings, metric["split"])
+    base, counted, on_val = results["base"]["values"], reading.counted_trials, reading.on_val
+    names = [metric["name"], *results["other_metrics"]]
+    fields = list(settings.grid.to_dict())
+    tuned = [*fields, f"val_{metric['name']}"] if fields else []
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["arm", "changes", "seed", "status", *names, "difference_points", "wall_s", "folder"])
-    base = results["base"]["values"]
-    for arm in [{**results["base"], "name": BASE, "changes": ""}, *results["arms"]]:
-        for trial in arm["trials"]:
-            metrics = (read_json(folder.path / trial["folder"] / "result.json") or {}).get("metrics") or {}
-            pair = (arm["values"].get(str(trial["seed"])), base.get(str(trial["seed"])))
-            difference = "" if None in pair or arm["name"] == BASE else 100 * (pair[0] - pair[1])
-            told = [metrics.get(name, "") for name in names]
-            start = [arm["name"], arm["changes"], trial["seed"], trial["status"]]
-            rows.writerow([*start, *told, difference, trial["wall_s"], trial["folder"]])
+    difference = "difference_points" if metric["unit"] == SHARE else "difference"
+    rows.writerow(["arm", "changes", *tuned, "seed", "status", *names, difference, "wall_s", "folder"])
+    order = [BASE, *(arm.name for arm in settings.arms)]
+    for end in sorted(reading.ends, key=lambda end: order.index(end.trial.arm.name)):
+        arm, point = end.trial.arm, end.trial.point
+        own = [*(show_value(value) for _, value in point.values), on_val[end.trial]] if fields else []
+        told = [end.metrics.get(name, "") if end.trial in counted else "" for name in names]
+        pair = (told[0], base.get(str(end.trial.seed), ""))
+        apart = arm.name != BASE and "" not in pair and None not in pair
+        gap = scale_of(metric["unit"]) * (pair[0] - pair[1]) if apart else ""
+        start = [arm.name, arm.text, *own, end.trial.seed, end.status]
+        rows.writerow([*start, *told, gap, end.wall_s, end.folder])
     return text.getvalue()
 
 
-def _noise_floor(settings: Settings, base: Scores) -> dict[str, Any]:
-    other = {seed + OTHER_SEEDS: base[seed + OTHER_SEEDS] for seed in settings.seeds}
-    floor = noise_floor({seed: base[seed] for seed in settings.seeds}, other)
-    return {**floor.to_dict(), "values": {str(seed): score for seed, score in other.items()}}
+def every_trial(results: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """(arm, point, trial) of every planned trial in results.json; those that count stand as on the answer's split."""
+    floor = results.get("noise_floor") or {}
+    found = []
+    for arm in [{**results["base"], "name": BASE}, *results["arms"]]:
+        tunings = [arm.get("tuning"), floor.get("tuning") if arm["name"] == BASE else None]
+        points = [point for tuning in tunings if tuning for point in tuning["points"]]
+        found += [(arm["name"], str(Point.from_dict(p["values"])), trial) for p in points for trial in p["trials"]]
+        if not points:
+            found += [(arm["name"], "", trial) for trial in arm["trials"]]
+    return found
 
 
-def _diverged(ends: Iterable[TrialEnd]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for end in ends:
-        if end.status == "diverged":
-            counts[end.trial.arm.name] = counts.get(end.trial.arm.name, 0) + 1
-    return counts
+def _noise_floor(reading: Reading, base: Choice, floor: Choice) -> dict[str, Any]:
+    other = reading.scores(floor.contender)
+    found = noise_floor(reading.scores(base.contender), other, unit=reading.measure.metric.unit)
+    return {
+        **found.to_dict(),
+        "values": {str(seed): score for seed, score in other.items()},
+        "other_metrics": reading.other_metrics(floor.contender),
+        "tuning": reading.tuning(floor),
+    }
 
 
-def _warnings(folder: StudyFolder, ends: Sequence[TrialEnd]) -> list[str]:
-    telling = {"diverged": "diverged", "failed": "failed"}
-    told = [f"{end.trial} {telling[end.status]}: {end.message}" for end in ends if end.status in telling]
+def describe_metric(metric: Metric) -> dict[str, Any]:
+    """What a reader of a metric's numbers must know; results.json keeps it."""
+    return {
+        "name": metric.name,
+        "title": metric.title,
+        "unit": metric.unit,
+        "higher_is_better": metric.higher_is_better,
+    }
+
+
+def metric_of(name: str) -> Metric:
+    """The metric of that name; what training measures beside those of the protocols is a loss."""
+    try:
+        return metric_named(name)
+    except UserError:
+        return Metric(name, name, "", higher_is_better=False, unit="")
+
+
+def _warnings(reading: Reading) -> list[str]:
+    """What befell a trial; where points are tried, those that are not chosen may diverge."""
+    folder, ends, counted = reading.folder, reading.ends, reading.counted_trials
+    grave = [end for end in ends if end.status == "failed" or (end.status == "diverged" and end.trial in counted)]
+    told = [f"{end.trial} {end.status}: {end.message}" for end in grave]
     for end in ends:
         told += [f"{end.trial}: {warning}" for warning in read_json(folder.path / end.folder / WARNINGS) or ()]
+    for choice in reading.choices:
+        told += _chosen_anew(folder, choice, reading.split)
     return told + _different_environments(folder, ends)
+
+
+def _chosen_anew(folder: StudyFolder, choice: Choice, split: str) -> list[str]:
+    before = seen_before(folder, choice, split) if choice.chosen else []
+    if not before:
+        return []
+    points = " and ".join(map(str, before))
+    return [
+        f"{choice.contender.arm.name}: {choice.chosen} is chosen now; before seeds or values were added it was "
+        f"{points}, which has been evaluated on {split} too."
+    ]
 
 
 def _different_environments(folder: StudyFolder, ends: Sequence[TrialEnd]) -> list[str]:
@@ -179,8 +202,3 @@ def _different_environments(folder: StudyFolder, ends: Sequence[TrialEnd]) -> li
     if not several:
         return []
     return [f"The trials were not all run alike ({'; '.join(several)}): small differences may come from that."]
-
-
-def _mean(scores: Scores) -> float | None:
-    known = [score for score in scores.values() if score is not None]
-    return sum(known) / len(known) if known else None

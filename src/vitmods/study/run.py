@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -16,13 +16,15 @@ from vitmods.errors import UserError
 from vitmods.files import disk_errors, write_json
 from vitmods.recipes.length import resolve_on
 from vitmods.study.cautions import already_told, cautions
+from vitmods.study.choice import evaluations
 from vitmods.study.describe import describe_arm, describe_base, environment
 from vitmods.study.executors import Executor, Inline, Processes, visible_gpus
-from vitmods.study.plan import BASE, Arm, Settings, Trial
+from vitmods.study.judge import check_pictures
+from vitmods.study.plan import BASE, Arm, Evaluation, Settings, Trial, Work
 from vitmods.study.progress import Progress
 from vitmods.study.report import write_samples
 from vitmods.study.result import StudyResult
-from vitmods.study.results import assemble, write_results
+from vitmods.study.results import assemble, describe_metric, write_results
 from vitmods.study.store import StudyFolder, read_json
 from vitmods.study.trial import TrialRunner, base_config, build_model
 from vitmods.train.device import make_fabric, resolve
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from vitmods.data import PictureSet
     from vitmods.study.estimate import Estimate
 
+W = TypeVar("W", Trial, Evaluation)
 SAMPLES = 12  # pictures shown in the report
 MOST_WORKERS = 8  # by default; beyond that a machine's memory bandwidth is the limit
 
@@ -68,10 +71,13 @@ def run_study(settings: Settings, path: Path, how: Running, command: str) -> Stu
     with folder.lock() as lock:
         _refuse_other_study(folder, settings)
         runner, pictures = _open(folder, settings, how)
+        check_pictures(runner.settings, pictures)
         models = _build_arms(runner.settings, pictures.num_classes)
         told = _caution(runner.settings, pictures, models)
         _write_facts(folder, runner.settings, pictures, models, how, command, told)
-        _train(runner, models[BASE], how, lock)
+        split, base = pictures.eval_split, models[BASE]
+        _work(runner, runner.settings.trials(), runner.settings.judged_on(split), base, how, lock)
+        _work(runner, evaluations(folder, runner.settings, split), split, base, how, lock)
         _measure_costs(folder, runner.settings, models, how)
         results = assemble(folder, runner.settings)
         write_results(folder, results)
@@ -85,9 +91,11 @@ def dry_run(settings: Settings, path: Path | None, how: Running) -> Estimate:
     folder = StudyFolder(path or os.devnull)
     _refuse_other_study(folder, settings)
     runner, pictures = _open(folder, settings, how)
+    check_pictures(runner.settings, pictures)
     models = _build_arms(runner.settings, pictures.num_classes)
     _caution(runner.settings, pictures, models)
-    missing = _unfinished(folder, runner.settings)
+    judged_on = runner.settings.judged_on(pictures.eval_split)
+    missing = _missing(folder, runner.settings, runner.settings.trials(), judged_on)
     workers = _workers(how, models[BASE], runner.settings, len(missing))
     with already_told():
         return estimate(runner, models, missing, workers, how.torch_device)
@@ -155,7 +163,7 @@ def _write_facts(
             "created": before.get("created") or datetime.now(UTC).isoformat(timespec="seconds"),
             "command": command,
             "settings": settings.to_dict(),
-            "metric": {"name": "top1", "unit": "points", "split": pictures.eval_split},
+            "metric": {**describe_metric(settings.measure.metric), "split": pictures.eval_split},
             "base": describe_base(settings, models[BASE]),
             "arms": {arm.name: describe_arm(arm, models[arm.name]) for arm in settings.arms},
             "data": pictures.summary(),
@@ -166,26 +174,27 @@ def _write_facts(
     )
 
 
-def _unfinished(folder: StudyFolder, settings: Settings) -> list[Trial]:
-    return [trial for trial in settings.trials() if folder.trial_result(trial.arm.name, trial.seed) is None]
+def _missing(folder: StudyFolder, settings: Settings, planned: Sequence[W], split: str) -> list[W]:
+    """What has no result on this split yet."""
+    return [work for work in planned if not folder.is_done(work, split, settings.measure)]
 
 
-def _train(runner: TrialRunner, base: ViT, how: Running, lock: int) -> None:
-    """Run the trials that have no result yet; what went wrong is written where the result would be."""
+def _work(runner: TrialRunner, planned: Sequence[W], split: str, base: ViT, how: Running, lock: int) -> None:
+    """Do what is missing; what went wrong is written where the result would be."""
     folder, settings = runner.folder, runner.settings
-    missing = _unfinished(folder, settings)
+    missing = _missing(folder, settings, planned, split)
     if not missing:
         return
     workers = _workers(how, base, settings, len(missing))
-    steps = {trial: _steps(runner, trial) for trial in missing}
-    done = len(settings.trials()) - len(missing)
-    progress = Progress(folder, steps, done, quiet=not how.progress, bar=workers > 1)
+    steps: dict[Work, int] = {work: _steps(runner, work) for work in missing}
+    done = len(planned) - len(missing)
+    progress = Progress(folder, settings.measure, split, steps, done, quiet=not how.progress, bar=workers > 1)
     try:
         failures = _executor(runner, how, workers, lock).run(missing, progress)
     finally:
         progress.close()
-    for trial, reason in failures.items():
-        folder.record_failure(trial.arm.name, trial.seed, reason)
+    for work, reason in failures.items():
+        folder.record_failure(work, split, reason)
 
 
 def _executor(runner: TrialRunner, how: Running, workers: int, lock: int) -> Executor:
@@ -213,8 +222,10 @@ def _foreign_modules(arms: Sequence[Arm]) -> tuple[str, ...]:
     return tuple(sorted(module for module in modules if not module.startswith("vitmods.")))
 
 
-def _steps(runner: TrialRunner, trial: Trial) -> int:
-    recipe = runner.settings.recipe_of(trial.arm)
+def _steps(runner: TrialRunner, work: Work) -> int:
+    if isinstance(work, Evaluation):
+        return 1
+    recipe = runner.settings.recipe_of(work.arm, work.point)
     return resolve_on(recipe, runner.pictures(recipe)).steps
 
 

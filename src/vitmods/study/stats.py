@@ -1,7 +1,7 @@
 """From scores to verdicts: paired differences, intervals and corrected p values.
 
-Pure functions on numbers. Scores go in as fractions (0 to 1); every field of an `Effect` is in points (0 to 100).
-`docs/verdicts.md` explains the choices in words.
+Pure functions on numbers. Shares go in as fractions (0 to 1), and the fields of their `Effect` are in points (0 to
+100); metrics with another unit stay as they are. `docs/verdicts.md` explains the choices in words.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ from vitmods.study.power import POWER, ROUNDING, detectable_effect, seeds_needed
 HELPS, HURTS, NO_WORSE, CANNOT_TELL = "helps", "hurts", "no worse", "cannot tell"
 VERDICTS = (HELPS, NO_WORSE, CANNOT_TELL, HURTS)
 POINTS = 100.0
+SHARE = "%"
+LARGEST_SHARE = 10.0  # an error relative to a reference may be above 1, a change of one below 0
 
 Scores = Mapping[int, float | None]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Effect:
-    """What an arm did to the metric, compared with base on the same seeds. All scores are in points.
+    """What an arm did to the metric, compared with base on the same seeds; shares are in points.
+
+    Differences are arm minus base, also where lower is better: then a negative one is a gain.
 
     `low` to `high` is the t interval of this arm alone (95 % at alpha=.05); `p_holm`, `p_no_worse` and the verdict
     are corrected for the number of arms, so a verdict may say less than the interval, but never more.
@@ -41,7 +45,7 @@ class Effect:
     p_holm: float  #: the same, Holm-corrected over the arms of the study
     n: int  #: pairs: seeds that both the arm and base finished
     verdict: str
-    margin: float  #: a loss of less than this does not matter (points)
+    margin: float  #: a loss of less than this does not matter
     base_mean: float  #: mean of base over the paired seeds
     arm_mean: float
     sd: float  #: standard deviation of the paired differences
@@ -50,12 +54,15 @@ class Effect:
     p_no_worse: float = math.nan  #: one-sided p against "worse by the margin", Holm-corrected over the arms
     family: int = 1  #: number of arms that were tested together
     alpha: float = 0.05
+    unit: str = SHARE  #: of the metric
+    higher_is_better: bool = True
 
     def __repr__(self) -> str:
         if self.n == 0:
             return f"Effect(n=0 paired, {self.verdict}{self._divergence()})"
-        interval = "" if math.isnan(self.low) else f" [{self.low:+.2f}, {self.high:+.2f}]"
-        return f"Effect({self.mean:+.2f}{interval}, n={self.n} paired, {self.verdict}{self._divergence()})"
+        mean, low, high = (f"{value:+.{self.digits}f}" for value in (self.mean, self.low, self.high))
+        interval = f" [{low}, {high}]" if self.has_interval else ""
+        return f"Effect({mean}{interval}, n={self.n} paired, {self.verdict}{self._divergence()})"
 
     def _divergence(self) -> str:
         return f", {self.diverged} diverged" if self.diverged else ""
@@ -65,8 +72,23 @@ class Effect:
         """Whether there are enough different pairs for an interval."""
         return not math.isnan(self.low)
 
+    @property
+    def digits(self) -> int:
+        """Decimals that a difference is shown with."""
+        return digits_of(self.unit)
+
+    @property
+    def gain(self) -> float:
+        """The mean difference, positive where the arm is better."""
+        return self.mean if self.higher_is_better else -self.mean
+
+    @property
+    def least_gain(self) -> float:
+        """The worse end of the interval, positive where the arm is better."""
+        return self.low if self.higher_is_better else -self.high
+
     def seeds_needed(self, effect: float, power: float = POWER) -> int:
-        """Seeds for which a true effect of this many points is found with this power, in a study of as many arms.
+        """Seeds for which a true effect of this size is found with this power, in a study of as many arms.
 
         Raises `UserError` where the spread of the differences is unknown (fewer than two pairs, or all equal).
         """
@@ -90,7 +112,7 @@ class Effect:
 
 @dataclasses.dataclass(frozen=True)
 class NoiseFloor:
-    """How far base differs from itself when only the seed changes, in points."""
+    """How far base differs from itself when only the seed changes; shares are in points."""
 
     n: int  #: scores of base, first and other seeds together
     sd: float  #: standard deviation of one score
@@ -110,44 +132,50 @@ def effects(
     margin: float,
     alpha: float = 0.05,
     diverged: Mapping[str, int] | None = None,
+    *,
+    unit: str = SHARE,
+    higher_is_better: bool = True,
 ) -> dict[str, Effect]:
     """The effect of every arm, tested together.
 
-    `base` and each arm map a seed to a score (a fraction; None or NaN where the trial has none); seeds that both have
-    are pairs. `margin` is in points. `diverged` counts the diverged trials of an arm. Arms without a p value still
-    count for the correction, so that a verdict cannot change because an unrelated arm is not finished.
+    `base` and each arm map a seed to a score (a share as a fraction; None or NaN where the trial has none); seeds that
+    both have are pairs. `margin` is in points, or in the unit of what is no share. `diverged` counts the diverged
+    trials of an arm. Arms without a p value still count for the correction, so that a verdict cannot change because an
+    unrelated arm is not finished.
 
-    Raises `UserError` for a negative margin, a level outside (0, 1), or a score outside [0, 1].
+    Raises `UserError` for a negative margin, a level outside (0, 1), or a share that is no fraction.
     """
     if not (math.isfinite(margin) and margin >= 0):
-        raise UserError(f"margin must be 0 or more points, not {margin}.")
+        raise UserError(f"margin must be 0 or more, not {margin}.")
     if not 0 < alpha < 1:
         raise UserError(f"alpha must lie between 0 and 1, not {alpha}.")
-    samples = {arm: _paired(base, scores) for arm, scores in arms.items()}
-    differences = [points[1] - points[0] for points in samples.values()]
-    tests = [_t_test(d, margin, alpha) for d in differences]
+    samples = {arm: _paired(base, scores, unit) for arm, scores in arms.items()}
+    sign = 1 if higher_is_better else -1
+    tests = [_t_test(sign * (points[1] - points[0]), margin, alpha) for points in samples.values()]
     p_holm = holm([test.p for test in tests])
     p_no_worse = holm([test.p_no_worse for test in tests])
     family = max(len(arms), 1)
     result = {}
     for i, (arm, (base_points, arm_points)) in enumerate(samples.items()):
         test, lost = tests[i], (diverged or {}).get(arm, 0)
+        low, high = (test.low, test.high) if higher_is_better else (-test.high, -test.low)
         result[arm] = Effect(
-            arm=arm, mean=test.mean, low=test.low, high=test.high, p=test.p, p_holm=p_holm[i], n=len(base_points),
+            arm=arm, mean=sign * test.mean, low=low, high=high, p=test.p, p_holm=p_holm[i], n=len(base_points),
             verdict=_verdict(test, p_holm[i], p_no_worse[i], alpha, lost), margin=margin,
             base_mean=_mean(base_points), arm_mean=_mean(arm_points), sd=test.sd,
             detectable=detectable_effect(test.sd, len(base_points), POWER, alpha / family),
-            diverged=lost, p_no_worse=p_no_worse[i], family=family, alpha=alpha,
+            diverged=lost, p_no_worse=p_no_worse[i], family=family, alpha=alpha, unit=unit,
+            higher_is_better=higher_is_better,
         )  # fmt: skip
     return result
 
 
-def noise_floor(first: Scores, other: Scores, alpha: float = 0.05) -> NoiseFloor:
-    """Compares base with base: scores (fractions) of its study seeds and of as many other seeds.
+def noise_floor(first: Scores, other: Scores, alpha: float = 0.05, unit: str = SHARE) -> NoiseFloor:
+    """Compares base with base: scores (shares as fractions) of its study seeds and of as many other seeds.
 
     The seeds differ, so nothing is paired: the interval is Welch's.
     """
-    a, b = _points(first.values()), _points(other.values())
+    a, b = _points(first.values(), unit), _points(other.values(), unit)
     n = len(a) + len(b)
     mean = _mean(b) - _mean(a)
     if len(a) < 2 or len(b) < 2:
@@ -175,7 +203,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclasses.dataclass(frozen=True)
 class _Test:
-    """One arm's t test, before the correction over arms."""
+    """One arm's t test, before the correction over arms; of gains, which are positive where the arm is better."""
 
     mean: float
     low: float = math.nan
@@ -185,12 +213,12 @@ class _Test:
     p_no_worse: float = math.nan
 
 
-def _t_test(differences: np.ndarray, margin: float, alpha: float) -> _Test:
-    n = len(differences)
-    mean = _mean(differences)
+def _t_test(gains: np.ndarray, margin: float, alpha: float) -> _Test:
+    n = len(gains)
+    mean = _mean(gains)
     if n < 2:
         return _Test(mean)
-    sd = float(differences.std(ddof=1))
+    sd = float(gains.std(ddof=1))
     if sd <= ROUNDING:
         # Equal differences come from a coarse metric (few test pictures), not from certainty: t is undefined.
         return _Test(mean, sd=0.0)
@@ -214,17 +242,29 @@ def _verdict(test: _Test, p_holm: float, p_no_worse: float, alpha: float, diverg
     return CANNOT_TELL
 
 
-def _paired(base: Scores, arm: Scores) -> tuple[np.ndarray, np.ndarray]:
-    """Scores in points of the seeds that both have."""
+def _paired(base: Scores, arm: Scores, unit: str) -> tuple[np.ndarray, np.ndarray]:
+    """Scores in points, or in their unit, of the seeds that both have."""
     seeds = [seed for seed in base if _is_score(base[seed]) and _is_score(arm.get(seed))]
-    return _points(base[seed] for seed in seeds), _points(arm[seed] for seed in seeds)
+    return _points((base[seed] for seed in seeds), unit), _points((arm[seed] for seed in seeds), unit)
 
 
-def _points(scores: Any) -> np.ndarray:
-    points = np.array([score for score in scores if _is_score(score)], dtype=float)
-    if np.any((points < 0) | (points > 1)):
-        raise UserError("Scores must be fractions between 0 and 1 (0.93, not 93).")
-    return POINTS * points
+def _points(scores: Any, unit: str) -> np.ndarray:
+    known = np.array([score for score in scores if _is_score(score)], dtype=float)
+    if unit != SHARE:
+        return known
+    if np.any(np.abs(known) > LARGEST_SHARE):
+        raise UserError("Scores must be fractions, as a rule between 0 and 1 (0.93, not 93).")
+    return POINTS * known
+
+
+def scale_of(unit: str) -> float:
+    """What a score is multiplied by to be shown: a share is shown in percent."""
+    return POINTS if unit == SHARE else 1.0
+
+
+def digits_of(unit: str) -> int:
+    """Decimals that a score or a difference is shown with."""
+    return 2 if unit == SHARE else 4
 
 
 def _is_score(score: float | None) -> bool:

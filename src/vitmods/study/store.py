@@ -2,6 +2,9 @@
 
 study.json                      the settings that define the study
 trials/<arm>/seed<k>/           one trial each; its result.json is written last
+trials/<arm>/<point>/seed<k>/   the same where recipe fields are tuned; the point is named as lr=0.001,weight_decay=0.1
+  val.json  test.json           in a trial: what its final weights reach on a split, by protocol; where the training did
+                                not measure that itself. In a tuned study chosen points alone have a test.json
 costs.json                      what each arm costs, measured once
 results.json  results.csv       rebuilt from the trials at any time
 samples.npz                     a few pictures for the report
@@ -23,7 +26,9 @@ from typing import Any
 
 from vitmods.errors import UserError
 from vitmods.files import disk_errors, make_folder, write_atomically, write_json
-from vitmods.study.plan import differences
+from vitmods.study.measure import Measure, options_from
+from vitmods.study.plan import Evaluation, Trial, Work
+from vitmods.study.same import differences
 
 WARNINGS = "warnings.json"  # in a trial's folder: what the report should tell about it
 ORPHAN_GRACE_S = 10.0  # workers of a killed run notice within milliseconds; a loaded machine may take a little longer
@@ -44,9 +49,12 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def slug(name: str) -> str:
-    """A folder name for an arm: the name itself where it is plain, else what is plain of it and a hash."""
-    plain = re.sub(r"[^A-Za-z0-9_+-]+", "-", name).strip("-")[:60]
+def slug(name: str, also: str = "") -> str:
+    """A folder name for an arm or a point: the name itself where it is plain, else what is plain of it and a hash.
+
+    Plain are letters, digits, `_`, `+`, `-` and the characters of `also`.
+    """
+    plain = re.sub(rf"[^A-Za-z0-9_+{also}-]+", "-", name).strip("-")[:60]
     if plain == name and plain:
         return plain
     return f"{plain or 'arm'}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
@@ -85,22 +93,51 @@ class StudyFolder:
     def logs(self) -> Path:
         return self.path / "logs"
 
-    def trial(self, arm: str, seed: int) -> Path:
-        return self.path / "trials" / slug(arm) / f"seed{seed}"
+    def trial(self, trial: Trial) -> Path:
+        arm = self.path / "trials" / slug(trial.arm.name)
+        return (arm / slug(str(trial.point), "=.,") if trial.point else arm) / f"seed{trial.seed}"
 
-    def trial_result(self, arm: str, seed: int) -> dict[str, Any] | None:
-        """How the trial ended (`finished` or `diverged`); None while that is to come, also after a failure."""
-        result: dict[str, Any] | None = read_json(self.trial(arm, seed) / "result.json")
+    def trial_result(self, trial: Trial) -> dict[str, Any] | None:
+        """How its training ended (`finished` or `diverged`); None while that is to come, also after a failure."""
+        result: dict[str, Any] | None = read_json(self.trial(trial) / "result.json")
         return None if result is None or result["status"] == "failed" else result
 
-    def record_failure(self, arm: str, seed: int, reason: str) -> None:
-        """For a trial that ended without a word of its own, e.g. with its process."""
-        path = self.trial(arm, seed) / "result.json"
-        if read_json(path) is None:
+    def metrics(self, trial: Trial, split: str, measure: Measure) -> dict[str, float]:
+        """All that is known of the final weights on a split: what the training told, and what protocols found.
+
+        What a protocol found with other options is not known.
+        """
+        result = self.trial_result(trial) or {}
+        trained = result.get("metrics", {}) if result.get("split") == split else {}
+        found = self.found(trial, split)["protocols"].values()
+        asked = [one["metrics"] for one in found if options_from(one["options"]) == measure.options]
+        return {name: value for metrics in (*asked, trained) for name, value in metrics.items()}
+
+    def found(self, trial: Trial, split: str) -> dict[str, Any]:
+        """What <split>.json of a trial holds."""
+        empty = {"schema": 1, "split": split, "protocols": {}, "failed": None}
+        return read_json(self.trial(trial) / f"{split}.json") or empty
+
+    def is_done(self, work: Work, split: str, measure: Measure) -> bool:
+        """Whether a trial has diverged, or finished and has its metric on a split; whether an evaluation has that."""
+        if isinstance(work, Evaluation):
+            return measure.name in self.metrics(work.trial, work.split, measure)
+        result = self.trial_result(work)
+        return result is not None and (
+            result["status"] == "diverged" or measure.name in self.metrics(work, split, measure)
+        )
+
+    def record_failure(self, work: Work, split: str, reason: str) -> None:
+        """For work that ended without a word of its own, e.g. with its process, and for an evaluation."""
+        trial = work.trial if isinstance(work, Evaluation) else work
+        path = self.trial(trial) / "result.json"
+        result = read_json(path)
+        if result is None:
             make_folder(path.parent)
-            write_json(
-                path, {"schema": 1, "status": "failed", "arm": arm, "seed": seed, "metrics": {}, "message": reason}
-            )
+            failed = {"schema": 1, "status": "failed", "arm": trial.arm.name, "seed": trial.seed}
+            write_json(path, {**failed, "metrics": {}, "message": reason})
+        elif result["status"] != "failed":
+            write_json(path.parent / f"{split}.json", {**self.found(trial, split), "failed": reason})
 
     def facts(self) -> dict[str, Any]:
         """What study.json holds: the settings, and all that is known before the first trial. UserError without one."""
@@ -118,7 +155,7 @@ class StudyFolder:
         if changed:
             raise UserError(
                 f"{self.path} holds a study with other settings: {'; '.join(changed)}. Repeat the old ones to go on "
-                "with it, or choose another folder with --out. Arms and seeds may be added."
+                "with it, or choose another folder with --out. Arms, seeds and values to tune may be added."
             )
 
     def refuse_study(self) -> None:

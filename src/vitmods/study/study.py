@@ -13,9 +13,12 @@ from vitmods.errors import UserError
 from vitmods.recipes import Recipe
 from vitmods.study.checkpoints import adopt, arms_in
 from vitmods.study.defaults import defaults_for
-from vitmods.study.plan import BASE, Settings, make_arms, make_seeds
+from vitmods.study.measure import MARGINS, TOP1, make_measure
+from vitmods.study.plan import BASE, Settings, check_points, make_arms, make_seeds
+from vitmods.study.tuning import make_grid
 
 if TYPE_CHECKING:
+    from vitmods.evals.options import Options
     from vitmods.study.estimate import Estimate
     from vitmods.study.result import StudyResult
     from vitmods.vit import Resampling
@@ -37,9 +40,16 @@ class Study:
         in_chans: channels that the model reads; None: what suits the pictures.
         split_seed, val_fraction, test_fraction: for pictures that are not split yet; None: what suits the pictures.
         limit_train: use only so many training pictures.
+        limit_val: use only so many pictures for val, which are taken out of train where there is no val split.
         unreadable: "stop" at pictures that cannot be read, or "skip" them and say so in the report.
-        margin: points within which an arm counts as no worse.
+        metric: what is compared, a name of `vitmods.evals.protocols.METRICS` (docs/tuning.md).
+        metric_options: of its protocol, as `vitmods.evals.options.Options`; None: those of the papers.
+        margin: how much worse an arm may be and count as no worse, in points where the metric is a share; None: 0.5
+            points, or 0.01 where it is none.
         noise_floor: also run base with other seeds, to show what a change that does nothing looks like.
+        tune: field of the recipe -> values. Every arm is trained with each, or with each combination of several fields;
+            the best on validation counts, and is evaluated on test (docs/tuning.md).
+        tune_on: the split that the values are chosen on: "val".
 
     Raises:
         UserError: anything that cannot be used as given; the message says what to do.
@@ -60,12 +70,20 @@ class Study:
         val_fraction: float | None = None,
         test_fraction: float | None = None,
         limit_train: int | None = None,
+        limit_val: int | None = None,
         unreadable: Literal["stop", "skip"] = "stop",
-        margin: float = 0.5,
+        metric: str = TOP1,
+        metric_options: Options | None = None,
+        margin: float | None = None,
         noise_floor: bool = False,
+        tune: Mapping[str, Any] | None = None,
+        tune_on: str | None = None,
     ):
+        measure = make_measure(metric, metric_options)
+        if margin is None:
+            margin = MARGINS[measure.metric.unit]
         if not margin >= 0:
-            raise UserError(f"margin is a number of points, 0 or more, not {margin}.")
+            raise UserError(f"margin is how much worse an arm may be, 0 or more, not {margin}.")
         found = {} if start is None else arms_in(str(start))
         fixed = fixed_settings(
             base,
@@ -78,11 +96,13 @@ class Study:
             val_fraction=val_fraction,
             test_fraction=test_fraction,
             limit_train=limit_train,
+            limit_val=limit_val,
             unreadable=unreadable,
         )
-        self.settings = Settings(
-            fixed, make_arms(adopt(arms, found) if found else arms), make_seeds(seeds), noise_floor, margin
-        )
+        chosen = make_arms(adopt(arms, found) if found else arms)
+        grid = make_grid(tune or {}, tune_on)
+        self.settings = Settings(fixed, chosen, make_seeds(seeds), noise_floor, margin, grid, measure)
+        check_points(self.settings)
         for arm in self.settings.arms:
             if not arm.changes and arm.start is None and self.settings.recipe_of(arm) == self.settings.recipe:
                 raise UserError(f"Arm {arm.name} ({arm.text}) is base itself, part of every study: leave it out.")

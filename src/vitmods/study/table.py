@@ -15,15 +15,17 @@ from rich.text import Text
 from vitmods.study.stats import CANNOT_TELL, HELPS, HURTS, NO_WORSE, Effect
 from vitmods.study.words import (
     GLYPHS,
+    difference,
     effect_of,
     headline,
     interval,
-    metric_name,
+    metric_of,
     plural,
+    points,
     probability,
     rank,
     ratio,
-    signed,
+    tuned_text,
 )
 
 STYLES = {HELPS: "bold green", NO_WORSE: "cyan", CANNOT_TELL: "dim", HURTS: "bold red"}
@@ -58,6 +60,8 @@ def verdict_table(results: Mapping[str, Any], width: int = 120) -> Group:
     rows = sorted(((arm, effect_of(arm)) for arm in results["arms"]), key=lambda row: rank(row[1]))
     head = Text(headline(effect.verdict if effect else None for _, effect in rows), style="bold")
     parts: list[Any] = [head, _table(rows, width >= WIDE), _legend(results, rows)]
+    if tuned := tuned_text(results):
+        parts.append(Text(_printable(tuned), style="dim"))
     if not results["complete"]:
         parts.append(Text("The study is not complete; run the same command again to finish it.", style="yellow"))
     return Group(*parts)
@@ -89,7 +93,7 @@ def _verdict(effect: Effect | None) -> Text:
 def _numbers(effect: Effect | None, wide: bool) -> tuple[str, str, str]:
     if effect is None:
         return "–", "–", "0"
-    numbers = f"{signed(effect.mean)}{' ' if wide else chr(10)}{interval(effect)}".rstrip()
+    numbers = f"{difference(effect, effect.mean)}{' ' if wide else chr(10)}{interval(effect)}".rstrip()
     return numbers, probability(effect.p_holm), str(effect.n)
 
 
@@ -102,11 +106,14 @@ def _costs(cost: Mapping[str, Any] | None) -> list[str]:
 
 def _legend(results: Mapping[str, Any], rows: list[tuple[Mapping[str, Any], Effect | None]]) -> Text:
     base = results["base"]
-    mean = "not finished" if base.get("mean") is None else f"{100 * base['mean']:.2f} %"
+    metric = metric_of(results)
+    mean = "not finished" if base.get("mean") is None else metric.shown(base["mean"])
+    unit = f" in{points(metric.unit)}" if metric.unit else ""
+    lower = "" if metric.higher_is_better else "; lower is better"
     text = (
-        f"Base {_printable(str(base['name']))}: {mean} {metric_name(results)} ({results['metric']['split']}). "
-        f"Effects are paired differences to base in points; p is Holm-corrected for {plural(len(rows), 'arm')}; "
-        f"no worse: within {results['margin']:g} points. Costs are ratios to base."
+        f"Base {_printable(str(base['name']))}: {mean} {metric.title} ({results['metric']['split']}{lower}). "
+        f"Effects are paired differences to base{unit}; p is Holm-corrected for {plural(len(rows), 'arm')}; "
+        f"no worse: within {results['margin']:g}{points(metric.unit)}. Costs are ratios to base."
     )
     return Text(text, style="dim")
 

@@ -14,8 +14,10 @@ from vitmods import data
 from vitmods.apply import apply
 from vitmods.config import ViTConfig
 from vitmods.files import write_json
+from vitmods.recipes import Recipe
 from vitmods.study.cautions import already_told
-from vitmods.study.plan import Arm, Settings, Trial
+from vitmods.study.judge import JudgedOnVal, judge
+from vitmods.study.plan import Arm, Evaluation, Settings, Trial, Work
 from vitmods.study.start import Start
 from vitmods.study.store import WARNINGS, StudyFolder, read_json
 from vitmods.tasks import Classification
@@ -24,7 +26,6 @@ from vitmods.vit import ViT, vit
 
 if TYPE_CHECKING:
     from vitmods.data import PictureSet
-    from vitmods.recipes import Recipe
 
 
 PICTURE_SETTINGS = (
@@ -35,13 +36,23 @@ PICTURE_SETTINGS = (
     "val_fraction",
     "test_fraction",
     "limit_train",
+    "limit_val",
     "unreadable",
 )
 
 
+TRAINING = frozenset({
+    "epochs", "steps", "accumulate", "train", "optimizer", "moment", "lr", "lr_batch", "layer_decay", "weight_decay",
+    "beta1", "beta2", "momentum", "adam_eps", "schedule", "warmup_epochs", "warmup_steps", "warmup_lr", "min_lr",
+    "cooldown_steps", "rsqrt_timescale",
+    "clip_norm", "ema", "dropout", "drop_path", "drop_path_shape", "init", "head_bias", "precision",
+})  # fmt: skip
+"""fields of a recipe that no picture depends on"""
+
+
 def picture_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
     """What decides which pictures a trial sees; config.json keeps it, so that the trial can be evaluated again."""
-    return {name: fixed[name] for name in PICTURE_SETTINGS}
+    return {name: fixed[name] for name in PICTURE_SETTINGS if name in fixed}
 
 
 def load_pictures(settings: Mapping[str, Any], recipe: Recipe, workers: int = 0) -> PictureSet:
@@ -110,25 +121,42 @@ class TrialRunner:
         self._pictures: dict[Recipe, PictureSet] = {}
 
     def pictures(self, recipe: Recipe) -> PictureSet:
+        """The pictures as a recipe prepares them; recipes that differ in the training alone share them."""
+        recipe = Recipe().with_(**{name: value for name, value in recipe.to_dict().items() if name not in TRAINING})
         if recipe not in self._pictures:
             self._pictures[recipe] = load_pictures(self.settings.fixed, recipe, self._data_workers)
         return self._pictures[recipe]
 
-    def __call__(self, trial: Trial) -> dict[str, Any]:
-        """Train, or go on training, and return what result.json holds."""
-        out = self.folder.trial(trial.arm.name, trial.seed)
+    def __call__(self, work: Work) -> None:
+        """Train, or go on training, and judge the weights; or judge those of a finished trial on another split."""
+        if isinstance(work, Evaluation):
+            self._judge(work.trial, work.split)
+            return
+        self._train(work)
+        split = self.settings.judged_on(self.pictures(self.settings.recipe).eval_split)
+        if not self.folder.is_done(work, split, self.settings.measure):
+            self._judge(work, split)
+
+    def _judge(self, trial: Trial, split: str) -> None:
+        recipe = self.settings.recipe_of(trial.arm, trial.point)
+        pictures, measure = self.pictures(recipe), self.settings.measure
+        judge(self.folder.trial(trial), pictures, recipe, measure, split, self._device)
+
+    def _train(self, trial: Trial) -> None:
+        """Train, or go on training, and keep what was warned of."""
+        out = self.folder.trial(trial)
         caught: list[warnings.WarningMessage] = []
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("default")
                 with already_told():
-                    return self.train(trial, out)
+                    self.train(trial, out)
         finally:  # outside of the block, where showing a warning no longer records it
             _keep_warnings(out, caught)
 
     def train(self, trial: Trial, out: Path) -> dict[str, Any]:
         """The same in any folder."""
-        recipe = self.settings.recipe_of(trial.arm)
+        recipe = self.settings.recipe_of(trial.arm, trial.point)
         pictures = self.pictures(recipe)
         start = self.settings.fixed.get("start")
         config = base_config(self.settings, pictures.num_classes)
@@ -138,7 +166,7 @@ class TrialRunner:
         return train_trial(
             model,
             task_of(recipe),
-            pictures,
+            JudgedOnVal(pictures) if self.settings.grid else pictures,
             recipe,
             seed=trial.seed,
             out=out,

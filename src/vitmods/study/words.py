@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vitmods.study.stats import CANNOT_TELL, HELPS, HURTS, NO_WORSE, VERDICTS, Effect
+from vitmods.evals.metrics import Metric
+from vitmods.study.stats import CANNOT_TELL, HELPS, HURTS, NO_WORSE, SHARE, VERDICTS, Effect, digits_of, scale_of
+from vitmods.study.tuning import show_value
 
 GLYPHS = {HELPS: "▲", NO_WORSE: "≈", CANNOT_TELL: "?", HURTS: "▼"}
 METRICS = {"top1": "top-1", "top5": "top-5"}
@@ -30,13 +32,48 @@ def rank(effect: Effect | None) -> tuple[int, float]:
     """Sorts arms: best verdict first, then the larger effect; arms without a number last."""
     if effect is None or effect.n == 0:
         return len(VERDICTS), 0.0
-    return VERDICTS.index(effect.verdict), -effect.mean
+    return VERDICTS.index(effect.verdict), -effect.gain
 
 
 def metric_name(results: Mapping[str, Any]) -> str:
-    """`top-1` for `top1`; other names as they are."""
-    name = str(results["metric"]["name"])
-    return METRICS.get(name, name)
+    """`top-1` for `top1`; others by their title."""
+    metric = results["metric"]
+    return metric_words(metric["name"], metric.get("title"))
+
+
+def metric_words(name: str, title: str | None = None) -> str:
+    """The same, from the name and the title."""
+    return METRICS.get(name, title or name)
+
+
+def metric_of(results: Mapping[str, Any]) -> Metric:
+    """The study's metric; studies of older versions compare shares of which the higher is better."""
+    told = results["metric"]
+    unit = told["unit"] if "title" in told else SHARE
+    return Metric(told["name"], metric_name(results), "", told.get("higher_is_better", True), unit)  # type: ignore[arg-type]
+
+
+def difference(effect: Effect, value: float) -> str:
+    """`+0.42`, with the decimals that suit the metric."""
+    return signed(value, effect.digits)
+
+
+def of_metric(unit: str, metric: str) -> str:
+    """What a difference counts: `points of top-1`, `nats of log loss`, or the metric alone."""
+    name = {SHARE: "points"}.get(unit, unit)
+    return f"{name} of {metric}" if name else metric
+
+
+def score(metric: Metric, value: float | None, digits: int | None = None) -> str:
+    """A value as tables show it, without its unit; a dash where there is none."""
+    if value is None:
+        return "–"
+    return f"{scale_of(metric.unit) * value:.{digits_of(metric.unit) if digits is None else digits}f}"
+
+
+def points(unit: str) -> str:
+    """The unit of differences after a number, with its space: ` points`, ` nats` or nothing."""
+    return " points" if unit == SHARE else f" {unit}".rstrip()
 
 
 def signed(value: float, digits: int = 2) -> str:
@@ -50,13 +87,20 @@ def signed(value: float, digits: int = 2) -> str:
 
 
 def detectable(effect: Effect) -> str:
-    """The smallest effect that would be found; no score can differ by more than all points."""
-    return f"{effect.detectable:.2f}" if effect.detectable <= ALL_POINTS else f"> {ALL_POINTS}"
+    """The smallest effect that would be found; no share can differ by more than all points."""
+    if effect.unit == SHARE and effect.detectable > ALL_POINTS:
+        return f"> {ALL_POINTS}"
+    return f"{effect.detectable:.{effect.digits}f}"
 
 
 def interval(effect: Effect) -> str:
     """`[+0.11, +0.73]`, or nothing where there is none."""
-    return f"[{signed(effect.low)}, {signed(effect.high)}]" if effect.has_interval else ""
+    return f"[{difference(effect, effect.low)}, {difference(effect, effect.high)}]" if effect.has_interval else ""
+
+
+def numbers(effect: Effect) -> str:
+    """`+0.42 [+0.11, +0.73]`."""
+    return f"{difference(effect, effect.mean)} {interval(effect)}".strip()
 
 
 def probability(p: float) -> str:
@@ -118,10 +162,11 @@ def finding(effect: Effect | None, metric: str, trials: int) -> str:
     """The rest of the sentence: how much, how sure, and for `cannot tell` why. `trials` is the number planned."""
     if effect is None or effect.n == 0:
         return _nothing_to_compare(effect, trials)
-    points = f"{signed(effect.mean)} points of {metric}"
-    level = f"{100 * (1 - effect.alpha):.0f}\u00a0% interval {signed(effect.low)} to {signed(effect.high)}, "
+    gap = f"{difference(effect, effect.mean)} {of_metric(effect.unit, metric)}"
+    ends = f"{difference(effect, effect.low)} to {difference(effect, effect.high)}"
+    level = f"{100 * (1 - effect.alpha):.0f}\u00a0% interval {ends}, "
     pairs = plural(effect.n, "paired seed")
-    sentence = f"{points} ({level if effect.has_interval else ''}{pairs})"
+    sentence = f"{gap} ({level if effect.has_interval else ''}{pairs})"
     remark = _remark(effect)
     return f"{sentence}. {remark}" if remark else f"{sentence}."
 
@@ -134,10 +179,11 @@ def _nothing_to_compare(effect: Effect | None, trials: int) -> str:
 
 def _remark(effect: Effect) -> str:
     if effect.verdict == HURTS:
-        small = f"The loss is within the margin of {effect.margin:g} points." if effect.low > -effect.margin else ""
+        margin = f"{effect.margin:g}{points(effect.unit)}"
+        small = f"The loss is within the margin of {margin}." if effect.least_gain > -effect.margin else ""
         return sentences(small, _divergence(effect))
     if effect.verdict == NO_WORSE:
-        return f"A loss of {effect.margin:g} points or more is ruled out."
+        return f"A loss of {effect.margin:g}{points(effect.unit)} or more is ruled out."
     if effect.verdict == HELPS:
         return ""
     return sentences(_divergence(effect), _why_unsure(effect))
@@ -165,19 +211,20 @@ def _why_unsure(effect: Effect) -> str:
         return ""
     if effect.low > 0 or effect.high < 0:
         return f"Alone, its interval leaves out zero; corrected for {effect.family} arms, it does not."
-    if effect.low > -effect.margin:
+    if effect.least_gain > -effect.margin:
         return f"Alone, its interval rules out a loss of the margin; corrected for {effect.family} arms, it does not."
     return _seeds_for_margin(effect)
 
 
 def _seeds_for_margin(effect: Effect) -> str:
+    enough = f"It could have found {detectable(effect)}{points(effect.unit)} or more."
     if not effect.margin:
-        return f"It could have found {effect.detectable:.2f} points or more."
+        return enough
     needed = effect.seeds_needed(effect.margin)
     if needed <= effect.n:
-        return f"It could have found {effect.detectable:.2f} points or more."
+        return enough
     seeds = f"about {needed}" if needed <= MANY_SEEDS else f"more than {MANY_SEEDS:,}"
-    return f"An effect of {effect.margin:g} points takes {seeds} seeds to find."
+    return f"An effect of {effect.margin:g}{points(effect.unit)} takes {seeds} seeds to find."
 
 
 def costs(cost: Mapping[str, Any] | None) -> str:
@@ -226,3 +273,27 @@ def duration(seconds: float) -> str:
     if seconds < 90 * 60:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 72 * 3600 else f"{seconds / 86400:,.0f} days"
+
+
+def point_text(values: Mapping[str, Any]) -> str:
+    """`lr 0.001, weight_decay 0.1`."""
+    return ", ".join(f"{name} {show_value(value)}" for name, value in values.items())
+
+
+def tuned_text(results: Mapping[str, Any]) -> str:
+    """What was tried for every arm, with how many trials, and what was chosen; empty where nothing was tuned."""
+    tuned = results.get("tuned")
+    if not tuned:
+        return ""
+    arms = [{**results["base"], "name": "base"}, *results["arms"]]
+    fields = [f"{name} in {', '.join(map(show_value, values))}" for name, values in tuned["fields"].items()]
+    trials = sum(len(point["trials"]) for point in results["base"]["tuning"]["points"])
+    chosen: dict[str, list[str]] = {}
+    for arm in arms:
+        values = arm["tuning"]["chosen"]
+        chosen.setdefault("nothing yet" if values is None else point_text(values), []).append(arm["name"])
+    told = "; ".join(f"{point}: {', '.join(names)}" for point, names in chosen.items())
+    return (
+        f"Tuned on {tuned['on']}: {' and '.join(fields)}, {plural(trials, 'trial')} for every arm, base too. "
+        f"Chosen: {told}."
+    )

@@ -13,14 +13,14 @@ from typing import Any
 
 
 def main(task: dict[str, Any]) -> None:
-    """Run the trials that the parent names until it closes the pipe or dies."""
+    """Do the work that the parent names, trials and evaluations, until it closes the pipe or dies."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a library prints goes to the log, never between the answers
     names: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(names,), daemon=True).start()
 
     from vitmods.study.executors import describe
-    from vitmods.study.plan import Settings, Trial
+    from vitmods.study.plan import Settings
     from vitmods.study.store import StudyFolder
     from vitmods.study.trial import TrialRunner
 
@@ -32,7 +32,7 @@ def main(task: dict[str, Any]) -> None:
         name = json.loads(names.get())
         failure = None
         try:
-            runner(Trial(runner.settings.arm(name["arm"]), name["seed"]))
+            runner(runner.settings.work(name))
         except Exception as error:
             traceback.print_exc()
             failure = describe(error)

@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from vitmods.study.report.load import Curve
 from vitmods.study.report.svg import COLOUR, Inliner, figure
-from vitmods.study.stats import Effect
-from vitmods.study.words import GLYPHS, interval, signed
+from vitmods.study.stats import SHARE, Effect
+from vitmods.study.words import GLYPHS, numbers
 
 POINTS_A_CURVE = 80
 
@@ -29,23 +29,28 @@ class Row:
 
 
 def forest(rows: Sequence[Row], margin: float, metric: str, inline: Inliner, narrow: bool) -> Markup:
-    """One line an arm: the interval, the mean, a dot a seed, and the band of losses within the margin."""
+    """One line an arm: the interval, the mean, a dot a seed, and the band of losses within the margin.
+
+    `metric` says what is counted, e.g. `points of top-1`.
+    """
     width, row_height, foot = (350, 58, 46) if narrow else (860, 36, 50)
     height = row_height * len(rows) + foot + 8
     with figure(width, height) as drawn:
         left, right = (8, 8) if narrow else (205, 262)
         axes = drawn.add_axes((left / width, foot / height, (width - left - right) / width, 1 - (foot + 8) / height))
         axes.set(xlim=_limits(rows, margin), ylim=(len(rows) - 0.5, -0.5), yticks=[])
-        axes.axvspan(-margin, 0, color=COLOUR["band"], lw=0)
+        higher = rows[0].effect.higher_is_better
+        axes.axvspan(*((-margin, 0) if higher else (0, margin)), color=COLOUR["band"], lw=0)
         axes.axvline(0, color=COLOUR["muted"], lw=1.2)
         for y, row in enumerate(rows):
             _draw_effect(axes, y + (0.16 if narrow else -0.06), row)
             _label_effect(axes, y, row, narrow)
         style(axes)
-        axes.set_xlabel(f"difference to base, points of {metric}", color=COLOUR["muted"], fontsize=12, labelpad=6)
+        lower = "" if higher else "; lower is better"
+        axes.set_xlabel(f"difference to base, {metric}{lower}", color=COLOUR["muted"], fontsize=12, labelpad=6)
         axes.tick_params(labelsize=12)
-        label = "; ".join(f"{row.name}: {signed(row.effect.mean)} {interval(row.effect)}" for row in rows)
-        return inline(drawn, f"Interval plot of the effects in points. {label}", "narrow" if narrow else "wide")
+        label = "; ".join(f"{row.name}: {numbers(row.effect)}" for row in rows)
+        return inline(drawn, f"Interval plot of the effects, {metric}. {label}", "narrow" if narrow else "wide")
 
 
 def _limits(rows: Sequence[Row], margin: float) -> tuple[float, float]:
@@ -53,7 +58,7 @@ def _limits(rows: Sequence[Row], margin: float) -> tuple[float, float]:
     ends = [[v for v in (row.effect.low, row.effect.high, *row.seeds) if not np.isnan(v)] for row in rows]
     lows, highs = [min(values) for values in ends], [max(values) for values in ends]
     enough = 3 * statistics.median(max(abs(low), abs(high)) for low, high in zip(lows, highs))
-    shortest = max(1.5 * margin, 0.1)
+    shortest = max(1.5 * margin, 0.1 if rows[0].effect.unit == SHARE else 0.001)
     low = min([-shortest, *(low for low in lows if low >= -enough)])
     high = max([shortest, *(high for high in highs if high <= enough)])
     room = 0.04 * (high - low)
@@ -75,15 +80,14 @@ def _draw_effect(axes: Any, y: float, row: Row) -> None:
 
 def _label_effect(axes: Any, y: float, row: Row, narrow: bool) -> None:
     effect = row.effect
-    numbers = f"{signed(effect.mean)} {interval(effect)}".strip()
     verdict = f"{GLYPHS[effect.verdict]} {effect.verdict}"
     colour = COLOUR[effect.verdict.replace(" ", "-")]
     texts: list[tuple[float, float, str, str, str]] = (
-        [(0, y - 0.2, clipped(row.name, 20), "left", COLOUR["ink"]), (1, y - 0.2, numbers, "right", colour)]
+        [(0, y - 0.2, clipped(row.name, 20), "left", COLOUR["ink"]), (1, y - 0.2, numbers(effect), "right", colour)]
         if narrow
         else [
             (-0.03, y, clipped(row.name, 24), "right", COLOUR["ink"]),
-            (1.03, y, numbers, "left", COLOUR["ink"]),
+            (1.03, y, numbers(effect), "left", COLOUR["ink"]),
             (1.455, y, verdict, "left", colour),
         ]
     )

@@ -11,18 +11,24 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from vitmods.evals.metrics import Metric
 from vitmods.files import disk_errors
 from vitmods.study import words
+from vitmods.study.measure import TOP1
 from vitmods.study.report.drawing import draw
 from vitmods.study.report.figures import Row, axes_of, curve_panel, forest
 from vitmods.study.report.load import Curve, read_curves, read_results, read_samples
 from vitmods.study.report.pictures import thumbnails
 from vitmods.study.report.settings import differences, pairs, sizes, splits
 from vitmods.study.report.svg import Inliner
-from vitmods.study.stats import CANNOT_TELL, Effect
+from vitmods.study.report.tuning import tuning_panel
+from vitmods.study.results import every_trial
+from vitmods.study.stats import CANNOT_TELL, SHARE, Effect, digits_of, scale_of
 from vitmods.study.store import write_text
+from vitmods.study.tuning import mean_of
 
 FEW_SEEDS = 5
+LOGGED = (TOP1, "top5")
 
 
 def write_report(study_dir: str | Path, out: str | Path | None = None) -> Path:
@@ -65,6 +71,7 @@ class ArmView:
     raw: Mapping[str, Any]
     effect: Effect | None
     base: Mapping[str, Any]
+    scale: float
 
     @property
     def verdict(self) -> str:
@@ -86,9 +93,9 @@ class ArmView:
         return next((str(t["status"]) for t in self.raw["trials"] if str(t["seed"]) == seed), "not run")
 
     def difference(self, seed: str) -> float | None:
-        """The paired difference of one seed in points."""
+        """The paired difference of one seed, in points where the metric is a share."""
         mine, bases = self.raw["values"].get(seed), self.base["values"].get(seed)
-        return None if mine is None or bases is None else 100 * (mine - bases)
+        return None if mine is None or bases is None else self.scale * (mine - bases)
 
 
 class Page:
@@ -98,7 +105,8 @@ class Page:
         self.study = study
         self.results = results
         self.base = results["base"]
-        self.metric = words.metric_name(results)
+        self.metric = words.metric_of(results)
+        self.counted = words.of_metric(self.metric.unit, self.metric.title)
         self.margin = float(results["margin"])
         self.inline = Inliner()
 
@@ -106,7 +114,7 @@ class Page:
     def arms(self) -> list[ArmView]:
         """Best verdict first."""
         views = [
-            ArmView(f"arm{i}", str(raw["name"]), raw, words.effect_of(raw), self.base)
+            ArmView(f"arm{i}", str(raw["name"]), raw, words.effect_of(raw), self.base, scale_of(self.metric.unit))
             for i, raw in enumerate(self.results["arms"])
         ]
         return sorted(views, key=lambda view: words.rank(view.effect))
@@ -131,7 +139,7 @@ class Page:
     def _incomplete(self) -> Iterator[str]:
         if self.results["complete"]:
             return
-        trials = [*self.base["trials"], *(trial for arm in self.results["arms"] for trial in arm["trials"])]
+        trials = [trial for _, _, trial in every_trial(self.results)]
         done = sum(trial["status"] in ("finished", "diverged") for trial in trials)
         yield (
             f"This study is not complete: {done} of {len(trials)} trials have ended. Every verdict is provisional; "
@@ -143,8 +151,10 @@ class Page:
             return
         found = sorted(v.effect.detectable for v in self.arms if v.effect and v.effect.detectable > 0)
         middle = found[len(found) // 2] if found else 0.0
-        power = f" An effect smaller than about {middle:.1f} points would likely be missed." if middle else ""
-        if middle > words.ALL_POINTS:
+        share = self.metric.unit == SHARE
+        size = f"{middle:.1f} points" if share else f"{middle:.2g}{words.points(self.metric.unit)}"
+        power = f" An effect smaller than about {size} would likely be missed." if middle else ""
+        if share and middle > words.ALL_POINTS:
             power = " Hardly any effect could be told from none."
         yield f"{words.plural(len(self.seeds), 'seed')} only: intervals are wide, and most verdicts stay open.{power}"
 
@@ -156,12 +166,83 @@ class Page:
             for view in self.arms
             if view.effect and view.effect.n
         ]
-        return [forest(rows, self.margin, self.metric, self.inline, narrow) for narrow in (False, True)] if rows else []
+        if not rows:
+            return []
+        return [forest(rows, self.margin, self.counted, self.inline, narrow) for narrow in (False, True)]
+
+    @property
+    def digits(self) -> int:
+        return digits_of(self.metric.unit)
+
+    def score(self, value: float | None) -> str:
+        """A value of the metric as the tables show it."""
+        return words.score(self.metric, value)
+
+    @property
+    def percent(self) -> str:
+        """What follows the metric's name in a table of its values."""
+        return f" in {self.metric.unit}" if self.metric.unit else ""
+
+    @property
+    def tuned(self) -> Mapping[str, Any] | None:
+        """What was tried for every arm; None where nothing was."""
+        return self.results.get("tuned")
+
+    @property
+    def tuned_text(self) -> str:
+        return words.tuned_text(self.results)
+
+    @property
+    def points(self) -> list[list[str]]:
+        """The grid, a word or two a field of each point."""
+        points = (point["values"] for point in self.base["tuning"]["points"])
+        return [[words.point_text({name: value}) for name, value in values.items()] for values in points]
+
+    def range(self, point: Mapping[str, Any]) -> str:
+        """The lowest and the highest score of a point, where there are several."""
+        scores = [score for score in point["scores"].values() if score is not None]
+        return f"{self.score(min(scores))} to {self.score(max(scores))}" if len(scores) > 1 else ""
+
+    def diverged(self, point: Mapping[str, Any]) -> int:
+        return sum(trial["status"] == "diverged" for trial in point["trials"])
+
+    @property
+    def tunings(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """(arm, its tuning), base first."""
+        return [("base", self.base["tuning"]), *((view.name, view.raw["tuning"]) for view in self.arms)]
+
+    @cached_property
+    def tuning_panels(self) -> list[tuple[str, Markup]]:
+        base, on = self.base["tuning"], str((self.tuned or {})["on"])
+        return [
+            (view.name, tuning_panel(view.name, base, view.raw["tuning"], self.metric, on, self.inline))
+            for view in self.arms
+        ]
+
+    @property
+    def edges(self) -> list[str]:
+        """Arms whose chosen value is the first or last that was tried, as `dpn: lr 0.001`."""
+        return [
+            f"{name}: {words.point_text({field: tuning['chosen'][field] for field in tuning['at_the_edge']})}"
+            for name, tuning in self.tunings
+            if tuning["at_the_edge"]
+        ]
+
+    @property
+    def other_metrics(self) -> list[tuple[Metric, list[tuple[str, str]]]]:
+        """(metric, [(arm, mean over seeds)]) of all that was measured beside the study's."""
+        arms = [("base", self.base), *((view.name, view.raw) for view in self.arms)]
+        told = self.results.get("other_metrics") or {}
+        metrics = [Metric(m["name"], m["title"], "", m["higher_is_better"], m["unit"]) for m in told.values()]
+        return [
+            (metric, [(name, metric.shown(mean)) for name, arm in arms if (mean := _mean_of(arm, metric)) is not None])
+            for metric in metrics
+        ]
 
     @cached_property
     def curves(self) -> list[dict[str, Any]]:
         """One entry for each axis: its label and a panel an arm."""
-        metric = str(self.results["metric"]["name"])
+        metric = self.metric.name if self.metric.name in LOGGED else TOP1
         base = read_curves(self.study, self.base["trials"], metric)
         arms = [(view, read_curves(self.study, view.raw["trials"], metric)) for view in self.arms]
         groups: list[list[Curve]] = [base, *(curves for _, curves in arms)]
@@ -171,14 +252,19 @@ class Page:
             {
                 "label": axis.label,
                 "panels": [
-                    (view, curve_panel(view.name, base, curves, axis, self.metric, self.inline))
+                    (view, curve_panel(view.name, base, curves, axis, self.curve_metric, self.inline))
                     for view, curves in arms
                     if curves
                 ]
-                or [(None, curve_panel("base", base, [], axis, self.metric, self.inline))],
+                or [(None, curve_panel("base", base, [], axis, self.curve_metric, self.inline))],
             }
             for axis in axes_of(groups)
         ]
+
+    @property
+    def curve_metric(self) -> str:
+        """What the training logs on the way: top-1, whatever the study compares."""
+        return self.metric.title if self.metric.name in LOGGED else words.METRICS[TOP1]
 
     @property
     def base_drawing(self) -> Markup:
@@ -202,6 +288,10 @@ class Page:
     def pairs(self, name: str) -> list[tuple[str, str]]:
         """Flat (setting, value) pairs of one part of the results."""
         return pairs(self.results[name])
+
+
+def _mean_of(arm: Mapping[str, Any], metric: Metric) -> float | None:
+    return mean_of((arm.get("other_metrics") or {}).get(metric.name, {}).values())
 
 
 def _link(url: Any) -> str | None:

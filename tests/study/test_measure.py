@@ -1,0 +1,150 @@
+"""Studies that compare another metric than top-1, on the digits."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from vitmods.errors import UserError
+from vitmods.evals.options import Options
+from vitmods.evals.protocols import METRICS, PROTOCOLS
+from vitmods.recipes import plain
+from vitmods.study import Study, StudyResult
+from vitmods.study.describe import python_call
+from vitmods.study.measure import MARGINS, Measure, options_from
+from vitmods.study.report import write_report
+from vitmods.study.stats import effects
+
+RECIPE = plain(epochs=1).with_(batch_size=64)
+GRID = {"tune": {"lr": (1e-3, 1e-2)}, "tune_on": "val"}
+
+
+def make(arms=("dpn",), seeds=2, **options):
+    return Study("mu/4", list(arms), "digits", **{"recipe": RECIPE, "seeds": seeds, "limit_train": 128, **options})
+
+
+def run(study, out, **options):
+    return study.run(out, **{"workers": 1, "device": "cpu", "cost_seconds": 0, "progress": False, **options})
+
+
+@pytest.fixture(scope="module")
+def untuned(tmp_path_factory):
+    out = tmp_path_factory.mktemp("metric") / "out"
+    return run(make(seeds=2), out), out
+
+
+def test_another_metric_reads_the_same_weights(untuned, monkeypatch):
+    _, out = untuned
+    before = {path: path.read_bytes() for path in out.glob("trials/*/*/result.json")}
+    monkeypatch.setattr("vitmods.train.trial.TrialRun", None)  # whatever trains now fails
+    result = run(make(seeds=2, metric="nll"), out)
+    told, effect = result.to_dict(), result["dpn"]
+    assert told["metric"] == {
+        "name": "nll",
+        "title": "negative log-likelihood",
+        "unit": "nats",
+        "higher_is_better": False,
+        "split": "test",
+    }
+    assert effect.margin == told["margin"] == 0.01
+    base, dpn = told["base"]["values"], told["arms"][0]["values"]
+    assert effect.mean == pytest.approx(sum(dpn[s] - base[s] for s in base) / 2)
+    assert {"top1", "ece", "brier"} <= set(told["other_metrics"])
+    page = write_report(out).read_text()
+    assert "nats of negative log-likelihood" in page
+    assert "lower is better" in page
+    assert "Validation top-1 in %" in page
+    assert {path: path.read_bytes() for path in before} == before
+    few = run(make(seeds=2, metric="fewshot5"), out).to_dict()
+    assert few["settings"]["metric"]["options"]["shots"] == [5]
+    assert run(make(seeds=2), out).to_dict()["metric"]["name"] == "top1"
+
+
+def test_a_folder_of_an_older_version_reads_as_top1(untuned, tmp_path):
+    _, out = untuned
+    run(make(seeds=2), out)
+    now = StudyResult.load(out).to_dict()
+    old = shutil.copytree(out, tmp_path / "old")
+    facts = json.loads((old / "study.json").read_text())
+    facts["metric"] = {"name": "top1", "unit": "points", "split": "test"}
+    for name in ("metric", "limit_val"):
+        del facts["settings"][name]
+    for name in ("steps", "moment", "lr_batch", "repeats"):
+        del facts["settings"]["recipe"][name]
+    (old / "study.json").write_text(json.dumps(facts))
+    then = StudyResult.load(old).to_dict()
+    assert {**then, "settings": 0, "recipe": 0} == {**now, "settings": 0, "recipe": 0}
+    went_on = run(make(seeds=2), old)
+    assert {**went_on.to_dict(), "command": 0} == {**now, "command": 0}
+
+
+def test_metrics_are_checked_before_anything_is_trained(tmp_path):
+    with pytest.raises(UserError, match="Did you mean 'brier'"):
+        make(metric="briar")
+    assert make(metric="fewshot3").settings.measure.options.shots == (3,)
+    with pytest.raises(UserError, match=r"fewshot5 does not depend on shots=\(1,\): leave --shots out"):
+        make(metric="fewshot5", metric_options=Options(shots=(1,)))
+    with pytest.raises(UserError, match=r"ece does not depend on severities"):
+        make(metric="ece", metric_options=Options(severities=(1,)))
+    with pytest.raises(UserError):
+        make(metric="mce", metric_options=Options(severities=(1,)))
+    assert make(metric="mean_corruption_error", metric_options=Options(severities=(1,), textures=Path("frost")))
+    with pytest.raises(UserError, match="25 shots need as many training pictures"):
+        run(make(metric="fewshot25", limit_train=100), tmp_path)
+    assert not (tmp_path / "trials").exists()
+
+
+def test_options_survive_json():
+    options = Options(shots=(1, 5), corruptions=("fog",), severities=(2,), textures=Path("frost"))
+    told = Measure("fewshot5", options).to_dict()
+    assert options_from(json.loads(json.dumps(told["options"]))) == options
+
+
+@pytest.mark.parametrize("metric", ["top1", "ece"])
+def test_the_call_in_the_report_is_the_same_study(metric):
+    study = make(metric=metric, **GRID)
+    call = python_call(study.settings, "out")
+    names = {}
+    exec(call.replace("vm.Study(", "study = vm.Study(").removesuffix(".run('out')"), names)
+    assert names["study"].settings.to_dict() == study.settings.to_dict()
+    other = make(metric="mean_corruption_error", metric_options=Options(corruptions=("fog",), severities=(1, 2)))
+    exec(python_call(other.settings, "o").replace("vm.Study(", "study = vm.Study(").removesuffix(".run('o')"), names)
+    assert names["study"].settings == other.settings
+
+
+def test_lower_is_better_mirrors_every_verdict():
+    base = {seed: 0.5 + 0.01 * seed for seed in range(6)}
+    jitter = (0.001, -0.002, 0.0015, 0.0005, -0.001, 0.0)
+    arms = {
+        name: {seed: base[seed] + shift + jitter[seed] for seed in base}
+        for name, shift in (("up", 0.05), ("down", -0.05), ("same", 0.0))
+    }
+    higher, lower = (effects(base, arms, 0.5, higher_is_better=better) for better in (True, False))
+    assert [higher[name].verdict for name in arms] == ["helps", "hurts", "no worse"]
+    assert [lower[name].verdict for name in arms] == ["hurts", "helps", "no worse"]
+    for name in arms:
+        assert lower[name].mean == pytest.approx(higher[name].mean)
+        assert (lower[name].low, lower[name].high) == pytest.approx((higher[name].low, higher[name].high))
+        assert lower[name].p == pytest.approx(higher[name].p)
+        assert lower[name].gain == -higher[name].gain
+        assert lower[name].least_gain == pytest.approx(-higher[name].high)
+    flipped = {name: {seed: 2 * base[seed] - score for seed, score in arm.items()} for name, arm in arms.items()}
+    assert lower["same"].p_no_worse == pytest.approx(effects(base, flipped, 0.5)["same"].p_no_worse)
+
+
+def test_a_metric_that_is_no_share_is_not_multiplied():
+    found = effects({0: 2.31, 1: 2.2}, {"a": {0: 2.21, 1: 2.08}}, 0.01, unit="nats", higher_is_better=False)["a"]
+    assert found.mean == pytest.approx(-0.11)
+    assert found.base_mean == pytest.approx(2.255)
+    assert repr(found).startswith("Effect(-0.1100 [")
+
+
+def test_every_metric_can_be_asked_for():
+    """What the protocols do with pictures is their own tests' matter."""
+    assert {metric.unit for metric in METRICS.values()} <= set(MARGINS)
+    for name, metric in METRICS.items():
+        study = make(metric=name)
+        assert study.settings.measure.metric == metric
+        assert study.settings.margin == MARGINS[metric.unit]
+        assert metric.protocol in PROTOCOLS

@@ -1,0 +1,299 @@
+"""Tuned studies and studies of other metrics, on the digits; where the numbers matter the training is played."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from vitmods.data import PictureSet
+from vitmods.errors import UserError
+from vitmods.evals.findings import Findings
+from vitmods.recipes import plain
+from vitmods.study import Study, StudyResult
+from vitmods.study.plan import Arm
+from vitmods.study.report import write_report
+from vitmods.study.table import render
+from vitmods.study.trial import TrialRunner
+
+RECIPE = plain(epochs=1).with_(batch_size=64)
+GRID = {"tune": {"lr": (1e-3, 1e-2)}, "tune_on": "val"}
+
+
+def make(arms=("dpn",), seeds=2, **options):
+    return Study("mu/4", list(arms), "digits", **{"recipe": RECIPE, "seeds": seeds, "limit_train": 128, **options})
+
+
+def run(study, out, **options):
+    return study.run(out, **{"workers": 1, "device": "cpu", "cost_seconds": 0, "progress": False, **options})
+
+
+def without_times(value):
+    if isinstance(value, dict):
+        return {k: without_times(v) for k, v in value.items() if k not in ("wall_s", "created", "command")}
+    return [without_times(inner) for inner in value] if isinstance(value, list) else value
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """Training and judging without either: scores by (split, arm, lr), and a record of what was asked for."""
+    from vitmods.files import make_folder, write_json
+
+    scores, asked = {}, []
+
+    def value(split, told):
+        found = scores.get((split, told["arm"], told["lr"]), scores.get((split, told["lr"]), 0.5))
+        return found(told["seed"]) if callable(found) else found
+
+    def train(model, task, pictures, recipe, *, seed, out, extra_config, **options):
+        told = {"arm": extra_config["arm"], "lr": recipe.lr, "seed": seed}
+        asked.append(("train", *told.values()))
+        make_folder(out)
+        write_json(out / "config.json", told)
+        assert pictures.eval_split == "val"
+        score = value("val", told)
+        status = "finished" if score is not None else "diverged"
+        metrics = {} if score is None else {"top1": score}
+        write_json(out / "result.json", {"status": status, "split": "val", "metrics": metrics, "message": "nan"})
+
+    def protocols(model, pictures, names, *, split, **options):
+        asked.append((split, *model.values()))
+        return {name: Findings({"top1": value(split, model)}) for name in names}
+
+    monkeypatch.setattr("vitmods.study.trial.train_trial", train)
+    monkeypatch.setattr(
+        "vitmods.study.judge.open_trial", lambda folder: json.loads((folder / "config.json").read_text())
+    )
+    monkeypatch.setattr("vitmods.study.judge.run_protocols", protocols)
+    monkeypatch.setattr("lightning_fabric.Fabric.to_device", lambda self, model: model)
+    return scores, asked
+
+
+def test_the_choice_is_by_val_alone_and_test_is_seen_once(played, tmp_path):
+    """Test would choose otherwise, for base and for the arm."""
+    scores, asked = played
+    scores |= {("val", 1e-3): 0.6, ("val", 1e-2): 0.8, ("test", 1e-3): 0.9, ("test", 1e-2): 0.5}
+    scores |= {("val", "dpn", 1e-3): 0.7, ("val", "dpn", 1e-2): 0.65, ("test", "dpn", 1e-3): 0.4}
+    result = run(make(**GRID), tmp_path)
+    assert result.chosen == {"base": {"lr": 1e-2}, "dpn": {"lr": 1e-3}}
+    assert result["dpn"].base_mean == 50
+    assert result["dpn"].arm_mean == 40
+    assert [one for one in asked if one[0] == "test"] == [
+        ("test", "base", 1e-2, 0),
+        ("test", "base", 1e-2, 1),
+        ("test", "dpn", 1e-3, 0),
+        ("test", "dpn", 1e-3, 1),
+    ]
+    assert all(one[0] == "train" for one in asked[:8])
+    points = result.to_dict()["arms"][0]["tuning"]["points"]
+    assert [(point["values"], point["mean"]) for point in points] == [({"lr": 1e-3}, 0.7), ({"lr": 1e-2}, 0.65)]
+    run(make(**GRID), tmp_path)
+    assert len(asked) == 12, "nothing is trained or judged twice"
+
+
+def test_nothing_is_judged_on_test_before_an_arm_s_last_trial(played, tmp_path, monkeypatch):
+    _, asked = played
+    real = TrialRunner.train
+
+    def broken(self, trial, out):
+        if (trial.arm.name, trial.seed, str(trial.point)) == ("dpn", 1, "lr=0.01"):
+            raise RuntimeError("out of luck")
+        return real(self, trial, out)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TrialRunner, "train", broken)
+        result = run(make(**GRID), tmp_path)
+    assert {one[1] for one in asked if one[0] == "test"} == {"base"}
+    assert result.failed == ["dpn, lr=0.01, seed 1: RuntimeError: out of luck"]
+    assert result.chosen == {"base": {"lr": 1e-3}, "dpn": None}
+    assert not result.complete
+    assert "7 of 8 trials have ended" in write_report(tmp_path).read_text()
+    assert run(make(**GRID), tmp_path).complete
+
+
+def test_an_evaluation_that_fails_is_told_and_tried_again(played, tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise RuntimeError("no textures")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("vitmods.study.judge.run_protocols", fail)
+        result = run(make(seeds=1, **GRID), tmp_path)
+    assert not result.complete
+    assert result.failed[0] == "base, lr=0.001, seed 0: RuntimeError: no textures"
+    assert run(make(seeds=1, **GRID), tmp_path).complete
+
+
+def test_seeds_and_values_may_be_added_and_the_choice_is_made_again(played, tmp_path):
+    scores, asked = played
+    scores |= {("val", 1e-3): 0.7, ("val", 1e-2): lambda seed: 0.6 if seed == 0 else 0.9, ("val", 1e-1): 0.75}
+    assert run(make(seeds=1, **GRID), tmp_path).chosen["base"] == {"lr": 1e-3}
+    grown = run(make(seeds=2, **GRID), tmp_path)
+    assert grown.chosen["base"] == {"lr": 1e-2}
+    warned = [w for w in grown.to_dict()["warnings"] if "is chosen now" in w]
+    assert warned[0] == (
+        "base: lr=0.01 is chosen now; before seeds or values were added it was lr=0.001, which has been evaluated on "
+        "test too."
+    )
+    trained = len(asked)
+    scores[("val", 1e-1)] = 0.76
+    wider = run(make(seeds=2, tune={"lr": (1e-3, 1e-2, 1e-1)}, tune_on="val"), tmp_path)
+    assert wider.chosen["base"] == {"lr": 1e-1}
+    assert [one[0] for one in asked[trained:]].count("train") == 4
+    with pytest.raises(UserError, match=r"tune lr: .* -> \[0.001\]"):
+        run(make(seeds=2, tune={"lr": 1e-3}, tune_on="val"), tmp_path)
+
+
+def test_a_diverged_point_is_worst_and_only_a_chosen_one_is_a_warning(played, tmp_path):
+    scores, _ = played
+    scores |= {("val", 1e-3): lambda seed: 0.9 if seed else None, ("val", 1e-2): 0.2}
+    result = run(make(**GRID), tmp_path)
+    assert result.chosen["dpn"] == {"lr": 1e-2}
+    assert result["dpn"].diverged == 0
+    assert not [warning for warning in result.to_dict()["warnings"] if "diverged" in warning]
+    assert "1 diverged" in write_report(tmp_path).read_text()
+
+
+def test_the_noise_floor_is_tuned_by_itself(played, tmp_path):
+    scores, _ = played
+    scores |= {("val", 1e-3): 0.5, ("val", 1e-2): lambda seed: 0.9 if seed >= 10_000 else 0.1}
+    told = run(make(noise_floor=True, **GRID), tmp_path).to_dict()
+    assert told["base"]["tuning"]["chosen"] == {"lr": 1e-3}
+    assert told["noise_floor"]["tuning"]["chosen"] == {"lr": 1e-2}
+    rows = list(csv.DictReader((tmp_path / "results.csv").open()))
+    assert len(rows) == 12
+    assert [(r["arm"], r["lr"], r["seed"], r["val_top1"], r["top1"]) for r in rows[:2]] == [
+        ("base", "0.001", "0", "0.5", "0.5"),
+        ("base", "0.01", "0", "0.1", ""),
+    ]
+
+
+def test_a_study_can_begin_with_the_chosen_weights_of_another(played, tmp_path):
+    from vitmods.study.checkpoints import arms_in
+
+    scores, _ = played
+    scores |= {("val", 1e-2): 0.9}
+    run(make(**GRID), tmp_path)
+    assert arms_in(str(tmp_path))["dpn"].start == str(tmp_path / "trials" / "dpn" / "lr=0.01")
+
+
+def test_the_table_and_the_report_tell_what_was_tried(played, tmp_path):
+    scores, _ = played
+    scores |= {("val", "dpn", 1e-2): 0.9}
+    result = run(make(tune={"lr": (1e-3, 1e-2), "weight_decay": (0, 0.1)}, tune_on="val"), tmp_path)
+    text = " ".join(render(result.to_dict(), 80).split())
+    assert "Tuned on val: lr in 0.001, 0.01 and weight_decay in 0, 0.1, 8 trials for every arm, base too." in text
+    assert "Chosen: lr 0.001, weight_decay 0: base; lr 0.01, weight_decay 0: dpn." in text
+    assert max(map(len, render(result.to_dict(), 80).splitlines())) <= 80
+    page = write_report(tmp_path).read_text()
+    assert "<strong>✓ 90.00</strong>" in page
+    assert page.count("<td>8</td>") == 2
+    assert "At an end of what was tried: base: lr 0.001, weight_decay 0; dpn: lr 0.01, weight_decay 0." in page
+
+
+@pytest.mark.parametrize(
+    ("splits", "says"),
+    [
+        (("train", "test"), "no val split to choose on.*--val-fraction"),
+        (("train", "val"), "no test split: what is chosen on val cannot be reported on val"),
+    ],
+)
+def test_both_splits_are_needed(splits, says, tmp_path):
+    from PIL import Image
+
+    for split in splits:
+        for name in ("cat", "dog"):
+            (tmp_path / "pictures" / split / name).mkdir(parents=True)
+            for number in range(3):
+                place = tmp_path / "pictures" / split / name / f"{number}.png"
+                Image.new("RGB", (8, 8), (number, len(split), len(name))).save(place)
+    recipe = RECIPE.with_(batch_size=2)
+    study = Study("mu/4", ["dpn"], tmp_path / "pictures", recipe, img_size=8, val_fraction=0.0, **GRID)
+    with pytest.raises(UserError, match=says):
+        run(study, tmp_path / "out")
+
+
+def test_an_arm_that_trains_a_part_is_tuned_too(played, tmp_path):
+    part = Arm("part", (), {"train": "attention"})
+    result = run(make([part], seeds=1, **GRID), tmp_path)
+    assert result.complete
+    assert set(result.chosen) == {"base", "part"}
+
+
+# What follows trains.
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A tuned study, and the splits that were evaluated on the way, in order."""
+    out, seen = tmp_path_factory.mktemp("tuned") / "out", []
+    real = PictureSet.eval_batches
+
+    def spy(self, split, *arguments, **options):
+        seen.append(split)
+        return real(self, split, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(PictureSet, "eval_batches", spy)
+        return run(make(**GRID), out), out, seen
+
+
+def test_a_real_one_evaluates_test_once_a_chosen_trial(trained):
+    result, out, seen = trained
+    assert seen == ["val"] * 8 + ["test"] * 4
+    assert result.complete
+    assert len(list(out.glob("trials/*/*/*/test.json"))) == 4
+    told = result.to_dict()
+    assert told == StudyResult.load(out).to_dict() == json.loads((out / "results.json").read_text())
+    assert result["dpn"].n == 2
+
+
+def test_what_is_judged_is_what_the_training_would_have_found(trained):
+    """The same trial in a study without tuning, evaluated by the loop itself."""
+    result, out, _ = trained
+    chosen = result.chosen["base"]["lr"]
+    plain_one = run(make(seeds=1, recipe=RECIPE.with_(lr=chosen)), out.parent / "plain").to_dict()
+    assert plain_one["base"]["values"]["0"] == result.to_dict()["base"]["values"]["0"]
+    weights = [out / f"trials/base/lr={chosen}/seed0", out.parent / "plain/trials/base/seed0"]
+    assert len({(folder / "model.safetensors").read_bytes() for folder in weights}) == 1
+
+
+KILLED = """
+import os, signal, sys
+from vitmods.cli import main
+import vitmods.study.judge as judge
+from vitmods.train.logs import MetricsFile
+where, count = sys.argv[1], int(sys.argv[2])
+def after(real):
+    def call(*arguments, **options):
+        global count
+        real(*arguments, **options)
+        count -= 1
+        if count == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return call
+if where == "train":
+    MetricsFile.write = after(MetricsFile.write)
+else:
+    judge.write_json = after(judge.write_json)
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_training_and_at_judging_it_ends_in_the_same_results(trained, tmp_path):
+    result, _, _ = trained
+    command = ["compare", "--base", "mu/4", "--arms", "dpn", "--recipe", "plain", "--epochs", "1", "--batch-size", "64"]
+    command += ["--seeds", "2", "--limit-train", "128", "--tune", "lr=1e-3,1e-2", "--tune-on", "val", "--workers", "1"]
+    command += ["--device", "cpu", "--cost-seconds", "0", "--checkpoint-minutes", "0", "--out", str(tmp_path / "out")]
+    for where, count in (("train", 7), ("judge", 2)):
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED, where, str(count), *command], env={**os.environ, "CI": "1"}
+        )
+        assert done.returncode == -signal.SIGKILL
+        assert not (tmp_path / "out" / "results.json").exists()
+    assert len(list((tmp_path / "out").glob("trials/*/*/*/test.json"))) == 2
+    answer = run(make(**GRID), tmp_path / "out").to_dict()
+    assert without_times(answer) == without_times(result.to_dict())
