@@ -91,3 +91,10 @@ def test_logits_of_some_of_the_model_s_classes(subject_of, made_up, small_model)
     torch.testing.assert_close(subject.logits, everything[:, [7, 2, 4]])
     expected = (everything[:, [7, 2, 4]].argmax(1) == subject.targets).float().mean().item()
     assert accuracy(subject).metrics["top1"] == pytest.approx(expected)
+
+
+def test_a_model_of_the_pictures_classes_alone_needs_no_map(subject_of, made_up, small_model):
+    pictures, model = made_up(classes=3, test=40), small_model(classes=3)
+    pictures.class_map = (7, 2, 4)
+    everything = torch.cat([model(batch.images) for batch in pictures.eval_batches("test", 64)])
+    torch.testing.assert_close(subject_of(model, pictures).logits, everything)

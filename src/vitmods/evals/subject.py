@@ -71,9 +71,10 @@ class Subject:
         return self._features[split]
 
     def of_the_pictures_classes(self, logits: Tensor) -> Tensor:
-        """The model's logits (B, all its classes) for the classes of the pictures (B, K), where they are fewer."""
+        """The model's logits (B, all its classes) for the classes of the pictures (B, K), where they are fewer: a model
+        that was trained on a part of the classes has as many as its pictures."""
         chosen = self.pictures.class_map
-        return logits if chosen is None else logits[:, list(chosen)]
+        return logits if chosen is None or logits.shape[1] == len(chosen) else logits[:, list(chosen)]
 
     @torch.inference_mode()
     def predicted(self, images: Tensor) -> Tensor:
