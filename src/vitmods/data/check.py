@@ -39,7 +39,8 @@ def check(spec: str | Path, *, split_seed: int = 0, val_fraction: float = 0.1, t
             index = build(part, _THUMB, 3, nowhere)
         kept = part.take(index.kept)
         splits[name] = Split(name, kept.ids, kept.labels, Store(np.empty(0, np.uint8), index), _THUMB)
-    summary = facts(source, records, splits, origin) | {"problems": problems(source, splits)}
+    found = problems(source, splits) + (source.verify() if source.verify else [])
+    summary = facts(source, records, splits, origin) | {"problems": found}
     return Checked(summary, describe(summary))
 
 

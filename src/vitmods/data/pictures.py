@@ -1,9 +1,9 @@
 """PictureSet: pictures ready for training and evaluation."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -62,6 +62,8 @@ class PictureSet:
     recipe: Recipe
     facts: dict[str, Any]
     workers: int = 0
+    rank: int = 0
+    world_size: int = 1
 
     @property
     def num_classes(self) -> int:
@@ -93,6 +95,15 @@ class PictureSet:
         shown = [np.ascontiguousarray(p.transpose(1, 2, 0)) for p in pictures]
         return [(self.classes[train.labels[i]], p) for i, p in zip(chosen, shown, strict=True)]
 
+    def for_process(self, rank: int, world_size: int) -> Self:
+        """The share of process `rank` of `world_size`: each batch is dealt out, so together they see what one would.
+
+        batch_size stays that of all processes together. Raises UserError for a rank outside 0..world_size - 1.
+        """
+        if not 0 <= rank < world_size:
+            raise UserError(f"rank must lie between 0 and world_size - 1, not {rank} of {world_size}.")
+        return replace(self, rank=rank, world_size=world_size)
+
     def steps_per_epoch(self, batch_size: int) -> int:
         """Whole batches in an epoch; 1 where the set is smaller than a batch."""
         return max(1, len(self.splits["train"]) // batch_size)
@@ -100,10 +111,13 @@ class PictureSet:
     def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
         """The epoch's batches from number `start` on. What does not fill a last batch is dropped (other pictures each
         epoch); a set smaller than a batch gives one batch of all."""
-        order = permutation(seed, epoch, len(self.splits["train"]))
+        order = self._order(seed, epoch)
+        if (largest := min(batch_size, len(order))) < self.world_size:
+            raise UserError(f"A batch of {largest} pictures is too small for {self.world_size} processes.")
 
         def make(number: int) -> Batch:
-            return self._train_batch(order[number * batch_size : (number + 1) * batch_size], seed, epoch, number)
+            index = order[number * batch_size : (number + 1) * batch_size]
+            return self._train_batch(self._share(index), seed, epoch, number)
 
         return in_order(make, range(start, self.steps_per_epoch(batch_size)), self.workers)
 
@@ -113,11 +127,21 @@ class PictureSet:
             raise UserError(f'There is no split "{split}"; this set has {", ".join(self.splits)}.')
 
         def make(start: int) -> Batch:
-            index = np.arange(start, min(start + batch_size, len(self.splits[split])))
+            index = self._share(np.arange(start, min(start + batch_size, len(self.splits[split]))))
             pictures = self._centre_views(self.splits[split], index)
             return self._batch(self._normalised(pictures), split, index)
 
-        return in_order(make, range(0, len(self.splits[split]), batch_size), self.workers)
+        n = len(self.splits[split])
+        starts = [start for start in range(0, n, batch_size) if self.rank < min(batch_size, n - start)]
+        return in_order(make, starts, self.workers)
+
+    def _order(self, seed: int, epoch: int) -> Ints:
+        """The order (n,) in which an epoch visits the training pictures."""
+        return permutation(seed, epoch, len(self.splits["train"]))
+
+    def _share(self, index: Ints) -> Ints:
+        """What of a batch belongs to this process."""
+        return index[self.rank :: self.world_size]
 
     def _train_batch(self, index: Ints, seed: int, epoch: int, number: int) -> Batch:
         recipe = self.recipe
@@ -141,10 +165,11 @@ class PictureSet:
         """Training views, uint8 (B, C, H, W), which the caller may change."""
         train = self.splits["train"]
         if self.recipe.crop == "random_resized":
-            sizes = train.store.index.shapes[index, 1:]
+            whole = [train.store.picture(i) for i in index.tolist()]
+            sizes = np.array([picture.shape[1:] for picture in whole])
             boxes = crop_boxes(seed, epoch, index, sizes, self.recipe.crop_scale, self.recipe.crop_ratio)
-            crops = zip(index.tolist(), boxes, strict=True)
-            return torch.cat([resized_crop(train.store.picture(i), box, self.img_size) for i, box in crops])
+            crops = zip(whole, boxes, strict=True)
+            return torch.cat([resized_crop(picture, box, self.img_size) for picture, box in crops])
         pictures = self._centre_views(train, index)
         if self.recipe.crop == "none":
             return pictures

@@ -1,5 +1,6 @@
 """A spec such as "digits", "path/to/folder" or "torchvision:CIFAR10?root=data" -> the Source it names."""
 
+import os
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from vitmods.data.folder import folder
 from vitmods.data.records import Records, Source
+from vitmods.data.shards import folder_options, is_packed, shards
 from vitmods.errors import UserError
 
 
@@ -18,7 +20,7 @@ def open_source(spec: str | Path) -> Source:
     if spec == "digits":
         return digits()
     kind, colon, rest = spec.partition(":")
-    if colon and kind in ("torchvision", "hf"):
+    if colon and kind in EXAMPLES:
         name, _, query = rest.partition("?")
         options = dict(parse_qsl(query, keep_blank_values=True))
         if not name:
@@ -27,13 +29,32 @@ def open_source(spec: str | Path) -> Source:
             from vitmods.data.torchvision_sets import torchvision_set
 
             return torchvision_set(spec, name, options)
+        if kind == "wds":
+            return shards(spec, name, options)
         from vitmods.data.hf import hf_set
 
         return hf_set(spec, name, options)
-    return folder(spec)
+    return _folder(spec)
 
 
-EXAMPLES = {"torchvision": "torchvision:CIFAR10?root=data", "hf": "hf:uoft-cs/cifar10"}
+EXAMPLES = {
+    "torchvision": "torchvision:CIFAR10?root=data",
+    "hf": "hf:uoft-cs/cifar10",
+    "wds": "wds:path/to/shards",
+}
+
+
+def _folder(spec: str) -> Source:
+    """A folder of class folders, or one that `vitmods data pack` wrote; options follow a question mark."""
+    name, mark, query = spec.rpartition("?")
+    if not mark or os.path.exists(Path(spec).expanduser()):  # a folder's own name may have a question mark
+        name, query = spec, ""
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    if is_packed(Path(name).expanduser()):
+        return shards(spec, name, options)
+    source = folder(name)
+    source.streaming = folder_options(spec, options)
+    return source
 
 
 def digits() -> Source:

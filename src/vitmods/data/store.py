@@ -62,7 +62,7 @@ def open_store(records: Records, geometry: Geometry, channels: int, cache_dir: P
     With cache_dir they are kept there for later runs and other processes. Without, they stay in memory, or go to the
     user's cache folder where they would fill more than MEMORY_LIMIT. Raises UserError if a cache cannot be written.
     """
-    if cache_dir is None and _estimate(len(records), geometry, channels) <= MEMORY_LIMIT:
+    if cache_dir is None and estimate(len(records), geometry, channels) <= MEMORY_LIMIT:
         memory = io.BytesIO()
         index = build(records, geometry, channels, memory)
         return Store(np.frombuffer(memory.getbuffer(), dtype=np.uint8), index)
@@ -103,8 +103,8 @@ def read_cache(folder: Path) -> Store | None:
     return store if _intact(store) else None
 
 
-def _estimate(pictures: int, geometry: Geometry, channels: int) -> int:
-    """Bytes: pictures kept whole are taken to be 3:2."""
+def estimate(pictures: int, geometry: Geometry, channels: int) -> int:
+    """Bytes of a split, decoded: pictures kept whole are taken to be 3:2."""
     height, width = geometry.cover if geometry.whole else geometry.size
     return int(pictures * channels * height * width * (1.5 if geometry.whole else 1))
 
