@@ -244,7 +244,7 @@ def test_tar_files_of_others_are_not_touched(pets: Path, tmp_path: Path) -> None
 
 def test_some_splits_alone(pets: Path, tmp_path: Path) -> None:
     assert set(pack(pets, tmp_path / "out", splits=["test"]).manifest["splits"]) == {"test"}
-    with pytest.raises(UserError, match="no split \"tset\". Did you mean 'test'"):
+    with pytest.raises(UserError, match=r"no split \"tset\"\. Did you mean 'test'"):
         pack(pets, tmp_path / "other", splits=["tset"])
 
 

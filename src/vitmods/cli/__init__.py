@@ -21,7 +21,7 @@ COMMANDS = {
     "report": "rebuild results and report.html from a study's folder",
     "changes": "list the design changes: paper, what they preserve, cost, published gain",
     "diff": "show what an arm alters in a model, without training",
-    "data": "check a folder of pictures and show what was found",
+    "data": "check a folder of pictures and show what was found; `data pack`: write it as shards",
     "bench": "speed and memory of models side by side, paired and interleaved",
     "export": "write a model for other programs: torch, ONNX or safetensors",
 }

@@ -68,7 +68,7 @@ def folder(spec: str) -> Source:
     return source
 
 
-KNOWN_SPECS = "digits, torchvision:NAME?root=FOLDER, hf:NAME"
+KNOWN_SPECS = "digits, torchvision:NAME?root=FOLDER, hf:NAME, wds:SHARDS"
 
 
 def _split_folders(root: Path) -> dict[str, Path]:

@@ -45,17 +45,16 @@ def streamed_source(
     if any(feature != features[0] for feature in features):
         raise UserError(f'The splits of "{spec}" name different classes: give all of them one ClassLabel in "{label}".')
     classes, number = _classes(features[0], [value for labels, _ in found.values() for value in labels])
-    splits = {}
+    short, splits = name.rstrip("/").split("/")[-1], {}
     for split, (labels, sizes) in found.items():
         unlabelled = next((row for row, value in enumerate(labels) if value not in number), None)
         if unlabelled is not None:
             raise UserError(f'Row {unlabelled} of {split} in "{spec}" has no label of a class: {labels[unlabelled]!r}.')
         numbers = np.array([number[value] for value in labels], dtype=np.int64)
-        splits[split] = _records(split, spec, numbers, sizes, shards[split], how.buffer)
+        splits[split] = _records(split, short, numbers, sizes, shards[split], how.buffer)
     _look_at_first(splits["train"], spec)
     warnings.append("Streamed: the fingerprint is of names and labels, and pictures are checked when they are read.")
-    name = name.rstrip("/").split("/")[-1]
-    return Source(name, spec, classes, splits, warnings, streaming=how)
+    return Source(short, spec, classes, splits, warnings, streaming=how)
 
 
 def stored_bytes(picture: dict[str, Any]) -> bytes:
@@ -145,9 +144,9 @@ def _next(rows: Iterator[bytes]) -> bytes:
     return raw
 
 
-def _records(split: str, spec: str, labels: Ints, sizes: list[int], shards: _Shards, buffer: int) -> Records:
+def _records(split: str, name: str, labels: Ints, sizes: list[int], shards: _Shards, buffer: int) -> Records:
     ids = tuple(f"{split}[{row}]" for row in range(len(labels)))
-    names = (blake2b(f"{spec}\0{name}".encode(), digest_size=16).digest() for name in ids)
+    digests = (blake2b(f"{name}\0{row}".encode(), digest_size=16).digest() for row in ids)
     return Records(
         ids=ids,
         labels=labels,
@@ -156,7 +155,7 @@ def _records(split: str, spec: str, labels: Ints, sizes: list[int], shards: _Sha
         keys=np.arange(len(ids)),
         shards=np.repeat(np.arange(len(sizes)), sizes),
         native=np.zeros((len(ids), 2), dtype=np.int64),
-        digests=np.frombuffer(b"".join(names), dtype=np.uint8).reshape(-1, 16),
+        digests=np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16),
         sequential=True,
     )
 

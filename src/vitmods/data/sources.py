@@ -53,7 +53,7 @@ def _folder(spec: str) -> Source:
     if is_packed(Path(name).expanduser()):
         return shards(spec, name, options)
     source = folder(name)
-    source.streaming = folder_options(spec, options)
+    source.spec, source.streaming = spec, folder_options(spec, options)
     return source
 
 
