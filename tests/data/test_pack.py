@@ -14,6 +14,7 @@ import pytest
 from vitmods import files
 from vitmods.data import pack as pack_module
 from vitmods.data.pack import pack
+from vitmods.data.pack_folder import alone_in
 from vitmods.errors import UserError
 
 SHARD_MB = 0.02  # about ten small pictures
@@ -226,9 +227,10 @@ def test_a_finished_folder_is_not_made_smaller(pets: Path, tmp_path: Path) -> No
     assert content(tmp_path / "out") == before
 
 
-def test_leftovers_of_an_unfinished_pack_with_other_settings_go(pets: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("call", [8, 9])
+def test_leftovers_of_an_unfinished_pack_with_other_settings_go(pets: Path, tmp_path: Path, call: int) -> None:
     out = tmp_path / "out"
-    killed_at(9, "before", lambda: pack(pets, out, shard_mb=SHARD_MB / 2))
+    killed_at(call, "within", lambda: pack(pets, out, shard_mb=SHARD_MB / 2))
     pack(pets, out)
     pack(pets, tmp_path / "whole")
     assert content(out) == content(tmp_path / "whole")
@@ -255,3 +257,12 @@ def test_what_cannot_be_packed(pets: Path, tmp_path: Path) -> None:
         pack(pets, tmp_path / "out", shard_mb=0)
     with pytest.raises(UserError, match='must be "stop" or "skip"'):
         pack(pets, tmp_path / "out", unreadable="ignore")
+
+
+def test_two_processes_do_not_pack_into_one_folder(pets: Path, tmp_path: Path) -> None:
+    with (
+        alone_in(files.make_folder(tmp_path / "out")),
+        pytest.raises(UserError, match="Another process is packing into"),
+    ):
+        pack(pets, tmp_path / "out")
+    pack(pets, tmp_path / "out")

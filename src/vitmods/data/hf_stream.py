@@ -2,7 +2,7 @@
 
 The labels are read once before training, by themselves, so that classes, lengths and splits are known; each row then
 has a number, by which it is augmented and mixed as any other picture. Rows of one file (datasets calls it a shard) can
-only be read from its beginning on; those that are passed over wait in memory until their turn comes.
+only be read from its beginning on; those that were read last wait in memory until their turn comes.
 """
 
 import weakref
@@ -102,8 +102,8 @@ class _Shards:
 class Forward:
     """Random access to shards that can be read forwards only.
 
-    Rows that are passed over are held, `limit` of them at most, and given once; for a row that is no longer held its
-    shard is read again from the beginning. Threads take turns.
+    The rows that were read last are held, `limit` of them; for a row that is no longer held its shard is read again
+    from the beginning. Threads take turns.
     """
 
     def __init__(self, read: Callable[[int], Iterator[bytes]], sizes: list[int], limit: int):
@@ -117,16 +117,16 @@ class Forward:
     def __call__(self, row: int) -> bytes:
         """The bytes of a row, counted through all shards. Raises Unreadable."""
         with self._lock, reading():
-            return self._held.pop(row) if row in self._held else self._reach(row)
+            return self._held[row] if row in self._held else self._reach(row)
 
     def _reach(self, row: int) -> bytes:
         shard = int(np.searchsorted(self._starts, row, side="right")) - 1
         rows, position = self._open.pop(shard, (None, 0))
         if rows is None or position > row:
             rows, position = self._read(shard), int(self._starts[shard])
-        for passed in range(position, row):
-            self._hold(passed, _next(rows))
-        raw = _next(rows)
+        for passed in range(position, row + 1):
+            raw = _next(rows)
+            self._hold(passed, raw)
         if row + 1 < self._starts[shard + 1]:
             self._open[shard] = rows, row + 1
         return raw

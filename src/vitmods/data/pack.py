@@ -19,6 +19,7 @@ from PIL import Image
 
 from vitmods.data.build import cores, digest
 from vitmods.data.folder import ENDINGS
+from vitmods.data.pack_folder import alone_in, other_shards, refuse_foreign, remove_leftovers
 from vitmods.data.prefetch import in_order
 from vitmods.data.read import Unreadable, shown_size
 from vitmods.data.records import Records, Source, printable
@@ -27,11 +28,15 @@ from vitmods.data.shard_index import Row, ShardIndex
 from vitmods.data.shard_write import EMPTY, Item, taken, tar_parts
 from vitmods.data.shards import MANIFEST, MANIFEST_FORMAT, file_sha256, index_path, is_packed, read_manifest
 from vitmods.data.sources import open_source
-from vitmods.data.summary import unreadable_text
+from vitmods.data.summary import told, unreadable_text
 from vitmods.errors import UserError, nearest
 from vitmods.files import make_folder, write_atomically, write_json
 
 MEGABYTE = 1_000_000
+_REMEDY = (
+    "Repair or remove them and pack again, which goes on from here; or leave them out with "
+    'unreadable="skip" (--unreadable skip).'
+)
 _TOGETHER = 16  # pictures that a thread reads at a time
 
 
@@ -88,27 +93,26 @@ def pack(
     source = open_source(spec)
     chosen = _chosen(source, splits)
     folder = make_folder(Path(out).expanduser())
-    _refuse_foreign(folder)
-    packer = _Packer(folder, int(shard_mb * MEGABYTE), workers or cores(), is_packed(folder))
-    with _bar(sum(map(len, chosen.values())), progress) as step:
-        facts = {split: packer.split(split, records, source.classes, step) for split, records in chosen.items()}
-    if packer.unreadable and unreadable == "stop":
-        raise UserError(
-            f"{unreadable_text(packer.unreadable)}\nRepair or remove them and pack again, which goes on from here; or "
-            'leave them out with unreadable="skip" (--unreadable skip).'
-        )
-    manifest = {
-        "format": MANIFEST_FORMAT,
-        "name": source.name,
-        "classes": list(source.classes),
-        "splits": facts,
-        "unreadable": packer.unreadable,
-    }
-    if packer.finished and read_manifest(folder) != manifest:
-        raise _other(folder)
-    _remove_leftovers(folder, facts)
-    write_json(folder / MANIFEST, manifest)
-    return Packed(folder, manifest, packer.shards, packer.kept)
+    with alone_in(folder):
+        refuse_foreign(folder)
+        packer = _Packer(folder, int(shard_mb * MEGABYTE), workers or cores(), is_packed(folder))
+        with _bar(sum(map(len, chosen.values())), progress) as step:
+            facts = {split: packer.split(split, records, source.classes, step) for split, records in chosen.items()}
+        bad = [*(told(broken) for broken in source.broken if broken.split in chosen), *packer.unreadable]
+        if bad and unreadable == "stop":
+            raise UserError(f"{unreadable_text(bad)}\n{_REMEDY}")
+        manifest = {
+            "format": MANIFEST_FORMAT,
+            "name": source.name,
+            "classes": list(source.classes),
+            "splits": facts,
+            "unreadable": bad,
+        }
+        if packer.finished and read_manifest(folder) != manifest:
+            raise other_shards(folder)
+        remove_leftovers(folder, facts)
+        write_json(folder / MANIFEST, manifest)
+        return Packed(folder, manifest, packer.shards, packer.kept)
 
 
 def _chosen(source: Source, splits: Sequence[str]) -> dict[str, Records]:
@@ -213,7 +217,7 @@ class _Packer:
         except OSError:
             same = whole = False
         if self.finished and not same:
-            raise _other(self.folder)
+            raise other_shards(self.folder)
         return whole
 
 
@@ -235,33 +239,6 @@ def _ending(name: str, raw: bytes) -> str:
         return found
     with Image.open(io.BytesIO(raw)) as picture:
         return f".{(picture.format or 'img').lower()}"
-
-
-def _refuse_foreign(folder: Path) -> None:
-    for path in sorted(folder.glob("*.tar")):
-        try:
-            ShardIndex.from_bytes(index_path(path).read_bytes())
-        except (OSError, ValueError, KeyError, TypeError):
-            raise UserError(
-                f"{printable(str(path))} was not written by vitmods data pack and could be overwritten: choose another "
-                "folder."
-            ) from None
-
-
-def _remove_leftovers(folder: Path, facts: dict[str, Any]) -> None:
-    """Shards of an unfinished call with other settings: other programs would take them for a part of the set."""
-    mine = {shard["file"] for split in facts.values() for shard in split["shards"]}
-    for path in folder.glob("*.tar"):
-        if path.name not in mine:
-            path.unlink()
-            index_path(path).unlink(missing_ok=True)
-
-
-def _other(folder: Path) -> UserError:
-    return UserError(
-        f"{printable(str(folder))} holds shards of other pictures or settings. Choose another folder, or remove it to "
-        "pack anew."
-    )
 
 
 def _bar(pictures: int, progress: bool) -> AbstractContextManager[Any]:

@@ -15,7 +15,7 @@ _LISTED = 20  # unreadable pictures named in an error; the summary has all
 
 def facts(source: Source, records: dict[str, Records], splits: dict[str, Split], origin: str) -> dict[str, Any]:
     """The summary: what was found, left out and warned of. Counts are of pictures that could be read."""
-    bad = [*map(_told, source.broken), *unreadable_in(records, splits)]
+    bad = [*map(told, source.broken), *unreadable_in(records, splits)]
     return {
         "name": source.name,
         "spec": source.spec,
@@ -52,13 +52,14 @@ def problems(source: Source, splits: dict[str, Split]) -> list[str]:
 def unreadable_in(records: dict[str, Records], splits: dict[str, Split]) -> list[dict[str, str]]:
     """Split, path and reason of each picture that could not be read."""
     return [
-        _told(Broken(name, records[name].ids[position], reason))
+        told(Broken(name, records[name].ids[position], reason))
         for name, split in splits.items()
         for position, reason in split.store.index.unreadable
     ]
 
 
-def _told(broken: Broken) -> dict[str, str]:
+def told(broken: Broken) -> dict[str, str]:
+    """For the summary, and for any terminal."""
     return {field: printable(value) for field, value in broken._asdict().items()}
 
 
