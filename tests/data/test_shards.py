@@ -317,6 +317,18 @@ def test_a_folder_may_have_a_question_mark(pets: Path, tmp_path: Path) -> None:
     assert open_source(tmp_path / "which?stream=1").streaming.asked is None
 
 
+def test_shards_from_elsewhere_are_packed_anew(tmp_path: Path) -> None:
+    write_tar(tmp_path / "set" / "part-0.tar", [*samples(0, 20), ("no.png", png(20))])
+    with pytest.raises(UserError, match=r"part-0\.tar: no\.png: it has no label"):
+        pack(f"wds:{tmp_path / 'set'}", tmp_path / "out")
+    packed = pack(f"wds:{tmp_path / 'set'}", tmp_path / "out", unreadable="skip")
+    assert [item["path"] for item in packed.manifest["unreadable"]] == ["part-0.tar: no.png"]
+    before, after = (open_source(path).splits["train"] for path in (f"wds:{tmp_path / 'set'}", tmp_path / "out"))
+    assert (after.ids, after.labels.tolist()) == (before.ids, before.labels.tolist())
+    pairs = zip(before.keys.tolist(), after.keys.tolist(), strict=True)
+    assert all(before.fetch(a) == after.fetch(b) for a, b in pairs)
+
+
 def test_webdataset_reads_what_was_packed(pets: Path, tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset", reason="compares with the package webdataset")
     pack(pets, tmp_path / "out")
