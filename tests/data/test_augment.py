@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.transforms.v2 import functional as F
 
+from vitmods.data import augment
 from vitmods.data.augment import erase, flip, normalise, pad_crop, resized_crop
 from vitmods.data.geometry import Geometry
+from vitmods.data.resize import resize
 
 
 def pictures(batch: int = 6, channels: int = 3, height: int = 9, width: int = 7, seed: int = 0) -> np.ndarray:
@@ -35,8 +37,10 @@ def test_flip_is_torchvisions() -> None:
         assert torch.equal(ours[i], F.horizontal_flip(batch[i]) if which[i] else batch[i])
 
 
-def test_normalise_is_torchvisions_to_the_bit() -> None:
-    batch = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16).expand(2, 3, 16, 16)
+@pytest.mark.parametrize("in_cache", [1, 3 * 16 * 16 * 2, 10**6])
+def test_normalise_is_torchvisions_to_the_bit(in_cache: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(augment, "IN_CACHE", in_cache)
+    batch = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16).expand(5, 3, 16, 16)
     mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
     ours = normalise(batch, torch.tensor(mean).view(3, 1, 1), torch.tensor(std).view(3, 1, 1))
     assert torch.equal(ours, F.normalize(F.to_dtype(batch, torch.float32, scale=True), mean, std))
@@ -76,12 +80,35 @@ def test_centre_view_is_torchvisions_resize_and_centre_crop(height: int, width: 
     assert torch.equal(ours, F.center_crop(resized, [224, 224]))
 
 
-@settings(deadline=None, max_examples=60)
-@given(*[st.integers(1, 60)] * 4, st.sampled_from([1.0, 0.875, 0.5]), st.booleans())
-def test_views_have_the_size_and_stores_are_never_larger_than_needed(
-    height, width, want_h, want_w, ratio, whole
+@pytest.mark.parametrize(("resized", "size"), [(256, 224), (418, 384), (448, 384), (256, 223)])
+@pytest.mark.parametrize(("height", "width"), [(500, 375), (300, 401), (150, 200), (256, 256)])
+def test_big_visions_view_is_resize_small_by_area_and_a_central_crop(
+    resized: int, size: int, height: int, width: int
 ) -> None:
-    geometry = Geometry((want_h, want_w), ratio, whole)
+    picture = pictures(1, 3, height, width)[0]
+    geometry = Geometry((size, size), size / resized, resample="big_vision")
+    ours = geometry.view(torch.from_numpy(geometry.store(picture).copy())[None])[0]
+    shape = [int(np.rint(side * resized / min(height, width))) for side in (height, width)]
+    assert min(shape) == resized
+    whole = resize(torch.from_numpy(picture)[None], (shape[0], shape[1]), "area")[0]
+    top, left = ((side - size) // 2 for side in shape)
+    assert torch.equal(ours, whole[:, top : top + size, left : left + size])
+
+
+def test_originals_are_kept_where_they_are_not_to_be_shrunk() -> None:
+    picture = pictures(1, 3, 300, 400)[0]
+    kept = Geometry((224, 224), 0.875, whole=True, resample="big_vision", shrink=False)
+    assert kept.store(picture).shape == (3, 300, 400)
+    assert Geometry((224, 224), 0.875, whole=True).store(picture).shape == (3, 256, 341)
+    assert kept.view(torch.from_numpy(picture)[None]).shape == (1, 3, 224, 224)
+
+
+@settings(deadline=None, max_examples=60)
+@given(*[st.integers(1, 60)] * 4, st.sampled_from([1.0, 0.875, 0.5]), st.booleans(), st.booleans())
+def test_views_have_the_size_and_stores_are_never_larger_than_needed(
+    height, width, want_h, want_w, ratio, whole, exact
+) -> None:
+    geometry = Geometry((want_h, want_w), ratio, whole, "big_vision" if exact else "bicubic", shrink=not exact)
     stored = geometry.store(pictures(1, 1, height, width)[0])
     assert stored.size <= max(height * width, want_h * want_w)
     assert geometry.view(torch.from_numpy(np.ascontiguousarray(stored))[None]).shape == (1, 1, want_h, want_w)

@@ -154,6 +154,17 @@ def test_very_long_pictures_keep_their_middle_and_are_warned_of(make_folder) -> 
     assert next(iter(pictures.eval_batches("train", 100))).images.shape[-2:] == (64, 64)
 
 
+def test_pictures_smaller_than_the_view_are_warned_of(make_folder) -> None:
+    root = make_folder({"train/a": 9, "train/b": 9})
+    make_folder({"train/c": 7}, size=(40, 10))
+    make_folder({"val/a": 2, "val/b": 2}, seed=500)
+    warnings = load(root, img_size=12).summary()["warnings"]
+    assert "Pictures smaller than 12 x 12, which are enlarged: 7 of 25 in train." in warnings
+    warnings = load(root, img_size=(13, 12)).summary()["warnings"]
+    assert "Pictures smaller than 13 x 12, which are enlarged: 25 of 25 in train, 4 of 4 in val." in warnings
+    assert "enlarged" not in " ".join(load(root, img_size=10).summary()["warnings"])
+
+
 def test_limit_train(make_folder) -> None:
     pictures = load(make_folder({"a": 40, "b": 20}), limit_train=12)
     assert np.bincount(pictures.splits["train"].labels).tolist() == [8, 4]

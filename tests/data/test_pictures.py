@@ -8,15 +8,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from vitmods import data
 from vitmods.data import Batch, PictureSet
+from vitmods.data.inception import inception_boxes
+from vitmods.data.resize import resize
 from vitmods.errors import UserError
 from vitmods.recipes import Recipe
 
 PLAIN = Recipe(crop="none", flip=0.0, eval_crop=1.0)
 BUSY = {"flip": 0.5, "randaugment": (2, 9), "erasing": 0.5, "mixup": 0.4, "cutmix": 1.0}
-CROPS = ("none", "pad", "random_resized")
+CROPS = ("none", "pad", "random_resized", "inception")
+RESAMPLES = ("bicubic", "bilinear", "big_vision")
 
 
 @cache
@@ -59,7 +63,7 @@ def test_shapes_and_types(crop: str, channels: int) -> None:
 @settings(deadline=None, max_examples=12)
 @given(st.sampled_from(CROPS), st.integers(-5, 2**64), st.integers(0, 500), st.integers(12, 170), st.integers(0, 3))
 def test_resuming_and_workers_change_nothing(crop: str, seed: int, epoch: int, batch_size: int, workers: int) -> None:
-    pictures = with_(digits(crop), **BUSY)
+    pictures = with_(digits(crop), **BUSY, repeats=1 + seed % 3)
     chosen = {"seed": seed, "epoch": epoch, "batch_size": batch_size}
     whole = epoch_of(pictures, **chosen)
     start = len(whole) // 2
@@ -107,6 +111,8 @@ def test_other_seeds_and_epochs_augment_otherwise(option: dict, varied: dict) ->
         {"flip": 0.5},
         {"randaugment": (1, 20)},
         {"randaugment": (3, 20)},
+        {"randaugment": (2, 0), "randaugment_space": "big_vision"},
+        {"randaugment": (2, 9), "randaugment_space": "timm", "randaugment_noise": 0.5},
         {"erasing": 0.3},
         {"erasing": 1.0},
         {"mixup": 0.5},
@@ -128,6 +134,8 @@ def test_every_option_alters_the_pictures(option: dict) -> None:
 
 def test_options_differ_from_each_other() -> None:
     options = [{"flip": 0.5}, {"flip": 1.0}, {"randaugment": (1, 5)}, {"randaugment": (2, 5)}, {"randaugment": (1, 25)}]
+    options += [{"randaugment": (1, 5), "randaugment_space": space} for space in ("big_vision", "timm")]
+    options += [{"randaugment": (1, 5), "randaugment_space": "timm", "randaugment_noise": 1.0}]
     options += [{"erasing": 0.2}, {"erasing": 0.9}, {"mixup": 0.1}, {"mixup": 1.0}, {"cutmix": 1.0}, {"cutmix": 9.0}]
     seen = [frozenset(by_sample(epoch_of(with_(digits(), **option))).items()) for option in options]
     assert len(set(seen)) == len(seen)
@@ -138,8 +146,74 @@ def test_every_crop_and_its_parameters_alter_the_pictures() -> None:
     resized = digits("random_resized")
     views.append(epoch_of(with_(resized, crop_scale=(0.5, 0.6)))[0].images)
     views.append(epoch_of(with_(resized, crop_ratio=(0.4, 0.5)))[0].images)
-    assert len({view.numpy().tobytes() for view in views}) == 5
+    inception = digits("inception")
+    views.append(epoch_of(with_(inception, crop_scale=(0.5, 0.6)))[0].images)
+    views.append(epoch_of(with_(inception, crop_ratio=(0.4, 0.5)))[0].images)
+    assert len({view.numpy().tobytes() for view in views}) == 8
     assert torch.equal(epoch_of(with_(resized, crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0)))[0].images, views[0])
+
+
+@pytest.mark.parametrize("crop", ["none", "pad", "random_resized", "inception"])
+def test_every_way_of_resizing_alters_the_pictures(crop: str, make_folder) -> None:
+    root = make_folder({"a": 9, "b": 9}, size=(30, 40))
+    views, shown = [], []
+    for resample in RESAMPLES:
+        pictures = data.load(root, img_size=16, recipe=PLAIN.with_(crop=crop, resample=resample))
+        views.append(epoch_of(pictures, batch_size=14)[0].images)
+        shown.append(next(iter(pictures.eval_batches("val", 9))).images)
+    assert len({view.numpy().tobytes() for view in views}) == 3
+    assert len({view.numpy().tobytes() for view in shown}) == 3
+
+
+def test_big_visions_random_crops_are_cut_from_the_original(make_folder) -> None:
+    root = make_folder({"a": 9, "b": 9}, size=(30, 40))
+    recipe = PLAIN.with_(crop="inception", resample="big_vision")
+    pictures = data.load(root, img_size=16, recipe=recipe)
+    train = pictures.splits["train"]
+    assert (train.store.index.shapes == (3, 30, 40)).all()
+    batch = epoch_of(pictures, batch_size=14)[0]
+    boxes = inception_boxes(1, 2, batch.index.numpy(), np.tile([30, 40], (14, 1)), recipe.crop_scale, recipe.crop_ratio)
+    for image, i, (top, left, height, width) in zip(batch.images, batch.index, boxes.tolist(), strict=True):
+        original = np.asarray(Image.open(root / train.ids[i])).transpose(2, 0, 1)
+        cut = torch.from_numpy(original[:, top : top + height, left : left + width].copy())
+        expected = resize(cut[None], (16, 16), "tf_bilinear")[0]
+        assert torch.equal(torch.round((image * 0.5 + 0.5) * 255).to(torch.uint8), expected)
+
+
+def test_repeats_show_fewer_pictures_in_several_views() -> None:
+    once, thrice = with_(digits("pad"), flip=0.5), with_(digits("pad"), flip=0.5, repeats=3)
+    assert thrice.steps_per_epoch(30) == once.steps_per_epoch(30) == 5
+    batches = epoch_of(thrice, batch_size=30)
+    seen = torch.cat([batch.index for batch in batches]).tolist()
+    order = torch.cat([batch.index for batch in epoch_of(once, batch_size=30)]).tolist()
+    assert sorted(seen) == sorted(order[:50] * 3)
+    for batch in batches:
+        assert torch.equal(batch.targets, torch.from_numpy(thrice.splits["train"].labels[batch.index]))
+        assert (batch.index != batch.index.roll(1)).all()
+    views = {i: [] for i in seen}
+    for batch in batches:
+        for i, image in zip(batch.index.tolist(), batch.images, strict=True):
+            views[i].append(image.numpy().tobytes())
+    assert np.mean([len(set(copies)) for copies in views.values()]) > 2
+    first = by_sample(epoch_of(once, batch_size=150))
+    assert all(first[i] in copies for i, copies in views.items())
+
+
+def test_a_change_is_made_to_the_view_before_it_is_normalised() -> None:
+    seen = []
+
+    def change(pictures: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        assert pictures.dtype == torch.uint8
+        assert pictures.shape[1:] == (3, 8, 8)
+        seen.extend(index.tolist())
+        return 255 - pictures
+
+    plain, changed = (list(digits().eval_batches("test", 64, given)) for given in (None, change))
+    assert seen == list(range(len(digits().splits["test"])))
+    for a, b in zip(plain, changed, strict=True):
+        torch.testing.assert_close(b.images, -a.images)
+        assert torch.equal(a.targets, b.targets)
+    assert all_same(plain, list(digits().eval_batches("test", 64)))
 
 
 def test_flip_mirrors_the_chosen_share() -> None:

@@ -65,11 +65,14 @@ def test_the_key_depends_on_all_that_decides_the_content(root: Path) -> None:
         cache_key(records(root), GEOMETRY, 1),
         cache_key(records(root), Geometry((8, 8), 0.9), 3),
         cache_key(records(root), Geometry((8, 8), whole=True), 3),
+        cache_key(records(root), Geometry((8, 8), whole=True, shrink=False), 3),
+        cache_key(records(root), Geometry((8, 8), resample="bilinear"), 3),
+        cache_key(records(root), Geometry((8, 8), resample="big_vision"), 3),
         cache_key(records(root).take(np.arange(5)), GEOMETRY, 3),
     }
     (root / "cat" / "000.png").write_bytes((root / "cat" / "001.png").read_bytes())
     keys.add(cache_key(records(root), GEOMETRY, 3))
-    assert len(keys) == 6
+    assert len(keys) == 9
 
 
 def truncate(path: Path) -> None:
@@ -141,6 +144,18 @@ def test_large_sets_go_to_the_users_cache(root: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(store_module, "MEMORY_LIMIT", 1000)
     assert isinstance(open_store(records(root), GEOMETRY, 3, None).pixels, np.memmap)
     assert (tmp_path / "home" / "vitmods").is_dir()
+
+
+def test_originals_are_expected_to_be_as_large_as_they_are(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    originals = Geometry((4, 4), whole=True, shrink=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    for limit, mapped in ((10 * 10 * 14 * 3, False), (10 * 10 * 14 * 3 - 1, True)):  # one of the ten cannot be read
+        monkeypatch.setattr(store_module, "MEMORY_LIMIT", limit)
+        store = open_store(records(root), originals, 3, None)
+        assert isinstance(store.pixels, np.memmap) == mapped
+        assert store.picture(0).shape == (3, 10, 14)
 
 
 def test_a_cache_folder_that_cannot_be_written(root: Path, tmp_path: Path) -> None:

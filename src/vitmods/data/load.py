@@ -71,11 +71,12 @@ def _size(img_size: int | Sequence[int]) -> tuple[int, int]:
 
 def _geometry(split: str, size: tuple[int, int], recipe: Recipe) -> Geometry:
     """Random resized crops are cut from whole pictures; padded crops move the whole view; all else is centred."""
-    if split == "train" and recipe.crop == "random_resized":
-        return Geometry(size, KEPT_RATIO, whole=True)
+    if split == "train" and recipe.crop in ("random_resized", "inception"):
+        shrink = recipe.resample != "big_vision"  # its crops are exact only if they are cut from the original
+        return Geometry(size, KEPT_RATIO, whole=True, resample=recipe.resample, shrink=shrink)
     if split == "train" and recipe.crop == "pad":
-        return Geometry(size)
-    return Geometry(size, recipe.eval_crop)
+        return Geometry(size, resample=recipe.resample)
+    return Geometry(size, recipe.eval_crop, resample=recipe.resample)
 
 
 def _read(name: str, records: Records, geometry: Geometry, channels: int, cache: Path | None, streamed: bool) -> Split:

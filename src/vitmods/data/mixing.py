@@ -28,6 +28,9 @@ def mix(
     if use_cutmix:
         images, kept = cut_in(images, kept, (draw(Stream.MIX_TOP), draw(Stream.MIX_LEFT)))
     else:
+        # As in big_vision the larger share is the picture's own. The order of a batch is random, and exchanging the
+        # shares exchanges a picture with its successor: the mixed pictures of a batch are distributed as without this.
+        kept = max(kept, 1 - kept)
         images = blend(images, kept)
     return images, blend(targets, kept)
 

@@ -1,6 +1,6 @@
 """PictureSet: pictures ready for training and evaluation."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -10,16 +10,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.data.augment import erase, flip, normalise, pad_crop, resized_crop
+from vitmods.data.augment import erase, flip, normalise, pad_crop, resized_crops
 from vitmods.data.boxes import Ints, crop_boxes, erase_boxes
 from vitmods.data.geometry import Geometry
+from vitmods.data.inception import inception_boxes
 from vitmods.data.mixing import mix
 from vitmods.data.prefetch import in_order
 from vitmods.data.randaugment import randaugment
+from vitmods.data.repeats import apart, positions, repeated
 from vitmods.data.rng import Stream, bits, permutation, uniform
 from vitmods.data.store import Store
 from vitmods.errors import UserError
 from vitmods.recipes import Recipe
+
+Change = Callable[[Tensor, Tensor], Tensor]
+"""Pictures uint8 (B, C, H, W) and their positions in the split int64 (B,) -> changed pictures of that kind."""
+
+
+_BOXES = {"random_resized": crop_boxes, "inception": inception_boxes}
 
 
 @dataclass(frozen=True)
@@ -110,25 +118,31 @@ class PictureSet:
 
     def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
         """The epoch's batches from number `start` on. What does not fill a last batch is dropped (other pictures each
-        epoch); a set smaller than a batch gives one batch of all."""
-        order = self._order(seed, epoch)
-        if (largest := min(batch_size, len(order))) < self.world_size:
+        epoch); a set smaller than a batch gives one batch of all. With repeats there are as many batches, of so many
+        times fewer pictures."""
+        views = repeated(self._order(seed, epoch), self.recipe.repeats)
+        if (largest := min(batch_size, len(views))) < self.world_size:
             raise UserError(f"A batch of {largest} pictures is too small for {self.world_size} processes.")
 
         def make(number: int) -> Batch:
-            index = order[number * batch_size : (number + 1) * batch_size]
-            return self._train_batch(self._share(index), seed, epoch, number)
+            part = views[number * batch_size : (number + 1) * batch_size]
+            return self._train_batch(self._share(part), seed, epoch, number)
 
         return in_order(make, range(start, self.steps_per_epoch(batch_size)), self.workers)
 
-    def eval_batches(self, split: str, batch_size: int) -> Iterator[Batch]:
-        """All pictures of a split in order, as evaluation sees them: resized, centre cropped, not augmented."""
+    def eval_batches(self, split: str, batch_size: int, change: Change | None = None) -> Iterator[Batch]:
+        """All pictures of a split in order, as evaluation sees them: resized, centre cropped, not augmented.
+
+        change, a corruption for instance, is applied to the view before it is normalised.
+        """
         if split not in self.splits:
             raise UserError(f'There is no split "{split}"; this set has {", ".join(self.splits)}.')
 
         def make(start: int) -> Batch:
             index = self._share(np.arange(start, min(start + batch_size, len(self.splits[split]))))
             pictures = self._centre_views(self.splits[split], index)
+            if change is not None:
+                pictures = change(pictures, torch.from_numpy(index))
             return self._batch(self._normalised(pictures), split, index)
 
         n = len(self.splits[split])
@@ -143,39 +157,40 @@ class PictureSet:
         """What of a batch belongs to this process."""
         return index[self.rank :: self.world_size]
 
-    def _train_batch(self, index: Ints, seed: int, epoch: int, number: int) -> Batch:
+    def _train_batch(self, views: Ints, seed: int, epoch: int, number: int) -> Batch:
         recipe = self.recipe
-        pictures = self._cropped(index, seed, epoch)
+        views = apart(views)
+        pictures = self._cropped(views, seed, epoch)
         if recipe.flip > 0:
-            pictures = flip(pictures, uniform(seed, Stream.FLIP, epoch, index) < recipe.flip)
+            pictures = flip(pictures, uniform(seed, Stream.FLIP, epoch, views) < recipe.flip)
         if recipe.randaugment is not None:
-            pictures = randaugment(pictures, seed, epoch, index, *recipe.randaugment)
+            pictures = randaugment(pictures, seed, epoch, views, recipe)
         images = self._normalised(pictures)
         if recipe.erasing > 0:
-            positions, boxes = erase_boxes(seed, epoch, index, self.img_size, recipe.erasing)
-            images = erase(images, positions, boxes, bits(seed, Stream.ERASE_NOISE, epoch, index[positions]))
-        batch = self._batch(images, "train", index)
+            erased, boxes = erase_boxes(seed, epoch, views, self.img_size, recipe.erasing)
+            images = erase(images, erased, boxes, bits(seed, Stream.ERASE_NOISE, epoch, views[erased]))
+        batch = self._batch(images, "train", positions(views))
         if recipe.mixup == 0 and recipe.cutmix == 0:
             return batch
         amounts = {"mixup": recipe.mixup, "cutmix": recipe.cutmix}
         mixed = mix(images, batch.targets, self.num_classes, **amounts, seed=seed, epoch=epoch, batch=number)
         return Batch(*mixed, batch.index)
 
-    def _cropped(self, index: Ints, seed: int, epoch: int) -> Tensor:
+    def _cropped(self, views: Ints, seed: int, epoch: int) -> Tensor:
         """Training views, uint8 (B, C, H, W), which the caller may change."""
-        train = self.splits["train"]
-        if self.recipe.crop == "random_resized":
+        train, index = self.splits["train"], positions(views)
+        if self.recipe.crop in _BOXES:
             whole = [train.store.picture(i) for i in index.tolist()]
             sizes = np.array([picture.shape[1:] for picture in whole])
-            boxes = crop_boxes(seed, epoch, index, sizes, self.recipe.crop_scale, self.recipe.crop_ratio)
-            crops = zip(whole, boxes, strict=True)
-            return torch.cat([resized_crop(picture, box, self.img_size) for picture, box in crops])
+            draw = _BOXES[self.recipe.crop]
+            boxes = draw(seed, epoch, views, sizes, self.recipe.crop_scale, self.recipe.crop_ratio)
+            return resized_crops(whole, boxes, self.img_size, train.geometry.crop_method)
         pictures = self._centre_views(train, index)
         if self.recipe.crop == "none":
             return pictures
         pad = (self.img_size[0] // 8, self.img_size[1] // 8)
         top, left = (
-            (uniform(seed, stream, epoch, index) * (2 * p + 1)).astype(np.int64)
+            (uniform(seed, stream, epoch, views) * (2 * p + 1)).astype(np.int64)
             for stream, p in zip((Stream.CROP_TOP, Stream.CROP_LEFT), pad, strict=True)
         )
         return pad_crop(pictures.numpy(), top, left, pad)

@@ -1,85 +1,64 @@
-"""RandAugment (Cubuk et al., NeurIPS 2020): torchvision's operations and strengths, drawn by counter.
+"""RandAugment (Cubuk et al., NeurIPS 2020): each picture takes a few operations at random, all of one magnitude.
 
-torchvision's own class takes one picture at a time and draws from torch's global generator, which training
-(dropout) uses too. Here pictures of a batch that drew the same operation are changed together, and no
-generator is touched.
+The papers mean different things by it, so there are three spaces of operations, each in a file of its own. Libraries
+take one picture at a time and draw from global generators, which training (dropout) uses too. Here every draw is by
+counter, and pictures of a batch that drew the same operation are changed together.
 """
 
 from collections.abc import Callable
-from math import atan, degrees
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.data.boxes import Ints
+from vitmods.data.boxes import Floats, Ints
 from vitmods.data.rng import Stream, uniform
+from vitmods.recipes import Recipe
 
-STRONGEST = 30  # magnitudes run from 0 to 30
+Pixels = NDArray[np.uint8]
+Draw = Callable[[Stream], Floats]
+"""A number in [0, 1) for each picture that an operation is given."""
+Change = Callable[[Pixels, str, float, Draw], Pixels]
+"""Pictures (B, C, H, W), the name of an operation and its magnitude -> the changed pictures."""
 
 
-def randaugment(pictures: Tensor, seed: int, epoch: int, index: Ints, count: int, magnitude: int) -> Tensor:
-    """`count` random operations of this magnitude (0 to 30) on each picture of uint8 (B, C, H, W), in place."""
-    names = tuple(OPERATIONS)
+def randaugment(pictures: Tensor, seed: int, epoch: int, index: Ints, recipe: Recipe) -> Tensor:
+    """The recipe's RandAugment of uint8 (B, C, H, W), in place. index (B,) counts the draws."""
+    assert recipe.randaugment is not None
+    count, magnitude = recipe.randaugment
     pixels = pictures.numpy()  # numpy gathers whole pictures, torch single bytes
+    if recipe.randaugment_space == "timm":
+        from vitmods.data.randaugment_timm import change_all
+
+        change_all(pixels, seed, epoch, index, recipe)
+        return pictures
+    names, signed, change = _space(recipe.randaugment_space)
     for turn in range(count):
-        drawn = (uniform(seed, Stream.RANDAUGMENT_OP, epoch, index, turn) * len(names)).astype(np.int64)
-        minus = uniform(seed, Stream.RANDAUGMENT_SIGN, epoch, index, turn) < 0.5
-        minus &= np.isin(drawn, [names.index(name) for name in SIGNED])
+        drawn, minus = operations_and_signs(seed, epoch, index, turn, len(names))
+        minus &= np.isin(drawn, [names.index(name) for name in signed])
         for group in np.unique(2 * drawn + minus):
             chosen = np.flatnonzero(2 * drawn + minus == group)
-            name, sign = names[group // 2], -1 if group % 2 else 1
-            level = sign * strength(name, magnitude, tuple(pictures.shape[-2:]))
-            pixels[chosen] = OPERATIONS[name](torch.from_numpy(pixels[chosen]), level).numpy()
+
+            def draw(stream: Stream, chosen: Ints = chosen, turn: int = turn) -> Floats:
+                return uniform(seed, stream, epoch, index[chosen], turn)
+
+            signed_magnitude = -magnitude if group % 2 else magnitude
+            pixels[chosen] = change(pixels[chosen], names[group // 2], signed_magnitude, draw)
     return pictures
 
 
-def strength(name: str, magnitude: int, size: tuple[int, ...]) -> float:
-    """torchvision's strength of an operation at this magnitude, for pictures of (H, W) pixels."""
-    part = magnitude / STRONGEST
-    special = {
-        "ShearX": 0.3 * part,
-        "ShearY": 0.3 * part,
-        "TranslateX": 150 / 331 * size[1] * part,
-        "TranslateY": 150 / 331 * size[0] * part,
-        "Rotate": 30 * part,
-        "Posterize": 8 - round(4 * part),
-        "Solarize": 1 - part,
-    }
-    return special.get(name, 0.9 * part)
+def operations_and_signs(seed: int, epoch: int, index: Ints, turn: int, count: int) -> tuple[Ints, NDArray[np.bool_]]:
+    """Which of `count` operations each picture takes in this turn, and whether it goes the other way; both (B,)."""
+    drawn = (uniform(seed, Stream.RANDAUGMENT_OP, epoch, index, turn) * count).astype(np.int64)
+    return drawn, uniform(seed, Stream.RANDAUGMENT_SIGN, epoch, index, turn) < 0.5
 
 
-def _affine(pictures: Tensor, shear: tuple[float, float] = (0, 0), move: tuple[int, int] = (0, 0)) -> Tensor:
-    """Shear by tangents about the top left corner, or move by pixels; uncovered pixels are black."""
-    from torchvision.transforms.v2 import functional as F
+def _space(name: str) -> tuple[tuple[str, ...], tuple[str, ...], Change]:
+    """The names of a space's operations, of those with a sign, and the function that does them."""
+    if name == "big_vision":
+        from vitmods.data import randaugment_big_vision as big_vision
 
-    angles = [degrees(atan(s)) for s in shear]
-    return F.affine(pictures, angle=0.0, translate=list(move), scale=1.0, shear=angles, center=[0, 0])
+        return tuple(big_vision.OPERATIONS), big_vision.SIGNED, big_vision.change
+    from vitmods.data import randaugment_torchvision as torchvision
 
-
-def _functional(name: str) -> Callable[..., Tensor]:
-    from torchvision.transforms.v2 import functional as F
-
-    function: Callable[..., Tensor] = getattr(F, name)
-    return function
-
-
-Operation = Callable[[Tensor, float], Tensor]
-
-OPERATIONS: dict[str, Operation] = {
-    "Identity": lambda x, s: x,
-    "ShearX": lambda x, s: _affine(x, shear=(s, 0)),
-    "ShearY": lambda x, s: _affine(x, shear=(0, s)),
-    "TranslateX": lambda x, s: _affine(x, move=(int(s), 0)),
-    "TranslateY": lambda x, s: _affine(x, move=(0, int(s))),
-    "Rotate": lambda x, s: _functional("rotate")(x, s),
-    "Brightness": lambda x, s: _functional("adjust_brightness")(x, 1 + s),
-    "Color": lambda x, s: _functional("adjust_saturation")(x, 1 + s),
-    "Contrast": lambda x, s: _functional("adjust_contrast")(x, 1 + s),
-    "Sharpness": lambda x, s: _functional("adjust_sharpness")(x, 1 + s),
-    "Posterize": lambda x, s: _functional("posterize")(x, int(s)),
-    "Solarize": lambda x, s: _functional("solarize")(x, 255.0 * s),
-    "AutoContrast": lambda x, s: _functional("autocontrast")(x),
-    "Equalize": lambda x, s: _functional("equalize")(x),
-}
-SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness")
+    return tuple(torchvision.OPERATIONS), torchvision.SIGNED, torchvision.change

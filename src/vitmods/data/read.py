@@ -14,6 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 # Raster formats only: PIL would start Ghostscript for an EPS file, and documents are no pictures.
 FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "TGA", "PCX")
+_ORIENTATION = 0x0112  # the tag of EXIF
 _WIDE_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 
 
@@ -86,6 +87,8 @@ def _refuse_bomb(image: Image.Image) -> None:
 
 def _upright(image: Image.Image) -> Image.Image:
     try:
+        if image.getexif().get(_ORIENTATION, 1) == 1:
+            return image  # of which exif_transpose would make a copy
         return ImageOps.exif_transpose(image)
     except Exception:  # a broken EXIF block says nothing about the orientation; the pixels are fine
         return image
@@ -99,7 +102,8 @@ def _pixels(image: Image.Image, channels: int) -> NDArray[np.uint8]:
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    pixels = np.asarray(image.convert("RGB" if channels == 3 else "L"))
+    mode = "RGB" if channels == 3 else "L"
+    pixels = np.asarray(image if image.mode == mode else image.convert(mode))
     return np.ascontiguousarray(pixels.transpose(2, 0, 1)) if channels == 3 else pixels[None].copy()
 
 

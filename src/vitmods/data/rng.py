@@ -38,6 +38,10 @@ class Stream(IntEnum):
     MIX_LAMBDA = 16
     MIX_TOP = 17
     MIX_LEFT = 18
+    RANDAUGMENT_FIRES = 19
+    RANDAUGMENT_NOISE = 20
+    CUTOUT_TOP = 21
+    CUTOUT_LEFT = 22
     CORRUPTION = 64  # what is not training starts here
 
 

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -23,11 +24,13 @@ from numpy.typing import NDArray
 from vitmods.cache import user_cache
 from vitmods.data.build import Index, build
 from vitmods.data.geometry import Geometry
+from vitmods.data.read import Unreadable, decode
 from vitmods.data.records import Records, printable
 from vitmods.errors import UserError
 
 MEMORY_LIMIT = 1 << 30  # bytes; a larger split is memory-mapped
 VERIFIED_BYTES = 1 << 30  # when a cache is opened: all of most caches, evenly spread pictures of larger ones
+SAMPLED = 16  # pictures that are decoded to estimate what all will take
 ABANDONED_AFTER = 7 * 24 * 3600  # seconds
 _FORMAT = "vitmods pictures 1"
 
@@ -62,7 +65,7 @@ def open_store(records: Records, geometry: Geometry, channels: int, cache_dir: P
     With cache_dir they are kept there for later runs and other processes. Without, they stay in memory, or go to the
     user's cache folder where they would fill more than MEMORY_LIMIT. Raises UserError if a cache cannot be written.
     """
-    if cache_dir is None and estimate(len(records), geometry, channels) <= MEMORY_LIMIT:
+    if cache_dir is None and estimate(records, geometry, channels) <= MEMORY_LIMIT:
         memory = io.BytesIO()
         index = build(records, geometry, channels, memory)
         return Store(np.frombuffer(memory.getbuffer(), dtype=np.uint8), index)
@@ -103,10 +106,20 @@ def read_cache(folder: Path) -> Store | None:
     return store if _intact(store) else None
 
 
-def estimate(pictures: int, geometry: Geometry, channels: int) -> int:
-    """Bytes of a split, decoded: pictures kept whole are taken to be 3:2."""
+def estimate(records: Records, geometry: Geometry, channels: int) -> int:
+    """Bytes: pictures kept whole are taken to be 3:2, and originals as large as some of them are on average."""
+    if geometry.whole and not geometry.shrink:
+        return int(len(records) * _mean_size(records, channels))
     height, width = geometry.cover if geometry.whole else geometry.size
-    return int(pictures * channels * height * width * (1.5 if geometry.whole else 1))
+    return int(len(records) * channels * height * width * (1.5 if geometry.whole else 1))
+
+
+def _mean_size(records: Records, channels: int) -> float:
+    sizes = []
+    for key in records.some(SAMPLED).keys:
+        with suppress(Unreadable):
+            sizes.append(decode(records.fetch(int(key)), channels).size)
+    return float(np.mean(sizes)) if sizes else 0.0
 
 
 def _intact(store: Store) -> bool:

@@ -81,7 +81,7 @@ def is_streamed(how: Streaming, splits: Mapping[str, tuple[Records, Geometry]], 
     """What was asked for; or, if nothing was, whether a split is larger than STREAM_ABOVE, decoded."""
     if how.asked is not None:
         return how.asked
-    return any(estimate(len(part), geometry, channels) > STREAM_ABOVE for part, geometry in splits.values())
+    return any(estimate(part, geometry, channels) > STREAM_ABOVE for part, geometry in splits.values())
 
 
 def open_lazily(records: Records, geometry: Geometry, channels: int, cache_dir: Path | None) -> LazyStore:

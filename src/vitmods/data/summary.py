@@ -115,7 +115,15 @@ def _warnings(source: Source, splits: dict[str, Split]) -> list[str]:
     )
     if long:
         warnings.append(f"{long} pictures are longer than {LONGEST}:1; only their middle is used.")
-    return warnings
+    return [*warnings, *_enlarged(splits)]
+
+
+def _enlarged(splits: dict[str, Split]) -> list[str]:
+    """Pictures without enough pixels for the view."""
+    counts = {name: int((s.store.index.native < s.geometry.size).any(1).sum()) for name, s in splits.items()}
+    size = next(iter(splits.values())).geometry.size
+    found = ", ".join(f"{count:,} of {len(splits[name]):,} in {name}" for name, count in counts.items() if count)
+    return [f"Pictures smaller than {size[0]} x {size[1]}, which are enlarged: {found}."] if found else []
 
 
 def _empty_classes(source: Source, splits: dict[str, Split]) -> list[str]:

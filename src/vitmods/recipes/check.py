@@ -60,7 +60,7 @@ _CHOICES = {
     "drop_path_shape": ("linear", "constant", None),
     "init": ("timm", "big_vision", None),
     "loss": ("softmax", "sigmoid", "bce"),
-    "crop": ("none", "pad", "random_resized"),
+    "crop": ("none", "pad", "random_resized", "inception"),
     "resample": ("bicubic", "bilinear", "big_vision"),
     "randaugment_space": ("torchvision", "big_vision", "timm"),
     "precision": ("32-true", "bf16-mixed"),
@@ -105,6 +105,10 @@ def _check_pictures(recipe: Recipe) -> None:
         raise UserError(
             f"recipe: randaugment is (operations >= 1, magnitude 0 to {strongest}) with the operations of "
             f"{recipe.randaugment_space}, not {recipe.randaugment}."
+        )
+    if recipe.randaugment is not None and recipe.randaugment_noise > 0 and recipe.randaugment_space != "timm":
+        raise UserError(
+            "recipe: randaugment_noise is for the operations of timm alone: set it to 0, or randaugment_space to timm."
         )
 
 

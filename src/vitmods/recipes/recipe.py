@@ -83,12 +83,13 @@ class Recipe:
     label_smoothing: float = 0.0
     """share of each target that is spread evenly over all classes"""
 
-    crop: Literal["none", "pad", "random_resized"] = "pad"
-    """resize only; pad by an eighth of the side and crop at random; or random area and aspect"""
+    crop: Literal["none", "pad", "random_resized", "inception"] = "pad"
+    """resize only; pad by an eighth of the side and crop at random; or random area and aspect, drawn as torchvision
+    does or as TensorFlow does, smaller on average"""
     crop_scale: tuple[float, float] = (0.08, 1.0)
-    """area of a random_resized crop, as a share of the picture"""
+    """area of a random_resized or inception crop, as a share of the picture"""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """aspect (width over height) of a random_resized crop"""
+    """aspect (width over height) of a random_resized or inception crop"""
     flip: float = 0.5
     """probability of a left-right flip"""
     resample: Literal["bicubic", "bilinear", "big_vision"] = "bicubic"

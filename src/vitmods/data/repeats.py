@@ -1,0 +1,34 @@
+"""Repeated augmentation (Hoffer et al., "Augment your batch", CVPR 2020; Berman et al., arXiv:1902.05509).
+
+A view is a picture together with the number of its copy, in one int64: the position of the picture plus COPY times the
+copy. Draws for a view are counted by that number, so copies differ, and copy 0 is the picture as it is without repeats.
+"""
+
+import numpy as np
+
+from vitmods.data.boxes import Ints
+
+COPY = 1 << 40  # more than any set has pictures
+
+
+def repeated(order: Ints, repeats: int) -> Ints:
+    """The views (n,) of an epoch that visits the pictures in `order` (n,): each `repeats` times in a row, n in all.
+
+    So an epoch costs the same and has n / repeats of the pictures, as with DeiT's sampler.
+    """
+    pictures = order[: -(-len(order) // repeats)]
+    return (pictures[:, None] + COPY * np.arange(repeats)).ravel()[: len(order)]
+
+
+def apart(views: Ints) -> Ints:
+    """The views of a batch with all first copies in front, then all second ones and so on.
+
+    Mixing takes neighbours. DeiT's sampler deals the copies of a picture out to different processes, so that there too
+    a picture is not mixed with itself.
+    """
+    return views[np.argsort(views // COPY, kind="stable")]
+
+
+def positions(views: Ints) -> Ints:
+    """The pictures' positions in the split (B,)."""
+    return views % COPY

@@ -1,0 +1,107 @@
+"""timm's increasing operations, with our draws in place of its generators'."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy import stats
+from timm.data import create_transform
+from timm.data.auto_augment import AugmentOp
+
+from vitmods.data.randaugment import randaugment
+from vitmods.data.randaugment_timm import SIGNED, _drawn, fill, operation, operations
+from vitmods.recipes import Recipe
+
+MEAN = (0.485, 0.456, 0.406)
+DEIT = Recipe(randaugment=(2, 9), randaugment_space="timm", randaugment_noise=0.5, mean=MEAN)
+
+
+def deit() -> list[AugmentOp]:
+    """The operations as DeiT gets them from timm."""
+    transform = create_transform(
+        224, is_training=True, auto_augment="rand-m9-mstd0.5-inc1", interpolation="bicubic", mean=MEAN
+    )
+    found = next(step for step in transform.transforms if hasattr(step, "ops"))
+    assert found.num_layers == 2
+    assert found.choice_weights is None
+    return found.ops
+
+
+def picture(seed: int = 0) -> Image.Image:
+    rows, columns = np.mgrid[:24, :20]
+    noise = np.random.default_rng(seed).integers(0, 30, (24, 20, 3))
+    return Image.fromarray((60 + (5 * rows + 3 * columns)[..., None] + noise).clip(20, 240).astype(np.uint8))
+
+
+@pytest.mark.parametrize("step", deit(), ids=lambda step: step.name)
+def test_each_operation_is_timms(step: AugmentOp, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"fillcolor": fill(MEAN, 3), "resample": Image.Resampling.BICUBIC}
+    assert step.kwargs == options
+    assert step.prob == 0.5
+    assert step.magnitude_std == 0.5
+    for magnitude in (0.0, 0.3, 4.4, 9.0, 9.7, 10.0):
+        for sign, negate in ((1, 0.0), (-1, 0.9)):
+            monkeypatch.setattr(random, "random", lambda negate=negate: negate)
+            monkeypatch.setattr(random, "gauss", lambda mean, _, magnitude=magnitude: magnitude)
+            ours = operation(picture(), step.name, sign * magnitude, options)
+            if step.name == "PosterizeIncreasing" and magnitude == 10:  # no bits, which newer versions of Pillow refuse
+                assert not np.asarray(ours).any()
+                continue
+            monkeypatch.setattr(step, "prob", 1.0)
+            assert ours.tobytes() == step(picture()).tobytes()
+
+
+def test_the_operations_are_timms_and_signs_count_where_they_do() -> None:
+    assert operations() == tuple(step.name for step in deit())
+    options = {"fillcolor": fill(MEAN, 3), "resample": Image.Resampling.BICUBIC}
+    for name in operations():
+        plus, minus = (operation(picture(), name, level, options).tobytes() for level in (7.0, -7.0))
+        assert (plus != minus) == (name in SIGNED)
+
+
+def test_a_picture_takes_its_operations_one_after_the_other() -> None:
+    index = np.arange(40)
+    batch = torch.stack([torch.from_numpy(np.array(picture(i)).transpose(2, 0, 1)) for i in index])
+    ours = randaugment(batch, 5, 1, index, DEIT)
+    turns = [_drawn(5, 1, index, turn, 9, 0.5) for turn in range(2)]
+    options = {"fillcolor": fill(MEAN, 3), "resample": Image.Resampling.BICUBIC}
+    for i in index:
+        image = picture(i)
+        for drawn in turns:
+            image = image if drawn[i] is None else operation(image, *drawn[i], options)
+        np.testing.assert_array_equal(ours[i].numpy(), np.asarray(image).transpose(2, 0, 1))
+
+
+def test_operations_fire_by_half_at_a_normal_magnitude_cut_at_the_ends() -> None:
+    drawn = _drawn(0, 0, np.arange(20_000), 0, 9, 0.5)
+    done = [found for found in drawn if found is not None]
+    assert abs(len(done) / len(drawn) - 0.5) < 0.02
+    levels = np.abs([level for _, level in done])
+    assert levels.max() == 10
+    within = levels[levels < 10]
+    assert abs((levels == 10).mean() - stats.norm.sf(2)) < 0.01
+    assert stats.kstest(within, stats.truncnorm(-18, 2, loc=9, scale=0.5).cdf).pvalue > 1e-3
+    assert abs(np.mean([level < 0 for _, level in done]) - 0.5) < 0.02
+    assert {abs(level) for _, level in filter(None, _drawn(0, 0, np.arange(100), 0, 7, 0.0))} == {7.0}
+    counts = np.unique([name for name, _ in done], return_counts=True)[1]
+    assert len(counts) == 15
+    assert counts.min() > 0.8 * len(done) / 15
+
+
+def test_the_fill_is_the_mean_and_the_resampling_the_recipes() -> None:
+    assert fill(MEAN, 3) == (124, 116, 104)
+    assert fill((0.5,), 3) == (128, 128, 128)
+    assert fill(MEAN, 1) == 114
+    batch = torch.stack([torch.from_numpy(np.array(picture(i)).transpose(2, 0, 1)) for i in range(60)])
+    views = [
+        randaugment(batch.clone(), 0, 0, np.arange(60), recipe)
+        for recipe in (
+            DEIT,
+            DEIT.with_(mean=(0.1,)),
+            DEIT.with_(resample="bilinear"),
+            DEIT.with_(randaugment_noise=2.0),
+        )
+    ]
+    assert len({view.numpy().tobytes() for view in views}) == 4

@@ -1,0 +1,41 @@
+"""torchvision's operations at torchvision's strengths."""
+
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms import v2
+
+from vitmods.data.randaugment_torchvision import OPERATIONS, SIGNED, strength
+
+REFERENCE = v2.RandAugment()
+
+
+def pictures(n: int = 4, channels: int = 3) -> torch.Tensor:
+    """Smooth pictures with an edge, so that every operation has something to change."""
+    rows, columns = np.mgrid[:24, :20]
+    base = 60 + 5 * rows + 3 * columns + 40 * (rows > 12)
+    noise = np.random.default_rng(0).integers(0, 30, (n, channels, 24, 20))
+    return torch.from_numpy((base + noise).clip(20, 240).astype(np.uint8))
+
+
+def test_the_operations_are_torchvisions() -> None:
+    space = REFERENCE._AUGMENTATION_SPACE
+    assert tuple(OPERATIONS) == tuple(space)
+    assert set(SIGNED) == {name for name, (_, signed) in space.items() if signed}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("magnitude", [0, 9, 15, 30])
+def test_each_operation_is_torchvisions(name: str, magnitude: int) -> None:
+    batch = pictures()
+    magnitudes = REFERENCE._AUGMENTATION_SPACE[name][0](31, 24, 20)
+    level = 0.0 if magnitudes is None else float(magnitudes[magnitude])
+    if magnitudes is not None:
+        assert strength(name, magnitude, (24, 20)) == pytest.approx(level, abs=1e-6, rel=1e-6)
+    for sign in (1, -1) if name in SIGNED else (1,):
+        ours = OPERATIONS[name](batch, sign * level)
+        for i in range(4):
+            theirs = REFERENCE._apply_image_or_video_transform(
+                batch[i], name, sign * level, REFERENCE.interpolation, REFERENCE._fill
+            )
+            assert torch.equal(ours[i], theirs)
