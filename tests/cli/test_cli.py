@@ -162,7 +162,9 @@ def test_data_checks_a_folder(capsys, tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / "pictures" / name).mkdir(parents=True)
         for number in range(10):
-            Image.new("RGB", (20, 30), (number, 0, 0)).save(tmp_path / "pictures" / name / f"{number}.png")
+            Image.new("RGB", (20, 30), (number, 9 * (name == "dog"), 0)).save(
+                tmp_path / "pictures" / name / f"{number}.png"
+            )
     assert main(["data", str(tmp_path / "pictures"), "--out", str(tmp_path / "check")]) == 0
     assert "cat" in capsys.readouterr().out
     assert json.loads((tmp_path / "check" / "data.json").read_text())["classes"] == ["cat", "dog"]

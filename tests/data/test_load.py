@@ -126,12 +126,38 @@ def test_the_fingerprint_is_of_labels_and_content_not_of_places(make_folder, tmp
     assert load(moved).summary()["fingerprint"] != base
 
 
-def test_pictures_in_two_splits_are_warned_of(make_folder) -> None:
+def test_pictures_in_two_splits_stop_unless_that_is_allowed(make_folder) -> None:
     make_folder({"train/a": 9, "train/b": 9})
     root = make_folder({"test/a": 4, "test/b": 4})
-    text = " ".join(load(root).summary()["warnings"])
-    assert "8 pictures of test are also in train, byte for byte" in text
+    with pytest.raises(UserError) as caught:
+        load(root)
+    text = str(caught.value)
+    assert "8 pictures of test are also in train, byte for byte (test/a/000.png = train/a/000.png, " in text
+    assert "and 5 more)" in text
+    assert f'write "{root}?allow=overlap" to use them as they are.' in text
+    allowed = load(f"{root}?allow=overlap").summary()
+    assert any(w.startswith("8 pictures of test are also in train, byte for byte") for w in allowed["warnings"])
     assert "also in train" not in " ".join(load(make_folder({"a": 9, "b": 9}, under="other")).summary()["warnings"])
+    assert [p for p in data.check(root).summary["problems"] if "8 pictures of test are also in train" in p]
+
+
+def test_classes_without_a_training_picture_stop_unless_that_is_allowed(make_folder) -> None:
+    make_folder({"train/a": 9, "train/b": 9})
+    root = make_folder({"test/a": 4, "test/fox": 4}, seed=5000)
+    with pytest.raises(UserError, match=r"Classes in test without any training picture: fox\..*allow=missing"):
+        load(root)
+    allowed = load(f"{root}?allow=missing")
+    assert "Classes in test without any training picture: fox." in allowed.summary()["warnings"]
+    assert allowed.num_classes == 3
+
+
+def test_what_can_be_allowed(make_folder) -> None:
+    root = make_folder({"a?allow=b": 9, "c": 9})
+    with pytest.raises(UserError, match=r'nothing called "overlaps" to allow\. Did you mean'):
+        load(f"{root}?allow=overlaps")
+    both = load(f"{root}?allow=overlap,missing").summary()
+    assert both["classes"] == ["a?allow=b", "c"]
+    assert both["spec"] == f"{root}?allow=overlap,missing"
 
 
 def test_eval_and_val_split(make_folder) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitmods.data.records import Records, Source
-from vitmods.data.splits import cut, limit, make_splits
+from vitmods.data.splits import cut, limit, make_splits, take_out
 from vitmods.errors import UserError
 
 
@@ -91,8 +91,47 @@ def test_limit_keeps_the_proportions(labels, count, seed) -> None:
     table = records(labels)
     kept = limit(table, count, seed)
     assert len(kept) == min(count, len(labels))
+    shares = {label: len(kept) * labels.count(label) / len(labels) for label in set(labels)}
+    for label, share in shares.items():
+        found = int((kept.labels == label).sum())
+        assert found - share < 1
+        assert share - found < 1 or min(shares.values()) < 1  # it gave one to a class that would have none
+        assert found >= 1 or count < len(shares)
+
+
+@given(label_lists, st.integers(1, 130), st.integers(0, 50))
+def test_what_is_taken_out_leaves_one_of_every_class(labels, count, seed) -> None:
+    table = records(labels)
+    if count > len(labels) - len(set(labels)):
+        with pytest.raises(UserError, match="limit_val to at most"):
+            take_out(table, count, seed)
+        return
+    rest, taken = take_out(table, count, seed)
+    assert len(taken) == count
+    assert set(rest.labels) == set(labels)
+    assert sorted([*rest.ids, *taken.ids]) == sorted(table.ids)
     for label in set(labels):
-        assert abs((kept.labels == label).sum() - len(kept) * labels.count(label) / len(labels)) < 1
+        assert (taken.labels == label).sum() < labels.count(label)
+
+
+def test_val_of_a_number_of_pictures() -> None:
+    vtab = source("train", "test", n=1200)
+    splits, words = make_splits(vtab, 0, 0.1, 0.1, limit_val=200)
+    assert {name: len(part) for name, part in splits.items()} == {"train": 1000, "val": 200, "test": 1200}
+    assert np.bincount(splits["val"].labels).tolist() == [100, 100]
+    assert not set(splits["val"].ids) & set(splits["train"].ids)
+    assert words == "found; val made from train, seed 0"
+    alone, _ = make_splits(source("train", n=1200), 0, 0.1, 0.5, limit_val=200)
+    assert {name: len(part) for name, part in alone.items()} == {"train": 400, "val": 200, "test": 600}
+    own, words = make_splits(source("train", "val", "test"), 0, 0.1, 0.1, limit_val=20)
+    assert ({name: len(part) for name, part in own.items()}, words) == ({"train": 100, "val": 20, "test": 100}, "found")
+    with pytest.raises(UserError, match="limit_val must be at least 1"):
+        make_splits(vtab, 0, 0.1, 0.1, limit_val=0)
+
+
+def test_an_evaluation_set_is_left_as_it_is() -> None:
+    splits, words = make_splits(source("test"), 0, 0.1, 0.1)
+    assert (list(splits), words) == (["test"], "found")
 
 
 def test_limit_does_not_depend_on_the_order_of_files() -> None:

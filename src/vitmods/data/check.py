@@ -25,7 +25,7 @@ class Checked(NamedTuple):
 
     @property
     def fit(self) -> bool:
-        """Whether a study could train on it as it is."""
+        """Whether a study could train on it as it is; an evaluation set is fit to be evaluated on."""
         return not self.summary["problems"] and not self.summary["unreadable"]
 
 
@@ -38,7 +38,8 @@ def check(spec: str | Path, *, split_seed: int = 0, val_fraction: float = 0.1, t
         with open(os.devnull, "wb") as nowhere:
             index = build(part, _THUMB, 3, nowhere)
         kept = part.take(index.kept)
-        splits[name] = Split(name, kept.ids, kept.labels, Store(np.empty(0, np.uint8), index), _THUMB)
+        store = Store(np.empty(0, np.uint8), index)
+        splits[name] = Split(name, kept.ids, kept.labels, store, _THUMB, kept.label_sets)
     found = problems(source, splits) + (source.verify() if source.verify else [])
     summary = facts(source, records, splits, origin) | {"problems": found}
     return Checked(summary, describe(summary))

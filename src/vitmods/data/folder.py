@@ -7,11 +7,14 @@ counted in the warnings. Files are only listed here, never opened.
 import os
 import stat
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from unicodedata import normalize
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vitmods.data.read import Unreadable, reading
 from vitmods.data.records import Records, Source, printable
@@ -47,28 +50,52 @@ def folder(spec: str) -> Source:
         raise UserError(f"There is no folder {printable(spec)}. Give a folder of pictures, or one of: {KNOWN_SPECS}.")
     if not root.is_dir():
         raise UserError(f"{printable(spec)} is a file. Give the folder that holds the class folders. {LAYOUT}")
-    try:
+    with _listing():
         found = _split_folders(root)
-        listed = {split: _list(path) for split, path in (found or {"train": root}).items()}
         unused = _unused_folders(root, found)
+    classes, splits, warnings = class_folders(root, found or {"train": root})
+    name = printable(root.resolve().name)
+    return Source(name, spec, tuple(printable(c) for c in classes), splits, unused + warnings)
+
+
+def class_folders(
+    root: Path, folders: dict[str, Path], order: Sequence[str] | None = None
+) -> tuple[tuple[str, ...], dict[str, Records], list[str]]:
+    """Class names, records and warnings of split folders at or below root that hold one folder per class.
+
+    order: all classes that there may be, in their order; otherwise the folders' names in theirs. Raises UserError where
+    there are no pictures, and for folders that are not in `order`.
+    """
+    with _listing():
+        listed = {split: _list(path) for split, path in folders.items()}
+    warnings = [
+        text for split, files in listed.items() for text in _file_warnings(printable(str(folders[split])), files)
+    ]
+    names = sorted({label for files in listed.values() for label in files.labels})
+    if not names:
+        where = " and ".join(printable(str(path)) for path in folders.values())
+        raise UserError(" ".join([f"No pictures in class folders under {where}. {LAYOUT}", *warnings]))
+    if strange := [name for name in names if order is not None and name not in order]:
+        shown = ", ".join(map(printable, strange[:5]))
+        raise UserError(f"Folders under {printable(str(root))} that are no class of this set: {shown}. Move them away.")
+    classes = tuple(order or names)
+    return classes, {split: _records(root, files, classes) for split, files in listed.items()}, warnings
+
+
+@contextmanager
+def _listing() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         where = printable(str(error.filename))
         raise UserError(
             f"The folder {where} cannot be listed: {error.strerror}. Make it readable or move it."
         ) from error
-    classes = tuple(sorted({label for files in listed.values() for label in files.labels}))
-    if not classes:
-        raise UserError(f"No pictures in class folders under {printable(spec)}. {LAYOUT}{_passed_over(listed)}")
-    splits = {split: _records(root, files, classes) for split, files in listed.items()}
-    name = printable(root.resolve().name)
-    source = Source(name, spec, tuple(printable(c) for c in classes), splits)
-    source.warnings += unused
-    for split, files in listed.items():
-        source.warnings += _file_warnings(printable(str(found[split] if found else root)), files)
-    return source
 
 
-KNOWN_SPECS = "digits, torchvision:NAME?root=FOLDER, hf:NAME, wds:SHARDS"
+KNOWN_SPECS = (
+    "digits, NAME:FOLDER for a known set (imagenet, cifar10, ...), torchvision:NAME?root=FOLDER, hf:NAME, wds:SHARDS"
+)
 
 
 def _split_folders(root: Path) -> dict[str, Path]:
@@ -104,7 +131,7 @@ def _is_dir(entry: "os.DirEntry[str]") -> bool:
 
 def _list(split_folder: Path) -> _Files:
     files = _Files()
-    files.loose = sum(p.suffix.lower() in ENDINGS and p.is_file() for p in split_folder.iterdir())
+    files.loose = len(loose_pictures(split_folder))
     seen = {_identity(split_folder)}
     for class_folder in _directories(split_folder):
         before = len(files.paths)
@@ -114,6 +141,12 @@ def _list(split_folder: Path) -> _Files:
         if len(files.paths) == before:
             files.empty.append(printable(class_folder.name))
     return files
+
+
+def loose_pictures(folder: Path) -> list[str]:
+    """Names of the pictures that lie directly in a folder, sorted."""
+    with os.scandir(folder) as entries:
+        return sorted(e.name for e in entries if os.path.splitext(e.name)[1].lower() in ENDINGS and os.path.isfile(e))
 
 
 def _walk(folder: Path, label: str, seen: set[tuple[int, int]], files: _Files) -> None:
@@ -147,13 +180,14 @@ def _records(root: Path, files: _Files, classes: tuple[str, ...]) -> Records:
     order = sorted(range(len(ids)), key=lambda i: (ids[i], os.fsencode(files.paths[i])))
     paths = [files.paths[i] for i in order]
     number = {name: i for i, name in enumerate(classes)}
-    return Records(
-        ids=tuple(ids[i] for i in order),
-        labels=np.array([number[files.labels[i]] for i in order], dtype=np.int64),
-        stamps=tuple(_stamp(path) for path in paths),
-        fetch=lambda key: _bytes(paths[key]),
-        keys=np.arange(len(paths)),
-    )
+    labels = np.array([number[files.labels[i]] for i in order], dtype=np.int64)
+    return file_records(tuple(ids[i] for i in order), labels, paths)
+
+
+def file_records(ids: tuple[str, ...], labels: NDArray[np.int64], paths: list[Path]) -> Records:
+    """One picture a file."""
+    stamps = tuple(_stamp(path) for path in paths)
+    return Records(ids, labels, stamps, lambda key: _bytes(paths[key]), np.arange(len(paths)))
 
 
 def _stamp(path: Path) -> str:
@@ -188,8 +222,3 @@ def _file_warnings(where: str, files: _Files) -> list[str]:
         endings = ", ".join(f"{count} {ending}" for ending, count in files.other_endings.most_common())
         warnings.append(f"Files in {where} that are no pictures by their ending were not used: {printable(endings)}.")
     return warnings
-
-
-def _passed_over(listed: dict[str, _Files]) -> str:
-    warnings = [text for split, files in listed.items() for text in _file_warnings(split, files)]
-    return "".join(" " + text for text in warnings)

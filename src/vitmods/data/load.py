@@ -30,17 +30,19 @@ def load(
     unreadable: str = "stop",
     cache_dir: Path | str | None = None,
     limit_train: int | None = None,
+    limit_val: int | None = None,
     workers: int = 0,
 ) -> PictureSet:
     """Find a data set, split it, read every picture once and return it ready to train on.
 
-    spec: "digits", a folder, "torchvision:NAME?root=FOLDER", "hf:NAME" or "wds:SHARDS". With "?stream=1" behind the
-    last or a folder, and unasked where a split would fill more than 64 GiB, pictures are decoded when they are needed.
-    img_size: (H, W) in pixels. in_chans: 3 (RGB) or 1 (grey). Splits that the source lacks are made from split_seed,
-    stratified. unreadable "stop" refuses a set with pictures that cannot be read, "skip" leaves them out and says so in
-    the summary. cache_dir keeps decoded pictures for later runs and other processes. limit_train: at most so many
-    training pictures, classes in proportion. workers: threads that prepare batches ahead (0: none; of streamed
-    pictures: one a core). Raises UserError with all that is wrong with the set at once.
+    spec: "digits", a folder, a known set ("imagenet:FOLDER"), "torchvision:NAME?root=FOLDER", "hf:NAME" or
+    "wds:SHARDS". With "?stream=1" behind the last or a folder, and unasked where a split would fill more than 64 GiB,
+    pictures are decoded when they are needed. img_size: (H, W) in pixels. in_chans: 3 (RGB) or 1 (grey). Splits that
+    the source lacks are made from split_seed, stratified. unreadable "stop" refuses a set with pictures that cannot be
+    read, "skip" leaves them out and says so. cache_dir keeps decoded pictures for later runs and other processes.
+    limit_train: at most so many training pictures, classes in proportion; limit_val: so many for val, taken out of
+    train first where there is no val split (VTAB: 800 and 200). workers: threads that prepare batches ahead (0: none;
+    of streamed pictures: one a core). Raises UserError with all that is wrong with the set at once.
     """
     size = _size(img_size)
     if in_chans not in (1, 3):
@@ -48,15 +50,18 @@ def load(
     if unreadable not in ("stop", "skip"):
         raise UserError(f'unreadable must be "stop" or "skip", not "{unreadable}".')
     source = open_source(spec)
-    records, origin = make_splits(source, split_seed, val_fraction, test_fraction)
-    records["train"] = limit(records["train"], limit_train, split_seed)
+    records, origin = make_splits(source, split_seed, val_fraction, test_fraction, limit_val)
+    if "train" in records:
+        records["train"] = limit(records["train"], limit_train, split_seed)
     geometry = {name: _geometry(name, size, recipe) for name in records}
     streamed = is_streamed(source.streaming, {name: (part, geometry[name]) for name, part in records.items()}, in_chans)
     cache = None if cache_dir is None else Path(cache_dir)
     splits = {name: _read(name, part, geometry[name], in_chans, cache, streamed) for name, part in records.items()}
     found = facts(source, records, splits, origin)
     _stop_on_problems(problems(source, splits), found["unreadable"] if unreadable == "stop" else [], source.spec)
-    whole = PictureSet(source.name, source.classes, splits, size, in_chans, recipe, found, workers)
+    whole = PictureSet(
+        source.name, source.classes, splits, size, in_chans, recipe, found, workers, class_map=source.class_map
+    )
     if not streamed:
         return whole
     return StreamSet(**{**vars(whole), "workers": workers or cores()}, buffer=source.streaming.buffer)
@@ -82,7 +87,7 @@ def _geometry(split: str, size: tuple[int, int], recipe: Recipe) -> Geometry:
 def _read(name: str, records: Records, geometry: Geometry, channels: int, cache: Path | None, streamed: bool) -> Split:
     store = (open_lazily if streamed else open_store)(records, geometry, channels, cache)
     kept = records.take(store.index.kept)
-    return Split(name, kept.ids, kept.labels, store, geometry)
+    return Split(name, kept.ids, kept.labels, store, geometry, kept.label_sets)
 
 
 def _stop_on_problems(found: list[str], bad: list[dict[str, str]], spec: str) -> None:

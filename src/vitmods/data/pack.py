@@ -92,6 +92,7 @@ def pack(
         raise UserError(f'unreadable must be "stop" or "skip", not "{unreadable}".')
     source = open_source(spec)
     chosen = _chosen(source, splits)
+    _refuse_rich_labels(source)
     folder = make_folder(Path(out).expanduser())
     with alone_in(folder):
         refuse_foreign(folder)
@@ -113,6 +114,14 @@ def pack(
         remove_leftovers(folder, facts)
         write_json(folder / MANIFEST, manifest)
         return Packed(folder, manifest, packer.shards, packer.kept)
+
+
+def _refuse_rich_labels(source: Source) -> None:
+    """A shard has one label a picture, and the manifest its classes: what a set knows beyond that would be lost."""
+    if source.class_map is not None or any(part.label_sets is not None for part in source.splits.values()):
+        raise UserError(
+            f"{printable(source.spec)} maps its classes or has several labels a picture: shards have neither."
+        )
 
 
 def _chosen(source: Source, splits: Sequence[str]) -> dict[str, Records]:

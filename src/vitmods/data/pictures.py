@@ -42,13 +42,17 @@ class Batch:
 
 @dataclass(frozen=True)
 class Split:
-    """The pictures of one split, those that could be read; ids and labels (n,) are in the same order."""
+    """The pictures of one split, those that could be read; ids and labels (n,) are in the same order.
+
+    label_sets: in the same order all classes that are right for a picture, where that may be several; a prediction is
+    correct if it is among them. labels then has the one that the set gave before (ImageNet's, for ReaL)."""
 
     name: str
     ids: tuple[str, ...]
     labels: NDArray[np.int64]
     store: Store
     geometry: Geometry
+    label_sets: tuple[tuple[int, ...], ...] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -59,7 +63,9 @@ class PictureSet:
     """A classification set at one picture size, with one recipe's augmentation.
 
     Order, augmentation and mixing are pure functions of (seed, epoch, sample or batch number): workers, prefetching and
-    resuming change nothing.
+    resuming change nothing. class_map: positions of `classes` among those of the model that the set is meant to
+    evaluate, where they are some of a larger set's; None where they are the model's own. A set without a train split is
+    for evaluation only.
     """
 
     name: str
@@ -72,10 +78,18 @@ class PictureSet:
     workers: int = 0
     rank: int = 0
     world_size: int = 1
+    class_map: tuple[int, ...] | None = None
 
     @property
     def num_classes(self) -> int:
         return len(self.classes)
+
+    @property
+    def train(self) -> Split:
+        """The split to train on. UserError where the set is for evaluation only."""
+        if "train" not in self.splits:
+            raise UserError(f"{self.name} is an evaluation set: it has no pictures to train on. Train on another set.")
+        return self.splits["train"]
 
     @property
     def eval_split(self) -> str:
@@ -92,8 +106,9 @@ class PictureSet:
         return self.facts
 
     def samples(self, n: int) -> list[tuple[str, NDArray[np.uint8]]]:
-        """n training pictures with their class names, going round the classes; uint8 (H, W, 3)."""
-        train = self.splits["train"]
+        """n training pictures with their class names, going round the classes; uint8 (H, W, 3). Of an evaluation set:
+        those that it is evaluated on."""
+        train = self.splits["train" if "train" in self.splits else self.eval_split]
         rank = np.zeros(len(train), dtype=np.int64)
         for label in range(self.num_classes):
             members = train.labels == label
@@ -114,7 +129,7 @@ class PictureSet:
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """Whole batches in an epoch; 1 where the set is smaller than a batch."""
-        return max(1, len(self.splits["train"]) // batch_size)
+        return max(1, len(self.train) // batch_size)
 
     def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
         """The epoch's batches from number `start` on. What does not fill a last batch is dropped (other pictures each
@@ -151,7 +166,7 @@ class PictureSet:
 
     def _order(self, seed: int, epoch: int) -> Ints:
         """The order (n,) in which an epoch visits the training pictures."""
-        return permutation(seed, epoch, len(self.splits["train"]))
+        return permutation(seed, epoch, len(self.train))
 
     def _share(self, index: Ints) -> Ints:
         """What of a batch belongs to this process."""

@@ -22,6 +22,7 @@ class Records:
 
     ids name pictures for people and for splitting; stamps change whenever a picture may have changed and key the cache;
     fetch(keys[i]) returns picture i and raises if it cannot. Labels are (n,) positions in the source's classes.
+    label_sets: where several classes are right for a picture, all of them, for each picture.
 
     Where a source knows more without reading a picture: shards (n,), the number of the file that each lies in, one
     after the other by their keys; native (n, 2), heights and widths, 0 where they are not known; digests (n, 16), as in
@@ -33,6 +34,7 @@ class Records:
     stamps: tuple[str, ...]
     fetch: Callable[[int], Raw]  # type: ignore[valid-type]
     keys: NDArray[np.int64]
+    label_sets: tuple[tuple[int, ...], ...] | None = None
     shards: NDArray[np.int64] | None = None
     native: NDArray[np.int64] | None = None
     digests: NDArray[np.uint8] | None = None
@@ -56,6 +58,7 @@ class Records:
             shards=None if self.shards is None else self.shards[index],
             native=None if self.native is None else self.native[index],
             digests=None if self.digests is None else self.digests[index],
+            label_sets=None if self.label_sets is None else tuple(self.label_sets[i] for i in index),
         )
 
     def some(self, count: int) -> "Records":
@@ -82,11 +85,32 @@ class Streaming:
     buffer: int = 10_000
 
 
+def joined(*parts: Records) -> Records:
+    """All pictures of the parts, one part after the other. Label sets are not kept."""
+    starts = np.cumsum([0, *(len(part) for part in parts)])
+
+    def fetch(key: int) -> Raw:  # type: ignore[valid-type]
+        part = int(np.searchsorted(starts, key, side="right")) - 1
+        return parts[part].fetch(int(parts[part].keys[key - starts[part]]))
+
+    return Records(
+        ids=tuple(name for part in parts for name in part.ids),
+        labels=np.concatenate([part.labels for part in parts]),
+        stamps=tuple(stamp for part in parts for stamp in part.stamps),
+        fetch=fetch,
+        keys=np.arange(starts[-1]),
+    )
+
+
 @dataclass
 class Source:
-    """A data set as found: its splits among train, val and test (train alone where there are none), and what was
-    passed over. broken: what has no place among the records; verify: compares the files with their checksums and
-    returns what is wrong."""
+    """A data set as found: its splits among train, val and test (train alone where there are none; none of train where
+    the set is for evaluation only), and what was passed over.
+
+    class_map: where its classes are some of a larger set's that models are trained on (200 of ImageNet's 1,000), their
+    positions there, in the order of `classes`. allow: which of ALLOWED is no more than a warning. broken: what has no
+    place among the records. verify: compares the files with their checksums and returns what is wrong.
+    """
 
     name: str
     spec: str
@@ -96,6 +120,14 @@ class Source:
     broken: list[Broken] = field(default_factory=list)
     streaming: Streaming = Streaming()
     verify: Callable[[], list[str]] | None = None
+    class_map: tuple[int, ...] | None = None
+    allow: frozenset[str] = frozenset()
+
+
+ALLOWED = {
+    "overlap": "pictures of val or test that are in train too",
+    "missing": "classes of val or test without a training picture",
+}
 
 
 def printable(name: str) -> str:

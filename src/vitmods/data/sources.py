@@ -1,15 +1,17 @@
 """A spec such as "digits", "path/to/folder" or "torchvision:CIFAR10?root=data" -> the Source it names."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qsl
 
 import numpy as np
 
 from vitmods.data.folder import folder
-from vitmods.data.records import Records, Source
+from vitmods.data.records import ALLOWED, Records, Source, printable
+from vitmods.data.sets import KNOWN, open_known
 from vitmods.data.shards import folder_options, is_packed, shards
-from vitmods.errors import UserError
+from vitmods.errors import UserError, nearest
 
 
 def open_source(spec: str | Path) -> Source:
@@ -17,9 +19,17 @@ def open_source(spec: str | Path) -> Source:
     spec = str(spec)
     if not spec.strip():
         raise UserError('No data given. Try "digits", or the path of a folder with one sub-folder per class.')
+    bare, allow = _allowance(spec)
+    source = _open(bare)
+    return replace(source, spec=spec, allow=source.allow | allow)
+
+
+def _open(spec: str) -> Source:
     if spec == "digits":
         return digits()
     kind, colon, rest = spec.partition(":")
+    if colon and kind in KNOWN:
+        return open_known(spec, kind, rest)
     if colon and kind in EXAMPLES:
         name, _, query = rest.partition("?")
         options = dict(parse_qsl(query, keep_blank_values=True))
@@ -34,6 +44,8 @@ def open_source(spec: str | Path) -> Source:
         from vitmods.data.hf import hf_set
 
         return hf_set(spec, name, options)
+    if colon and not os.path.exists(spec) and (hint := nearest(kind, [*KNOWN, *EXAMPLES])).startswith("Did you"):
+        raise UserError(f'There is neither a folder "{printable(spec)}" nor a set called "{kind}". {hint}')
     return _folder(spec)
 
 
@@ -55,6 +67,21 @@ def _folder(spec: str) -> Source:
     source = folder(name)
     source.spec, source.streaming = spec, folder_options(spec, options)
     return source
+
+
+def _allowance(spec: str) -> tuple[str, frozenset[str]]:
+    """The spec without its option "allow", and what that allows. A question mark in a folder's name is left alone."""
+    head, mark, query = spec.rpartition("?")
+    options = query.split("&") if mark else []
+    given = [option for option in options if option.startswith("allow=")]
+    if not given:
+        return spec, frozenset()
+    names = [name for option in given for name in option.removeprefix("allow=").split(",")]
+    for name in names:
+        if name not in ALLOWED:
+            raise UserError(f'"{spec}": there is nothing called "{name}" to allow. {nearest(name, ALLOWED)}')
+    rest = "&".join(option for option in options if option not in given)
+    return f"{head}?{rest}" if rest else head, frozenset(names)
 
 
 def digits() -> Source:

@@ -15,21 +15,33 @@ from vitmods.errors import UserError
 Indices = NDArray[np.int64]
 
 
-def make_splits(source: Source, seed: int, val: float, test: float) -> tuple[dict[str, Records], str]:
+def make_splits(
+    source: Source, seed: int, val: float, test: float, limit_val: int | None = None
+) -> tuple[dict[str, Records], str]:
     """The splits to use and where each comes from, in words.
 
     A source with train alone is cut into train, val and test. One that lacks val gives a part of train to it. One that
-    lacks test beside its own val is evaluated on val, so that numbers stay comparable with others on that split.
+    lacks test beside its own val is evaluated on val, so that numbers stay comparable with others on that split. A
+    source without train is for evaluation only. limit_val: so many pictures for val, classes in proportion, instead of
+    the fraction where val is made, and of val's own where it is not.
     """
     _check_fraction("val_fraction", val)
     _check_fraction("test_fraction", test)
     if val + test >= 1:
         raise UserError(f"val_fraction {val} and test_fraction {test} leave nothing to train on: make them smaller.")
-    train, alone = source.splits["train"], len(source.splits) == 1
-    if "val" in source.splits or (val == 0 and not alone):
+    if limit_val is not None and limit_val < 1:
+        raise UserError(f"limit_val must be at least 1, not {limit_val}. For no val split set val_fraction to 0.")
+    if "val" in source.splits and limit_val is not None:
+        return _ordered(source.splits | {"val": limit(source.splits["val"], limit_val, seed)}), "found"
+    alone = list(source.splits) == ["train"]
+    if "val" in source.splits or "train" not in source.splits or (val == 0 and limit_val is None and not alone):
         return _ordered(source.splits), "found"
-    parts = cut(train, seed, {"test": test, "val": val} if alone else {"val": val})
+    fractions = {"test": test} if alone else {}
+    train = source.splits["train"]
+    parts = cut(train, seed, fractions if limit_val is not None else fractions | {"val": val})
     splits = source.splits | {name: train.take(part) for name, part in parts.items() if len(part)}
+    if limit_val is not None:
+        splits["train"], splits["val"] = take_out(splits["train"], limit_val, seed)
     return _ordered(splits), f"made, seed {seed}" if alone else f"found; val made from train, seed {seed}"
 
 
@@ -51,19 +63,49 @@ def cut(records: Records, seed: int, fractions: dict[str, float]) -> dict[str, I
 
 
 def limit(records: Records, count: int | None, seed: int) -> Records:
-    """At most `count` pictures, classes in proportion (largest remainders), chosen by split seed and name."""
+    """At most `count` pictures, chosen by split seed and name: classes in proportion (largest remainders), but one of
+    each class as long as there are as many pictures as classes."""
     if count is None or count >= len(records):
         return records
     if count < 1:
         raise UserError(f"limit_train must be at least 1, not {count}.")
-    classes = _by_class(records, seed, "limit")
-    shares = [Fraction(count * len(members), len(records)) for members in classes]
-    counts = [int(share) for share in shares]
-    by_remainder = sorted(range(len(classes)), key=lambda c: (counts[c] - shares[c], c))
-    for c in by_remainder[: count - sum(counts)]:
-        counts[c] += 1
-    kept = [i for members, n in zip(classes, counts, strict=True) for i in members[:n]]
-    return records.take(np.array(sorted(kept), dtype=np.int64))
+    return records.take(_drawn(records, count, seed, "limit", spare=0))
+
+
+def take_out(records: Records, count: int, seed: int) -> tuple[Records, Records]:
+    """The rest, and `count` pictures drawn as in `limit`; every class keeps a picture in the rest."""
+    room = len(records) - len(np.unique(records.labels))
+    if count > room:
+        raise UserError(
+            f"{count} pictures for val cannot be taken out of {len(records)}: every class keeps one to train on, which "
+            f"leaves {room}. Set limit_val to at most {room}."
+        )
+    drawn = _drawn(records, count, seed, "val", spare=1)
+    return records.take(np.setdiff1d(np.arange(len(records)), drawn)), records.take(drawn)
+
+
+def _drawn(records: Records, count: int, seed: int, purpose: str, spare: int) -> Indices:
+    """Sorted positions of `count` pictures, leaving `spare` of every class."""
+    classes = _by_class(records, seed, purpose)
+    counts = _quotas(np.array([len(members) for members in classes]), count, spare)
+    return np.array(sorted(i for members, n in zip(classes, counts, strict=True) for i in members[:n]), dtype=np.int64)
+
+
+def _quotas(sizes: Indices, count: int, spare: int) -> Indices:
+    """How many of `count` each class gives."""
+    shares = [Fraction(count * int(size), int(sizes.sum())) for size in sizes]
+    room = sizes - spare
+    counts = np.minimum([int(share) for share in shares], room)
+    by_remainder = sorted(range(len(sizes)), key=lambda c: (counts[c] - shares[c], c))
+    while counts.sum() < count:  # more than one round only where classes have no room left
+        for c in [c for c in by_remainder if counts[c] < room[c]][: count - int(counts.sum())]:
+            counts[c] += 1
+    for empty in np.flatnonzero((counts == 0) & (room > 0)):
+        if counts.max() == 1:
+            break
+        counts[counts.argmax()] -= 1
+        counts[empty] = 1
+    return counts
 
 
 def _by_class(records: Records, seed: int, purpose: str) -> list[list[int]]:

@@ -59,7 +59,7 @@ class StreamSet(PictureSet):
     buffer: int = Streaming.buffer
 
     def _order(self, seed: int, epoch: int) -> Ints:
-        store = self.splits["train"].store
+        store = self.train.store
         assert isinstance(store, LazyStore)
         if store.records.shards is None:
             return super()._order(seed, epoch)

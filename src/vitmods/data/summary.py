@@ -22,6 +22,8 @@ def facts(source: Source, records: dict[str, Records], splits: dict[str, Split],
         "classes": list(source.classes),
         "splits": {name: _counts(split, source.classes) for name, split in splits.items()},
         "split_origin": origin,
+        "class_map": None if source.class_map is None else list(source.class_map),
+        "label_sets": [name for name, split in splits.items() if split.label_sets is not None],
         "native": native_sizes(splits),
         "unreadable": bad,
         "left_out": len(bad),
@@ -31,9 +33,12 @@ def facts(source: Source, records: dict[str, Records], splits: dict[str, Split],
 
 
 def problems(source: Source, splits: dict[str, Split]) -> list[str]:
-    """What makes a set unfit to train on, apart from unreadable pictures."""
+    """What makes a set unfit to train on (or to evaluate on, where it is for that only), apart from unreadable
+    pictures."""
+    if "train" not in splits:
+        return [] if any(map(len, splits.values())) else ["There are no readable pictures."]
     found = []
-    trained = {int(label) for label in np.unique(splits["train"].labels)} if "train" in splits else set()
+    trained = {int(label) for label in np.unique(splits["train"].labels)}
     if not trained:
         found.append("There are no readable training pictures.")
     elif len(trained) == 1:
@@ -41,11 +46,18 @@ def problems(source: Source, splits: dict[str, Split]) -> list[str]:
         found.append(f'There is one class only, "{only}": comparing needs at least two, each in a folder of its own.')
     if len(splits) == 1 or not any(len(split) for name, split in splits.items() if name != "train"):
         found.append("There are no pictures to evaluate on: add a val or test split, or pictures to make one from.")
-    for name, split in splits.items():
-        unknown = sorted({int(label) for label in np.unique(split.labels)} - trained) if len(trained) > 1 else []
-        if name != "train" and unknown:
-            names = ", ".join(source.classes[label] for label in unknown)
-            found.append(f"Classes in {name} without any training picture: {names}. Add some, or remove them there.")
+    if "missing" not in source.allow and len(trained) > 1:
+        found += [
+            f"Classes in {name} without any training picture: {names}. Add some, remove them there, or write "
+            f"{_allowing(source, 'missing')} to keep them."
+            for name, names in _untrained(source, splits).items()
+        ]
+    if "overlap" not in source.allow:
+        found += [
+            f"{text}: its numbers would flatter. Remove them from one of the two, or write "
+            f"{_allowing(source, 'overlap')} to use them as they are."
+            for text in _repeats(splits)
+        ]
     return found
 
 
@@ -80,6 +92,8 @@ def fingerprint(source: Source, splits: dict[str, Split]) -> str:
             content.update(f"\0{name}\0{len(splits[name])}\0".encode())
             content.update(splits[name].labels.astype("<i8").tobytes())
             content.update(splits[name].store.index.digests.tobytes())
+            if splits[name].label_sets is not None:
+                content.update(repr(splits[name].label_sets).encode())
     return content.hexdigest()
 
 
@@ -105,7 +119,14 @@ def _counts(split: Split, classes: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _warnings(source: Source, splits: dict[str, Split]) -> list[str]:
-    warnings = [*_empty_classes(source, splits), *_repeats(splits)]
+    warnings = _empty_classes(source, splits)
+    if "overlap" in source.allow:
+        warnings += [f"{text}: its numbers flatter." for text in _repeats(splits)]
+    if "train" not in splits:
+        return [*warnings, "There is no train split: this set is for evaluation only."]
+    if "missing" in source.allow:
+        unknown = _untrained(source, splits).items()
+        warnings += [f"Classes in {name} without any training picture: {names}." for name, names in unknown]
     if "test" not in splits:
         warnings.append("There is no test split: results are of the val split.")
     if "val" not in splits:
@@ -139,15 +160,39 @@ def _empty_classes(source: Source, splits: dict[str, Split]) -> list[str]:
     return warnings
 
 
+def _untrained(source: Source, splits: dict[str, Split]) -> dict[str, str]:
+    """For val and test the classes, in words, that train has no picture of."""
+    trained = np.unique(splits["train"].labels)
+    unknown = {n: np.setdiff1d(s.labels, trained).tolist() for n, s in splits.items() if n != "train"}
+    return {name: _listed([source.classes[label] for label in labels]) for name, labels in unknown.items() if labels}
+
+
 def _repeats(splits: dict[str, Split]) -> list[str]:
-    """Pictures of val or test that are also trained on make its numbers too good."""
-    digests = {name: {row.tobytes() for row in split.store.index.digests} for name, split in splits.items()}
-    warnings = []
-    for name in digests:
-        shared = len(digests[name] & digests["train"]) if name != "train" else 0
-        if shared:
-            warnings.append(f"{shared} pictures of {name} are also in train, byte for byte: its numbers flatter.")
-    return warnings
+    """Of val and test: how many pictures are also trained on, with examples."""
+    if "train" not in splits:
+        return []
+    trained = dict(zip(_digests(splits["train"]), splits["train"].ids, strict=True))
+    texts = []
+    for name, split in splits.items():
+        pairs = zip(_digests(split), split.ids, strict=True)
+        same = [f"{printable(own)} = {printable(trained[key])}" for key, own in pairs if key in trained]
+        if same and name != "train":
+            texts.append(f"{len(same)} pictures of {name} are also in train, byte for byte ({_listed(same, 3)})")
+    return texts
+
+
+def _digests(split: Split) -> list[bytes]:
+    return [row.tobytes() for row in split.store.index.digests]
+
+
+def _listed(names: list[str], most: int = _LISTED) -> str:
+    more = [f"and {len(names) - most} more"] if len(names) > most else []
+    return ", ".join([*names[:most], *more])
+
+
+def _allowing(source: Source, what: str) -> str:
+    """The spec that allows it."""
+    return f'"{printable(source.spec)}{"&" if "?" in source.spec else "?"}allow={what}"'
 
 
 def _left_out(bad: list[dict[str, str]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""torchvision's classification sets that are already on the disk. Nothing is ever downloaded."""
+"""torchvision's classification sets that are on the disk. Nothing is downloaded unless the spec says download=1."""
 
 import inspect
 from collections.abc import Callable
@@ -29,18 +29,22 @@ _PAIRS = ("_samples", "samples")  # attributes that hold (path, label)
 
 
 def torchvision_set(spec: str, name: str, options: dict[str, str]) -> Source:
-    """The set torchvision.datasets.NAME under options["root"]; the other options go to its constructor.
+    """The set torchvision.datasets.NAME under options["root"]; the other options go to its constructor. download=1 lets
+    torchvision fetch what is missing.
 
     Raises UserError for unknown names, missing files and sets that are not for classification.
     """
     make = _constructor(name)
     given = {key: _typed(value) for key, value in options.items() if key != "root"}
+    download = bool(given.pop("download", False))
     if not options.get("root"):
         raise UserError(f'"{spec}" does not say where the files are: write torchvision:{name}?root=FOLDER.')
     root = Path(options["root"]).expanduser()
     arguments = _arguments(make)
+    if download and "download" not in arguments:
+        raise UserError(f"torchvision cannot download {name}: put its files under {printable(str(root))} yourself.")
     if "download" in arguments:
-        given["download"] = False
+        given["download"] = download
     choice = next((a for a in ("train", "split") if a in arguments and a not in given), None)
     found = _open(make, root, given, choice)
     files = _stamp(root)
@@ -89,13 +93,14 @@ def _open(make: Callable[..., Any], root: Path, given: dict[str, Any], choice: s
             raise UserError(f"torchvision's {make.__name__} does not take these options: {error}.") from error
         except (RuntimeError, OSError, ValueError, ImportError) as error:
             unknown_value = isinstance(error, ValueError) and "Unknown value" in str(error)
-            reason = reason if unknown_value or "train" in found else str(error).split("\n")[0]
+            told = str(error).split("\n")[0].split(" You can use download")[0]
+            reason = reason if unknown_value or "train" in found else told
     if "train" in found:
         return found
     name = make.__name__
     raise UserError(
         f"torchvision's {name} cannot be read from {printable(str(root))}: {reason.rstrip('.')}. "
-        f"Nothing is downloaded here; torchvision.datasets.{name}(root, download=True) does that for many sets."
+        f"Nothing is downloaded unless asked for: torchvision can fetch many sets with &download=1."
     )
 
 
@@ -126,8 +131,13 @@ def _records(name: str, dataset: Any, labels: NDArray[np.int64], files: str) -> 
             picture = dataset[key][0]
             return picture if isinstance(picture, Image.Image) else np.asarray(picture)
 
-    ids = tuple(f"{name}[{i}]" for i in range(len(labels)))
-    return Records(ids, labels, tuple(files + i for i in ids), fetch, np.arange(len(labels)))
+    ids = [f"{name}[{i}]" for i in range(len(labels))]
+    keys = np.arange(len(labels))
+    if type(dataset).__name__ == "SUN397":  # its pictures come in the order in which the disk has them: go by name
+        ids = [path.relative_to(dataset._data_dir).as_posix() for path in dataset._image_files]
+        keys = np.array(sorted(keys, key=ids.__getitem__), dtype=np.int64)
+        ids.sort()
+    return Records(tuple(ids), labels[keys], tuple(files + i for i in ids), fetch, keys)
 
 
 def _classes(dataset: Any, splits: dict[str, Records]) -> tuple[str, ...]:

@@ -1,0 +1,148 @@
+"""Evaluation sets for models of ImageNet-1k's classes: V2, R, C and the ReaL labels.
+
+Each has one split, test, and nothing to train on. Where a set has some of the classes, class_map says which.
+"""
+
+import json
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from vitmods.data.folder import class_folders
+from vitmods.data.records import Source, printable
+from vitmods.data.sets.classes import present, titles, wnids
+from vitmods.data.sets.imagenet import val_readers
+from vitmods.data.sets.known import KNOWN
+from vitmods.data.sets.val_labels import number_of
+from vitmods.errors import UserError, nearest
+
+V2_VARIANTS = ("matched-frequency", "threshold0.7", "top-images")
+SEVERITIES = (1, 2, 3, 4, 5)
+ARCHIVES = {  # of ImageNet-C, and the corruptions in each
+    "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
+    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    "weather": ("snow", "frost", "fog", "brightness"),
+    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+    "extra": ("speckle_noise", "gaussian_blur", "spatter", "saturate"),
+}
+
+
+def v2(spec: str, root: Path, options: dict[str, str]) -> Source:
+    """ImageNet-V2 (Recht et al., ICML 2019). variant: one of V2_VARIANTS, matched-frequency unless said otherwise.
+
+    Its folders are class numbers without leading zeros, so their order is not that of their names.
+    """
+    variant = options.get("variant", V2_VARIANTS[0])
+    if variant not in V2_VARIANTS:
+        raise UserError(f'ImageNet-V2 has no variant "{variant}". {nearest(variant, V2_VARIANTS)}')
+    names = (f"imagenetv2-{variant}-format-val", f"imagenetv2-{variant}", variant)
+    folder = next((root / name for name in names if (root / name).is_dir()), None)
+    if folder is None and "variant" in options:
+        raise KNOWN["imagenet-v2"].missing(root, f"there is no folder {names[0]}")
+    folder = folder or root
+    if not (folder / "0").is_dir():
+        raise KNOWN["imagenet-v2"].missing(root, f"there is no class folder 0 in {printable(str(folder))}")
+    numbers = tuple(str(i) for i in range(len(wnids())))
+    return _evaluation_set(f"ImageNet-V2 {_variant_of(folder, variant)}", spec, root, folder, numbers)
+
+
+def _variant_of(folder: Path, asked: str) -> str:
+    """A folder that is given itself is named by what it is called."""
+    return next((variant for variant in V2_VARIANTS if variant in folder.resolve().name), asked)
+
+
+def renditions(spec: str, root: Path, options: dict[str, str]) -> Source:
+    """ImageNet-R (Hendrycks et al., ICCV 2021): 200 of the classes, as art, cartoons, toys, ..."""
+    folder = root / "imagenet-r" if (root / "imagenet-r").is_dir() else root
+    if not any(path.name in wnids() for path in folder.iterdir()):
+        raise KNOWN["imagenet-r"].missing(root, "there are no class folders such as n01443537")
+    return _evaluation_set("ImageNet-R", spec, root, folder, wnids())
+
+
+def corrupted(spec: str, root: Path, options: dict[str, str]) -> Source:
+    """One corruption at one severity of ImageNet-C (Hendrycks and Dietterich, ICLR 2019)."""
+    corruption, severity = options.get("corruption", ""), options.get("severity", "")
+    names = [name for group in ARCHIVES.values() for name in group]
+    if corruption not in names:
+        raise UserError(f'ImageNet-C needs a corruption, not "{corruption}": {_usage()}. {nearest(corruption, names)}')
+    if severity not in map(str, SEVERITIES):
+        raise UserError(f'ImageNet-C needs a severity from 1 to 5, not "{severity}": {_usage()}.')
+    folder = _corruption_folder(root, corruption)
+    if folder is None or not (folder / severity).is_dir():
+        raise KNOWN["imagenet-c"].missing(root, f"there is no folder {corruption}/{severity}")
+    return _evaluation_set(f"ImageNet-C {corruption} {severity}", spec, root, folder / severity, wnids())
+
+
+def corruption_specs(root: Path | str, *, extra: bool = False) -> Iterator[tuple[str, int, str]]:
+    """(corruption, severity, spec) of ImageNet-C's 15 corruptions at 5 severities, with extra of all 19.
+
+    Raises UserError before the first if a folder is missing, naming all that are.
+    """
+    root = Path(root).expanduser()
+    names = [name for archive, group in ARCHIVES.items() if extra or archive != "extra" for name in group]
+    folders = {name: _corruption_folder(root, name) or root / name for name in names}
+    missing = [f"{n}/{s}" for n, folder in folders.items() for s in SEVERITIES if not (folder / str(s)).is_dir()]
+    if missing:
+        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        raise KNOWN["imagenet-c"].missing(root, f"there are no folders {shown}")
+    return ((n, s, f"imagenet-c:{root}?corruption={n}&severity={s}") for n in names for s in SEVERITIES)
+
+
+def real(spec: str, root: Path, options: dict[str, str]) -> Source:
+    """ImageNet's validation pictures with the ReaL labels (Beyer et al. 2020, "Are we done with ImageNet?").
+
+    A prediction is correct if it is among a picture's labels; pictures that have none are left out, as they are there.
+    labels: real.json, by default the one in the folder, or else the copy that comes with timm.
+    """
+    readers = val_readers(root, None)
+    if not readers:
+        raise KNOWN["imagenet-real"].missing(root, "there are no validation pictures")
+    records, warnings = next(iter(readers.values()))()
+    label_sets, origin = _real_labels(root, options.get("labels"))
+    numbers = [number_of(name) for name in records.ids]
+    if unknown := [name for name, n in zip(records.ids, numbers, strict=True) if n is None or n > len(label_sets)]:
+        raise UserError(
+            f"{len(unknown)} validation pictures are not called ILSVRC2012_val_00000001.JPEG, ... (such as "
+            f"{printable(unknown[0])}): the labels go by those names. Give them back their names."
+        )
+    sets = tuple(label_sets[n - 1] for n in numbers if n is not None)
+    labelled = np.flatnonzero([bool(labels) for labels in sets])
+    source = Source("ImageNet-ReaL", spec, titles(), {"test": replace(records, label_sets=sets).take(labelled)})
+    out = len(sets) - len(labelled)
+    source.warnings = [*warnings, f"Labels from {origin}; {out:,} pictures without a ReaL label are left out."]
+    return source
+
+
+def _real_labels(root: Path, chosen: str | None) -> tuple[list[tuple[int, ...]], str]:
+    path = Path(chosen).expanduser() if chosen else root / "real.json"
+    if not path.is_file():
+        if chosen:
+            raise UserError(f"There is no file {printable(chosen)}: correct labels=, or leave it out for timm's copy.")
+        text, origin = pkgutil.get_data("timm.data", "_info/imagenet_real_labels.json"), "timm's copy of real.json"
+        assert text is not None, "it is part of timm"
+    else:
+        text, origin = path.read_bytes(), printable(str(path))
+    try:
+        lists = [tuple(int(label) for label in labels) for labels in json.loads(text)]
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{origin} is not a JSON list of lists of class numbers: {error}. Fetch it again.") from error
+    if any(not 0 <= label < len(wnids()) for labels in lists for label in labels):
+        raise UserError(f"{origin} has class numbers outside 0 to 999: it is not real.json.")
+    return lists, origin
+
+
+def _evaluation_set(name: str, spec: str, root: Path, folder: Path, order: tuple[str, ...]) -> Source:
+    _, splits, warnings = class_folders(root, {"test": folder}, order)
+    return present(Source(name, spec, (), splits, warnings), titles())
+
+
+def _corruption_folder(root: Path, corruption: str) -> Path | None:
+    archive = next(name for name, group in ARCHIVES.items() if corruption in group)
+    return next((path for path in (root / corruption, root / archive / corruption) if path.is_dir()), None)
+
+
+def _usage() -> str:
+    return f"write {KNOWN['imagenet-c'].usage}"
