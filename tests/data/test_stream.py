@@ -235,13 +235,15 @@ def test_rows_read_forwards_are_the_ones_asked_for(sizes: list[int], limit: int,
     assert len(rows._held) <= limit
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=60)
 @given(counts, st.integers(1, 50), st.integers(0, 99), st.integers(0, 400))
 def test_an_epoch_opens_every_shard_once(sizes: list[int], buffer: int, seed: int, start: int) -> None:
-    rows, opened = forward(sizes, limit=2 * buffer)
-    order = shard_order(seed, 0, np.repeat(np.arange(len(sizes)), sizes), np.arange(sum(sizes)), buffer)[start:]
+    order = shard_order(seed, 0, np.repeat(np.arange(len(sizes)), sizes), np.arange(sum(sizes)), buffer)
+    rows, opened = forward(sizes, limit=4 * buffer)
     assert [int(rows(int(row))) for row in order] == order.tolist()
     assert len(opened) == len(set(opened))
+    resumed, _ = forward(sizes, limit=4 * buffer)
+    assert [int(resumed(int(row))) for row in order[start:]] == order[start:].tolist()
 
 
 def test_a_stream_that_is_shorter_than_it_was() -> None:

@@ -103,7 +103,8 @@ class Forward:
     """Random access to shards that can be read forwards only.
 
     The rows that were read last are held, `limit` of them; for a row that is no longer held its shard is read again
-    from the beginning. Threads take turns.
+    from the beginning. In an order whose rows moved by fewer than b places, 4 b are enough to read every shard once: a
+    row is asked for before 4 b others are read. Threads take turns.
     """
 
     def __init__(self, read: Callable[[int], Iterator[bytes]], sizes: list[int], limit: int):
@@ -151,7 +152,7 @@ def _records(split: str, name: str, labels: Ints, sizes: list[int], shards: _Sha
         ids=ids,
         labels=labels,
         stamps=ids,
-        fetch=Forward(shards.pictures, sizes, limit=2 * buffer + BUFFER),
+        fetch=Forward(shards.pictures, sizes, limit=4 * buffer),
         keys=np.arange(len(ids)),
         shards=np.repeat(np.arange(len(sizes)), sizes),
         native=np.zeros((len(ids), 2), dtype=np.int64),
