@@ -230,7 +230,7 @@ def main() -> None:
     results = {"32 px": small(options.rounds), "224 px": large([jpeg(seed) for seed in range(96)], options.rounds)}
     if options.data is not None:
         results[f"224 px, {options.data.name}"] = large(files(options.data), options.rounds)
-    results["share of a training step"] = share_of_a_step(max(3, options.rounds // 4))
+    results["share of a training step"] = share_of_a_step(max(7, options.rounds // 4))
     report("data_loading", results, options.out)
 
 

@@ -77,7 +77,7 @@ def test_every_command_has_help_with_examples(command, capsys):
     text = capsys.readouterr().out
     assert f"usage: vitmods {command}" in text
     assert f"  vitmods {command}" in text
-    assert text.count("(default: ") >= (1 if command in ("changes", "report") else 3)
+    assert text.count("(default: ") >= (1 if command in ("changes", "recipes", "report") else 3)
 
 
 def test_help_shows_the_defaults_of_the_pictures_and_the_recipe(capsys, tmp_path):
@@ -287,7 +287,12 @@ def test_evaluate_repeats_the_trial_s_metrics(study, capsys, tmp_path):
     assert main(["evaluate", str(trial), "--device", "cpu", "--out", str(tmp_path / "e.json")]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == json.loads((tmp_path / "e.json").read_text())
-    assert told["metrics"] == json.loads((trial / "result.json").read_text())["metrics"]
+    metrics = json.loads((trial / "result.json").read_text())["metrics"]
+    assert {name: told["metrics"][name] for name in ("top1", "top5")} == {n: metrics[n] for n in ("top1", "top5")}
+    assert main(["evaluate", str(trial), str(trial.parent), "--protocol", "calibration", "--device", "cpu"]) == 0
+    both = json.loads(capsys.readouterr().out)
+    assert [one["checkpoint"] for one in both["checkpoints"]] == [str(trial), str(trial)]
+    assert "Did you mean 'fewshot'?" in refused(capsys, "evaluate", trial, "--protocol", "fewshots")
     assert "at least 1" in refused(capsys, "evaluate", trial, "--batch-size", "0")
     (tmp_path / "folder").mkdir()
     assert "where a file is needed" in refused(capsys, "report", out, "--out", tmp_path / "folder")

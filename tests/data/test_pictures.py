@@ -171,6 +171,7 @@ def test_big_visions_random_crops_are_cut_from_the_original(make_folder) -> None
     pictures = data.load(root, img_size=16, recipe=recipe)
     train = pictures.splits["train"]
     assert (train.store.index.shapes == (3, 30, 40)).all()
+    assert {shown.shape for _, shown in pictures.samples(4)} == {(18, 24, 3)}
     batch = epoch_of(pictures, batch_size=14)[0]
     boxes = inception_boxes(1, 2, batch.index.numpy(), np.tile([30, 40], (14, 1)), recipe.crop_scale, recipe.crop_ratio)
     for image, i, (top, left, height, width) in zip(batch.images, batch.index, boxes.tolist(), strict=True):

@@ -12,7 +12,7 @@ from torchvision.transforms.v2 import functional as F
 
 from vitmods.data.resize import resize
 
-SIZES = [(5, 9), (13, 20), (7, 20), (31, 40), (1, 1)]
+SIZES = [(5, 9), (13, 20), (7, 20), (17, 23), (1, 1)]
 
 
 def picture(height: int = 13, width: int = 20) -> torch.Tensor:

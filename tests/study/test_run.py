@@ -295,24 +295,24 @@ def test_a_named_gpu_is_not_shared_out_to_several_workers(tmp_path, monkeypatch)
 
 
 def test_a_trial_s_evaluation_can_be_repeated(finished, tmp_path):
-    from vitmods.study.evaluate import evaluate_trial
+    from vitmods.study.evaluate import evaluate
 
     result, out = finished
     trial = out / "trials" / "dpn" / "seed1"
-    found = evaluate_trial(trial, device="cpu")
+    (found,) = evaluate(trial, device="cpu")
     assert found["split"] == "test"
     assert found["metrics"]["top1"] == result.to_dict()["arms"][0]["values"]["1"]
-    assert evaluate_trial(trial, split="train", device="cpu")["pictures"] == 256
+    assert evaluate(trial, split="train", device="cpu")[0]["pictures"] == 256
     with pytest.raises(UserError, match="no finished trial"):
-        evaluate_trial(out)
+        evaluate(out)
     with pytest.raises(UserError, match='no split "tset"'):
-        evaluate_trial(trial, split="tset")
+        evaluate(trial, split="tset")
     config = json.loads((trial / "config.json").read_text())
     shutil.copytree(trial, tmp_path / "other")
     config["data"]["classes"][3:5] = ["4", "3"]
     (tmp_path / "other" / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="knows the class '4', digits has '3'"):
-        evaluate_trial(tmp_path / "other", device="cpu")
+        evaluate(tmp_path / "other", device="cpu")
 
 
 def test_defaults_follow_the_size_of_the_pictures(tmp_path):

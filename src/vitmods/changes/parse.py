@@ -1,11 +1,11 @@
 """Changes as the shell writes them: ``dpn``, ``placement(attn=post,mlp=pre+post)``, joined by +."""
 
 import dataclasses
-import re
 import typing
 from typing import Any
 
 from ..errors import UserError, nearest
+from ..short_form import read_settings, split_form
 from .base import REGISTRY, Change
 from .lineups import LINEUPS, refuse_lineup
 
@@ -46,40 +46,16 @@ def _known() -> dict[str, tuple[type[Change], dict[str, Any]]]:
 
 
 def _parse_one(text: str) -> Change:
-    match = re.fullmatch(r"([\w-]*)\s*(?:\((.*)\))?", text)
-    if not match or not match[1]:
+    form = split_form(text)
+    if form is None:
         raise UserError(f"'{text}' is not a change. Write its short name, as in 'dpn' or 'dpn(before=false)'.")
-    name, inside = match[1].lower(), match[2] or ""
+    name, inside = form[0].lower(), form[1]
     known = _known()
     if name not in known:
         refuse_lineup(name)
         hint = nearest(name, [*known, *LINEUPS])
         raise UserError(f"There is no change '{name}'. {hint} `vitmods changes` lists all.")
     kind, fields = known[name]
-    seen: set[str] = set()
-    for item in filter(None, (part.strip() for part in inside.split(","))):
-        key, equals, value = (piece.strip() for piece in item.partition("="))
-        if key in seen:
-            raise UserError(f"{kind.name}({key}=...) is given twice: leave one out.")
-        seen.add(key)
-        fields[key] = _value(kind, key, value if equals else "true")
-    return kind(**fields)
-
-
-def _value(kind: type[Change], key: str, text: str) -> Any:
-    types = typing.get_type_hints(kind)
-    names = [f.name for f in dataclasses.fields(kind)]
-    if key not in names:
-        hint = nearest(key, names) if names else "It has none."
-        raise UserError(f"The change '{kind.name}' has no setting '{key}'. {hint}")
-    wanted = next((t for t in typing.get_args(types[key]) if t in (int, float)), types[key])  # of "int | None"
-    if wanted is bool:
-        if text.lower() not in ("true", "false"):
-            raise UserError(f"{kind.name}({key}=...) is true or false, got '{text}'.")
-        return text.lower() == "true"
-    if wanted in (int, float):
-        try:
-            return wanted(text)
-        except ValueError:
-            raise UserError(f"{kind.name}({key}=...) is a number, got '{text}'.") from None
-    return text
+    hints = typing.get_type_hints(kind)
+    types = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    return kind(**fields | read_settings(kind.name, "change", inside, types))

@@ -55,7 +55,7 @@ class Compare:
     seeds: int = 3
     """trials of every arm"""
     recipe: str = "digits"
-    """where the training options start from: default, small_pictures, digits, plain"""
+    """where the training options start from: plain, deit, augreg(level=light1), ...; `vitmods recipes` lists them"""
     margin: float = 0.5
     """points of accuracy within which an arm counts as no worse"""
     noise_floor: bool = False

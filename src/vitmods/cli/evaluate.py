@@ -1,52 +1,121 @@
-"""`vitmods evaluate`: a finished trial's weights on a split."""
+"""`vitmods evaluate`: trained weights on pictures, by one or several protocols."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
-from vitmods.cli.options import parse
+from vitmods.cli.options import note, parse
+from vitmods.evals.options import SEVERITIES, SHOTS, Options
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Evaluate the weights of a trial and print the metrics as JSON.
+    """Evaluate trained weights on pictures: accuracy, calibration, transfer from few pictures, robustness.
+
+    Prints a table, or JSON where the output is no terminal; of several checkpoints the mean and each. fewshot, probe
+    and knn learn from the features of the training pictures, and take pictures of any classes.
 
     examples:
       vitmods evaluate runs/digits-mu3-2/trials/dpn/seed0
-      vitmods evaluate runs/digits-mu3-2/trials/dpn/seed0 --split val --out val.json
+      vitmods evaluate runs/digits-mu3-2/trials/dpn/seed0 --protocol top1 calibration fewshot --out val.json
+      vitmods evaluate runs/digits-mu3-2/trials/dpn
+      vitmods evaluate vit.safetensors --data path/to/pictures --protocol fewshot knn
+      vitmods evaluate runs/pets/trials/dpn/seed0 --protocol corruptions --textures path/to/frost --figures figures
     """
 
-    folder: Annotated[Path, tyro.conf.Positional]
-    """a trial: a folder with config.json and model.safetensors"""
+    checkpoints: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """trials, or folders of seed0, seed1, ...; or, with --data, files of weights, Hugging Face folders, timm's names"""
+    protocol: tuple[str, ...] = ("top1",)
+    """any of top1, calibration, confusion, fewshot, probe, knn, corruptions"""
     split: str | None = None
-    """train, val or test; None: the split that the trial was judged by"""
+    """train, val or test; None: test, or val where there is no test"""
     data: str | None = None
-    """other pictures with the same classes; None: the trial's own"""
+    """other pictures, as `vitmods data` takes them; None: the trial's own"""
+    shots: tuple[int, ...] = SHOTS
+    """fewshot: training pictures of each class"""
+    corruptions: tuple[str, ...] = ()
+    """corruptions: which; none named: the 15 of ImageNet-C"""
+    severities: tuple[int, ...] = SEVERITIES
+    """corruptions: of each, 1 to 5"""
+    textures: Path | None = None
+    """corruptions: the folder of frost's pictures; None: $VITMODS_FROST"""
     batch_size: int = 64
     """pictures at a time"""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps"""
+    data_workers: int = 0
+    """threads that prepare pictures ahead; corruptions take most of it"""
     out: Path | None = None
-    """also write the JSON to this file"""
+    """also write the JSON to this file, and the figures beside it"""
+    figures: Path | None = None
+    """draw into this folder, as SVG and PNG"""
+    json: bool = False
+    """print JSON to a terminal too"""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Evaluate, arguments, "evaluate")
+    asked = Options(options.shots, options.corruptions or None, options.severities, options.textures)
     from vitmods.files import make_folder, write_json
-    from vitmods.study.evaluate import evaluate_trial
+    from vitmods.study.evaluate import evaluate, over_seeds
 
-    found = evaluate_trial(
-        options.folder, split=options.split, data=options.data, batch_size=options.batch_size, device=options.device
+    for folder in (options.figures, options.out and options.out.parent):
+        if folder is not None:
+            make_folder(folder)
+    each = evaluate(
+        options.checkpoints,
+        options.protocol,
+        split=options.split,
+        data=options.data,
+        batch_size=options.batch_size,
+        device=options.device,
+        workers=options.data_workers,
+        options=asked,
+        progress=_shown,
     )
-    print(json.dumps(found, indent=1))
+    found = each[0] if len(each) == 1 else over_seeds(each)
     if options.out is not None:
-        make_folder(options.out.parent)
         write_json(options.out, found)
+    _print(found, options.json)
+    for number, one in enumerate(each):
+        for path in _draw(one, options, "" if len(each) == 1 else f"{number}-"):
+            note(f"drawn: {path}")
     return 0
+
+
+def _shown(steps: Iterable[Any], total: int, kind: str) -> Iterable[Any]:
+    """A bar on stderr, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(steps, kind, total=total, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _print(found: dict[str, Any], as_json: bool) -> None:
+    if as_json or not sys.stdout.isatty():
+        print(json.dumps(found, indent=1))
+        return
+    from vitmods.study.evaluation_table import print_evaluation
+
+    print_evaluation(found)
+
+
+def _draw(found: dict[str, Any], options: Evaluate, prefix: str) -> list[Path]:
+    """In the folder of --figures, or beside the JSON under names that begin with its own."""
+    if options.figures is None and options.out is None:
+        return []
+    from vitmods.study.report.evaluation import draw_evaluation
+
+    if options.figures is not None:
+        return draw_evaluation(found, options.figures, prefix)
+    assert options.out is not None
+    return draw_evaluation(found, options.out.parent, f"{options.out.stem}-{prefix}")

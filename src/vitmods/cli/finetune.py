@@ -40,7 +40,7 @@ class Finetune:
     seed: int = 0
     """of the head, the order and the augmentation of the pictures"""
     recipe: str = "finetune"
-    """where the training options start from: finetune, finetune_sgd, or one for new weights"""
+    """where the training options start from: finetune, finetune_sgd, transfer, or one for new weights"""
     out: Path | None = None
     """the trial's folder; None: runs/DATA-MODEL-finetune-TRAIN-seedSEED"""
 

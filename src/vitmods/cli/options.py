@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from vitmods.errors import UserError, nearest
-from vitmods.recipes import FINETUNING, RECIPES, Recipe
+from vitmods.errors import UserError
+from vitmods.recipes import Recipe
+from vitmods.recipes.parse import parse_recipe
 from vitmods.study.defaults import ORDINARY, Defaults, defaults_for
 from vitmods.study.plan import BASE
 
@@ -84,7 +85,16 @@ def defaults_from(arguments: Sequence[str], start: str | None = None) -> tuple[D
         test_fraction=suits.test_fraction,
     )
     name = asked or ("finetune" if start else suits.recipe_name)
-    return suits, options, name, recipe_named(name, suits).with_(**normalised)
+    model = None if start else peek(arguments, "base") or suits.base
+    recipe = parse_recipe(name, like=suits.recipe, model=model)
+    return suits, options, name, _in_other_units(recipe, arguments).with_(**normalised)
+
+
+def _in_other_units(recipe: Recipe, arguments: Sequence[str]) -> Recipe:
+    """What the command line says in epochs takes the place of what the recipe says in steps, and the other way."""
+    pairs = (("epochs", "steps"), ("warmup-epochs", "warmup_steps"), ("warmup-steps", "warmup_epochs"))
+    given = [replaced for option, replaced in pairs if peek(arguments, option) is not None]
+    return recipe.with_(**dict.fromkeys(given))
 
 
 def _suits_checkpoint(suits: Defaults, start: str) -> tuple[Defaults, dict[str, Any]]:
@@ -97,16 +107,6 @@ def _suits_checkpoint(suits: Defaults, start: str) -> tuple[Defaults, dict[str, 
     shaped = replace(suits, base=start, img_size=model.config.img_size, in_chans=model.config.in_chans)
     values = {name: tuple(model.pretrained_cfg[name]) for name in ("mean", "std")}
     return shaped, {name: value[:1] if len(set(value)) == 1 else value for name, value in values.items()}
-
-
-def recipe_named(name: str, suits: Defaults = ORDINARY) -> Recipe:
-    """The recipe of that name with its defaults; fine-tuning takes the augmentation that suits the pictures.
-
-    Raises UserError naming the nearest.
-    """
-    if name not in RECIPES:
-        raise UserError(f"There is no recipe {name!r}. {nearest(name, RECIPES)}")
-    return RECIPES[name](RECIPES[suits.recipe_name]()) if name in FINETUNING else RECIPES[name]()
 
 
 def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:

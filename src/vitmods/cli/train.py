@@ -32,7 +32,7 @@ class Train:
     seed: int = 0
     """of the weights, the order and the augmentation of the pictures"""
     recipe: str = "digits"
-    """where the training options start from: default, small_pictures, digits, plain"""
+    """where the training options start from: plain, deit, augreg(level=light1), ...; `vitmods recipes` lists them"""
     out: Path | None = None
     """the trial's folder; None: runs/DATA-BASE-train-ARM-seedSEED"""
 

@@ -50,7 +50,7 @@ def normalise(pictures: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     step = max(1, IN_CACHE // pictures.shape[1:].numel())
     for start in range(0, len(pictures), step):
         part = slice(start, start + step)
-        torch.mul(pictures[part], 1 / 255, out=images[part]).sub_(mean).div_(std)
+        images[part].copy_(pictures[part]).mul_(1 / 255).sub_(mean).div_(std)
     return images
 
 

@@ -114,7 +114,10 @@ class PictureSet:
             members = train.labels == label
             rank[members] = np.arange(members.sum())
         chosen = np.lexsort((train.labels, rank))[:n]
-        pictures = [np.broadcast_to(p, (3, *p.shape[1:])) for p in (train.store.picture(int(i)) for i in chosen)]
+        stored = [train.store.picture(int(i)) for i in chosen]
+        if not train.geometry.shrink:  # originals may be large, and are shown small
+            stored = [replace(train.geometry, shrink=True).store(picture) for picture in stored]
+        pictures = [np.broadcast_to(p, (3, *p.shape[1:])) for p in stored]
         shown = [np.ascontiguousarray(p.transpose(1, 2, 0)) for p in pictures]
         return [(self.classes[train.labels[i]], p) for i, p in zip(chosen, shown, strict=True)]
 
@@ -193,7 +196,7 @@ class PictureSet:
 
     def _cropped(self, views: Ints, seed: int, epoch: int) -> Tensor:
         """Training views, uint8 (B, C, H, W), which the caller may change."""
-        train, index = self.splits["train"], positions(views)
+        train, index = self.train, positions(views)
         if self.recipe.crop in _BOXES:
             whole = [train.store.picture(i) for i in index.tolist()]
             sizes = np.array([picture.shape[1:] for picture in whole])

@@ -6,7 +6,8 @@ from vitmods.recipes.recipe import Recipe
 def plain(epochs: int = 30) -> Recipe:
     """No augmentation and no regularisation but weight decay: what is left is the model and the pictures.
 
-    Data: any. Expected number: none; for debugging, and for sets that need no augmentation.
+    Data: any
+    Expected number: none; for debugging, and for sets that need no augmentation
     """
     return Recipe(epochs=epochs, crop="none", flip=0.0, eval_crop=1.0)
 
@@ -17,7 +18,8 @@ def default(epochs: int = 30) -> Recipe:
     Random resized crop of 5 to 100 % of the area, flip, RandAugment (2 operations, magnitude 15), mixup 0.2; AdamW
     1e-3 with decay 0.1, clipping at 1, cosine: the values of Steiner et al., "How to train your ViT?"
     (arXiv:2106.10270), which trains for 300 epochs in batches of 4096.
-    Data: pictures of 96 px and more. Expected number: none published for such short training.
+    Data: pictures of 96 px and more
+    Expected number: none published for such short training
     """
     return Recipe(
         epochs=epochs,
@@ -32,7 +34,8 @@ def default(epochs: int = 30) -> Recipe:
 def small_pictures(epochs: int = 30) -> Recipe:
     """Sets of small pictures (CIFAR-10 and the like, 32 px): pad and crop, flip, label smoothing 0.1.
 
-    Data: up to 64 px. Expected number: none published.
+    Data: up to 64 px
+    Expected number: none published
     """
     return Recipe(epochs=epochs, weight_decay=0.1, crop="pad", flip=0.5, label_smoothing=0.1, eval_crop=1.0)
 
@@ -40,7 +43,8 @@ def small_pictures(epochs: int = 30) -> Recipe:
 def digits(epochs: int = 40) -> Recipe:
     """scikit-learn's 1,797 handwritten digits (8 px, grey): no flip, which would change the class.
 
-    Data: `digits`. Expected number: about 95 to 96 % top-1 on a fifth of them, with mu3/2 in 760 steps.
+    Data: `digits`
+    Expected number: about 95 to 96 % top-1 on a fifth of them, with mu3/2 in 760 steps
     """
     return Recipe(epochs=epochs, lr=8e-3, weight_decay=0.1, label_smoothing=0.1, crop="none", flip=0.0, eval_crop=1.0)
 
@@ -51,8 +55,9 @@ def finetune(like: Recipe | None = None, epochs: int = 20) -> Recipe:
     The augmentation is that of `like` (None: `default`). Touvron et al., "Three things everyone should know about
     Vision Transformers" (arXiv:2203.09795), section 4, fine-tunes at 384 px by AdamW and SGD and gives no rates; these
     are ours, for small budgets. DeiT III's command for 384 px has 20 epochs, lr 1e-5, weight_decay 0.1, batch_size 512.
-    Data: any. Expected number: none published for such short training; at 384 px on ImageNet ViT-S has 82.7 / 82.5 /
-    82.2 % top-1 with all, attention or ffn trained by AdamW, ViT-B 84.3 / 84.3 / 84.1 %.
+    Data: any
+    Expected number: none published for such short training; at 384 px on ImageNet ViT-S has 82.7 / 82.5 / 82.2 % top-1
+        with all, attention or ffn trained by AdamW, ViT-B 84.3 / 84.3 / 84.1 %
     """
     return (like or default()).with_(epochs=epochs, lr=3e-4, weight_decay=0.1)
 
@@ -60,7 +65,8 @@ def finetune(like: Recipe | None = None, epochs: int = 20) -> Recipe:
 def finetune_sgd(like: Recipe | None = None, epochs: int = 20) -> Recipe:
     """`finetune` by SGD with momentum 0.9 and without weight decay.
 
-    Data: any. Expected number: none published for such short training; at 384 px on ImageNet ViT-S has 82.6 / 82.3 /
-    82.0 % top-1 with all, attention or ffn trained by SGD, ViT-B 84.3 / 84.2 / 84.0 %.
+    Data: any
+    Expected number: none published for such short training; at 384 px on ImageNet ViT-S has 82.6 / 82.3 / 82.0 % top-1
+        with all, attention or ffn trained by SGD, ViT-B 84.3 / 84.2 / 84.0 %
     """
     return finetune(like, epochs).with_(optimizer="sgd", lr=0.01, weight_decay=0.0)

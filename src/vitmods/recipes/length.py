@@ -105,7 +105,8 @@ def resolve(recipe: Recipe, pictures: int, steps_per_epoch: int | None = None) -
 
 def resolve_on(recipe: Recipe, pictures: Pictures) -> Resolved:
     """The same on a data set. Raises UserError as `resolve` does."""
-    return resolve(recipe, len(pictures.splits["train"]), pictures.steps_per_epoch(recipe.batch_size))
+    steps = pictures.steps_per_epoch(recipe.batch_size)  # first: it is what refuses a set without train
+    return resolve(recipe, len(pictures.splits["train"]), steps)
 
 
 def _warmup_steps(recipe: Recipe, steps_per_epoch: int) -> float:

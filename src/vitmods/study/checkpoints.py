@@ -29,6 +29,11 @@ def checkpoint_of(source: str, seed: int = 0) -> str:
     return str(Path(source) / f"seed{chosen}")
 
 
+def seeds_in(source: str) -> list[str]:
+    """The checkpoints of seed0, seed1, ... in a folder of those; the checkpoint itself otherwise."""
+    return [str(Path(source) / f"seed{seed}") for seed in _seeds(Path(source))] or [source]
+
+
 def arms_in(source: str) -> dict[str, Arm]:
     """The arms, base among them, of a folder that holds several checkpoints; empty where `source` is a single one.
 

@@ -16,6 +16,7 @@ from vitmods.flops import count_macs, count_params
 from vitmods.recipes.length import resolve_on
 from vitmods.study.plan import Trial
 from vitmods.study.trial import TrialRunner, task_of
+from vitmods.study.words import duration
 from vitmods.train import train_trial
 from vitmods.vit import ViT
 
@@ -68,14 +69,14 @@ class Estimate:
         for arm in self.arms:
             sizes = f"{arm.params:,}", f"{arm.macs / 1e9:.3g}"
             told = (arm.arm, arm.changes) if named else (arm.arm,)
-            table.add_row(*told, *sizes, str(arm.trials), f"{arm.step_s:.3g}", _duration(arm.trial_s))
+            table.add_row(*told, *sizes, str(arm.trials), f"{arm.step_s:.3g}", duration(arm.trial_s))
         console = Console(file=io.StringIO(), width=100, color_system=None)
         with console.capture() as captured:
             console.print(table)
         lines = [line.rstrip() for line in captured.get().strip().splitlines()]
         splits = ", ".join(f"{count:,} {name}" for name, count in self.pictures.items())
         trials = sum(arm.trials for arm in self.arms)
-        lasts = f"about {_duration(self.total_s)} of training, and the measurement of costs"
+        lasts = f"about {duration(self.total_s)} of training, and the measurement of costs"
         done = f" ({self.finished} are finished)" if self.finished else ""
         return "\n".join(
             [
@@ -186,10 +187,3 @@ class _FirstSteps:
         if self._device.type != "cpu":
             torch.accelerator.synchronize(self._device)
         return time.perf_counter()
-
-
-def _duration(seconds: float) -> str:
-    """`40 s`, `12 min`, `3.5 h`: no more digits than such an estimate has."""
-    if seconds < 90:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

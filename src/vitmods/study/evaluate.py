@@ -1,64 +1,202 @@
-"""A finished trial's weights on pictures: its own, or others with the same classes."""
+"""A model's weights on pictures, by the protocols of `vitmods.evals`: a trial's, or those of another library."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from vitmods.adapters import open_checkpoint
+from vitmods.data import load
 from vitmods.errors import UserError
+from vitmods.evals.findings import Findings
+from vitmods.evals.intervals import mean_over_seeds
+from vitmods.evals.options import Options
+from vitmods.evals.protocols import check_protocols, protocol_named, run_protocols
+from vitmods.evals.subject import Progress, silent
 from vitmods.recipes import Recipe
+from vitmods.study.checkpoints import seeds_in
+from vitmods.study.defaults import ORDINARY
 from vitmods.study.start import open_trial
 from vitmods.study.store import read_json
-from vitmods.study.trial import load_pictures, task_of
-from vitmods.train.device import make_fabric, to_device
+from vitmods.study.trial import PICTURE_SETTINGS
+from vitmods.train.device import make_fabric
+from vitmods.vit import ViT
+
+if TYPE_CHECKING:
+    from vitmods.data import PictureSet
 
 
-def evaluate_trial(
-    folder: Path, *, split: str | None = None, data: str | None = None, batch_size: int = 64, device: str = "auto"
-) -> dict[str, Any]:
-    """Metrics of a trial's final weights over all pictures of a split.
+def evaluate(
+    checkpoints: str | Path | Sequence[str | Path],
+    protocols: Iterable[str] = ("top1",),
+    *,
+    split: str | None = None,
+    data: str | None = None,
+    batch_size: int = 64,
+    device: str = "auto",
+    workers: int = 0,
+    options: Options | None = None,
+    progress: Progress = silent,
+) -> list[dict[str, Any]]:
+    """What protocols find of each checkpoint on all pictures of a split, JSON-able; `over_seeds` sums several up.
 
     Args:
-        folder: a trial's folder, of `vitmods train` or of a study.
-        split: "train", "val" or "test"; None: the split that the trial was judged by. Training pictures are evaluated
-            without augmentation.
-        data: another data set; None: the trial's own.
+        checkpoints: one or several of: a trial's folder, of `vitmods train` or of a study; an arm's folder in a study,
+            which holds its seeds; or what `vitmods.adapters.open_checkpoint` opens.
+        protocols: keys of `vitmods.evals.protocols.PROTOCOLS`.
+        split: "train", "val" or "test"; None: the split that numbers of these pictures are reported on. Training
+            pictures are evaluated without augmentation.
+        data: the pictures; None: the trial's own.
         batch_size: pictures at a time.
         device: where; see `vitmods.train.train_trial`.
+        workers: threads that prepare pictures ahead.
+        options: of the protocols.
+        progress: may show how far it is.
+
+    Returns:
+        Of each: checkpoint, data, split, pictures; `metrics` and `intervals` of all protocols by the metric's name; and
+        what each protocol found beside them, in `protocols`.
 
     Raises:
-        UserError: the folder holds no finished trial, or the pictures do not fit it.
+        UserError: there is no such checkpoint, the pictures have other classes, or a protocol cannot use them; always
+            before anything is computed.
     """
+    chosen, options = [protocol_named(name) for name in protocols], options or Options()
+    each = [checkpoints] if isinstance(checkpoints, (str, Path)) else checkpoints
+    if not chosen or not each:
+        raise UserError("Name at least one checkpoint and one protocol: a trial's folder, for instance, and top1.")
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}.")
-    model = open_trial(folder)
-    config = read_json(folder / "config.json") or {}
-    recipe = Recipe.from_dict(config["recipe"])
-    pictures = load_pictures({**config["pictures"], "data": data or config["pictures"]["data"]}, recipe)
-    found = pictures.summary()["fingerprint"]
-    if data is None and found != config["data"]["fingerprint"]:
-        warnings.warn("the pictures are no longer those that the trial was trained on.", stacklevel=2)
-    _check_classes(tuple(config["data"]["classes"]), pictures.classes, pictures.name)
-    fabric = make_fabric(device, recipe.precision)
-    fabric.to_device(model)
-    split = split or pictures.eval_split
-    batches = (to_device(batch, fabric.device) for batch in pictures.eval_batches(split, batch_size))
-    with fabric.autocast():
-        metrics = task_of(recipe).evaluate(model, batches)
-    count = len(pictures.splits[split])
-    return {"folder": str(folder), "data": pictures.name, "split": split, "pictures": count, "metrics": metrics}
+    everything = _with_pictures([_open(found, data) for source in each for found in seeds_in(str(source))], workers)
+    names = [protocol.name for protocol in chosen]
+    for opened, pictures in everything:
+        check_protocols(pictures, names, split=split or pictures.eval_split, options=options)
+        if any(protocol.reads_logits for protocol in chosen):
+            _check_classes(opened, pictures)
+        if data is None and pictures.summary()["fingerprint"] != opened.fingerprint:
+            warnings.warn("the pictures are no longer those that the trial was trained on.", stacklevel=2)
+    found = []
+    for opened, pictures in everything:
+        fabric, where = make_fabric(device, opened.recipe.precision), split or pictures.eval_split
+        findings = run_protocols(
+            fabric.to_device(opened.model),
+            pictures,
+            names,
+            split=where,
+            batch_size=batch_size,
+            device=fabric.device,
+            options=options,
+            autocast=fabric.autocast,
+            progress=progress,
+        )
+        found.append(_told(opened, pictures, where, findings))
+    return found
 
 
-def _check_classes(trained: tuple[str, ...], found: tuple[str, ...], name: str) -> None:
+def over_seeds(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean of each metric over several evaluations of `evaluate`, with Student's interval over them.
+
+    Raises:
+        UserError: they are not of the same pictures.
+    """
+    pictures = {(one["data"], one["split"], one["pictures"]) for one in found}
+    if len(pictures) > 1:
+        raise UserError("The checkpoints were evaluated on different pictures: name the same with --data and --split.")
+    values = {name: [one["metrics"][name] for one in found] for name in found[0]["metrics"]}
+    intervals = {name: mean_over_seeds(row) for name, row in values.items()}
+    return {
+        "checkpoints": list(found),
+        "metrics": {name: sum(row) / len(row) for name, row in values.items()},
+        "intervals": {name: list(ends) for name, ends in intervals.items() if ends is not None},
+    }
+
+
+def _told(opened: _Opened, pictures: PictureSet, split: str, findings: Mapping[str, Findings]) -> dict[str, Any]:
+    return {
+        "checkpoint": opened.source,
+        "data": pictures.name,
+        "split": split,
+        "pictures": pictures.summary()["splits"][split]["count"],
+        "metrics": {name: value for found in findings.values() for name, value in found.metrics.items()},
+        "intervals": {name: list(ends) for found in findings.values() for name, ends in found.intervals.items()},
+        "protocols": {name: found.detail for name, found in findings.items()},
+    }
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A checkpoint, and the settings of its pictures; `classes` is None where a file does not name them."""
+
+    source: str
+    model: ViT
+    recipe: Recipe
+    settings: Mapping[str, Any]
+    classes: tuple[str, ...] | None = None
+    fingerprint: str | None = None
+
+
+def _open(source: str, data: str | None) -> _Opened:
+    folder = Path(source)
+    config = (read_json(folder / "config.json") or {}) if folder.is_dir() else {}
+    if "recipe" in config or (folder.is_dir() and data is None):
+        return _open_trial(folder, config, data)
+    if data is None:
+        raise UserError(f"{source} is no trial's folder, which names its pictures: say which with --data.")
+    return _open_other(source, data)
+
+
+def _open_trial(folder: Path, config: Mapping[str, Any], data: str | None) -> _Opened:
+    model, recipe = open_trial(folder), Recipe.from_dict(config["recipe"])
+    settings = {name: value for name, value in config["pictures"].items() if name in PICTURE_SETTINGS}
+    known = config["data"]
+    settings |= {} if data is None else {"data": data}
+    return _Opened(str(folder), model, recipe, settings, tuple(known["classes"]), known["fingerprint"])
+
+
+def _open_other(source: str, data: str) -> _Opened:
+    """Pictures in the model's size and channels, normalised and cropped as its library says, split as by default."""
+    model = open_checkpoint(source)
+    seen, shape = model.pretrained_cfg, model.config
+    view = {"eval_crop": seen.get("crop_pct"), "resample": seen.get("interpolation")}
+    recipe = Recipe(mean=tuple(seen["mean"]), std=tuple(seen["std"])).with_(**{k: v for k, v in view.items() if v})
+    fractions = {"val_fraction": ORDINARY.val_fraction, "test_fraction": ORDINARY.test_fraction}
+    settings = {"data": data, "img_size": shape.img_size, "in_chans": shape.in_chans, **fractions}
+    return _Opened(source, model, recipe, settings)
+
+
+def _with_pictures(all_opened: Sequence[_Opened], workers: int) -> list[tuple[_Opened, PictureSet]]:
+    """Each with its pictures; those that follow one another with the same settings are read once."""
+    found: list[tuple[_Opened, PictureSet]] = []
+    for opened in all_opened:
+        last = found[-1] if found else None
+        if last is not None and (last[0].settings, last[0].recipe) == (opened.settings, opened.recipe):
+            found.append((opened, last[1]))
+            continue
+        settings = dict(opened.settings)
+        found.append((opened, load(settings.pop("data"), recipe=opened.recipe, workers=workers, **settings)))
+    return found
+
+
+def _check_classes(opened: _Opened, pictures: PictureSet) -> None:
     """As many classes are not enough: under other names, or in another order, every number would be wrong."""
-    if len(found) != len(trained):
-        what = f"the model has {len(trained)} classes and {name} has {len(found)}"
-    elif found != trained:
-        mine, theirs = next(pair for pair in zip(trained, found) if pair[0] != pair[1])
-        what = f"where the model knows the class {mine!r}, {name} has {theirs!r}"
-    else:
+    found, outputs = pictures.classes, opened.model.num_classes
+    remedy = "Give pictures of the same classes, in folders of the same names; fewshot, probe and knn take any."
+    if pictures.class_map is not None:
+        if max(pictures.class_map) >= outputs:
+            raise UserError(f"{pictures.name} is for models of more classes than {outputs}: give one of those.")
         return
-    raise UserError(
-        f"These are other classes: {what}. Give pictures of the same classes, in folders of the same names."
-    )
+    if len(found) != outputs:
+        what = f"the model has {outputs} classes and {pictures.name} has {len(found)}"
+        raise UserError(f"These are other classes: {what}. {remedy}")
+    if opened.classes is None:
+        warnings.warn(
+            f"the checkpoint does not name its classes: they are taken to be those of {pictures.name}, in its order.",
+            stacklevel=3,
+        )
+    elif found != opened.classes:
+        mine, theirs = next(pair for pair in zip(opened.classes, found) if pair[0] != pair[1])
+        what = f"where the model knows the class {mine!r}, {pictures.name} has {theirs!r}"
+        raise UserError(f"These are other classes: {what}. {remedy}")

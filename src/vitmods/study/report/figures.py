@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ def forest(rows: Sequence[Row], margin: float, metric: str, inline: Inliner, nar
         for y, row in enumerate(rows):
             _draw_effect(axes, y + (0.16 if narrow else -0.06), row)
             _label_effect(axes, y, row, narrow)
-        _style(axes)
+        style(axes)
         axes.set_xlabel(f"difference to base, points of {metric}", color=COLOUR["muted"], fontsize=12, labelpad=6)
         axes.tick_params(labelsize=12)
         label = "; ".join(f"{row.name}: {signed(row.effect.mean)} {interval(row.effect)}" for row in rows)
@@ -79,10 +79,10 @@ def _label_effect(axes: Any, y: float, row: Row, narrow: bool) -> None:
     verdict = f"{GLYPHS[effect.verdict]} {effect.verdict}"
     colour = COLOUR[effect.verdict.replace(" ", "-")]
     texts: list[tuple[float, float, str, str, str]] = (
-        [(0, y - 0.2, _clipped(row.name, 20), "left", COLOUR["ink"]), (1, y - 0.2, numbers, "right", colour)]
+        [(0, y - 0.2, clipped(row.name, 20), "left", COLOUR["ink"]), (1, y - 0.2, numbers, "right", colour)]
         if narrow
         else [
-            (-0.03, y, _clipped(row.name, 24), "right", COLOUR["ink"]),
+            (-0.03, y, clipped(row.name, 24), "right", COLOUR["ink"]),
             (1.03, y, numbers, "left", COLOUR["ink"]),
             (1.455, y, verdict, "left", colour),
         ]
@@ -94,7 +94,8 @@ def _label_effect(axes: Any, y: float, row: Row, narrow: bool) -> None:
                   parse_math=False, clip_on=False)  # fmt: skip
 
 
-def _clipped(name: str, length: int) -> str:
+def clipped(name: str, length: int) -> str:
+    """A name without control characters, cut to so many characters."""
     plain = "".join(" " if unicodedata.category(char).startswith("C") else char for char in name)
     return plain if len(plain) <= length else plain[: length - 1] + "…"
 
@@ -147,7 +148,7 @@ def curve_panel(
             axes.set_ylim(max(low, 0), min(high, 101))
         axes.set_xlim(0, 1.02 * axis.end or 1)
         axes.locator_params(nbins=5)
-        _style(axes)
+        style(axes)
         axes.grid(axis="y", color=COLOUR["line"], lw=0.8)
         axes.set_axisbelow(True)
         axes.set_xlabel(axis.label, color=COLOUR["muted"], fontsize=11, labelpad=3)
@@ -185,9 +186,10 @@ def _common(curves: Sequence[Curve], axis: Axis) -> tuple[np.ndarray, np.ndarray
     return x, np.array([curve.score[kept] for curve in curves])
 
 
-def _style(axes: Any) -> None:
+def style(axes: Any, colours: Mapping[str, str] = COLOUR) -> None:
+    """A line below and no other frame, quiet ticks."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(COLOUR["line"])
-    axes.tick_params(colors=COLOUR["muted"], length=0, pad=5)
+    axes.spines["bottom"].set_color(colours["line"])
+    axes.tick_params(colors=colours["muted"], length=0, pad=5)
     axes.patch.set_visible(False)

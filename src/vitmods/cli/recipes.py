@@ -1,0 +1,93 @@
+"""`vitmods recipes`: what a training may start from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from vitmods.cli.options import parse
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+    from vitmods.recipes.describe import Description
+
+
+@dataclass(frozen=True)
+class Recipes:
+    """List the recipes: what each is for, its paper, its data, and the number to expect.
+
+    Their settings are written in parentheses: --recipe "augreg(level=light1,epochs=30,warmup_epochs=3)".
+
+    examples:
+      vitmods recipes
+      vitmods recipe show a2 --model B/16
+      vitmods compare --data path/to/pictures --recipe "augreg(level=light1,epochs=30,warmup_epochs=3)" --arms dpn
+    """
+
+    json: bool = False
+    """print JSON, for programs"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    options = parse(Recipes, arguments, "recipes")
+    from vitmods.recipes import FINETUNING, OURS, PAPERS, PAPERS_FINETUNING
+    from vitmods.recipes.describe import describe
+
+    groups = {
+        "for small budgets": OURS | FINETUNING,
+        "of papers": PAPERS,
+        "of papers, for trained weights": PAPERS_FINETUNING,
+    }
+    described = {
+        title: [describe(name, function) for name, function in recipes.items()] for title, recipes in groups.items()
+    }
+    if options.json:
+        print(json.dumps([asdict(one) for group in described.values() for one in group], indent=1))
+        return 0
+    _print(described)
+    return 0
+
+
+def _print(described: dict[str, list[Description]]) -> None:
+    from rich.console import Console
+
+    console = Console()
+    for title, group in described.items():
+        console.print(_table(title, group))
+    console.print("vitmods recipe show NAME prints all of a recipe, resolved for a data set.", style="dim")
+
+
+def _table(title: str, group: list[Description]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 1, 0))
+    table.add_column("recipe", no_wrap=True, min_width=17)
+    table.add_column(title, ratio=1)
+    for one in group:
+        table.add_row(Text(one.name, style="bold"), _told(one))
+    return table
+
+
+def _told(one: Description) -> Group:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = {
+        "paper": one.paper,
+        "data": one.data,
+        "expected": one.expected_number,
+        "settings": ", ".join(one.arguments),
+    }
+    told = Table.grid(padding=(0, 2, 0, 0))
+    for label, value in rows.items():
+        if value:
+            told.add_row(Text(label, style="cyan"), Text(value, style="dim" if label == "settings" else ""))
+    return Group(Text(one.summary, style="bold"), told)

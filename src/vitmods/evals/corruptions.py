@@ -1,0 +1,126 @@
+"""Accuracy on corrupted pictures: Hendrycks and Dietterich, 2019, arXiv:1903.12261 (ImageNet-C), on any pictures.
+
+Two numbers, which are not comparable with one another: the mean error over all corruptions and severities, and mCE, in
+which each corruption's error is divided by AlexNet's on ImageNet-C. mCE weighs corruptions as that paper does on any
+pictures, but its values compare with published ones on ImageNet-C alone.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitmods.data.corruptions import check_corruptions, corrupt
+from vitmods.errors import UserError
+from vitmods.evals.findings import Findings
+from vitmods.evals.intervals import mean_over_pictures
+from vitmods.evals.metrics import Metric
+from vitmods.evals.options import SEVERITIES, Options
+from vitmods.evals.subject import Subject
+
+if TYPE_CHECKING:
+    from vitmods.data import PictureSet
+
+METRICS = (
+    Metric("mean_corruption_error", "mean error on corrupted pictures", "corruptions", higher_is_better=False),
+    Metric("corruption_increase", "increase of the error by corruption", "corruptions", higher_is_better=False),
+    Metric("mce", "mCE (relative to AlexNet on ImageNet-C)", "corruptions", higher_is_better=False),
+)
+ALEXNET = {
+    "gaussian_noise": 0.886428, "shot_noise": 0.894468, "impulse_noise": 0.922640, "defocus_blur": 0.819880,
+    "glass_blur": 0.826268, "motion_blur": 0.785948, "zoom_blur": 0.798360, "snow": 0.866816, "frost": 0.826572,
+    "fog": 0.819324, "brightness": 0.564592, "contrast": 0.853204, "elastic_transform": 0.646056, "pixelate": 0.717840,
+    "jpeg_compression": 0.606500,
+}  # fmt: skip
+"""AlexNet's error on ImageNet-C, mean over the five severities."""
+_SEED = 0
+
+Corrupt = Callable[..., Tensor]
+
+
+def check(pictures: "PictureSet", split: str, options: Options) -> None:
+    """UserError for a corruption that does not exist or that such pictures cannot have, or frost without textures."""
+    names = corruptions_of(options)
+    check_corruptions(names, textures=options.textures)
+    blank, index = torch.zeros(1, pictures.in_chans, *pictures.img_size, dtype=torch.uint8), torch.zeros(1).long()
+    for name in names:
+        corrupt(blank, name, options.severities[0], seed=_SEED, index=index, textures=options.textures)
+
+
+def corruptions_of(options: Options) -> tuple[str, ...]:
+    """Those that are asked for; ImageNet-C's where nothing is."""
+    return options.corruptions or tuple(ALEXNET)
+
+
+def is_complete(options: Options) -> bool:
+    """Whether mCE is defined: all of ImageNet-C's corruptions at all severities."""
+    return set(corruptions_of(options)) >= set(ALEXNET) and set(options.severities) == set(SEVERITIES)
+
+
+def check_complete(options: Options) -> None:
+    """UserError where mCE is not defined."""
+    if not is_complete(options):
+        raise UserError(
+            "mCE needs all 15 corruptions of ImageNet-C at all 5 severities: leave --corruptions and --severities out, "
+            "or ask for mean_corruption_error."
+        )
+
+
+def corruption_error(subject: Subject, corrupt: Corrupt = corrupt) -> Findings:
+    """The protocol: the error at every corruption and severity, its mean, the increase over the clean error, and mCE.
+
+    mCE needs all of ImageNet-C's corruptions at all severities, and is left out without them; others are not part of
+    it. Intervals are over pictures: a picture counts once, with the mean over all its corrupted forms.
+
+    Args:
+        subject: the model and the pictures.
+        corrupt: as `vitmods.data.corruptions.corrupt`.
+    """
+    names = corruptions_of(subject.options)
+    clean = (subject.logits.argmax(dim=1) != subject.targets).numpy().astype(np.float64)
+    wrong = {name: _wrong(subject, name, corrupt) for name in subject.progress(names, len(names), "corruptions")}
+    mean = np.mean([rows.mean(axis=0) for rows in wrong.values()], axis=0)
+    by_picture = {"mean_corruption_error": mean, "corruption_increase": mean - clean}
+    if is_complete(subject.options):
+        by_picture["mce"] = np.mean([wrong[name].mean(axis=0) / error for name, error in ALEXNET.items()], axis=0)
+    intervals = {name: mean_over_pictures(values) for name, values in by_picture.items()}
+    errors = {name: rows.mean(axis=1).tolist() for name, rows in wrong.items()}
+    return Findings(
+        metrics={name: float(values.mean()) for name, values in by_picture.items()},
+        detail=_detail(subject, float(clean.mean()), errors),
+        intervals={name: ends for name, ends in intervals.items() if ends is not None},
+    )
+
+
+def _wrong(subject: Subject, name: str, corrupt: Corrupt) -> NDArray[np.float64]:
+    """1 where a corrupted picture is taken for another class, else 0: (severities, n).
+
+    All severities come from one pass over the pictures, which need not be read more often.
+    """
+    options = subject.options
+
+    def change(pictures: Tensor, index: Tensor) -> Tensor:
+        settings = {"seed": _SEED, "index": index, "textures": options.textures}
+        return torch.cat([corrupt(pictures, name, severity, **settings) for severity in options.severities])
+
+    columns = []
+    for batch in subject.pictures.eval_batches(subject.split, subject.batch_size, change=change):
+        predicted = subject.predicted(batch.images).reshape(len(options.severities), -1)
+        columns.append(predicted != batch.targets)
+    return torch.cat(columns, dim=1).double().numpy()
+
+
+def _detail(subject: Subject, clean: float, errors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    return {
+        "pictures": len(subject.targets),
+        "clean_error": clean,
+        "severities": list(subject.options.severities),
+        "errors": dict(errors),
+        "mean_errors": {name: float(np.mean(values)) for name, values in errors.items()},
+        "ratio_to_alexnet": {
+            name: float(np.mean(errors[name])) / error for name, error in ALEXNET.items() if name in errors
+        },
+    }

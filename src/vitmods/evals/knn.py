@@ -1,0 +1,54 @@
+"""k nearest neighbours among the training pictures, by cosine, as in DINO (Caron et al., 2021, arXiv:2104.14294).
+
+The 20 nearest vote for their classes with weight exp(similarity / 0.07).
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitmods.evals.findings import Findings
+from vitmods.evals.intervals import share
+from vitmods.evals.metrics import Metric
+from vitmods.evals.options import Options
+from vitmods.evals.subject import Subject
+from vitmods.evals.trained_on import check_can_learn
+
+if TYPE_CHECKING:
+    from vitmods.data import PictureSet
+
+METRICS = (Metric("knn", "nearest-neighbour accuracy", "knn"),)
+NEIGHBOURS, TEMPERATURE = 20, 0.07
+_SIMILARITIES = 2**26  # at a time: a quarter of a gigabyte
+
+
+def check(pictures: "PictureSet", split: str, options: Options) -> None:
+    """UserError where a class has no training picture."""
+    check_can_learn(pictures, split, "knn")
+
+
+@torch.inference_mode()
+def knn(subject: Subject) -> Findings:
+    """The protocol: accuracy on the evaluated split with Wilson's interval."""
+    train, tested = subject.features("train"), subject.features(subject.split)
+    known, labels = train.features.to(subject.device), train.targets.to(subject.device)
+    scores = vote(known, labels, tested.features.to(subject.device), len(subject.pictures.classes))
+    hits, pictures = int((scores.argmax(dim=1).cpu() == tested.targets).sum()), len(tested.targets)
+    return Findings(
+        metrics={"knn": hits / pictures},
+        detail={"pictures": pictures, "neighbours": min(NEIGHBOURS, len(labels)), "temperature": TEMPERATURE},
+        intervals={"knn": share(hits, pictures)},
+    )
+
+
+def vote(known: Tensor, labels: Tensor, asked: Tensor, classes: int) -> Tensor:
+    """Scores (M, K) of features (M, C) by their nearest among features (N, C) of the classes (N,)."""
+    known, asked = F.normalize(known, dim=1), F.normalize(asked, dim=1)
+    scores = []
+    for part in asked.split(max(1, _SIMILARITIES // len(known))):
+        nearest = (part @ known.T).topk(min(NEIGHBOURS, len(known)), dim=1)
+        weights = (nearest.values / TEMPERATURE).exp()
+        scores.append(weights.new_zeros(len(part), classes).scatter_add(1, labels[nearest.indices], weights))
+    return torch.cat(scores)

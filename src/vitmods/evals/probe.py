@@ -1,0 +1,128 @@
+"""Linear probe: multinomial logistic regression on standardised features of all training pictures.
+
+The strength of L2 is chosen by accuracy on pictures that are not evaluated: val, or, where val is what is evaluated or
+there is none, a part of train; the probe is then trained on all of train again.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from torch import Tensor
+
+from vitmods.errors import UserError
+from vitmods.evals.findings import Findings
+from vitmods.evals.intervals import share
+from vitmods.evals.metrics import Metric
+from vitmods.evals.options import Options
+from vitmods.evals.subject import Features, Subject
+from vitmods.evals.trained_on import check_can_learn, training_counts
+
+if TYPE_CHECKING:
+    from vitmods.data import PictureSet
+
+METRICS = (Metric("probe", "linear probe accuracy", "probe"),)
+STRENGTHS = tuple(10.0**power for power in range(1, -7, -1))  # from strong to weak: each begins where the last ended
+_HELD_OUT, _ITERATIONS = 5, 500
+
+
+def check(pictures: "PictureSet", split: str, options: Options) -> None:
+    """UserError where a class has no training picture, or none can be spared to choose L2 by."""
+    check_can_learn(pictures, split, "probe")
+    if _choosing_split(pictures, split) is None and max(training_counts(pictures, split, "probe").values()) < 2:
+        raise UserError("probe chooses L2 on val or on a part of train, and every class has one training picture.")
+
+
+def probe(subject: Subject) -> Findings:
+    """The protocol: accuracy on the evaluated split with Wilson's interval."""
+    train, tested = subject.features("train"), subject.features(subject.split)
+    classes, device = len(subject.pictures.classes), subject.device
+    by = _choosing_split(subject.pictures, subject.split)
+    learnt, judged = (train, subject.features(by)) if by else _cut(train)
+    accuracies, fits = {}, {}
+    for l2, fitted in _path(learnt, classes, device):
+        accuracies[l2], fits[l2] = fitted.hits(judged) / len(judged.targets), fitted
+    best = max(accuracies, key=accuracies.__getitem__)
+    chosen = fits[best] if by else fit(train, classes, best, device)
+    hits, pictures = chosen.hits(tested), len(tested.targets)
+    return Findings(
+        metrics={"probe": hits / pictures},
+        detail={
+            "pictures": pictures,
+            "l2": best,
+            "chosen_on": by or "a fifth of train",
+            "accuracy_by_l2": [{"l2": l2, "accuracy": value} for l2, value in accuracies.items()],
+        },
+        intervals={"probe": share(hits, pictures)},
+    )
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Weights (C + 1, K), the bias last, for features that are standardised by mean and std (C,)."""
+
+    weights: NDArray[np.float64]
+    mean: Tensor
+    std: Tensor
+
+    def hits(self, on: Features) -> int:
+        """Pictures of which the class with the highest score is the right one."""
+        weights = torch.from_numpy(self.weights).float()
+        scores = (on.features - self.mean) / self.std @ weights[:-1] + weights[-1]
+        return int((scores.argmax(dim=1) == on.targets).sum())
+
+
+def fit(on: Features, classes: int, l2: float, device: torch.device, start: NDArray[np.float64] | None = None) -> Fit:
+    """Weights that make the mean cross-entropy + l2 / 2 * |W|^2 least; the bias is not punished.
+
+    By L-BFGS from `start`, or from zero; loss and gradient are computed on `device`.
+    """
+    mean, std = on.features.mean(dim=0), on.features.std(dim=0, correction=0)
+    std = torch.where(std > 0, std, 1.0)
+    x, y = ((on.features - mean) / std).to(device), on.targets.to(device)
+    shape = (x.shape[1] + 1, classes)
+
+    def loss_and_gradient(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        weights = torch.from_numpy(flat.reshape(shape)).to(device, torch.float32)
+        log_p = (x @ weights[:-1] + weights[-1]).log_softmax(dim=1)
+        loss = F.nll_loss(log_p, y).item()
+        error = log_p.exp_()
+        error[torch.arange(len(y), device=device), y] -= 1
+        error /= len(y)
+        gradient = torch.cat([x.T @ error, error.sum(dim=0, keepdim=True)]).double().cpu().numpy()
+        punished = flat.reshape(shape)[:-1]
+        gradient[:-1] += l2 * punished
+        return loss + l2 / 2 * float((punished**2).sum()), gradient.ravel()
+
+    first = np.zeros(shape) if start is None else start
+    options = {"maxiter": _ITERATIONS, "gtol": 1e-5}
+    found = minimize(loss_and_gradient, first.ravel(), jac=True, method="L-BFGS-B", options=options)
+    return Fit(found.x.reshape(shape), mean, std)
+
+
+def _path(on: Features, classes: int, device: torch.device) -> Iterator[tuple[float, Fit]]:
+    weights = None
+    for l2 in STRENGTHS:
+        fitted = fit(on, classes, l2, device, weights)
+        weights = fitted.weights
+        yield l2, fitted
+
+
+def _choosing_split(pictures: "PictureSet", split: str) -> str | None:
+    return "val" if split != "val" and "val" in pictures.summary()["splits"] else None
+
+
+def _cut(train: Features) -> tuple[Features, Features]:
+    """Four fifths of each class and the rest; a class of two gives one to each."""
+    labels = train.targets.numpy()
+    rank = np.empty(len(labels), dtype=np.int64)
+    for number in np.unique(labels):
+        members = np.flatnonzero(labels == number)
+        rank[members] = np.arange(len(members))
+    held_out = torch.from_numpy(rank % _HELD_OUT == 1)
+    return tuple(Features(train.features[part], train.targets[part]) for part in (~held_out, held_out))  # type: ignore

@@ -1,0 +1,140 @@
+"""The protocols by name, the metrics that they give, and running several on one model."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from vitmods.errors import UserError, nearest
+from vitmods.evals import accuracy, calibration, confusion, corruptions, fewshot, knn, probe
+from vitmods.evals.findings import Findings
+from vitmods.evals.metrics import Metric
+from vitmods.evals.options import Options
+from vitmods.evals.subject import Progress, Subject, silent
+
+if TYPE_CHECKING:
+    from vitmods.data import PictureSet
+
+
+def _any_pictures(pictures: "PictureSet", split: str, options: Options) -> None:
+    """Nothing is asked of them."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One way of measuring: what it is in words, its metrics, what it does, and what it asks of the pictures.
+
+    `check` raises UserError where the pictures or the options do not allow it; it looks at no pixel. `reads_logits`:
+    the model must have been trained on the classes of the pictures; otherwise its features are all that is read.
+    """
+
+    name: str
+    title: str
+    metrics: tuple[Metric, ...]
+    run: Callable[[Subject], Findings]
+    check: Callable[["PictureSet", str, Options], None] = _any_pictures
+    reads_logits: bool = True
+
+
+_ALL = (
+    Protocol("top1", "accuracy, with that of each class", accuracy.METRICS, accuracy.accuracy),
+    Protocol("calibration", "whether probabilities are what they say", calibration.METRICS, calibration.calibration),
+    Protocol("confusion", "which classes are taken for which", confusion.METRICS, confusion.confusion),
+    Protocol("fewshot", "least squares on few pictures", fewshot.METRICS, fewshot.fewshot, fewshot.check, False),
+    Protocol("probe", "logistic regression on the features", probe.METRICS, probe.probe, probe.check, False),
+    Protocol("knn", "nearest neighbours in the features", knn.METRICS, knn.knn, knn.check, False),
+    Protocol(
+        "corruptions",
+        "error under corruption",
+        corruptions.METRICS,
+        corruptions.corruption_error,
+        corruptions.check,
+    ),
+)
+PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in _ALL}
+METRICS: dict[str, Metric] = {metric.name: metric for protocol in PROTOCOLS.values() for metric in protocol.metrics}
+
+
+def metric_named(name: str) -> Metric:
+    """The metric of that name, few-shot accuracy for any number of shots; UserError with the nearest for others."""
+    shots = fewshot.shots_of(name)
+    if shots is not None:
+        return fewshot.metric(shots)
+    if name not in METRICS:
+        raise UserError(f"There is no metric {name!r}. {nearest(name, METRICS)}")
+    return METRICS[name]
+
+
+def protocol_named(name: str) -> Protocol:
+    """The protocol of that name; UserError with the nearest where there is none."""
+    if name not in PROTOCOLS:
+        raise UserError(f"There is no protocol {name!r}. {nearest(name, PROTOCOLS)}")
+    return PROTOCOLS[name]
+
+
+def options_for(metric: str, options: Options) -> Options:
+    """The options with which a protocol gives this metric and does nothing for its others.
+
+    Raises:
+        UserError: there is no such metric, or the options leave it out.
+    """
+    shots = fewshot.shots_of(metric)
+    if metric_named(metric).name == "mce":
+        corruptions.check_complete(options)
+    return options if shots is None else replace(options, shots=(shots,))
+
+
+def check_protocols(
+    pictures: "PictureSet", names: Iterable[str], *, split: str, options: Options | None = None
+) -> None:
+    """Raise UserError, before long work, where `run_protocols` could not give what is asked.
+
+    That is: an unknown protocol (the nearest is named), a split that is missing, or pictures and options that a
+    protocol cannot use.
+    """
+    if split not in pictures.summary()["splits"]:
+        raise UserError(f'There is no split "{split}"; this set has {", ".join(pictures.summary()["splits"])}.')
+    for protocol in [protocol_named(name) for name in names]:
+        protocol.check(pictures, split, options or Options())
+
+
+def run_protocols(
+    model: nn.Module,
+    pictures: "PictureSet",
+    names: Iterable[str],
+    *,
+    split: str,
+    batch_size: int,
+    device: torch.device,
+    options: Options | None = None,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    progress: Progress = silent,
+) -> dict[str, Findings]:
+    """What the named protocols find; the split goes through the model once for all that read its outputs.
+
+    Args:
+        model: pictures (B, C, H, W) to logits (B, K), with `get_classifier`, on `device`. Its mode is left as it was.
+        pictures: see `vitmods.data.load`.
+        names: keys of `PROTOCOLS`.
+        split: "train", "val" or "test"; training pictures are seen without augmentation.
+        batch_size: pictures at a time.
+        device: where the model is.
+        options: of the protocols.
+        autocast: surrounds every forward pass, for arithmetic in lower precision.
+        progress: may show how far it is.
+
+    Raises:
+        UserError: as `check_protocols`.
+    """
+    names, options = list(names), options or Options()
+    check_protocols(pictures, names, split=split, options=options)
+    subject = Subject(model, pictures, split, batch_size, device, options, autocast, progress)
+    training = model.training
+    model.eval()
+    try:
+        return {name: PROTOCOLS[name].run(subject) for name in names}
+    finally:
+        model.train(training)

@@ -1,0 +1,86 @@
+"""Made-up pictures and a model that is quick, with what the protocols read of them."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from vitmods.evals.options import Options
+from vitmods.evals.subject import Subject
+
+
+class MadeUpPictures:
+    """Pictures of noise around a mean of their class, uint8 (1, 4, 4); `splits` name -> how many of each class."""
+
+    name, in_chans, img_size, class_map = "made up", 1, (4, 4), None
+
+    def __init__(self, splits, classes=3, seed=0, noise=60.0):
+        rng = np.random.default_rng(seed)
+        means = rng.uniform(60, 190, (classes, 16))
+        self.classes = tuple(f"class {number}" for number in range(classes))
+        self.splits, self.pixels = {}, {}
+        for name, counts in splits.items():
+            labels = rng.permutation(np.repeat(np.arange(classes), counts))
+            self.pixels[name] = np.clip(means[labels] + rng.normal(0, noise, (len(labels), 16)), 0, 255).astype("uint8")
+            self.splits[name] = SimpleNamespace(labels=labels, label_sets=None)
+        self.passes = 0
+
+    def summary(self):
+        counts = {name: np.bincount(split.labels, minlength=len(self.classes)) for name, split in self.splits.items()}
+        return {
+            "splits": {
+                name: {"count": int(count.sum()), "per_class": dict(zip(self.classes, count.tolist()))}
+                for name, count in counts.items()
+            }
+        }
+
+    def eval_batches(self, split, batch_size, change=None):
+        self.passes += 1
+        pixels, every = (
+            torch.from_numpy(self.pixels[split]).reshape(-1, 1, 4, 4),
+            torch.from_numpy(self.splits[split].labels),
+        )
+        for index in torch.arange(len(every)).split(batch_size):
+            pictures = pixels[index]
+            pictures = pictures if change is None else change(pictures, index)
+            yield SimpleNamespace(images=pictures / 255 - 0.5, targets=every[index], index=index)
+
+
+class SmallModel(nn.Module):
+    """Two linear maps; the second is the head."""
+
+    def __init__(self, classes=3, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.body, self.head = nn.Linear(16, 8), nn.Linear(8, classes)
+
+    def get_classifier(self):
+        return self.head
+
+    def forward(self, x):
+        return self.head(self.body(x.flatten(1)).tanh())
+
+
+@pytest.fixture(scope="session")
+def made_up():
+    """made_up(train=[40, 30, 20], test=20) -> pictures."""
+
+    def make(classes=3, seed=0, noise=60.0, **splits):
+        return MadeUpPictures(splits or {"train": 40, "val": 10, "test": 30}, classes, seed, noise)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def small_model():
+    return SmallModel
+
+
+@pytest.fixture(scope="session")
+def subject_of():
+    def make(model, pictures, split="test", batch_size=32, **options):
+        return Subject(model.eval(), pictures, split, batch_size, torch.device("cpu"), Options(**options))
+
+    return make

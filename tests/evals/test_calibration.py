@@ -1,0 +1,83 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import log_loss
+
+from vitmods.evals.calibration import (
+    bins_of_equal_size,
+    bins_of_equal_width,
+    calibration,
+    calibration_error,
+    reliability,
+)
+
+
+def slow_ece(confidence, correct, bins=15):
+    """Guo et al., Eq. 3, bin by bin."""
+    total = 0.0
+    for m in range(1, bins + 1):
+        inside = [i for i, p in enumerate(confidence) if (m - 1) / bins < p <= m / bins]
+        if inside:
+            accuracy, mean = np.mean([correct[i] for i in inside]), np.mean([confidence[i] for i in inside])
+            total += len(inside) / len(confidence) * abs(accuracy - mean)
+    return total
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 200))
+@settings(max_examples=50)
+def test_ece_is_the_paper_s_and_does_not_depend_on_the_order(seed, n):
+    rng = np.random.default_rng(seed)
+    confidence, correct = rng.uniform(0.01, 1, n), rng.random(n) < 0.7
+    ece = calibration_error(confidence, correct, bins_of_equal_width(confidence))
+    assert ece == pytest.approx(slow_ece(confidence, correct), abs=1e-12)
+    assert 0 <= ece <= 1
+    order = rng.permutation(n)
+    for binned in (bins_of_equal_width, bins_of_equal_size):
+        again = calibration_error(confidence[order], correct[order], binned(confidence[order]))
+        assert again == pytest.approx(calibration_error(confidence, correct, binned(confidence)), abs=1e-12)
+
+
+def test_the_upper_end_belongs_to_a_bin():
+    assert bins_of_equal_width(np.array([1 / 15, 1 / 15 + 1e-9, 1.0])).tolist() == [0, 1, 14]
+
+
+def test_bins_of_equal_size_are():
+    confidence = np.random.default_rng(0).uniform(0, 1, 151) ** 4
+    sizes = np.bincount(bins_of_equal_size(confidence))
+    assert len(sizes) == 15
+    assert set(sizes) <= {10, 11}
+    ends = [confidence[bins_of_equal_size(confidence) == m] for m in range(15)]
+    assert all(low.max() <= high.min() for low, high in pairwise(ends))
+
+
+def test_perfect_calibration_has_no_error_and_overconfidence_has_its_own():
+    rng = np.random.default_rng(0)
+    confidence = rng.uniform(0.2, 1, 200_000)
+    correct = rng.random(200_000) < confidence
+    for binned in (bins_of_equal_width, bins_of_equal_size):
+        assert calibration_error(confidence, correct, binned(confidence)) < 0.005
+    sure = np.full(1000, 0.9)
+    assert calibration_error(sure, np.arange(1000) < 600, bins_of_equal_width(sure)) == pytest.approx(0.3)
+
+
+def test_reliability_holds_every_picture():
+    confidence, correct = np.array([0.05, 0.06, 0.5, 1.0]), np.array([True, False, True, True])
+    rows = reliability(confidence, correct, bins_of_equal_width(confidence))
+    assert [(row["bin"], row["pictures"], row["accuracy"]) for row in rows] == [(0, 2, 0.5), (7, 1, 1.0), (14, 1, 1.0)]
+    assert rows[0]["confidence"] == pytest.approx(0.055)
+
+
+def test_the_protocol(subject_of, made_up, small_model):
+    subject = subject_of(small_model(), made_up())
+    found = calibration(subject)
+    p, targets = subject.logits.double().softmax(1).numpy(), subject.targets.numpy()
+    confidence, correct = p.max(1), p.argmax(1) == targets
+    assert found.metrics["ece"] == pytest.approx(slow_ece(confidence, correct), abs=1e-9)
+    assert found.metrics["nll"] == pytest.approx(log_loss(targets, p), rel=1e-9)
+    assert found.metrics["brier"] == pytest.approx(((p - np.eye(3)[targets]) ** 2).sum(1).mean(), rel=1e-9)
+    assert set(found.intervals) == {"nll", "brier"}
+    assert all(low < found.metrics[name] < high for name, (low, high) in found.intervals.items())
+    assert sum(row["pictures"] for row in found.detail["reliability"]) == len(targets)

@@ -1,0 +1,116 @@
+import json
+
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods.errors import UserError
+from vitmods.evals import METRICS, PROTOCOLS, Options, run_protocols
+from vitmods.evals.protocols import check_protocols, metric_named, options_for
+
+QUICK = [name for name in PROTOCOLS if name != "corruptions"]
+CPU = torch.device("cpu")
+
+
+def run(model, pictures, names, split="test", batch_size=16, **more):
+    return run_protocols(model, pictures, names, split=split, batch_size=batch_size, device=CPU, **more)
+
+
+def test_every_protocol_gives_the_metrics_that_it_names(made_up, small_model):
+    found = run(small_model(), made_up(), QUICK)
+    assert list(found) == QUICK
+    for name in QUICK:
+        assert list(found[name].metrics) == [metric.name for metric in PROTOCOLS[name].metrics]
+        assert set(found[name].intervals) <= set(found[name].metrics)
+        json.dumps(found[name].to_dict(), allow_nan=False)
+    assert all(METRICS[name].name == name and METRICS[name].protocol in PROTOCOLS for name in METRICS)
+
+
+def test_each_split_goes_through_the_model_once(made_up, small_model):
+    pictures = made_up()
+    run(small_model(), pictures, QUICK)
+    assert pictures.passes == 3
+
+
+def test_the_size_of_batches_does_not_matter(made_up, small_model):
+    pictures, model = made_up(), small_model()
+    first, *others = [run(model, pictures, QUICK, batch_size=n) for n in (1, 7, 500)]
+    for other in others:
+        for name in QUICK:
+            assert other[name].metrics == pytest.approx(first[name].metrics, abs=1e-6)
+
+
+def test_the_mode_of_the_model_is_left_as_it_was(made_up, small_model):
+    model = small_model().train()
+    model.body.register_forward_pre_hook(lambda module, _: None if not module.training else pytest.fail("training"))
+    run(model, made_up(), ["top1"])
+    assert model.training
+
+
+@pytest.mark.parametrize("fields", [{}, {"representation": True}, {"pool": "avg"}, {"pool": "map"}])
+def test_features_are_what_the_head_reads(fields, made_up, subject_of):
+    model = vm.vit("Ti/4", depth=2, img_size=4, patch_size=2, in_chans=1, num_classes=3, **fields).eval()
+    pictures = made_up(train=5, test=4)
+    subject = subject_of(model, pictures, batch_size=5)
+    images = torch.cat([batch.images for batch in pictures.eval_batches("test", 12)])
+    with torch.no_grad():
+        expected = model.forward_head(model.forward_features(images), pre_logits=True)
+    torch.testing.assert_close(subject.features("test").features, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(subject.logits, model(images).detach(), atol=1e-5, rtol=1e-5)
+    assert not model.head._forward_pre_hooks
+
+
+def test_a_model_without_a_head_has_features(made_up):
+    model = vm.vit("Ti/4", depth=1, img_size=4, patch_size=2, in_chans=1, num_classes=0)
+    assert 0 <= run(model, made_up(), ["knn"])["knn"].metrics["knn"] <= 1
+
+
+def test_what_is_wrong_is_told_before_work(made_up, small_model):
+    pictures = made_up(train=3, test=5)
+    for names, split, message in (
+        (["top2"], "test", "Did you mean 'top1'"),
+        (["top1"], "tset", 'no split "tset"'),
+        (["top1", "fewshot"], "test", "25 shots"),
+        (["knn"], "train", "learns from the split train"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_protocols(pictures, names, split=split)
+        with pytest.raises(UserError, match=message):
+            run(small_model(), pictures, names, split=split)
+    assert pictures.passes == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shots": ()}, "1 or more"),
+        ({"shots": (0, 5)}, "1 or more"),
+        ({"shots": (5, 5)}, "twice"),
+        ({"severities": (6,)}, "among 1 to 5"),
+        ({"corruptions": ()}, "names none"),
+    ],
+)
+def test_options_out_of_range(options, message):
+    with pytest.raises(UserError, match=message):
+        Options(**options)
+
+
+def test_metrics_by_name():
+    assert metric_named("fewshot3").title == "3-shot accuracy"
+    assert metric_named("ece").higher_is_better is False
+    assert metric_named("ece").shown(0.0512) == "5.12 %"
+    assert metric_named("nll").shown(1.5) == "1.5000 nats"
+    with pytest.raises(UserError, match="Did you mean 'balanced_accuracy'"):
+        metric_named("balanced_acuracy")
+    assert options_for("fewshot5", Options()).shots == (5,)
+    assert options_for("top1", Options(shots=(2,))) == Options(shots=(2,))
+    with pytest.raises(UserError, match="all 15"):
+        options_for("mce", Options(severities=(1,)))
+
+
+def test_the_names_and_options_are_read_without_torch():
+    import subprocess
+    import sys
+
+    script = "import sys, vitmods.evals.options, vitmods.evals.metrics; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() == "False"

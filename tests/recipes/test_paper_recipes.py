@@ -1,0 +1,290 @@
+"""Every number of the papers' recipes, typed in again from the sources that each block names."""
+
+import itertools
+
+import pytest
+
+from vitmods.errors import UserError
+from vitmods.recipes import (
+    RECIPES,
+    SUN397_GRIDS,
+    a2,
+    augreg,
+    augreg_21k,
+    better_plain,
+    deit,
+    deit_384,
+    sun397,
+    transfer,
+)
+from vitmods.recipes.length import lr_at, resolve
+
+IMAGENET, MINIVAL = 1_281_167, 1_268_355
+
+# Dual PatchNorm, appendix C; big_vision, configs/vit_i1k.py and its pre-processing operations
+BIG_VISION = {
+    "optimizer": "adamw",
+    "moment": "bfloat16",
+    "lr": 1e-3,
+    "lr_batch": None,
+    "weight_decay": 0.1,  # 1e-4 where it is not multiplied by the rate
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "adam_eps": 1e-8,
+    "schedule": "cosine",
+    "warmup_steps": 10_000,
+    "warmup_lr": 0.0,
+    "min_lr": 0.0,
+    "clip_norm": 1.0,
+    "ema": None,
+    "init": "big_vision",
+    "loss": "sigmoid",
+    "label_smoothing": 0.0,
+    "crop": "inception",
+    "crop_scale": (0.05, 1.0),
+    "crop_ratio": (0.75, 1.33),
+    "flip": 0.5,
+    "resample": "big_vision",
+    "repeats": 1,
+    "randaugment_space": "big_vision",
+    "erasing": 0.0,
+    "cutmix": 0.0,
+    "eval_crop": 224 / 256,
+    "mean": (0.5,),
+    "std": (0.5,),
+}
+AUGREG = {**BIG_VISION, "epochs": 300, "batch_size": 4096, "head_bias": -6.9}
+REGULARISED = {"dropout": 0.1, "drop_path": 0.1, "drop_path_shape": "linear"}
+FREE = {"dropout": 0.0, "drop_path": 0.0}
+
+# DeiT, the defaults of main.py
+DEIT = {
+    "epochs": 300,
+    "batch_size": 1024,
+    "optimizer": "adamw",
+    "moment": "float32",
+    "lr": 5e-4 * 1024 / 512,
+    "lr_batch": 1024,
+    "weight_decay": 0.05,
+    "adam_eps": 1e-8,
+    "schedule": "epoch_cosine",
+    "warmup_epochs": 5.0,
+    "warmup_lr": 1e-6,
+    "min_lr": 1e-5,
+    "clip_norm": None,
+    "ema": 0.99996,
+    "dropout": 0.0,
+    "drop_path": 0.1,
+    "drop_path_shape": "linear",
+    "loss": "softmax",
+    "label_smoothing": 0.1,
+    "crop": "random_resized",
+    "crop_scale": (0.08, 1.0),
+    "crop_ratio": (3 / 4, 4 / 3),
+    "flip": 0.5,
+    "resample": "bicubic",
+    "repeats": 3,
+    "randaugment": (2, 9),
+    "randaugment_space": "timm",
+    "randaugment_noise": 0.5,
+    "erasing": 0.25,
+    "mixup": 0.8,
+    "cutmix": 1.0,
+    "eval_crop": 0.875,
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+}
+
+# Three Things, section 2.2; A2 of ResNet strikes back, mmpretrain's configs
+A2 = {
+    "batch_size": 2048,
+    "optimizer": "lamb",
+    "lr_batch": 2048,
+    "weight_decay": 0.02,
+    "warmup_epochs": 5.0,
+    "min_lr": 1e-6,
+    "clip_norm": 1.0,  # inside of LAMB
+    "ema": None,
+    "dropout": 0.0,
+    "drop_path_shape": "constant",
+    "loss": "bce",
+    "label_smoothing": 0.0,
+    "resample": "bicubic",
+    "repeats": 3,
+    "randaugment": (2, 7),
+    "randaugment_space": "timm",
+    "randaugment_noise": 0.5,
+    "erasing": 0.0,
+    "mixup": 0.1,
+    "cutmix": 1.0,
+    "eval_crop": 0.95,
+}
+
+# Dual PatchNorm, appendices D and E
+MOMENTUM = {
+    "batch_size": 512,
+    "optimizer": "sgd",
+    "momentum": 0.9,
+    "moment": "bfloat16",
+    "weight_decay": 0.0,
+    "schedule": "cosine",
+    "min_lr": 0.0,
+    "clip_norm": 1.0,
+    "init": "big_vision",  # a head that begins at zero
+    "head_bias": 0.0,
+    "loss": "sigmoid",
+    "randaugment": None,
+    "mixup": 0.0,
+    "cutmix": 0.0,
+    **FREE,
+}
+HIGH_RES = {"steps": 5000, "lr": 0.03, "warmup_steps": 500, "crop": "inception", "crop_scale": (0.05, 1.0), "flip": 0.5}
+SGD = {"optimizer": "sgd", "lr": 0.01, "weight_decay": 1e-4, "epochs": 1000, "erasing": 0.0, "drop_path": 0.0}
+INAT = {"optimizer": "adamw", "lr": 7.5e-5, "weight_decay": 0.05, "epochs": 360, "erasing": 0.1, "drop_path": 0.1}
+LIKE_DEIT = {"repeats": 3, "label_smoothing": 0.1, "mixup": 0.8, "cutmix": 1.0, "randaugment": (2, 9)}
+
+EXPECTED = [
+    ("augreg", {"model": "Ti/16"}, {**AUGREG, **FREE, "randaugment": (2, 0), "mixup": 0.0}),
+    ("augreg", {"model": "S/32"}, {**AUGREG, **FREE, "randaugment": (2, 15), "mixup": 0.2}),
+    ("augreg", {"model": "S/16"}, {**AUGREG, **FREE, "randaugment": (2, 15), "mixup": 0.5}),
+    ("augreg", {"model": "B/32"}, {**AUGREG, **REGULARISED, "randaugment": (2, 15), "mixup": 0.5}),
+    ("augreg", {}, {**AUGREG, **REGULARISED, "randaugment": (2, 15), "mixup": 0.5}),
+    ("augreg", {"model": "L/16"}, {**AUGREG, **FREE, "randaugment": (2, 15), "mixup": 0.5}),
+    ("augreg", {"level": "none"}, {**AUGREG, "randaugment": None, "mixup": 0.0}),
+    ("augreg", {"level": "light2"}, {**AUGREG, "randaugment": (2, 10), "mixup": 0.2}),
+    ("augreg", {"level": "strong1"}, {**AUGREG, "randaugment": (2, 20), "mixup": 0.5}),
+    ("augreg", {"level": "strong2"}, {**AUGREG, "randaugment": (2, 20), "mixup": 0.8}),
+    ("augreg", {"moment": "float32"}, {**AUGREG, "moment": "float32"}),
+    # big_vision, configs/vit_i21k.py
+    *(
+        (
+            "augreg_21k",
+            {"model": model},
+            {**BIG_VISION, **FREE, "steps": 930_000, "batch_size": 4096, "head_bias": -10.0}
+            | {"randaugment": randaugment, "mixup": mixup},
+        )
+        for model, randaugment, mixup in (
+            ("Ti/16", None, 0.0),
+            ("S/32", None, 0.0),
+            ("S/16", (2, 0), 0.0),
+            ("B/32", (2, 10), 0.2),
+            ("B/16", (2, 10), 0.2),
+            ("L/16", (2, 15), 0.5),
+        )
+    ),
+    # big_vision, configs/vit_s16_i1k.py
+    (
+        "better_plain",
+        {},
+        {**BIG_VISION, **FREE, "epochs": 90, "batch_size": 1024, "loss": "softmax", "randaugment": (2, 10)}
+        | {"mixup": 0.2, "head_bias": 0.0},
+    ),
+    ("deit", {}, DEIT),
+    ("deit_384", {}, {**DEIT, "epochs": 30, "batch_size": 512, "lr": 5e-6, "lr_batch": 512, "weight_decay": 1e-8}
+        | {"warmup_epochs": 0.0, "warmup_lr": 0.0, "min_lr": 5e-6}),
+    ("a2", {"model": "Ti/16"}, {**A2, "epochs": 300, "lr": 4e-3, "drop_path": 0.0}),
+    ("a2", {"model": "S/16"}, {**A2, "epochs": 300, "lr": 4e-3, "drop_path": 0.05}),
+    ("a2", {}, {**A2, "epochs": 300, "lr": 3e-3, "drop_path": 0.1}),
+    ("a2", {"model": "L/16", "layerscale": True}, {**A2, "epochs": 400, "lr": 3e-3, "drop_path": 0.4}),
+    ("high_res_finetune", {}, {**MOMENTUM, **HIGH_RES, "eval_crop": 384 / 418, "resample": "big_vision"}),
+    ("vtab", {}, {**MOMENTUM, "steps": 2500, "lr": 3e-4, "warmup_steps": 200}),
+    # Dual PatchNorm, appendix F: the first point of its grid
+    ("sun397", {}, {"epochs": 600, "lr": 1e-3, "weight_decay": 0.1, "dropout": 0.0, "mixup": 0.0, "randaugment": None}),
+    # our own, tuned for few pictures
+    ("small_data", {}, {"epochs": 30, "batch_size": 32, "lr": 1e-3, "lr_batch": None, "crop_scale": (0.5, 1.0)}),
+    # DeiT's author, discussions 45 and 105 of its repository
+    *(("transfer", {"dataset": name}, {**LIKE_DEIT, **SGD}) for name in ("cifar10", "cifar100", "cars", "flowers")),
+    *(("transfer", {"dataset": name}, {**LIKE_DEIT, **INAT}) for name in ("inat18", "inat19")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "arguments", "expected"), EXPECTED, ids=lambda value: str(value)[:40])
+def test_numbers_are_the_papers(name, arguments, expected):
+    found = RECIPES[name](**arguments).to_dict()
+    assert {key: found[key] for key in expected} == expected
+
+
+def test_transfer_has_the_authors_batch_and_follows_it():
+    assert (transfer().batch_size, transfer().lr_batch) == (768, 768)
+    assert resolve(transfer("cars", batch_size=96, epochs=10), 8144).lr == pytest.approx(0.01 / 8)
+
+
+def test_augreg_is_about_93_thousand_steps_with_10_thousand_of_warm_up():
+    length = resolve(augreg(), MINIVAL)
+    assert length.steps == 300 * 309  # big_vision's batches run across the ends of epochs: 92.9k there
+    assert length.steps == pytest.approx(92_900, rel=0.003)
+    assert length.warmup_steps == 10_000
+    assert lr_at(length, 0) == 0
+    assert lr_at(length, 9_270) == pytest.approx(0.927e-3)
+    assert lr_at(length, 10_000) == pytest.approx(1e-3)
+    assert lr_at(length, (10_000 + 92_700) // 2) == pytest.approx(0.5e-3)
+    assert lr_at(length, 92_700) == pytest.approx(0, abs=1e-12)
+
+
+def test_deit_has_main_pys_rates_at_its_batch():
+    length = resolve(deit(), IMAGENET)
+    assert (length.steps_per_epoch, length.lr, length.min_lr) == (1251, 1e-3, 1e-5)
+    assert [lr_at(length, epoch * 1251) for epoch in (0, 1)] == [1e-6, 1e-6]
+    assert lr_at(length, 2 * 1251) == pytest.approx(1e-6 + (1e-3 - 1e-6) / 5)
+    assert resolve(deit(batch_size=512), IMAGENET).lr == pytest.approx(5e-4)
+    assert {lr_at(resolve(deit_384(), IMAGENET), step) for step in (0, 10_000, 70_000)} == {5e-6}
+
+
+def test_a2_at_twice_the_batch_has_twice_the_rate_and_epochs_may_be_other():
+    length = resolve(a2(batch_size=4096), IMAGENET)
+    assert (length.lr, length.min_lr) == (6e-3, 2e-6)
+    assert length.warmup_steps == 5 * 312
+    assert a2(layerscale=True, epochs=300).epochs == 300
+    assert better_plain(300).epochs == 300
+
+
+@pytest.mark.parametrize(
+    ("recipe", "override"),
+    [(augreg(epochs=30), {}), (augreg_21k(steps=5_000, warmup_steps=500), {"warmup_steps": 10_000})],
+)
+def test_a_short_training_says_how_to_shorten_the_warm_up(recipe, override):
+    with pytest.raises(UserError, match="warmup"):
+        resolve(recipe.with_(batch_size=64, **override), 5000)
+
+
+def test_a_short_training_with_its_own_warm_up():
+    assert resolve(augreg("light1", epochs=30, batch_size=64, warmup_epochs=3), 5000).warmup_steps == 3 * 78
+
+
+def test_sun397_takes_every_point_of_its_grids():
+    plain, augmented = SUN397_GRIDS
+    assert {name: set(values) for name, values in plain.items()} == {
+        "lr": {1e-3, 3e-4, 1e-4},
+        "weight_decay": {0.03, 0.1},
+        "dropout": {0.0, 0.1},
+    }
+    assert {name: set(values) for name, values in augmented.items()} == {
+        "mixup": {0.0, 0.2, 0.5},
+        "magnitude": {0, 5, 10, 15},
+    }
+    points = list(itertools.product(*plain.values(), *augmented.values()))
+    found = [sun397(**dict(zip((*plain, *augmented), point, strict=True))) for point in points]
+    assert len(set(found)) == 12 * 12
+    assert {recipe.randaugment for recipe in found} == {(2, 0), (2, 5), (2, 10), (2, 15)}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: augreg("lite1"), "Did you mean 'light1'"),
+        (lambda: augreg(model="H/14"), r"only for Ti/16, .*augreg\(level=light1\)"),
+        (lambda: a2(model="B36/16"), r"for B36, only for Ti, S, B, L.*drop_path=0.1"),
+        (lambda: a2(model="Q/16"), "names no ViT"),
+        (lambda: transfer("car"), "Did you mean 'cars'"),
+        (lambda: deit(epochs=4), "warmup_epochs=5 leaves nothing"),
+    ],
+)
+def test_what_no_paper_says_is_refused_with_a_remedy(make, words):
+    with pytest.raises(UserError, match=words):
+        make()
+
+
+def test_other_models_take_values_that_are_given():
+    assert augreg("light1", "H/14").dropout == 0.0
+    assert a2(model="B36/16", lr=3e-3, drop_path=0.3).drop_path == 0.3
+    assert augreg(model="vit_small_patch16_224") == augreg(model="S/16")

@@ -1,0 +1,187 @@
+"""`evaluate` on trials and on other checkpoints, its table and its figures."""
+
+import io
+import json
+import shutil
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+from scipy import stats
+
+import vitmods as vm
+from vitmods.adapters import save
+from vitmods.cli import main
+from vitmods.errors import UserError
+from vitmods.evals import Options
+from vitmods.study.evaluate import evaluate, over_seeds
+from vitmods.study.evaluation_table import print_evaluation
+from vitmods.study.report.evaluation import draw_evaluation
+
+ALL = ("top1", "calibration", "confusion", "fewshot", "probe", "knn")
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory):
+    """A folder with two trials on digits."""
+    folder = tmp_path_factory.mktemp("trials")
+    for seed in (0, 1):
+        settings = ["--base", "mu/4", "--epochs", "1", "--limit-train", "300", "--device", "cpu", "--quiet"]
+        assert main(["train", *settings, "--seed", str(seed), "--out", str(folder / f"seed{seed}")]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(seeds):
+    return evaluate(seeds / "seed0", ALL, device="cpu", options=Options(shots=(1, 5)))[0]
+
+
+@pytest.fixture
+def two_classes(tmp_path):
+    """A folder of coloured pictures, 12 px."""
+    rng = np.random.default_rng(0)
+    for number, name in enumerate(("apples", "beans")):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for i in range(12):
+            pixels = np.clip(rng.normal(90 + 70 * number, 30, (12, 12, 3)), 0, 255).astype("uint8")
+            Image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{i}.png")
+    return str(tmp_path / "pictures")
+
+
+def test_a_trial_by_all_protocols(found):
+    assert list(found["protocols"]) == list(ALL)
+    assert found["pictures"] == 359
+    assert {"top1", "ece", "macro_f1", "fewshot5", "probe", "knn"} <= set(found["metrics"])
+    assert "fewshot10" not in found["metrics"]
+    low, high = found["intervals"]["top1"]
+    assert low < found["metrics"]["top1"] < high
+    json.dumps(found, allow_nan=False)
+
+
+def test_several_checkpoints_have_an_interval_over_them(seeds):
+    each = evaluate(seeds, ["top1", "calibration"], device="cpu")
+    assert [one["checkpoint"] for one in each] == [str(seeds / "seed0"), str(seeds / "seed1")]
+    assert evaluate([seeds / "seed1"], device="cpu")[0]["metrics"]["top1"] == each[1]["metrics"]["top1"]
+    together = over_seeds(each)
+    values = [one["metrics"]["nll"] for one in each]
+    assert together["metrics"]["nll"] == pytest.approx(np.mean(values))
+    known = stats.t.interval(0.95, 1, loc=np.mean(values), scale=stats.sem(values))
+    assert together["intervals"]["nll"] == pytest.approx(list(known))
+    with pytest.raises(UserError, match="different pictures"):
+        over_seeds([each[0], {**each[1], "split": "val"}])
+
+
+def test_other_checkpoints_need_pictures(tmp_path, two_classes):
+    weights = tmp_path / "own.safetensors"
+    save(vm.vit("Ti/4", depth=1, img_size=8, num_classes=2), weights)
+    with pytest.raises(UserError, match="say which with --data"):
+        evaluate(str(weights))
+    with pytest.warns(UserWarning, match="does not name its classes"):
+        (found,) = evaluate(str(weights), ["top1", "knn"], data=two_classes, device="cpu")
+    assert found["pictures"] == 4
+    assert set(found["metrics"]) == {"top1", "top5", "balanced_accuracy", "knn"}
+
+
+def test_pictures_of_other_classes_are_for_features_alone(tmp_path, two_classes):
+    weights = tmp_path / "own.safetensors"
+    save(vm.vit("Ti/4", depth=1, img_size=8, num_classes=7), weights)
+    (found,) = evaluate(str(weights), ["fewshot", "knn"], data=two_classes, device="cpu", options=Options(shots=(2,)))
+    assert set(found["metrics"]) == {"fewshot2", "knn"}
+    with pytest.raises(UserError, match="the model has 7 classes and pictures has 2"):
+        evaluate(str(weights), ["fewshot", "top1"], data=two_classes, device="cpu", options=Options(shots=(2,)))
+    with pytest.raises(UserError, match="10 shots need"):
+        evaluate(str(weights), ["fewshot"], data=two_classes, device="cpu", options=Options(shots=(10,)))
+
+
+def test_a_trial_on_other_pictures_must_know_their_classes(seeds, two_classes):
+    with pytest.raises(UserError, match="the model has 10 classes and pictures has 2"):
+        evaluate(seeds / "seed0", data=two_classes, device="cpu")
+    assert evaluate(seeds / "seed0", ["knn"], data=two_classes, device="cpu")[0]["data"] == "pictures"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"protocols": ["calibrations"]}, "Did you mean 'calibration'"),
+        ({"protocols": []}, "at least one"),
+        ({"batch_size": 0}, "at least 1"),
+        ({"split": "tset"}, 'no split "tset"'),
+        ({"protocols": ["fewshot"], "split": "train"}, "evaluate it on another"),
+        ({"protocols": ["fewshot"], "options": Options(shots=(90,))}, "90 shots need"),
+    ],
+)
+def test_what_is_wrong_is_told_before_work(seeds, settings, message, monkeypatch):
+    monkeypatch.setattr("vitmods.study.evaluate.run_protocols", lambda *_, **__: pytest.fail("work has begun"))
+    with pytest.raises(UserError, match=message):
+        evaluate(seeds / "seed0", device="cpu", **settings)
+
+
+def table_of(found, width=100):
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    print_evaluation(found, console)
+    return console.file.getvalue()
+
+
+def test_the_table_tells_every_metric(found, seeds):
+    text = table_of(found)
+    for name in ("top1", "ece", "fewshot5", "probe"):
+        assert f"{100 * found['metrics'][name]:.2f} %" in text
+    low, high = found["intervals"]["top1"]
+    assert f"{100 * low:.2f} to {100 * high:.2f}" in text
+    assert "low is good" in text
+    assert max(map(len, table_of(found, 80).splitlines())) <= 80 + len(found["checkpoint"])
+    assert "Mean of 2 checkpoints on 359 pictures of digits" in table_of(over_seeds([found, found]))
+
+
+CORRUPTED = {
+    "pictures": 359,
+    "clean_error": 0.2,
+    "severities": [1, 3, 5],
+    "errors": {"fog": [0.2, 0.4, 0.8], "jpeg_compression": [0.2, 0.25, 0.3]},
+}
+
+
+def test_figures_are_drawn(found, tmp_path):
+    everything = {**found, "protocols": {**found["protocols"], "corruptions": CORRUPTED}}
+    paths = draw_evaluation(everything, tmp_path / "figures", "a-")
+    names = [
+        f"a-{name}.{kind}" for name in ("reliability", "confusion", "fewshot", "corruptions") for kind in ("svg", "png")
+    ]
+    assert [path.name for path in paths] == names
+    texts = {}
+    for path in paths:
+        if path.suffix == ".svg":
+            texts[path.stem] = " ".join(ET.parse(path).getroot().itertext())
+            assert "#0102" not in path.read_text()  # the report's stand-ins for colours
+        else:
+            assert min(Image.open(path).size) > 300
+    assert f"ECE {100 * found['metrics']['ece']:.1f} %" in texts["a-reliability"]
+    assert f"{100 * found['metrics']['fewshot5']:.1f}" in texts["a-fewshot"]
+    assert "jpeg compression" in texts["a-corruptions"]
+    assert "taken for" in texts["a-confusion"]
+
+
+def test_the_same_figure_is_the_same_file(found, tmp_path):
+    first, again = (draw_evaluation(found, tmp_path / name) for name in ("a", "b"))
+    assert all(one.read_bytes() == other.read_bytes() for one, other in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("classes", [1, 25, 300])
+def test_a_confusion_matrix_of_any_size(classes, tmp_path):
+    names = [f"$class$ {number}" * 3 for number in range(classes)]
+    detail = {"pictures": 5, "classes": names, "matrix": np.eye(classes, dtype=int).tolist()}
+    detail = detail if classes <= 200 else {"pictures": 5, "most_confused": []}
+    paths = draw_evaluation({"protocols": {"confusion": detail}}, tmp_path)
+    assert len(paths) == (2 if classes <= 200 else 0)
+
+
+def test_the_shell_draws_beside_the_json(seeds, tmp_path, capsys):
+    arguments = ["evaluate", str(seeds / "seed0"), "--protocol", "top1", "fewshot", "--shots", "2", "--device", "cpu"]
+    assert main([*arguments, "--out", str(tmp_path / "a" / "e.json")]) == 0
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {"e.json", "e-fewshot.svg", "e-fewshot.png"}
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "a" / "e.json").read_text())
+    assert main([*arguments, "--figures", str(tmp_path / "b")]) == 0
+    assert {path.name for path in (tmp_path / "b").iterdir()} == {"fewshot.svg", "fewshot.png"}
+    shutil.rmtree(tmp_path / "b")
