@@ -182,6 +182,32 @@ def test_data_checks_a_folder(capsys, tmp_path):
     assert "broken.jpg" in capsys.readouterr().out
 
 
+def test_data_packs_a_folder(capsys, tmp_path):
+    from PIL import Image
+
+    for name in ("cat", "dog"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(10):
+            Image.new("RGB", (20, 30), (number, len(name), ord(name[0]))).save(
+                tmp_path / "pictures" / name / f"{number}.png"
+            )
+    pack = ["data", "pack", str(tmp_path / "pictures"), str(tmp_path / "shards"), "--shard-mb", "0.01"]
+    assert main(pack) == 0
+    assert "train: 20 pictures" in capsys.readouterr().out
+    assert main(pack) == 0
+    assert "were there, and were compared" in capsys.readouterr().out
+    assert main(["data", str(tmp_path / "pictures")]) == main(["data", str(tmp_path / "shards")]) == 0
+    folder, shards = capsys.readouterr().out.split("pictures: 2 classes")[1:]
+    assert folder == shards
+    assert "Choose another folder" in refused(capsys, *pack[:-1], "1")
+    (tmp_path / "pictures" / "cat" / "broken.jpg").write_text("no picture")
+    assert "cat/broken.jpg: not a picture" in refused(capsys, *pack[:3], tmp_path / "other")
+    shard = tmp_path / "shards" / "train-000000.tar"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    assert main(["data", str(tmp_path / "shards")]) == 1
+    assert "Problem: The shard train-000000.tar is not what was packed" in capsys.readouterr().out
+
+
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shell")

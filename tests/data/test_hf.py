@@ -1,6 +1,7 @@
 """Hugging Face sets, where the extra is installed; and what is said where it is not."""
 
 import sys
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,101 @@ def test_a_broken_picture_is_unreadable(tmp_path: Path) -> None:
     datasets.Dataset.from_list(raw, features=rows.features).save_to_disk(tmp_path / "saved")
     with pytest.raises(UserError, match=r"1 picture cannot be read:\n  train\[3\]: "):
         data.load(f"hf:{tmp_path / 'saved'}", img_size=9, recipe=plain())
+
+
+@pytest.fixture
+def parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as the hub has them: data/train-00000-of-00003.parquet and so on."""
+    for split, rows, parts in (("train", table(60)[0], 3), ("test", table(9, seed=1)[0], 1)):
+        for part in range(parts):
+            (tmp_path / "set" / "data").mkdir(parents=True, exist_ok=True)
+            name = f"{split}-{part:05d}-of-{parts:05d}.parquet"
+            rows.shard(parts, part, contiguous=True).to_parquet(tmp_path / "set" / "data" / name)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    return tmp_path / "set"
+
+
+def by_sample(pictures: data.PictureSet, **chosen) -> dict[int, bytes]:
+    batches = pictures.train_batches(**{"seed": 1, "epoch": 2, "batch_size": 9, **chosen})
+    return {int(i): x.numpy().tobytes() for batch in batches for i, x in zip(batch.index, batch.images, strict=True)}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_streamed_set_has_the_pictures_of_the_set(parquet: Path, workers: int) -> None:
+    recipe = plain().with_(crop="random_resized", flip=0.5)
+    kept = data.load(f"hf:{parquet}", img_size=9, recipe=recipe)
+    streamed = data.load(f"hf:{parquet}?streaming=1&buffer=8", img_size=9, recipe=recipe, workers=workers)
+    assert {n: s.ids for n, s in streamed.splits.items()} == {n: s.ids for n, s in kept.splits.items()}
+    assert len(streamed.splits["train"]) == 54
+    assert streamed.classes == ("cat", "dog")
+    for name in ("splits", "classes", "left_out", "split_origin"):
+        assert streamed.summary()[name] == kept.summary()[name]
+    assert by_sample(streamed) == by_sample(kept)
+    for split in kept.splits:
+        pairs = zip(kept.eval_batches(split, 4), streamed.eval_batches(split, 4), strict=True)
+        assert all(np.array_equal(a.images, b.images) and np.array_equal(a.targets, b.targets) for a, b in pairs)
+    assert len(streamed.samples(5)) == 5
+
+
+def test_a_streamed_set_is_resumed_and_dealt_out(parquet: Path) -> None:
+    streamed = data.load(f"hf:{parquet}?streaming=1&buffer=8", img_size=9, recipe=plain())
+    arguments = {"seed": 0, "epoch": 1, "batch_size": 9}
+    whole = [batch.index.tolist() for batch in streamed.train_batches(**arguments)]
+    assert sorted(chain(*whole)) == list(range(54))
+    assert [batch.index.tolist() for batch in streamed.train_batches(**arguments, start=2)] == whole[2:]
+    parts = [by_sample(streamed.for_process(rank, 2), **arguments) for rank in range(2)]
+    assert parts[0].keys() | parts[1].keys() == set(range(54))
+    assert not parts[0].keys() & parts[1].keys()
+
+
+def test_checking_a_streamed_set(parquet: Path) -> None:
+    checked = data.check(f"hf:{parquet}?streaming=1")
+    assert checked.fit
+    assert checked.summary["native"]["most_common_count"] == 69
+
+
+def test_a_saved_set_is_streamed(tmp_path: Path) -> None:
+    table(30)[0].save_to_disk(tmp_path / "saved")
+    streamed = data.load(f"hf:{tmp_path / 'saved'}?streaming=1", img_size=9, recipe=plain())
+    kept = data.load(f"hf:{tmp_path / 'saved'}", img_size=9, recipe=plain())
+    assert by_sample(streamed, batch_size=24) == by_sample(kept, batch_size=24)
+
+
+def test_what_a_streamed_set_must_have(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="needs the hf extra (Hugging Face datasets)")
+
+    rows = table(20)[0]
+    hidden = rows.map(lambda _: {"label": -1}, features=rows.features)
+    datasets.DatasetDict(train=rows, test=hidden).save_to_disk(tmp_path / "hidden")
+    source = open_source(f"hf:{tmp_path / 'hidden'}?streaming=1")
+    assert set(source.splits) == {"train"}
+    assert "The labels of test are not public; it was not used." in source.warnings
+    datasets.concatenate_datasets([rows, hidden]).save_to_disk(tmp_path / "partly")
+    with pytest.raises(UserError, match=r"Row 20 of train in .* has no label of a class: -1"):
+        open_source(f"hf:{tmp_path / 'partly'}?streaming=1")
+    raw = rows.cast_column("image", datasets.Image(decode=False)).to_list()
+    raw[0]["image"]["bytes"] = b"no picture"
+    datasets.Dataset.from_list(raw, features=rows.features).save_to_disk(tmp_path / "broken")
+    with pytest.raises(UserError, match=r"train\[0\] of .* cannot be read: not a picture"):
+        open_source(f"hf:{tmp_path / 'broken'}?streaming=1")
+
+
+def test_labels_of_a_streamed_set_may_be_words(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="needs the hf extra (Hugging Face datasets)")
+
+    rows = table(20)[0].cast_column("label", datasets.Value("string"))
+    rows = rows.map(lambda row: {"label": {"0": "wolf", "1": "fox"}[row["label"]]})
+    rows.save_to_disk(tmp_path / "words")
+    streamed, kept = (open_source(f"hf:{tmp_path / 'words'}{query}") for query in ("?streaming=1", ""))
+    assert streamed.classes == kept.classes == ("fox", "wolf")
+    assert streamed.splits["train"].labels.tolist() == kept.splits["train"].labels.tolist()
+
+
+def test_streaming_options() -> None:
+    with pytest.raises(UserError, match="streaming is 0 or 1"):
+        open_source("hf:some/set?streaming=yes")
+    with pytest.raises(UserError, match="buffer is for streaming=1 alone"):
+        open_source("hf:some/set?buffer=5")
 
 
 def test_unknown_options_and_sets(tmp_path: Path) -> None:

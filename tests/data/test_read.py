@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitmods.data.read import Unreadable, decode
+from vitmods.data.read import Unreadable, decode, shown_size
 
 
 def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
@@ -155,3 +155,27 @@ def test_documents_are_not_opened() -> None:
     """PIL would run Ghostscript on this."""
     with pytest.raises(Unreadable, match="not a picture"):
         decode(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", 3)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "1", "P", "RGBA", "LA", "CMYK", "I;16"])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_the_size_alone_is_that_of_the_pixels(mode: str, orientation: int) -> None:
+    image = gradient().convert("L") if mode == "I;16" else gradient().convert(mode)
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(image).astype(np.uint16) * 200)
+    exif = Image.Exif()
+    exif[274] = orientation
+    raw = encoded(image, "TIFF" if mode == "CMYK" else "PNG", exif=exif)
+    assert shown_size(raw) == decode(raw, 3).shape[1:]
+
+
+@pytest.mark.parametrize("kind", ["text", "empty", "truncated", "range"])
+def test_the_size_alone_is_refused_where_the_pixels_are(kind: str) -> None:
+    whole = encoded(gradient(200, 200), "JPEG")
+    wide = encoded(Image.fromarray(np.full((4, 4), 3.5, dtype=np.float32)), "TIFF")
+    raw = {"text": b"hello", "empty": b"", "truncated": whole[: len(whole) // 2], "range": wide}[kind]
+    with pytest.raises(Unreadable) as by_pixels:
+        decode(raw, 3)
+    with pytest.raises(Unreadable) as by_size:
+        shown_size(raw)
+    assert str(by_size.value) == str(by_pixels.value)

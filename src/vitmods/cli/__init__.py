@@ -23,7 +23,7 @@ COMMANDS = {
     "recipes": "list the recipes: paper, data, expected number",
     "recipe": "show a recipe resolved for a data set: steps, learning rates, augmentation; rehearse it here",
     "diff": "show what an arm alters in a model, without training",
-    "data": "check a folder of pictures and show what was found",
+    "data": "check a folder of pictures and show what was found; `data pack`: write it as shards",
     "bench": "speed and memory of models side by side, paired and interleaved",
     "export": "write a model for other programs: torch, ONNX or safetensors",
 }

@@ -1,11 +1,11 @@
-"""`vitmods data`: what a folder of pictures holds."""
+"""`vitmods data`: what a folder of pictures holds; `vitmods data pack`: the same as shards."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -23,10 +23,12 @@ class Data:
     examples:
       vitmods data path/to/pictures
       vitmods data "torchvision:CIFAR10?root=data" --out runs/check
+      vitmods data path/to/shards
+      vitmods data pack path/to/pictures path/to/shards      (with --help: --shard-mb, --split, --workers, --unreadable)
     """
 
     source: Annotated[str, tyro.conf.Positional]
-    """digits, a folder of class folders, torchvision:NAME?root=FOLDER, or hf:NAME"""
+    """digits, a folder of class folders or of shards, torchvision:NAME?root=FOLDER, hf:NAME, or wds:SHARDS"""
     split_seed: int = 0
     """for pictures that are not split yet: which split is made"""
     val_fraction: float = 0.1
@@ -37,8 +39,37 @@ class Data:
     """also write all of it, every unreadable picture included, to data.json in this folder"""
 
 
+@dataclass(frozen=True)
+class Pack:
+    """Write the pictures of a folder as shards: WebDataset's tar files, with checksums. Their bytes stay as they are.
+
+    The same command goes on where it was stopped. A folder called pack is checked with `vitmods data ./pack`.
+
+    examples:
+      vitmods data pack path/to/pictures path/to/shards
+      vitmods compare --data path/to/shards
+    """
+
+    folder: Annotated[str, tyro.conf.Positional]
+    """a folder of class folders, with or without train, val and test above them"""
+    out: Annotated[Path, tyro.conf.Positional]
+    """the folder for the shards"""
+    shard_mb: float = 100
+    """largest size of a shard, in megabytes; it is put together in memory"""
+    split: tuple[str, ...] = ()
+    """train, val or test: pack these alone; none: all"""
+    unreadable: Literal["stop", "skip"] = "stop"
+    """pictures that cannot be read are named and the packing is not finished, or they are left out and listed"""
+    workers: int = 0
+    """threads that read and check pictures; 0: one a core"""
+    quiet: bool = False
+    """no progress on the error stream"""
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
+    if arguments and arguments[0] == "pack":
+        return _pack(parse(Pack, arguments[1:], "data pack"))
     options = parse(Data, arguments, "data")
     from vitmods.data import check
 
@@ -54,3 +85,19 @@ def main(arguments: Sequence[str]) -> int:
 
         write_json(make_folder(options.out) / "data.json", checked.summary)
     return 0 if checked.fit else UNFIT
+
+
+def _pack(options: Pack) -> int:
+    from vitmods.data.pack import pack
+
+    packed = pack(
+        options.folder,
+        options.out,
+        shard_mb=options.shard_mb,
+        splits=options.split,
+        unreadable=options.unreadable,
+        workers=options.workers,
+        progress=not options.quiet,
+    )
+    print(packed)
+    return 0

@@ -30,7 +30,7 @@ class DataOptions:
     """The pictures. Defaults of the other options follow from them."""
 
     data: str = "digits"
-    """digits, a folder of class folders, torchvision:NAME?root=FOLDER, or hf:NAME"""
+    """digits, a folder of class folders or of shards, torchvision:NAME?root=FOLDER, hf:NAME, or wds:SHARDS"""
     img_size: tuple[int, ...] = (8,)
     """picture side, or rows and columns, in pixels"""
     in_chans: int = 1

@@ -98,21 +98,22 @@ def _decoded(records: Records, geometry: Geometry, channels: int) -> Iterator[_R
             return str(error)
         stored = np.ascontiguousarray(geometry.store(picture))
         native = (picture.shape[1], picture.shape[2])
-        return _Row(stored.shape, native, zlib.crc32(stored.data), _digest(raw)), stored
+        return _Row(stored.shape, native, zlib.crc32(stored.data), digest(raw)), stored
 
     # PIL warns of large pictures and odd metadata; what matters is reported as a reason.
-    with warnings.catch_warnings(), ThreadPoolExecutor(_cores()) as pool:
+    with warnings.catch_warnings(), ThreadPoolExecutor(cores()) as pool:
         warnings.simplefilter("ignore")
         for start in _progress(range(0, len(records), _CHUNK), len(records)):
             yield from pool.map(one, range(start, min(start + _CHUNK, len(records))))
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores this process may use; not every system can tell that."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _digest(raw: "bytes | Image.Image | NDArray[np.generic]") -> bytes:
+def digest(raw: "bytes | Image.Image | NDArray[np.generic]") -> bytes:
+    """16 bytes that tell the source's bytes of a picture from all others."""
     content = raw if isinstance(raw, bytes) else np.ascontiguousarray(np.asarray(raw)).tobytes()
     return blake2b(content, digest_size=16).digest()
 

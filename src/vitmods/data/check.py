@@ -40,7 +40,8 @@ def check(spec: str | Path, *, split_seed: int = 0, val_fraction: float = 0.1, t
         kept = part.take(index.kept)
         store = Store(np.empty(0, np.uint8), index)
         splits[name] = Split(name, kept.ids, kept.labels, store, _THUMB, kept.label_sets)
-    summary = facts(source, records, splits, origin) | {"problems": problems(source, splits)}
+    found = problems(source, splits) + (source.verify() if source.verify else [])
+    summary = facts(source, records, splits, origin) | {"problems": found}
     return Checked(summary, describe(summary))
 
 

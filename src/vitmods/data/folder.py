@@ -93,7 +93,9 @@ def _listing() -> Iterator[None]:
         ) from error
 
 
-KNOWN_SPECS = "digits, NAME:FOLDER for a known set (imagenet, cifar10, ...), torchvision:NAME?root=FOLDER, hf:NAME"
+KNOWN_SPECS = (
+    "digits, NAME:FOLDER for a known set (imagenet, cifar10, ...), torchvision:NAME?root=FOLDER, hf:NAME, wds:SHARDS"
+)
 
 
 def _split_folders(root: Path) -> dict[str, Path]:

@@ -6,26 +6,30 @@ from typing import Any
 import numpy as np
 
 from vitmods.data.folder import SPLIT_NAMES
+from vitmods.data.hf_stream import BUFFER, stored_bytes, streamed_source
 from vitmods.data.read import reading
 from vitmods.data.records import Records, Source
+from vitmods.data.shards import streaming_options
 from vitmods.errors import UserError
 
+OPTIONS = ("config", "revision", "image", "label", "streaming", "buffer")
+ROWS_A_SHARD = 1000  # of a saved set that is streamed
 _SAVED = ("dataset_dict.json", "dataset_info.json")  # what save_to_disk leaves
 
 
 def hf_set(spec: str, name: str, options: dict[str, str]) -> Source:
     """The set NAME of the hub, or the folder that save_to_disk wrote.
 
-    options: config and revision as load_dataset takes them; image and label name the columns where there is a choice.
+    options: config and revision as load_dataset takes them; image and label name the columns where there is a choice;
+    streaming=1 reads rows as they are needed, with a shuffle buffer of `buffer` rows.
     Raises UserError without the extra, for unknown options, and where no picture or label column can be told.
     """
-    unknown = set(options) - {"config", "revision", "image", "label"}
-    if unknown:
-        raise UserError(
-            f'"{spec}": unknown option {", ".join(sorted(unknown))}; there are config, revision, image, label.'
-        )
-    tables, warnings = _by_split(_load(name, options))
-    image, label = _columns(next(iter(tables.values())), options, spec)
+    _refuse_unknown(spec, options)
+    streaming = streaming_options(spec, options, "streaming", BUFFER)
+    tables, warnings = _by_split(_load(name, options, bool(streaming.asked)))
+    columns = image, label = _columns(next(iter(tables.values())), options, spec)
+    if streaming.asked:
+        return streamed_source(name, spec, tables, columns, streaming, warnings)
     tables = {split: _class_numbers(table, label) for split, table in tables.items()}
     classes = {split: tuple(table.features[label].names) for split, table in tables.items()}
     if len(set(classes.values())) > 1:
@@ -34,17 +38,32 @@ def hf_set(spec: str, name: str, options: dict[str, str]) -> Source:
     return Source(name.rstrip("/").split("/")[-1], spec, next(iter(classes.values())), splits, warnings=warnings)
 
 
-def _load(name: str, options: dict[str, str]) -> Any:
+def _refuse_unknown(spec: str, options: dict[str, str]) -> None:
+    unknown = set(options) - set(OPTIONS)
+    if unknown:
+        raise UserError(f'"{spec}": unknown option {", ".join(sorted(unknown))}; there are {", ".join(OPTIONS)}.')
+    if "buffer" in options and options.get("streaming") != "1":
+        raise UserError(f'"{spec}": buffer is for streaming=1 alone.')
+
+
+def _load(name: str, options: dict[str, str], streaming: bool) -> Any:
     try:
         import datasets
     except ImportError:
         raise UserError('Hugging Face sets need the extra packages: pip install "vitmods[hf]"') from None
     if any((Path(name).expanduser() / saved).is_file() for saved in _SAVED):
-        return datasets.load_from_disk(str(Path(name).expanduser()))
+        saved = datasets.load_from_disk(str(Path(name).expanduser()))
+        return _as_stream(saved) if streaming else saved
     try:
-        return datasets.load_dataset(name, options.get("config"), revision=options.get("revision"))
+        return datasets.load_dataset(name, options.get("config"), revision=options.get("revision"), streaming=streaming)
     except Exception as error:  # hub, network, scripts and formats raise many kinds; all mean that it cannot be had
         raise UserError(f'The Hugging Face set "{name}" cannot be loaded: {type(error).__name__}: {error}') from error
+
+
+def _as_stream(saved: Any) -> Any:
+    if isinstance(saved, dict):
+        return {split: _as_stream(table) for split, table in saved.items()}
+    return saved.to_iterable_dataset(num_shards=-(-max(len(saved), 1) // ROWS_A_SHARD))
 
 
 def _by_split(loaded: Any) -> tuple[dict[str, Any], list[str]]:
@@ -92,8 +111,7 @@ def _records(split: str, table: Any, image: str, label: str) -> Records:
 
     def fetch(key: int) -> bytes:
         with reading():
-            stored = pictures[key][image]
-            return stored["bytes"] if stored["bytes"] is not None else Path(stored["path"]).read_bytes()
+            return stored_bytes(pictures[key][image])
 
     ids = tuple(f"{split}[{i}]" for i in range(len(table)))
     labels = np.asarray(table[label], dtype=np.int64)

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from vitmods.data.build import cores
 from vitmods.data.geometry import Geometry
 from vitmods.data.pictures import PictureSet, Split
 from vitmods.data.records import Records, printable
 from vitmods.data.sources import open_source
 from vitmods.data.splits import limit, make_splits
 from vitmods.data.store import open_store
+from vitmods.data.stream import StreamSet, is_streamed, open_lazily
 from vitmods.data.summary import facts, problems, unreadable_text
 from vitmods.errors import UserError
 from vitmods.recipes import Recipe
@@ -33,13 +35,14 @@ def load(
 ) -> PictureSet:
     """Find a data set, split it, read every picture once and return it ready to train on.
 
-    spec: "digits", a folder, a known set ("imagenet:FOLDER"), "torchvision:NAME?root=FOLDER" or "hf:NAME". img_size:
-    (H, W) in pixels. in_chans: 3 (RGB) or 1 (grey). Splits that the source lacks are made from split_seed, stratified.
-    unreadable "stop" refuses a set with pictures that cannot be read, "skip" leaves them out and says so.
-    cache_dir keeps decoded pictures for later runs and other processes. limit_train: at most so many training pictures,
-    classes in proportion; limit_val: so many for val, taken out of train first where there is no val split (VTAB: 800
-    and 200). workers: threads that prepare batches ahead (0: none). Raises UserError with all that is wrong with the
-    set at once.
+    spec: "digits", a folder, a known set ("imagenet:FOLDER"), "torchvision:NAME?root=FOLDER", "hf:NAME" or
+    "wds:SHARDS". With "?stream=1" behind the last or a folder, and unasked where a split would fill more than 64 GiB,
+    pictures are decoded when they are needed. img_size: (H, W) in pixels. in_chans: 3 (RGB) or 1 (grey). Splits that
+    the source lacks are made from split_seed, stratified. unreadable "stop" refuses a set with pictures that cannot be
+    read, "skip" leaves them out and says so. cache_dir keeps decoded pictures for later runs and other processes.
+    limit_train: at most so many training pictures, classes in proportion; limit_val: so many for val, taken out of
+    train first where there is no val split (VTAB: 800 and 200). workers: threads that prepare batches ahead (0: none;
+    of streamed pictures: one a core). Raises UserError with all that is wrong with the set at once.
     """
     size = _size(img_size)
     if in_chans not in (1, 3):
@@ -50,14 +53,18 @@ def load(
     records, origin = make_splits(source, split_seed, val_fraction, test_fraction, limit_val)
     if "train" in records:
         records["train"] = limit(records["train"], limit_train, split_seed)
-    splits = {
-        name: _read(name, part, _geometry(name, size, recipe), in_chans, cache_dir) for name, part in records.items()
-    }
+    geometry = {name: _geometry(name, size, recipe) for name in records}
+    streamed = is_streamed(source.streaming, {name: (part, geometry[name]) for name, part in records.items()}, in_chans)
+    cache = None if cache_dir is None else Path(cache_dir)
+    splits = {name: _read(name, part, geometry[name], in_chans, cache, streamed) for name, part in records.items()}
     found = facts(source, records, splits, origin)
     _stop_on_problems(problems(source, splits), found["unreadable"] if unreadable == "stop" else [], source.spec)
-    return PictureSet(
+    whole = PictureSet(
         source.name, source.classes, splits, size, in_chans, recipe, found, workers, class_map=source.class_map
     )
+    if not streamed:
+        return whole
+    return StreamSet(**{**vars(whole), "workers": workers or cores()}, buffer=source.streaming.buffer)
 
 
 def _size(img_size: int | Sequence[int]) -> tuple[int, int]:
@@ -77,8 +84,8 @@ def _geometry(split: str, size: tuple[int, int], recipe: Recipe) -> Geometry:
     return Geometry(size, recipe.eval_crop, resample=recipe.resample)
 
 
-def _read(name: str, records: Records, geometry: Geometry, channels: int, cache_dir: Path | str | None) -> Split:
-    store = open_store(records, geometry, channels, None if cache_dir is None else Path(cache_dir))
+def _read(name: str, records: Records, geometry: Geometry, channels: int, cache: Path | None, streamed: bool) -> Split:
+    store = (open_lazily if streamed else open_store)(records, geometry, channels, cache)
     kept = records.take(store.index.kept)
     return Split(name, kept.ids, kept.labels, store, geometry, kept.label_sets)
 

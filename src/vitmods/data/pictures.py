@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -76,6 +76,8 @@ class PictureSet:
     recipe: Recipe
     facts: dict[str, Any]
     workers: int = 0
+    rank: int = 0
+    world_size: int = 1
     class_map: tuple[int, ...] | None = None
 
     @property
@@ -119,6 +121,15 @@ class PictureSet:
         shown = [np.ascontiguousarray(p.transpose(1, 2, 0)) for p in pictures]
         return [(self.classes[train.labels[i]], p) for i, p in zip(chosen, shown, strict=True)]
 
+    def for_process(self, rank: int, world_size: int) -> Self:
+        """The share of process `rank` of `world_size`: each batch is dealt out, so together they see what one would.
+
+        batch_size stays that of all processes together. Raises UserError for a rank outside 0..world_size - 1.
+        """
+        if not 0 <= rank < world_size:
+            raise UserError(f"rank must lie between 0 and world_size - 1, not {rank} of {world_size}.")
+        return replace(self, rank=rank, world_size=world_size)
+
     def steps_per_epoch(self, batch_size: int) -> int:
         """Whole batches in an epoch; 1 where the set is smaller than a batch."""
         return max(1, len(self.train) // batch_size)
@@ -128,9 +139,12 @@ class PictureSet:
         epoch); a set smaller than a batch gives one batch of all. With repeats there are as many batches, of so many
         times fewer pictures."""
         views = repeated(self._order(seed, epoch), self.recipe.repeats)
+        if (largest := min(batch_size, len(views))) < self.world_size:
+            raise UserError(f"A batch of {largest} pictures is too small for {self.world_size} processes.")
 
         def make(number: int) -> Batch:
-            return self._train_batch(views[number * batch_size : (number + 1) * batch_size], seed, epoch, number)
+            part = views[number * batch_size : (number + 1) * batch_size]
+            return self._train_batch(self._share(part), seed, epoch, number)
 
         return in_order(make, range(start, self.steps_per_epoch(batch_size)), self.workers)
 
@@ -143,17 +157,23 @@ class PictureSet:
             raise UserError(f'There is no split "{split}"; this set has {", ".join(self.splits)}.')
 
         def make(start: int) -> Batch:
-            index = np.arange(start, min(start + batch_size, len(self.splits[split])))
+            index = self._share(np.arange(start, min(start + batch_size, len(self.splits[split]))))
             pictures = self._centre_views(self.splits[split], index)
             if change is not None:
                 pictures = change(pictures, torch.from_numpy(index))
             return self._batch(self._normalised(pictures), split, index)
 
-        return in_order(make, range(0, len(self.splits[split]), batch_size), self.workers)
+        n = len(self.splits[split])
+        starts = [start for start in range(0, n, batch_size) if self.rank < min(batch_size, n - start)]
+        return in_order(make, starts, self.workers)
 
     def _order(self, seed: int, epoch: int) -> Ints:
         """The order (n,) in which an epoch visits the training pictures."""
         return permutation(seed, epoch, len(self.train))
+
+    def _share(self, index: Ints) -> Ints:
+        """What of a batch belongs to this process."""
+        return index[self.rank :: self.world_size]
 
     def _train_batch(self, views: Ints, seed: int, epoch: int, number: int) -> Batch:
         recipe = self.recipe

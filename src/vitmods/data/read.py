@@ -48,6 +48,22 @@ def decode(raw: "bytes | Image.Image | NDArray[np.generic]", channels: int) -> N
         return _pixels(_upright(image), channels)
 
 
+def shown_size(raw: bytes) -> tuple[int, int]:
+    """Height and width that `decode` would give. The picture is decoded, but not converted unless that might fail.
+
+    Raises Unreadable where `decode` would.
+    """
+    with reading():
+        image = _open(raw)
+        _refuse_bomb(image)
+        image.load()
+        image = _upright(image)
+    if image.mode in ("RGB", "L") and image.width * image.height:
+        return image.height, image.width
+    height, width = decode(raw, 3).shape[1:]
+    return height, width
+
+
 def _open(raw: "bytes | Image.Image | NDArray[np.generic]") -> Image.Image:
     if isinstance(raw, Image.Image):
         return raw

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,10 @@ class Records:
     ids name pictures for people and for splitting; stamps change whenever a picture may have changed and key the cache;
     fetch(keys[i]) returns picture i and raises if it cannot. Labels are (n,) positions in the source's classes.
     label_sets: where several classes are right for a picture, all of them, for each picture.
+
+    Where a source knows more without reading a picture: shards (n,), the number of the file that each lies in, one
+    after the other by their keys; native (n, 2), heights and widths, 0 where they are not known; digests (n, 16), as in
+    Index. sequential: to fetch a picture, those before it in its file have to be read too.
     """
 
     ids: tuple[str, ...]
@@ -31,9 +35,14 @@ class Records:
     fetch: Callable[[int], Raw]  # type: ignore[valid-type]
     keys: NDArray[np.int64]
     label_sets: tuple[tuple[int, ...], ...] | None = None
+    shards: NDArray[np.int64] | None = None
+    native: NDArray[np.int64] | None = None
+    digests: NDArray[np.uint8] | None = None
+    sequential: bool = False
 
     def __post_init__(self) -> None:
-        assert len(self.ids) == len(self.labels) == len(self.stamps) == len(self.keys)
+        known = [column for column in (self.shards, self.native, self.digests) if column is not None]
+        assert {len(self.labels), len(self.stamps), len(self.keys), *map(len, known)} == {len(self.ids)}
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -46,8 +55,34 @@ class Records:
             labels=self.labels[index],
             stamps=tuple(self.stamps[i] for i in index),
             keys=self.keys[index],
+            shards=None if self.shards is None else self.shards[index],
+            native=None if self.native is None else self.native[index],
+            digests=None if self.digests is None else self.digests[index],
             label_sets=None if self.label_sets is None else tuple(self.label_sets[i] for i in index),
         )
+
+    def some(self, count: int) -> "Records":
+        """About `count` of them: spread evenly, or the first of the first file where the others are costly to reach."""
+        if self.sequential:
+            return self.take(np.argsort(self.keys, kind="stable")[:count])
+        return self.take(np.arange(0, len(self), max(1, len(self) // count)))
+
+
+class Broken(NamedTuple):
+    """What should be a picture with a label and is none."""
+
+    split: str
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """How the pictures are to be read. asked: True, decoded whenever one is needed; False, decoded once and kept; None,
+    by size. buffer: how many places a picture may be moved from where reading file by file would bring it."""
+
+    asked: bool | None = None
+    buffer: int = 10_000
 
 
 def joined(*parts: Records) -> Records:
@@ -73,7 +108,8 @@ class Source:
     the set is for evaluation only), and what was passed over.
 
     class_map: where its classes are some of a larger set's that models are trained on (200 of ImageNet's 1,000), their
-    positions there, in the order of `classes`. allow: which of ALLOWED is no more than a warning.
+    positions there, in the order of `classes`. allow: which of ALLOWED is no more than a warning. broken: what has no
+    place among the records. verify: compares the files with their checksums and returns what is wrong.
     """
 
     name: str
@@ -81,6 +117,9 @@ class Source:
     classes: tuple[str, ...]
     splits: dict[str, Records]
     warnings: list[str] = field(default_factory=list)
+    broken: list[Broken] = field(default_factory=list)
+    streaming: Streaming = Streaming()
+    verify: Callable[[], list[str]] | None = None
     class_map: tuple[int, ...] | None = None
     allow: frozenset[str] = frozenset()
 

@@ -10,6 +10,7 @@ import numpy as np
 from vitmods.data.folder import folder
 from vitmods.data.records import ALLOWED, Records, Source, printable
 from vitmods.data.sets import KNOWN, open_known
+from vitmods.data.shards import folder_options, is_packed, shards
 from vitmods.errors import UserError, nearest
 
 
@@ -29,7 +30,7 @@ def _open(spec: str) -> Source:
     kind, colon, rest = spec.partition(":")
     if colon and kind in KNOWN:
         return open_known(spec, kind, rest)
-    if colon and kind in ("torchvision", "hf"):
+    if colon and kind in EXAMPLES:
         name, _, query = rest.partition("?")
         options = dict(parse_qsl(query, keep_blank_values=True))
         if not name:
@@ -38,12 +39,34 @@ def _open(spec: str) -> Source:
             from vitmods.data.torchvision_sets import torchvision_set
 
             return torchvision_set(spec, name, options)
+        if kind == "wds":
+            return shards(spec, name, options)
         from vitmods.data.hf import hf_set
 
         return hf_set(spec, name, options)
     if colon and not os.path.exists(spec) and (hint := nearest(kind, [*KNOWN, *EXAMPLES])).startswith("Did you"):
         raise UserError(f'There is neither a folder "{printable(spec)}" nor a set called "{kind}". {hint}')
-    return folder(spec)
+    return _folder(spec)
+
+
+EXAMPLES = {
+    "torchvision": "torchvision:CIFAR10?root=data",
+    "hf": "hf:uoft-cs/cifar10",
+    "wds": "wds:path/to/shards",
+}
+
+
+def _folder(spec: str) -> Source:
+    """A folder of class folders, or one that `vitmods data pack` wrote; options follow a question mark."""
+    name, mark, query = spec.rpartition("?")
+    if not mark or os.path.exists(Path(spec).expanduser()):  # a folder's own name may have a question mark
+        name, query = spec, ""
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    if is_packed(Path(name).expanduser()):
+        return shards(spec, name, options)
+    source = folder(name)
+    source.spec, source.streaming = spec, folder_options(spec, options)
+    return source
 
 
 def _allowance(spec: str) -> tuple[str, frozenset[str]]:
@@ -59,9 +82,6 @@ def _allowance(spec: str) -> tuple[str, frozenset[str]]:
             raise UserError(f'"{spec}": there is nothing called "{name}" to allow. {nearest(name, ALLOWED)}')
     rest = "&".join(option for option in options if option not in given)
     return f"{head}?{rest}" if rest else head, frozenset(names)
-
-
-EXAMPLES = {"torchvision": "torchvision:CIFAR10?root=data", "hf": "hf:uoft-cs/cifar10"}
 
 
 def digits() -> Source:

@@ -65,7 +65,7 @@ def open_store(records: Records, geometry: Geometry, channels: int, cache_dir: P
     With cache_dir they are kept there for later runs and other processes. Without, they stay in memory, or go to the
     user's cache folder where they would fill more than MEMORY_LIMIT. Raises UserError if a cache cannot be written.
     """
-    if cache_dir is None and _estimate(records, geometry, channels) <= MEMORY_LIMIT:
+    if cache_dir is None and estimate(records, geometry, channels) <= MEMORY_LIMIT:
         memory = io.BytesIO()
         index = build(records, geometry, channels, memory)
         return Store(np.frombuffer(memory.getbuffer(), dtype=np.uint8), index)
@@ -106,7 +106,7 @@ def read_cache(folder: Path) -> Store | None:
     return store if _intact(store) else None
 
 
-def _estimate(records: Records, geometry: Geometry, channels: int) -> int:
+def estimate(records: Records, geometry: Geometry, channels: int) -> int:
     """Bytes: pictures kept whole are taken to be 3:2, and originals as large as some of them are on average."""
     if geometry.whole and not geometry.shrink:
         return int(len(records) * _mean_size(records, channels))
@@ -116,9 +116,9 @@ def _estimate(records: Records, geometry: Geometry, channels: int) -> int:
 
 def _mean_size(records: Records, channels: int) -> float:
     sizes = []
-    for position in np.unique(np.linspace(0, len(records) - 1, SAMPLED).astype(int)) if len(records) else ():
+    for key in records.some(SAMPLED).keys:
         with suppress(Unreadable):
-            sizes.append(decode(records.fetch(int(records.keys[position])), channels).size)
+            sizes.append(decode(records.fetch(int(key)), channels).size)
     return float(np.mean(sizes)) if sizes else 0.0
 
 

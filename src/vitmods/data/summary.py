@@ -8,14 +8,14 @@ import numpy as np
 
 from vitmods.data.geometry import LONGEST
 from vitmods.data.pictures import Split
-from vitmods.data.records import SPLITS, Records, Source, printable
+from vitmods.data.records import SPLITS, Broken, Records, Source, printable
 
 _LISTED = 20  # unreadable pictures named in an error; the summary has all
 
 
 def facts(source: Source, records: dict[str, Records], splits: dict[str, Split], origin: str) -> dict[str, Any]:
     """The summary: what was found, left out and warned of. Counts are of pictures that could be read."""
-    bad = unreadable_in(records, splits)
+    bad = [*map(told, source.broken), *unreadable_in(records, splits)]
     return {
         "name": source.name,
         "spec": source.spec,
@@ -64,10 +64,15 @@ def problems(source: Source, splits: dict[str, Split]) -> list[str]:
 def unreadable_in(records: dict[str, Records], splits: dict[str, Split]) -> list[dict[str, str]]:
     """Split, path and reason of each picture that could not be read."""
     return [
-        {"split": name, "path": printable(records[name].ids[position]), "reason": printable(reason)}
+        told(Broken(name, records[name].ids[position], reason))
         for name, split in splits.items()
         for position, reason in split.store.index.unreadable
     ]
+
+
+def told(broken: Broken) -> dict[str, str]:
+    """For the summary, and for any terminal."""
+    return {field: printable(value) for field, value in broken._asdict().items()}
 
 
 def unreadable_text(bad: list[dict[str, str]]) -> str:

@@ -53,7 +53,7 @@ def _median_side(spec: str) -> float | None:
 
     sides: list[int] = []
     for records in open_source(spec).splits.values():
-        for position in range(0, len(records), max(1, len(records) // PEEKED)):
+        for key in records.some(PEEKED).keys:
             with suppress(Unreadable):
-                sides.append(min(decode(records.fetch(int(records.keys[position])), 3).shape[1:]))
+                sides.append(min(decode(records.fetch(int(key)), 3).shape[1:]))
     return statistics.median(sides) if sides else None

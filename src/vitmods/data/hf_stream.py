@@ -1,0 +1,170 @@
+"""Hugging Face sets that are streamed: rows are read from the hub, or from files on the disk, as they are needed.
+
+The labels are read once before training, by themselves, so that classes, lengths and splits are known; each row then
+has a number, by which it is augmented and mixed as any other picture. Rows of one file (datasets calls it a shard) can
+only be read from its beginning on; those that were read last wait in memory until their turn comes.
+"""
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from vitmods.data.boxes import Ints
+from vitmods.data.read import Unreadable, decode, reading
+from vitmods.data.records import Records, Source, Streaming
+from vitmods.errors import UserError
+
+BUFFER = 1000  # rows, as in datasets: unlike files of which any part can be read, they fill the memory
+_LOOKED_AT = 4  # pictures read before training; all others are when they are needed
+_LABELS_AT_A_TIME = 10_000
+
+
+def streamed_source(
+    name: str, spec: str, tables: dict[str, Any], columns: tuple[str, str], how: Streaming, warnings: list[str]
+) -> Source:
+    """The source of datasets.IterableDataset tables by split, with their columns for picture and label.
+
+    Raises UserError where a label is missing, or the first pictures cannot be read.
+    """
+    image, label = columns
+    shards = {split: _Shards(table, image, label) for split, table in tables.items()}
+    found = {split: part.labels() for split, part in shards.items()}
+    hidden = [split for split, (labels, _) in found.items() if all(value in (None, -1) for value in labels)]
+    for split in hidden:
+        warnings.append(f"The labels of {split} are not public; it was not used.")
+        del found[split]
+    if "train" not in found:
+        raise UserError(f'"{spec}" has no labels in train.')
+    features = [tables[split].features[label] for split in found]
+    if any(feature != features[0] for feature in features):
+        raise UserError(f'The splits of "{spec}" name different classes: give all of them one ClassLabel in "{label}".')
+    classes, number = _classes(features[0], [value for labels, _ in found.values() for value in labels])
+    short, splits = name.rstrip("/").split("/")[-1], {}
+    for split, (labels, sizes) in found.items():
+        unlabelled = next((row for row, value in enumerate(labels) if value not in number), None)
+        if unlabelled is not None:
+            raise UserError(f'Row {unlabelled} of {split} in "{spec}" has no label of a class: {labels[unlabelled]!r}.')
+        numbers = np.array([number[value] for value in labels], dtype=np.int64)
+        splits[split] = _records(split, short, numbers, sizes, shards[split], how.buffer)
+    _look_at_first(splits["train"], spec)
+    warnings.append("Streamed: the fingerprint is of names and labels, and pictures are checked when they are read.")
+    return Source(short, spec, classes, splits, warnings, streaming=how)
+
+
+def stored_bytes(picture: dict[str, Any]) -> bytes:
+    """Of a picture that datasets has not decoded."""
+    return picture["bytes"] if picture["bytes"] is not None else Path(picture["path"]).read_bytes()
+
+
+def _classes(feature: Any, labels: list[Any]) -> tuple[tuple[str, ...], dict[Any, int]]:
+    """Names of the classes, and the number of each value that the column can have."""
+    names = getattr(feature, "names", None)
+    if names:
+        return tuple(names), {i: i for i in range(len(names))}
+    values = sorted({value for value in labels if value is not None}, key=str)  # as datasets' class_encode_column
+    return tuple(str(value) for value in values), {value: i for i, value in enumerate(values)}
+
+
+class _Shards:
+    """The files that a table is made of."""
+
+    def __init__(self, table: Any, image: str, label: str):
+        from datasets import Image
+
+        self._pictures = table.select_columns([image]).cast_column(image, Image(decode=False))
+        self._labels = table.select_columns([label])
+        self._image, self._label, self._count = image, label, table.num_shards
+
+    def labels(self) -> tuple[list[Any], list[int]]:
+        """All labels in order, and the number of rows of each shard."""
+        labels: list[Any] = []
+        sizes = []
+        for shard in range(self._count):
+            before = len(labels)
+            part = self._labels.shard(num_shards=self._count, index=shard).with_format("arrow")
+            for rows in part.iter(batch_size=_LABELS_AT_A_TIME):
+                labels += rows[self._label].to_pylist()
+            sizes.append(len(labels) - before)
+        return labels, sizes
+
+    def pictures(self, shard: int) -> Iterator[bytes]:
+        """The bytes of each picture of a shard, from its beginning on."""
+        for row in self._pictures.shard(num_shards=self._count, index=shard):
+            yield stored_bytes(row[self._image])
+
+
+class Forward:
+    """Random access to shards that can be read forwards only.
+
+    The rows that were read last are held, `limit` of them; for a row that is no longer held its shard is read again
+    from the beginning. In an order whose rows moved by fewer than b places, 4 b are enough to read every shard once: a
+    row is asked for before 4 b others are read. Threads take turns.
+    """
+
+    def __init__(self, read: Callable[[int], Iterator[bytes]], sizes: list[int], limit: int):
+        self._read, self._limit = read, limit
+        self._starts: Ints = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        self._open: dict[int, tuple[Iterator[bytes], int]] = {}
+        weakref.finalize(self, self._open.clear)  # at the latest before the interpreter takes the readers' modules away
+        self._held: OrderedDict[int, bytes] = OrderedDict()
+        self._lock = Lock()
+
+    def __call__(self, row: int) -> bytes:
+        """The bytes of a row, counted through all shards. Raises Unreadable."""
+        with self._lock, reading():
+            return self._held[row] if row in self._held else self._reach(row)
+
+    def _reach(self, row: int) -> bytes:
+        shard = int(np.searchsorted(self._starts, row, side="right")) - 1
+        rows, position = self._open.pop(shard, (None, 0))
+        if rows is None or position > row:
+            rows, position = self._read(shard), int(self._starts[shard])
+        for passed in range(position, row + 1):
+            raw = _next(rows)
+            self._hold(passed, raw)
+        if row + 1 < self._starts[shard + 1]:
+            self._open[shard] = rows, row + 1
+        return raw
+
+    def _hold(self, row: int, raw: bytes) -> None:
+        self._held[row] = raw
+        if len(self._held) > self._limit:
+            self._held.popitem(last=False)
+
+
+def _next(rows: Iterator[bytes]) -> bytes:
+    raw = next(rows, None)
+    if raw is None:
+        raise Unreadable("the stream ends before this row")
+    return raw
+
+
+def _records(split: str, name: str, labels: Ints, sizes: list[int], shards: _Shards, buffer: int) -> Records:
+    ids = tuple(f"{split}[{row}]" for row in range(len(labels)))
+    digests = (blake2b(f"{name}\0{row}".encode(), digest_size=16).digest() for row in ids)
+    return Records(
+        ids=ids,
+        labels=labels,
+        stamps=ids,
+        fetch=Forward(shards.pictures, sizes, limit=4 * buffer),
+        keys=np.arange(len(ids)),
+        shards=np.repeat(np.arange(len(sizes)), sizes),
+        native=np.zeros((len(ids), 2), dtype=np.int64),
+        digests=np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16),
+        sequential=True,
+    )
+
+
+def _look_at_first(records: Records, spec: str) -> None:
+    first = records.some(_LOOKED_AT)
+    for i, key in enumerate(first.keys.tolist()):
+        try:
+            decode(first.fetch(key), 3)
+        except Unreadable as error:
+            raise UserError(f'{first.ids[i]} of "{spec}" cannot be read: {error}.') from error

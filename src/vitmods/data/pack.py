@@ -1,0 +1,273 @@
+"""pack: from a folder of pictures to shards (tar files in WebDataset's layout) that hold the same bytes.
+
+What is written is a pure function of the pictures, their names and classes and the size of a shard, so packing again
+goes on where it was stopped: a shard that is whole and equal stays, all else is written. A file gets its name only when
+it is whole; the index of a shard, with its checksum, comes before the shard, and the manifest comes last. So a shard
+without an index is not ours, and a folder without a manifest is not finished.
+"""
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import chain
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from PIL import Image
+
+from vitmods.data.build import cores, digest
+from vitmods.data.folder import ENDINGS
+from vitmods.data.pack_folder import alone_in, other_shards, refuse_foreign, remove_leftovers
+from vitmods.data.prefetch import in_order
+from vitmods.data.read import Unreadable, shown_size
+from vitmods.data.records import Records, Source, printable
+from vitmods.data.rng import text_bits
+from vitmods.data.shard_index import Row, ShardIndex
+from vitmods.data.shard_write import EMPTY, Item, taken, tar_parts
+from vitmods.data.shards import MANIFEST, MANIFEST_FORMAT, file_sha256, index_path, is_packed, read_manifest
+from vitmods.data.sources import open_source
+from vitmods.data.summary import told, unreadable_text
+from vitmods.errors import UserError, nearest
+from vitmods.files import make_folder, write_atomically, write_json
+
+MEGABYTE = 1_000_000
+_REMEDY = (
+    "Repair or remove them and pack again, which goes on from here; or leave them out with "
+    'unreadable="skip" (--unreadable skip).'
+)
+_TOGETHER = 16  # pictures that a thread reads at a time
+
+
+@dataclass
+class Packed:
+    """What was done. manifest: as in manifest.json; shards, kept: how many, and how many were there already."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    shards: int = 0
+    kept: int = 0
+
+    def __str__(self) -> str:
+        lines = []
+        for split, facts in self.manifest["splits"].items():
+            megabytes, shards = facts["bytes"] / MEGABYTE, len(facts["shards"])
+            lines.append(f"{split}: {facts['pictures']:,} pictures, {megabytes:,.1f} MB, shards: {shards}")
+        if self.manifest["unreadable"]:
+            lines.append(f"Left out: {unreadable_text(self.manifest['unreadable'])}")
+        there = f" ({self.kept} of {self.shards} were there, and were compared)" if self.kept else ""
+        lines.append(f"Packed in {printable(str(self.folder))}{there}. Use it as --data {printable(str(self.folder))}")
+        return "\n".join(lines)
+
+
+def pack(
+    spec: str | Path,
+    out: str | Path,
+    *,
+    shard_mb: float = 100,
+    splits: Sequence[str] = (),
+    unreadable: str = "stop",
+    workers: int = 0,
+    progress: bool = False,
+) -> Packed:
+    """Write the pictures of a folder as shards, or go on where an earlier call was stopped.
+
+    Args:
+        spec: a folder of class folders, with or without splits, or another source of picture files.
+        out: the folder for the shards.
+        shard_mb: largest size of a shard, in 10**6 bytes; it is put together in memory.
+        splits: which to pack; none: all.
+        unreadable: "stop" names pictures that cannot be read and does not finish; "skip" leaves them out and lists
+            them in the manifest.
+        workers: threads that read and check pictures; 0: one a core.
+        progress: show a bar on a terminal.
+
+    Raises:
+        UserError: pictures that cannot be read, other shards in `out`, a full disk.
+    """
+    if not shard_mb > 0:
+        raise UserError(f"A shard must be larger than 0 megabytes, not {shard_mb:g}.")
+    if unreadable not in ("stop", "skip"):
+        raise UserError(f'unreadable must be "stop" or "skip", not "{unreadable}".')
+    source = open_source(spec)
+    chosen = _chosen(source, splits)
+    _refuse_rich_labels(source)
+    folder = make_folder(Path(out).expanduser())
+    with alone_in(folder):
+        refuse_foreign(folder)
+        packer = _Packer(folder, int(shard_mb * MEGABYTE), workers or cores(), is_packed(folder))
+        with _bar(sum(map(len, chosen.values())), progress) as step:
+            facts = {split: packer.split(split, records, source.classes, step) for split, records in chosen.items()}
+        bad = [*(told(broken) for broken in source.broken if broken.split in chosen), *packer.unreadable]
+        if bad and unreadable == "stop":
+            raise UserError(f"{unreadable_text(bad)}\n{_REMEDY}")
+        manifest = {
+            "format": MANIFEST_FORMAT,
+            "name": source.name,
+            "classes": list(source.classes),
+            "splits": facts,
+            "unreadable": bad,
+        }
+        if packer.finished and read_manifest(folder) != manifest:
+            raise other_shards(folder)
+        remove_leftovers(folder, facts)
+        write_json(folder / MANIFEST, manifest)
+        return Packed(folder, manifest, packer.shards, packer.kept)
+
+
+def _refuse_rich_labels(source: Source) -> None:
+    """A shard has one label a picture, and the manifest its classes: what a set knows beyond that would be lost."""
+    if source.class_map is not None or any(part.label_sets is not None for part in source.splits.values()):
+        raise UserError(
+            f"{printable(source.spec)} maps its classes or has several labels a picture: shards have neither."
+        )
+
+
+def _chosen(source: Source, splits: Sequence[str]) -> dict[str, Records]:
+    for split in splits:
+        if split not in source.splits:
+            raise UserError(f'{printable(source.spec)} has no split "{split}". {nearest(split, source.splits)}')
+    return {split: records for split, records in source.splits.items() if not splits or split in splits}
+
+
+@dataclass
+class _Packer:
+    folder: Path
+    limit: int
+    workers: int
+    finished: bool
+    """whether an earlier call came to its end: what it wrote is then never replaced by something else"""
+    shards: int = 0
+    kept: int = 0
+    unreadable: list[dict[str, str]] = field(default_factory=list)
+
+    def split(self, split: str, records: Records, classes: Sequence[str], step: Any) -> dict[str, Any]:
+        """Write the shards of one split; what the manifest says of it."""
+        counts, shards = [0] * len(classes), []
+        for number, items in enumerate(self._groups(split, records, step)):
+            shards.append(self._shard(self.folder / f"{split}-{number:06d}.tar", items))
+            for item in items:
+                counts[int(item.row.label)] += 1
+        return {
+            "pictures": sum(counts),
+            "bytes": sum(shard["bytes"] for shard in shards),
+            "per_class": dict(zip(classes, counts, strict=True)),
+            "shards": shards,
+        }
+
+    def _groups(self, split: str, records: Records, step: Any) -> Iterator[list[Item]]:
+        """The pictures of one shard after the other."""
+        group: list[Item] = []
+        length = EMPTY
+        for item in self._items(split, records, step):
+            needed = taken(len(item.raw))
+            if group and length + needed > self.limit:
+                yield group
+                group, length = [], EMPTY
+            group.append(item)
+            length += needed
+        if group:
+            yield group
+
+    def _items(self, split: str, records: Records, step: Any) -> Iterator[Item]:
+        """Pictures in an order drawn from their names, so that a shard has some of every class."""
+        order = sorted(range(len(records)), key=lambda i: (text_bits(0, "pack", records.ids[i]), i))
+        known = self._known(split)
+
+        def read(number: int) -> "Item | str":
+            try:
+                return _read(records, order[number], number, known)
+            except Unreadable as error:
+                return str(error)
+
+        def some(start: int) -> "list[Item | str]":
+            return [read(number) for number in range(start, min(start + _TOGETHER, len(order)))]
+
+        together = in_order(some, range(0, len(order), _TOGETHER), self.workers)
+        for number, item in enumerate(chain.from_iterable(together)):
+            step()
+            if isinstance(item, Item):
+                yield item
+            else:
+                path = printable(records.ids[order[number]])
+                self.unreadable.append({"split": split, "path": path, "reason": printable(item)})
+
+    def _known(self, split: str) -> dict[str, tuple[int, int]]:
+        """Sizes of pictures that an earlier call has decoded, by the digests of their bytes."""
+        found: dict[str, tuple[int, int]] = {}
+        for path in self.folder.glob(f"{split}-*.json"):
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                found |= {row.digest: (row.height, row.width) for row in ShardIndex.from_bytes(path.read_bytes()).rows}
+        return found
+
+    def _shard(self, path: Path, items: list[Item]) -> dict[str, Any]:
+        """Write a shard and its index unless they are there and whole; what the manifest says of it."""
+        tar, rows = tar_parts(items)
+        length, content = sum(map(len, tar)), sha256()
+        for part in tar:
+            content.update(part)
+        checksum = content.hexdigest()
+        facts = {"file": path.name, "bytes": length, "pictures": len(rows), "sha256": checksum}
+        index = ShardIndex(tuple(rows)).to_bytes(**facts)
+        self.shards += 1
+        if self._is_there(path, index, checksum):
+            self.kept += 1
+        else:
+            write_atomically(index_path(path), lambda file: file.write(index))
+            write_atomically(path, lambda file: file.writelines(tar))
+        return {**facts, "index_sha256": sha256(index).hexdigest()}
+
+    def _is_there(self, path: Path, index: bytes, checksum: str) -> bool:
+        """Whether an earlier call has finished this very shard."""
+        try:
+            same = index_path(path).read_bytes() == index
+            whole = same and file_sha256(path) == checksum
+        except OSError:
+            same = whole = False
+        if self.finished and not same:
+            raise other_shards(self.folder)
+        return whole
+
+
+def _read(records: Records, i: int, number: int, known: dict[str, tuple[int, int]]) -> Item:
+    """Picture i, which is the `number`-th of its split. Raises Unreadable."""
+    raw = records.fetch(int(records.keys[i]))
+    if not isinstance(raw, bytes):
+        raise UserError("Only picture files can be packed, since their bytes are kept; these pictures are decoded.")
+    its_digest = digest(raw).hex()
+    height, width = known.get(its_digest) or shown_size(raw)
+    member = f"{number:09d}{_ending(records.ids[i], raw)}"
+    return Item(Row(records.ids[i], int(records.labels[i]), member, 0, len(raw), height, width, its_digest), raw)
+
+
+def _ending(name: str, raw: bytes) -> str:
+    """As the file had it, or by the format where a picture was no file of its own."""
+    found = PurePosixPath(name).suffix.lower()
+    if found in ENDINGS:
+        return found
+    with Image.open(io.BytesIO(raw)) as picture:
+        return f".{(picture.format or 'img').lower()}"
+
+
+def _bar(pictures: int, progress: bool) -> AbstractContextManager[Any]:
+    """A context that gives a function to call after each picture."""
+    return _ProgressBar(pictures) if progress else nullcontext(lambda: None)
+
+
+class _ProgressBar:
+    def __init__(self, pictures: int):
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        columns = (TextColumn("Packing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task = self._progress.add_task("Packing", total=pictures)
+
+    def __enter__(self) -> Any:
+        self._progress.start()
+        return lambda: self._progress.advance(self._task)
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()

@@ -1,0 +1,118 @@
+"""Sets too large to keep decoded: every picture is read and decoded whenever it is needed.
+
+All is as for a set that is kept, to the bit, but the order of training pictures: where they lie in shards, these are
+read one after the other in a random order, and pictures change places only with others nearby (a shuffle buffer).
+"""
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitmods.cache import user_cache
+from vitmods.data.boxes import Ints
+from vitmods.data.build import Index, build
+from vitmods.data.geometry import Geometry
+from vitmods.data.pictures import PictureSet
+from vitmods.data.read import Unreadable, decode
+from vitmods.data.records import Records, Streaming, printable
+from vitmods.data.rng import Stream, bits, uniform
+from vitmods.data.store import Store, cache_key, estimate
+from vitmods.errors import UserError
+from vitmods.files import write_atomically
+
+STREAM_ABOVE = 64 << 30  # bytes; a larger split, decoded, is not kept unless asked for
+_AS_IT_IS = Geometry((1 << 20, 1 << 20), whole=True)  # nothing is that large, so nothing is resized
+
+
+@dataclass(frozen=True)
+class LazyStore(Store):
+    """The readable pictures of one split, without their pixels. index.shapes are those before resizing."""
+
+    records: Records
+    geometry: Geometry
+    channels: int
+
+    def picture(self, i: int) -> NDArray[np.uint8]:
+        """Picture i (C, H, W) as a store would have it. Raises UserError if it can no longer be read."""
+        try:
+            return self.geometry.store(decode(self.records.fetch(int(self.records.keys[i])), self.channels))
+        except Unreadable as error:
+            name = printable(self.records.ids[i])
+            raise UserError(f"{name} cannot be read any more: {error}. Repair it and go on.") from error
+
+    @property
+    def stack(self) -> None:
+        """There is none: the pictures are not kept."""
+        return None
+
+
+@dataclass(frozen=True)
+class StreamSet(PictureSet):
+    """A PictureSet whose pictures are decoded when they are needed, shard by shard where they lie in shards."""
+
+    buffer: int = Streaming.buffer
+
+    def _order(self, seed: int, epoch: int) -> Ints:
+        store = self.train.store
+        assert isinstance(store, LazyStore)
+        if store.records.shards is None:
+            return super()._order(seed, epoch)
+        return shard_order(seed, epoch, store.records.shards, store.records.keys, self.buffer)
+
+
+def shard_order(seed: int, epoch: int, shards: Ints, keys: Ints, buffer: int) -> Ints:
+    """The order (n,) of n pictures that lie in `shards` (n,), inside of them by `keys` (n,).
+
+    Shards follow each other at random; then every picture moves by fewer than `buffer` places.
+    """
+    shard_turns = bits(seed, Stream.ORDER, epoch, shards, 1)
+    in_turn = np.lexsort((keys, shards, shard_turns))
+    moved = np.arange(len(keys)) + buffer * uniform(seed, Stream.ORDER, epoch, np.arange(len(keys)), 2)
+    return in_turn[np.argsort(moved, kind="stable")]
+
+
+def is_streamed(how: Streaming, splits: Mapping[str, tuple[Records, Geometry]], channels: int) -> bool:
+    """What was asked for; or, if nothing was, whether a split is larger than STREAM_ABOVE, decoded."""
+    if how.asked is not None:
+        return how.asked
+    return any(estimate(part, geometry, channels) > STREAM_ABOVE for part, geometry in splits.values())
+
+
+def open_lazily(records: Records, geometry: Geometry, channels: int, cache_dir: Path | None) -> LazyStore:
+    """The records' pictures, to be decoded when they are needed. Which can be read is known from the source, or found
+    out now by decoding each once; the outcome is kept in the cache."""
+    index = _known(records) or _looked_through(records, cache_dir)
+    return LazyStore(np.empty(0, np.uint8), index, records.take(index.kept), geometry, channels)
+
+
+def _known(records: Records) -> Index | None:
+    if records.native is None or records.digests is None:
+        return None
+    n = len(records)
+    return Index(
+        kept=np.arange(n),
+        shapes=np.concatenate([np.full((n, 1), 3), records.native], axis=1),
+        offsets=np.zeros(n + 1, dtype=np.int64),
+        native=records.native[records.native.min(axis=1, initial=1) > 0],
+        crc=np.zeros(n, dtype=np.int64),
+        digests=records.digests,
+        unreadable=(),
+    )
+
+
+def _looked_through(records: Records, cache_dir: Path | None) -> Index:
+    cached = (cache_dir or user_cache()) / f"{cache_key(records, _AS_IT_IS, 3)}.npz"
+    with suppress(OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile), np.load(cached) as arrays:
+        return Index.from_arrays(dict(arrays))
+    with open(os.devnull, "wb") as nowhere:
+        index = build(records, _AS_IT_IS, 3, nowhere)
+    with suppress(OSError, UserError):  # what cannot be kept is found out again
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(cached, lambda file: np.savez(file, **index.to_arrays()))  # type: ignore[arg-type]
+    return index

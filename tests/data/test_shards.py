@@ -1,0 +1,339 @@
+"""Shards: packed ones give the set that was packed; of those from elsewhere, what is broken is told."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitmods import data
+from vitmods.data import shard_index
+from vitmods.data.foreign_shards import expand
+from vitmods.data.pack import pack
+from vitmods.data.sources import open_source
+from vitmods.errors import UserError
+from vitmods.recipes import Recipe
+
+RECIPE = Recipe(crop="random_resized", flip=0.5, erasing=0.5)
+Members = list[tuple[str, bytes]]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "vitmods"
+
+
+@pytest.fixture
+def pets(make_folder) -> Path:
+    return make_folder({"cat": 30, "dog é.x": 20}, size=(14, 11))
+
+
+def load(spec: object, **options) -> data.PictureSet:
+    return data.load(str(spec), **{"img_size": 8, "recipe": RECIPE, **options})
+
+
+def png(seed: int) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (9, 12, 3), dtype=np.uint8)).save(file, "png")
+    return file.getvalue()
+
+
+def write_tar(path: Path, members: Members) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def samples(first: int, count: int, classes: int = 2) -> Members:
+    pairs = [
+        ((f"{i:04d}.png", png(i)), (f"{i:04d}.cls", str(i % classes).encode())) for i in range(first, first + count)
+    ]
+    return [member for pair in pairs for member in pair]
+
+
+def same_batches(a: data.PictureSet, b: data.PictureSet) -> bool:
+    pairs = zip(*(p.train_batches(seed=3, epoch=1, batch_size=8) for p in (a, b)), strict=True)
+    return all(torch.equal(x, y) for m, n in pairs for x, y in zip(vars(m).values(), vars(n).values(), strict=True))
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_packed_shards_are_the_folder(make_folder, pets: Path, tmp_path: Path, split: bool) -> None:
+    if split:
+        make_folder({"train/cat": 12, "train/dog": 12}, under="halves")
+        pets = make_folder({"val/cat": 4, "val/dog": 4}, under="halves", seed=9000)
+    pack(pets, tmp_path / "out", shard_mb=0.02)
+    folder, shards = load(pets), load(tmp_path / "out")
+    assert shards.classes == folder.classes
+    assert {n: s.ids for n, s in shards.splits.items()} == {n: s.ids for n, s in folder.splits.items()}
+    assert shards.summary() == folder.summary() | {"spec": str(tmp_path / "out")}
+    assert same_batches(shards, folder)
+    assert load(f"wds:{tmp_path / 'out'}").summary()["fingerprint"] == folder.summary()["fingerprint"]
+
+
+def test_packed_shards_are_not_looked_through(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack(pets, tmp_path / "out", shard_mb=0.02)
+    monkeypatch.setattr(shard_index, "scan", None)
+    monkeypatch.setattr("vitmods.data.stream.build", None)
+    streamed = load(f"{tmp_path / 'out'}?stream=1")
+    assert streamed.summary() == load(pets).summary() | {"spec": f"{tmp_path / 'out'}?stream=1"}
+
+
+def damage(path: Path, offset: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_picture_that_is_not_what_was_packed(pets: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    pack(pets, out, shard_mb=0.02)
+    row = json.loads((out / "train-000001.json").read_text())["pictures"][2]
+    damage(out / "train-000001.tar", row[3] + row[4] // 2)
+    with pytest.raises(UserError, match=r"1 picture cannot be read:\n") as caught:
+        load(out)
+    assert f"{row[0]}: damaged in the shard train-000001.tar at byte {row[3]:,}: the checksum differs" in str(
+        caught.value
+    )
+    assert load(out, unreadable="skip").summary()["left_out"] == 1
+    streamed = load(f"wds:{out}?stream=1")
+    with pytest.raises(UserError, match=r"cannot be read any more: damaged in the shard train-000001\.tar"):
+        list(streamed.train_batches(seed=0, epoch=0, batch_size=40)) + list(streamed.eval_batches("val", 9))
+    checked = data.check(out)
+    assert not checked.fit
+    assert any("train-000001.tar is not what was packed" in problem for problem in checked.summary["problems"])
+
+
+def test_check_finds_a_label_that_is_not_what_was_packed(pets: Path, tmp_path: Path) -> None:
+    pack(pets, tmp_path / "out")
+    assert data.check(tmp_path / "out").fit
+    row = json.loads((tmp_path / "out" / "train-000000.json").read_text())["pictures"][0]
+    damage(tmp_path / "out" / "train-000000.tar", row[3] + -(-row[4] // 512) * 512 + 512)
+    assert data.check(tmp_path / "out").summary["problems"] == [
+        "The shard train-000000.tar is not what was packed: its checksum differs. Copy it anew, or write it again with "
+        "vitmods data pack."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda out: (out / "train-000001.tar").unlink(), r"train-000001\.tar cannot be read: No such file"),
+        (lambda out: (out / "train-000001.json").unlink(), r"train-000001\.json cannot be read: No such file"),
+        (lambda out: (out / "train-000001.tar").write_bytes(b"x"), r"train-000001\.tar has 1 bytes, not "),
+        (lambda out: damage(out / "train-000001.json", 300), r"train-000001\.json is not what was packed"),
+        (lambda out: (out / "manifest.json").write_text("{"), r"manifest\.json cannot be read"),
+        (lambda out: (out / "manifest.json").write_text('{"format": "x"}'), r"of the format 'x'"),
+    ],
+)
+def test_incomplete_shards(pets: Path, tmp_path: Path, spoil, message: str) -> None:
+    pack(pets, tmp_path / "out", shard_mb=0.02)
+    spoil(tmp_path / "out")
+    with pytest.raises(UserError, match=message):
+        open_source(tmp_path / "out")
+
+
+def test_left_out_pictures_are_told_of(pets: Path, tmp_path: Path) -> None:
+    (pets / "cat" / "bad.png").write_bytes(b"")
+    pack(pets, tmp_path / "out", unreadable="skip")
+    assert open_source(tmp_path / "out").warnings == [
+        "1 pictures that cannot be read were left out when it was packed."
+    ]
+
+
+def test_shards_from_elsewhere(tmp_path: Path) -> None:
+    root = tmp_path / "birds"
+    write_tar(root / "birds-train-0000.tar", samples(0, 10))
+    json_labels = [
+        ("./a/1.b/x.JPG", png(100)),
+        ("./a/1.b/x.json", b'{"label": 1, "width": 3}'),
+        ("./a/1.b/x.txt", b"a bird"),
+        ("./._x.jpg", b"what macOS adds"),
+    ]
+    write_tar(root / "birds-train-0001.tar", json_labels)
+    write_tar(root / "birds-validation-0.tar", samples(50, 4))
+    source = open_source(f"wds:{root}")
+    assert source.classes == ("0", "1")
+    assert {name: len(part) for name, part in source.splits.items()} == {"train": 11, "val": 4}
+    train = source.splits["train"]
+    assert train.ids[1] == "birds-train-0000.tar: 0001.png"
+    assert train.ids[10] == "birds-train-0001.tar: a/1.b/x.JPG"
+    assert train.labels.tolist() == [0, 1] * 5 + [1]
+    assert train.fetch(int(train.keys[10])) == png(100)
+    assert train.fetch(int(train.keys[3])) == png(3)
+    assert not source.broken
+    (root / "classes.txt").write_text("finch\nowl\n")
+    assert open_source(f"wds:{root}").classes == ("finch", "owl")
+    (root / "classes.txt").unlink()
+    (root / "classes.json").write_text('{"0": "wren", "1": "kite"}')
+    assert open_source(f"wds:{root}").classes == ("wren", "kite")
+
+
+def test_patterns(tmp_path: Path) -> None:
+    for number in range(3):
+        write_tar(tmp_path / "set" / f"part-{number:02d}.tar", samples(20 * number, 20))
+    source = open_source(f"wds:{tmp_path}/set/part-{{00..01}}.tar")
+    assert {name: len(part) for name, part in source.splits.items()} == {"train": 40}
+    assert expand("{0..1}/x-{08..10}") == ["0/x-08", "0/x-09", "0/x-10", "1/x-08", "1/x-09", "1/x-10"]
+    with pytest.raises(UserError, match=r"There is no shard .*part-03\.tar \(and 1 more\)"):
+        open_source(f"wds:{tmp_path}/set/part-{{02..04}}.tar")
+
+
+def test_the_index_is_made_once(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = write_tar(tmp_path / "set" / "a.tar", samples(0, 6))
+    first = shard_index.index_of(shard)
+    cached = next((own_cache / "shards").iterdir())
+    cached.write_bytes(cached.read_bytes()[:-9])
+    assert shard_index.index_of(shard) == first
+    monkeypatch.setattr(shard_index, "scan", None)
+    assert shard_index.index_of(shard) == first
+    write_tar(shard, samples(0, 7))
+    monkeypatch.undo()
+    assert len(shard_index.scan(shard).rows) == 7
+
+
+def cut_in(name: str, members: Members, path: Path) -> None:
+    """Cut the file in the middle of this member's bytes."""
+    write_tar(path, members)
+    with tarfile.open(path) as tar:
+        member = tar.getmember(name)
+    path.write_bytes(path.read_bytes()[: member.offset_data + member.size // 2])
+
+
+def spoil_header(name: str, members: Members, path: Path) -> None:
+    write_tar(path, members)
+    with tarfile.open(path) as tar:
+        offset = tar.getmember(name).offset
+    damage(path, offset + 3)
+
+
+GOOD = samples(0, 20)
+BROKEN = {
+    "no label": ([*GOOD, ("9.png", png(9))], "9.png", "it has no label: KEY.cls, or KEY.json"),
+    "no picture": ([*GOOD, ("9.cls", b"0")], "9", "there is a label, but no picture"),
+    "no number": ([*GOOD, ("9.png", png(9)), ("9.cls", b"cat")], "9.png", "its label 'cat' is no number"),
+    "binary label": ([*GOOD, ("9.png", png(9)), ("9.cls", b"\xff\xfe")], "9.png", "9.cls holds no label"),
+    "json without label": ([*GOOD, ("9.png", png(9)), ("9.json", b"[]")], "9.png", "9.json holds no label"),
+    "negative": ([*GOOD, ("9.png", png(9)), ("9.cls", b"-1")], "9.png", "its label -1 is below 0"),
+    "two pictures": ([*GOOD, ("9.png", png(9)), ("9.jpg", b""), ("9.cls", b"0")], "9.png", "two pictures share"),
+    "twice": ([*GOOD, ("x.png", png(1)), *GOOD[:2]], "0000.png", "its key comes twice"),
+    "no picture's bytes": ([*GOOD, ("9.png", b"no picture"), ("9.cls", b"0")], "9.png", "not a picture in a known"),
+}
+
+
+@pytest.mark.parametrize(("members", "member", "reason"), BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize("stream", [0, 1])
+def test_broken_members(tmp_path: Path, members: Members, member: str, reason: str, stream: int) -> None:
+    write_tar(tmp_path / "set" / "part-0.tar", members)
+    spec = f"wds:{tmp_path / 'set'}?stream={stream}"
+    with pytest.raises(UserError, match="cannot be read") as caught:
+        load(spec)
+    assert f"part-0.tar: {member}: {reason}" in str(caught.value)
+    skipped = load(spec, unreadable="skip").summary()
+    assert sum(split["count"] for split in skipped["splits"].values()) == 20
+    assert skipped["left_out"] >= 1
+    assert not data.check(spec).fit
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (cut_in, "part-0.tar: 0010.png: the shard is cut off within it; what follows is lost"),
+        (spoil_header, "part-0.tar: after 0009.cls: its header is damaged; what follows is lost"),
+    ],
+)
+def test_damaged_tar_files(tmp_path: Path, spoil, message: str) -> None:
+    (tmp_path / "set").mkdir()
+    spoil("0010.png", GOOD, tmp_path / "set" / "part-0.tar")
+    with pytest.raises(UserError) as caught:
+        load(f"wds:{tmp_path / 'set'}")
+    assert message in str(caught.value)
+    skipped = load(f"wds:{tmp_path / 'set'}", unreadable="skip").summary()
+    assert sum(split["count"] for split in skipped["splits"].values()) == 10
+
+
+def test_a_shard_cut_between_two_members(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "set" / "part-0.tar", GOOD)
+    with tarfile.open(path) as tar:
+        offset = tar.getmember("0010.png").offset
+    path.write_bytes(path.read_bytes()[:offset])
+    with pytest.raises(UserError, match=r"part-0\.tar: after 0009\.cls: the shard lacks the end mark"):
+        load(f"wds:{tmp_path / 'set'}")
+
+
+def test_labels_beyond_the_classes(tmp_path: Path) -> None:
+    write_tar(tmp_path / "set" / "part-0.tar", samples(0, 20, classes=3))
+    (tmp_path / "set" / "classes.txt").write_text("a\nb\n")
+    assert len(open_source(f"wds:{tmp_path / 'set'}").broken) == 6
+    (tmp_path / "set" / "classes.txt").write_text("a\na\n")
+    with pytest.raises(UserError, match="has a class twice"):
+        open_source(f"wds:{tmp_path / 'set'}")
+    (tmp_path / "set" / "classes.json").write_text('{"a": 0}')
+    with pytest.raises(UserError, match="does not list the classes"):
+        open_source(f"wds:{tmp_path / 'set'}")
+
+
+def test_labels_may_be_names_of_classes(tmp_path: Path) -> None:
+    members = [("0.png", png(0)), ("0.cls", b"owl"), ("1.png", png(1)), ("1.json", b'{"label": "finch"}')]
+    write_tar(tmp_path / "set" / "part-0.tar", members)
+    (tmp_path / "set" / "classes.txt").write_text("finch\nowl\n")
+    source = open_source(f"wds:{tmp_path / 'set'}")
+    assert source.splits["train"].labels.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a.txt": b""}, "There are no shards"),
+        ({"a.tar.gz": b""}, "unpacked with gunzip"),
+        ({"a.tar": b"no tar file" * 99}, "is no plain tar file"),
+        ({"val-0.tar": b"\0" * 1024}, "shards of val, but none of train"),
+    ],
+)
+def test_folders_without_shards(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
+    for name, content in files.items():
+        (tmp_path / "set").mkdir(exist_ok=True)
+        (tmp_path / "set" / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        open_source(f"wds:{tmp_path / 'set'}")
+
+
+@pytest.mark.parametrize("query", ["stream=2", "buffer=0", "buffer=x", "colour=red"])
+def test_options_out_of_range(pets: Path, tmp_path: Path, query: str) -> None:
+    with pytest.raises(UserError, match="stream"):
+        open_source(f"{pets}?{query}")
+
+
+def test_a_folder_may_have_a_question_mark(pets: Path, tmp_path: Path) -> None:
+    pets.rename(tmp_path / "which?stream=1")
+    assert open_source(tmp_path / "which?stream=1").streaming.asked is None
+
+
+def test_shards_from_elsewhere_are_packed_anew(tmp_path: Path) -> None:
+    write_tar(tmp_path / "set" / "part-0.tar", [*samples(0, 20), ("no.png", png(20))])
+    with pytest.raises(UserError, match=r"part-0\.tar: no\.png: it has no label"):
+        pack(f"wds:{tmp_path / 'set'}", tmp_path / "out")
+    packed = pack(f"wds:{tmp_path / 'set'}", tmp_path / "out", unreadable="skip")
+    assert [item["path"] for item in packed.manifest["unreadable"]] == ["part-0.tar: no.png"]
+    before, after = (open_source(path).splits["train"] for path in (f"wds:{tmp_path / 'set'}", tmp_path / "out"))
+    assert (after.ids, after.labels.tolist()) == (before.ids, before.labels.tolist())
+    pairs = zip(before.keys.tolist(), after.keys.tolist(), strict=True)
+    assert all(before.fetch(a) == after.fetch(b) for a, b in pairs)
+
+
+def test_webdataset_reads_what_was_packed(pets: Path, tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset", reason="compares with the package webdataset")
+    pack(pets, tmp_path / "out")
+    read = webdataset.WebDataset(str(tmp_path / "out" / "train-000000.tar"), shardshuffle=False).decode("rgb8")
+    found = sorted((int(sample["cls"]), sample["png"].tobytes()) for sample in read)
+    source = open_source(pets).splits["train"]
+    pixels = [np.asarray(Image.open(io.BytesIO(source.fetch(int(key))))).tobytes() for key in source.keys]
+    assert found == sorted(zip(source.labels.tolist(), pixels, strict=True))

@@ -1,0 +1,252 @@
+"""Streamed sets: the pictures of a set that is kept, in an order that follows the shards; none twice, none lost."""
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from vitmods import data
+from vitmods.data import Batch, PictureSet, stream
+from vitmods.data.geometry import Geometry
+from vitmods.data.hf_stream import Forward
+from vitmods.data.pack import pack
+from vitmods.data.read import Unreadable
+from vitmods.data.records import Records
+from vitmods.data.stream import StreamSet, shard_order
+from vitmods.errors import UserError
+from vitmods.recipes import Recipe
+
+BUSY = Recipe(crop="random_resized", flip=0.5, randaugment=(2, 9), erasing=0.5)
+CROPS = ("none", "pad", "random_resized")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder, "pets", and its shards, "shards": some of its pictures are smaller than the view."""
+    root = tmp_path_factory.mktemp("streamed")
+    rng = np.random.default_rng(0)
+    for number in range(60):
+        folder = root / "pets" / f"class{number % 3}"
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 256, (*rng.integers(9, 40, 2), 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    pack(root / "pets", root / "shards", shard_mb=0.03)
+    assert len(list(root.glob("shards/*.tar"))) > 3
+    return root
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "vitmods"
+
+
+def load(spec: object, **options) -> PictureSet:
+    return data.load(str(spec), **{"img_size": 16, "recipe": BUSY, **options})
+
+
+def by_sample(batches: Iterator[Batch]) -> dict[int, bytes]:
+    pairs = [(int(i), image.numpy().tobytes()) for b in batches for i, image in zip(b.index, b.images, strict=True)]
+    assert len(dict(pairs)) == len(pairs)
+    return dict(pairs)
+
+
+def indices(batches: Iterator[Batch]) -> list[list[int]]:
+    return [batch.index.tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("crop", CROPS)
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("which", ["pets", "shards"])
+def test_streamed_pictures_are_those_of_a_set_that_is_kept(root: Path, crop: str, channels: int, which: str) -> None:
+    recipe = BUSY.with_(crop=crop)
+    kept = load(root / "pets", recipe=recipe, in_chans=channels)
+    streamed = load(f"{root / which}?stream=1", recipe=recipe, in_chans=channels)
+    assert (type(kept), type(streamed)) == (PictureSet, StreamSet)
+    assert streamed.summary() == kept.summary() | {"spec": f"{root / which}?stream=1"}
+    everything = {"seed": 4, "epoch": 2, "batch_size": len(kept.splits["train"])}
+    assert by_sample(streamed.train_batches(**everything)) == by_sample(kept.train_batches(**everything))
+    for split in kept.splits:
+        pairs = zip(kept.eval_batches(split, 7), streamed.eval_batches(split, 7), strict=True)
+        assert all(torch.equal(a.images, b.images) and torch.equal(a.targets, b.targets) for a, b in pairs)
+    pairs = zip(kept.samples(5), streamed.samples(5), strict=True)
+    assert all(a[0] == b[0] and np.array_equal(a[1], b[1]) for a, b in pairs)
+
+
+def test_a_streamed_folder_comes_in_the_same_order(root: Path) -> None:
+    arguments = {"seed": 4, "epoch": 2, "batch_size": 8}
+    kept, streamed = load(root / "pets"), load(f"{root / 'pets'}?stream=1")
+    assert indices(streamed.train_batches(**arguments)) == indices(kept.train_batches(**arguments))
+
+
+counts = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
+
+
+@settings(deadline=None, max_examples=60)
+@given(counts, st.integers(1, 200), st.integers(-3, 2**64), st.integers(0, 9), st.randoms(use_true_random=False))
+def test_an_order_visits_all_once_near_to_their_shards(sizes, buffer: int, seed: int, epoch: int, random) -> None:
+    shards, keys = np.repeat(np.arange(len(sizes)), sizes), np.arange(sum(sizes))
+    mixed = np.array(random.sample(range(len(keys)), len(keys)))  # records are sorted by name, not by place
+    order = shard_order(seed, epoch, shards[mixed], keys[mixed], buffer)
+    assert sorted(order.tolist()) == keys.tolist()
+    one_by_one = shard_order(seed, epoch, shards[mixed], keys[mixed], 1)
+    place = {picture: number for number, picture in enumerate(one_by_one.tolist())}
+    assert all(abs(place[picture] - number) < buffer for number, picture in enumerate(order.tolist()))
+    in_turn = shards[mixed][one_by_one]
+    assert (np.diff(in_turn) != 0).sum() == len(set(in_turn.tolist())) - 1
+    assert all((np.diff(keys[mixed][one_by_one][in_turn == shard]) > 0).all() for shard in set(in_turn.tolist()))
+
+
+def test_orders_differ_by_seed_and_epoch() -> None:
+    shards, keys = np.repeat(np.arange(9), 30), np.arange(270)
+    orders = {tuple(shard_order(*which, shards, keys, 50).tolist()) for which in ((0, 0), (0, 1), (1, 0))}
+    first_shards = {tuple(shards[shard_order(0, epoch, shards, keys, 1)[::30]].tolist()) for epoch in range(5)}
+    assert (len(orders), len(first_shards)) == (3, 5)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.data())
+def test_processes_workers_and_resuming_never_repeat_or_drop(root: Path, data) -> None:
+    pictures = numbers_set(data.draw(counts), data.draw(st.integers(1, 100)))
+    n = len(pictures.splits["train"])
+    world = data.draw(st.integers(1, min(5, n)))
+    batch = data.draw(st.integers(world, n + 5))
+    seed, epoch = data.draw(st.integers(0, 99)), data.draw(st.integers(0, 9))
+    alone = indices(pictures.train_batches(seed=seed, epoch=epoch, batch_size=batch))
+    assert len(alone) == pictures.steps_per_epoch(batch)
+    seen = list(chain(*alone))
+    assert len(set(seen)) == len(seen) == (n if n < batch else n // batch * batch)
+    start = data.draw(st.integers(0, len(alone)))
+    parts = []
+    for rank in range(world):
+        mine = pictures.for_process(rank, world)
+        object.__setattr__(mine, "workers", data.draw(st.integers(0, 3)))
+        parts.append(indices(mine.train_batches(seed=seed, epoch=epoch, batch_size=batch, start=start)))
+    dealt = [sorted(chain(*shares)) for shares in zip(*parts, strict=True)]
+    assert dealt == [sorted(whole) for whole in alone[start:]]
+    size = data.draw(st.integers(1, n + 3))
+    shown = [indices(pictures.for_process(rank, world).eval_batches("train", size)) for rank in range(world)]
+    assert sorted(chain(*chain(*shown))) == list(range(n))
+
+
+def numbers_set(sizes: list[int], buffer: int) -> StreamSet:
+    """A streamed set of so many shards with so many pictures each, of one pixel."""
+    n = sum(sizes)
+    names = tuple(f"{i:03d}" for i in range(n))
+    known = {"native": np.ones((n, 2), dtype=np.int64), "digests": np.zeros((n, 16), dtype=np.uint8)}
+    shards = np.repeat(np.arange(len(sizes)), sizes)
+
+    def fetch(key: int) -> np.ndarray:
+        return np.full((1, 1), key % 256, dtype=np.uint8)
+
+    records = Records(names, np.zeros(n, dtype=np.int64), names, fetch, np.arange(n), shards, **known)
+    store = stream.open_lazily(records, Geometry((1, 1)), 1, None)
+    split = data.Split("train", names, records.labels, store, store.geometry)
+    recipe = Recipe(crop="none", flip=0.0)
+    return StreamSet("numbers", ("one",), {"train": split}, (1, 1), 1, recipe, {}, buffer=buffer)
+
+
+def test_processes_see_the_same_pictures_as_one(root: Path) -> None:
+    pictures = load(f"{root / 'shards'}?stream=1&buffer=9")
+    arguments = {"seed": 1, "epoch": 3, "batch_size": 10}
+    whole = by_sample(pictures.train_batches(**arguments))
+    parts = [by_sample(pictures.for_process(rank, 3).train_batches(**arguments)) for rank in range(3)]
+    assert {i: image for part in parts for i, image in part.items()} == whole
+    assert sum(map(len, parts)) == len(whole)
+
+
+def test_processes_that_do_not_fit(root: Path) -> None:
+    pictures = load(root / "pets")
+    with pytest.raises(UserError, match="rank must lie between 0"):
+        pictures.for_process(2, 2)
+    with pytest.raises(UserError, match="A batch of 2 pictures is too small for 3 processes"):
+        pictures.for_process(0, 3).train_batches(seed=0, epoch=0, batch_size=2)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_resuming_and_workers_change_nothing(root: Path, workers: int) -> None:
+    arguments = {"seed": 1, "epoch": 3, "batch_size": 7}
+    whole = list(load(f"{root / 'shards'}?stream=1").train_batches(**arguments))
+    rest = load(f"{root / 'shards'}?stream=1", workers=workers).train_batches(**arguments, start=3)
+    assert all(torch.equal(a.images, b.images) for a, b in zip(whole[3:], rest, strict=True))
+
+
+def test_the_buffer_is_taken_from_the_spec(root: Path) -> None:
+    pictures = load(f"wds:{root / 'shards'}?stream=1&buffer=3")
+    assert pictures.buffer == 3
+    order = pictures._order(0, 0)
+    records = pictures.splits["train"].store.records
+    assert np.array_equal(order, shard_order(0, 0, records.shards, records.keys, 3))
+
+
+def test_large_sets_are_streamed_unasked(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not isinstance(load(root / "shards"), StreamSet)
+    monkeypatch.setattr(stream, "STREAM_ABOVE", 1000)
+    assert isinstance(load(root / "shards"), StreamSet)
+    assert isinstance(load(root / "pets"), StreamSet)
+    assert not isinstance(load(f"{root / 'shards'}?stream=0"), StreamSet)
+
+
+def test_a_folder_is_looked_through_once(root: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load(f"{root / 'pets'}?stream=1").summary()
+    for path in own_cache.iterdir():
+        path.write_bytes(path.read_bytes()[:-20])
+    assert load(f"{root / 'pets'}?stream=1").summary() == first
+    monkeypatch.setattr(stream, "build", None)
+    assert load(f"{root / 'pets'}?stream=1").summary() == first
+
+
+def test_unreadable_pictures_of_a_streamed_folder(make_folder) -> None:
+    pets = make_folder({"cat": 9, "dog": 9})
+    (pets / "cat" / "bad.png").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"cat/bad\.png: not a picture"):
+        load(f"{pets}?stream=1")
+    pictures = load(f"{pets}?stream=1", unreadable="skip")
+    assert pictures.summary()["left_out"] == 1
+    ids = pictures.splits["train"].ids
+    (pets / ids[0]).write_bytes(b"x")
+    with pytest.raises(UserError, match=f"{ids[0]} cannot be read any more: not a picture"):
+        list(pictures.train_batches(seed=0, epoch=0, batch_size=len(ids)))
+
+
+def forward(sizes: list[int], limit: int) -> tuple[Forward, list[int]]:
+    """Rows that say their number; and the shards that were opened, in order."""
+    starts, opened = np.cumsum([0, *sizes]), []
+
+    def read(shard: int) -> Iterator[bytes]:
+        opened.append(shard)
+        yield from (str(row).encode() for row in range(starts[shard], starts[shard + 1]))
+
+    return Forward(read, sizes, limit), opened
+
+
+@settings(deadline=None, max_examples=40)
+@given(counts, st.integers(0, 60), st.randoms(use_true_random=False))
+def test_rows_read_forwards_are_the_ones_asked_for(sizes: list[int], limit: int, random) -> None:
+    rows, _ = forward(sizes, limit)
+    asked = [random.randrange(sum(sizes)) for _ in range(2 * sum(sizes))]
+    assert [int(rows(row)) for row in asked] == asked
+    assert len(rows._held) <= limit
+
+
+@settings(deadline=None, max_examples=60)
+@given(counts, st.integers(1, 50), st.integers(0, 99), st.integers(0, 400))
+def test_an_epoch_opens_every_shard_once(sizes: list[int], buffer: int, seed: int, start: int) -> None:
+    order = shard_order(seed, 0, np.repeat(np.arange(len(sizes)), sizes), np.arange(sum(sizes)), buffer)
+    rows, opened = forward(sizes, limit=4 * buffer)
+    assert [int(rows(int(row))) for row in order] == order.tolist()
+    assert len(opened) == len(set(opened))
+    resumed, _ = forward(sizes, limit=4 * buffer)
+    assert [int(resumed(int(row))) for row in order[start:]] == order[start:].tolist()
+
+
+def test_a_stream_that_is_shorter_than_it_was() -> None:
+    rows = Forward(lambda shard: iter([b"0"]), [2], 9)
+    with pytest.raises(Unreadable, match="ends before this row"):
+        rows(1)
