@@ -74,7 +74,7 @@ def files(out):
 
 def without_times(value):
     if isinstance(value, dict):
-        untold = ("wall_s", "pictures_per_s", "created", "command")
+        untold = ("wall_s", "pictures_per_s", "data_wait", "created", "command")
         return {key: without_times(inner) for key, inner in value.items() if key not in untold}
     return [without_times(inner) for inner in value] if isinstance(value, list) else value
 

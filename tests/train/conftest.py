@@ -17,7 +17,7 @@ from vitmods.train import train_trial
 from vitmods.train.loop import TrialRun
 
 RECIPE = Recipe(epochs=3, batch_size=40, lr=5e-3, crop="none", flip=0.0, eval_crop=1.0)
-WALL = ("wall_s", "pictures_per_s")
+WALL = ("wall_s", "pictures_per_s", "data_wait")
 
 
 @dataclass

@@ -1,4 +1,6 @@
+import json
 import math
+import time
 
 import numpy as np
 import pytest
@@ -135,3 +137,20 @@ def test_a_parameter_without_gradient_is_told(bench, tmp_path):
 def test_an_unknown_device_is_one_clear_error(bench, tmp_path):
     with pytest.raises(ValueError, match="device 'quantum' cannot be used"):
         bench.train(tmp_path, device="quantum")
+
+
+def test_the_log_tells_how_long_the_model_waited_for_pictures(bench, tmp_path, monkeypatch):
+    pictures = bench.pictures_for(bench.recipe())
+    made = type(pictures).train_batches
+
+    def slowly(self, **which):
+        for batch in made(self, **which):
+            time.sleep(0.2)
+            yield batch
+
+    monkeypatch.setattr(type(pictures), "train_batches", slowly)
+    bench.train(tmp_path, bench.model(), bench.recipe())
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    waits = [row["data_wait"] for row in rows if row["split"] == "train"]
+    assert waits
+    assert all(0.3 < wait < 1 for wait in waits)

@@ -14,6 +14,9 @@ from vitmods.errors import UserError
 from vitmods.files import disk_errors
 
 
+WORTH_TELLING = 0.05  # share of the time in which the model waits for pictures
+
+
 class MetricsFile:
     """metrics.jsonl: one JSON object a line, in the order of the steps.
 
@@ -140,4 +143,6 @@ class ProgressBar:
         if "top1" in row:
             parts.append(f"top-1 {100 * row['top1']:.1f} %")
         parts.append(f"{row['pictures_per_s']:.0f} pictures/s")
+        if row["data_wait"] >= WORTH_TELLING:
+            parts.append(f"{100 * row['data_wait']:.0f} % waiting for pictures")
         self._bar.update(self._task, numbers="  ".join(parts))

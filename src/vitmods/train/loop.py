@@ -82,7 +82,7 @@ class TrialRun:
         self.evaluated_at = 0
         self.last_evaluation: dict[str, float] = {}
         self._window = Window()
-        self._wall_before = 0.0
+        self._wall_before = self._waited = 0.0
         torch.manual_seed(seed)
         metrics_length = self._restore()
         self.metrics = MetricsFile(folder / METRICS, metrics_length, folder / "tb" if tensorboard else None)
@@ -132,10 +132,16 @@ class TrialRun:
             if self.step == self.length.steps:
                 return
             request.check()
-            self._train_step(next(batches))
+            self._train_step(self._next(batches))
             if self.step % self.log_every == 0 or self.step == self.length.steps:
                 bar.show(self._log())
             bar.advance(self.step)
+
+    def _next(self, batches: Iterator[Batch]) -> Batch:
+        began = time.perf_counter()
+        batch = next(batches)
+        self._waited += time.perf_counter() - began
+        return batch
 
     def _batches(self) -> Iterator[Batch]:
         epoch, start = divmod(self.step, self.length.steps_per_epoch)
@@ -179,15 +185,16 @@ class TrialRun:
 
     def _log(self) -> dict[str, Any]:
         """Write the means over the steps since the last row. Only here does the loop wait for the device."""
-        pictures, now = self._window.pictures, time.perf_counter()
+        pictures, elapsed = self._window.pictures, max(time.perf_counter() - self._logged, 1e-9)
         means = self._window.take(self.step)
         row = {
             **self._row("train"),
             **means,
             "lr": lr_at(self.length, self.step - 1),
-            "pictures_per_s": round(pictures / max(now - self._logged, 1e-9), 1),
+            "pictures_per_s": round(pictures / elapsed, 1),
+            "data_wait": round(self._waited / elapsed, 4),
         }
-        self._logged = now
+        self._logged, self._waited = self._logged + elapsed, 0.0
         self.metrics.write(row)
         return row
 
