@@ -7,7 +7,15 @@ import pytest
 from vitmods.errors import UserError
 from vitmods.train.logs import MetricsFile, ProgressBar, TensorBoard
 
-ROW = {"step": 5, "epoch": 1.0, "split": "train", "loss": 0.25, "top1": 0.5, "pictures_per_s": 1234.5, "data_wait": 0.251}
+ROW = {
+    "step": 5,
+    "epoch": 1.0,
+    "split": "train",
+    "loss": 0.25,
+    "top1": 0.5,
+    "pictures_per_s": 1234.5,
+    "data_wait": 0.251,
+}
 
 
 def test_rows_after_the_checkpoint_are_cut_and_the_length_is_right_at_once(tmp_path):

@@ -1,4 +1,3 @@
-import json
 import math
 import time
 
@@ -150,7 +149,6 @@ def test_the_log_tells_how_long_the_model_waited_for_pictures(bench, tmp_path, m
 
     monkeypatch.setattr(type(pictures), "train_batches", slowly)
     bench.train(tmp_path, bench.model(), bench.recipe())
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    waits = [row["data_wait"] for row in rows if row["split"] == "train"]
+    waits = [row["data_wait"] for row in bench.rows(tmp_path) if row["split"] == "train"]
     assert waits
     assert all(0.3 < wait < 1 for wait in waits)
