@@ -13,7 +13,6 @@ from typing import Any, Self
 from vitmods.errors import UserError
 from vitmods.files import disk_errors
 
-
 WORTH_TELLING = 0.05  # share of the time in which the model waits for pictures
 
 
