@@ -2,6 +2,7 @@
 
 import gzip
 import importlib.util
+import sys
 import tarfile
 from pathlib import Path
 
@@ -244,7 +245,8 @@ def test_parquet_goes_to_hugging_faces_reader(tmp_path: Path, monkeypatch) -> No
 
 
 @pytest.mark.skipif(importlib.util.find_spec("datasets") is not None, reason="the hf extra is installed")
-def test_parquet_without_the_extra(tmp_path: Path) -> None:
+def test_parquet_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "validation-00000-of-00014.parquet").write_bytes(b"")
     with pytest.raises(UserError, match=r"pip install .vitmods\[hf\]"):
