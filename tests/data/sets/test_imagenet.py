@@ -1,7 +1,6 @@
 """ImageNet-1k: every layout gives the same pictures with the same labels."""
 
 import gzip
-import importlib.util
 import sys
 import tarfile
 from pathlib import Path
@@ -244,7 +243,6 @@ def test_parquet_goes_to_hugging_faces_reader(tmp_path: Path, monkeypatch) -> No
     assert (list(source.splits), source.classes[0]) == (["train", "val"], "tench")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("datasets") is not None, reason="the hf extra is installed")
 def test_parquet_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     (tmp_path / "data").mkdir()
