@@ -64,8 +64,8 @@ def _refuse_shards(spec: str, root: Path) -> None:
     entries = list(root.iterdir())
     if any(entry.suffix == ".tar" for entry in entries) and not any(entry.is_dir() for entry in entries):
         raise UserError(
-            f"{printable(spec)} holds tar files and no manifest.json. If `vitmods data pack` was stopped before its end, "
-            f"run it again; shards from elsewhere are read as wds:{printable(spec)}."
+            f"{printable(spec)} holds tar files and no manifest.json. If `vitmods data pack` was stopped before its "
+            f"end, run it again; shards from elsewhere are read as wds:{printable(spec)}."
         )
 
 
