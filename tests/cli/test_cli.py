@@ -329,6 +329,12 @@ def test_train_is_one_trial_and_is_not_run_twice(capsys, tmp_path):
     assert "holds a single trial" in refused(capsys, *COMPARE, "--out", tmp_path / "trial")
 
 
+def test_train_says_what_is_odd_about_the_pictures(capsys, tmp_path):
+    few = ["--epochs", "1", "--limit-train", "128", "--device", "cpu", "--quiet"]
+    assert main(["train", "--base", "mu/4", "--img-size", "16", *few, "--out", str(tmp_path / "trial")]) == 0
+    assert "Warning: Pictures smaller than 16 x 16, which are enlarged: 128 of 128 in train" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory):
     out = tmp_path_factory.mktemp("trial") / "out"

@@ -164,7 +164,7 @@ def test_streaming_options() -> None:
 
 
 def test_unknown_options_and_sets(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="unknown option colour"):
+    with pytest.raises(UserError, match='hf has no option "colour"'):
         open_source("hf:some/set?colour=red")
     pytest.importorskip("datasets", reason="needs the hf extra (Hugging Face datasets)")
     with pytest.raises(UserError, match="cannot be loaded"):

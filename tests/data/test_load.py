@@ -94,6 +94,13 @@ def test_nothing_to_evaluate_on(make_folder) -> None:
         load(make_folder({"cat": 1, "dog": 1}))
 
 
+def test_a_split_without_pictures_stops_before_it_would_be_evaluated(make_folder) -> None:
+    root = make_folder({"train/cat": 3, "train/dog": 3, "test/cat": 2, "test/dog": 2})
+    (root / "val" / "cat").mkdir(parents=True)
+    with pytest.raises(UserError, match="no pictures in val: add some, or leave val out"):
+        load(root)
+
+
 def test_a_class_with_one_picture_is_trained_on_with_a_warning(make_folder) -> None:
     pictures = load(make_folder({"cat": 20, "dog": 20, "fox": 1}))
     assert pictures.summary()["splits"]["train"]["per_class"]["fox"] == 1

@@ -312,6 +312,18 @@ def test_options_out_of_range(pets: Path, tmp_path: Path, query: str) -> None:
         open_source(f"{pets}?{query}")
 
 
+def test_an_option_that_is_misspelt_names_the_nearest(pets: Path) -> None:
+    with pytest.raises(UserError, match=r'no option "strem"\. Did you mean \'stream\''):
+        open_source(f"{pets}?strem=1")
+
+
+def test_a_pack_that_was_stopped_says_how_to_go_on(pets: Path, tmp_path: Path) -> None:
+    pack(pets, tmp_path / "out", shard_mb=0.02)
+    (tmp_path / "out" / "manifest.json").unlink()
+    with pytest.raises(UserError, match="run it again; shards from elsewhere are read as wds:"):
+        open_source(tmp_path / "out")
+
+
 def test_a_folder_may_have_a_question_mark(pets: Path, tmp_path: Path) -> None:
     pets.rename(tmp_path / "which?stream=1")
     assert open_source(tmp_path / "which?stream=1").streaming.asked is None

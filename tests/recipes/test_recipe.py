@@ -40,6 +40,8 @@ def test_a_recipe_is_a_key_and_cannot_be_changed():
     [
         ({"lr": -1.0}, "lr must be at least 0"),
         ({"lr": float("nan")}, "lr must be at least 0"),
+        ({"lr": float("inf")}, "lr must be at least 0 and finite"),
+        ({"lr": "1e-3"}, "lr must be at least 0 and finite, not '1e-3'"),
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"epochs": 2.5}, "epochs must be a whole number"),
         ({"loss": "hinge"}, "loss must be one of softmax, sigmoid"),

@@ -108,6 +108,17 @@ def test_a_signal_saves_and_the_same_call_goes_on_to_the_same_numbers(bench, tmp
     assert bench.numbers(tmp_path) == unbroken
 
 
+def test_lamb_with_layer_decay_and_repeated_pictures_goes_on_to_the_same_numbers(bench, tmp_path):
+    recipe = bench.recipe(
+        optimizer="lamb", layer_decay=0.7, repeats=3, randaugment=(2, 15), randaugment_space="big_vision", ema=0.9
+    )
+    bench.train(tmp_path / "unbroken", recipe=recipe)
+    with pytest.raises(Interrupted):
+        bench.train(tmp_path / "stopped", recipe=recipe, task=Hooked().at(raise_signal(signal.SIGINT), step=6))
+    bench.train(tmp_path / "stopped", recipe=recipe)
+    assert bench.numbers(tmp_path / "stopped") == bench.numbers(tmp_path / "unbroken")
+
+
 def checkpoint_step(when):
     return when.get("step", 4 * min(when.get("evaluation", 0), 3))
 

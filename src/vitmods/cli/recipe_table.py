@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vitmods.study.words import duration
+from vitmods.study.words import duration, plural
 
 if TYPE_CHECKING:
     from vitmods.cli.recipe import Shown
@@ -144,7 +144,7 @@ def _python(value: object) -> str:
 
 
 def _rehearsal(shown: Shown, rehearsal: Rehearsal) -> Iterator[Row]:
-    cut = f"{rehearsal.parts:,} parts of {rehearsal.part:,}"
+    cut = f"{plural(rehearsal.parts, 'part')} of {rehearsal.part:,}"
     some = f", {rehearsal.computed:,} of them computed" if rehearsal.computed < rehearsal.parts else ""
     yield "a step", f"{duration(rehearsal.step_s)}: {cut}{some}; update {duration(rehearsal.update_s)}"
     yield "speed", f"{shown.recipe.batch_size / rehearsal.step_s:,.3g} pictures/s"

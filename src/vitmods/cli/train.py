@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -73,7 +74,10 @@ def run_trial(fixed: dict[str, Any], arm: str, seed: int, machine: MachineOption
             machine.checkpoint_minutes,
             progress=not machine.quiet,
         )
-        return runner.train(Trial(Arm(BASE) if arm == BASE else arm_from_text(arm), seed), out)
+        trial = Trial(Arm(BASE) if arm == BASE else arm_from_text(arm), seed)
+        for warning in runner.pictures(settings.recipe_of(trial.arm, trial.point)).summary()["warnings"]:
+            print(f"Warning: {warning}", file=sys.stderr)
+        return runner.train(trial, out)
 
 
 def show(result: dict[str, Any], out: Path) -> int:

@@ -51,11 +51,22 @@ def folder(spec: str) -> Source:
     if not root.is_dir():
         raise UserError(f"{printable(spec)} is a file. Give the folder that holds the class folders. {LAYOUT}")
     with _listing():
+        _refuse_shards(spec, root)
         found = _split_folders(root)
         unused = _unused_folders(root, found)
     classes, splits, warnings = class_folders(root, found or {"train": root})
     name = printable(root.resolve().name)
     return Source(name, spec, tuple(printable(c) for c in classes), splits, unused + warnings)
+
+
+def _refuse_shards(spec: str, root: Path) -> None:
+    """Raise UserError for tar files without class folders: an unfinished pack, or shards from elsewhere."""
+    entries = list(root.iterdir())
+    if any(entry.suffix == ".tar" for entry in entries) and not any(entry.is_dir() for entry in entries):
+        raise UserError(
+            f"{printable(spec)} holds tar files and no manifest.json. If `vitmods data pack` was stopped before its "
+            f"end, run it again; shards from elsewhere are read as wds:{printable(spec)}."
+        )
 
 
 def class_folders(

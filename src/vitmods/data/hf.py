@@ -10,7 +10,7 @@ from vitmods.data.hf_stream import BUFFER, stored_bytes, streamed_source
 from vitmods.data.read import reading
 from vitmods.data.records import Records, Source
 from vitmods.data.shards import streaming_options
-from vitmods.errors import UserError
+from vitmods.errors import UserError, nearest
 
 OPTIONS = ("config", "revision", "image", "label", "streaming", "buffer")
 ROWS_A_SHARD = 1000  # of a saved set that is streamed
@@ -39,9 +39,9 @@ def hf_set(spec: str, name: str, options: dict[str, str]) -> Source:
 
 
 def _refuse_unknown(spec: str, options: dict[str, str]) -> None:
-    unknown = set(options) - set(OPTIONS)
-    if unknown:
-        raise UserError(f'"{spec}": unknown option {", ".join(sorted(unknown))}; there are {", ".join(OPTIONS)}.')
+    for name in options:
+        if name not in OPTIONS:
+            raise UserError(f'"{spec}": hf has no option "{name}". {nearest(name, OPTIONS)}')
     if "buffer" in options and options.get("streaming") != "1":
         raise UserError(f'"{spec}": buffer is for streaming=1 alone.')
 

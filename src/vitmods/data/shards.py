@@ -15,9 +15,10 @@ from vitmods.data.foreign_shards import foreign_shards
 from vitmods.data.records import Source, Streaming, printable
 from vitmods.data.shard_index import ShardIndex
 from vitmods.data.shard_records import records_of
-from vitmods.errors import UserError
+from vitmods.errors import UserError, nearest
 
 MANIFEST, MANIFEST_FORMAT = "manifest.json", "vitmods shards 1"
+_OPTIONS = ("stream", "buffer", "allow")
 _AGAIN = "Copy it anew, or write it again with vitmods data pack."
 
 
@@ -51,9 +52,9 @@ def streaming_options(
 
 def folder_options(spec: str, options: dict[str, str]) -> Streaming:
     """The same, where no other options are known."""
-    unknown = set(options) - {"stream", "buffer"}
-    if unknown:
-        raise UserError(f'"{printable(spec)}": unknown option {", ".join(sorted(unknown))}; there are stream, buffer.')
+    for name in options:
+        if name not in _OPTIONS:
+            raise UserError(f'"{printable(spec)}": there is no option "{name}". {nearest(name, _OPTIONS)}')
     return streaming_options(spec, options)
 
 

@@ -46,6 +46,9 @@ def problems(source: Source, splits: dict[str, Split]) -> list[str]:
         found.append(f'There is one class only, "{only}": comparing needs at least two, each in a folder of its own.')
     if len(splits) == 1 or not any(len(split) for name, split in splits.items() if name != "train"):
         found.append("There are no pictures to evaluate on: add a val or test split, or pictures to make one from.")
+    else:
+        empty = [name for name, split in splits.items() if name != "train" and not len(split)]
+        found += [f"There are no pictures in {name}: add some, or leave {name} out." for name in empty]
     if "missing" not in source.allow and len(trained) > 1:
         found += [
             f"Classes in {name} without any training picture: {names}. Add some, remove them there, or write "

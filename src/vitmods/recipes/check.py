@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from vitmods.errors import UserError
@@ -11,35 +12,35 @@ if TYPE_CHECKING:
     from vitmods.recipes.recipe import Recipe
 
 _RANGES: tuple[tuple[str, float, float], ...] = (
-    ("epochs", 1, float("inf")),
-    ("steps", 1, float("inf")),
-    ("batch_size", 1, float("inf")),
-    ("accumulate", 1, float("inf")),
-    ("lr", 0, float("inf")),
-    ("lr_batch", 1, float("inf")),
+    ("epochs", 1, math.inf),
+    ("steps", 1, math.inf),
+    ("batch_size", 1, math.inf),
+    ("accumulate", 1, math.inf),
+    ("lr", 0, math.inf),
+    ("lr_batch", 1, math.inf),
     ("layer_decay", 1e-6, 1),
-    ("weight_decay", 0, float("inf")),
+    ("weight_decay", 0, math.inf),
     ("beta1", 0, 0.999999),
     ("beta2", 0, 0.999999),
     ("momentum", 0, 0.999999),
     ("adam_eps", 0, 1),
-    ("warmup_epochs", 0, float("inf")),
-    ("warmup_steps", 0, float("inf")),
-    ("warmup_lr", 0, float("inf")),
-    ("min_lr", 0, float("inf")),
-    ("rsqrt_timescale", 1, float("inf")),
-    ("cooldown_steps", 0, float("inf")),
-    ("clip_norm", 1e-12, float("inf")),
+    ("warmup_epochs", 0, math.inf),
+    ("warmup_steps", 0, math.inf),
+    ("warmup_lr", 0, math.inf),
+    ("min_lr", 0, math.inf),
+    ("rsqrt_timescale", 1, math.inf),
+    ("cooldown_steps", 0, math.inf),
+    ("clip_norm", 1e-12, math.inf),
     ("ema", 0, 0.9999999),
     ("dropout", 0, 0.999999),
     ("drop_path", 0, 0.999999),
     ("label_smoothing", 0, 1),
     ("flip", 0, 1),
-    ("repeats", 1, float("inf")),
-    ("randaugment_noise", 0, float("inf")),
+    ("repeats", 1, math.inf),
+    ("randaugment_noise", 0, math.inf),
     ("erasing", 0, 1),
-    ("mixup", 0, float("inf")),
-    ("cutmix", 0, float("inf")),
+    ("mixup", 0, math.inf),
+    ("cutmix", 0, math.inf),
     ("eval_crop", 0.05, 1),
 )
 _WHOLE = (
@@ -144,7 +145,7 @@ def _check_schedule(recipe: Recipe) -> None:
 
 
 def _check_range(name: str, value: float | None, low: float, high: float) -> None:
-    if value is None or low <= value <= high:
+    if value is None or (isinstance(value, int | float) and low <= value <= high and math.isfinite(value)):
         return
-    bound = f"at least {low:g}" if high == float("inf") else f"from {low:g} to {high:g}"
+    bound = f"at least {low:g} and finite" if high == math.inf else f"from {low:g} to {high:g}"
     raise UserError(f"recipe: {name} must be {bound}, not {value!r}.")

@@ -37,8 +37,8 @@ def texture_folder(folder: Path | None) -> Path:
     named = folder or os.environ.get(VARIABLE)
     if not named:
         raise UserError(
-            f"The frost corruption needs textures: set {VARIABLE} to a folder with {', '.join(FILES)}, or leave frost "
-            f"out. {SOURCE}"
+            f"The frost corruption needs textures: a folder with {', '.join(FILES)}, named by textures (--textures) or "
+            f"{VARIABLE}. Or leave frost out. {SOURCE}"
         )
     path = Path(named)
     if missing := [name for name in FILES if not (path / name).is_file()]:
