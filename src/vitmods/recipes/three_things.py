@@ -28,7 +28,8 @@ def a2(
     Expected number: top-1 Ti/16 72.7, S/16 79.7, B/16 82.2, L/16 83.0; with LayerScale and 400 epochs 73.5, 80.7, 82.7,
         84.0
     Not stated: the initial value of LayerScale, here the default of the released models; rates and drop path of models
-        deeper than these; whether the rate changes every step, as here, or once an epoch
+        deeper than these; whether the rate changes every step, as here, or once an epoch; what the last rate, 1e-6, is
+        in other batches than 2,048, where it is scaled here as the highest is
 
     LayerScale is part of the model: `layerscale` gives the longer training that goes with it.
 

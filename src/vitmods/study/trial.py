@@ -41,11 +41,12 @@ PICTURE_SETTINGS = (
 )
 
 
-TRAINING = frozenset({
+TRAINING_FIELDS = frozenset({
     "epochs", "steps", "accumulate", "train", "optimizer", "moment", "lr", "lr_batch", "layer_decay", "weight_decay",
     "beta1", "beta2", "momentum", "adam_eps", "schedule", "warmup_epochs", "warmup_steps", "warmup_lr", "min_lr",
     "cooldown_steps", "rsqrt_timescale",
-    "clip_norm", "ema", "dropout", "drop_path", "drop_path_shape", "init", "head_bias", "precision",
+    "clip_norm", "ema", "dropout", "drop_path", "drop_path_shape", "init", "head_bias", "loss", "label_smoothing",
+    "precision",
 })  # fmt: skip
 """fields of a recipe that no picture depends on"""
 
@@ -122,7 +123,7 @@ class TrialRunner:
 
     def pictures(self, recipe: Recipe) -> PictureSet:
         """The pictures as a recipe prepares them; recipes that differ in the training alone share them."""
-        recipe = Recipe().with_(**{name: value for name, value in recipe.to_dict().items() if name not in TRAINING})
+        recipe = Recipe().with_(**{name: value for name, value in recipe.to_dict().items() if name not in TRAINING_FIELDS})
         if recipe not in self._pictures:
             self._pictures[recipe] = load_pictures(self.settings.fixed, recipe, self._data_workers)
         return self._pictures[recipe]
