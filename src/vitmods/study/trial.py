@@ -123,7 +123,8 @@ class TrialRunner:
 
     def pictures(self, recipe: Recipe) -> PictureSet:
         """The pictures as a recipe prepares them; recipes that differ in the training alone share them."""
-        recipe = Recipe().with_(**{name: value for name, value in recipe.to_dict().items() if name not in TRAINING_FIELDS})
+        told = {name: value for name, value in recipe.to_dict().items() if name not in TRAINING_FIELDS}
+        recipe = Recipe().with_(**told)
         if recipe not in self._pictures:
             self._pictures[recipe] = load_pictures(self.settings.fixed, recipe, self._data_workers)
         return self._pictures[recipe]
