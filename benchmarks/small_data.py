@@ -94,12 +94,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     folders = {"clothing10": options.clothing10, "cifar10": options.cifar10}
-    results = {
-        f"{name}, {options.width} wide, {options.depth} deep, {options.epochs} epochs": compare(name, folder, options)
-        for name, folder in folders.items()
-        if folder is not None
-    }
-    report("small_data", results, options.out)
+    for name, folder in folders.items():
+        if folder is not None:
+            title = f"{name}, {options.width} wide, {options.depth} deep, {options.epochs} epochs"
+            report(f"small_data_{name}", {title: compare(name, folder, options)}, options.out)
 
 
 if __name__ == "__main__":

@@ -108,6 +108,12 @@ def test_running_it_again_changes_no_file(finished):
     assert [str(path) for path in before if before[path] != after[path]] == []
 
 
+def test_an_arm_of_recipe_overrides_goes_on(tmp_path):
+    arm = Arm("cropped", (), {"crop": "random_resized", "crop_scale": (0.5, 1.0), "randaugment": (2, 9)})
+    first = run(make([arm], seeds=1), tmp_path)
+    assert run(make([arm], seeds=1), tmp_path).to_dict() == first.to_dict()
+
+
 def test_a_changed_setting_is_refused_and_shown(finished):
     _, out = finished
     before = contents(out)

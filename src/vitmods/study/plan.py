@@ -7,6 +7,7 @@ trial depends on may not change (same.py).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,8 +51,9 @@ class Arm:
         return "+".join(filter(None, (self.short, own, *overrides)))
 
     def identity(self) -> dict[str, Any]:
+        """What makes it this arm, as JSON gives it back (which has no tuples)."""
         begins = {"start": self.start} if self.start else {}
-        return {"changes": self.short, "recipe": dict(self.recipe), **begins}
+        return {"changes": self.short, "recipe": json.loads(json.dumps(dict(self.recipe))), **begins}
 
 
 @dataclass(frozen=True)
