@@ -134,8 +134,8 @@ def test_seeds_and_values_may_be_added_and_the_choice_is_made_again(played, tmp_
     assert grown.chosen["base"] == {"lr": 1e-2}
     warned = [w for w in grown.to_dict()["warnings"] if "is chosen now" in w]
     assert warned[0] == (
-        "base: lr=0.01 is chosen now; before seeds or values were added it was lr=0.001, which has been evaluated on "
-        "test too."
+        "base: lr=0.01 is chosen now; with other seeds, values or another metric it was lr=0.001, which has been "
+        "evaluated on test too."
     )
     trained = len(asked)
     scores[("val", 1e-1)] = 0.76

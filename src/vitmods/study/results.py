@@ -186,8 +186,8 @@ def _chosen_anew(folder: StudyFolder, choice: Choice, split: str) -> list[str]:
         return []
     points = " and ".join(map(str, before))
     return [
-        f"{choice.contender.arm.name}: {choice.chosen} is chosen now; before seeds or values were added it was "
-        f"{points}, which has been evaluated on {split} too."
+        f"{choice.contender.arm.name}: {choice.chosen} is chosen now; with other seeds, values or another metric it "
+        f"was {points}, which has been evaluated on {split} too."
     ]
 
 

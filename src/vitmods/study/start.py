@@ -22,7 +22,7 @@ def open_trial(folder: Path) -> ViT:
     if not ((folder / "config.json").exists() and (folder / "model.safetensors").exists()):
         raise UserError(
             f"{folder} holds no finished trial: it needs config.json and model.safetensors. Trials of a study lie in "
-            "trials/ARM/seedK of its folder."
+            "trials/ARM/seedK of its folder, or in trials/ARM/POINT/seedK where values were tuned."
         )
     return load(folder)
 
