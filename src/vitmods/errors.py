@@ -19,5 +19,6 @@ class SlotConflict(UserError):
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint naming the known word closest to a mistyped one, or all of them when none is close."""
     spelled = {name.lower(): name for name in sorted(known)}
-    close = difflib.get_close_matches(word.lower(), spelled, n=1, cutoff=0.5)
+    begun = [name for name in spelled if word and name.startswith(word.lower())]
+    close = difflib.get_close_matches(word.lower(), spelled, n=1, cutoff=0.5) or (begun if len(begun) == 1 else [])
     return f"Did you mean '{spelled[close[0]]}'?" if close else f"Known: {', '.join(spelled.values())}."

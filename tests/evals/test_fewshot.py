@@ -60,9 +60,9 @@ def test_the_protocol_is_the_mean_over_three_choices(subject_of, made_up, small_
 def test_too_few_pictures_are_told_before_work(made_up):
     pictures = made_up(train=[40, 7, 30], test=5)
     check(pictures, "test", Options(shots=(1, 5, 7)))
-    with pytest.raises(UserError, match=r"class 1 has 7: give --shots 1 5\."):
+    with pytest.raises(UserError, match=r"class 1 has 7: ask for 1 or 5 shots\."):
         check(pictures, "test", Options())
-    with pytest.raises(UserError, match=r"give --shots 7\."):
+    with pytest.raises(UserError, match=r"ask for 7 shots\."):
         check(pictures, "test", Options(shots=(20,)))
     with pytest.raises(UserError, match="add pictures"):
         check(made_up(train=[40, 0, 30], test=5), "test", Options())

@@ -114,3 +114,15 @@ def test_the_names_and_options_are_read_without_torch():
 
     script = "import sys, vitmods.evals.options, vitmods.evals.metrics; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (Options(shots=(5,)), "shots is an option of the protocol fewshot, which is not asked for"),
+        (Options(severities=(3,)), "severities is an option of the protocol corruptions"),
+    ],
+)
+def test_an_option_that_nothing_reads_is_refused(made_up, options, words):
+    with pytest.raises(UserError, match=words):
+        check_protocols(made_up(classes=3, test=4), ["top1", "calibration"], split="test", options=options)

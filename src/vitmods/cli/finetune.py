@@ -49,7 +49,10 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     model = peek(arguments, "model")
     if model is None and not {"-h", "--help"} & set(arguments):
-        raise UserError("Say what is adapted: --model with a trial's folder, a file of weights or a timm model's name.")
+        instead = " (--from is an option of `vitmods compare`)" if peek(arguments, "from") else ""
+        raise UserError(
+            f"Say what is adapted: --model with a trial's folder, a file of weights or a timm model's name{instead}."
+        )
     if model and (found := arms_in(model)):
         raise UserError(
             f"{model} holds several checkpoints: {', '.join(found)}. Name one of them, or adapt all and compare them: "

@@ -50,7 +50,7 @@ def check(pictures: "PictureSet", split: str, options: Options) -> None:
     name, least = min(counts.items(), key=lambda item: item[1])
     if least < max(options.shots):
         possible = [shots for shots in options.shots if shots <= least] or [least]
-        remedy = f"give --shots {' '.join(map(str, possible))}" if least else "add pictures, or leave fewshot out"
+        remedy = f"ask for {' or '.join(map(str, possible))} shots" if least else "add pictures, or leave fewshot out"
         raise UserError(
             f"{max(options.shots)} shots need as many training pictures of every class, and {name} has {least}: "
             f"{remedy}."

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,6 +29,7 @@ class Protocol:
 
     `check` raises UserError where the pictures or the options do not allow it; it looks at no pixel. `reads_logits`:
     the model must have been trained on the classes of the pictures; otherwise its features are all that is read.
+    `options` names what it reads of the Options.
     """
 
     name: str
@@ -37,13 +38,16 @@ class Protocol:
     run: Callable[[Subject], Findings]
     check: Callable[["PictureSet", str, Options], None] = _any_pictures
     reads_logits: bool = True
+    options: tuple[str, ...] = ()
 
 
 _ALL = (
     Protocol("top1", "accuracy, with that of each class", accuracy.METRICS, accuracy.accuracy),
     Protocol("calibration", "whether probabilities are what they say", calibration.METRICS, calibration.calibration),
     Protocol("confusion", "which classes are taken for which", confusion.METRICS, confusion.confusion),
-    Protocol("fewshot", "least squares on few pictures", fewshot.METRICS, fewshot.fewshot, fewshot.check, False),
+    Protocol(
+        "fewshot", "least squares on few pictures", fewshot.METRICS, fewshot.fewshot, fewshot.check, False, ("shots",)
+    ),
     Protocol("probe", "logistic regression on the features", probe.METRICS, probe.probe, probe.check, False),
     Protocol("knn", "nearest neighbours in the features", knn.METRICS, knn.knn, knn.check, False),
     Protocol(
@@ -52,6 +56,7 @@ _ALL = (
         corruptions.METRICS,
         corruptions.corruption_error,
         corruptions.check,
+        options=("corruptions", "severities", "textures"),
     ),
 )
 PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in _ALL}
@@ -92,13 +97,28 @@ def check_protocols(
 ) -> None:
     """Raise UserError, before long work, where `run_protocols` could not give what is asked.
 
-    That is: an unknown protocol (the nearest is named), a split that is missing, or pictures and options that a
-    protocol cannot use.
+    That is: an unknown protocol (the nearest is named), a split that is missing, pictures and options that a protocol
+    cannot use, or an option that none of them reads.
     """
+    protocols, options = [protocol_named(name) for name in names], options or Options()
+    for option in unread(options, protocols):
+        reader = next(protocol.name for protocol in _ALL if option in protocol.options)
+        raise UserError(
+            f"{option} is an option of the protocol {reader}, which is not asked for: leave --{option} out, or ask for "
+            f"--protocol {reader} too."
+        )
     if split not in pictures.summary()["splits"]:
         raise UserError(f'There is no split "{split}"; this set has {", ".join(pictures.summary()["splits"])}.')
-    for protocol in [protocol_named(name) for name in names]:
-        protocol.check(pictures, split, options or Options())
+    for protocol in protocols:
+        protocol.check(pictures, split, options)
+
+
+def unread(options: Options, protocols: Iterable[Protocol]) -> list[str]:
+    """Names of options that are set otherwise than by default and that none of the protocols reads."""
+    read = {name for protocol in protocols for name in protocol.options}
+    default = Options()
+    names = [field.name for field in fields(Options)]
+    return [name for name in names if name not in read and getattr(options, name) != getattr(default, name)]
 
 
 def run_protocols(

@@ -126,7 +126,7 @@ def _check_schedule(recipe: Recipe) -> None:
     if recipe.steps is not None and (recipe.warmup_steps or 0) + recipe.cooldown_steps >= recipe.steps:
         raise UserError(
             f"recipe: warmup_steps={recipe.warmup_steps or 0} and cooldown_steps={recipe.cooldown_steps} leave nothing "
-            f"of steps={recipe.steps}."
+            f"of steps={recipe.steps}: give fewer of them."
         )
     if recipe.schedule == "rsqrt" and recipe.min_lr > 0:
         raise UserError("recipe: the rate of rsqrt falls without end and has no min_lr; cooldown_steps brings it to 0.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +44,6 @@ class Measure:
 
 
 DEFAULT = Measure()
-_READ = {"corruptions": ("corruptions", "severities", "textures")}
-"""what a protocol reads of the options, but for the shots, which the metric's name says"""
 
 
 def make_measure(name: str, options: Options | None = None) -> Measure:
@@ -54,15 +52,17 @@ def make_measure(name: str, options: Options | None = None) -> Measure:
     Raises:
         UserError: there is no such metric, its protocol does not give it with these options, or has no such option.
     """
-    from vitmods.evals.protocols import metric_named, options_for
+    from vitmods.evals.protocols import PROTOCOLS, metric_named, options_for, unread
 
-    given, protocol = options or PAPERS, metric_named(name).protocol
+    given, protocol = options or PAPERS, PROTOCOLS[metric_named(name).protocol]
     asked = options_for(name, given)
-    for field in fields(Options):
-        value = getattr(given, field.name)
-        said_by_name = protocol == "fewshot" and value == getattr(asked, field.name)
-        if value != getattr(PAPERS, field.name) and field.name not in _READ.get(protocol, ()) and not said_by_name:
-            raise UserError(f"The metric {name} does not depend on {field.name}={value}: leave --{field.name} out.")
+    ignored = unread(given, [protocol])
+    if given.shots not in (PAPERS.shots, asked.shots):  # the metric's name says how many
+        ignored.append("shots")
+    for option in ignored:
+        raise UserError(
+            f"The metric {name} does not depend on {option}={getattr(given, option)}: leave --{option} out."
+        )
     return Measure(name, asked)
 
 

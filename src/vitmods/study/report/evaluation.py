@@ -124,7 +124,7 @@ def _corruptions(found: Mapping[str, Any], colours: Colours, path: Path) -> None
     order = np.argsort(-table[:, -1], kind="stable")
     table, labels = table[order], [names[i].replace("_", " ") for i in order]
     row, column, left, top, foot = 25, 52, 150, 70, 44
-    width, height = left + column * table.shape[1] + 20, top + row * len(names) + foot
+    width, height = max(470, left + column * table.shape[1] + 20), top + row * len(names) + foot
     with figure(width, height) as drawn:
         box = (left / width, foot / height, column * table.shape[1] / width, row * len(names) / height)
         axes = drawn.add_axes(box)

@@ -28,6 +28,10 @@ class Row:
     seeds: Sequence[float]
 
 
+LETTER = 6.9
+"""pixels that a character of the numbers takes, about"""
+
+
 def forest(rows: Sequence[Row], margin: float, metric: str, inline: Inliner, narrow: bool) -> Markup:
     """One line an arm: the interval, the mean, a dot a seed, and the band of losses within the margin.
 
@@ -36,7 +40,9 @@ def forest(rows: Sequence[Row], margin: float, metric: str, inline: Inliner, nar
     width, row_height, foot = (350, 58, 46) if narrow else (860, 36, 50)
     height = row_height * len(rows) + foot + 8
     with figure(width, height) as drawn:
-        left, right = (8, 8) if narrow else (205, 262)
+        longest = max(len(numbers(row.effect)) for row in rows)
+        verdict_at = 12 + LETTER * longest + 10  # pixels from the axes' right edge
+        left, right = (8, 8) if narrow else (205, verdict_at + 83)
         axes = drawn.add_axes((left / width, foot / height, (width - left - right) / width, 1 - (foot + 8) / height))
         axes.set(xlim=_limits(rows, margin), ylim=(len(rows) - 0.5, -0.5), yticks=[])
         higher = rows[0].effect.higher_is_better
@@ -44,7 +50,7 @@ def forest(rows: Sequence[Row], margin: float, metric: str, inline: Inliner, nar
         axes.axvline(0, color=COLOUR["muted"], lw=1.2)
         for y, row in enumerate(rows):
             _draw_effect(axes, y + (0.16 if narrow else -0.06), row)
-            _label_effect(axes, y, row, narrow)
+            _label_effect(axes, y, row, None if narrow else 1 + verdict_at / (width - left - right))
         style(axes)
         lower = "" if higher else "; lower is better"
         axes.set_xlabel(f"difference to base, {metric}{lower}", color=COLOUR["muted"], fontsize=12, labelpad=6)
@@ -78,17 +84,18 @@ def _draw_effect(axes: Any, y: float, row: Row) -> None:
             axes.plot([end], [y], marker, color=colour, ms=8, mew=0, clip_on=False)
 
 
-def _label_effect(axes: Any, y: float, row: Row, narrow: bool) -> None:
+def _label_effect(axes: Any, y: float, row: Row, verdict_at: float | None) -> None:
+    """Name, numbers and verdict; without a place for the verdict all stand above the interval."""
     effect = row.effect
     verdict = f"{GLYPHS[effect.verdict]} {effect.verdict}"
     colour = COLOUR[effect.verdict.replace(" ", "-")]
     texts: list[tuple[float, float, str, str, str]] = (
         [(0, y - 0.2, clipped(row.name, 20), "left", COLOUR["ink"]), (1, y - 0.2, numbers(effect), "right", colour)]
-        if narrow
+        if verdict_at is None
         else [
             (-0.03, y, clipped(row.name, 24), "right", COLOUR["ink"]),
             (1.03, y, numbers(effect), "left", COLOUR["ink"]),
-            (1.455, y, verdict, "left", colour),
+            (verdict_at, y, verdict, "left", colour),
         ]
     )
     transform = axes.get_yaxis_transform()
