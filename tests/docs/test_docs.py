@@ -19,7 +19,7 @@ import vitmods as vm
 from vitmods.changes import REGISTRY, parse_changes
 from vitmods.cli import COMMANDS
 from vitmods.flops import count_params
-from vitmods.study.plan import BASE, arms_from_text
+from vitmods.study.arms import BASE, arms_from_text
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import vitmods as vm
+from vitmods.study.arms import make_arms
 from vitmods.study.cautions import already_told, cautions
-from vitmods.study.plan import make_arms
 
 KINDS = ("layer", "rms", "scale", "batch", "instance", "group", "power", "switchable")
 

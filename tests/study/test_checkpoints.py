@@ -9,8 +9,8 @@ from vitmods.cli import main
 from vitmods.errors import UserError
 from vitmods.recipes import plain
 from vitmods.study import Study
+from vitmods.study.arms import Arm
 from vitmods.study.describe import python_call
-from vitmods.study.plan import Arm
 from vitmods.study.start import open_trial
 from vitmods.study.trial import base_config, build_model
 

@@ -8,8 +8,9 @@ import time
 
 import pytest
 
+from vitmods.study.arms import Arm
 from vitmods.study.executors import Inline, Processes, describe
-from vitmods.study.plan import Arm, Trial
+from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
 
 

@@ -13,8 +13,9 @@ from vitmods.config import ViTConfig
 from vitmods.errors import UserError
 from vitmods.recipes import plain
 from vitmods.study import Study, StudyResult
+from vitmods.study.arms import Arm, arm_from_text
 from vitmods.study.describe import python_call
-from vitmods.study.plan import OTHER_SEEDS, Arm, Trial, arm_from_text
+from vitmods.study.plan import OTHER_SEEDS, Trial
 from vitmods.study.run import Running, _executor, _foreign_modules, _workers
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config, build_model

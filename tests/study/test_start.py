@@ -11,8 +11,9 @@ from vitmods.errors import UserError
 from vitmods.finetune import parameter_roles
 from vitmods.recipes import plain
 from vitmods.study import Study
+from vitmods.study.arms import Arm, arm_from_text, make_arms
 from vitmods.study.describe import python_call
-from vitmods.study.plan import Arm, Settings, Trial, arm_from_text, make_arms
+from vitmods.study.plan import Settings, Trial
 from vitmods.study.start import Start, open_trial
 from vitmods.study.store import StudyFolder
 from vitmods.study.study import fixed_settings

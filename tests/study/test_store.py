@@ -8,7 +8,8 @@ import time
 import pytest
 
 from vitmods.errors import UserError
-from vitmods.study.plan import Arm, Trial
+from vitmods.study.arms import Arm
+from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder, read_json, slug
 
 TRIAL = Trial(Arm("dpn"), 1)

@@ -10,7 +10,8 @@ from vitmods.errors import UserError
 from vitmods.layers.drop import DropPath
 from vitmods.recipes import plain
 from vitmods.study import Study
-from vitmods.study.plan import Arm, Trial
+from vitmods.study.arms import Arm
+from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import base_config, build_model
 

@@ -14,7 +14,7 @@ from vitmods.errors import UserError
 from vitmods.evals.findings import Findings
 from vitmods.recipes import plain
 from vitmods.study import Study, StudyResult
-from vitmods.study.plan import Arm
+from vitmods.study.arms import Arm
 from vitmods.study.report import write_report
 from vitmods.study.table import render
 from vitmods.study.trial import TrialRunner

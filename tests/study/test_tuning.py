@@ -5,8 +5,9 @@ import pytest
 from vitmods.changes import DualPatchNorm
 from vitmods.errors import UserError
 from vitmods.recipes import Recipe
+from vitmods.study.arms import Arm, make_arms
 from vitmods.study.choice import at_the_edge
-from vitmods.study.plan import OTHER_SEEDS, Arm, Evaluation, Settings, check_points, make_arms
+from vitmods.study.plan import OTHER_SEEDS, Evaluation, Settings, check_points
 from vitmods.study.same import differences
 from vitmods.study.tuning import Grid, Point, choose, grid_from_text, make_grid
 

@@ -14,6 +14,7 @@ from vitmods import data
 from vitmods.recipes import Recipe
 from vitmods.tasks import Classification
 from vitmods.train import train_trial
+from vitmods.train.interrupt import Interrupted
 from vitmods.train.loop import TrialRun
 
 RECIPE = Recipe(epochs=3, batch_size=40, lr=5e-3, crop="none", flip=0.0, eval_crop=1.0)
@@ -41,6 +42,20 @@ class Bench:
         task = task or Classification.from_recipe(recipe)
         options = {"device": "cpu", "tensorboard": False, **options}
         return train_trial(model or self.model(), task, self.pictures_for(recipe), recipe, out=out, **options)
+
+    def stop(self, monkeypatch, out, at, **options):
+        """Train until an interruption after so many steps."""
+        step = TrialRun._train_step
+
+        def stops(run, batch):
+            if run.step == at:
+                raise Interrupted("stopped", 2)
+            step(run, batch)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(TrialRun, "_train_step", stops)
+            with pytest.raises(Interrupted):
+                self.train(out, **options)
 
     @staticmethod
     def rows(out):

@@ -8,7 +8,6 @@ import torch
 
 from vitmods.recipes import Recipe, weight_decay_from_big_vision
 from vitmods.tasks import Classification
-from vitmods.train.interrupt import Interrupted
 from vitmods.train.loop import TrialRun
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -89,17 +88,7 @@ def test_it_goes_on_bit_for_bit_where_the_steps_end_inside_an_epoch(bench, tmp_p
     rows = [row for row in bench.rows(tmp_path / "whole") if row["split"] == "val"]
     assert [row["step"] for row in rows] == [4, 8, 10]
 
-    step = TrialRun._train_step
-
-    def stops(run, batch):
-        if run.step == 5:
-            raise Interrupted("stopped", 2)
-        step(run, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrialRun, "_train_step", stops)
-        with pytest.raises(Interrupted):
-            bench.train(tmp_path / "parts", recipe=recipe)
+    bench.stop(monkeypatch, tmp_path / "parts", at=5, recipe=recipe)
     bench.train(tmp_path / "parts", recipe=recipe)
     assert bench.numbers(tmp_path / "parts") == bench.numbers(tmp_path / "whole")
 

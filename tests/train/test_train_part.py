@@ -6,8 +6,6 @@ from safetensors.torch import load_file
 
 from vitmods.errors import UserError
 from vitmods.finetune import parameter_roles
-from vitmods.train.interrupt import Interrupted
-from vitmods.train.loop import TrialRun
 
 
 @pytest.mark.parametrize("recipe", [{}, {"ema": 0.9}, {"optimizer": "sgd", "lr": 0.01}], ids=["adamw", "ema", "sgd"])
@@ -25,17 +23,7 @@ def test_it_goes_on_bit_for_bit(bench, tmp_path, monkeypatch, ema):
     recipe = bench.recipe(train="attention", ema=ema)
     bench.train(tmp_path / "whole", recipe=recipe)
 
-    step = TrialRun._train_step
-
-    def stops(run, batch):
-        if run.step == 5:
-            raise Interrupted("stopped", 2)
-        step(run, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrialRun, "_train_step", stops)
-        with pytest.raises(Interrupted):
-            bench.train(tmp_path / "parts", recipe=recipe)
+    bench.stop(monkeypatch, tmp_path / "parts", at=5, recipe=recipe)
     state = torch.load(tmp_path / "parts" / "checkpoint.pt", weights_only=True)
     trained = sum(len(group["params"]) for group in state["optimizer"]["param_groups"])
     assert len(state["optimizer"]["state"]) == trained < len(bench.model().state_dict())

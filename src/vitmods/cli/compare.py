@@ -128,7 +128,7 @@ def _show(result: StudyResult) -> int:
 
 def _study(options: Compare) -> Study:
     from vitmods.study import Study
-    from vitmods.study.plan import BASE
+    from vitmods.study.arms import BASE
     from vitmods.study.tuning import grid_from_text
 
     base = {BASE, "full"} if options.training.train == ALL else {BASE}

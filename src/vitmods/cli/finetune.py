@@ -11,8 +11,8 @@ from vitmods.cli.options import DataOptions, MachineOptions, defaults_from, pars
 from vitmods.cli.train import run_trial, show
 from vitmods.errors import UserError
 from vitmods.recipes import Recipe
+from vitmods.study.arms import BASE
 from vitmods.study.checkpoints import arms_in
-from vitmods.study.plan import BASE
 
 DELTA = "delta.safetensors"
 

@@ -16,8 +16,8 @@ import tyro
 from vitmods.errors import UserError
 from vitmods.recipes import Recipe
 from vitmods.recipes.parse import parse_recipe
+from vitmods.study.arms import BASE
 from vitmods.study.defaults import ORDINARY, Defaults, defaults_for
-from vitmods.study.plan import BASE
 
 T = TypeVar("T")
 

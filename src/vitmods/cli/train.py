@@ -58,7 +58,8 @@ def _fixed(base: str, pictures: DataOptions, training: Recipe) -> dict[str, Any]
 
 def run_trial(fixed: dict[str, Any], arm: str, seed: int, machine: MachineOptions, out: Path) -> dict[str, Any]:
     """Train one arm in a folder of its own, or go on; what result.json holds."""
-    from vitmods.study.plan import BASE, Arm, Settings, Trial, arm_from_text, make_seeds
+    from vitmods.study.arms import BASE, Arm, arm_from_text
+    from vitmods.study.plan import Settings, Trial, make_seeds
     from vitmods.study.store import StudyFolder
     from vitmods.study.trial import TrialRunner
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    pass
+    from PIL.Image import Image
 
-Raw = "bytes | Image | NDArray[np.generic]"
+Raw = Union[bytes, "Image", NDArray[np.generic]]
 """A picture before it is read: the bytes of a file, an open PIL picture, or an array (H, W) or (H, W, channels)."""
 
 SPLITS = ("train", "val", "test")
@@ -32,7 +32,7 @@ class Records:
     ids: tuple[str, ...]
     labels: NDArray[np.int64]
     stamps: tuple[str, ...]
-    fetch: Callable[[int], Raw]  # type: ignore[valid-type]
+    fetch: Callable[[int], Raw]
     keys: NDArray[np.int64]
     label_sets: tuple[tuple[int, ...], ...] | None = None
     shards: NDArray[np.int64] | None = None
@@ -89,7 +89,7 @@ def joined(*parts: Records) -> Records:
     """All pictures of the parts, one part after the other. Label sets are not kept."""
     starts = np.cumsum([0, *(len(part) for part in parts)])
 
-    def fetch(key: int) -> Raw:  # type: ignore[valid-type]
+    def fetch(key: int) -> Raw:
         part = int(np.searchsorted(starts, key, side="right")) - 1
         return parts[part].fetch(int(parts[part].keys[key - starts[part]]))
 

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitmods.study.plan import Arm
+    from vitmods.study.arms import Arm
     from vitmods.study.result import StudyResult
     from vitmods.study.stats import Effect
     from vitmods.study.study import Study

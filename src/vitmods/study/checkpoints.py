@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from vitmods.errors import UserError
+from vitmods.study.arms import BASE, Arm, split_training
 from vitmods.study.choice import Choice, choices
-from vitmods.study.plan import BASE, OTHER_SEEDS, Arm, Settings, split_training
+from vitmods.study.plan import OTHER_SEEDS, Settings
 from vitmods.study.store import StudyFolder, read_json
 
 _FILES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")

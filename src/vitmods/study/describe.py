@@ -12,8 +12,9 @@ import torch
 
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
+from vitmods.study.arms import Arm
 from vitmods.study.measure import TOP1, Measure, make_measure
-from vitmods.study.plan import Arm, Settings
+from vitmods.study.plan import Settings
 from vitmods.study.tuning import VAL
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from vitmods.errors import UserError
 from vitmods.evals.protocols import check_protocols, run_protocols
 from vitmods.files import write_json
 from vitmods.recipes.length import resolve_on
-from vitmods.study.plan import BASE, Arm
+from vitmods.study.arms import BASE, Arm
 from vitmods.study.start import open_trial
 from vitmods.study.store import read_json
 from vitmods.study.tuning import VAL

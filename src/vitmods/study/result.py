@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitmods.errors import UserError, nearest
-from vitmods.study.plan import BASE
+from vitmods.study.arms import BASE
 from vitmods.study.results import assemble, every_trial, write_results
 from vitmods.study.stats import Effect
 from vitmods.study.store import StudyFolder

@@ -12,8 +12,9 @@ from vitmods.errors import UserError
 from vitmods.evals.metrics import Metric
 from vitmods.evals.protocols import metric_named
 from vitmods.files import write_json
+from vitmods.study.arms import BASE
 from vitmods.study.choice import Choice, seen_before
-from vitmods.study.plan import BASE, Settings
+from vitmods.study.plan import Settings
 from vitmods.study.reading import Reading, TrialEnd
 from vitmods.study.stats import SHARE, effects, noise_floor, scale_of
 from vitmods.study.store import WARNINGS, StudyFolder, read_json, write_text

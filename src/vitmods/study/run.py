@@ -15,12 +15,13 @@ import torch
 from vitmods.errors import UserError
 from vitmods.files import disk_errors, write_json
 from vitmods.recipes.length import resolve_on
+from vitmods.study.arms import BASE, Arm
 from vitmods.study.cautions import already_told, cautions
 from vitmods.study.choice import evaluations
 from vitmods.study.describe import describe_arm, describe_base, environment
 from vitmods.study.executors import Executor, Inline, Processes, visible_gpus
 from vitmods.study.judge import check_pictures
-from vitmods.study.plan import BASE, Arm, Evaluation, Settings, Trial, Work
+from vitmods.study.plan import Evaluation, Settings, Trial, Work
 from vitmods.study.progress import Progress
 from vitmods.study.report import write_samples
 from vitmods.study.result import StudyResult

@@ -211,6 +211,6 @@ def _alive(pid: str) -> bool:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
-        pass
+    except PermissionError:  # somebody else's
+        return True
     return True

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from vitmods.config import ViTConfig
 from vitmods.errors import UserError
 from vitmods.recipes import Recipe
+from vitmods.study.arms import BASE, make_arms
 from vitmods.study.checkpoints import adopt, arms_in
 from vitmods.study.defaults import defaults_for
 from vitmods.study.measure import MARGINS, TOP1, make_measure
-from vitmods.study.plan import BASE, Settings, check_points, make_arms, make_seeds
+from vitmods.study.plan import Settings, check_points, make_seeds
 from vitmods.study.tuning import make_grid
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ from vitmods.apply import apply
 from vitmods.config import ViTConfig
 from vitmods.files import write_json
 from vitmods.recipes import Recipe
+from vitmods.study.arms import Arm
 from vitmods.study.cautions import already_told
 from vitmods.study.judge import JudgedOnVal, judge
-from vitmods.study.plan import Arm, Evaluation, Settings, Trial, Work
+from vitmods.study.plan import Evaluation, Settings, Trial, Work
 from vitmods.study.start import Start
 from vitmods.study.store import WARNINGS, StudyFolder, read_json
 from vitmods.tasks import Classification
