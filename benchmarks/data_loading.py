@@ -29,9 +29,9 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
 import vitmods as vm
+from vitmods.data.dataset import PictureSet, Split
 from vitmods.data.geometry import Geometry
 from vitmods.data.load import KEPT_RATIO
-from vitmods.data.pictures import PictureSet, Split
 from vitmods.data.read import decode
 from vitmods.data.records import Records
 from vitmods.data.store import open_store

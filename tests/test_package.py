@@ -19,7 +19,7 @@ def run(code):
     "statement",
     [
         "import vitmods",
-        "import vitmods.config, vitmods.errors; vitmods.config.ViTConfig.from_name('S/16').to_json()",
+        "import vitmods.model.config, vitmods.util.errors; vitmods.model.config.ViTConfig.from_name('S/16').to_json()",
         "import vitmods.changes; str(vitmods.parse_changes('dpn(before=false)+rms+subln+postnorm+layerscale'))",
         "import vitmods.changes, vitmods; vitmods.DualPatchNorm().edit(vitmods.ViTConfig())",
         "import vitmods.recipes",
@@ -31,11 +31,11 @@ def test_describing_models_needs_no_torch(statement):
 
 
 FIRST = [
-    "import vitmods.vit",
+    "import vitmods.model.vit",
     "import vitmods.apply",
-    "from vitmods.vit import ViT",
+    "from vitmods.model.vit import ViT",
     "from vitmods import apply, vit",
-    "import vitmods.apply, vitmods.vit, vitmods.config",
+    "import vitmods.apply, vitmods.model.vit, vitmods.model.config",
 ]
 
 

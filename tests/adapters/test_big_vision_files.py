@@ -11,8 +11,8 @@ from torch import nn
 
 import vitmods as vm
 from vitmods.adapters import coverage, load, save
-from vitmods.config import BranchConfig, NormConfig
-from vitmods.errors import UserError
+from vitmods.model.config import BranchConfig, NormConfig
+from vitmods.util.errors import UserError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "mlp_dim": 48, "num_classes": 5}

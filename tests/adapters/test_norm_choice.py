@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vitmods as vm
 from vitmods.adapters import norm_sites
-from vitmods.errors import NoEffect, UserError
 from vitmods.layers import norms
+from vitmods.util.errors import NoEffect, UserError
 
 DTN = vm.DynamicTokenNorm()
 BOTH = vm.DynamicTokenNorm(norms="both")

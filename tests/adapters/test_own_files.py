@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 import vitmods as vm
 from vitmods.adapters import load, open_checkpoint, save
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 
 def small(**fields):

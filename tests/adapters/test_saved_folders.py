@@ -8,7 +8,7 @@ import torch
 
 import vitmods as vm
 from vitmods.adapters import load, open_checkpoint
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 IMAGES = torch.rand(2, 3, 32, 32)
 

@@ -7,7 +7,7 @@ from timm.optim import create_optimizer_v2, param_groups_layer_decay
 
 import vitmods as vm
 import vitmods.adapters.timm  # registers the models
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 
 @pytest.fixture(params=[{}, {"reg_tokens": 2, "no_embed_class": True}], ids=str)

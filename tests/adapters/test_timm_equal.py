@@ -10,7 +10,7 @@ from torch import nn
 
 import vitmods as vm
 from vitmods.adapters.timm import from_timm, uncovered
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 
 def outputs_and_gradient(model, images):

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.branch_names import sequential_name
 from vitmods.changes import REGISTRY
+from vitmods.model.branch_names import sequential_name
 
 PRESERVES = ("function", "weights", "nothing")
 

@@ -12,9 +12,9 @@ import torch
 
 import vitmods as vm
 from vitmods.changes import REGISTRY, Change
-from vitmods.config import NormConfig
-from vitmods.errors import NoEffect, SlotConflict, UserError
 from vitmods.layers import LayerNorm, RMSNorm
+from vitmods.model.config import NormConfig
+from vitmods.util.errors import NoEffect, SlotConflict, UserError
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.errors import SlotConflict, UserError
-from vitmods.flops import count_macs, count_params
 from vitmods.layers import DynamicTokenNorm, LayerNorm
+from vitmods.model.flops import count_macs, count_params
+from vitmods.util.errors import SlotConflict, UserError
 
 
 def build(**overrides):

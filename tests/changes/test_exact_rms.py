@@ -7,9 +7,9 @@ import transformers
 from torch import nn
 
 import vitmods as vm
-from vitmods.config import BranchConfig, FirstBlocks, NormConfig
-from vitmods.errors import NoEffect, SlotConflict, UserError
 from vitmods.layers import LayerNorm, RMSNorm
+from vitmods.model.config import BranchConfig, FirstBlocks, NormConfig
+from vitmods.util.errors import NoEffect, SlotConflict, UserError
 
 NO_PREFIX_POSITION = {"position_on_prefix": False}
 BIG_VISION = {"init": "big_vision", "position": "sincos2d", "representation": True, **NO_PREFIX_POSITION}

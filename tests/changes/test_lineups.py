@@ -5,7 +5,7 @@ import torch
 
 import vitmods as vm
 from vitmods.changes import LINEUPS, parse_changes
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 ARMS = [(lineup, name) for lineup in LINEUPS for name in LINEUPS[lineup].arms]
 

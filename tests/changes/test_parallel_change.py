@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.branch_names import parallel_name, sequential_name
-from vitmods.errors import NoEffect, UserError
+from vitmods.model.branch_names import parallel_name, sequential_name
+from vitmods.util.errors import NoEffect, UserError
 
 SIZE = {"img_size": 8, "num_classes": 5}
 

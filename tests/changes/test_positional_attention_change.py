@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.errors import UserError
-from vitmods.flops import count_macs
+from vitmods.model.flops import count_macs
+from vitmods.util.errors import UserError
 
 
 def build(**overrides):

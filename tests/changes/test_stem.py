@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.apply import edit
-from vitmods.errors import NoEffect, SlotConflict, UserError
+from vitmods.adapters.apply import edit
 from vitmods.layers import HMLPStem, LeViTStem, LinearStem, LocalTransformerStem
+from vitmods.util.errors import NoEffect, SlotConflict, UserError
 
 ROWS = ["hmlp", "hmlp-ln", "levit", "stem(kind=levit,norm=layer)", "local", "stem(kind=linear,norm=batch,gelu=true)"]
 

@@ -423,7 +423,7 @@ def test_a_full_disk_is_one_error(tmp_path, capsys, monkeypatch):
     """Every file that is written behaves as on a full disk once the study has begun."""
     import errno
 
-    from vitmods import files
+    from vitmods.util import files
 
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")

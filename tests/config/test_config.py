@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from vitmods import ViTConfig
-from vitmods.config import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig
-from vitmods.errors import UserError, nearest
-from vitmods.slots import NORM_KINDS
+from vitmods.model.config import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig
+from vitmods.model.slots import NORM_KINDS
+from vitmods.util.errors import UserError, nearest
 
 options = st.sampled_from([(), (("variant", "released"), ("pool", 2), ("trade_off", None))])
 norms = st.builds(NormConfig, st.sampled_from(NORM_KINDS), st.floats(1e-12, 1.0), st.booleans(), options)

@@ -9,7 +9,7 @@ import pytest
 
 from vitmods.data.folder import folder
 from vitmods.data.read import Unreadable
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 
 def warned(root: Path) -> str:

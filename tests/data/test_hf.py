@@ -10,8 +10,8 @@ from PIL import Image
 
 from vitmods import data
 from vitmods.data.sources import open_source
-from vitmods.errors import UserError
 from vitmods.recipes import plain
+from vitmods.util.errors import UserError
 
 
 def table(n: int, seed: int = 0, labels: str = "label", images: str = "image"):

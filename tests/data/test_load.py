@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from vitmods import data
-from vitmods.errors import UserError
 from vitmods.recipes import Recipe
+from vitmods.util.errors import UserError
 
 RECIPE = Recipe(crop="none", flip=0.0, eval_crop=1.0)
 

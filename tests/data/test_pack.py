@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from vitmods import files
 from vitmods.data import pack as pack_module
 from vitmods.data.pack import pack
 from vitmods.data.pack_folder import alone_in
-from vitmods.errors import UserError
+from vitmods.util import files
+from vitmods.util.errors import UserError
 
 SHARD_MB = 0.02  # about ten small pictures
 

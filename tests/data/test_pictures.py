@@ -14,8 +14,8 @@ from vitmods import data
 from vitmods.data import Batch, PictureSet
 from vitmods.data.inception import inception_boxes
 from vitmods.data.resize import resize
-from vitmods.errors import UserError
 from vitmods.recipes import Recipe
+from vitmods.util.errors import UserError
 
 PLAIN = Recipe(crop="none", flip=0.0, eval_crop=1.0)
 BUSY = {"flip": 0.5, "randaugment": (2, 9), "erasing": 0.5, "mixup": 0.4, "cutmix": 1.0}

@@ -15,8 +15,8 @@ from vitmods.data import shard_index
 from vitmods.data.foreign_shards import expand
 from vitmods.data.pack import pack
 from vitmods.data.sources import open_source
-from vitmods.errors import UserError
 from vitmods.recipes import Recipe
+from vitmods.util.errors import UserError
 
 RECIPE = Recipe(crop="random_resized", flip=0.5, erasing=0.5)
 Members = list[tuple[str, bytes]]

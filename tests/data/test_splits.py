@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from vitmods.data.records import Records, Source
 from vitmods.data.splits import cut, limit, make_splits, take_out
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 
 def records(labels: list[int], order: list[int] | None = None) -> Records:

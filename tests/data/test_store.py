@@ -14,7 +14,7 @@ from vitmods.data.folder import folder
 from vitmods.data.geometry import Geometry
 from vitmods.data.records import Records
 from vitmods.data.store import cache_key, open_store, read_cache
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 GEOMETRY = Geometry((8, 8))
 

@@ -19,8 +19,8 @@ from vitmods.data.pack import pack
 from vitmods.data.read import Unreadable
 from vitmods.data.records import Records
 from vitmods.data.stream import StreamSet, shard_order
-from vitmods.errors import UserError
 from vitmods.recipes import Recipe
+from vitmods.util.errors import UserError
 
 BUSY = Recipe(crop="random_resized", flip=0.5, randaugment=(2, 9), erasing=0.5)
 CROPS = ("none", "pad", "random_resized")

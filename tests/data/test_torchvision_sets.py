@@ -12,8 +12,8 @@ from PIL import Image
 from vitmods import data
 from vitmods.data.sources import open_source
 from vitmods.data.torchvision_sets import _labels
-from vitmods.errors import UserError
 from vitmods.recipes import plain
+from vitmods.util.errors import UserError
 
 
 def picture(value: int) -> Image.Image:

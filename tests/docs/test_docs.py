@@ -18,7 +18,7 @@ import pytest
 import vitmods as vm
 from vitmods.changes import REGISTRY, parse_changes
 from vitmods.cli import COMMANDS
-from vitmods.flops import count_params
+from vitmods.model.flops import count_params
 from vitmods.study.arms import BASE, arms_from_text
 
 ROOT = Path(__file__).parents[2]

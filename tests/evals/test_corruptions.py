@@ -6,10 +6,10 @@ import torch
 
 import vitmods as vm
 from vitmods.data.corruptions import CORRUPTIONS
-from vitmods.errors import UserError
 from vitmods.evals import run_protocols
 from vitmods.evals.corruptions import ALEXNET, check, check_complete, corruption_error
 from vitmods.evals.options import Options
+from vitmods.util.errors import UserError
 
 
 def darker(pictures, name, severity, *, seed, index, textures):

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from vitmods.evals.intervals import mean_of_shares, mean_over_pictures, mean_over_seeds, share, wilson
+from vitmods.stats.intervals import mean_of_shares, mean_over_pictures, mean_over_seeds, share, wilson
 
 
 @given(st.integers(1, 10_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))

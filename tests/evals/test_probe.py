@@ -3,10 +3,10 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from vitmods.errors import UserError
 from vitmods.evals.options import Options
 from vitmods.evals.probe import STRENGTHS, check, fit, probe
 from vitmods.evals.subject import Features
+from vitmods.util.errors import UserError
 
 CPU = torch.device("cpu")
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.errors import UserError
 from vitmods.evals import METRICS, PROTOCOLS, Options, run_protocols
 from vitmods.evals.protocols import check_protocols, metric_named, options_for
+from vitmods.util.errors import UserError
 
 QUICK = [name for name in PROTOCOLS if name != "corruptions"]
 CPU = torch.device("cpu")

@@ -10,9 +10,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import vitmods as vm
-from vitmods.errors import UserError
 from vitmods.finetune.delta import fingerprint
-from vitmods.flops import count_params
+from vitmods.model.flops import count_params
+from vitmods.util.errors import UserError
 
 
 def small(**overrides):

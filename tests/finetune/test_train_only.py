@@ -13,8 +13,8 @@ from timm.models.vision_transformer import ParallelThingsBlock, VisionTransforme
 from timm.optim import create_optimizer_v2
 
 import vitmods as vm
-from vitmods.errors import UserError
 from vitmods.finetune import ROLES, parameter_roles, what_is_trained
+from vitmods.util.errors import UserError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "attn_only_names.json"
 

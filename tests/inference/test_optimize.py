@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import vitmods as vm
-from vitmods.config import NormConfig, StemConfig
-from vitmods.errors import UserError
-from vitmods.inference.packed import PackedLinear
+from vitmods.fast.packed import PackedLinear
+from vitmods.model.config import NormConfig, StemConfig
+from vitmods.util.errors import UserError
 
 ARMS = {
     "plain": "",

@@ -5,9 +5,9 @@ import timm
 import torch
 
 import vitmods as vm
-from vitmods.errors import UserError
-from vitmods.inspect import attention_distance, draw_distances, kernel_distance, mean_distance
+from vitmods.analysis import attention_distance, draw_distances, kernel_distance, mean_distance
 from vitmods.layers import Attention
+from vitmods.util.errors import UserError
 
 
 def build(changes="", **overrides):

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 import vitmods as vm
 from vitmods.layers import DynamicTokenNorm
-from vitmods.layers.norms import dynamic_token, separable
+from vitmods.layers.norms import dynamic_token
+from vitmods.ops import separable
 
 GRID, DIM, HEADS, EPS = (3, 4), 12, 3, 1e-3
 

@@ -9,10 +9,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import vitmods as vm
-from vitmods.layers import DynamicTokenNorm, native
-from vitmods.layers.native import dynamic_token
-from vitmods.layers.norms import separable
-from vitmods.layers.norms.separable import Layout, axis_kernels, separable_norm
+from vitmods.layers import DynamicTokenNorm
+from vitmods.ops import native, separable
+from vitmods.ops.native import dynamic_token
+from vitmods.ops.separable import Layout, axis_kernels, separable_norm
 
 pytestmark = pytest.mark.skipif(native.library("dynamic_token") is None, reason="there is no C++ compiler")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vitmods.layers import native
-from vitmods.layers.native import build
+from vitmods.ops import native
+from vitmods.ops.native import build
 
 pytestmark = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler")
 

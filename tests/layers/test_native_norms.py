@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vitmods.layers import DualPatchNormStem, RMSNorm, lean, native
+from vitmods.fast import recompute as lean
+from vitmods.layers import DualPatchNormStem, RMSNorm
 from vitmods.layers.linear import fold_affine
-from vitmods.layers.native import fold, library, moments, patch_norm, rms
-from vitmods.layers.native.operators import function
 from vitmods.layers.norms import GroupNorm, InstanceNorm, PowerNorm, SwitchableNorm
+from vitmods.ops import native
+from vitmods.ops.native import fold, library, moments, patch_norm, rms
+from vitmods.ops.native.operators import function
 
 pytestmark = [
     pytest.mark.skipif(library("rms") is None, reason="there is no C++ compiler"),

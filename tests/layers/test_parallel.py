@@ -14,8 +14,8 @@ from timm.models.vision_transformer import ParallelThingsBlock
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitmods as vm
-from vitmods.errors import UserError
 from vitmods.layers import Block, BranchNorms, LayerNorm, ParallelBlock, RMSNorm
+from vitmods.util.errors import UserError
 
 EXACT = {"atol": 1e-12, "rtol": 1e-12}
 

@@ -5,8 +5,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitmods.layers import DynamicTokenNorm
-from vitmods.layers.norms import separable
-from vitmods.layers.norms.separable import Layout, axis_kernels, separable_norm
+from vitmods.ops import separable
+from vitmods.ops.separable import Layout, axis_kernels, separable_norm
 
 HEADS, DIM, EPS = 3, 12, 1e-3  # eps large, so that a misplaced one is seen
 GRIDS = [(4, 4), (3, 5), (5, 2), (1, 7), (7, 1), (1, 1)]

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitmods.errors import UserError
 from vitmods.layers import (
     DualPatchNormStem,
     HMLPStem,
@@ -20,6 +19,7 @@ from vitmods.layers import (
 )
 from vitmods.layers.norms import BatchNorm
 from vitmods.layers.stems import patchify
+from vitmods.util.errors import UserError
 
 ROWS, COLUMNS = 2, 3
 SIZES = {"img_size": (16, 24), "patch_size": 8, "in_chans": 2, "embed_dim": 8}

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vitmods.errors import UserError
 from vitmods.layers import Block, HMLPStem, LayerNorm, LeViTStem, LinearStem, LocalTransformerStem
 from vitmods.layers.norms import BatchNorm
 from vitmods.layers.stems import patchify
+from vitmods.util.errors import UserError
 
 KINDS = [HMLPStem, LeViTStem, LocalTransformerStem]
 

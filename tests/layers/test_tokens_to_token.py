@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional as F
 
 import vitmods as vm
-from vitmods.errors import UserError
 from vitmods.layers import LayerNorm, TokensToTokenStem
+from vitmods.util.errors import UserError
 
 
 def build(img_size=(32, 48), **overrides):

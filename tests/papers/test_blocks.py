@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.config import BranchConfig, NormConfig
 from vitmods.layers import Block, ParallelBlock
+from vitmods.model.config import BranchConfig, NormConfig
 
 
 def block_with(change):

@@ -8,11 +8,11 @@ import torch
 
 import vitmods as vm
 from vitmods.cli import main
-from vitmods.errors import UserError
 from vitmods.recipes import FINETUNING, PAPERS, PAPERS_FINETUNING, RECIPES, a2, augreg, deit, finetune, plain
 from vitmods.recipes.architecture import architecture, usual_model
 from vitmods.recipes.describe import describe
 from vitmods.recipes.parse import parse_recipe, settings_of
+from vitmods.util.errors import UserError
 
 PUBLISHED = {**PAPERS, **PAPERS_FINETUNING}
 

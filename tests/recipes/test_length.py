@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
-from vitmods.errors import UserError
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve, resolve_on
+from vitmods.util.errors import UserError
 
 
 def test_importing_it_does_not_import_torch():

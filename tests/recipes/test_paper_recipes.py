@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 
-from vitmods.errors import UserError
 from vitmods.recipes import (
     RECIPES,
     SUN397_GRIDS,
@@ -18,6 +17,7 @@ from vitmods.recipes import (
     transfer,
 )
 from vitmods.recipes.length import lr_at, resolve
+from vitmods.util.errors import UserError
 
 IMAGENET, MINIVAL = 1_281_167, 1_268_355
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from vitmods.errors import UserError
 from vitmods.recipes import RECIPES, Recipe, weight_decay_from_big_vision
+from vitmods.util.errors import UserError
 
 
 def test_importing_recipes_does_not_import_torch():

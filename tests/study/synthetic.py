@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitmods.config import NormConfig, ViTConfig
-from vitmods.study.stats import effects, noise_floor
+from vitmods.model.config import NormConfig, ViTConfig
+from vitmods.stats.effects import effects, noise_floor
 
 LAYER, RMS = NormConfig(), NormConfig("rms")
 BASE = ViTConfig(img_size=32, patch_size=4, embed_dim=192, num_heads=3, mlp_dim=768, num_classes=10)

@@ -9,10 +9,10 @@ from torch import nn
 
 import vitmods as vm
 from vitmods.adapters import open_model
+from vitmods.analysis.bench import bench, plot, table
 from vitmods.cli import main
-from vitmods.errors import UserError
-from vitmods.flops import count_macs
-from vitmods.study.bench import bench, plot, table
+from vitmods.model.flops import count_macs
+from vitmods.util.errors import UserError
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 
 import vitmods as vm
 from vitmods.study.arms import make_arms
-from vitmods.study.cautions import already_told, cautions
+from vitmods.study.warnings import already_told, cautions
 
 KINDS = ("layer", "rms", "scale", "batch", "instance", "group", "power", "switchable")
 

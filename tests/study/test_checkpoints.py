@@ -6,13 +6,13 @@ import torch
 import vitmods as vm
 from vitmods.adapters import open_checkpoint
 from vitmods.cli import main
-from vitmods.errors import UserError
 from vitmods.recipes import plain
 from vitmods.study import Study
 from vitmods.study.arms import Arm
 from vitmods.study.describe import python_call
 from vitmods.study.start import open_trial
 from vitmods.study.trial import base_config, build_model
+from vitmods.util.errors import UserError
 
 RECIPE = plain(epochs=1).with_(batch_size=64)
 PICTURES = {"data": "digits", "recipe": RECIPE, "limit_train": 128}

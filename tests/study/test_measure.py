@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from vitmods.errors import UserError
 from vitmods.evals.options import Options
 from vitmods.evals.protocols import METRICS, PROTOCOLS
 from vitmods.recipes import plain
+from vitmods.report import write_report
+from vitmods.stats.effects import effects
 from vitmods.study import Study, StudyResult
 from vitmods.study.describe import python_call
 from vitmods.study.measure import MARGINS, Measure, options_from
-from vitmods.study.report import write_report
-from vitmods.study.stats import effects
+from vitmods.util.errors import UserError
 
 RECIPE = plain(epochs=1).with_(batch_size=64)
 GRID = {"tune": {"lr": (1e-3, 1e-2)}, "tune_on": "val"}

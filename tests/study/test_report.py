@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import vitmods as vm
-from vitmods.errors import UserError
-from vitmods.study.report import read_results, write_report, write_samples
-from vitmods.study.report.drawing import NORMS, draw
-from vitmods.study.report.figures import _common as common_points
-from vitmods.study.report.figures import axes_of, curve_panel
-from vitmods.study.report.load import Curve, read_curves, read_samples
-from vitmods.study.report.svg import Inliner
-from vitmods.study.stats import effects
+from vitmods.report import read_results, write_report, write_samples
+from vitmods.report.drawing import NORMS, draw
+from vitmods.report.figures import _common as common_points
+from vitmods.report.figures import axes_of, curve_panel
+from vitmods.report.load import Curve, read_curves, read_samples
+from vitmods.report.svg import Inliner
+from vitmods.stats.effects import effects
 from vitmods.study.words import detectable, headline, signed
+from vitmods.util.errors import UserError
 
 HOSTILE = ["<script>alert(1)</script>", "\"quoted\" & 'single'", "naïve – 腕 ΔΣ", "$x_1$ {{ 7*7 }}"]
 
@@ -200,7 +200,7 @@ def test_samples_of_several_sizes_and_kinds_round_trip(tmp_path):
     read = read_samples(tmp_path)
     assert [name for name, _ in read] == [name for name, _ in samples]
     assert all(np.array_equal(a, b) for (_, a), (_, b) in zip(read, samples))
-    from vitmods.study.report.pictures import thumbnails
+    from vitmods.report.images import thumbnails
 
     shown = thumbnails(read)
     assert [picture["uri"][:15] for picture in shown] == ["data:image/png;"] * 2 + ["data:image/jpeg"] + [

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from vitmods.study.report import write_report, write_samples
+from vitmods.report import write_report, write_samples
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (Debian package: chromium)")

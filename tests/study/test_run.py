@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from vitmods.changes import DualPatchNorm
-from vitmods.config import ViTConfig
-from vitmods.errors import UserError
+from vitmods.model.config import ViTConfig
 from vitmods.recipes import plain
 from vitmods.study import Study, StudyResult
 from vitmods.study.arms import Arm, arm_from_text
@@ -19,6 +18,7 @@ from vitmods.study.plan import OTHER_SEEDS, Trial
 from vitmods.study.run import Running, _executor, _foreign_modules, _workers
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config, build_model
+from vitmods.util.errors import UserError
 
 RECIPE = plain(epochs=1).with_(batch_size=128)
 

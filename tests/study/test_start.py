@@ -7,7 +7,6 @@ import torch
 
 import vitmods as vm
 from vitmods.adapters import open_checkpoint
-from vitmods.errors import UserError
 from vitmods.finetune import parameter_roles
 from vitmods.recipes import plain
 from vitmods.study import Study
@@ -18,6 +17,7 @@ from vitmods.study.start import Start, open_trial
 from vitmods.study.store import StudyFolder
 from vitmods.study.study import fixed_settings
 from vitmods.study.trial import TrialRunner, base_config, build_model
+from vitmods.util.errors import UserError
 
 RECIPE = plain(epochs=1).with_(batch_size=64, lr=1e-3)
 PICTURES = {"img_size": 8, "in_chans": 1, "val_fraction": None, "test_fraction": None, "split_seed": 0}

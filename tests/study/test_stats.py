@@ -11,9 +11,9 @@ from scipy import stats as scipy_stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
-from vitmods.errors import UserError
-from vitmods.study.power import detectable_effect, power_of, seeds_needed
-from vitmods.study.stats import CANNOT_TELL, HELPS, HURTS, NO_WORSE, Effect, effects, holm, noise_floor
+from vitmods.stats.effects import CANNOT_TELL, HELPS, HURTS, NO_WORSE, Effect, effects, holm, noise_floor
+from vitmods.stats.power import detectable_effect, power_of, seeds_needed
+from vitmods.util.errors import UserError
 
 
 def scores(values):

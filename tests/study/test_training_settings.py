@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from vitmods.adapters import open_checkpoint
-from vitmods.errors import UserError
 from vitmods.layers.drop import DropPath
 from vitmods.recipes import plain
 from vitmods.study import Study
@@ -14,6 +13,7 @@ from vitmods.study.arms import Arm
 from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import base_config, build_model
+from vitmods.util.errors import UserError
 
 RECIPE = plain().with_(
     batch_size=100,

@@ -10,14 +10,14 @@ import sys
 import pytest
 
 from vitmods.data import PictureSet
-from vitmods.errors import UserError
-from vitmods.evals.findings import Findings
+from vitmods.evals.result import Findings
 from vitmods.recipes import plain
+from vitmods.report import write_report
 from vitmods.study import Study, StudyResult
 from vitmods.study.arms import Arm
-from vitmods.study.report import write_report
 from vitmods.study.table import render
 from vitmods.study.trial import TrialRunner
+from vitmods.util.errors import UserError
 
 RECIPE = plain(epochs=1).with_(batch_size=64)
 GRID = {"tune": {"lr": (1e-3, 1e-2)}, "tune_on": "val"}
@@ -40,7 +40,7 @@ def without_times(value):
 @pytest.fixture
 def played(monkeypatch):
     """Training and judging without either: scores by (split, arm, lr), and a record of what was asked for."""
-    from vitmods.files import make_folder, write_json
+    from vitmods.util.files import make_folder, write_json
 
     scores, asked = {}, []
 
@@ -65,9 +65,9 @@ def played(monkeypatch):
 
     monkeypatch.setattr("vitmods.study.trial.train_trial", train)
     monkeypatch.setattr(
-        "vitmods.study.judge.open_trial", lambda folder: json.loads((folder / "config.json").read_text())
+        "vitmods.study.evaluation.open_trial", lambda folder: json.loads((folder / "config.json").read_text())
     )
-    monkeypatch.setattr("vitmods.study.judge.run_protocols", protocols)
+    monkeypatch.setattr("vitmods.study.evaluation.run_protocols", protocols)
     monkeypatch.setattr("lightning_fabric.Fabric.to_device", lambda self, model: model)
     return scores, asked
 
@@ -119,7 +119,7 @@ def test_an_evaluation_that_fails_is_told_and_tried_again(played, tmp_path, monk
         raise RuntimeError("no textures")
 
     with monkeypatch.context() as patched:
-        patched.setattr("vitmods.study.judge.run_protocols", fail)
+        patched.setattr("vitmods.study.evaluation.run_protocols", fail)
         result = run(make(seeds=1, **GRID), tmp_path)
     assert not result.complete
     assert result.failed[0] == "base, lr=0.001, seed 0: RuntimeError: no textures"
@@ -263,7 +263,7 @@ def test_what_is_judged_is_what_the_training_would_have_found(trained):
 KILLED = """
 import os, signal, sys
 from vitmods.cli import main
-import vitmods.study.judge as judge
+import vitmods.study.evaluation as judge
 from vitmods.train.logs import MetricsFile
 where, count = sys.argv[1], int(sys.argv[2])
 def after(real):

@@ -22,9 +22,10 @@ torch.set_num_threads(1)  # before anything is computed: children are forked
 import lightning_fabric  # noqa: E402, F401 - imported before the forks
 import tensorboard.summary.writer.record_writer  # noqa: E402, F401
 
-from vitmods import data, files  # noqa: E402
+from vitmods import data
 from vitmods.tasks import Classification  # noqa: E402
 from vitmods.train import TrialRun, checkpoint, logs, trial  # noqa: E402
+from vitmods.util import files  # noqa: E402
 
 spec = importlib.util.spec_from_file_location("bench", Path(__file__).with_name("conftest.py"))
 bench_module = importlib.util.module_from_spec(spec)

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from vitmods.errors import UserError
 from vitmods.train.logs import MetricsFile, ProgressBar, TensorBoard
+from vitmods.util.errors import UserError
 
 ROW = {
     "step": 5,

@@ -3,7 +3,6 @@ import torch
 from torch import nn
 
 import vitmods as vm
-from vitmods.errors import UserError
 from vitmods.recipes import Recipe
 from vitmods.tasks import Classification
 from vitmods.train.loop import TrialRun
@@ -14,6 +13,7 @@ from vitmods.train.optim import (
     parameter_groups,
     without_gradient,
 )
+from vitmods.util.errors import UserError
 
 
 def names_of(model, group):

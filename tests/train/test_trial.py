@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from vitmods.errors import UserError
 from vitmods.tasks import Classification
 from vitmods.train import Interrupted, checkpoint
+from vitmods.util.errors import UserError
 
 
 class Hooked(Classification):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 
 def build(what, changes="", **overrides):
@@ -64,7 +64,7 @@ def test_gradients_are_those_of_plain_pytorch(what, changes, pool):
 
 
 def test_pictures_in_several_parts_are_the_pictures_at_once(monkeypatch):
-    from vitmods.layers import lean
+    from vitmods.fast import recompute as lean
 
     model, images = build("attention+norms").double(), torch.randn(5, 3, 16, 16, dtype=torch.float64)
     whole = step(model, images, ("recompute",))[0]

@@ -6,8 +6,8 @@ import timm
 import torch
 
 import vitmods as vm
-from vitmods.errors import UserError
 from vitmods.layers.position import sincos2d
+from vitmods.util.errors import UserError
 
 
 def build(changes="", **overrides):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.config import NormConfig
-from vitmods.errors import UserError
+from vitmods.model.config import NormConfig
+from vitmods.util.errors import UserError
 
 KEEP = torch.tensor([[3, 0, 4], [5, 1, 2]])
 MASK = torch.tensor([[True, False, False, True, False, False], [False] * 6])

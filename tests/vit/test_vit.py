@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 TINY = {"img_size": 8, "num_classes": 5}
 

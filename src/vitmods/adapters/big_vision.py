@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import BranchConfig, NormConfig, StemConfig, ViTConfig
-from ..errors import UserError
-from ..vit import ViT
-from .infer import Size, count_blocks, need, picture_size
-from .tensors import SAME, TRANSPOSED, Coverage, Layout, Row, read_tensors, write_tensors
-from .transfer import build, check_readable, fields, refuse_slots
+from vitmods.adapters.infer import Size, count_blocks, need, picture_size
+from vitmods.adapters.tensors import SAME, TRANSPOSED, Coverage, Layout, Row, read_tensors, write_tensors
+from vitmods.adapters.transfer import build, check_readable, fields, refuse_slots
+from vitmods.model.config import BranchConfig, NormConfig, StemConfig, ViTConfig
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
 
 _ANCHOR = "Transformer/encoder_norm/scale"
 _POSITIONS = ("pos_embedding", "Transformer/pos_embedding", "Transformer/posembed_input/pos_embedding")

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..branch_names import sequential_name
-from ..config import BranchConfig, NormConfig, StemConfig, ViTConfig
-from ..errors import UserError
-from ..stem_shapes import hmlp_layers
-from ..vit import ViT
-from .infer import Size, count_blocks, heads_of_width, need, picture_size
-from .tensors import Coverage, Row, read_tensors, write_tensors
-from .transfer import build, check_readable, fields, refuse_slots
+from vitmods.adapters.infer import Size, count_blocks, heads_of_width, need, picture_size
+from vitmods.adapters.tensors import Coverage, Row, read_tensors, write_tensors
+from vitmods.adapters.transfer import build, check_readable, fields, refuse_slots
+from vitmods.layers.stems.shapes import hmlp_layers
+from vitmods.model.branch_names import sequential_name
+from vitmods.model.config import BranchConfig, NormConfig, StemConfig, ViTConfig
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
 
 _REFUSED = {
     r"dist_token|head_dist": "there is no slot for a distillation token and its head",

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
-from ..files import write_atomically
-from ..vit import ViT
-from . import big_vision, deit, huggingface, own, timm_files
-from .models import read_model
-from .pixels import pixels_beside
-from .tensors import Coverage
+from vitmods.adapters import big_vision, deit, huggingface, own, timm_files
+from vitmods.adapters.models import read_model
+from vitmods.adapters.pixels import pixels_beside
+from vitmods.adapters.tensors import Coverage
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
+from vitmods.util.files import write_atomically
 
 _TORCH = (".pth", ".pt", ".bin", ".ckpt")
 

@@ -6,11 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..config import BranchConfig, NormConfig, ViTConfig
-from ..errors import UserError
-from ..vit import ViT
-from .tensors import STACKED, Coverage, Row, read_tensors, rows_of
-from .transfer import build, check_readable, export_model, fields, import_model, one_norm, refuse, refuse_slots
+from vitmods.adapters.tensors import STACKED, Coverage, Row, read_tensors, rows_of
+from vitmods.adapters.transfer import (
+    build,
+    check_readable,
+    export_model,
+    fields,
+    import_model,
+    one_norm,
+    refuse,
+    refuse_slots,
+)
+from vitmods.model.config import BranchConfig, NormConfig, ViTConfig
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
 
 _ACTIVATIONS = {
     "gelu": "gelu",

@@ -5,8 +5,8 @@ from math import isqrt
 
 from torch import Tensor
 
-from ..errors import UserError
-from ..sizes import SIZES
+from vitmods.model.names import SIZES
+from vitmods.util.errors import UserError
 
 Size = int | tuple[int, int] | None
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import UserError, nearest
-from ..vit import ViT, vit
+from vitmods.model.vit import ViT, vit
+from vitmods.util.errors import UserError, nearest
 
 LIBRARIES = ("timm", "hf", "torchvision")
 
@@ -34,8 +34,8 @@ def open_model(source: str, img_size: int | tuple[int, int] | None = None, **fie
     model = vit(size, **fields, **({} if img_size is None else {"img_size": img_size}))
     if not changes:
         return model
-    from ..apply import apply
-    from ..changes import parse_changes
+    from vitmods.adapters.apply import apply
+    from vitmods.changes import parse_changes
 
     return apply(model, *parse_changes(changes))
 
@@ -51,7 +51,7 @@ def open_checkpoint(source: str) -> ViT:
         UserError: there is no such checkpoint, it cannot be read, or its weights cannot be had.
     """
     if Path(source).exists():
-        from .files import load
+        from vitmods.adapters.files import load
 
         return load(source)
     import timm
@@ -68,13 +68,13 @@ def open_checkpoint(source: str) -> ViT:
         raise UserError(
             f"timm gives no weights of {name}: {str(error).rstrip('.')}. Without a network, give a file of weights."
         ) from error
-    from .timm import from_timm
+    from vitmods.adapters.timm import from_timm
 
     return from_timm(model).eval()
 
 
 def _file(path: Path, img_size: int | tuple[int, int] | None) -> nn.Module:
-    from .files import load
+    from vitmods.adapters.files import load
 
     model = load(path)
     if img_size is not None:

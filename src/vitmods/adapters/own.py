@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ..config import ViTConfig
-from ..errors import UserError
-from ..files import write_atomically
-from ..vit import ViT
-from .tensors import Coverage, Row, read_tensors
-from .transfer import build, shapes_of
+from vitmods.adapters.tensors import Coverage, Row, read_tensors
+from vitmods.adapters.transfer import build, shapes_of
+from vitmods.model.config import ViTConfig
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
+from vitmods.util.files import write_atomically
 
 KEY, PIXELS = "vitmods_config", "vitmods_pixels"
 

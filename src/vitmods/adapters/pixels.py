@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from vitmods.util.errors import UserError
 
 
 def pixels_beside(weights: Path) -> dict[str, tuple[float, ...]]:

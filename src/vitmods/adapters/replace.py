@@ -11,17 +11,17 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ..build import norm_factory
-from ..changes import Change
-from ..changes.dynamic_token_norm import DynamicTokenNorm
-from ..changes.norm import Norm
-from ..config import NormConfig
-from ..errors import NoEffect, UserError
-from ..vit import ViT
-from .anatomy import Anatomy, NormSite
-from .grid import UNKNOWN, CallGrid, StemGrid
-from .models import WRAPPERS
-from .norm_plan import NormPlan, NormRow, Where, is_frozen, table
+from vitmods.adapters.anatomy import Anatomy, NormSite
+from vitmods.adapters.grid import UNKNOWN, CallGrid, StemGrid
+from vitmods.adapters.models import WRAPPERS
+from vitmods.adapters.norm_plan import NormPlan, NormRow, Where, is_frozen, table
+from vitmods.changes import Change
+from vitmods.changes.dynamic_token_norm import DynamicTokenNorm
+from vitmods.changes.norm import Norm
+from vitmods.model.build import norm_factory
+from vitmods.model.config import NormConfig
+from vitmods.model.vit import ViT
+from vitmods.util.errors import NoEffect, UserError
 
 Heads = int | Callable[[NormSite], int]
 

@@ -16,13 +16,13 @@ from timm.models import vision_transformer as timm_vit
 from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
-from ..apply import apply
-from ..changes import parse_changes
-from ..config import BranchConfig, NormConfig, StemConfig, ViTConfig
-from ..errors import UserError, nearest
-from ..vit import ViT
-from .tensors import Coverage, Row
-from .transfer import check_readable, export_model, fields, import_model, refuse, refuse_slots
+from vitmods.adapters.apply import apply
+from vitmods.adapters.tensors import Coverage, Row
+from vitmods.adapters.transfer import check_readable, export_model, fields, import_model, refuse, refuse_slots
+from vitmods.changes import parse_changes
+from vitmods.model.config import BranchConfig, NormConfig, StemConfig, ViTConfig
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError, nearest
 
 _POOLS = {"token": "token", "avg": "avg", "map": "map", "": "none"}
 
@@ -269,7 +269,9 @@ def create(name: str, changes: str = "", pretrained: bool = False, **kwargs: Any
     Raises UserError on pretrained weights (there are none) and on arguments that have no counterpart.
     """
     if pretrained:
-        raise UserError(f"There are no pretrained weights for {name}: load a timm model and call vitmods.apply on it.")
+        raise UserError(
+            f"There are no pretrained weights for {name}: load a timm model and call vitmods.apply on it."
+        )
     fields: dict[str, Any] = {}
     for key, value in kwargs.items():
         if key in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from ..errors import UserError
-from ..vit import ViT
-from .tensors import Coverage
+from vitmods.adapters.tensors import Coverage
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
 
 
 def is_saved(weights: Path) -> bool:
@@ -22,7 +22,7 @@ def read_saved(weights: Path) -> tuple[ViT, Coverage]:
     """timm's own reading of the folder (weights alone, no code), then ours. Raises UserError."""
     import timm
 
-    from .timm import read
+    from vitmods.adapters.timm import read
 
     try:
         model = timm.create_model(f"local-dir:{weights.parent}", pretrained=True)

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..config import BranchConfig, NormConfig, ViTConfig
-from ..errors import UserError
-from ..vit import ViT
-from .tensors import Coverage, Row, rows_of
-from .transfer import check_readable, export_model, fields, import_model, one_norm, refuse, refuse_slots
+from vitmods.adapters.tensors import Coverage, Row, rows_of
+from vitmods.adapters.transfer import check_readable, export_model, fields, import_model, one_norm, refuse, refuse_slots
+from vitmods.model.config import BranchConfig, NormConfig, ViTConfig
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
 
 # What torchvision's published weights were trained with.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..config import BranchConfig, NormConfig, StemConfig, ViTConfig
-from ..errors import UserError
-from ..vit import ViT
-from .tensors import Coverage, Row, group_blocks, read_tensors, write_tensors
+from vitmods.adapters.tensors import Coverage, Row, group_blocks, read_tensors, write_tensors
+from vitmods.model.config import BranchConfig, NormConfig, StemConfig, ViTConfig
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
 
 Look = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
 """(model, pictures (B, channels, height, width)) -> (all tokens after the last block and its norm, the output)"""

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..config import NormConfig, ViTConfig
-from ..errors import UserError, nearest
-from .base import Change, Preserves
+from vitmods.changes.base import Change, Preserves
+from vitmods.model.config import NormConfig, ViTConfig
+from vitmods.util.errors import UserError, nearest
 
 _KINDS = {
     "layer": NormConfig("layer"),

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..config import FirstBlocks, NormConfig, ViTConfig
-from ..errors import UserError, nearest
-from .base import Change, Weights
-from .late_tokens import carry_positions, dropped_positions, first_blocks, join_late
+from vitmods.changes.base import Change, Weights
+from vitmods.changes.prefix_tokens import carry_positions, dropped_positions, first_blocks, join_late
+from vitmods.model.config import FirstBlocks, NormConfig, ViTConfig
+from vitmods.util.errors import UserError, nearest
 
 # As in the layer, which is not imported: to describe a change needs no torch.
 _CHOICES = {

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from .. import centre
-from ..config import BranchConfig, NormConfig, ViTConfig
-from ..errors import UserError, nearest
-from .base import Change, Preserves, Weights
-from .norm_kinds import KINDS
-from .norm_weights import carry_norms, dropped_by_norms
+from vitmods.changes.base import Change, Preserves, Weights
+from vitmods.changes.norm_kinds import KINDS
+from vitmods.changes.norm_weights import carry_norms, dropped_by_norms
+from vitmods.model import rms_conversion as centre
+from vitmods.model.config import BranchConfig, NormConfig, ViTConfig
+from vitmods.util.errors import UserError, nearest
 
 _MIXING = ("batch", "instance", "group", "power", "switchable")  # a token's output depends on others
 _BRANCH_SLOTS = ("before", "inner", "branch", "after")
@@ -20,7 +20,7 @@ class Norm(Change):
 
     RMSNorm (Zhang & Sennrich, 2019) is ``gamma * x / sqrt(mean(x^2) + eps)``: no mean is taken off and there is no
     bias. ``rms`` is exact in a pre-norm ViT: what is written to the residual stream is centred over channels, what
-    reads a norm takes up its bias (``vitmods.centre`` has the algebra), and the outputs stay equal in evaluation. Only
+    reads a norm takes up its bias (``vitmods.model.rms_conversion`` has the algebra), and the outputs stay equal in evaluation. Only
     norms that read the stream become RMSNorm; those inside the branches, of queries and keys and of map pooling stay.
     Raises UserError where it cannot be so (post-norm, a stem norm whose gain was trained, a final norm without head).
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..config import NormConfig, ViTConfig
-from ..errors import UserError, nearest
-from .base import Change
+from vitmods.changes.base import Change
+from vitmods.model.config import NormConfig, ViTConfig
+from vitmods.util.errors import UserError, nearest
 
 _NORMS = {"batch": NormConfig("batch", eps=1e-5), "layer": NormConfig("layer"), "none": None}
 _INNER_NORMS = range(1, 30, 3)  # their places among the layers of hmlp and levit

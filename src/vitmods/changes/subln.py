@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..config import NormConfig, ViTConfig
-from .base import Change, Preserves, Weights
+from vitmods.changes.base import Change, Preserves, Weights
+from vitmods.model.config import NormConfig, ViTConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from vitmods import __version__
-from vitmods.errors import UserError, nearest
+from vitmods.util.errors import UserError, nearest
 
 COMMANDS = {
     "compare": "train a base ViT and changed ones with paired seeds; say which change helps and what it costs",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from vitmods.cli.options import parse, rows_and_columns
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,9 +54,9 @@ def main(arguments: Sequence[str]) -> int:
     _check(options)
     import shutil
 
-    from vitmods.files import make_folder, write_json
-    from vitmods.study.bench import bench, plot, table
+    from vitmods.analysis.bench import bench, plot, table
     from vitmods.train.device import resolve
+    from vitmods.util.files import make_folder, write_json
 
     size = rows_and_columns(options.img_size)
     found = bench(
@@ -87,7 +87,7 @@ def _check(options: Bench) -> None:
 
 def _open(name: str, size: tuple[int, int]) -> nn.Module:
     from vitmods.adapters import open_model
-    from vitmods.inference import optimize_for_inference
+    from vitmods.fast import optimize_for_inference
 
     model = open_model(name.removeprefix("fast:"), size)
     return optimize_for_inference(model) if name.startswith("fast:") else model

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from vitmods.cli.options import DataOptions, MachineOptions, defaults_from, note, parse, peek, readable_folder
-from vitmods.errors import UserError
 from vitmods.evals.options import Options
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
 from vitmods.study.checkpoints import names
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.study import Study, StudyResult

@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     print(checked.text)
     if options.out is not None:
-        from vitmods.files import make_folder, write_json
+        from vitmods.util.files import make_folder, write_json
 
         write_json(make_folder(options.out) / "data.json", checked.summary)
     return 0 if checked.fit else UNFIT

@@ -37,9 +37,9 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(Diff, arguments, "diff")
     import torch
 
-    from vitmods.apply import apply, diff
+    from vitmods.adapters.apply import apply, diff
     from vitmods.changes import parse_changes
-    from vitmods.vit import vit
+    from vitmods.model.vit import vit
 
     changes = parse_changes(options.arm)
     torch.manual_seed(0)

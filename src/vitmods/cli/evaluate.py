@@ -64,8 +64,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Evaluate, arguments, "evaluate")
     asked = Options(options.shots, options.corruptions or None, options.severities, options.textures)
-    from vitmods.files import make_folder, write_json
     from vitmods.study.evaluate import evaluate, over_seeds
+    from vitmods.util.files import make_folder, write_json
 
     for folder in (options.figures, options.out and options.out.parent):
         if folder is not None:
@@ -113,7 +113,7 @@ def _draw(found: dict[str, Any], options: Evaluate, prefix: str) -> list[Path]:
     """In the folder of --figures, or beside the JSON under names that begin with its own."""
     if options.figures is None and options.out is None:
         return []
-    from vitmods.study.report.evaluation import draw_evaluation
+    from vitmods.report.evaluation import draw_evaluation
 
     if options.figures is not None:
         return draw_evaluation(found, options.figures, prefix)

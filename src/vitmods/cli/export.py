@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Export, arguments, "export")
     from vitmods.adapters import open_checkpoint
-    from vitmods.inference import ENDINGS, export, optimize_for_inference
+    from vitmods.fast import ENDINGS, export, optimize_for_inference
 
     model = open_checkpoint(options.model)
     if options.img_size is not None:

@@ -9,10 +9,10 @@ from typing import Literal
 
 from vitmods.cli.options import DataOptions, MachineOptions, defaults_from, parse, peek, readable_folder
 from vitmods.cli.train import run_trial, show
-from vitmods.errors import UserError
 from vitmods.recipes import Recipe
 from vitmods.study.arms import BASE
 from vitmods.study.checkpoints import arms_in
+from vitmods.util.errors import UserError
 
 DELTA = "delta.safetensors"
 

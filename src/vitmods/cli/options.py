@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from vitmods.errors import UserError
 from vitmods.recipes import Recipe
 from vitmods.recipes.parse import parse_recipe
 from vitmods.study.arms import BASE
 from vitmods.study.defaults import ORDINARY, Defaults, defaults_for
+from vitmods.util.errors import UserError
 
 T = TypeVar("T")
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from vitmods.cli.options import parse
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
-    from vitmods.config import ViTConfig
+    from vitmods.model.config import ViTConfig
     from vitmods.recipes import Recipe
     from vitmods.recipes.length import Resolved
     from vitmods.study.rehearse import Rehearsal
@@ -131,7 +131,7 @@ def _recipe(options: Show, name: str, settings: dict[str, Any]) -> Recipe:
 
 
 def _config(shown: Shown, options: Show) -> ViTConfig:
-    from vitmods.config import ViTConfig
+    from vitmods.model.config import ViTConfig
 
     settings = {**shown.architecture, **shown.recipe.model_settings}
     return ViTConfig.from_name(shown.model, img_size=options.img_size, num_classes=options.classes, **settings)

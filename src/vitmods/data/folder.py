@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from vitmods.data.read import Unreadable, reading
 from vitmods.data.records import Records, Source, printable
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 SPLIT_NAMES = {
     "train": ("train", "training"),

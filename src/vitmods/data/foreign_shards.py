@@ -10,7 +10,7 @@ from vitmods.data.folder import SPLIT_NAMES
 from vitmods.data.records import Broken, Source, printable
 from vitmods.data.shard_index import Row, index_of
 from vitmods.data.shard_records import records_of
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 CLASS_FILES = ("classes.json", "classes.txt")
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")

@@ -10,7 +10,7 @@ from vitmods.data.hf_stream import BUFFER, stored_bytes, streamed_source
 from vitmods.data.read import reading
 from vitmods.data.records import Records, Source
 from vitmods.data.shards import streaming_options
-from vitmods.errors import UserError, nearest
+from vitmods.util.errors import UserError, nearest
 
 OPTIONS = ("config", "revision", "image", "label", "streaming", "buffer")
 ROWS_A_SHARD = 1000  # of a saved set that is streamed

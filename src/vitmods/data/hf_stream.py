@@ -18,7 +18,7 @@ import numpy as np
 from vitmods.data.boxes import Ints
 from vitmods.data.read import Unreadable, decode, reading
 from vitmods.data.records import Records, Source, Streaming
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 BUFFER = 1000  # rows, as in datasets: unlike files of which any part can be read, they fill the memory
 _LOOKED_AT = 4  # pictures read before training; all others are when they are needed

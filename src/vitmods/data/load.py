@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitmods.data.build import cores
+from vitmods.data.dataset import PictureSet, Split
 from vitmods.data.geometry import Geometry
-from vitmods.data.pictures import PictureSet, Split
 from vitmods.data.records import Records, printable
 from vitmods.data.sources import open_source
 from vitmods.data.splits import limit, make_splits
 from vitmods.data.store import open_store
 from vitmods.data.stream import StreamSet, is_streamed, open_lazily
 from vitmods.data.summary import facts, problems, unreadable_text
-from vitmods.errors import UserError
 from vitmods.recipes import Recipe
+from vitmods.util.errors import UserError
 
 KEPT_RATIO = 224 / 256  # random crops are cut from pictures whose short side is 256 for views of 224
 

@@ -29,8 +29,8 @@ from vitmods.data.shard_write import EMPTY, Item, taken, tar_parts
 from vitmods.data.shards import MANIFEST, MANIFEST_FORMAT, file_sha256, index_path, is_packed, read_manifest
 from vitmods.data.sources import open_source
 from vitmods.data.summary import told, unreadable_text
-from vitmods.errors import UserError, nearest
-from vitmods.files import make_folder, write_atomically, write_json
+from vitmods.util.errors import UserError, nearest
+from vitmods.util.files import make_folder, write_atomically, write_json
 
 MEGABYTE = 1_000_000
 _REMEDY = (

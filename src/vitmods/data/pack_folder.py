@@ -11,7 +11,7 @@ from typing import Any
 from vitmods.data.records import printable
 from vitmods.data.shard_index import ShardIndex
 from vitmods.data.shards import index_path
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 
 @contextmanager

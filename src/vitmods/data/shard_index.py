@@ -14,11 +14,11 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
-from vitmods.cache import user_cache
 from vitmods.data.folder import ENDINGS
 from vitmods.data.records import printable
-from vitmods.errors import UserError
-from vitmods.files import write_atomically
+from vitmods.util.cache import user_cache
+from vitmods.util.errors import UserError
+from vitmods.util.files import write_atomically
 
 FORMAT = "vitmods shard 1"
 BLOCK = tarfile.BLOCKSIZE

@@ -15,7 +15,7 @@ from vitmods.data.foreign_shards import foreign_shards
 from vitmods.data.records import Source, Streaming, printable
 from vitmods.data.shard_index import ShardIndex
 from vitmods.data.shard_records import records_of
-from vitmods.errors import UserError, nearest
+from vitmods.util.errors import UserError, nearest
 
 MANIFEST, MANIFEST_FORMAT = "manifest.json", "vitmods shards 1"
 _OPTIONS = ("stream", "buffer", "allow")

@@ -11,7 +11,7 @@ from vitmods.data.folder import folder
 from vitmods.data.records import ALLOWED, Records, Source, printable
 from vitmods.data.sets import KNOWN, open_known
 from vitmods.data.shards import folder_options, is_packed, shards
-from vitmods.errors import UserError, nearest
+from vitmods.util.errors import UserError, nearest
 
 
 def open_source(spec: str | Path) -> Source:

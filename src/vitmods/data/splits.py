@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vitmods.data.records import SPLITS, Records, Source
 from vitmods.data.rng import text_bits
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 Indices = NDArray[np.int64]
 

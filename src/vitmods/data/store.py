@@ -21,12 +21,12 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from vitmods.cache import user_cache
 from vitmods.data.build import Index, build
 from vitmods.data.geometry import Geometry
 from vitmods.data.read import Unreadable, decode
 from vitmods.data.records import Records, printable
-from vitmods.errors import UserError
+from vitmods.util.cache import user_cache
+from vitmods.util.errors import UserError
 
 MEMORY_LIMIT = 1 << 30  # bytes; a larger split is memory-mapped
 VERIFIED_BYTES = 1 << 30  # when a cache is opened: all of most caches, evenly spread pictures of larger ones

@@ -14,17 +14,17 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from vitmods.cache import user_cache
 from vitmods.data.boxes import Ints
 from vitmods.data.build import Index, build
+from vitmods.data.dataset import PictureSet
 from vitmods.data.geometry import Geometry
-from vitmods.data.pictures import PictureSet
 from vitmods.data.read import Unreadable, decode
 from vitmods.data.records import Records, Streaming, printable
 from vitmods.data.rng import Stream, bits, uniform
 from vitmods.data.store import Store, cache_key, estimate
-from vitmods.errors import UserError
-from vitmods.files import write_atomically
+from vitmods.util.cache import user_cache
+from vitmods.util.errors import UserError
+from vitmods.util.files import write_atomically
 
 STREAM_ABOVE = 64 << 30  # bytes; a larger split, decoded, is not kept unless asked for
 _AS_IT_IS = Geometry((1 << 20, 1 << 20), whole=True)  # nothing is that large, so nothing is resized

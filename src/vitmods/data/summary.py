@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from vitmods.data.dataset import Split
 from vitmods.data.geometry import LONGEST
-from vitmods.data.pictures import Split
 from vitmods.data.records import SPLITS, Broken, Records, Source, printable
 
 _LISTED = 20  # unreadable pictures named in an error; the summary has all

@@ -13,7 +13,7 @@ from PIL import Image
 
 from vitmods.data.read import reading
 from vitmods.data.records import Records, Source, printable
-from vitmods.errors import UserError, nearest
+from vitmods.util.errors import UserError, nearest
 
 # How torchvision's sets are asked for a split: train=True, or split="trainval" and the like.
 _TRAIN_FLAG = (("train", True), ("test", False))

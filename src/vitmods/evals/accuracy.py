@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.evals.findings import Findings
-from vitmods.evals.intervals import mean_of_shares, share, wilson
 from vitmods.evals.metrics import Metric
+from vitmods.evals.result import Findings
 from vitmods.evals.subject import Subject
+from vitmods.stats.intervals import mean_of_shares, share, wilson
 
 METRICS = (
     Metric("top1", "top-1 accuracy", "top1"),

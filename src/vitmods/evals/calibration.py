@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitmods.evals.findings import Findings
-from vitmods.evals.intervals import mean_over_pictures
 from vitmods.evals.metrics import Metric
+from vitmods.evals.result import Findings
 from vitmods.evals.subject import Subject
+from vitmods.stats.intervals import mean_over_pictures
 
 METRICS = (
     Metric("ece", "calibration error, ECE", "calibration", higher_is_better=False),

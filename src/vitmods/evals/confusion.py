@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitmods.evals.findings import Findings
 from vitmods.evals.metrics import Metric
+from vitmods.evals.result import Findings
 from vitmods.evals.subject import Subject
 
 METRICS = (Metric("macro_f1", "mean F1 of the classes", "confusion"),)

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitmods.data.corruptions import check_corruptions, corrupt
-from vitmods.errors import UserError
-from vitmods.evals.findings import Findings
-from vitmods.evals.intervals import mean_over_pictures
 from vitmods.evals.metrics import Metric
 from vitmods.evals.options import SEVERITIES, Options
+from vitmods.evals.result import Findings
 from vitmods.evals.subject import Subject
+from vitmods.stats.intervals import mean_over_pictures
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.data import PictureSet

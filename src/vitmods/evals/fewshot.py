@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
 
-from vitmods.errors import UserError
-from vitmods.evals.findings import Findings
-from vitmods.evals.intervals import mean_over_seeds
 from vitmods.evals.metrics import Metric
 from vitmods.evals.options import SHOTS, Options
+from vitmods.evals.result import Findings
 from vitmods.evals.subject import Subject
 from vitmods.evals.trained_on import training_counts
+from vitmods.stats.intervals import mean_over_seeds
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.data import PictureSet

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitmods.evals.findings import Findings
-from vitmods.evals.intervals import share
 from vitmods.evals.metrics import Metric
 from vitmods.evals.options import Options
+from vitmods.evals.result import Findings
 from vitmods.evals.subject import Subject
 from vitmods.evals.trained_on import check_can_learn
+from vitmods.stats.intervals import share
 
 if TYPE_CHECKING:
     from vitmods.data import PictureSet

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 SHOTS, SEVERITIES = (1, 5, 10, 25), (1, 2, 3, 4, 5)
 

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from torch import Tensor
 
-from vitmods.errors import UserError
-from vitmods.evals.findings import Findings
-from vitmods.evals.intervals import share
 from vitmods.evals.metrics import Metric
 from vitmods.evals.options import Options
+from vitmods.evals.result import Findings
 from vitmods.evals.subject import Features, Subject
 from vitmods.evals.trained_on import check_can_learn, training_counts
+from vitmods.stats.intervals import share
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.data import PictureSet

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from vitmods.errors import UserError, nearest
 from vitmods.evals import accuracy, calibration, confusion, corruptions, fewshot, knn, probe
-from vitmods.evals.findings import Findings
 from vitmods.evals.metrics import Metric
 from vitmods.evals.options import Options
+from vitmods.evals.result import Findings
 from vitmods.evals.subject import Progress, Subject, silent
+from vitmods.util.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from vitmods.data import PictureSet

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vitmods.errors import UserError
 from vitmods.evals.options import Options
 from vitmods.train.device import to_device
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.data import PictureSet

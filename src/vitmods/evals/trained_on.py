@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.data import PictureSet

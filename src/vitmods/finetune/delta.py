@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..adapters.transfer import shapes_of
-from ..apply import as_vit
-from ..config import ViTConfig
-from ..errors import UserError
-from ..files import write_atomically
-from ..vit import ViT
+from vitmods.adapters.apply import as_vit
+from vitmods.adapters.transfer import shapes_of
+from vitmods.model.config import ViTConfig
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
+from vitmods.util.files import write_atomically
 
 FORMAT = "vitmods-delta-1"
 

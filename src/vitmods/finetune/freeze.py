@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ..errors import UserError
-from .roles import ROLES, chosen_roles, parameter_roles
+from vitmods.finetune.roles import ROLES, chosen_roles, parameter_roles
+from vitmods.util.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from ..apply import as_vit
-from ..errors import UserError, nearest
-from ..vit import ViT
-from .delta import Delta, assemble, read_delta
+from vitmods.adapters.apply import as_vit
+from vitmods.finetune.delta import Delta, assemble, read_delta
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError, nearest
 
 
 class MultiTask(nn.Module):

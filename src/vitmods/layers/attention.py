@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .gated_positions import GatedPositions
-from .norms import LayerNorm
+from vitmods.layers.norms import LayerNorm
+from vitmods.layers.positional_attention import GatedPositions
 
 
 class Attention(nn.Module):

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from . import lean
-from .attention import Attention
-from .drop import DropPath, LayerScale
-from .gated_positions import GatedPositions
-from .mlp import Mlp
-from .norms import LayerNorm
+from vitmods.fast import recompute as lean
+from vitmods.layers.attention import Attention
+from vitmods.layers.drop import DropPath, LayerScale
+from vitmods.layers.mlp import Mlp
+from vitmods.layers.norms import LayerNorm
+from vitmods.layers.positional_attention import GatedPositions
 
 NormFactory = Callable[[int], nn.Module]
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import lean
-from .attention import Attention
-from .block import Block, all_token_wise, attend, can_be_lean, feed_forward
-from .joint import JointMaps, KeptMaps, Part, alike, fold
-from .mlp import Mlp
+from vitmods.fast import recompute as lean
+from vitmods.fast.joint import JointMaps, KeptMaps, Part, alike, fold
+from vitmods.layers.attention import Attention
+from vitmods.layers.block import Block, all_token_wise, attend, can_be_lean, feed_forward
+from vitmods.layers.mlp import Mlp
 
 LARGEST_HIDDEN = 1 << 22
 """Values in the joint first map's output up to which the fused form is as fast on a CPU or faster: beyond, it only

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from vitmods.errors import UserError
 from vitmods.finetune.roles import chosen_roles
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.recipes.recipe import Recipe

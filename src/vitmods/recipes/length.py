@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from vitmods.errors import UserError
 from vitmods.recipes.schedule import lr_at
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.recipes.recipe import Recipe

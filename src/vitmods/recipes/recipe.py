@@ -4,8 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from vitmods.errors import UserError, nearest
 from vitmods.recipes.check import check
+from vitmods.util.errors import UserError, nearest
 
 
 @dataclass(frozen=True)

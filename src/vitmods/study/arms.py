@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitmods.errors import UserError
 from vitmods.finetune.roles import chosen_roles
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.changes import Change

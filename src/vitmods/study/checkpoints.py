@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitmods.errors import UserError
 from vitmods.study.arms import BASE, Arm, split_training
-from vitmods.study.choice import Choice, choices
 from vitmods.study.plan import OTHER_SEEDS, Settings
+from vitmods.study.selection import Choice, choices
 from vitmods.study.store import StudyFolder, read_json
+from vitmods.util.errors import UserError
 
 _FILES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from vitmods.flops import count_macs, count_params
+from vitmods.model.flops import count_macs, count_params
+from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
 from vitmods.study.memory import peak_bytes
 from vitmods.train.optim import make_optimizer
-from vitmods.vit import ViT
 
 BLOCK_S = 0.1  # a timed block repeats its work until it lasts about this long
 CALL_S = 1.0  # batches are halved until one call takes at most about this long

@@ -18,7 +18,7 @@ from vitmods.study.plan import Settings
 from vitmods.study.tuning import VAL
 
 if TYPE_CHECKING:
-    from vitmods.vit import ViT
+    from vitmods.model.vit import ViT
 
 PACKAGES = ("vitmods", "torch", "torchvision", "timm", "lightning-fabric", "numpy")
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vitmods.flops import count_macs, count_params
+from vitmods.model.flops import count_macs, count_params
+from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
 from vitmods.study.plan import Trial
@@ -20,7 +21,6 @@ from vitmods.study.trial import TrialRunner, task_of
 from vitmods.study.tuning import AS_IS
 from vitmods.study.words import duration
 from vitmods.train import train_trial
-from vitmods.vit import ViT
 
 if TYPE_CHECKING:
     from vitmods.data import Batch, PictureSet

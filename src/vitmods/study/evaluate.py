@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from vitmods.adapters import open_checkpoint
 from vitmods.data import load
-from vitmods.errors import UserError
-from vitmods.evals.findings import Findings
-from vitmods.evals.intervals import mean_over_seeds
 from vitmods.evals.options import Options
 from vitmods.evals.protocols import check_protocols, protocol_named, run_protocols
+from vitmods.evals.result import Findings
 from vitmods.evals.subject import Progress, silent
+from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
+from vitmods.stats.intervals import mean_over_seeds
 from vitmods.study.checkpoints import seeds_in
 from vitmods.study.defaults import ORDINARY
 from vitmods.study.start import open_trial
 from vitmods.study.store import read_json
 from vitmods.study.trial import PICTURE_SETTINGS
 from vitmods.train.device import make_fabric
-from vitmods.vit import ViT
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.data import PictureSet

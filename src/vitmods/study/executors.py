@@ -19,10 +19,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from vitmods.files import disk_errors
 from vitmods.study.plan import Work
 from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import StopRequest, stop_on_signals
+from vitmods.util.files import disk_errors
 
 SAVE_GRACE_S = 60.0  # how long an interrupted worker may take to write its checkpoint before it is killed
 

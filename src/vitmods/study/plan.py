@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vitmods.errors import UserError
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.measure import DEFAULT, Measure
 from vitmods.study.tuning import AS_IS, UNTUNED, VAL, Grid, Point
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.recipes import Recipe

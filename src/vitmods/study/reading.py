@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vitmods.study.choice import Choice, at_the_edge, choices
 from vitmods.study.measure import Measure
 from vitmods.study.plan import Contender, Settings, Trial
+from vitmods.study.selection import Choice, at_the_edge, choices
 from vitmods.study.store import StudyFolder, read_json
 from vitmods.study.tuning import VAL, mean_of
 

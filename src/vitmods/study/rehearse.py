@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitmods.config import ViTConfig
-from vitmods.errors import UserError
+from vitmods.model.config import ViTConfig
+from vitmods.model.vit import vit
 from vitmods.recipes import Recipe
 from vitmods.study.memory import peak_bytes
 from vitmods.study.trial import task_of
 from vitmods.train.device import Part
 from vitmods.train.ema import Ema
 from vitmods.train.optim import clip_gradients, freeze, make_optimizer
-from vitmods.vit import vit
+from vitmods.util.errors import UserError
 
 PART_ON_CPU = 16  # pictures: more at once are no faster on a CPU and need more memory
 STEP_S = 20.0  # a step that takes longer is cut short after some of its parts, the others taking as long

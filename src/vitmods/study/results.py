@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitmods import __version__
-from vitmods.errors import UserError
 from vitmods.evals.metrics import Metric
 from vitmods.evals.protocols import metric_named
-from vitmods.files import write_json
+from vitmods.stats.effects import SHARE, effects, noise_floor, scale_of
 from vitmods.study.arms import BASE
-from vitmods.study.choice import Choice, seen_before
 from vitmods.study.plan import Settings
 from vitmods.study.reading import Reading, TrialEnd
-from vitmods.study.stats import SHARE, effects, noise_floor, scale_of
+from vitmods.study.selection import Choice, seen_before
 from vitmods.study.store import WARNINGS, StudyFolder, read_json, write_text
 from vitmods.study.tuning import VAL, Point, mean_of, show_value
+from vitmods.util.errors import UserError
+from vitmods.util.files import write_json
 
 SCHEMA = 1
 

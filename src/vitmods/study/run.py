@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from vitmods.errors import UserError
-from vitmods.files import disk_errors, write_json
+from vitmods.model.vit import ViT
 from vitmods.recipes.length import resolve_on
+from vitmods.report import write_samples
 from vitmods.study.arms import BASE, Arm
-from vitmods.study.cautions import already_told, cautions
-from vitmods.study.choice import evaluations
 from vitmods.study.describe import describe_arm, describe_base, environment
+from vitmods.study.evaluation import check_pictures
 from vitmods.study.executors import Executor, Inline, Processes, visible_gpus
-from vitmods.study.judge import check_pictures
 from vitmods.study.plan import Evaluation, Settings, Trial, Work
 from vitmods.study.progress import Progress
-from vitmods.study.report import write_samples
 from vitmods.study.result import StudyResult
 from vitmods.study.results import assemble, describe_metric, write_results
+from vitmods.study.selection import evaluations
 from vitmods.study.store import StudyFolder, read_json
 from vitmods.study.trial import TrialRunner, base_config, build_model
+from vitmods.study.warnings import already_told, cautions
 from vitmods.train.device import make_fabric, resolve
 from vitmods.train.optim import freeze
-from vitmods.vit import ViT
+from vitmods.util.errors import UserError
+from vitmods.util.files import disk_errors, write_json
 
 if TYPE_CHECKING:
     from vitmods.data import PictureSet

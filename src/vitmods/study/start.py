@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from vitmods.adapters import load, open_checkpoint
-from vitmods.config import ViTConfig
-from vitmods.errors import UserError
 from vitmods.finetune.delta import fingerprint
+from vitmods.model.config import ViTConfig
+from vitmods.model.vit import Resampling, ViT, vit
 from vitmods.study.checkpoints import checkpoint_of
-from vitmods.vit import Resampling, ViT, vit
+from vitmods.util.errors import UserError
 
 
 def open_trial(folder: Path) -> ViT:

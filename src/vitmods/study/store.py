@@ -24,11 +24,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vitmods.errors import UserError
-from vitmods.files import disk_errors, make_folder, write_atomically, write_json
 from vitmods.study.measure import Measure, options_from
 from vitmods.study.plan import Evaluation, Trial, Work
 from vitmods.study.same import differences
+from vitmods.util.errors import UserError
+from vitmods.util.files import disk_errors, make_folder, write_atomically, write_json
 
 WARNINGS = "warnings.json"  # in a trial's folder: what the report should tell about it
 ORPHAN_GRACE_S = 10.0  # workers of a killed run notice within milliseconds; a loaded machine may take a little longer

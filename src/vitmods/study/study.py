@@ -8,8 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitmods.config import ViTConfig
-from vitmods.errors import UserError
+from vitmods.model.config import ViTConfig
 from vitmods.recipes import Recipe
 from vitmods.study.arms import BASE, make_arms
 from vitmods.study.checkpoints import adopt, arms_in
@@ -17,12 +16,13 @@ from vitmods.study.defaults import defaults_for
 from vitmods.study.measure import MARGINS, TOP1, make_measure
 from vitmods.study.plan import Settings, check_points, make_seeds
 from vitmods.study.tuning import make_grid
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.evals.options import Options
+    from vitmods.model.vit import Resampling
     from vitmods.study.estimate import Estimate
     from vitmods.study.result import StudyResult
-    from vitmods.vit import Resampling
 
 
 class Study:

@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from vitmods.study.stats import CANNOT_TELL, HELPS, HURTS, NO_WORSE, Effect
+from vitmods.stats.effects import CANNOT_TELL, HELPS, HURTS, NO_WORSE, Effect
 from vitmods.study.words import (
     GLYPHS,
     difference,

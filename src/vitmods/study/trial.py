@@ -11,19 +11,19 @@ import torch
 
 import vitmods
 from vitmods import data
-from vitmods.apply import apply
-from vitmods.config import ViTConfig
-from vitmods.files import write_json
+from vitmods.adapters.apply import apply
+from vitmods.model.config import ViTConfig
+from vitmods.model.vit import ViT, vit
 from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm
-from vitmods.study.cautions import already_told
-from vitmods.study.judge import JudgedOnVal, judge
+from vitmods.study.evaluation import JudgedOnVal, judge
 from vitmods.study.plan import Evaluation, Settings, Trial, Work
 from vitmods.study.start import Start
 from vitmods.study.store import WARNINGS, StudyFolder, read_json
+from vitmods.study.warnings import already_told
 from vitmods.tasks import Classification
 from vitmods.train import train_trial
-from vitmods.vit import ViT, vit
+from vitmods.util.files import write_json
 
 if TYPE_CHECKING:
     from vitmods.data import PictureSet

@@ -13,7 +13,7 @@ from itertools import product
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from vitmods.errors import UserError, nearest
+from vitmods.util.errors import UserError, nearest
 
 VAL = "val"
 

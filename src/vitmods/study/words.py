@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vitmods.evals.metrics import Metric
-from vitmods.study.stats import CANNOT_TELL, HELPS, HURTS, NO_WORSE, SHARE, VERDICTS, Effect, digits_of, scale_of
+from vitmods.stats.effects import CANNOT_TELL, HELPS, HURTS, NO_WORSE, SHARE, VERDICTS, Effect, digits_of, scale_of
 from vitmods.study.tuning import show_value
 
 GLYPHS = {HELPS: "▲", NO_WORSE: "≈", CANNOT_TELL: "?", HURTS: "▼"}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitmods.evals import top1
 from vitmods.recipes import Recipe
-from vitmods.train.task import Batch
+from vitmods.tasks.base import Batch
 
 
 def softmax_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:

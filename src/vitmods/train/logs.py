@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from vitmods.errors import UserError
-from vitmods.files import disk_errors
+from vitmods.util.errors import UserError
+from vitmods.util.files import disk_errors
 
 WORTH_TELLING = 0.05  # share of the time in which the model waits for pictures
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import lr_at, resolve_on
+from vitmods.tasks.base import Batch, Pictures, Task
 from vitmods.train import checkpoint
 from vitmods.train.device import Part, make_fabric, parts, to_device
 from vitmods.train.ema import Ema
@@ -25,7 +26,6 @@ from vitmods.train.optim import (
     make_optimizer,
     without_gradient,
 )
-from vitmods.train.task import Batch, Pictures, Task
 from vitmods.train.window import Diverged, Window
 
 METRICS = "metrics.jsonl"

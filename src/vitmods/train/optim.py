@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitmods.errors import UserError
 from vitmods.finetune import train_only
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
 from vitmods.train.bfloat16 import BFloat16AdamW, BFloat16SGD
+from vitmods.util.errors import UserError
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float | None = None) -> list[dict[str, Any]]:

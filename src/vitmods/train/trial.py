@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 import vitmods
-from vitmods.errors import UserError
-from vitmods.files import make_folder, write_atomically, write_json
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
+from vitmods.tasks.base import Pictures, Task
 from vitmods.train import checkpoint
 from vitmods.train.device import device_name
 from vitmods.train.interrupt import StopRequest, stop_on_signals
 from vitmods.train.logs import ProgressBar
 from vitmods.train.loop import Pace, TrialRun
-from vitmods.train.task import Pictures, Task
 from vitmods.train.window import Diverged
+from vitmods.util.errors import UserError
+from vitmods.util.files import make_folder, write_atomically, write_json
 
 _IDENTIFIES_DATA = ("name", "classes", "splits", "split_origin", "fingerprint")  # but not where it lies
 CONFIG, RESULT, WEIGHTS = "config.json", "result.json", "model.safetensors"

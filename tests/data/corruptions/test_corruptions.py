@@ -10,7 +10,7 @@ import torch
 
 from vitmods.data.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, check_corruptions, corrupt
 from vitmods.data.corruptions.frost import FILES
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 ALL = CORRUPTIONS + EXTRA
 RANDOM = [name for name in ALL if name not in (

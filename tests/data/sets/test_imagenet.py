@@ -14,8 +14,8 @@ from vitmods.data.sets import imagenet as module
 from vitmods.data.sets import tars
 from vitmods.data.sets.classes import titles, wnids
 from vitmods.data.sources import open_source
-from vitmods.errors import UserError
 from vitmods.recipes import Recipe
+from vitmods.util.errors import UserError
 
 CLASSES = (2, 517, 999)  # of the 1,000: what the small layouts hold
 VAL = (999, 2, 517, 2, 999, 517)  # validation picture i + 1 is of this class

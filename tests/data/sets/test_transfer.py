@@ -12,8 +12,8 @@ from PIL import Image
 from vitmods import data
 from vitmods.data.sets.known import KNOWN
 from vitmods.data.sources import open_source
-from vitmods.errors import UserError
 from vitmods.recipes import Recipe
+from vitmods.util.errors import UserError
 
 RECIPE = Recipe(crop="none", flip=0.0, eval_crop=1.0)
 

@@ -11,8 +11,8 @@ from vitmods import data
 from vitmods.data.sets.classes import titles, wnids
 from vitmods.data.sets.variants import ARCHIVES, V2_VARIANTS, corruption_specs
 from vitmods.data.sources import open_source
-from vitmods.errors import UserError
 from vitmods.recipes import Recipe
+from vitmods.util.errors import UserError
 
 RECIPE = Recipe(crop="none", flip=0.0, eval_crop=1.0)
 

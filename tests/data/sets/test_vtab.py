@@ -9,8 +9,8 @@ import pytest
 from vitmods import data
 from vitmods.data.sets.vtab import TASKS, vtab_specs
 from vitmods.data.sources import open_source
-from vitmods.errors import UserError
 from vitmods.recipes import Recipe
+from vitmods.util.errors import UserError
 
 RECIPE = Recipe(crop="none", flip=0.0, eval_crop=1.0)
 

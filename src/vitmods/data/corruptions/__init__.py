@@ -19,7 +19,7 @@ from vitmods.data.corruptions.frost import frost, texture_folder
 from vitmods.data.corruptions.spatter import spatter
 from vitmods.data.corruptions.tables import SEVERITIES, Strength, strength
 from vitmods.data.rng import Stream, bits
-from vitmods.errors import UserError, nearest
+from vitmods.util.errors import UserError, nearest
 
 __all__ = ["CORRUPTIONS", "EXTRA", "SEVERITIES", "check_corruptions", "corrupt"]
 

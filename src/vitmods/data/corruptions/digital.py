@@ -12,7 +12,7 @@ from torch import Tensor
 from vitmods.data.corruptions.draws import Draws
 from vitmods.data.corruptions.filters import gaussian, levels, unit
 from vitmods.data.corruptions.tables import Strength
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 
 def contrast(pictures: Tensor, strength: Strength, draws: Draws) -> Tensor:

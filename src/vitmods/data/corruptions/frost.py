@@ -13,7 +13,7 @@ from torch import Tensor
 from vitmods.data.corruptions.draws import Draws
 from vitmods.data.corruptions.filters import grey, levels, unit
 from vitmods.data.corruptions.tables import Strength
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 VARIABLE = "VITMODS_FROST"
 FILES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")  # the authors' sixth is never drawn

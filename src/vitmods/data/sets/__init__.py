@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 from vitmods.data.records import ALLOWED, Source, printable
 from vitmods.data.sets import imagenet, inaturalist, transfer, variants, vtab
 from vitmods.data.sets.known import KNOWN, count_warnings
-from vitmods.errors import UserError, nearest
+from vitmods.util.errors import UserError, nearest
 
 __all__ = ["KNOWN", "open_known"]
 

@@ -15,7 +15,7 @@ from vitmods.data.sets.classes import present, titles, wnids
 from vitmods.data.sets.known import KNOWN
 from vitmods.data.sets.tars import Tar, open_tar
 from vitmods.data.sets.val_labels import number_of, val_labels
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 MINIVAL = 0.99  # train[:99%] and train[99%:], as big_vision's ImageNet recipes have it
 _BASES = ("", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC", "CLS-LOC")  # the others are Kaggle's

@@ -10,7 +10,7 @@ import numpy as np
 from vitmods.data.folder import file_records
 from vitmods.data.records import Records, Source, printable
 from vitmods.data.sets.known import KNOWN
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 _COLUMNS = (
     ("images", "id"),

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitmods.data.records import Source, printable
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 
 @dataclass(frozen=True)

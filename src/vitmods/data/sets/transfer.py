@@ -9,7 +9,7 @@ import numpy as np
 from vitmods.data.records import Records, Source, joined, printable
 from vitmods.data.sets.known import KNOWN
 from vitmods.data.torchvision_sets import torchvision_set
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 SETS = {
     "cifar10": "CIFAR10",

@@ -11,7 +11,7 @@ import numpy as np
 
 from vitmods.data.records import printable
 from vitmods.data.sets.classes import wnids
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 DEVKIT = "ILSVRC2012_devkit_t12"
 _TRUTH, _META = "data/ILSVRC2012_validation_ground_truth.txt", "data/meta.mat"

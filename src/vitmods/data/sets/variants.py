@@ -17,7 +17,7 @@ from vitmods.data.sets.classes import present, titles, wnids
 from vitmods.data.sets.imagenet import val_readers
 from vitmods.data.sets.known import KNOWN
 from vitmods.data.sets.val_labels import number_of
-from vitmods.errors import UserError, nearest
+from vitmods.util.errors import UserError, nearest
 
 V2_VARIANTS = ("matched-frequency", "threshold0.7", "top-images")
 SEVERITIES = (1, 2, 3, 4, 5)

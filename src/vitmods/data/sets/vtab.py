@@ -17,7 +17,7 @@ from vitmods.data.records import Records, Source, printable
 from vitmods.data.sets.known import KNOWN
 from vitmods.data.sets.transfer import open_torchvision, shifted
 from vitmods.data.splits import cut, limit, take_out
-from vitmods.errors import UserError, nearest
+from vitmods.util.errors import UserError, nearest
 
 TRAIN, VAL = 800, 200
 _SEED = 0  # of the draws that stand in for the benchmark's own

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .contract import RunningNorm, tokens, wide_type, widen
-from .moments import batch_moments, normalise, processes
+from vitmods.layers.norms.contract import RunningNorm, tokens, wide_type, widen
+from vitmods.ops.moments import batch_moments, normalise, processes
 
 
 class BatchNorm(RunningNorm):

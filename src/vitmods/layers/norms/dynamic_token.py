@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .contract import transformed, widen
-from .separable import Grid, Layout, axis_kernels, separable_norm, without_autocast
+from vitmods.layers.norms.contract import transformed, widen
+from vitmods.ops.separable import Grid, Layout, axis_kernels, separable_norm, without_autocast
 
 Statistic = Literal["both", "mean", "variance"]
 CHOICES = {

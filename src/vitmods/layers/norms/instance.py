@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from .contract import AffineNorm, tokens
-from .moments import normalise
+from vitmods.layers.norms.contract import AffineNorm, tokens
+from vitmods.ops.moments import normalise
 
 
 class InstanceNorm(AffineNorm):

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .contract import check
+from vitmods.layers.norms.contract import check
 
 
 class LayerNorm(nn.LayerNorm):

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .contract import RunningNorm, tokens, wide_type, widen
-from .moments import processes, sum_over_processes
-from .rms import rms_backward, rms_forward, rms_norm, rms_quadratic_means
+from vitmods.layers.norms.contract import RunningNorm, tokens, wide_type, widen
+from vitmods.layers.norms.rms import rms_backward, rms_forward, rms_norm, rms_quadratic_means
+from vitmods.ops.moments import processes, sum_over_processes
 
 KEPT = 0.9  # weight of the past in both running means
 

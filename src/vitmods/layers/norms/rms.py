@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ..native import rms as native
-from ..native import usable
-from .contract import check, transformed, widen
+from vitmods.layers.norms.contract import check, transformed, widen
+from vitmods.ops.native import rms as native
+from vitmods.ops.native import usable
 
 
 def rms_rstd(x: Tensor, eps: float) -> Tensor:

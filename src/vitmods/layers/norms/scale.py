@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from .contract import check, transformed, widen
+from vitmods.layers.norms.contract import check, transformed, widen
 
 
 class _ScaleNorm(torch.autograd.Function):

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from .contract import RunningNorm, tokens, wide_type
-from .moments import batch_moments, normalise, processes
+from vitmods.layers.norms.contract import RunningNorm, tokens, wide_type
+from vitmods.ops.moments import batch_moments, normalise, processes
 
 
 class SwitchableNorm(RunningNorm):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from ...errors import UserError
+from vitmods.util.errors import UserError
 
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from .base import Stem
+from vitmods.layers.stems.base import Stem
 
 NormFactory = Callable[[int], nn.Module]
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..linear import fold_affine, inference_linear
-from ..native import patch_norm as native
-from ..native import usable
-from ..norms import LayerNorm
-from .base import patchify
-from .linear import LinearStem
-from .resize import resize_pixels
+from vitmods.layers.linear import fold_affine, inference_linear
+from vitmods.layers.norms import LayerNorm
+from vitmods.layers.stems.base import patchify
+from vitmods.layers.stems.linear import LinearStem
+from vitmods.layers.stems.resize import resize_pixels
+from vitmods.ops.native import patch_norm as native
+from vitmods.ops.native import usable
 
 NormFactory = Callable[[int], nn.Module]
 

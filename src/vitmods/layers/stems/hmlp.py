@@ -5,10 +5,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from ...stem_shapes import hmlp_layers
-from ..linear import inference_linear
-from ..norms import BatchNorm
-from .convolutions import ConvolutionStem, NormFactory
+from vitmods.layers.linear import inference_linear
+from vitmods.layers.norms import BatchNorm
+from vitmods.layers.stems.convolutions import ConvolutionStem, NormFactory
+from vitmods.layers.stems.shapes import hmlp_layers
 
 
 class HMLPStem(ConvolutionStem):

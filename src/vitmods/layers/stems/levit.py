@@ -5,9 +5,9 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from ...stem_shapes import levit_widths
-from ..norms import BatchNorm
-from .convolutions import ConvolutionStem, NormFactory
+from vitmods.layers.norms import BatchNorm
+from vitmods.layers.stems.convolutions import ConvolutionStem, NormFactory
+from vitmods.layers.stems.shapes import levit_widths
 
 
 class LeViTStem(ConvolutionStem):

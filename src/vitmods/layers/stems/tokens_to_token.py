@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..mlp import Mlp
-from ..norms import LayerNorm
-from .linear import LinearStem
+from vitmods.layers.mlp import Mlp
+from vitmods.layers.norms import LayerNorm
+from vitmods.layers.stems.linear import LinearStem
 
 WIDTH = 64  # of the tokens between the splits
 FIRST, NEXT = (7, 4, 2), (3, 2, 1)  # side, stride and padding of the soft splits

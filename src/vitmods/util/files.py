@@ -1,0 +1,93 @@
+"""Files that are either whole or not there, and errors of the disk that say what to do."""
+
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from vitmods.util.errors import UserError
+
+_REMEDIES = {
+    errno.ENOSPC: "the disk is full; free some space and run the same command again to go on",
+    errno.EDQUOT: "the disk quota is used up; free some space and run the same command again to go on",
+    errno.EFBIG: "a file may not grow further here; raise the limit and run the same command again to go on",
+    errno.EACCES: "it may not be written; choose another folder or change its permissions",
+    errno.EPERM: "it may not be written; choose another folder or change its permissions",
+    errno.EROFS: "the disk is read-only; choose another folder",
+    errno.ENOENT: "there is no such folder, or it cannot be made; choose another one",
+    errno.ENOTDIR: "a part of the path is a file, not a folder; choose another folder",
+    errno.EEXIST: "there is a file of that name where a folder is needed; choose another folder",
+    errno.EISDIR: "there is a folder of that name where a file is needed; choose another name",
+    errno.ELOOP: "a link on the way points to itself; choose another folder",
+    errno.ENAMETOOLONG: "the name is too long; choose a shorter folder",
+    errno.EIO: "the disk reports an input/output error; check it",
+}
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn an error of the disk, also one that a library has wrapped in its own, into a UserError about `path`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None or cause.errno not in _REMEDIES:
+            raise
+        raise UserError(f"Cannot write {path}: {_REMEDIES[cause.errno]}.") from error
+
+
+def make_folder(path: Path) -> Path:
+    """Make `path` with its parents; UserError if that cannot be, or if nothing can be written in it."""
+    with disk_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    return path
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], Any], keep_previous: Path | None = None) -> None:
+    """Write a file so that a reader, or a restart after a crash, sees the old one or the new one and never a part.
+
+    `write` gets the open file. With `keep_previous` the old file is kept under that name.
+
+    Raises:
+        UserError: the disk is full or may not be written; the old file is as it was.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    with disk_errors(path):
+        try:
+            with open(temporary, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            if keep_previous is not None and path.exists():
+                os.replace(path, keep_previous)
+            os.replace(temporary, path)
+            _sync_folder(path.parent)
+        except Exception:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, atomically; NaN and infinity are refused, since JSON has neither."""
+    text = json.dumps(value, indent=1, allow_nan=False) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames survive a power cut. Only POSIX can open a folder."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
