@@ -32,10 +32,10 @@ def test_describing_models_needs_no_torch(statement):
 
 FIRST = [
     "import vitmods.model.vit",
-    "import vitmods.apply",
+    "import vitmods.adapters.apply",
     "from vitmods.model.vit import ViT",
     "from vitmods import apply, vit",
-    "import vitmods.apply, vitmods.model.vit, vitmods.model.config",
+    "import vitmods.adapters.apply, vitmods.model.vit, vitmods.model.config",
 ]
 
 
@@ -74,6 +74,6 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 def test_type_checkers_know_every_change():
-    source = Path(vm.__file__).read_text(encoding="utf-8")
+    source = Path(vm.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
     ours = [kind.__name__ for kind in vm.changes.REGISTRY.values() if kind.__module__.startswith("vitmods.")]
     assert [name for name in ours if f" as {name}\n" not in source] == []

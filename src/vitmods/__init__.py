@@ -1,4 +1,4 @@
-"""Published design changes for Vision Transformers, tried on your own model and pictures with paired seeds.
+"""Published design changes for Vision Transformers, tried on your own model and images with paired seeds.
 
 Names are imported when first used, so that ``import vitmods`` and the shell's help stay quick.
 """

@@ -1,4 +1,4 @@
-"""timm's model contract on our ViT, compared with timm's own model call by call; and timm's registry and optimisers."""
+"""timm's model contract on our ViT, compared with timm's own model call by call; and timm's registry and optimizers."""
 
 import pytest
 import timm

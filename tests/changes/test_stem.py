@@ -137,8 +137,8 @@ def test_conflicts_and_no_effect(base):
 
 
 def test_exact_rms_goes_through_a_stem_that_ends_in_layer_norm(base):
-    """centre.py's algebra: the last norm of the stem writes no mean, and the last map of the local transformer can be
-    centred."""
+    """center.py's algebra: the last norm of the stem writes no mean, and the last map of the local transformer can be
+    centered."""
     images = torch.randn(2, 3, 32, 32)
     for change in ("hmlp-ln", "local"):
         model = apply(base, change).eval()

@@ -166,7 +166,7 @@ def run_ddp(rank, address, out):
     torch.manual_seed(0)
     model = small()
     vm.train_only(model, "attention")
-    model.set_lean_activations()
+    model.set_recompute()
     model.set_frozen_mlp_recompute()
     wrapped = torch.nn.parallel.DistributedDataParallel(model)  # find_unused_parameters stays off
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)

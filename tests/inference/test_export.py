@@ -52,7 +52,7 @@ def test_onnx_runtime_computes_the_same(arm, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
 
 
-def test_optimised_models_and_a_fixed_batch(tmp_path):
+def test_optimized_models_and_a_fixed_batch(tmp_path):
     model = vm.optimize_for_inference(small("dpn+layerscale"))
     vm.export(model, tmp_path / "m.onnx", batch=2)
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])

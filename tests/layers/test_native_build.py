@@ -1,4 +1,4 @@
-"""Native forms are built where a compiler is, kept, mended when damaged, and done without everywhere else."""
+"""Native forms are built where a compiler is, kept, fixed when damaged, and done without everywhere else."""
 
 import multiprocessing
 import shutil
@@ -160,7 +160,7 @@ def test_a_compiler_that_is_named_and_missing(source, monkeypatch):
 @pytest.mark.parametrize("problem", ["compiler", "source", "hang"])
 def test_a_build_that_fails_warns_once_with_the_reason(source, tmp_path, monkeypatch, problem):
     broken = tmp_path / "broken"
-    said = {"compiler": "sorry, no licence", "source": "expected", "hang": "timed out"}[problem]
+    said = {"compiler": "sorry, no license", "source": "expected", "hang": "timed out"}[problem]
     if problem == "source":
         source.write_text(SOURCE + "int x = ;")
     else:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vitmods.fast import recompute as lean
 from vitmods.layers import DualPatchNormStem, RMSNorm
+from vitmods.layers import recompute as recompute
 from vitmods.layers.linear import fold_affine
 from vitmods.layers.norms import GroupNorm, InstanceNorm, PowerNorm, SwitchableNorm
 from vitmods.ops import native
@@ -119,10 +119,10 @@ def test_padding_of_power_norm(calls):
     torch.testing.assert_close(y.double(), exact, atol=1e-5, rtol=1e-5)
 
 
-def test_lean_forms_use_it(calls):
+def test_recompute_forms_use_it(calls):
     norm, linear = make("rms", 16), torch.nn.Linear(16, 8)
     x = torch.randn(2, 5, 16, requires_grad=True)
-    y = lean.norm_linear(x, norm, linear)
+    y = recompute.norm_linear(x, norm, linear)
     torch.testing.assert_close(y, linear(norm(x)))
     calls.clear()
     y.sum().backward()
@@ -163,7 +163,7 @@ def test_stem(settings, offset, calls, python_form):
     assert error(native, exact) < 1e-5 + 4 * error(plain, exact)
 
 
-def test_stem_gives_pictures_their_gradient(calls):
+def test_stem_gives_images_their_gradient(calls):
     made = stem()
     images = torch.randn(2, 2, 8, 12, requires_grad=True)
     made(images).square().sum().backward()

@@ -121,7 +121,7 @@ def test_inputs_that_are_not_contiguous(layout):
 
 
 def test_the_input_is_left_alone():
-    """One head, one picture and one column or row: the layout of the heads is that of the input, no copy is implied."""
+    """One head, one image and one column or row: the layout of the heads is that of the input, no copy is implied."""
     for grid in ((4, 1), (1, 4), (1, 1)):
         x, grad = torch.randn(1, grid[0] * grid[1], 4), torch.randn(1, grid[0] * grid[1], 4)
         before = x.clone(), grad.clone()

@@ -190,7 +190,7 @@ EXPECTED = [
     ("vtab", {}, {**MOMENTUM, "steps": 2500, "lr": 3e-4, "warmup_steps": 200}),
     # Dual PatchNorm, appendix F: the first point of its grid
     ("sun397", {}, {"epochs": 600, "lr": 1e-3, "weight_decay": 0.1, "dropout": 0.0, "mixup": 0.0, "randaugment": None}),
-    # our own, tuned for few pictures
+    # our own, tuned for few images
     ("small_data", {}, {"epochs": 30, "batch_size": 32, "lr": 1e-3, "lr_batch": None, "crop_scale": (0.5, 1.0)}),
     # DeiT's author, discussions 45 and 105 of its repository
     *(("transfer", {"dataset": name}, {**LIKE_DEIT, **SGD}) for name in ("cifar10", "cifar100", "cars", "flowers")),

@@ -25,7 +25,7 @@ def test_every_recipe_survives_json_and_says_what_it_is(name):
 def test_what_is_in_order_is_accepted():
     Recipe(warmup_lr=8e-4, lr=5e-4, lr_batch=32, batch_size=64)  # the rate is 1e-3
     Recipe(schedule="epoch_cosine", warmup_epochs=0.0)
-    Recipe(steps=10, warmup_epochs=40.0)  # how many steps that are, the pictures decide
+    Recipe(steps=10, warmup_epochs=40.0)  # how many steps that are, the images decide
 
 
 def test_a_recipe_is_a_key_and_cannot_be_changed():

@@ -33,10 +33,10 @@ def test_peak_counts_what_is_alive_at_once():
 def test_peak_of_a_training_step_is_weights_gradients_state_and_activations():
     model = nn.Sequential(nn.Linear(100, 300), nn.GELU(), nn.Linear(300, 10))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    pictures = torch.randn(512, 100)
+    dataset = torch.randn(512, 100)
 
     def step():
-        model(pictures).sum().backward()
+        model(dataset).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 

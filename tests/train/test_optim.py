@@ -57,7 +57,7 @@ def test_a_parameter_in_two_groups_is_an_error():
     model = nn.Linear(3, 2)
     optimizer = make_optimizer(model, Recipe())
     optimizer.param_groups[1]["params"].append(model.weight)
-    with pytest.raises(ValueError, match="two of the optimiser's groups"):
+    with pytest.raises(ValueError, match="two of the optimizer's groups"):
         check_every_parameter_is_trained(model, optimizer)
 
 
@@ -161,7 +161,7 @@ def test_layers_learn_at_their_share_of_the_rate(bench, tmp_path, fields):
     run = TrialRun(
         model,
         Classification(),
-        bench.pictures_for(recipe),
+        bench.images_for(recipe),
         recipe,
         folder=tmp_path,
         device="cpu",

@@ -1,4 +1,4 @@
-"""Steps of the training loop, schedule and clipping included, against what the papers' own optimisers did."""
+"""Steps of the training loop, schedule and clipping included, against what the papers' own optimizers did."""
 
 from pathlib import Path
 
@@ -101,9 +101,9 @@ def test_a_batch_in_parts_is_a_step_of_the_whole(bench, tmp_path, optimizer, los
     models = {}
     for accumulate in (1, 3):
         recipe, models[accumulate] = bench.recipe(accumulate=accumulate, **fields), bench.model()
-        task, pictures = Classification.from_recipe(recipe), bench.pictures_for(recipe)
+        task, dataset = Classification.from_recipe(recipe), bench.images_for(recipe)
         options = {"folder": tmp_path, "device": "cpu", "tensorboard": False}
-        run = TrialRun(models[accumulate], task, pictures, recipe, **options)
+        run = TrialRun(models[accumulate], task, dataset, recipe, **options)
         batches = run._batches()
         for _ in range(3):
             run._train_step(next(batches))

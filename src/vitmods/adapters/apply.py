@@ -136,7 +136,7 @@ def _build(config: ViTConfig, weights: Weights, old: ViT) -> ViT:
         parameter.requires_grad_(sequential_name(name, config.parallel) not in frozen)
     new.grad_checkpointing = old.grad_checkpointing
     for block in new.blocks:
-        block.lean = any(b.lean for b in old.blocks)  # type: ignore[assignment]
+        block.recompute = any(b.recompute for b in old.blocks)  # type: ignore[assignment]
     for before, after in zip(old.blocks, new.blocks, strict=False):
         recompute = any(m.recompute_frozen for m in before.modules() if isinstance(m, Mlp))
         for module in after.modules():
@@ -154,7 +154,7 @@ def preserved(changes: Sequence[Change]) -> str:
 
 @torch.no_grad()
 def verify(old: nn.Module, new: nn.Module, *changes: Change, images: torch.Tensor | None = None) -> float:
-    """The largest difference of outputs on two random pictures, or on those given, relative to the largest output.
+    """The largest difference of outputs on two random images, or on those given, relative to the largest output.
 
     Raises AssertionError if the changes promise the function and the outputs differ by more than float32 rounding.
     Runs in evaluation mode and leaves the random state and the models' modes alone.
@@ -185,7 +185,7 @@ def _difference(old: ViT, new: ViT, images: torch.Tensor | None) -> float:
         return float("nan")
     moved = a - b
     if _silent(old):
-        moved = moved - moved.mean(0)  # the bias of a head can stand for what is the same for all pictures
+        moved = moved - moved.mean(0)  # the bias of a head can stand for what is the same for all images
     return float(moved.abs().max() / a.abs().max().clamp_min(1e-12))
 
 
@@ -213,8 +213,8 @@ class Diff:
     changed: tuple[str, ...]
     preserves: str
     drift: float
-    """Largest difference of outputs on these pictures, relative to the largest output."""
-    pictures: str
+    """Largest difference of outputs on these images, relative to the largest output."""
+    images: str
     changes: tuple[str, ...]
     papers: tuple[str, ...]
 
@@ -227,7 +227,7 @@ class Diff:
             "changed": list(self.changed),
             "preserves": self.preserves,
             "drift": self.drift,
-            "pictures": self.pictures,
+            "images": self.images,
             "changes": list(self.changes),
             "papers": list(self.papers),
         }
@@ -238,7 +238,7 @@ class Diff:
             ("parameters", _compare(self.params, 1e6, "M")),
             ("multiply-adds", _compare(self.macs, 1e9, "G")),
             *((kind, names) for kind in ("added", "removed", "changed") for names in _group(getattr(self, kind))),
-            ("preserves", f"{self.preserves} (outputs on {self.pictures} differ by {self.drift:.1e} of the largest)"),
+            ("preserves", f"{self.preserves} (outputs on {self.images} differ by {self.drift:.1e} of the largest)"),
             *(("paper", paper) for paper in self.papers),
         ]
         lines, last = [], ""
@@ -263,7 +263,7 @@ def diff(old: nn.Module, new: nn.Module, images: torch.Tensor | None = None) -> 
     """What ``new`` has that ``old`` has not: modules, parameters, multiply-adds, what was preserved, papers.
 
     Both are models that ``apply`` takes. ``images`` (B, in_chans, height, width), made as for training, are what the
-    outputs are compared on; without them two random pictures are. ``print`` it for a table. Raises UserError for other
+    outputs are compared on; without them two random images are. ``print`` it for a table. Raises UserError for other
     models.
     """
     before, after = as_vit(old), as_vit(new)
@@ -277,7 +277,7 @@ def diff(old: nn.Module, new: nn.Module, images: torch.Tensor | None = None) -> 
         changed=tuple(f"{n}: {first[n]} -> {second[n]}" for n in second if n in first and first[n] != second[n]),
         preserves=preserved(changes),
         drift=verify(before, after, images=images),
-        pictures="random pictures" if images is None else f"{len(images)} given pictures",
+        images="random images" if images is None else f"{len(images)} given images",
         changes=tuple(map(str, changes)),
         papers=tuple(dict.fromkeys(change.describe()["paper"] for change in changes)),
     )

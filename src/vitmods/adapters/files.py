@@ -90,10 +90,10 @@ def _read_weights(path: Path, weights: Path, settings: dict[str, Any]) -> tuple[
         _refuse_settings(path, settings)
         return timm_files.read_saved(weights)
     tensors = _tensors(weights)
-    told = own.own_description(weights)
-    if told is not None:
+    record = own.own_description(weights)
+    if record is not None:
         _refuse_settings(path, settings)
-        return own.read_own(path.name, tensors, told)
+        return own.read_own(path.name, tensors, record)
     if big_vision.is_big_vision(tensors):
         return big_vision.read_big_vision(path.name, tensors, **settings)
     if huggingface.is_saved(tensors):

@@ -1,4 +1,4 @@
-"""A model object of another library, told by the module that its class comes from; no library is imported to ask."""
+"""A model object of another library, known by the module that its class comes from; no library is imported to ask."""
 
 from torch import nn
 

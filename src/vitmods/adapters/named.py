@@ -18,7 +18,7 @@ def open_model(source: str, img_size: int | tuple[int, int] | None = None, **fie
         source: a file or folder that ``vitmods.adapters.load`` reads, a trial's too; a size name with changes or none
             ("S/16", "S18x2/16", "S/16+dpn+rms"); or a library's own module: "timm:NAME", "torchvision:NAME",
             "hf:FOLDER" (the folder's config.json). All but files have new weights.
-        img_size: of the pictures, in pixels; None: the model's own.
+        img_size: of the images, in pixels; None: the model's own.
         fields: further fields of ViTConfig, for size names.
 
     Raises UserError when there is no such file or name, or the library is not installed.
@@ -97,7 +97,7 @@ def _torchvision(name: str, img_size: int | tuple[int, int] | None) -> nn.Module
 
     if name not in list_models():
         raise UserError(f"torchvision has no model '{name}'. {nearest(name, list_models(include='vit*'))}")
-    side = img_size[0] if isinstance(img_size, tuple) else img_size  # its pictures are square
+    side = img_size[0] if isinstance(img_size, tuple) else img_size  # its images are square
     model: nn.Module = get_model(name, **({} if side is None else {"image_size": side}))
     return model
 

@@ -124,7 +124,7 @@ class NormPlan:
             self._check_mixing(site)
 
     def _check_mixing(self, site: NormSite) -> None:
-        """Raises UserError where a norm that mixes tokens would see later ones, parts of a sequence, or pictures."""
+        """Raises UserError where a norm that mixes tokens would see later ones, parts of a sequence, or images."""
         assert site.block is not None
         block, modules = self.anatomy.blocks[site.block], self.anatomy.modules
         around = [m for n, m in modules.items() if n.startswith(block.name) and f"{site.name}.".startswith(f"{n}.")]

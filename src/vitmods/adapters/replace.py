@@ -52,7 +52,7 @@ def replace_norms(
 
     ``heads``, a number or a function of a ``NormSite``, is for norms by heads instead of those of the attention beside.
 
-    Rows and columns of pictures are read at each forward; text is a sequence, and its padding counts as tokens.
+    Rows and columns of images are read at each forward; text is a sequence, and its padding counts as tokens.
 
     Raises NoEffect when nothing matches or everything is that kind already, and UserError for models without
     LayerNorm, heads that do not divide the channels, a norm that stands at two places, and norms that mix tokens where
@@ -146,7 +146,7 @@ def _swap(model: nn.Module, site: NormSite, new: nn.Module) -> None:
     parent = model.get_submodule(path)
     model.set_submodule(site.name, new.train(old.training))
     if isinstance(old, nn.BatchNorm1d):
-        # The parent hands the tokens of all pictures to BatchNorm as one list; a row of the two modules does not.
+        # The parent hands the tokens of all images to BatchNorm as one list; a row of the two modules does not.
         model.set_submodule(path, nn.Sequential(OrderedDict(parent.named_children())).train(parent.training))
 
 
@@ -175,7 +175,7 @@ def _in_unit(value: torch.Tensor, kind: str, length: int) -> torch.Tensor:
 
 
 def _give_grids(model: nn.Module, anatomy: Anatomy, norms: Mapping[str, nn.Module]) -> None:
-    """Norms of pictures learn their grid before each call of their block, or outside the blocks of themselves."""
+    """Norms of images learn their grid before each call of their block, or outside the blocks of themselves."""
     stems: dict[str, StemGrid] = {}
     hosts: dict[str, list[NormSite]] = {}
     for site in anatomy.sites:

@@ -28,7 +28,7 @@ _POOLS = {"token": "token", "avg": "avg", "map": "map", "": "none"}
 
 
 def from_timm(model: Any) -> ViT:
-    """A vitmods ViT with the config and weights of a timm VisionTransformer (DeiT's too), checked on random pictures.
+    """A vitmods ViT with the config and weights of a timm VisionTransformer (DeiT's too), checked on random images.
 
     Raises UserError that lists every part of the model without a counterpart here.
     """
@@ -51,7 +51,7 @@ def read(model: Any) -> tuple[ViT, Coverage]:
 
 
 def to_timm(model: ViT) -> timm_vit.VisionTransformer:
-    """A timm VisionTransformer with the function, weights, device, type and mode of a ViT, checked on random pictures.
+    """A timm VisionTransformer with the function, weights, device, type and mode of a ViT, checked on random images.
 
     Raises UserError naming the slots for which timm has no counterpart.
     """
@@ -269,9 +269,7 @@ def create(name: str, changes: str = "", pretrained: bool = False, **kwargs: Any
     Raises UserError on pretrained weights (there are none) and on arguments that have no counterpart.
     """
     if pretrained:
-        raise UserError(
-            f"There are no pretrained weights for {name}: load a timm model and call vitmods.apply on it."
-        )
+        raise UserError(f"There are no pretrained weights for {name}: load a timm model and call vitmods.apply on it.")
     fields: dict[str, Any] = {}
     for key, value in kwargs.items():
         if key in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):

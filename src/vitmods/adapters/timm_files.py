@@ -12,10 +12,10 @@ def is_saved(weights: Path) -> bool:
     """Whether the config.json beside weights is timm's, as ``timm.models.save_for_hf`` writes it."""
     path = weights.with_name("config.json")
     try:
-        told = json.loads(path.read_text()) if path.is_file() else None
+        record = json.loads(path.read_text()) if path.is_file() else None
     except (OSError, ValueError):
         return False  # whoever needs the file says what is wrong with it
-    return isinstance(told, dict) and isinstance(told.get("architecture"), str)
+    return isinstance(record, dict) and isinstance(record.get("architecture"), str)
 
 
 def read_saved(weights: Path) -> tuple[ViT, Coverage]:

@@ -17,7 +17,7 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def from_torchvision(model: Any) -> ViT:
-    """A vitmods ViT with the config and weights of torchvision's VisionTransformer, checked on random pictures.
+    """A vitmods ViT with the config and weights of torchvision's VisionTransformer, checked on random images.
 
     Raises UserError that lists every part of the model without a counterpart here.
     """
@@ -40,7 +40,7 @@ def read(model: Any) -> tuple[ViT, Coverage]:
 
 def to_torchvision(model: ViT) -> nn.Module:
     """torchvision's VisionTransformer with the function, weights, device, type and mode of a ViT, checked on random
-    pictures. Raises UserError naming the slots for which torchvision has no counterpart."""
+    images. Raises UserError naming the slots for which torchvision has no counterpart."""
     from torchvision.models.vision_transformer import VisionTransformer
 
     target, config = "torchvision's VisionTransformer", model.config

@@ -20,7 +20,7 @@ def mean_distance(weights: Tensor, grid: Grid, spacing: tuple[float, float] = (1
     """``(1 / T) sum_i sum_j weights[i, j] |p_i - p_j|`` with the places p of the tokens: (..., T, T) -> (...).
 
     Rows of ``weights`` sum to 1, tokens lie row by row on ``grid`` (rows, columns); ``spacing`` is the distance between
-    neighbours down and across, in the unit of the result. Raises UserError when T is not rows * columns.
+    neighbors down and across, in the unit of the result. Raises UserError when T is not rows * columns.
     """
     rows, columns = grid
     if weights.shape[-2:] != (rows * columns,) * 2:
@@ -34,17 +34,17 @@ def mean_distance(weights: Tensor, grid: Grid, spacing: tuple[float, float] = (1
 
 
 def attention_distance(model: nn.Module, images: Tensor, unit: Unit = "patches") -> dict[str, Tensor]:
-    """The mean attention distance of each head, averaged over pictures: name of the attention module -> (H,).
+    """The mean attention distance of each head, averaged over images: name of the attention module -> (H,).
 
     ``images`` (B, channels, height, width) as the model takes them; ``model`` is one that ``vitmods.apply`` takes, left
     in its mode. Class and register tokens have no place: they are left out, as queries and as what patch tokens read,
     and what is left of a patch token's weights is scaled to sum to 1. Distances are in sides of a patch or in pixels.
 
-    Works picture by picture, so that it holds H N^2 weights at a time. Raises UserError without a picture, and for a
+    Works image by image, so that it holds H N^2 weights at a time. Raises UserError without an image, and for a
     model that is folded or compiled.
     """
     if not len(images):
-        raise UserError("The distance is a mean over pictures, and none is given: give at least one.")
+        raise UserError("The distance is a mean over images, and none is given: give at least one.")
     vit, found = as_vit(model), dict[str, Tensor]()
     spacing = _spacing(vit, unit)
     attentions = {name: module for name, module in vit.named_modules() if isinstance(module, Attention)}
@@ -79,7 +79,7 @@ def _measure(name: str, grid: Grid, spacing: tuple[float, float], found: dict[st
 def kernel_distance(model: nn.Module, unit: Unit = "patches") -> dict[str, Tensor]:
     """The mean distance of each learned kernel P of positions: name of its module -> (H,).
 
-    Kernels are those of dynamic token norms and of positions in attention; they depend on no picture. Raises UserError
+    Kernels are those of dynamic token norms and of positions in attention; they depend on no image. Raises UserError
     for a model without any.
     """
     vit = as_vit(model)

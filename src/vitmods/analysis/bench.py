@@ -44,24 +44,24 @@ def bench(
 ) -> dict[str, Any]:
     """Measure models against the first of them, in rounds that time each once, in turning order, after a warm-up.
 
-    On a CPU one thread and its CPU clock are used, on a GPU the wall clock around synchronised work.
+    On a CPU one thread and its CPU clock are used, on a GPU the wall clock around synchronized work.
 
     Args:
-        models: name -> module that maps pictures (B, 3, height, width) to logits, or to an object with ``logits``. They
+        models: name -> module that maps images (B, 3, height, width) to logits, or to an object with ``logits``. They
             are moved to `device`. A model without trainable parameters is left out of training.
-        img_size: (rows, columns) of the pictures, in pixels; channels are read off the first weight that has them.
-        batches: pictures at a time.
+        img_size: (rows, columns) of the images, in pixels; channels are read off the first weight that has them.
+        batches: images at a time.
         kinds: "inference", or "training": forward, backward and a step of AdamW.
         bf16: under bfloat16 autocast.
         compiled: the models under torch.compile.
         budget_s: seconds for the rounds of each batch and kind; three rounds are always made.
 
-    Returns a dict for JSON: `machine`, `models` (parameters, multiply-adds of a picture) and `cells`, one for each
-    model, kind and batch: seconds, pictures_per_s, throughput (ratio to the first model, median and middle half over
+    Returns a dict for JSON: `machine`, `models` (parameters, multiply-adds of an image) and `cells`, one for each
+    model, kind and batch: seconds, images_per_s, throughput (ratio to the first model, median and middle half over
     rounds), share_of_peak (multiply-adds done a second, by those of a large matrix product in the same rounds),
     peak_memory_bytes.
 
-    Raises UserError when a model does not take the pictures.
+    Raises UserError when a model does not take the images.
     """
     place = torch.device(device)
     with quiet_threads(place):
@@ -107,7 +107,7 @@ class _Lab:
                     "kind": kind,
                     "batch": batch,
                     "seconds": middle,
-                    "pictures_per_s": batch / middle,
+                    "images_per_s": batch / middle,
                     "throughput": asdict(ratio),
                     "share_of_peak": statistics.median(a / b for a, b in zip(rates, peak)),
                     "peak_memory_bytes": self._peak(name, calls[name]),
@@ -121,7 +121,7 @@ class _Lab:
         return SIDE.get(self.device.type, SIDE["cpu"])
 
     def _repeats(self, call: Work) -> int:
-        call()  # warm-up: kernels are chosen, optimiser state is made, graphs are compiled
+        call()  # warm-up: kernels are chosen, optimizer state is made, graphs are compiled
         return max(1, round(BLOCK_S / max(self._seconds(call, 1), 1e-6)))
 
     def _seconds(self, call: Work, repeats: int) -> float:
@@ -132,30 +132,30 @@ class _Lab:
         matrix = torch.randn(self._side, self._side, device=self.device).to(dtype)
         return lambda: matrix @ matrix
 
-    def _pictures(self, model: nn.Module, batch: int) -> Tensor:
-        return _pictures(model, batch, self.img_size)
+    def _images(self, model: nn.Module, batch: int) -> Tensor:
+        return _images(model, batch, self.img_size)
 
     def _autocast(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
     def _inference(self, model: nn.Module, batch: int) -> Work:
-        pictures = self._pictures(model, batch)
+        images = self._images(model, batch)
 
         def infer() -> None:
             model.eval()
             with torch.inference_mode(), self._autocast():
-                model(pictures)
+                model(images)
 
         return infer
 
     def _training(self, model: nn.Module, batch: int) -> Work:
-        pictures = self._pictures(model, batch)
+        images = self._images(model, batch)
         optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-6, fused=True)
 
         def step() -> None:
             model.train()
             with self._autocast():
-                logits = _logits(model(pictures))
+                logits = _logits(model(images))
                 loss = cross_entropy(logits, torch.arange(batch, device=self.device) % logits.shape[-1])
             loss.backward()
             optimizer.step()
@@ -177,7 +177,7 @@ def _logits(out: Any) -> Tensor:
     return logits
 
 
-def _pictures(model: nn.Module, batch: int, img_size: tuple[int, int]) -> Tensor:
+def _images(model: nn.Module, batch: int, img_size: tuple[int, int]) -> Tensor:
     first = next(p for p in model.parameters() if p.ndim == 4)
     generator = torch.Generator().manual_seed(0)
     return torch.randn(batch, first.shape[1], *img_size, generator=generator).to(first.device, first.dtype)
@@ -185,19 +185,19 @@ def _pictures(model: nn.Module, batch: int, img_size: tuple[int, int]) -> Tensor
 
 @torch.no_grad()
 def _count(model: nn.Module, name: str, img_size: tuple[int, int]) -> int:
-    """Multiply-adds of one picture: products, convolutions and attention, as PyTorch counts them."""
+    """Multiply-adds of one image: products, convolutions and attention, as PyTorch counts them."""
     counter = FlopCounterMode(display=False)
     try:
-        pictures = _pictures(model.eval(), 1, img_size)
+        images = _images(model.eval(), 1, img_size)
         # oneDNN's own products are unknown to the counter: with gradients a packed model does without them.
         with counter, torch.enable_grad():
-            out = _logits(model(pictures))
+            out = _logits(model(images))
     except StopIteration:
-        raise UserError(f"{name} reads no pictures: it has no patch projection.") from None
+        raise UserError(f"{name} reads no images: it has no patch projection.") from None
     except (RuntimeError, ValueError, AssertionError) as error:
-        raise UserError(f"{name} does not take pictures of {img_size[0]}x{img_size[1]}: {error}") from error
+        raise UserError(f"{name} does not take images of {img_size[0]}x{img_size[1]}: {error}") from error
     if not isinstance(out, Tensor) or out.ndim != 2:
-        raise UserError(f"{name} gives no logits (pictures, classes): take a model with a head for classes.")
+        raise UserError(f"{name} gives no logits (images, classes): take a model with a head for classes.")
     return counter.get_total_flops() // 2
 
 
@@ -206,7 +206,7 @@ def _machine(device: torch.device) -> dict[str, Any]:
     return {
         "device": device_name(device),
         "threads": 1 if on_cpu else None,
-        "clock": "CPU time" if on_cpu else "wall clock, synchronised",
+        "clock": "CPU time" if on_cpu else "wall clock, synchronized",
         "torch": torch.__version__,
     }
 
@@ -226,14 +226,14 @@ def table(found: Mapping[str, Any], width: int = 100) -> str:
 def _block(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     block = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
     block.add_column("model", overflow="fold")
-    for head in ("ms", "pictures/s", "throughput", "share of peak", "memory"):
+    for head in ("ms", "images/s", "throughput", "fraction of peak", "memory"):
         block.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         ratio = row["throughput"]
         block.add_row(
             row["model"],
             f"{row['seconds'] * 1e3:.4g}",
-            f"{row['pictures_per_s']:.4g}",
+            f"{row['images_per_s']:.4g}",
             f"{ratio['ratio']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]",
             f"{row['share_of_peak']:.0%}",
             f"{row['peak_memory_bytes'] / 1e6:.0f} MB",
@@ -242,20 +242,20 @@ def _block(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def plot(found: Mapping[str, Any], path: Path) -> None:
-    """Pictures a second against the batch, a panel for each kind of work, a line for each model (.png, .svg, .pdf)."""
+    """Images a second against the batch, a panel for each kind of work, a line for each model (.png, .svg, .pdf)."""
     from matplotlib.figure import Figure
 
     kinds = list(dict.fromkeys(cell["kind"] for cell in found["cells"]))
-    colour = {name: f"C{i}" for i, name in enumerate(found["models"])}
+    color = {name: f"C{i}" for i, name in enumerate(found["models"])}
     figure = Figure(figsize=(4.6 * len(kinds), 3.9), layout="constrained")
     axes = figure.subplots(1, len(kinds), squeeze=False)[0]
     for kind, axis in zip(kinds, axes):
         cells = [cell for cell in found["cells"] if cell["kind"] == kind]
         for name in dict.fromkeys(cell["model"] for cell in cells):
-            mine = sorted((c["batch"], c["pictures_per_s"]) for c in cells if c["model"] == name)
-            axis.plot(*zip(*mine), marker="o", markersize=4, color=colour[name], label=name)
+            mine = sorted((c["batch"], c["images_per_s"]) for c in cells if c["model"] == name)
+            axis.plot(*zip(*mine), marker="o", markersize=4, color=color[name], label=name)
         batches = sorted({cell["batch"] for cell in cells})
-        axis.set(title=kind, xlabel="batch", ylabel="pictures a second", xscale="log", xticks=batches)
+        axis.set(title=kind, xlabel="batch", ylabel="images a second", xscale="log", xticks=batches)
         axis.set_xticklabels([str(batch) for batch in batches])
         axis.minorticks_off()
         axis.set_ylim(bottom=0)

@@ -70,8 +70,8 @@ class Change:
 
     def describe(self) -> dict[str, str]:
         """What it is, for a reader who does not know it; for lists and reports."""
-        told = ("name", "title", "paper", "url", "summary", "preserves", "cost", "published")
-        return {name: getattr(self, name) for name in told}
+        record = ("name", "title", "paper", "url", "summary", "preserves", "cost", "published")
+        return {name: getattr(self, name) for name in record}
 
     def __str__(self) -> str:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}

@@ -24,21 +24,21 @@ def print_recipe(shown: Shown, rehearsal: Rehearsal | None) -> None:
     from vitmods.recipes import RECIPES
     from vitmods.recipes.describe import describe
 
-    told = describe(shown.name, RECIPES[shown.name])
+    record = describe(shown.name, RECIPES[shown.name])
     parts = {
-        "": [("paper", told.paper), ("data", told.data), ("expected", told.expected_number)],
+        "": [("paper", record.paper), ("data", record.data), ("expected", record.expected_number)],
         "length": list(_length(shown)),
         "learning rate": list(_rates(shown)),
-        "optimiser": list(_optimiser(shown)),
+        "optimizer": list(_optimizer(shown)),
         "loss": list(_loss(shown.recipe)),
         "augmentation": list(_augmentation(shown.recipe)),
         "evaluation": [("crop", _crop_of_evaluation(shown.recipe)), ("weights", _evaluated(shown.recipe))],
         "model": list(_model(shown)),
-        "not stated": [("", told.not_stated)],
+        "not stated": [("", record.not_stated)],
         "here": [] if rehearsal is None else list(_rehearsal(shown, rehearsal)),
     }
     console = Console()
-    console.print(Text.assemble((shown.name, "bold cyan"), "  ", (told.summary, "bold")))
+    console.print(Text.assemble((shown.name, "bold cyan"), "  ", (record.summary, "bold")))
     table = Table.grid(padding=(0, 2, 0, 0))
     for column in ("part", "what", "value"):
         table.add_column(column, no_wrap=column != "value")
@@ -53,14 +53,14 @@ def print_recipe(shown: Shown, rehearsal: Rehearsal | None) -> None:
 
 def _length(shown: Shown) -> Iterator[Row]:
     length, recipe = shown.length, shown.recipe
-    yield "pictures", f"{shown.pictures:,}"
+    yield "images", f"{shown.images:,}"
     parts = f" in {recipe.accumulate} parts of {recipe.part_size:,}" if recipe.accumulate > 1 else ""
     yield "batch", f"{recipe.batch_size:,}{parts}"
     yield "steps", f"{length.steps:,}: {length.epochs:,.4g} epochs of {length.steps_per_epoch:,}"
     yield "warm-up", f"{length.warmup_steps:,.0f} steps, {100 * length.warmup_steps / length.steps:.3g} % of all"
     yield (
         "views",
-        f"{length.pictures_seen:,}" + (f", {recipe.repeats} of a picture in an epoch" if recipe.repeats > 1 else ""),
+        f"{length.images_seen:,}" + (f", {recipe.repeats} of an image in an epoch" if recipe.repeats > 1 else ""),
     )
 
 
@@ -69,11 +69,11 @@ def _rates(shown: Shown) -> Iterator[Row]:
     scaled = f" ({recipe.lr:g} for a batch of {recipe.lr_batch:,})" if recipe.lr_batch is not None else ""
     yield "highest", f"{length.lr:.4g}{scaled}"
     yield "schedule", recipe.schedule.replace("_", " ") + (f", down to {length.min_lr:g}" if length.min_lr else "")
-    for share, rate in shown.rates().items():
-        yield f"at {share}", f"{rate:.4g}"
+    for fraction, rate in shown.rates().items():
+        yield f"at {fraction}", f"{rate:.4g}"
 
 
-def _optimiser(shown: Shown) -> Iterator[Row]:
+def _optimizer(shown: Shown) -> Iterator[Row]:
     recipe, name = shown.recipe, shown.recipe.optimizer
     betas = f"betas {recipe.beta1:g}, {recipe.beta2:g}, eps {recipe.adam_eps:g}"
     stored = f", {'momentum' if name == 'sgd' else 'first moment'} in bfloat16" if recipe.moment == "bfloat16" else ""
@@ -92,7 +92,7 @@ def _loss(recipe: Recipe) -> Iterator[Row]:
     kinds = {
         "softmax": "cross-entropy",
         "sigmoid": "binary cross-entropy, summed over classes",
-        "bce": "binary cross-entropy, mean over classes; every class of a mixed picture counts as whole",
+        "bce": "binary cross-entropy, mean over classes; every class of a mixed image counts as whole",
     }
     yield recipe.loss, kinds[recipe.loss]
     yield "smoothing", f"{recipe.label_smoothing:g}" if recipe.label_smoothing else ""
@@ -126,7 +126,7 @@ def _values(numbers: tuple[float, ...]) -> str:
 
 
 def _crop_of_evaluation(recipe: Recipe) -> str:
-    return f"at the centre, {100 * recipe.eval_crop:.4g} % of the resized picture's short side"
+    return f"at the center, {100 * recipe.eval_crop:.4g} % of the resized image's short side"
 
 
 def _evaluated(recipe: Recipe) -> str:
@@ -147,7 +147,7 @@ def _rehearsal(shown: Shown, rehearsal: Rehearsal) -> Iterator[Row]:
     cut = f"{plural(rehearsal.parts, 'part')} of {rehearsal.part:,}"
     some = f", {rehearsal.computed:,} of them computed" if rehearsal.computed < rehearsal.parts else ""
     yield "a step", f"{duration(rehearsal.step_s)}: {cut}{some}; update {duration(rehearsal.update_s)}"
-    yield "speed", f"{shown.recipe.batch_size / rehearsal.step_s:,.3g} pictures/s"
+    yield "speed", f"{shown.recipe.batch_size / rehearsal.step_s:,.3g} images/s"
     yield "memory", f"{rehearsal.peak / 2**30:.3g} GiB of tensors at most"
     run_s = rehearsal.step_s * shown.length.steps
     yield "whole run", f"about {duration(run_s)}; reading, augmenting and evaluating come on top"

@@ -1,4 +1,4 @@
-"""PictureSet: pictures ready for training and evaluation."""
+"""ImageDataset: images ready for training and evaluation."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.data.augment import erase, flip, normalise, pad_crop, resized_crops
+from vitmods.data.augment import erase, flip, normalize, pad_crop, resized_crops
 from vitmods.data.boxes import Ints, crop_boxes, erase_boxes
 from vitmods.data.geometry import Geometry
 from vitmods.data.inception import inception_boxes
@@ -24,7 +24,7 @@ from vitmods.recipes import Recipe
 from vitmods.util.errors import UserError
 
 Change = Callable[[Tensor, Tensor], Tensor]
-"""Pictures uint8 (B, C, H, W) and their positions in the split int64 (B,) -> changed pictures of that kind."""
+"""Images uint8 (B, C, H, W) and their positions in the split int64 (B,) -> changed images of that kind."""
 
 
 _BOXES = {"random_resized": crop_boxes, "inception": inception_boxes}
@@ -32,7 +32,7 @@ _BOXES = {"random_resized": crop_boxes, "inception": inception_boxes}
 
 @dataclass(frozen=True)
 class Batch:
-    """images float32 (B, C, H, W), normalised; targets int64 (B,), or float32 (B, K) where pictures were mixed;
+    """images float32 (B, C, H, W), normalized; targets int64 (B,), or float32 (B, K) where images were mixed;
     index int64 (B,): positions in the split."""
 
     images: Tensor
@@ -42,9 +42,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Split:
-    """The pictures of one split, those that could be read; ids and labels (n,) are in the same order.
+    """The images of one split, those that could be read; ids and labels (n,) are in the same order.
 
-    label_sets: in the same order all classes that are right for a picture, where that may be several; a prediction is
+    label_sets: in the same order all classes that are right for an image, where that may be several; a prediction is
     correct if it is among them. labels then has the one that the set gave before (ImageNet's, for ReaL)."""
 
     name: str
@@ -59,8 +59,8 @@ class Split:
 
 
 @dataclass(frozen=True)
-class PictureSet:
-    """A classification set at one picture size, with one recipe's augmentation.
+class ImageDataset:
+    """A classification set at one image size, with one recipe's augmentation.
 
     Order, augmentation and mixing are pure functions of (seed, epoch, sample or batch number): workers, prefetching and
     resuming change nothing. class_map: positions of `classes` among those of the model that the set is meant to
@@ -88,7 +88,7 @@ class PictureSet:
     def train(self) -> Split:
         """The split to train on. UserError where the set is for evaluation only."""
         if "train" not in self.splits:
-            raise UserError(f"{self.name} is an evaluation set: it has no pictures to train on. Train on another set.")
+            raise UserError(f"{self.name} is an evaluation set: it has no images to train on. Train on another set.")
         return self.splits["train"]
 
     @property
@@ -106,7 +106,7 @@ class PictureSet:
         return self.facts
 
     def samples(self, n: int) -> list[tuple[str, NDArray[np.uint8]]]:
-        """n training pictures with their class names, going round the classes; uint8 (H, W, 3). Of an evaluation set:
+        """n training images with their class names, going round the classes; uint8 (H, W, 3). Of an evaluation set:
         those that it is evaluated on."""
         train = self.splits["train" if "train" in self.splits else self.eval_split]
         rank = np.zeros(len(train), dtype=np.int64)
@@ -114,15 +114,15 @@ class PictureSet:
             members = train.labels == label
             rank[members] = np.arange(members.sum())
         chosen = np.lexsort((train.labels, rank))[:n]
-        stored = [train.store.picture(int(i)) for i in chosen]
+        stored = [train.store.image(int(i)) for i in chosen]
         if not train.geometry.shrink:  # originals may be large, and are shown small
-            stored = [replace(train.geometry, shrink=True).store(picture) for picture in stored]
-        pictures = [np.broadcast_to(p, (3, *p.shape[1:])) for p in stored]
-        shown = [np.ascontiguousarray(p.transpose(1, 2, 0)) for p in pictures]
+            stored = [replace(train.geometry, shrink=True).store(image) for image in stored]
+        pixels = [np.broadcast_to(p, (3, *p.shape[1:])) for p in stored]
+        shown = [np.ascontiguousarray(p.transpose(1, 2, 0)) for p in pixels]
         return [(self.classes[train.labels[i]], p) for i, p in zip(chosen, shown, strict=True)]
 
     def for_process(self, rank: int, world_size: int) -> Self:
-        """The share of process `rank` of `world_size`: each batch is dealt out, so together they see what one would.
+        """The fraction of process `rank` of `world_size`: each batch is dealt out, so together they see what one would.
 
         batch_size stays that of all processes together. Raises UserError for a rank outside 0..world_size - 1.
         """
@@ -135,55 +135,55 @@ class PictureSet:
         return max(1, len(self.train) // batch_size)
 
     def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
-        """The epoch's batches from number `start` on. What does not fill a last batch is dropped (other pictures each
+        """The epoch's batches from number `start` on. What does not fill a last batch is dropped (other images each
         epoch); a set smaller than a batch gives one batch of all. With repeats there are as many batches, of so many
-        times fewer pictures."""
+        times fewer images."""
         views = repeated(self._order(seed, epoch), self.recipe.repeats)
         if (largest := min(batch_size, len(views))) < self.world_size:
-            raise UserError(f"A batch of {largest} pictures is too small for {self.world_size} processes.")
+            raise UserError(f"A batch of {largest} images is too small for {self.world_size} processes.")
 
         def make(number: int) -> Batch:
             part = views[number * batch_size : (number + 1) * batch_size]
-            return self._train_batch(self._share(part), seed, epoch, number)
+            return self._train_batch(self._fraction(part), seed, epoch, number)
 
         return in_order(make, range(start, self.steps_per_epoch(batch_size)), self.workers)
 
     def eval_batches(self, split: str, batch_size: int, change: Change | None = None) -> Iterator[Batch]:
-        """All pictures of a split in order, as evaluation sees them: resized, centre cropped, not augmented.
+        """All images of a split in order, as evaluation sees them: resized, center cropped, not augmented.
 
-        change, a corruption for instance, is applied to the view before it is normalised.
+        change, a corruption for instance, is applied to the view before it is normalized.
         """
         if split not in self.splits:
             raise UserError(f'There is no split "{split}"; this set has {", ".join(self.splits)}.')
 
         def make(start: int) -> Batch:
-            index = self._share(np.arange(start, min(start + batch_size, len(self.splits[split]))))
-            pictures = self._centre_views(self.splits[split], index)
+            index = self._fraction(np.arange(start, min(start + batch_size, len(self.splits[split]))))
+            pixels = self._centre_views(self.splits[split], index)
             if change is not None:
-                pictures = change(pictures, torch.from_numpy(index))
-            return self._batch(self._normalised(pictures), split, index)
+                pixels = change(pixels, torch.from_numpy(index))
+            return self._batch(self._normalized(pixels), split, index)
 
         n = len(self.splits[split])
         starts = [start for start in range(0, n, batch_size) if self.rank < min(batch_size, n - start)]
         return in_order(make, starts, self.workers)
 
     def _order(self, seed: int, epoch: int) -> Ints:
-        """The order (n,) in which an epoch visits the training pictures."""
+        """The order (n,) in which an epoch visits the training images."""
         return permutation(seed, epoch, len(self.train))
 
-    def _share(self, index: Ints) -> Ints:
+    def _fraction(self, index: Ints) -> Ints:
         """What of a batch belongs to this process."""
         return index[self.rank :: self.world_size]
 
     def _train_batch(self, views: Ints, seed: int, epoch: int, number: int) -> Batch:
         recipe = self.recipe
         views = apart(views)
-        pictures = self._cropped(views, seed, epoch)
+        pixels = self._cropped(views, seed, epoch)
         if recipe.flip > 0:
-            pictures = flip(pictures, uniform(seed, Stream.FLIP, epoch, views) < recipe.flip)
+            pixels = flip(pixels, uniform(seed, Stream.FLIP, epoch, views) < recipe.flip)
         if recipe.randaugment is not None:
-            pictures = randaugment(pictures, seed, epoch, views, recipe)
-        images = self._normalised(pictures)
+            pixels = randaugment(pixels, seed, epoch, views, recipe)
+        images = self._normalized(pixels)
         if recipe.erasing > 0:
             erased, boxes = erase_boxes(seed, epoch, views, self.img_size, recipe.erasing)
             images = erase(images, erased, boxes, bits(seed, Stream.ERASE_NOISE, epoch, views[erased]))
@@ -198,37 +198,37 @@ class PictureSet:
         """Training views, uint8 (B, C, H, W), which the caller may change."""
         train, index = self.train, positions(views)
         if self.recipe.crop in _BOXES:
-            whole = [train.store.picture(i) for i in index.tolist()]
-            sizes = np.array([picture.shape[1:] for picture in whole])
+            whole = [train.store.image(i) for i in index.tolist()]
+            sizes = np.array([image.shape[1:] for image in whole])
             draw = _BOXES[self.recipe.crop]
             boxes = draw(seed, epoch, views, sizes, self.recipe.crop_scale, self.recipe.crop_ratio)
             return resized_crops(whole, boxes, self.img_size, train.geometry.crop_method)
-        pictures = self._centre_views(train, index)
+        pixels = self._centre_views(train, index)
         if self.recipe.crop == "none":
-            return pictures
+            return pixels
         pad = (self.img_size[0] // 8, self.img_size[1] // 8)
         top, left = (
             (uniform(seed, stream, epoch, views) * (2 * p + 1)).astype(np.int64)
             for stream, p in zip((Stream.CROP_TOP, Stream.CROP_LEFT), pad, strict=True)
         )
-        return pad_crop(pictures.numpy(), top, left, pad)
+        return pad_crop(pixels.numpy(), top, left, pad)
 
     def _centre_views(self, split: Split, index: Ints) -> Tensor:
         """Copies, uint8 (B, C, H, W)."""
         if (stack := split.store.stack) is not None:
             return split.geometry.view(torch.from_numpy(stack[index])).contiguous()
-        pictures = (torch.from_numpy(split.store.picture(i).copy())[None] for i in index.tolist())
-        return torch.cat([split.geometry.view(picture) for picture in pictures])
+        pixels = (torch.from_numpy(split.store.image(i).copy())[None] for i in index.tolist())
+        return torch.cat([split.geometry.view(image) for image in pixels])
 
-    def _normalised(self, pictures: Tensor) -> Tensor:
-        return normalise(pictures, *self._mean_and_std)
+    def _normalized(self, pixels: Tensor) -> Tensor:
+        return normalize(pixels, *self._mean_and_std)
 
     @cached_property
     def _mean_and_std(self) -> tuple[Tensor, Tensor]:
         return self._per_channel(self.recipe.mean), self._per_channel(self.recipe.std)
 
     def _per_channel(self, values: tuple[float, ...]) -> Tensor:
-        """(C, 1, 1); one value serves all channels, and grey pictures take the mean of three."""
+        """(C, 1, 1); one value serves all channels, and gray images take the mean of three."""
         tensor = torch.tensor(values, dtype=torch.float32).reshape(-1, 1, 1)
         if len(tensor) == self.in_chans:
             return tensor

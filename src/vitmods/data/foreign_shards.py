@@ -79,9 +79,9 @@ def _by_split(root: Path, files: list[Path]) -> tuple[dict[str, list[Path]], lis
     found: dict[str, list[Path]] = {}
     unused = []
     for file in files:
-        told = [words[w] for w in re.split(r"[^a-z]+", file.relative_to(root).as_posix().lower()) if w in words]
-        if told:
-            found.setdefault(told[-1], []).append(file)
+        record = [words[w] for w in re.split(r"[^a-z]+", file.relative_to(root).as_posix().lower()) if w in words]
+        if record:
+            found.setdefault(record[-1], []).append(file)
         else:
             unused.append(printable(file.name))
     if not found:

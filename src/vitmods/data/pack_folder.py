@@ -56,6 +56,6 @@ def remove_leftovers(folder: Path, facts: dict[str, Any]) -> None:
 
 def other_shards(folder: Path) -> UserError:
     return UserError(
-        f"{printable(str(folder))} holds shards of other pictures or settings. Choose another folder, or remove it to "
+        f"{printable(str(folder))} holds shards of other images or settings. Choose another folder, or remove it to "
         "pack anew."
     )

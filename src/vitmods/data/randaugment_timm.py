@@ -35,20 +35,20 @@ SIGNED: dict[str, Callable[[float], float]] = {
 
 
 def change_all(pixels: Pixels, seed: int, epoch: int, index: Ints, recipe: Recipe) -> None:
-    """The recipe's operations on pictures (B, C, H, W), in place; index (B,) counts the draws."""
+    """The recipe's operations on images (B, C, H, W), in place; index (B,) counts the draws."""
     assert recipe.randaugment is not None
     count, magnitude = recipe.randaugment
     turns = [_drawn(seed, epoch, index, turn, magnitude, recipe.randaugment_noise) for turn in range(count)]
     options = {"fillcolor": fill(recipe.mean, pixels.shape[1]), "resample": _resample(recipe)}
-    for i, picture in enumerate(pixels):
+    for i, img in enumerate(pixels):
         chosen = [found for drawn in turns if (found := drawn[i]) is not None]
         if not chosen:
             continue
-        image = Image.fromarray(picture[0] if len(picture) == 1 else np.ascontiguousarray(picture.transpose(1, 2, 0)))
+        image = Image.fromarray(img[0] if len(img) == 1 else np.ascontiguousarray(img.transpose(1, 2, 0)))
         for name, level in chosen:
             image = operation(image, name, level, options)
         changed = np.asarray(image)
-        picture[...] = changed if changed.ndim == 2 else changed.transpose(2, 0, 1)
+        img[...] = changed if changed.ndim == 2 else changed.transpose(2, 0, 1)
 
 
 def operation(image: Image.Image, name: str, magnitude: float, options: dict[str, Any]) -> Image.Image:
@@ -76,7 +76,7 @@ def operations() -> tuple[str, ...]:
 
 
 def fill(mean: Sequence[float], channels: int) -> int | tuple[int, ...]:
-    """The colour of what is uncovered: the mean that pixels are normalised by, as timm's loader sets it."""
+    """The color of what is uncovered: the mean that pixels are normalized by, as timm's loader sets it."""
     values = [min(255, round(255 * value)) for value in mean]
     if channels == 1:
         return min(255, round(255 * sum(mean) / len(mean)))
@@ -90,7 +90,7 @@ def _resample(recipe: Recipe) -> Image.Resampling:
 def _drawn(
     seed: int, epoch: int, index: Ints, turn: int, magnitude: float, noise: float
 ) -> list[tuple[str, float] | None]:
-    """For each picture the operation of this turn and its signed magnitude, or None where it is not done."""
+    """For each image the operation of this turn and its signed magnitude, or None where it is not done."""
     from scipy.special import ndtri
 
     names = operations()

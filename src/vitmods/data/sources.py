@@ -85,7 +85,7 @@ def _allowance(spec: str) -> tuple[str, frozenset[str]]:
 
 
 def digits() -> Source:
-    """scikit-learn's 1,797 handwritten digits, 8 x 8 grey (Alpaydin and Kaynak, UCI 1998); no download."""
+    """scikit-learn's 1,797 handwritten digits, 8 x 8 gray (Alpaydin and Kaynak, UCI 1998); no download."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

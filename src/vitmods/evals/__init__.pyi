@@ -1,8 +1,7 @@
-from .accuracy import top1 as top1
 from .metrics import Metric as Metric
 from .options import Options as Options
 from .protocols import METRICS as METRICS
 from .protocols import PROTOCOLS as PROTOCOLS
 from .protocols import Protocol as Protocol
 from .protocols import run_protocols as run_protocols
-from .result import Findings as Findings
+from .result import ProtocolResult as ProtocolResult

@@ -7,7 +7,7 @@ from vitmods.stats.intervals import Interval
 
 
 @dataclass(frozen=True)
-class Findings:
+class ProtocolResult:
     """Numbers by the names of `METRICS`, their 95 % intervals where there are any, and JSON-able details."""
 
     metrics: dict[str, float]

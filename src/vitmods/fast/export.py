@@ -20,13 +20,13 @@ from vitmods.util.files import disk_errors, make_folder
 Format = Literal["torch", "onnx", "safetensors"]
 ENDINGS: dict[str, str] = {"torch": ".pt2", "onnx": ".onnx", "safetensors": ".safetensors"}
 TOLERANCE = 1e-4
-DYNAMIC = 3  # pictures to trace with when the batch is left open: 0 and 1 would be taken as constants
+DYNAMIC = 3  # images to trace with when the batch is left open: 0 and 1 would be taken as constants
 
 
 def export(model: nn.Module, path: str | Path, to: Format | None = None, batch: int | None = None) -> float:
     """Write a model to a file, read it back and compare: the largest difference of outputs, relative to the largest.
 
-    The graphs take pictures (batch, in_chans, height, width) named ``images``, of the model's one size, since its
+    The graphs take images (batch, in_chans, height, width) named ``images``, of the model's one size, since its
     positions are baked in, and give ``logits``. ``safetensors`` holds the weights, and the config as metadata;
     ``vitmods.adapters.load`` reads it.
 
@@ -34,7 +34,7 @@ def export(model: nn.Module, path: str | Path, to: Format | None = None, batch: 
         model: a vitmods ViT, or one of timm, Hugging Face or torchvision (imported exactly).
         path: the file; one that is there is replaced when the new one is whole and right.
         to: "torch", "onnx" (needs the extra ``onnx``) or "safetensors"; None: by the ending.
-        batch: pictures at a time, or None for any number.
+        batch: images at a time, or None for any number.
 
     Raises UserError when the format is unknown, a library is missing, the disk refuses, the model cannot be written so,
     or what was written differs by more than 1e-4. Nothing is overwritten then.
@@ -44,7 +44,7 @@ def export(model: nn.Module, path: str | Path, to: Format | None = None, batch: 
     if kind not in ENDINGS:
         raise UserError(f"There is no format '{kind}'. {nearest(kind, ENDINGS)}")
     if batch is not None and batch < 1:
-        raise UserError(f"batch is a number of pictures from 1 on, or None for any, got {batch}.")
+        raise UserError(f"batch is a number of images from 1 on, or None for any, got {batch}.")
     vit = as_vit(model)
     if vit.training:
         raise UserError("The model is in training mode, where norms and dropout differ: call model.eval() first.")
@@ -74,7 +74,7 @@ def _by_ending(path: Path) -> str:
     raise UserError(f"{path.name}: say the format ({', '.join(ENDINGS)}), or end the name in {endings}.")
 
 
-def _pictures(model: ViT, count: int) -> Tensor:
+def _images(model: ViT, count: int) -> Tensor:
     p, config = next(model.parameters()), model.config
     generator = torch.Generator().manual_seed(0)
     return torch.randn(count, config.in_chans, *config.img_size, generator=generator).to(p.device, p.dtype)
@@ -93,7 +93,7 @@ def _shapes(batch: int | None) -> Any:
 def _difference(model: ViT, run: Any, batch: int | None) -> float:
     worst = 0.0
     for count in _sizes(batch):
-        images = _pictures(model, count)
+        images = _images(model, count)
         expected = model(images).double().cpu()
         moved = (run(images).double().cpu() - expected).abs().max()
         worst = max(worst, float(moved / expected.abs().max().clamp_min(1e-12)))
@@ -102,7 +102,7 @@ def _difference(model: ViT, run: Any, batch: int | None) -> float:
 
 def _write_torch(model: ViT, path: Path, batch: int | None) -> float:
     with torch.no_grad():
-        program = torch.export.export(model, (_pictures(model, batch or DYNAMIC),), dynamic_shapes=_shapes(batch))
+        program = torch.export.export(model, (_images(model, batch or DYNAMIC),), dynamic_shapes=_shapes(batch))
     torch.export.save(program, path)
     return _difference(model, torch.export.load(path).module(), batch)
 
@@ -121,7 +121,7 @@ def _write_onnx(model: ViT, path: Path, batch: int | None) -> float:
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             model,
-            (_pictures(model, batch or DYNAMIC),),
+            (_images(model, batch or DYNAMIC),),
             dynamo=True,
             dynamic_shapes=_shapes(batch),
             input_names=["images"],
@@ -143,4 +143,4 @@ def _write_safetensors(model: ViT, path: Path, batch: int | None) -> float:
     if batch is not None:
         raise UserError("safetensors holds weights, which take any batch: leave batch out.")
     save(model, path)
-    return _difference(model, load(path).to(_pictures(model, 1)), None)
+    return _difference(model, load(path).to(_images(model, 1)), None)

@@ -14,7 +14,7 @@ from vitmods.model.vit import ViT
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 FUSED_UP_TO = 192
 """Width up to which parallel branches are computed together. On one core, packed ones of width 256 and more are 1.04 to
-1.12 times as fast as those, of 192 about as fast with one picture, of 32 a third."""
+1.12 times as fast as those, of 192 about as fast with one image, of 32 a third."""
 
 
 def optimize_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -> ViT:
@@ -30,7 +30,7 @@ def optimize_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -
         model: a vitmods ViT, or one of timm, Hugging Face or torchvision (imported exactly).
         dtype: cast to this type after folding, as torch.bfloat16; None keeps the model's.
 
-    Raises UserError for a model that cannot be read, AssertionError if the outputs on random pictures differ by more
+    Raises UserError for a model that cannot be read, AssertionError if the outputs on random images differ by more
     than 1e-5 of the largest (a bug).
     """
     old = as_vit(model)

@@ -61,18 +61,18 @@ class GatedPositions(nn.Module):
         if queries <= prefix:
             return read
         around = self._around(v[:, :, prefix:])[:, :, : queries - prefix]
-        patches = torch.lerp(read[:, :, prefix:], around.to(read.dtype), self._share(read))
+        patches = torch.lerp(read[:, :, prefix:], around.to(read.dtype), self._fraction(read))
         return torch.cat([read[:, :, :prefix], patches], dim=2) if prefix else patches
 
     def mix_weights(self, weights: Tensor) -> Tensor:
         """Attention weights of content (B, H, N, N) -> those of the mixture; to look at."""
-        prefix, share = self.prefix_tokens, self._share(weights)
+        prefix, fraction = self.prefix_tokens, self._fraction(weights)
         self._check(weights.shape[-1])
         px, py = self.kernels(self.grid_size)
         p = torch.einsum("hrs,hcw->hrcsw", py, px).flatten(3).flatten(1, 2)
         mixed = weights.clone()
-        mixed[:, :, prefix:] *= 1 - share
-        mixed[:, :, prefix:, prefix:] += share * p.to(weights.dtype)
+        mixed[:, :, prefix:] *= 1 - fraction
+        mixed[:, :, prefix:, prefix:] += fraction * p.to(weights.dtype)
         return mixed
 
     def kernels(self, grid: Grid) -> tuple[Tensor, Tensor]:
@@ -85,7 +85,7 @@ class GatedPositions(nn.Module):
         x = v.unflatten(2, self.grid_size).permute(1, 3, 2, 0, 4).contiguous()
         return rows(py, columns(px, x)).permute(3, 0, 2, 1, 4).flatten(2, 3)
 
-    def _share(self, like: Tensor) -> Tensor:
+    def _fraction(self, like: Tensor) -> Tensor:
         return torch.sigmoid(self.gate).to(like.dtype).view(-1, 1, 1)
 
     def _check(self, tokens: int) -> None:

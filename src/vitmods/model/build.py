@@ -66,7 +66,7 @@ def make_norm(config: NormConfig | None, dim: int, **model: Any) -> nn.Module:
 
 
 def make_stem(config: ViTConfig) -> Stem:
-    """From pictures (B, in_chans, height, width) to patch tokens (B, T, C), with the norms that its slots name."""
+    """From images (B, in_chans, height, width) to patch tokens (B, T, C), with the norms that its slots name."""
     stem = config.stem
     sizes: dict[str, Any] = {
         "img_size": config.img_size,
@@ -89,7 +89,7 @@ def make_stem(config: ViTConfig) -> Stem:
 
 
 def make_block(config: ViTConfig, index: int) -> Block | ParallelBlock:
-    """The block of that index, with its norm slots and its share of the drop path rate."""
+    """The block of that index, with its norm slots and its fraction of the drop path rate."""
     if config.parallel == 1:
         return _make_branches(config, index)
     return ParallelBlock([_make_branches(config, index) for _ in range(config.parallel)])
@@ -98,7 +98,7 @@ def make_block(config: ViTConfig, index: int) -> Block | ParallelBlock:
 def _make_branches(config: ViTConfig, index: int) -> Block:
     """One attention and one MLP branch."""
     attn, mlp = config.branches(index)
-    share = index / max(config.depth - 1, 1) if config.drop_path_shape == "linear" else 1.0
+    fraction = index / max(config.depth - 1, 1) if config.drop_path_shape == "linear" else 1.0
     return Block(
         config.embed_dim,
         config.num_heads,
@@ -108,7 +108,7 @@ def _make_branches(config: ViTConfig, index: int) -> Block:
         proj_drop=config.proj_drop,
         attn_drop=config.attn_drop,
         init_values=config.layer_scale,
-        drop_path=config.drop_path * share,
+        drop_path=config.drop_path * fraction,
         act_layer=_activation(config),
         attn_norms=_branch_norms(attn, config, index),
         mlp_norms=_branch_norms(mlp, config, index),
@@ -142,13 +142,13 @@ def initial_positions(config: ViTConfig) -> Tensor | None:
     if config.position == "none":
         return None
     if config.position.startswith("sincos2d"):
-        return sincos2d(config.grid, config.embed_dim, centred=config.position.endswith("centred"))
+        return sincos2d(config.grid, config.embed_dim, centered=config.position.endswith("centered"))
     entries = config.num_prefix_tokens if config.position_on_prefix else 0
     return torch.zeros(1, entries + config.num_patches, config.embed_dim)
 
 
 def timm_cfg(config: ViTConfig, stem: Stem) -> dict[str, Any]:
-    """What timm's tools read as ``pretrained_cfg``: input size, normalisation, names of first and last layer."""
+    """What timm's tools read as ``pretrained_cfg``: input size, normalization, names of first and last layer."""
     return {
         "url": "",
         "num_classes": config.num_classes,

@@ -33,7 +33,7 @@ class ViTConfig:
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
 
     stem: StemConfig = field(default_factory=StemConfig)
-    position: Literal["learn", "sincos2d", "sincos2d_centred", "none"] = "learn"
+    position: Literal["learn", "sincos2d", "sincos2d_centered", "none"] = "learn"
     position_on_prefix: bool = True  # the class and register tokens have position entries too
     position_norm: NormConfig | None = None
     position_norm_on_prefix: bool = False
@@ -220,16 +220,16 @@ def _check(config: ViTConfig) -> None:
     for axis, side, patch in zip(("height", "width"), config.img_size, config.patch_size, strict=True):
         if side % patch:
             nearby = f"{max(1, side // patch) * patch} or {(side // patch + 1) * patch}"
-            raise UserError(f"The picture's {axis} {side} is not a multiple of the patch side {patch}; use {nearby}.")
+            raise UserError(f"The image's {axis} {side} is not a multiple of the patch side {patch}; use {nearby}.")
     if config.stem.kind == "t2t" and config.patch_size != (16, 16):
         raise UserError(f"The stages of a t2t stem make patches of 16 pixels, not {config.patch_size}: set patch_size.")
     for name in ("in_chans", "embed_dim", "depth", "parallel", "num_heads", "mlp_dim"):
         if getattr(config, name) < 1:
             raise UserError(f"{name} must be at least 1, got {getattr(config, name)}.")
-    from vitmods.layers.stems.shapes import hmlp_layers, levit_widths, local_width  # layers import torch
+    if config.stem.kind in ("hmlp", "levit", "local"):
+        from vitmods.layers.stems.shapes import hmlp_layers, levit_widths, local_width  # layers import torch
 
-    fits = {"hmlp": hmlp_layers, "levit": levit_widths, "local": local_width}
-    if config.stem.kind in fits:
+        fits = {"hmlp": hmlp_layers, "levit": levit_widths, "local": local_width}
         fits[config.stem.kind](config.embed_dim, config.patch_size)
     if config.layer_scale == 0:
         raise UserError("layer_scale=0 would cut every branch off: use None for none, or a small number as 1e-4.")
@@ -243,7 +243,7 @@ def _check(config: ViTConfig) -> None:
             raise UserError(f"{name} is a probability below 1, got {getattr(config, name)}.")
     choices = {
         "activation": ("gelu", "gelu_tanh"),
-        "position": ("learn", "sincos2d", "sincos2d_centred", "none"),
+        "position": ("learn", "sincos2d", "sincos2d_centered", "none"),
         "pool": ("token", "avg", "map", "none"),
         "drop_path_shape": ("linear", "constant"),
         "init": ("timm", "big_vision"),

@@ -15,7 +15,7 @@ def count_params(model: "nn.Module") -> int:
 
 
 def count_macs(config: ViTConfig, dense_norms: bool = False) -> int:
-    """Multiply-adds for one picture, as the papers count their FLOPs: matrix products alone, all tokens of all blocks.
+    """Multiply-adds for one image, as the papers count their FLOPs: matrix products alone, all tokens of all blocks.
 
     Per block 12 N C^2 + 2 N^2 C for an MLP of width 4 C, times its parallel branches, plus the stem, representation
     layer and head. Norms, activations and softmax are not counted, nor is what the last block can leave out; the matrix
@@ -32,7 +32,7 @@ def count_macs(config: ViTConfig, dense_norms: bool = False) -> int:
 
 
 def count_published(config: ViTConfig) -> int:
-    """FLOPs for one picture as Three Things and Dynamic Token Normalization report them: ``count_macs``, and five for
+    """FLOPs for one image as Three Things and Dynamic Token Normalization report them: ``count_macs``, and five for
     each value that passes a norm, as the counter fvcore has it (ViT-B/16: 17.58 G, of which 17.56 are products)."""
     return count_macs(config) + 5 * (_stem_normed(config) + _stream_normed(config))
 

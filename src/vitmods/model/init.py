@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def initialise(model: "ViT", only: str = "") -> None:
+def initialize(model: "ViT", only: str = "") -> None:
     """Draw the weights of a model by the rule that its config names, from PyTorch's global generator.
 
     ``only`` restricts it to one child module ("head"). Norms, LayerScale and head scales start as built.
 
     - ``timm``: linear weights truncated normal 0.02, biases 0, positions and mask token truncated normal 0.02, other
-      tokens normal 1e-6, convolutions of the stem as PyTorch initialises them.
+      tokens normal 1e-6, convolutions of the stem as PyTorch initializes them.
     - ``big_vision``: projections of patches and the representation layer LeCun normal, attention and MLP weights
       Xavier uniform (query, key and value each by itself), MLP biases normal 1e-6, positions normal
       1 / sqrt(C), class and register tokens and head 0.
@@ -28,7 +28,7 @@ def initialise(model: "ViT", only: str = "") -> None:
     """
     rules = {"timm": _timm, "big_vision": _big_vision}
     if model.config.init not in rules:
-        raise UserError(f"There is no initialisation '{model.config.init}'. Known: {', '.join(rules)}.")
+        raise UserError(f"There is no initialization '{model.config.init}'. Known: {', '.join(rules)}.")
     for name, module in model.named_modules():
         if name.startswith(only):
             rules[model.config.init](name, module, model)

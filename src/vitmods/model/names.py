@@ -33,7 +33,7 @@ _TIMM_SIZES = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H
 
 
 def parse_name(name: str) -> tuple[str, int | None, int, int, int | None]:
-    """(size, depth if given, parallel branches, patch side, picture side if given)"""
+    """(size, depth if given, parallel branches, patch side, image side if given)"""
     if match := re.fullmatch(r"vit_([a-z]+)_patch(\d+)_(?:(\d+)x(\d+)_)?(\d+)", name):
         size, patch, depth, parallel, side = match.groups()
         if size in _TIMM_SIZES:

@@ -6,7 +6,7 @@ Let P = I - 11'/C take the mean over the C channels off a token, and R(x) = gamm
 
 In a pre-norm ViT all that reads the stream x is LayerNorms, so P x in place of x gives the same outputs. The stream is
 a sum, x = stem + position + tokens + branch_1 + branch_2 + ..., and P is linear: with P applied to each term there is
-nothing left for LayerNorm to centre.
+nothing left for LayerNorm to center.
 
 - A linear map that writes to the stream: W h + b becomes (P W) h + P b. Positions and tokens p become P p.
 - With LayerScale, g (W h + b) becomes g' (W' h + b') with g' W' = P g W and g' b' = P g b. g' is g, raised to |g| / C
@@ -53,7 +53,7 @@ def rms_config(config: ViTConfig) -> ViTConfig:
         final_norm=config.final_norm and replace(config.final_norm, kind="rms"),
         pool_norm=config.pool_norm or config.final_norm if config.pool == "map" else None,
         qkv_bias=config.qkv_bias or any(b.before and b.before.affine for b in branches[::2]),
-        position="sincos2d_centred" if config.position == "sincos2d" else config.position,
+        position="sincos2d_centered" if config.position == "sincos2d" else config.position,
     )
 
 
@@ -86,7 +86,7 @@ def _refuse(reason: str) -> NoReturn:
 def rms_weights(weights: "Weights", config: ViTConfig) -> "Weights":
     """The weights of the model that ``rms_config(config)`` describes, from those of ``config``'s.
 
-    Raises UserError where the weights do not allow it: a gain that undoes the centring, a bias that nothing reads.
+    Raises UserError where the weights do not allow it: a gain that undoes the centering, a bias that nothing reads.
     """
     new = dict(weights)
     tokens = {"pos_embed": config.position == "learn", "cls_token": config.class_token, "reg_token": config.reg_tokens}

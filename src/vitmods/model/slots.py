@@ -34,7 +34,7 @@ class NormConfig:
 
 @dataclass(frozen=True)
 class StemConfig:
-    """From pictures to patch tokens: the kind of map (one of STEM_KINDS), and norms around and inside it.
+    """From images to patch tokens: the kind of map (one of STEM_KINDS), and norms around and inside it.
 
     ``linear`` may have a norm on the pixels of a patch before it and a GELU at the end; ``hmlp`` and ``levit`` have
     norms between their layers; ``t2t`` has tokens-to-token stages before its linear map (``bias`` is the map's).
@@ -84,7 +84,7 @@ class FirstBlocks:
 @dataclass(frozen=True)
 class PositionalConfig:
     """Attention of the first ``count`` blocks is mixed with a learned kernel over the grid: where the kernels start
-    (``init``, as in dynamic token norms) and the logit of their share (``gate``)."""
+    (``init``, as in dynamic token norms) and the logit of their fraction (``gate``)."""
 
     count: int
     init: Literal["local", "noise"] = "local"

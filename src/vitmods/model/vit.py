@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitmods.fast.recompute import is_frozen
 from vitmods.layers.mlp import Mlp
 from vitmods.layers.position import resample
+from vitmods.layers.recompute import is_frozen
 from vitmods.model.build import initial_positions, make_attn_pool, make_block, make_norm, make_stem, timm_cfg
 from vitmods.model.config import ViTConfig
-from vitmods.model.init import initialise
+from vitmods.model.init import initialize
 from vitmods.util.errors import UserError, nearest
 
 Resampling = Literal["bicubic", "bilinear"]
@@ -32,10 +32,10 @@ def vit(config: ViTConfig | str = "S/16", **overrides: Any) -> "ViT":
 class ViT(nn.Module):
     """A Vision Transformer with timm's parameter names and model contract; ``config`` describes it completely.
 
-    Pictures (B, in_chans, height, width) -> logits (B, num_classes). ``forward`` computes of the last block only what
+    Images (B, in_chans, height, width) -> logits (B, num_classes). ``forward`` computes of the last block only what
     the head reads, which is exact; ``forward_features`` gives all tokens (B, N, C).
 
-    Both take one of two keywords for masked pre-training. ``keep`` (B, K) names the visible patches of each picture;
+    Both take one of two keywords for masked pre-training. ``keep`` (B, K) names the visible patches of each image;
     the others are not computed, and the patch tokens are K, in its order (He et al., 2022, MAE). ``mask`` (B, T) is
     True where the learned mask token stands in for a patch (Bao et al., 2022, BEiT; the config's ``mask_token`` makes
     one). UserError says what does not fit.
@@ -65,7 +65,7 @@ class ViT(nn.Module):
             {"module": f"blocks.{i}", "num_chs": dim, "reduction": max(config.patch_size)} for i in range(config.depth)
         ]
         self.pretrained_cfg = self.default_cfg = timm_cfg(config, self.patch_embed)
-        initialise(self)
+        initialize(self)
 
     # What timm's tools read.
     num_classes = property(lambda self: self.config.num_classes)
@@ -149,24 +149,24 @@ class ViT(nn.Module):
         """Keep the input of each block alone and run the block again in backward."""
         self.grad_checkpointing = enable
 
-    def set_lean_activations(self, enable: bool = True) -> None:
+    def set_recompute(self, enable: bool = True) -> None:
         """Keep fewer tensors for backward: outputs of norms and GELUs are made again, with the same gradients.
 
-        Raises UserError where no part of the model has a lean form (norms other than LayerNorm and RMSNorm before
+        Raises UserError where no part of the model has a recompute form (norms other than LayerNorm and RMSNorm before
         the branches).
         """
-        if enable and not any(block.can_be_lean for block in self.blocks):
+        if enable and not any(block.can_recompute for block in self.blocks):
             raise UserError(
-                "No block of this model has a lean form: it needs LayerNorm or RMSNorm before its branches."
+                "No block of this model has a recompute form: it needs LayerNorm or RMSNorm before its branches."
             )
         for block in self.blocks:
-            block.lean = enable  # type: ignore[assignment]
+            block.recompute = enable  # type: ignore[assignment]
 
     def set_frozen_mlp_recompute(self, enable: bool = True, keep_last: int = 0) -> None:
         """Keep of each frozen MLP branch its input alone and run its first linear map again in backward, but for the
         last ``keep_last`` blocks: less time for more memory.
 
-        Same gradients; independent of ``set_lean_activations``; of no effect on what is trained. Raises UserError where
+        Same gradients; independent of ``set_recompute``; of no effect on what is trained. Raises UserError where
         no MLP is frozen, none can be run again (norms other than LayerNorm and RMSNorm before it, or one inside), or
         ``keep_last`` leaves no block.
         """
@@ -199,7 +199,7 @@ class ViT(nn.Module):
         head = nn.Linear(self.config.embed_dim, num_classes) if num_classes else nn.Identity()
         self.head = head.to(device=weight.device, dtype=weight.dtype).train(self.training)
         if num_classes:
-            initialise(self, only="head")
+            initialize(self, only="head")
 
     def set_input_size(
         self,
@@ -207,7 +207,7 @@ class ViT(nn.Module):
         patch_size: int | tuple[int, int] | None = None,
         positions: Resampling = "bicubic",
     ) -> None:
-        """Another picture or patch size, keeping all weights: learned positions are resampled (``bicubic`` as timm,
+        """Another image or patch size, keeping all weights: learned positions are resampled (``bicubic`` as timm,
         ``bilinear`` with aligned corners as big_vision), the projection and the gain of a patch norm are resized with
         the patch. Raises UserError when the sizes do not fit or the resampling is unknown."""
         if positions not in get_args(Resampling):
@@ -241,7 +241,7 @@ class ViT(nn.Module):
             self.register_buffer("pos_embed", positions, persistent=False)
 
     def _embed(self, images: Tensor, keep: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """Pictures -> tokens with positions (B, prefix + T, C), or (B, prefix + K, C) where ``keep`` is (B, K)."""
+        """Images -> tokens with positions (B, prefix + T, C), or (B, prefix + K, C) where ``keep`` is (B, K)."""
         config = self.config
         x = self.patch_embed(images) if keep is None else self._visible(images, keep, mask)
         if mask is not None:

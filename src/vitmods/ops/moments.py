@@ -1,7 +1,7 @@
-"""Moments over the tokens of each picture, and the map ``x * scale + shift`` that a norm makes of them.
+"""Moments over the tokens of each image, and the map ``x * scale + shift`` that a norm makes of them.
 
-Instance, group, switchable and synchronised batch normalization are a few lines of algebra between the two, since the
-moments of a group, a picture or a batch follow exactly from those of its channels (law of total variance).
+Instance, group, switchable and synchronized batch normalization are a few lines of algebra between the two, since the
+moments of a group, an image or a batch follow exactly from those of its channels (law of total variance).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed import _functional_collectives as collectives
 
-from vitmods.layers.norms.contract import transformed, widen
+from vitmods.layers.norms.contract import transformed, upcast
 from vitmods.ops.native import moments as native
 from vitmods.ops.native import usable
 
@@ -25,7 +25,7 @@ IN_CACHE = 1 << 17  # numbers of a piece that stays in a processor core's cache 
 
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Tensors of as many pictures cut alike on a CPU, where memory bounds a norm's passes; whole elsewhere."""
+    """Tensors of as many images cut alike on a CPU, where memory bounds a norm's passes; whole elsewhere."""
     first = tensors[0]
     step = max(1, IN_CACHE // first[0].numel()) if first.device.type == "cpu" and len(first) else max(1, len(first))
     return zip(*(t.split(step) for t in tensors), strict=True)
@@ -37,7 +37,7 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
         return native.moments(x)
     means, variances = [], []
     for (piece,) in _pieces(x):
-        wide = widen(piece)
+        wide = upcast(piece)
         mean = wide.mean(1, keepdim=True)
         means.append(mean)
         variances.append((wide - mean).square_().mean(1, keepdim=True))
@@ -48,17 +48,17 @@ def _map(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """``x * scale + shift`` in the type of x."""
     if usable("moments", x):
         return native.scale_shift(x, scale, shift)
-    return torch.addcmul(shift, widen(x), scale).to(x.dtype)
+    return torch.addcmul(shift, upcast(x), scale).to(x.dtype)
 
 
 def _map_sums(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """The sums over tokens of ``grad * x`` and of grad, (B, 1, C) each: gradients of the map's scale and shift."""
     if usable("moments", grad, x):
         return native.scale_shift_sums(grad, x)
-    products, sums = (widen(x).new_empty(len(x), 1, x.shape[-1]) for _ in range(2))
+    products, sums = (upcast(x).new_empty(len(x), 1, x.shape[-1]) for _ in range(2))
     for g, piece, a, b in _pieces(grad, x, products, sums):
-        torch.sum(widen(g) * piece, 1, keepdim=True, out=a)
-        torch.sum(widen(g), 1, keepdim=True, out=b)
+        torch.sum(upcast(g) * piece, 1, keepdim=True, out=a)
+        torch.sum(upcast(g), 1, keepdim=True, out=b)
     return products, sums
 
 
@@ -68,11 +68,11 @@ def _map_backward(grad: Tensor, x: Tensor, scale: Tensor, slope: Tensor, offset:
         return native.scale_shift_backward(grad, x, scale, slope, offset)
     grad_x = torch.empty_like(x)
     for out, g, wide, s, o, c in _pieces(grad_x, grad, x, slope, offset, scale.expand_as(slope)):
-        out.copy_(torch.addcmul(o, widen(wide), s).addcmul_(g.to(s.dtype), c))
+        out.copy_(torch.addcmul(o, upcast(wide), s).addcmul_(g.to(s.dtype), c))
     return grad_x
 
 
-class _Normalise(torch.autograd.Function):
+class _Normalize(torch.autograd.Function):
     """The passes over x by hand; the small algebra between moments and scale is left to autograd."""
 
     @staticmethod
@@ -107,16 +107,16 @@ def _same(x: Tensor) -> Tensor:
     return x
 
 
-def normalise(x: Tensor, solve: Solve, parameters: Iterable[Tensor]) -> Tensor:
+def normalize(x: Tensor, solve: Solve, parameters: Iterable[Tensor]) -> Tensor:
     """``x * scale + shift`` over (B, N, C), in the type of x.
 
     ``solve`` makes scale and shift, (B, 1, C) or (1, 1, C), of the mean and the biased variance over tokens, (B, 1, C)
     each, in float32 (float64 stays), and of the parameters that it closes over.
     """
     if not (torch.compiler.is_compiling() or transformed()):
-        out: Tensor = _Normalise.apply(x, solve, *parameters)
+        out: Tensor = _Normalize.apply(x, solve, *parameters)
         return out
-    wide = widen(x)
+    wide = upcast(x)
     mean = wide.mean(1, keepdim=True)
     scale, shift = solve(mean, (wide - mean).square().mean(1, keepdim=True))
     return (wide * scale + shift).to(x.dtype)
@@ -152,9 +152,9 @@ def sum_over_processes(x: Tensor) -> Tensor:
 
 
 def batch_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Moments over the pictures of all processes from those of each picture, (B, 1, C) -> (1, 1, C), and the number of
-    those pictures (1,). Pictures have equally many tokens; processes may have batches of different size."""
-    pictures = sum_over_processes(mean.new_tensor([float(len(mean))]))
-    center = sum_over_processes(mean.sum(0, keepdim=True)) / pictures
+    """Moments over the images of all processes from those of each image, (B, 1, C) -> (1, 1, C), and the number of
+    those images (1,). Images have equally many tokens; processes may have batches of different size."""
+    images = sum_over_processes(mean.new_tensor([float(len(mean))]))
+    center = sum_over_processes(mean.sum(0, keepdim=True)) / images
     spread = (var + (mean - center).square()).sum(0, keepdim=True)
-    return center, sum_over_processes(spread) / pictures, pictures
+    return center, sum_over_processes(spread) / images, images

@@ -1,7 +1,7 @@
 """Normalization with local statistics under a separable kernel, exactly: O(T (rows + columns)) work, no T x T tensor.
 
 For logits ``a1 (dx^2 + dy^2) + a2 dx + a3 dy`` the softmax over all tokens of a grid is a product of a softmax over
-columns and one over rows, ``P[(r, c), (r', c')] = Py[r, r'] Px[c, c']``: the exponential of a sum, normalised over a
+columns and one over rows, ``P[(r, c), (r', c')] = Py[r, r'] Px[c, c']``: the exponential of a sum, normalized over a
 product set. So ``P x`` is two small matrix products.
 
 Tokens are held as (H, columns, rows, B, D): both products are then plain batched ones, without a copy between them.
@@ -112,11 +112,11 @@ def composed(
     grid, heads = layout.grid, layout.heads
     lm, lv = mix_mean.view(-1, 1, 1, 1, 1), mix_var.view(-1, 1, 1, 1, 1)
     mean, var = x.mean(-1), x.var(-1, unbiased=layout.unbiased)
-    centre = x.mean(1, keepdim=True).detach()  # P 1 = 1: any centre gives the same result and gradients
-    xc = to_heads(x - centre, grid, heads).contiguous()
+    center = x.mean(1, keepdim=True).detach()  # P 1 = 1: any center gives the same result and gradients
+    xc = to_heads(x - center, grid, heads).contiguous()
     m, q = rows(py, columns(px, xc)), rows(py, columns(px, xc * xc))
     s2 = lv * per_token(var, grid) + (1 - lv) * (q - m * m).clamp_min(0)
-    shift = to_heads(centre, (1, 1), heads)
+    shift = to_heads(center, (1, 1), heads)
     n = (xc - (1 - lm) * m + lm * (shift - per_token(mean, grid))) * (s2 + layout.eps).rsqrt()
     return n.permute(3, 2, 1, 0, 4).flatten(3).flatten(1, 2) * weight + bias
 
@@ -165,23 +165,23 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The norm, and mean and variance over channels and the mean over tokens.
 
-    Statistics are shift invariant, so they are taken after the mean of each channel over the picture is taken off:
-    P x^2 - (P x)^2 then keeps its digits whatever offset the tokens share. Where a part of the picture is flat and far
+    Statistics are shift invariant, so they are taken after the mean of each channel over the image is taken off:
+    P x^2 - (P x)^2 then keeps its digits whatever offset the tokens share. Where a part of the image is flat and far
     from the rest, it can still round to less than 0, which is taken as 0.
     """
     grid, heads = layout.grid, layout.heads
     mean, var = _token_statistics(x, layout.unbiased)
-    centre = x.mean(1, keepdim=True)
-    xc = _centred(x, centre, layout)
+    center = x.mean(1, keepdim=True)
+    xc = _centred(x, center, layout)
     square = xc * xc
     m = rows(py, columns(px, xc))
     v = rows(py, columns(px, square)).addcmul_(m, m, value=-1).clamp_min_(0)
     r = _reciprocal_deviation(v, var, mix_var, layout, out=v)
-    n = _deviation(xc, m, centre, mean, mix_mean, layout, out=square).mul_(r)
+    n = _deviation(xc, m, center, mean, mix_mean, layout, out=square).mul_(r)
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     shape = (heads, 1, 1, 1, -1)
     torch.addcmul(bias.view(shape), n, weight.view(shape), out=to_heads(y, grid, heads))
-    return y, mean, var, centre
+    return y, mean, var, center
 
 
 def _gradients_with_a_graph(grad: Tensor, values: tuple[Tensor, ...], layout: Layout) -> tuple[Tensor | None, ...]:
@@ -195,18 +195,18 @@ def _gradients_with_a_graph(grad: Tensor, values: tuple[Tensor, ...], layout: La
 
 def _gradients(grad: Tensor, saved: tuple[Tensor, ...], layout: Layout) -> tuple[Tensor, ...]:
     """Of x, px, py, mix_mean, mix_var, weight and bias."""
-    x, px, py, mix_mean, mix_var, weight, mean, var, centre = saved
+    x, px, py, mix_mean, mix_var, weight, mean, var, center = saved
     grid, heads, c = layout.grid, layout.heads, x.shape[-1]
     lm, lv = mix_mean.view(-1, 1, 1, 1, 1), mix_var.view(-1, 1, 1, 1, 1)
 
     # Forward once more; the products over columns are needed for the gradient of py anyway.
-    xc = _centred(x, centre, layout)
+    xc = _centred(x, center, layout)
     square = xc * xc
     zm, zq = columns(px, xc), columns(px, square)
     m = rows(py, zm)
     v = rows(py, zq).addcmul_(m, m, value=-1).clamp_min_(0)
     r = _reciprocal_deviation(v, var, mix_var, layout, out=torch.empty_like(v))
-    n = _deviation(xc, m, centre, mean, mix_mean, layout, out=torch.empty_like(v)).mul_(r)
+    n = _deviation(xc, m, center, mean, mix_mean, layout, out=torch.empty_like(v)).mul_(r)
 
     # Through the affine map and the division: gu is the gradient of x - mu, gs of the variance.
     g = _heads_copy(grad, grid, heads)
@@ -219,7 +219,7 @@ def _gradients(grad: Tensor, saved: tuple[Tensor, ...], layout: Layout) -> tuple
     # Through the mixtures.
     gu_token, gs_token = gu.sum(-1, keepdim=True), gs.sum(-1, keepdim=True)
     grad_mix_mean = _dot(gu, m) - _dot(gu_token, per_token(mean, grid))
-    grad_mix_mean += _dot(gu.sum((1, 2), keepdim=True), to_heads(centre, (1, 1), heads))
+    grad_mix_mean += _dot(gu.sum((1, 2), keepdim=True), to_heads(center, (1, 1), heads))
     grad_mix_var = _dot(gs_token, per_token(var, grid)) - _dot(gs, v)
 
     # Through both moments, and the two products of each.
@@ -244,18 +244,18 @@ def _heads_copy(x: Tensor, grid: Grid, heads: int) -> Tensor:
     return to_heads(x, grid, heads).clone(memory_format=torch.contiguous_format)
 
 
-def _centred(x: Tensor, centre: Tensor, layout: Layout) -> Tensor:
+def _centred(x: Tensor, center: Tensor, layout: Layout) -> Tensor:
     """(B, T, C) minus (B, 1, C) -> (H, columns, rows, B, D)"""
-    return _heads_copy(x, layout.grid, layout.heads).sub_(to_heads(centre, (1, 1), layout.heads))
+    return _heads_copy(x, layout.grid, layout.heads).sub_(to_heads(center, (1, 1), layout.heads))
 
 
 def _deviation(
-    xc: Tensor, m: Tensor, centre: Tensor, mean: Tensor, mix_mean: Tensor, layout: Layout, out: Tensor
+    xc: Tensor, m: Tensor, center: Tensor, mean: Tensor, mix_mean: Tensor, layout: Layout, out: Tensor
 ) -> Tensor:
-    """x - mu, from the centred tokens and their mean m = P xc."""
+    """x - mu, from the centered tokens and their mean m = P xc."""
     lm = mix_mean.view(-1, 1, 1, 1, 1)
     torch.addcmul(xc, m, lm - 1, out=out)
-    return out.add_(lm * to_heads(centre, (1, 1), layout.heads)).sub_(lm * per_token(mean, layout.grid))
+    return out.add_(lm * to_heads(center, (1, 1), layout.heads)).sub_(lm * per_token(mean, layout.grid))
 
 
 def _reciprocal_deviation(v: Tensor, var: Tensor, mix_var: Tensor, layout: Layout, out: Tensor) -> Tensor:

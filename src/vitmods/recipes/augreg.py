@@ -48,7 +48,7 @@ def augreg(
 
     Paper: Kumar et al., "Dual PatchNorm" (arXiv:2302.01327), section 5.1 and appendix C, after Steiner et al., "How to
         train your ViT?" (arXiv:2106.10270); big_vision's configs/vit_i1k.py
-    Data: ImageNet-1k, 99 % of train (1,268,355 pictures) at 224 px; 300 epochs are 92.9k steps
+    Data: ImageNet-1k, 99 % of train (1,268,355 images) at 224 px; 300 epochs are 92.9k steps
     Model: vm.vit("B/16", activation="gelu_tanh", position_on_prefix=False, representation=True); S/32 without
         representation
     Command: vitmods train --data path/to/imagenet --base B/16 --img-size 224 --recipe augreg --accumulate 16
@@ -63,7 +63,7 @@ def augreg(
         level: of augmentation: none, light1, light2, medium1, medium2, strong1, strong2; None: the model's own.
         model: gives the level, and dropout and stochastic depth, 0.1 for B and none for the others.
         epochs: of a shorter training; give warmup_epochs too, for 10,000 steps stay 10,000.
-        batch_size: pictures per step; the learning rate stays.
+        batch_size: images per step; the learning rate stays.
         warmup_epochs: instead of 10,000 steps, which are 10.8 % of the paper's training.
         moment: how Adam's mean of gradients is stored.
 
@@ -102,7 +102,7 @@ def augreg_21k(
         level: of augmentation, as in `augreg`; None: the model's own.
         model: gives the level.
         steps: 93,000 or 930,000 in the paper.
-        batch_size: pictures per step; the learning rate stays.
+        batch_size: images per step; the learning rate stays.
         warmup_steps: of linear warm-up; give fewer to a shorter training.
         moment: how Adam's mean of gradients is stored.
 
@@ -116,7 +116,7 @@ def augreg_21k(
 
 
 def big_vision_views() -> Recipe:
-    """Pictures in [-1, 1], Inception crop, flip, and a centre crop of 224 in 256 for evaluation, as in big_vision."""
+    """Images in [-1, 1], Inception crop, flip, and a center crop of 224 in 256 for evaluation, as in big_vision."""
     return Recipe(
         crop="inception",
         crop_scale=(0.05, 1.0),

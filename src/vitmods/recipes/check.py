@@ -85,17 +85,17 @@ def check(recipe: Recipe) -> None:
         chosen_roles(recipe.train)
     except UserError as error:
         raise UserError(f"recipe: train: {error}") from None
-    _check_pictures(recipe)
+    _check_images(recipe)
     _check_schedule(recipe)
 
 
-def _check_pictures(recipe: Recipe) -> None:
+def _check_images(recipe: Recipe) -> None:
     for name in ("crop_scale", "crop_ratio"):
         low, high = getattr(recipe, name)
         if not 0 < low <= high:
             raise UserError(f"recipe: {name} must be two increasing numbers above 0, not {getattr(recipe, name)}.")
     if recipe.crop_scale[1] > 1:
-        raise UserError(f"recipe: crop_scale is a share of the picture, at most 1, not {recipe.crop_scale}.")
+        raise UserError(f"recipe: crop_scale is a fraction of the image, at most 1, not {recipe.crop_scale}.")
     for name in ("mean", "std"):
         if len(getattr(recipe, name)) not in (1, 3):
             raise UserError(f"recipe: {name} must be one number, or three for RGB, not {getattr(recipe, name)}.")

@@ -17,11 +17,11 @@ class Recipe:
     """
 
     epochs: int = 30
-    """passes over the training pictures"""
+    """passes over the training images"""
     steps: int | None = None
-    """optimiser steps; None: those of `epochs`"""
+    """optimizer steps; None: those of `epochs`"""
     batch_size: int = 64
-    """pictures per optimiser step"""
+    """images per optimizer step"""
     accumulate: int = 1
     """parts each batch is computed in, to save memory; the gradient is the one of the whole batch"""
 
@@ -36,7 +36,7 @@ class Recipe:
     lr_batch: int | None = None
     """the batch size that `lr` and `min_lr` are for: they are multiplied by batch_size / lr_batch; None: as given"""
     layer_decay: float | None = None
-    """each block learns at this share of the rate of the one above it, stem and positions below all; None: alike"""
+    """each block learns at this fraction of the rate of the one above it, stem and positions below all; None: alike"""
     weight_decay: float = 0.05
     """decay per step is lr * weight_decay (PyTorch's convention); not on biases, norms, position or tokens"""
     beta1: float = 0.9
@@ -79,25 +79,25 @@ class Recipe:
 
     loss: Literal["softmax", "sigmoid", "bce"] = "softmax"
     """cross-entropy over classes; binary cross-entropy summed over classes; or its mean, where every class that a mixed
-    picture holds counts as whole (arXiv:2110.00476)"""
+    image holds counts as whole (arXiv:2110.00476)"""
     label_smoothing: float = 0.0
-    """share of each target that is spread evenly over all classes"""
+    """fraction of each target that is spread evenly over all classes"""
 
     crop: Literal["none", "pad", "random_resized", "inception"] = "pad"
     """resize only; pad by an eighth of the side and crop at random; or random area and aspect, drawn as torchvision
     does or as TensorFlow does, smaller on average"""
     crop_scale: tuple[float, float] = (0.08, 1.0)
-    """area of a random_resized or inception crop, as a share of the picture"""
+    """area of a random_resized or inception crop, as a fraction of the image"""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """aspect (width over height) of a random_resized or inception crop"""
     flip: float = 0.5
     """probability of a left-right flip"""
     resample: Literal["bicubic", "bilinear", "big_vision"] = "bicubic"
-    """how pictures are resized, with antialiasing; or as in big_vision, bilinear without, and by areas to evaluate"""
+    """how images are resized, with antialiasing; or as in big_vision, bilinear without, and by areas to evaluate"""
     repeats: int = 1
-    """views of a picture in an epoch, which then has so many times fewer pictures (arXiv:1901.09335)"""
+    """views of an image in an epoch, which then has so many times fewer images (arXiv:1901.09335)"""
     randaugment: tuple[int, float] | None = None
-    """RandAugment (arXiv:1909.13719): operations per picture, magnitude"""
+    """RandAugment (arXiv:1909.13719): operations per image, magnitude"""
     randaugment_space: Literal["torchvision", "big_vision", "timm"] = "torchvision"
     """whose operations: torchvision's (magnitude 0 to 30), big_vision's (10 is its scale, more is stronger), or timm's
     increasing ones (0 to 10), each of which is done with probability 0.5"""
@@ -110,7 +110,7 @@ class Recipe:
     cutmix: float = 0.0
     """alpha of CutMix's Beta distribution (arXiv:1905.04899); 0: off. With mixup too, each batch draws one of them"""
     eval_crop: float = 0.875
-    """share of the resized picture's side that the centre crop of the evaluation keeps"""
+    """fraction of the resized image's side that the center crop of the evaluation keeps"""
     mean: tuple[float, ...] = (0.5,)
     """subtracted from pixels in [0, 1]; one value, or one a channel"""
     std: tuple[float, ...] = (0.5,)
@@ -136,7 +136,7 @@ class Recipe:
 
     @property
     def part_size(self) -> int:
-        """Pictures that are on the device at once: the largest part of a batch."""
+        """Images that are on the device at once: the largest part of a batch."""
         return -(-self.batch_size // self.accumulate)
 
     def with_(self, **overrides: Any) -> Self:

@@ -39,7 +39,7 @@ def sun397(
         mixup: alpha; 0: off.
         magnitude: of RandAugment's two operations; None: no RandAugment, which 0 is not.
         epochs: 600 in the last row.
-        batch_size: pictures per step; the learning rate stays.
+        batch_size: images per step; the learning rate stays.
     """
     return big_vision_views().with_(
         epochs=epochs,

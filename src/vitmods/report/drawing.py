@@ -25,7 +25,7 @@ NORMS = {
     "switchable": "SwitchableNorm",
     "dynamic_token": "Dynamic Token",
 }
-POSITIONS = {"learn": "+ position", "sincos2d": "+ position, fixed", "sincos2d_centred": "+ position, fixed"}
+POSITIONS = {"learn": "+ position", "sincos2d": "+ position, fixed", "sincos2d_centered": "+ position, fixed"}
 STEMS = {"linear": "linear", "hmlp": "hMLP", "levit": "LeViT convolutions", "local": "local transformer"}
 ACTIVATIONS = {"gelu": "GELU", "gelu_tanh": "tanh GELU"}
 POOLS = {"token": "class token", "avg": "mean of tokens", "map": "attention pool", "none": "all tokens"}

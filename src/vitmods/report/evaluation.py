@@ -17,7 +17,7 @@ from vitmods.report.svg import figure
 from vitmods.stats.intervals import wilson
 from vitmods.util.files import make_folder, write_atomically
 
-Colours = Mapping[str, str]
+Colors = Mapping[str, str]
 _NAMED_CLASSES, _COUNTED_CLASSES = 40, 20  # of a confusion matrix: more do not fit
 _PIXELS_PER_INCH = 144
 
@@ -30,7 +30,7 @@ def draw_evaluation(found: Mapping[str, Any], folder: Path, prefix: str = "") ->
     Raises:
         UserError: the folder cannot be written.
     """
-    drawings: dict[str, tuple[str, Callable[[Mapping[str, Any], Colours, Path], None]]] = {
+    drawings: dict[str, tuple[str, Callable[[Mapping[str, Any], Colors, Path], None]]] = {
         "calibration": ("reliability", _reliability),
         "confusion": ("confusion", _confusion),
         "fewshot": ("fewshot", _fewshot),
@@ -49,49 +49,49 @@ def draw_evaluation(found: Mapping[str, Any], folder: Path, prefix: str = "") ->
     return written
 
 
-def light() -> Colours:
-    """The report's colours on white paper, by their names in its style sheet."""
+def light() -> Colors:
+    """The report's colors on white paper, by their names in its style sheet."""
     sheet = (files("vitmods.report") / "style.css").read_text()
     return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", sheet.partition("}")[0]))
 
 
-def _reliability(found: Mapping[str, Any], colours: Colours, path: Path) -> None:
-    """Accuracy by confidence with an interval for each bin, above how many pictures have that confidence."""
+def _reliability(found: Mapping[str, Any], colors: Colors, path: Path) -> None:
+    """Accuracy by confidence with an interval for each bin, above how many images have that confidence."""
     detail, rows = found["protocols"]["calibration"], found["protocols"]["calibration"]["reliability"]
-    confidence, accuracy, pictures, number = (
-        np.array([row[key] for row in rows]) for key in ("confidence", "accuracy", "pictures", "bin")
+    confidence, accuracy, dataset, number = (
+        np.array([row[key] for row in rows]) for key in ("confidence", "accuracy", "images", "bin")
     )
     bars: dict[str, Any] = {"x": number / BINS, "width": 1 / BINS - 0.006, "align": "edge", "lw": 0}
-    low, high = wilson(np.rint(accuracy * pictures), pictures)
+    low, high = wilson(np.rint(accuracy * dataset), dataset)
     with figure(430, 510) as drawn:
         upper, lower = drawn.add_axes((0.14, 0.34, 0.82, 0.52)), drawn.add_axes((0.14, 0.1, 0.82, 0.17))
-        upper.plot([0, 1], [0, 1], color=colours["muted"], lw=1.2, ls=(0, (4, 3)))
-        upper.bar(height=accuracy, color=colours["accent"], **bars)
-        upper.vlines(confidence, low, high, color=colours["arm"], lw=2.2)
-        marks: dict[str, Any] = {"ms": 6.5, "mec": colours["paper"], "mew": 1.2, "clip_on": False}
-        upper.plot(confidence, accuracy, "D", color=colours["arm"], **marks)
+        upper.plot([0, 1], [0, 1], color=colors["muted"], lw=1.2, ls=(0, (4, 3)))
+        upper.bar(height=accuracy, color=colors["accent"], **bars)
+        upper.vlines(confidence, low, high, color=colors["arm"], lw=2.2)
+        marks: dict[str, Any] = {"ms": 6.5, "mec": colors["paper"], "mew": 1.2, "clip_on": False}
+        upper.plot(confidence, accuracy, "D", color=colors["arm"], **marks)
         upper.set(xlim=(0, 1), ylim=(0, 1.01))
-        lower.bar(height=pictures / pictures.sum(), color=colours["base"], **bars)
+        lower.bar(height=dataset / dataset.sum(), color=colors["base"], **bars)
         lower.set(xlim=(0, 1))
-        lower.set_xlabel("confidence", color=colours["muted"], fontsize=12)
-        for axes, label in ((upper, "accuracy"), (lower, "pictures")):
-            style(axes, colours)
-            axes.grid(axis="y", color=colours["line"], lw=0.8)
+        lower.set_xlabel("confidence", color=colors["muted"], fontsize=12)
+        for axes, label in ((upper, "accuracy"), (lower, "images")):
+            style(axes, colors)
+            axes.grid(axis="y", color=colors["line"], lw=0.8)
             axes.set_axisbelow(True)
-            axes.set_ylabel(label, color=colours["muted"], fontsize=12)
+            axes.set_ylabel(label, color=colors["muted"], fontsize=12)
             axes.tick_params(labelsize=11)
             for scale in (axes.xaxis, axes.yaxis):
                 scale.set_major_formatter(lambda value, _: f"{100 * value:g} %")
-        text = f"ECE {100 * found['metrics']['ece']:.1f} %; {detail['pictures']:,} pictures, 95 % intervals"
-        _title(drawn, "Accuracy by confidence", text, colours)
-        _save(drawn, path, colours)
+        text = f"ECE {100 * found['metrics']['ece']:.1f} %; {detail['images']:,} images, 95 % intervals"
+        _title(drawn, "Accuracy by confidence", text, colors)
+        _save(drawn, path, colors)
 
 
-def _confusion(found: Mapping[str, Any], colours: Colours, path: Path) -> None:
+def _confusion(found: Mapping[str, Any], colors: Colors, path: Path) -> None:
     """Shares of each true class, darker for more; numbers where they fit."""
     detail = found["protocols"]["confusion"]
     matrix, classes = np.array(detail["matrix"], dtype=float), detail["classes"]
-    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    fractions = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     count = len(classes)
     cell = 34 if count <= _COUNTED_CLASSES else max(4, 640 // count)
     named = count <= _NAMED_CLASSES
@@ -101,21 +101,21 @@ def _confusion(found: Mapping[str, Any], colours: Colours, path: Path) -> None:
     width, height = max(margin + side + 24, 330), top + side + margin
     with figure(width, height) as drawn:
         axes = drawn.add_axes((margin / width, margin / height, side / width, side / height))
-        axes.imshow(shares, cmap=_shades(colours["paper"], colours["arm"]), vmin=0, vmax=1, interpolation="nearest")
-        _frame(axes, colours, names, names)
+        axes.imshow(fractions, cmap=_shades(colors["paper"], colors["arm"]), vmin=0, vmax=1, interpolation="nearest")
+        _frame(axes, colors, names, names)
         for spine in axes.spines.values():
-            spine.set(visible=True, color=colours["line"])
+            spine.set(visible=True, color=colors["line"])
         axes.tick_params(axis="x", rotation=90 if named and max(map(len, names)) > 3 else 0)
         if count <= _COUNTED_CLASSES:
-            _write_shares(axes, shares, colours)
-        axes.set_xlabel("taken for", color=colours["muted"], fontsize=12)
-        axes.set_ylabel("true class", color=colours["muted"], fontsize=12)
-        text = f"{detail['pictures']:,} pictures; percent of each true class"
-        _title(drawn, "What is taken for what", text, colours)
-        _save(drawn, path, colours)
+            _write_fractions(axes, fractions, colors)
+        axes.set_xlabel("taken for", color=colors["muted"], fontsize=12)
+        axes.set_ylabel("true class", color=colors["muted"], fontsize=12)
+        text = f"{detail['images']:,} images; percent of each true class"
+        _title(drawn, "What is taken for what", text, colors)
+        _save(drawn, path, colors)
 
 
-def _corruptions(found: Mapping[str, Any], colours: Colours, path: Path) -> None:
+def _corruptions(found: Mapping[str, Any], colors: Colors, path: Path) -> None:
     """The error at each corruption and severity, and its mean."""
     detail = found["protocols"]["corruptions"]
     names, severities = list(detail["errors"]), [str(severity) for severity in detail["severities"]]
@@ -128,21 +128,21 @@ def _corruptions(found: Mapping[str, Any], colours: Colours, path: Path) -> None
     with figure(width, height) as drawn:
         box = (left / width, foot / height, column * table.shape[1] / width, row * len(names) / height)
         axes = drawn.add_axes(box)
-        axes.imshow(table, cmap=_shades(colours["paper"], colours["hurts"]), vmin=0, vmax=1, aspect="auto")
-        _frame(axes, colours, [*severities, "mean"], labels)
-        axes.axvline(len(severities) - 0.5, color=colours["paper"], lw=4)
-        _write_shares(axes, table, colours)
-        axes.set_xlabel("severity", color=colours["muted"], fontsize=12)
+        axes.imshow(table, cmap=_shades(colors["paper"], colors["hurts"]), vmin=0, vmax=1, aspect="auto")
+        _frame(axes, colors, [*severities, "mean"], labels)
+        axes.axvline(len(severities) - 0.5, color=colors["paper"], lw=4)
+        _write_fractions(axes, table, colors)
+        axes.set_xlabel("severity", color=colors["muted"], fontsize=12)
         text = (
-            f"percent of {detail['pictures']:,} pictures; without corruption {100 * detail['clean_error']:.1f} %, "
+            f"percent of {detail['images']:,} images; without corruption {100 * detail['clean_error']:.1f} %, "
             f"mean {100 * table[:, -1].mean():.1f} %"
         )
-        _title(drawn, "Error on corrupted pictures", text, colours)
-        _save(drawn, path, colours)
+        _title(drawn, "Error on corrupted images", text, colors)
+        _save(drawn, path, colors)
 
 
-def _fewshot(found: Mapping[str, Any], colours: Colours, path: Path) -> None:
-    """Accuracy by pictures a class: mean, interval, and a dot for each choice of pictures."""
+def _fewshot(found: Mapping[str, Any], colors: Colors, path: Path) -> None:
+    """Accuracy by images a class: mean, interval, and a dot for each choice of images."""
     detail = found["protocols"]["fewshot"]
     values = {int(shots): 100 * np.array(row["values"]) for shots, row in sorted(detail["shots"].items(), key=_shots)}
     shots, means = list(values), [row.mean() for row in values.values()]
@@ -151,23 +151,23 @@ def _fewshot(found: Mapping[str, Any], colours: Colours, path: Path) -> None:
         axes.set_xscale("log")
         for number, row in values.items():
             low, high = found["intervals"][f"fewshot{number}"]
-            axes.plot([number] * 2, [100 * low, 100 * high], color=colours["arm"], lw=2.6, solid_capstyle="round")
-            axes.plot([number * 1.06] * len(row), row, "o", color=colours["arm"], ms=4, alpha=0.6, mew=0)
-        axes.plot(shots, means, "-D", color=colours["arm"], lw=1.4, ms=7.5, mec=colours["paper"], mew=1.4)
+            axes.plot([number] * 2, [100 * low, 100 * high], color=colors["arm"], lw=2.6, solid_capstyle="round")
+            axes.plot([number * 1.06] * len(row), row, "o", color=colors["arm"], ms=4, alpha=0.6, mew=0)
+        axes.plot(shots, means, "-D", color=colors["arm"], lw=1.4, ms=7.5, mec=colors["paper"], mew=1.4)
         for number, mean in zip(shots, means, strict=True):
             axes.annotate(f"{mean:.1f}", (number, mean), (-9, 7), textcoords="offset points", ha="right", fontsize=11,
-                          color=colours["ink"])  # fmt: skip
-        style(axes, colours)
-        axes.grid(axis="y", color=colours["line"], lw=0.8)
+                          color=colors["ink"])  # fmt: skip
+        style(axes, colors)
+        axes.grid(axis="y", color=colors["line"], lw=0.8)
         axes.set_xticks(shots, labels=[str(number) for number in shots])
         axes.minorticks_off()
         axes.set(xlim=(min(shots) * 0.6, max(shots) * 1.5))
         axes.tick_params(labelsize=11)
-        axes.set_xlabel("training pictures of each class", color=colours["muted"], fontsize=12)
+        axes.set_xlabel("training images of each class", color=colors["muted"], fontsize=12)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
-        text = f"accuracy on {detail['pictures']:,} pictures; {detail['seeds']} choices, 95 % interval of their mean"
-        _title(drawn, "Learning from few pictures", text, colours)
-        _save(drawn, path, colours)
+        text = f"accuracy on {detail['images']:,} images; {detail['seeds']} choices, 95 % interval of their mean"
+        _title(drawn, "Learning from few images", text, colors)
+        _save(drawn, path, colors)
 
 
 def _shots(item: tuple[str, Any]) -> int:
@@ -180,32 +180,32 @@ def _shades(light_end: str, dark_end: str) -> Any:
     return LinearSegmentedColormap.from_list("shades", [light_end, dark_end])
 
 
-def _frame(axes: Any, colours: Colours, columns: list[str], rows: list[str]) -> None:
-    style(axes, colours)
+def _frame(axes: Any, colors: Colors, columns: list[str], rows: list[str]) -> None:
+    style(axes, colors)
     axes.spines["bottom"].set_visible(False)
     axes.set_xticks(range(len(columns)), labels=columns)
     axes.set_yticks(range(len(rows)), labels=rows)
-    axes.tick_params(labelsize=11, colors=colours["ink"])
+    axes.tick_params(labelsize=11, colors=colors["ink"])
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         label.set_parse_math(False)  # names are the user's: no mathematics between dollar signs
 
 
-def _write_shares(axes: Any, shares: np.ndarray, colours: Colours) -> None:
-    for (row, column), share in np.ndenumerate(shares):
-        if share >= 0.005:
-            colour = colours["paper"] if share > 0.7 else colours["ink"]
-            axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center_baseline", fontsize=11, color=colour)
+def _write_fractions(axes: Any, fractions: np.ndarray, colors: Colors) -> None:
+    for (row, column), fraction in np.ndenumerate(fractions):
+        if fraction >= 0.005:
+            color = colors["paper"] if fraction > 0.7 else colors["ink"]
+            axes.text(column, row, f"{100 * fraction:.0f}", ha="center", va="center_baseline", fontsize=11, color=color)
 
 
-def _title(drawn: Any, title: str, text: str, colours: Colours) -> None:
+def _title(drawn: Any, title: str, text: str, colors: Colors) -> None:
     """Two lines at the top left, in units of the figure."""
     height = 72 * drawn.get_figheight()
-    drawn.text(12 / (72 * drawn.get_figwidth()), 1 - 22 / height, title, fontsize=14, color=colours["ink"])
-    drawn.text(12 / (72 * drawn.get_figwidth()), 1 - 42 / height, text, fontsize=11, color=colours["muted"])
+    drawn.text(12 / (72 * drawn.get_figwidth()), 1 - 22 / height, title, fontsize=14, color=colors["ink"])
+    drawn.text(12 / (72 * drawn.get_figwidth()), 1 - 42 / height, text, fontsize=11, color=colors["muted"])
 
 
-def _save(drawn: Any, path: Path, colours: Colours) -> None:
-    settings: dict[str, Any] = {"facecolor": colours["paper"], "dpi": _PIXELS_PER_INCH}
+def _save(drawn: Any, path: Path, colors: Colors) -> None:
+    settings: dict[str, Any] = {"facecolor": colors["paper"], "dpi": _PIXELS_PER_INCH}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph", UserWarning)  # matplotlib's own font lacks many scripts
         for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from vitmods.report.load import Curve
 from vitmods.report.svg import COLOUR, Inliner, figure
-from vitmods.stats.effects import SHARE, Effect
+from vitmods.stats.effects import FRACTION, Effect
 from vitmods.study.words import GLYPHS, numbers
 
 POINTS_A_CURVE = 80
@@ -64,7 +64,7 @@ def _limits(rows: Sequence[Row], margin: float) -> tuple[float, float]:
     ends = [[v for v in (row.effect.low, row.effect.high, *row.seeds) if not np.isnan(v)] for row in rows]
     lows, highs = [min(values) for values in ends], [max(values) for values in ends]
     enough = 3 * statistics.median(max(abs(low), abs(high)) for low, high in zip(lows, highs))
-    shortest = max(1.5 * margin, 0.1 if rows[0].effect.unit == SHARE else 0.001)
+    shortest = max(1.5 * margin, 0.1 if rows[0].effect.unit == FRACTION else 0.001)
     low = min([-shortest, *(low for low in lows if low >= -enough)])
     high = max([shortest, *(high for high in highs if high <= enough)])
     room = 0.04 * (high - low)
@@ -72,30 +72,30 @@ def _limits(rows: Sequence[Row], margin: float) -> tuple[float, float]:
 
 
 def _draw_effect(axes: Any, y: float, row: Row) -> None:
-    effect, colour = row.effect, COLOUR[row.effect.verdict.replace(" ", "-")]
+    effect, color = row.effect, COLOUR[row.effect.verdict.replace(" ", "-")]
     if effect.has_interval:
-        axes.plot([effect.low, effect.high], [y, y], color=colour, lw=2.6, solid_capstyle="round")
-    axes.plot(row.seeds, [y + 0.24] * len(row.seeds), "o", color=colour, ms=4, alpha=0.6, mew=0)
-    axes.plot([effect.mean], [y], "D", color=colour, ms=7.5, mec=COLOUR["paper"], mew=1.4)
+        axes.plot([effect.low, effect.high], [y, y], color=color, lw=2.6, solid_capstyle="round")
+    axes.plot(row.seeds, [y + 0.24] * len(row.seeds), "o", color=color, ms=4, alpha=0.6, mew=0)
+    axes.plot([effect.mean], [y], "D", color=color, ms=7.5, mec=COLOUR["paper"], mew=1.4)
     values = [v for v in (effect.low, effect.high, effect.mean) if not np.isnan(v)]
     left, right = axes.get_xlim()
     for end, marker, beyond in ((left, "<", min(values) < left), (right, ">", max(values) > right)):
         if beyond:
-            axes.plot([end], [y], marker, color=colour, ms=8, mew=0, clip_on=False)
+            axes.plot([end], [y], marker, color=color, ms=8, mew=0, clip_on=False)
 
 
 def _label_effect(axes: Any, y: float, row: Row, verdict_at: float | None) -> None:
     """Name, numbers and verdict; without a place for the verdict all stand above the interval."""
     effect = row.effect
     verdict = f"{GLYPHS[effect.verdict]} {effect.verdict}"
-    colour = COLOUR[effect.verdict.replace(" ", "-")]
+    color = COLOUR[effect.verdict.replace(" ", "-")]
     texts: list[tuple[float, float, str, str, str]] = (
-        [(0, y - 0.2, clipped(row.name, 20), "left", COLOUR["ink"]), (1, y - 0.2, numbers(effect), "right", colour)]
+        [(0, y - 0.2, clipped(row.name, 20), "left", COLOUR["ink"]), (1, y - 0.2, numbers(effect), "right", color)]
         if verdict_at is None
         else [
             (-0.03, y, clipped(row.name, 24), "right", COLOUR["ink"]),
             (1.03, y, numbers(effect), "left", COLOUR["ink"]),
-            (verdict_at, y, verdict, "left", colour),
+            (verdict_at, y, verdict, "left", color),
         ]
     )
     transform = axes.get_yaxis_transform()
@@ -122,7 +122,7 @@ class Axis:
 
 
 def axes_of(groups: Sequence[Sequence[Curve]]) -> tuple[Axis, Axis]:
-    """By step, and by wall time in a unit that suits the longest arm; `groups` are the curves of each arm."""
+    """By step, and by wall time in a unit that fits the longest arm; `groups` are the curves of each arm."""
     wall = max(statistics.median(_last(curve.wall) for curve in group) for group in groups if group)
     step = max(float(curve.step[-1]) for group in groups for curve in group)
     unit, name = (3600.0, "hours") if wall > 7200 else (60.0, "minutes") if wall > 120 else (1.0, "seconds")
@@ -149,8 +149,8 @@ def curve_panel(
     """Arm over base: mean and range over the finished seeds; other trials as thin lines."""
     with figure(300, 190) as drawn:
         axes = drawn.add_axes((0.125, 0.2, 0.855, 0.77))
-        for curves, colour in ((base, "base"), (arm, "arm")):
-            _draw_curves(axes, curves, axis, COLOUR[colour])
+        for curves, color in ((base, "base"), (arm, "arm")):
+            _draw_curves(axes, curves, axis, COLOUR[color])
         limits = score_limits(base) or score_limits(arm)
         if limits:
             finals = [float(curve.score.max()) for curve in arm]
@@ -169,18 +169,18 @@ def curve_panel(
         return inline(drawn, label, "panel")
 
 
-def _draw_curves(axes: Any, curves: Sequence[Curve], axis: Axis, colour: str) -> None:
+def _draw_curves(axes: Any, curves: Sequence[Curve], axis: Axis, color: str) -> None:
     finished = [curve for curve in curves if curve.finished]
     if finished:
         x, scores = _common(finished, axis)
         if len(finished) > 1:
-            axes.fill_between(x, scores.min(0), scores.max(0), color=colour, alpha=0.2, lw=0)
+            axes.fill_between(x, scores.min(0), scores.max(0), color=color, alpha=0.2, lw=0)
         dot = "o" if len(x) == 1 else None  # a line of one point would not be seen
-        axes.plot(x, scores.mean(0), color=colour, lw=1.8, solid_joinstyle="round", marker=dot, ms=5)
+        axes.plot(x, scores.mean(0), color=color, lw=1.8, solid_joinstyle="round", marker=dot, ms=5)
     for curve in curves:
         if not curve.finished:
             x = getattr(curve, axis.key) / axis.unit
-            axes.plot(x, curve.score, color=colour, lw=0.9, ls=(0, (3, 2)))
+            axes.plot(x, curve.score, color=color, lw=0.9, ls=(0, (3, 2)))
             if curve.status != "unfinished":
                 axes.plot(x[-1:], curve.score[-1:], "x", color=COLOUR["hurts"], ms=7, mew=1.8)
 
@@ -197,10 +197,10 @@ def _common(curves: Sequence[Curve], axis: Axis) -> tuple[np.ndarray, np.ndarray
     return x, np.array([curve.score[kept] for curve in curves])
 
 
-def style(axes: Any, colours: Mapping[str, str] = COLOUR) -> None:
+def style(axes: Any, colors: Mapping[str, str] = COLOUR) -> None:
     """A line below and no other frame, quiet ticks."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(colours["line"])
-    axes.tick_params(colors=colours["muted"], length=0, pad=5)
+    axes.spines["bottom"].set_color(colors["line"])
+    axes.tick_params(colors=colors["muted"], length=0, pad=5)
     axes.patch.set_visible(False)

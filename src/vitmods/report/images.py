@@ -1,4 +1,4 @@
-"""Sample pictures as small data URIs, so that the page needs no other file."""
+"""Sample images as small data URIs, so that the page needs no other file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST = 24
 
 
 def thumbnails(samples: list[tuple[str, np.ndarray]]) -> list[dict[str, str | bool]]:
-    """`uri`, `name` and whether the picture is `small` (drawn with hard pixels) for each sample, at most 24."""
+    """`uri`, `name` and whether the image is `small` (drawn with hard pixels) for each sample, at most 24."""
     return [{"name": name, "uri": _uri(image), "small": max(image.shape[:2]) <= SIDE} for name, image in samples[:MOST]]
 
 
@@ -22,15 +22,15 @@ def _uri(image: np.ndarray) -> str:
     pixels = np.asarray(image, dtype=np.uint8)
     if pixels.ndim == 3 and pixels.shape[2] not in (3, 4):
         pixels = pixels[..., :3] if pixels.shape[2] > 3 else pixels[..., 0]
-    picture = Image.fromarray(pixels)
-    small = max(picture.size) <= SIDE
+    img = Image.fromarray(pixels)
+    small = max(img.size) <= SIDE
     if not small:
-        picture.thumbnail((SIDE * 2, SIDE * 2))
+        img.thumbnail((SIDE * 2, SIDE * 2))
     buffer = io.BytesIO()
-    # A small picture is exact as PNG; a photograph is a tenth of that as JPEG.
+    # A small image is exact as PNG; a photograph is a tenth of that as JPEG.
     if small:
-        picture.save(buffer, "PNG", optimize=True)
+        img.save(buffer, "PNG", optimize=True)
     else:
-        picture.convert("RGB").save(buffer, "JPEG", quality=80)
+        img.convert("RGB").save(buffer, "JPEG", quality=80)
     kind = "png" if small else "jpeg"
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"

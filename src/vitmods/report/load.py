@@ -1,4 +1,4 @@
-"""What the report reads beside results.json: the learning curves and the sample pictures of a study folder."""
+"""What the report reads beside results.json: the learning curves and the sample images of a study folder."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _points(study: Path, folder: str, metric: str) -> Iterator[tuple[float, floa
 def read_samples(study: Path) -> list[tuple[str, np.ndarray]]:
     """(name, H W C uint8) pairs of samples.npz; none where there is no such file.
 
-    The file holds `names` and either `images` (n, H, W[, C]) or, for pictures of several sizes, `image0`, `image1`, ...
+    The file holds `names` and either `images` (n, H, W[, C]) or, for images of several sizes, `image0`, `image1`, ...
     """
     path = study / "samples.npz"
     if not path.is_file():
@@ -80,7 +80,7 @@ def read_samples(study: Path) -> list[tuple[str, np.ndarray]]:
             names = [str(name) for name in arrays["names"]]
             images = list(arrays["images"]) if "images" in arrays else [arrays[f"image{i}"] for i in range(len(names))]
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path} is damaged ({error}). Remove it; the report works without pictures.") from error
+        raise UserError(f"{path} is damaged ({error}). Remove it; the report works without images.") from error
     return list(zip(names, images, strict=False))
 
 

@@ -1,4 +1,4 @@
-"""The report of a study: everything the template shows, put into words and pictures here."""
+"""The report of a study: everything the template shows, put into words and images here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vitmods.report.load import Curve, read_curves, read_results, read_samples
 from vitmods.report.settings import differences, pairs, sizes, splits
 from vitmods.report.svg import Inliner
 from vitmods.report.tuning import tuning_panel
-from vitmods.stats.effects import CANNOT_TELL, SHARE, Effect, digits_of, scale_of
+from vitmods.stats.effects import CANNOT_TELL, FRACTION, Effect, digits_of, scale_of
 from vitmods.study import words
 from vitmods.study.measure import TOP1
 from vitmods.study.results import every_trial
@@ -93,7 +93,7 @@ class ArmView:
         return next((str(t["status"]) for t in self.raw["trials"] if str(t["seed"]) == seed), "not run")
 
     def difference(self, seed: str) -> float | None:
-        """The paired difference of one seed, in points where the metric is a share."""
+        """The paired difference of one seed, in points where the metric is a fraction."""
         mine, bases = self.raw["values"].get(seed), self.base["values"].get(seed)
         return None if mine is None or bases is None else self.scale * (mine - bases)
 
@@ -151,11 +151,11 @@ class Page:
             return
         found = sorted(v.effect.detectable for v in self.arms if v.effect and v.effect.detectable > 0)
         middle = found[len(found) // 2] if found else 0.0
-        share = self.metric.unit == SHARE
-        size = f"{middle:.1f} points" if share else f"{middle:.2g}{words.points(self.metric.unit)}"
+        fraction = self.metric.unit == FRACTION
+        size = f"{middle:.1f} points" if fraction else f"{middle:.2g}{words.points(self.metric.unit)}"
         power = f" An effect smaller than about {size} would likely be missed." if middle else ""
-        if share and middle > words.ALL_POINTS:
-            power = " Hardly any effect could be told from none."
+        if fraction and middle > words.ALL_POINTS:
+            power = " Hardly any effect could be reported from none."
         yield f"{words.plural(len(self.seeds), 'seed')} only: intervals are wide, and most verdicts stay open.{power}"
 
     @cached_property
@@ -232,8 +232,8 @@ class Page:
     def other_metrics(self) -> list[tuple[Metric, list[tuple[str, str]]]]:
         """(metric, [(arm, mean over seeds)]) of all that was measured beside the study's."""
         arms = [("base", self.base), *((view.name, view.raw) for view in self.arms)]
-        told = self.results.get("other_metrics") or {}
-        metrics = [Metric(m["name"], m["title"], "", m["higher_is_better"], m["unit"]) for m in told.values()]
+        record = self.results.get("other_metrics") or {}
+        metrics = [Metric(m["name"], m["title"], "", m["higher_is_better"], m["unit"]) for m in record.values()]
         return [
             (metric, [(name, metric.shown(mean)) for name, arm in arms if (mean := _mean_of(arm, metric)) is not None])
             for metric in metrics

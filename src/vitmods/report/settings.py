@@ -71,7 +71,7 @@ def splits(data: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def sizes(data: Mapping[str, Any]) -> str:
-    """The pictures' own sizes in a few words; empty where unknown."""
+    """The images' own sizes in a few words; empty where unknown."""
     native = data.get("native") or {}
     if not native:
         return ""

@@ -1,4 +1,4 @@
-"""Matplotlib figures as inline SVG that takes its colours and fonts from the page."""
+"""Matplotlib figures as inline SVG that takes its colors and fonts from the page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-# Matplotlib knows no CSS variables, so it draws with stand-ins that no other colour of a figure equals.
+# Matplotlib knows no CSS variables, so it draws with stand-ins that no other color of a figure equals.
 _NAMES = ("ink", "muted", "line", "band", "base", "arm", "helps", "hurts", "no-worse", "cannot-tell", "paper")
 COLOUR = {name: f"#0102{i:02x}" for i, name in enumerate(_NAMES, 16)}
 _VARIABLE = {value: f"var(--{name})" for name, value in COLOUR.items()}
@@ -50,7 +50,7 @@ class Inliner:
 
 
 def compact(text: str, prefix: str, label: str, css_class: str = "") -> str:
-    """Matplotlib's SVG file as an element for HTML: page colours and fonts, own ids, two decimals."""
+    """Matplotlib's SVG file as an element for HTML: page colors and fonts, own ids, two decimals."""
     start, end = text.index("<svg"), text.rindex("</svg>")
     opening, body = text[start:end].split(">", 1)
     view = re.search(r'viewBox="([^"]+)"', opening)
@@ -68,7 +68,7 @@ def _clean_tag(tag: str, prefix: str) -> str:
     tag = re.sub(r'xlink:href="#', f'href="#{prefix}', tag)
     tag = re.sub(r"font: ((?:[a-z]+ |\d+ )*)([\d.]+)px [^;\"]*", r"font-size: \2px", tag)  # matplotlib before 3.10
     tag = re.sub(r"font-family: [^;\"]*; ?| transform=\"rotate\(-?0 [^\"]*\"", "", tag)
-    tag = re.sub(r"#0102[0-9a-f]{2}", lambda colour: _VARIABLE.get(colour[0], colour[0]), tag)
+    tag = re.sub(r"#0102[0-9a-f]{2}", lambda color: _VARIABLE.get(color[0], color[0]), tag)
     if re.fullmatch(r'<g id="[^"]*"(/?)>', tag):
         tag = "" if tag.endswith("/>") else "<g>"  # ids of groups serve nobody here
     return re.sub(r"\s+", " ", _rounded(tag))

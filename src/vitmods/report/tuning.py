@@ -29,9 +29,9 @@ def tuning_panel(name: str, base: Tuning, arm: Tuning | None, metric: Metric, on
     x = [place for group in groups for place in group]
     with figure(300, 200) as drawn:
         axes = drawn.add_axes((0.14, 0.29, 0.845, 0.68))
-        for tuning, colour in ((base, "base"), (arm, "arm")):
+        for tuning, color in ((base, "base"), (arm, "arm")):
             if tuning is not None:
-                _draw(axes, groups, tuning, scale_of(metric.unit), COLOUR[colour])
+                _draw(axes, groups, tuning, scale_of(metric.unit), COLOUR[color])
         values = [point["values"] for point in base["points"]]
         _label(axes, values, groups, x)
         style(axes)
@@ -54,17 +54,17 @@ def _groups(points: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     return groups
 
 
-def _draw(axes: Any, groups: list[list[float]], tuning: Tuning, scale: float, colour: str) -> None:
+def _draw(axes: Any, groups: list[list[float]], tuning: Tuning, scale: float, color: str) -> None:
     points = iter(tuning["points"])
     for group in groups:
         here = [(place, next(points)) for place in group]
         means = [(place, scale * point["mean"]) for place, point in here if point["mean"] is not None]
-        axes.plot(*zip(*means), color=colour, lw=1.8, marker="o", ms=4) if means else None
+        axes.plot(*zip(*means), color=color, lw=1.8, marker="o", ms=4) if means else None
         for place, point in here:
             scores = [scale * value for value in point["scores"].values() if value is not None]
-            axes.plot([place] * len(scores), scores, "o", color=colour, ms=3.4, alpha=0.45, mew=0)
+            axes.plot([place] * len(scores), scores, "o", color=color, ms=3.4, alpha=0.45, mew=0)
             if point["values"] == tuning["chosen"] and point["mean"] is not None:
-                axes.plot([place], [scale * point["mean"]], "o", mfc="none", color=colour, ms=11, mew=1.8)
+                axes.plot([place], [scale * point["mean"]], "o", mfc="none", color=color, ms=11, mew=1.8)
 
 
 def _label(axes: Any, values: Sequence[Mapping[str, Any]], groups: list[list[float]], x: list[float]) -> None:
@@ -83,6 +83,6 @@ def _label(axes: Any, values: Sequence[Mapping[str, Any]], groups: list[list[flo
 
 
 def _said(name: str, tuning: Tuning, metric: Metric) -> str:
-    told = "; ".join(f"{point_text(point['values'])}: {score(metric, point['mean'])}" for point in tuning["points"])
+    record = "; ".join(f"{point_text(point['values'])}: {score(metric, point['mean'])}" for point in tuning["points"])
     chosen = "nothing yet" if tuning["chosen"] is None else point_text(tuning["chosen"])
-    return f"{name}: {told}. Chosen: {chosen}."
+    return f"{name}: {record}. Chosen: {chosen}."

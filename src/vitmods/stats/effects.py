@@ -20,8 +20,8 @@ from vitmods.util.errors import UserError
 HELPS, HURTS, NO_WORSE, CANNOT_TELL = "helps", "hurts", "no worse", "cannot tell"
 VERDICTS = (HELPS, NO_WORSE, CANNOT_TELL, HURTS)
 POINTS = 100.0
-SHARE = "%"
-LARGEST_SHARE = 10.0  # an error relative to a reference may be above 1, a change of one below 0
+FRACTION = "%"
+LARGEST_FRACTION = 10.0  # an error relative to a reference may be above 1, a change of one below 0
 
 Scores = Mapping[int, float | None]
 
@@ -50,11 +50,11 @@ class Effect:
     arm_mean: float
     sd: float  #: standard deviation of the paired differences
     detectable: float  #: smallest true effect that `n` pairs find with 80 % power, after the correction for arms
-    diverged: int = 0  #: trials of this arm that diverged; they are in no mean, and forbid a favourable verdict
+    diverged: int = 0  #: trials of this arm that diverged; they are in no mean, and forbid a favorable verdict
     p_no_worse: float = math.nan  #: one-sided p against "worse by the margin", Holm-corrected over the arms
     family: int = 1  #: number of arms that were tested together
     alpha: float = 0.05
-    unit: str = SHARE  #: of the metric
+    unit: str = FRACTION  #: of the metric
     higher_is_better: bool = True
 
     def __repr__(self) -> str:
@@ -95,7 +95,7 @@ class Effect:
         if math.isnan(self.sd) or self.sd <= ROUNDING:
             raise UserError(
                 f"{self.arm}: the spread over seeds is unknown with {self.n} finished pair(s) that do not differ; "
-                "run more seeds, or test on more pictures."
+                "run more seeds, or test on more images."
             )
         return seeds_needed(effect, self.sd, power, self.alpha / self.family)
 
@@ -133,17 +133,17 @@ def effects(
     alpha: float = 0.05,
     diverged: Mapping[str, int] | None = None,
     *,
-    unit: str = SHARE,
+    unit: str = FRACTION,
     higher_is_better: bool = True,
 ) -> dict[str, Effect]:
     """The effect of every arm, tested together.
 
-    `base` and each arm map a seed to a score (a share as a fraction; None or NaN where the trial has none); seeds that
-    both have are pairs. `margin` is in points, or in the unit of what is no share. `diverged` counts the diverged
+    `base` and each arm map a seed to a score (None or NaN where the trial has none); seeds that
+    both have are pairs. `margin` is in points, or in the unit of what is no fraction. `diverged` counts the diverged
     trials of an arm. Arms without a p value still count for the correction, so that a verdict cannot change because an
     unrelated arm is not finished.
 
-    Raises `UserError` for a negative margin, a level outside (0, 1), or a share that is no fraction.
+    Raises `UserError` for a negative margin, a level outside (0, 1), or a fraction that is no fraction.
     """
     if not (math.isfinite(margin) and margin >= 0):
         raise UserError(f"margin must be 0 or more, not {margin}.")
@@ -170,7 +170,7 @@ def effects(
     return result
 
 
-def noise_floor(first: Scores, other: Scores, alpha: float = 0.05, unit: str = SHARE) -> NoiseFloor:
+def noise_floor(first: Scores, other: Scores, alpha: float = 0.05, unit: str = FRACTION) -> NoiseFloor:
     """Compares base with base: scores (shares as fractions) of its study seeds and of as many other seeds.
 
     The seeds differ, so nothing is paired: the interval is Welch's.
@@ -220,7 +220,7 @@ def _t_test(gains: np.ndarray, margin: float, alpha: float) -> _Test:
         return _Test(mean)
     sd = float(gains.std(ddof=1))
     if sd <= ROUNDING:
-        # Equal differences come from a coarse metric (few test pictures), not from certainty: t is undefined.
+        # Equal differences come from a coarse metric (few test images), not from certainty: t is undefined.
         return _Test(mean, sd=0.0)
     error = sd / math.sqrt(n)
     half = float(special.stdtrit(n - 1, 1 - alpha / 2)) * error
@@ -250,21 +250,21 @@ def _paired(base: Scores, arm: Scores, unit: str) -> tuple[np.ndarray, np.ndarra
 
 def _points(scores: Any, unit: str) -> np.ndarray:
     known = np.array([score for score in scores if _is_score(score)], dtype=float)
-    if unit != SHARE:
+    if unit != FRACTION:
         return known
-    if np.any(np.abs(known) > LARGEST_SHARE):
+    if np.any(np.abs(known) > LARGEST_FRACTION):
         raise UserError("Scores must be fractions, as a rule between 0 and 1 (0.93, not 93).")
     return POINTS * known
 
 
 def scale_of(unit: str) -> float:
-    """What a score is multiplied by to be shown: a share is shown in percent."""
-    return POINTS if unit == SHARE else 1.0
+    """What a score is multiplied by to be shown: a fraction is shown in percent."""
+    return POINTS if unit == FRACTION else 1.0
 
 
 def digits_of(unit: str) -> int:
     """Decimals that a score or a difference is shown with."""
-    return 2 if unit == SHARE else 4
+    return 2 if unit == FRACTION else 4
 
 
 def _is_score(score: float | None) -> bool:

@@ -11,7 +11,7 @@ from scipy import special
 from vitmods.util.errors import UserError
 
 POWER = 0.8
-# Scores that differ by less than this many points differ by rounding of floats only, not by a picture.
+# Scores that differ by less than this many points differ by rounding of floats only, not by an image.
 ROUNDING = 1e-9
 
 

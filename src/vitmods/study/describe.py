@@ -33,12 +33,12 @@ def describe_base(settings: Settings, model: ViT) -> dict[str, Any]:
 
 def describe_arm(arm: Arm, model: ViT) -> dict[str, Any]:
     """The arm's model and what its changes are, for a reader who does not know them."""
-    told: list[dict[str, Any]] = [{"short": str(change), **change.describe()} for change in arm.changes]
+    record: list[dict[str, Any]] = [{"short": str(change), **change.describe()} for change in arm.changes]
     if arm.start is not None:
-        told.append(_describe_start(arm.start))
+        record.append(_describe_start(arm.start))
     if "train" in arm.recipe:
-        told.append(_describe_training(arm.recipe["train"]))
-    return {"describe": told, "config": json.loads(model.config.to_json())}
+        record.append(_describe_training(arm.recipe["train"]))
+    return {"describe": record, "config": json.loads(model.config.to_json())}
 
 
 def _describe_start(source: str) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def _describe_start(source: str) -> dict[str, Any]:
 
 
 def _describe_training(what: str) -> dict[str, Any]:
-    """What is trained, told as a change is."""
+    """What is trained, reported as a change is."""
     everything = what == ALL
     return {
         "short": f"train({what})",

@@ -17,31 +17,31 @@ from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
 
 if TYPE_CHECKING:
-    from vitmods.data import Batch, PictureSet
+    from vitmods.data import Batch, ImageDataset
     from vitmods.recipes import Recipe
     from vitmods.study.measure import Measure
     from vitmods.study.plan import Settings
 
 
-class JudgedOnVal:
-    """Pictures for a trial that others may be preferred to: it is judged on val, and test is out of its reach."""
+class EvaluatedOnVal:
+    """Images for a trial that others may be preferred to: it is evaluated on val, and test is out of its reach."""
 
     eval_split = val_split = VAL
 
-    def __init__(self, pictures: PictureSet):
-        self._pictures = pictures
+    def __init__(self, dataset: ImageDataset):
+        self._dataset = dataset
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._pictures, name)
+        return getattr(self._dataset, name)
 
     def eval_batches(self, split: str, batch_size: int) -> Iterator[Batch]:
         assert split != "test", "a trial must not see test before the choice"
-        return self._pictures.eval_batches(split, batch_size)
+        return self._dataset.eval_batches(split, batch_size)
 
 
-def check_pictures(settings: Settings, pictures: PictureSet) -> None:
-    """UserError where the pictures lack a split that is needed, or do not allow a recipe or the metric's protocol."""
-    splits, split = pictures.splits, pictures.eval_split
+def check_images(settings: Settings, dataset: ImageDataset) -> None:
+    """UserError where the images lack a split that is needed, or do not allow a recipe or the metric's protocol."""
+    splits, split = dataset.splits, dataset.eval_split
     if settings.grid and VAL not in splits:
         raise UserError(
             "There is no val split to choose on. Make one from train with a val_fraction above 0 (--val-fraction 0.2), "
@@ -54,31 +54,33 @@ def check_pictures(settings: Settings, pictures: PictureSet) -> None:
         )
     for arm in (Arm(BASE), *settings.arms):
         for point in settings.grid.points:
-            resolve_on(settings.recipe_of(arm, point), pictures)
+            resolve_on(settings.recipe_of(arm, point), dataset)
     measure = settings.measure
-    for judged in {settings.judged_on(split), split}:
-        check_protocols(pictures, [measure.metric.protocol], split=judged, options=measure.options)
+    for evaluated in {settings.evaluated_on(split), split}:
+        check_protocols(dataset, [measure.metric.protocol], split=evaluated, options=measure.options)
 
 
-def judge(folder: Path, pictures: PictureSet, recipe: Recipe, measure: Measure, split: str, device: str) -> None:
+def evaluate_trial(
+    folder: Path, dataset: ImageDataset, recipe: Recipe, measure: Measure, split: str, device: str
+) -> None:
     """Run the measure's protocol on a finished trial's weights and note what it finds in <split>.json.
 
     Args:
         folder: the trial's.
-        pictures: its pictures.
-        recipe: its recipe: precision, and how many pictures fit in memory.
+        images: its images.
+        recipe: its recipe: precision, and how many images fit in memory.
         measure: whose protocol is run.
         split: the split that is looked at.
         device: see `vitmods.train.train_trial`.
 
     Raises:
-        UserError: the pictures or the options do not allow the protocol.
+        UserError: the images or the options do not allow the protocol.
     """
     fabric = make_fabric(device, recipe.precision)
     protocol = measure.metric.protocol
-    findings = run_protocols(
+    results = run_protocols(
         fabric.to_device(open_trial(folder)),
-        pictures,
+        dataset,
         [protocol],
         split=split,
         batch_size=recipe.part_size,
@@ -86,9 +88,9 @@ def judge(folder: Path, pictures: PictureSet, recipe: Recipe, measure: Measure, 
         options=measure.options,
         autocast=fabric.autocast,
     )
-    if measure.name not in findings[protocol].metrics:
+    if measure.name not in results[protocol].metrics:
         raise UserError(f"The protocol {protocol} gives no {measure.name} with these options; compare another metric.")
     before = (read_json(folder / f"{split}.json") or {}).get("protocols", {})
-    told = {"options": measure.to_dict()["options"], **findings[protocol].to_dict()}
-    protocols = {**before, protocol: told}
+    record = {"options": measure.to_dict()["options"], **results[protocol].to_dict()}
+    protocols = {**before, protocol: record}
     write_json(folder / f"{split}.json", {"schema": 1, "split": split, "protocols": protocols, "failed": None})

@@ -57,7 +57,7 @@ Work = Trial | Evaluation
 
 
 @dataclass(frozen=True)
-class Contender:
+class Candidate:
     """Trials of one arm among whose points one is chosen: an arm, base, or base with other seeds."""
 
     arm: Arm
@@ -122,24 +122,24 @@ class Settings:
     def arm(self, name: str) -> Arm:
         return next(arm for arm in (Arm(BASE), *self.arms) if arm.name == name)
 
-    def judged_on(self, split: str) -> str:
-        """The split that trials are judged on by themselves, where the answer is about `split`."""
+    def evaluated_on(self, split: str) -> str:
+        """The split that trials are evaluated on by themselves, where the answer is about `split`."""
         return VAL if self.grid else split
 
-    def contenders(self) -> list[Contender]:
+    def candidates(self) -> list[Candidate]:
         """Base, base with other seeds if the noise floor is asked for, and the arms.
 
         Base with other seeds is tuned by itself: it stands for an arm that does nothing, and arms are tuned.
         """
         other = tuple(seed + OTHER_SEEDS for seed in self.seeds)
         base = Arm(BASE)
-        floor = [Contender(base, other)] if self.noise_floor else []
-        return [Contender(base, self.seeds), *floor, *(Contender(arm, self.seeds) for arm in self.arms)]
+        floor = [Candidate(base, other)] if self.noise_floor else []
+        return [Candidate(base, self.seeds), *floor, *(Candidate(arm, self.seeds) for arm in self.arms)]
 
     def trials(self) -> list[Trial]:
         """Every trial, base (and the noise floor) first, then seed by seed so that an early stop leaves whole pairs."""
         points = self.grid.points
-        bases = [one for one in self.contenders() if one.arm.name == BASE]
+        bases = [one for one in self.candidates() if one.arm.name == BASE]
         planned = [Trial(one.arm, seed, point) for one in bases for seed in one.seeds for point in points]
         return planned + [Trial(arm, seed, point) for seed in self.seeds for arm in self.arms for point in points]
 

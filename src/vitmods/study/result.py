@@ -44,7 +44,7 @@ class StudyResult:
 
     @property
     def chosen(self) -> dict[str, dict[str, Any] | None]:
-        """Arm, base too -> the values of the point that it is judged by; None before the choice. Empty where nothing
+        """Arm, base too -> the values of the point that it is evaluated by; None before the choice. Empty where nothing
         was tuned."""
         if self._results["tuned"] is None:
             return {}

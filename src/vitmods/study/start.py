@@ -44,9 +44,9 @@ class Start:
         return cls(source, fingerprint(model) if found == source else None, positions), model.config
 
     def build(self, config: ViTConfig, seed: int, settings: Mapping[str, Any] | None = None) -> ViT:
-        """Its model with the pictures and classes of `config`: positions resampled, a new head drawn from the seed.
+        """Its model with the images and classes of `config`: positions resampled, a new head drawn from the seed.
 
-        `settings` are fields of its config that training alone reads: dropout, drop path, how the head is initialised.
+        `settings` are fields of its config that training alone reads: dropout, drop path, how the head is initialized.
         Raises UserError if it no longer holds the same weights, or reads other channels.
         """
         model = open_checkpoint(checkpoint_of(self.source, seed))

@@ -7,7 +7,7 @@ trials/<arm>/<point>/seed<k>/   the same where recipe fields are tuned; the poin
                                 not measure that itself. In a tuned study chosen points alone have a test.json
 costs.json                      what each arm costs, measured once
 results.json  results.csv       rebuilt from the trials at any time
-samples.npz                     a few pictures for the report
+samples.npz                     a few images for the report
 logs/worker<i>.txt              what a worker process printed
 """
 
@@ -103,7 +103,7 @@ class StudyFolder:
         return None if result is None or result["status"] == "failed" else result
 
     def metrics(self, trial: Trial, split: str, measure: Measure) -> dict[str, float]:
-        """All that is known of the final weights on a split: what the training told, and what protocols found.
+        """All that is known of the final weights on a split: what the training reported, and what protocols found.
 
         What a protocol found with other options is not known.
         """

@@ -1,4 +1,4 @@
-"""Tuning: every arm is trained with every point of one grid, and judged by the point that is best on validation.
+"""Tuning: every arm is trained with every point of one grid, and evaluated by the point that is best on validation.
 
 The grid is part of the comparison: an arm that were tuned more than base would win by that alone. The test split is
 seen once an arm, by the chosen point (as VTAB does, arXiv:1910.04867).

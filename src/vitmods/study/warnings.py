@@ -12,24 +12,24 @@ from vitmods.layers.norms.contract import SMALL_BATCH, RunningNorm, SmallBatchWa
 from vitmods.recipes.length import resolve_on
 
 if TYPE_CHECKING:
-    from vitmods.data import PictureSet
+    from vitmods.data import ImageDataset
     from vitmods.model.vit import ViT
     from vitmods.recipes import Recipe
 
 
-def cautions(models: Mapping[str, ViT], recipes: Mapping[str, Recipe], pictures: PictureSet) -> list[str]:
+def study_warnings(models: Mapping[str, ViT], recipes: Mapping[str, Recipe], dataset: ImageDataset) -> list[str]:
     """A sentence for each thing to know.
 
     Args:
         models, recipes: of every arm, by its name.
-        pictures: the data set, for its size.
+        images: the data set, for its size.
     """
     small: dict[int, list[str]] = {}
     long: dict[tuple[int, int], list[str]] = {}
     for arm, model in models.items():
         recipe = recipes[arm]
         batch = recipe.part_size
-        steps = resolve_on(recipe, pictures).steps
+        steps = resolve_on(recipe, dataset).steps
         warmup = max((norm.warmup for norm in model.modules() if isinstance(norm, PowerNorm)), default=0)
         if batch < SMALL_BATCH and any(map(_gathers, model.modules())):
             small.setdefault(batch, []).append(arm)
@@ -37,12 +37,12 @@ def cautions(models: Mapping[str, ViT], recipes: Mapping[str, Recipe], pictures:
             long.setdefault((warmup, steps * recipe.accumulate), []).append(arm)
     return [
         *(
-            f"{_arms(arms)}: the norms take statistics from batches of {batch}, and below {SMALL_BATCH} pictures these "
+            f"{_arms(arms)}: the norms take statistics from batches of {batch}, and below {SMALL_BATCH} images these "
             "are noisy. Use a larger batch, or a norm that does without."
             for batch, arms in small.items()
         ),
         *(
-            f"{_arms(arms)}: PowerNorm warms up for {warmup:,} batches, and a trial has {steps:,}. So it normalises by "
+            f"{_arms(arms)}: PowerNorm warms up for {warmup:,} batches, and a trial has {steps:,}. So it normalizes by "
             "the batch throughout; the running statistics serve the evaluation alone. norm(kind=power,warmup=...) sets "
             "another warm-up."
             for (warmup, steps), arms in long.items()
@@ -60,8 +60,8 @@ def _arms(names: list[str]) -> str:
 
 
 @contextmanager
-def already_told() -> Iterator[None]:
-    """No trial repeats what `cautions` says."""
+def already_reported() -> Iterator[None]:
+    """No trial repeats what `warnings` says."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmallBatchWarning)
         yield

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Batch(Protocol):
-    """Tensors whose first axis counts pictures: images (B, C, H, W), targets (B,) or (B, K), index (B,)."""
+    """Tensors whose first axis counts images: images (B, C, H, W), targets (B,) or (B, K), index (B,)."""
 
     @property
     def images(self) -> Tensor: ...
@@ -17,7 +17,7 @@ class Batch(Protocol):
     def index(self) -> Tensor: ...
 
 
-class Pictures(Protocol):
+class Images(Protocol):
     """A data set as the loop reads it; `vitmods.data.load` returns one."""
 
     @property
@@ -33,7 +33,7 @@ class Pictures(Protocol):
 
 
 class Task(Protocol):
-    """What is trained and how it is judged."""
+    """What is trained and how it is evaluated."""
 
     @property
     def metric(self) -> str:
@@ -41,9 +41,9 @@ class Task(Protocol):
         ...
 
     def loss(self, model: Callable[..., Any], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mean loss over the pictures of `batch`, and 0-d statistics for the log, also means over the pictures."""
+        """Mean loss over the images of `batch`, and 0-d statistics for the log, also means over the images."""
         ...
 
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-        """Metrics over all pictures of `batches`, among them `loss` and the one named by `metric`."""
+        """Metrics over all images of `batches`, among them `loss` and the one named by `metric`."""
         ...

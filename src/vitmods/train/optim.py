@@ -1,4 +1,4 @@
-"""What is trained, in groups of one decay and one share of the learning rate, and the optimiser over them."""
+"""What is trained, in groups of one decay and one fraction of the learning rate, and the optimizer over them."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from vitmods.util.errors import UserError
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float | None = None) -> list[dict[str, Any]]:
-    """Trainable parameters in groups of the same `weight_decay` and `lr_scale`, their share of the learning rate.
+    """Trainable parameters in groups of the same `weight_decay` and `lr_scale`, their fraction of the learning rate.
 
     Scalars, vectors (biases, norms, layer scales) and what `model.no_weight_decay()` names (position embedding, tokens)
     do not decay. `layer_decay`: see `layer_scales`.
@@ -39,7 +39,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float |
 
 
 def layer_scales(model: nn.Module, layer_decay: float) -> dict[str, float]:
-    """The share of the learning rate of every parameter: layer_decay ** (L + 1 - layer) in a model of L blocks.
+    """The fraction of the learning rate of every parameter: layer_decay ** (L + 1 - layer) in a model of L blocks.
 
     Layer 0 is the stem with positions and tokens, i + 1 block i, and L + 1 the final norm and the head, as in BEiT
     (arXiv:2106.08254). Which is which says the model's `group_matcher()` (timm's contract).
@@ -127,17 +127,17 @@ def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> Tensor
 
 
 def check_every_parameter_is_trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError unless the optimiser's groups hold each trainable parameter of `model` exactly once.
+    """Raise ValueError unless the optimizer's groups hold each trainable parameter of `model` exactly once.
 
-    A parameter that is replaced after the optimiser was made (a new head, a cast) would otherwise silently keep its
+    A parameter that is replaced after the optimizer was made (a new head, a cast) would otherwise silently keep its
     initial value.
     """
     held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in set(held)]
     if missing:
-        raise ValueError(f"the optimiser does not hold {_some(missing)}; make it after the last change of the model.")
+        raise ValueError(f"the optimizer does not hold {_some(missing)}; make it after the last change of the model.")
     if len(held) != len(set(held)):
-        raise ValueError("a parameter is in two of the optimiser's groups.")
+        raise ValueError("a parameter is in two of the optimizer's groups.")
 
 
 def without_gradient(model: nn.Module) -> list[str]:

@@ -1,4 +1,4 @@
-"""Errors that a user can mend. The message says what is wrong and what to do; the shell prints it as one paragraph."""
+"""Errors that a user can fix. The message says what is wrong and what to do; the shell prints it as one paragraph."""
 
 import difflib
 from collections.abc import Iterable

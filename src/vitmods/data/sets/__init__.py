@@ -32,7 +32,7 @@ assert _READERS.keys() == KNOWN.keys()
 def open_known(spec: str, name: str, rest: str) -> Source:
     """The set NAME of KNOWN; rest is what follows "NAME:" in the spec, a folder and options after "?".
 
-    Its splits are others', so what is odd in them (pictures or classes of test, see ALLOWED) is a warning. Raises
+    Its splits are others', so what is odd in them (images or classes of test, see ALLOWED) is a warning. Raises
     UserError that says which files to put where if they are missing, and for unknown options.
     """
     read, allowed = _READERS[name]

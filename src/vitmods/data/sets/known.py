@@ -1,4 +1,4 @@
-"""KNOWN: what each published set is, how many pictures it has, and which files to put where."""
+"""KNOWN: what each published set is, how many images it has, and which files to put where."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +9,7 @@ from vitmods.util.errors import UserError
 
 @dataclass(frozen=True)
 class Known:
-    """usage: the spec. counts: pictures of each split as published. layout: what the files are called below the folder,
+    """usage: the spec. counts: images of each split as published. layout: what the files are called below the folder,
     one way a line. origin: who gives them. used_in: tables of the papers. terms: conditions of use that are stated."""
 
     title: str
@@ -34,10 +34,10 @@ class Known:
 
 
 def count_warnings(known: Known, source: Source) -> list[str]:
-    """Where the pictures found are not as many as were published."""
+    """Where the images found are not as many as were published."""
     found = {name: len(records) for name, records in source.splits.items()}
     return [
-        f"{name} has {found[name]:,} pictures; {known.title} as published has {count:,}."
+        f"{name} has {found[name]:,} images; {known.title} as published has {count:,}."
         for name, count in known.counts.items()
         if name in found and found[name] != count
     ]

@@ -1,4 +1,4 @@
-"""Pictures inside uncompressed tar files, tars within a tar included, read in place: only their places are listed."""
+"""Images inside uncompressed tar files, tars within a tar included, read in place: only their places are listed."""
 
 import tarfile
 from collections.abc import Iterator

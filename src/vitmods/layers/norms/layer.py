@@ -11,7 +11,7 @@ class LayerNorm(nn.LayerNorm):
     """``y = gamma * (x - mean) / sqrt(var + eps) + beta`` over the last dimension, biased variance.
 
     Shapes: (B, N, C) or (B, rows, columns, C) in and out. Statistics are in float32 whatever the input type
-    (PyTorch accumulates in float32); the output has the input's type. Every token is normalised by itself.
+    (PyTorch accumulates in float32); the output has the input's type. Every token is normalized by itself.
     Raises ValueError on an eps that is not positive.
     """
 

@@ -1,4 +1,4 @@
-"""Stems, one file each: pictures (B, channels, height, width) -> patch tokens (B, T, C) in row-major order."""
+"""Stems, one file each: images (B, channels, height, width) -> patch tokens (B, T, C) in row-major order."""
 
 from vitmods.layers.stems.base import Stem, patchify
 from vitmods.layers.stems.dual_patchnorm import DualPatchNormStem

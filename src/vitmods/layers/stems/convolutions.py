@@ -1,4 +1,4 @@
-"""A stem of several convolutions on whole pictures: a norm after each, GELU between them."""
+"""A stem of several convolutions on whole images: a norm after each, GELU between them."""
 
 from collections.abc import Callable, Iterator
 

@@ -53,6 +53,6 @@ class LocalTransformerStem(Stem):
         return {"position"}
 
     def project_patches(self, patches: Tensor) -> Tensor:
-        pictures = patches.reshape(-1, self.in_chans, *self.patch_size)
-        cells = self.embed(patchify(pictures, self.cell_size)) + self.position
+        images = patches.reshape(-1, self.in_chans, *self.patch_size)
+        cells = self.embed(patchify(images, self.cell_size)) + self.position
         return self.proj(self.norm_cells(self.blocks(cells)).view(*patches.shape[:2], -1))

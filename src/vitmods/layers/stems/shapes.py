@@ -8,7 +8,7 @@ LOCAL_HEADS = 4
 
 
 def hmlp_layers(embed_dim: int, patch_size: tuple[int, int]) -> list[tuple[int, int]]:
-    """(kernel side, width) of each layer of the hMLP stem: 4 x 4 pixels first, then 2 x 2 neighbours up to the patch.
+    """(kernel side, width) of each layer of the hMLP stem: 4 x 4 pixels first, then 2 x 2 neighbors up to the patch.
 
     Raises UserError unless the patch is a square with a side of 4, 8, 16, ... and the width a multiple of 4.
     """
@@ -26,7 +26,7 @@ def hmlp_layers(embed_dim: int, patch_size: tuple[int, int]) -> list[tuple[int, 
 
 
 def levit_widths(embed_dim: int, patch_size: tuple[int, int]) -> list[int]:
-    """Width of each convolution of the LeViT stem; each halves the picture and all but the first double the width.
+    """Width of each convolution of the LeViT stem; each halves the image and all but the first double the width.
 
     Raises UserError unless the patch is a square with a side of 2, 4, 8, ... and the width can be halved as often.
     """
@@ -34,7 +34,7 @@ def levit_widths(embed_dim: int, patch_size: tuple[int, int]) -> list[int]:
     convolutions = side.bit_length() - 1
     if side < 2 or side != 1 << convolutions:
         raise UserError(
-            f"The LeViT stem halves the picture with each convolution: the patch side is 2, 4, 8, 16, ..., not {side}."
+            f"The LeViT stem halves the image with each convolution: the patch side is 2, 4, 8, 16, ..., not {side}."
         )
     if embed_dim % (side // 2):
         raise UserError(f"The LeViT stem needs a width that is a multiple of {side // 2}, got {embed_dim}.")

@@ -5,7 +5,7 @@
 is looked at when a form is first asked for.
 
 What runs before each call is kept short: between the products of a model it runs from a cold cache, ten times slower
-than in a loop, and with one picture the numbers of a norm take no longer.
+than in a loop, and with one image the numbers of a norm take no longer.
 """
 
 import os

@@ -1,5 +1,5 @@
 // Dynamic Token Normalization for float32 on the CPU: the formula, the gradients and the reasons are those of
-// ../norms/separable.py. One task is a head of a picture, in chunks of as many channels as a vector register holds:
+// ../norms/separable.py. One task is a head of an image, in chunks of as many channels as a vector register holds:
 // a token of a chunk is a register, and the chunk with all that is made from it stays in the core's own cache.
 
 #include <cmath>
@@ -23,7 +23,7 @@ constexpr int LANES = 4, BLOCK = 6, SIDE = 3;
 typedef float V __attribute__((vector_size(4 * LANES)));
 using Index = std::int64_t;
 
-class Vectors {  // uninitialised and aligned
+class Vectors {  // uninitialized and aligned
   public:
     explicit Vectors(Index n) : data(static_cast<V*>(::operator new(n * sizeof(V), std::align_val_t(sizeof(V))))) {}
     ~Vectors() { ::operator delete(data, std::align_val_t(sizeof(V))); }
@@ -168,7 +168,7 @@ struct Norm {
 
     Index tokens() const { return rows * columns; }
     Index width() const { return channels / heads; }
-    bool by_picture() const { return batch % threads == 0 || batch >= 4 * threads; }
+    bool by_image() const { return batch % threads == 0 || batch >= 4 * threads; }
 };
 
 // Mean and variance over the channels of tokens first to last of the batch.
@@ -192,23 +192,23 @@ void token_statistics(const Norm& n, Index first, Index last, float* mean, float
     }
 }
 
-// A chunk of a head of a picture: xc is x less its mean over tokens; zm and zq are the products of xc and its square
+// A chunk of a head of an image: xc is x less its mean over tokens; zm and zq are the products of xc and its square
 // with the column kernel.
 struct Chunk {
     V *xc, *zm, *zq;
-    V centre;
+    V center;
 };
 
-V centred(const Norm& n, const float* x, Index count, V* xc) {
-    V centre = {};
+V centered(const Norm& n, const float* x, Index count, V* xc) {
+    V center = {};
     for (Index r = 0; r < n.rows; ++r) {
         V row = {};
         for (Index t = r * n.columns; t < (r + 1) * n.columns; ++t) row += xc[t] = load(x + t * n.channels, count);
-        centre += row;
+        center += row;
     }
-    centre /= float(n.tokens());
-    for (Index t = 0; t < n.tokens(); ++t) xc[t] -= centre;
-    return centre;
+    center /= float(n.tokens());
+    for (Index t = 0; t < n.tokens(); ++t) xc[t] -= center;
+    return center;
 }
 
 void column_products(const Norm& n, const float* px_t, Chunk& k) {
@@ -256,19 +256,19 @@ void forward_head(const Norm& n, const Shared& s, Index b, Index h, V* scratch, 
     const float lm = n.mix_mean[h], lv = n.mix_var[h], *mean = &s.mean[b * tokens], *var = &s.var[b * tokens];
     for (Index d = 0; d < width; d += LANES) {
         const Index at = h * width + d, count = width - d;
-        k.centre = centred(n, n.x + b * tokens * n.channels + at, count, k.xc);
+        k.center = centered(n, n.x + b * tokens * n.channels + at, count, k.xc);
         column_products(n, &s.px_t[h * n.columns * n.columns], k);
         const V weight = load(n.weight + at, count), bias = load(n.bias + at, count);
         moments(n, &s.py_t[h * n.rows * n.rows], k, [&](Index row, Index column, V m, V v) {
             const Index t = row * n.columns + column;
             const V r = reciprocal_root((lv * var[t] + n.eps) + (1 - lv) * v);
-            const V u = k.xc[t] - (1 - lm) * m + lm * (k.centre - mean[t]);
+            const V u = k.xc[t] - (1 - lm) * m + lm * (k.center - mean[t]);
             store(y + (b * tokens + t) * n.channels + at, count, u * r * weight + bias);
         });
     }
 }
 
-// Everything for each picture, added up afterwards in one order: results do not depend on the number of threads.
+// Everything for each image, added up afterwards in one order: results do not depend on the number of threads.
 struct Gradients {
     std::vector<float> px, py, mix_mean, mix_var, weight, bias, u, s;
     explicit Gradients(const Norm& n)
@@ -289,7 +289,7 @@ void backward_head(const Norm& n, const Shared& s, const float* grad, Index b, I
     const float lm = n.mix_mean[h], lv = n.mix_var[h], *mean = &s.mean[b * tokens], *var = &s.var[b * tokens];
     for (Index d = 0; d < width; d += LANES) {
         const Index at = h * width + d, count = width - d, from = b * tokens * n.channels + at;
-        k.centre = centred(n, n.x + from, count, k.xc);
+        k.center = centered(n, n.x + from, count, k.xc);
         column_products(n, &s.px_t[h * columns * columns], k);
         for (Index t = 0; t < tokens; ++t) gu[t] = load(grad + from + t * n.channels, count);
         const V weight = load(n.weight + at, count);
@@ -299,7 +299,7 @@ void backward_head(const Norm& n, const Shared& s, const float* grad, Index b, I
         moments(n, &s.py_t[h * rows * rows], k, [&](Index row, Index column, V m, V v) {
             const Index t = row * columns + column, i = column * rows + row;
             const V r = reciprocal_root((lv * var[t] + n.eps) + (1 - lv) * v);
-            const V difference = m + (k.centre - mean[t]);
+            const V difference = m + (k.center - mean[t]);
             const V normal = (k.xc[t] - m + lm * difference) * r, g = gu[t];
             grad_weight += g * normal;
             grad_bias += g;
@@ -358,14 +358,14 @@ void backward_tokens(const Norm& n, const Shared& s, const Gradients& g, Index f
     }
 }
 
-// The picture's tasks by one thread, while the picture is in its cache, or where pictures are few, all threads at each.
+// The image's tasks by one thread, while the image is in its cache, or where images are few, all threads at each.
 template <class Before, class Head, class After>
 void run(const Norm& n, Index scratch, Before before, Head head, After after) {
     const Index tokens = n.tokens();
 #pragma omp parallel num_threads(n.threads)
     {
         Vectors own(scratch);
-        if (n.by_picture()) {
+        if (n.by_image()) {
 #pragma omp for schedule(static)
             for (Index b = 0; b < n.batch; ++b) {
                 before(b * tokens, (b + 1) * tokens);
@@ -383,7 +383,7 @@ void run(const Norm& n, Index scratch, Before before, Head head, After after) {
     }
 }
 
-void add_pictures(const std::vector<float>& parts, Index batch, float* out) {
+void add_images(const std::vector<float>& parts, Index batch, float* out) {
     const Index size = parts.size() / batch;
     std::memcpy(out, parts.data(), size * sizeof(float));
     for (Index b = 1; b < batch; ++b)
@@ -417,10 +417,10 @@ extern "C" void dynamic_token_backward(
         [&](Index first, Index last) { token_statistics(n, first, last, s.mean.data(), s.var.data()); },
         [&](Index b, Index h, V* scratch) { backward_head(n, s, grad, b, h, scratch, grad_x, g); },
         [&](Index first, Index last) { backward_tokens(n, s, g, first, last, grad_x); });
-    add_pictures(g.px, batch, grad_px);
-    add_pictures(g.py, batch, grad_py);
-    add_pictures(g.mix_mean, batch, grad_mix_mean);
-    add_pictures(g.mix_var, batch, grad_mix_var);
-    add_pictures(g.weight, batch, grad_weight);
-    add_pictures(g.bias, batch, grad_bias);
+    add_images(g.px, batch, grad_px);
+    add_images(g.py, batch, grad_py);
+    add_images(g.mix_mean, batch, grad_mix_mean);
+    add_images(g.mix_var, batch, grad_mix_var);
+    add_images(g.weight, batch, grad_weight);
+    add_images(g.bias, batch, grad_bias);
 }

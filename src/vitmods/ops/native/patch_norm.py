@@ -1,5 +1,5 @@
-"""``vitmods::patch_norm``: pictures (B, channels, height, width) to normalised patches (B, T, values), see
-patch_norm.cpp. It has no derivative: where pictures or the norm's parameters need one, the Python form runs."""
+"""``vitmods::patch_norm``: images (B, channels, height, width) to normalized patches (B, T, values), see
+patch_norm.cpp. It has no derivative: where images or the norm's parameters need one, the Python form runs."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""What is evaluated: a model on the pictures of a split, run once for all protocols."""
+"""What is evaluated: a model on the images of a split, run once for all protocols."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ from vitmods.train.device import to_device
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
-    from vitmods.data import PictureSet
+    from vitmods.data import ImageDataset
 
 
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
@@ -28,22 +28,22 @@ def silent(steps: Iterable[Any], total: int, kind: str) -> Iterable[Any]:
 
 @dataclass(frozen=True)
 class Features:
-    """What the head reads of all n pictures of a split, in order, float32 (n, C), and their classes, int64 (n,)."""
+    """What the head reads of all n images of a split, in order, float32 (n, C), and their classes, int64 (n,)."""
 
     features: Tensor
     targets: Tensor
 
 
 @dataclass
-class Subject:
-    """A model (in evaluation mode, on `device`), pictures, and the split that is evaluated.
+class ModelOutputs:
+    """A model (in evaluation mode, on `device`), images, and the split that is evaluated.
 
     `autocast` surrounds every forward pass, for arithmetic in lower precision; `progress` may show batches and
     corruptions. What is kept lies on the CPU.
     """
 
     model: nn.Module
-    pictures: "PictureSet"
+    dataset: "ImageDataset"
     split: str
     batch_size: int
     device: torch.device
@@ -55,9 +55,9 @@ class Subject:
 
     @property
     def logits(self) -> Tensor:
-        """Of the evaluated split, float32 (n, K), for the classes of the pictures."""
+        """Of the evaluated split, float32 (n, K), for the classes of the images."""
         self.features(self.split)
-        return self.of_the_pictures_classes(self._logits)
+        return self.select_classes(self._logits)
 
     @property
     def targets(self) -> Tensor:
@@ -70,35 +70,35 @@ class Subject:
             self._features[split] = self._run(split)
         return self._features[split]
 
-    def of_the_pictures_classes(self, logits: Tensor) -> Tensor:
-        """The model's logits (B, all its classes) for the classes of the pictures (B, K), where they are fewer: a model
-        that was trained on a part of the classes has as many as its pictures."""
-        chosen = self.pictures.class_map
+    def select_classes(self, logits: Tensor) -> Tensor:
+        """The model's logits (B, all its classes) for the classes of the images (B, K), where they are fewer: a model
+        that was trained on a part of the classes has as many as its images."""
+        chosen = self.dataset.class_map
         return logits if chosen is None or logits.shape[1] == len(chosen) else logits[:, list(chosen)]
 
     @torch.inference_mode()
     def predicted(self, images: Tensor) -> Tensor:
-        """The most likely class of each picture, int64 (B,), on the CPU; the model sees a batch at once, no more."""
+        """The most likely class of each image, int64 (B,), on the CPU; the model sees a batch at once, no more."""
         found = []
         for part in images.split(self.batch_size):
             with self.autocast():
                 logits = self.model(part.to(self.device, non_blocking=True))
-            found.append(self.of_the_pictures_classes(logits).argmax(dim=1))
+            found.append(self.select_classes(logits).argmax(dim=1))
         return torch.cat(found).cpu()
 
     @torch.inference_mode()
     def _run(self, split: str) -> Features:
         logits, targets = [], []
-        count = math.ceil(self.pictures.summary()["splits"][split]["count"] / self.batch_size)
+        count = math.ceil(self.dataset.summary()["splits"][split]["count"] / self.batch_size)
         with _read_by_head(self.model) as read:
-            for batch in self.progress(self.pictures.eval_batches(split, self.batch_size), count, split):
+            for batch in self.progress(self.dataset.eval_batches(split, self.batch_size), count, split):
                 with self.autocast():
                     found = self.model(to_device(batch, self.device).images).float()
-                if split == self.split:  # of the training pictures they would fill the memory, and nobody asks
+                if split == self.split:  # of the training images they would fill the memory, and nobody asks
                     logits.append(found)
                 targets.append(batch.targets)
         if not targets:
-            raise UserError(f"There are no pictures in the split {split}.")
+            raise UserError(f"There are no images in the split {split}.")
         if logits:
             self._logits = torch.cat(logits).cpu()
         return Features(torch.cat(read).cpu(), torch.cat(targets))

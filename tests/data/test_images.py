@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitmods import data
-from vitmods.data import Batch, PictureSet
+from vitmods.data import Batch, ImageDataset
 from vitmods.data.inception import inception_boxes
 from vitmods.data.resize import resize
 from vitmods.recipes import Recipe
@@ -24,16 +24,16 @@ RESAMPLES = ("bicubic", "bilinear", "big_vision")
 
 
 @cache
-def digits(crop: str = "none", size: int = 8, channels: int = 3) -> PictureSet:
+def digits(crop: str = "none", size: int = 8, channels: int = 3) -> ImageDataset:
     return data.load("digits", img_size=size, in_chans=channels, recipe=PLAIN.with_(crop=crop), limit_train=150)
 
 
-def with_(pictures: PictureSet, **overrides) -> PictureSet:
-    return replace(pictures, recipe=pictures.recipe.with_(**overrides))
+def with_(dataset: ImageDataset, **overrides) -> ImageDataset:
+    return replace(dataset, recipe=dataset.recipe.with_(**overrides))
 
 
-def epoch_of(pictures: PictureSet, **chosen) -> list[Batch]:
-    return list(pictures.train_batches(**{"seed": 1, "epoch": 2, "batch_size": 32, **chosen}))
+def epoch_of(dataset: ImageDataset, **chosen) -> list[Batch]:
+    return list(dataset.train_batches(**{"seed": 1, "epoch": 2, "batch_size": 32, **chosen}))
 
 
 def same(a: Batch, b: Batch) -> bool:
@@ -63,19 +63,19 @@ def test_shapes_and_types(crop: str, channels: int) -> None:
 @settings(deadline=None, max_examples=12)
 @given(st.sampled_from(CROPS), st.integers(-5, 2**64), st.integers(0, 500), st.integers(12, 170), st.integers(0, 3))
 def test_resuming_and_workers_change_nothing(crop: str, seed: int, epoch: int, batch_size: int, workers: int) -> None:
-    pictures = with_(digits(crop), **BUSY, repeats=1 + seed % 3)
+    dataset = with_(digits(crop), **BUSY, repeats=1 + seed % 3)
     chosen = {"seed": seed, "epoch": epoch, "batch_size": batch_size}
-    whole = epoch_of(pictures, **chosen)
+    whole = epoch_of(dataset, **chosen)
     start = len(whole) // 2
-    assert all_same(epoch_of(replace(pictures, workers=workers), start=start, **chosen), whole[start:])
+    assert all_same(epoch_of(replace(dataset, workers=workers), start=start, **chosen), whole[start:])
 
 
 @settings(deadline=None, max_examples=10)
 @given(st.sampled_from(CROPS), st.integers(0, 2**32), st.integers(0, 9), st.integers(7, 60))
 def test_a_samples_augmentation_does_not_depend_on_its_batch(crop: str, seed: int, epoch: int, batch_size: int) -> None:
-    pictures = with_(digits(crop), flip=0.5, randaugment=(1, 9), erasing=0.5)
-    some = by_sample(epoch_of(pictures, seed=seed, epoch=epoch, batch_size=batch_size))
-    all_at_once = by_sample(epoch_of(pictures, seed=seed, epoch=epoch, batch_size=1000))
+    dataset = with_(digits(crop), flip=0.5, randaugment=(1, 9), erasing=0.5)
+    some = by_sample(epoch_of(dataset, seed=seed, epoch=epoch, batch_size=batch_size))
+    all_at_once = by_sample(epoch_of(dataset, seed=seed, epoch=epoch, batch_size=1000))
     assert all(all_at_once[i] == image for i, image in some.items())
 
 
@@ -99,9 +99,9 @@ def test_starting_at_the_end_gives_nothing() -> None:
 @pytest.mark.parametrize("varied", [{"seed": 9}, {"epoch": 9}])
 @pytest.mark.parametrize("option", [{"flip": 0.5}, {"randaugment": (1, 9)}, {"erasing": 0.5}, {"crop": "pad"}])
 def test_other_seeds_and_epochs_augment_otherwise(option: dict, varied: dict) -> None:
-    pictures = with_(digits(), **option)
+    dataset = with_(digits(), **option)
     everything = {"batch_size": 1000}
-    assert by_sample(epoch_of(pictures, **everything)) != by_sample(epoch_of(pictures, **everything, **varied))
+    assert by_sample(epoch_of(dataset, **everything)) != by_sample(epoch_of(dataset, **everything, **varied))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_other_seeds_and_epochs_augment_otherwise(option: dict, varied: dict) ->
     ],
     ids=str,
 )
-def test_every_option_alters_the_pictures(option: dict) -> None:
+def test_every_option_alters_the_images(option: dict) -> None:
     plain, changed = epoch_of(digits()), epoch_of(with_(digits(), **option))
     assert not any(torch.equal(a.images, b.images) for a, b in zip(plain, changed, strict=True))
     assert all(torch.equal(a.index, b.index) for a, b in zip(plain, changed, strict=True))
@@ -141,7 +141,7 @@ def test_options_differ_from_each_other() -> None:
     assert len(set(seen)) == len(seen)
 
 
-def test_every_crop_and_its_parameters_alter_the_pictures() -> None:
+def test_every_crop_and_its_parameters_alter_the_images() -> None:
     views = [epoch_of(digits(crop))[0].images for crop in CROPS]
     resized = digits("random_resized")
     views.append(epoch_of(with_(resized, crop_scale=(0.5, 0.6)))[0].images)
@@ -154,13 +154,13 @@ def test_every_crop_and_its_parameters_alter_the_pictures() -> None:
 
 
 @pytest.mark.parametrize("crop", ["none", "pad", "random_resized", "inception"])
-def test_every_way_of_resizing_alters_the_pictures(crop: str, make_folder) -> None:
+def test_every_way_of_resizing_alters_the_images(crop: str, make_folder) -> None:
     root = make_folder({"a": 9, "b": 9}, size=(30, 40))
     views, shown = [], []
     for resample in RESAMPLES:
-        pictures = data.load(root, img_size=16, recipe=PLAIN.with_(crop=crop, resample=resample))
-        views.append(epoch_of(pictures, batch_size=14)[0].images)
-        shown.append(next(iter(pictures.eval_batches("val", 9))).images)
+        dataset = data.load(root, img_size=16, recipe=PLAIN.with_(crop=crop, resample=resample))
+        views.append(epoch_of(dataset, batch_size=14)[0].images)
+        shown.append(next(iter(dataset.eval_batches("val", 9))).images)
     assert len({view.numpy().tobytes() for view in views}) == 3
     assert len({view.numpy().tobytes() for view in shown}) == 3
 
@@ -168,11 +168,11 @@ def test_every_way_of_resizing_alters_the_pictures(crop: str, make_folder) -> No
 def test_big_visions_random_crops_are_cut_from_the_original(make_folder) -> None:
     root = make_folder({"a": 9, "b": 9}, size=(30, 40))
     recipe = PLAIN.with_(crop="inception", resample="big_vision")
-    pictures = data.load(root, img_size=16, recipe=recipe)
-    train = pictures.splits["train"]
+    dataset = data.load(root, img_size=16, recipe=recipe)
+    train = dataset.splits["train"]
     assert (train.store.index.shapes == (3, 30, 40)).all()
-    assert {shown.shape for _, shown in pictures.samples(4)} == {(18, 24, 3)}
-    batch = epoch_of(pictures, batch_size=14)[0]
+    assert {shown.shape for _, shown in dataset.samples(4)} == {(18, 24, 3)}
+    batch = epoch_of(dataset, batch_size=14)[0]
     boxes = inception_boxes(1, 2, batch.index.numpy(), np.tile([30, 40], (14, 1)), recipe.crop_scale, recipe.crop_ratio)
     for image, i, (top, left, height, width) in zip(batch.images, batch.index, boxes.tolist(), strict=True):
         original = np.asarray(Image.open(root / train.ids[i])).transpose(2, 0, 1)
@@ -181,7 +181,7 @@ def test_big_visions_random_crops_are_cut_from_the_original(make_folder) -> None
         assert torch.equal(torch.round((image * 0.5 + 0.5) * 255).to(torch.uint8), expected)
 
 
-def test_repeats_show_fewer_pictures_in_several_views() -> None:
+def test_repeats_show_fewer_images_in_several_views() -> None:
     once, thrice = with_(digits("pad"), flip=0.5), with_(digits("pad"), flip=0.5, repeats=3)
     assert thrice.steps_per_epoch(30) == once.steps_per_epoch(30) == 5
     batches = epoch_of(thrice, batch_size=30)
@@ -200,14 +200,14 @@ def test_repeats_show_fewer_pictures_in_several_views() -> None:
     assert all(first[i] in copies for i, copies in views.items())
 
 
-def test_a_change_is_made_to_the_view_before_it_is_normalised() -> None:
+def test_a_change_is_made_to_the_view_before_it_is_normalized() -> None:
     seen = []
 
-    def change(pictures: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        assert pictures.dtype == torch.uint8
-        assert pictures.shape[1:] == (3, 8, 8)
+    def change(dataset: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        assert dataset.dtype == torch.uint8
+        assert dataset.shape[1:] == (3, 8, 8)
         seen.extend(index.tolist())
-        return 255 - pictures
+        return 255 - dataset
 
     plain, changed = (list(digits().eval_batches("test", 64, given)) for given in (None, change))
     assert seen == list(range(len(digits().splits["test"])))
@@ -225,7 +225,7 @@ def test_flip_mirrors_the_chosen_share() -> None:
     assert torch.equal(torch.cat([b.images for b in epoch_of(with_(digits(), flip=1.0))]), plain.flip(-1))
 
 
-def test_normalisation_is_the_recipes() -> None:
+def test_normalization_is_the_recipes() -> None:
     split = digits().splits["train"]
     batch = epoch_of(with_(digits(), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7)))[0]
     pixels = torch.from_numpy(split.store.stack[batch.index].copy()).double() / 255
@@ -233,25 +233,25 @@ def test_normalisation_is_the_recipes() -> None:
     torch.testing.assert_close(batch.images.double(), (pixels - mean) / std, atol=1e-6, rtol=1e-6)
 
 
-def test_grey_pictures_take_the_mean_of_the_channels_normalisation() -> None:
-    grey = with_(digits(channels=1), mean=(0.1, 0.2, 0.6), std=(0.4, 0.5, 0.6))
-    assert same(epoch_of(grey)[0], epoch_of(with_(digits(channels=1), mean=(0.3,), std=(0.5,)))[0])
+def test_gray_images_take_the_mean_of_the_channels_normalization() -> None:
+    gray = with_(digits(channels=1), mean=(0.1, 0.2, 0.6), std=(0.4, 0.5, 0.6))
+    assert same(epoch_of(gray)[0], epoch_of(with_(digits(channels=1), mean=(0.3,), std=(0.5,)))[0])
 
 
-def test_evaluation_shows_every_picture_in_order_unaugmented() -> None:
-    pictures = with_(digits("pad"), **BUSY)
+def test_evaluation_shows_every_image_in_order_unaugmented() -> None:
+    dataset = with_(digits("pad"), **BUSY)
     for split in ("train", "val", "test"):
-        batches = list(pictures.eval_batches(split, 64))
-        assert torch.cat([b.index for b in batches]).tolist() == list(range(len(pictures.splits[split])))
-        assert torch.cat([b.targets for b in batches]).tolist() == pictures.splits[split].labels.tolist()
+        batches = list(dataset.eval_batches(split, 64))
+        assert torch.cat([b.index for b in batches]).tolist() == list(range(len(dataset.splits[split])))
+        assert torch.cat([b.targets for b in batches]).tolist() == dataset.splits[split].labels.tolist()
         assert torch.cat([b.images for b in batches]).shape[1:] == (3, 8, 8)
-        again = replace(pictures, workers=2, recipe=PLAIN).eval_batches(split, 64)
+        again = replace(dataset, workers=2, recipe=PLAIN).eval_batches(split, 64)
         assert all_same(batches, list(again))
     with pytest.raises(UserError, match='no split "dev"; this set has train, val, test'):
-        list(pictures.eval_batches("dev", 8))
+        list(dataset.eval_batches("dev", 8))
 
 
-def test_pictures_smaller_than_the_view_are_enlarged() -> None:
+def test_images_smaller_than_the_view_are_enlarged() -> None:
     batch = next(iter(digits("none", size=20).eval_batches("test", 5)))
     assert batch.images.shape == (5, 3, 20, 20)
     assert digits("none", size=20).splits["test"].store.stack.shape[1:] == (3, 8, 8)
@@ -263,11 +263,11 @@ def test_rectangles_and_mixed_sizes(make_folder) -> None:
     make_folder({"b": 6}, size=(50, 20))
     make_folder({"c": 6}, size=(9, 9))
     for crop in CROPS:
-        pictures = data.load(root, img_size=(16, 24), recipe=PLAIN.with_(crop=crop, eval_crop=0.875, **BUSY))
-        batches = epoch_of(pictures, batch_size=4)
+        dataset = data.load(root, img_size=(16, 24), recipe=PLAIN.with_(crop=crop, eval_crop=0.875, **BUSY))
+        batches = epoch_of(dataset, batch_size=4)
         assert all(b.images.shape == (4, 3, 16, 24) for b in batches)
-        assert all_same(epoch_of(replace(pictures, workers=2), batch_size=4), batches)
-        assert next(iter(pictures.eval_batches("train", 7))).images.shape == (7, 3, 16, 24)
+        assert all_same(epoch_of(replace(dataset, workers=2), batch_size=4), batches)
+        assert next(iter(dataset.eval_batches("train", 7))).images.shape == (7, 3, 16, 24)
 
 
 def test_samples_go_round_the_classes() -> None:
@@ -278,8 +278,8 @@ def test_samples_go_round_the_classes() -> None:
 
 
 def test_a_batch_may_be_changed_without_changing_the_store() -> None:
-    pictures = with_(digits(), flip=1.0)
-    before = pictures.splits["train"].store.pixels.copy()
-    for batch in epoch_of(pictures):
+    dataset = with_(digits(), flip=1.0)
+    before = dataset.splits["train"].store.pixels.copy()
+    for batch in epoch_of(dataset):
         batch.images.zero_()
-    assert np.array_equal(before, pictures.splits["train"].store.pixels)
+    assert np.array_equal(before, dataset.splits["train"].store.pixels)

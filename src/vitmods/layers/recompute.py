@@ -23,7 +23,7 @@ FEW_ROWS = 1024  # enough for matrix products at full speed, few enough that mem
 
 
 def supports(norm: nn.Module) -> bool:
-    """Whether the lean forms know how to make this norm again; other norms run as they are."""
+    """Whether the recompute forms know how to make this norm again; other norms run as they are."""
     return isinstance(norm, LayerNorm | RMSNorm) and norm.weight is not None
 
 
@@ -155,7 +155,7 @@ class _NormMlp(torch.autograd.Function):
 
 
 class _FrozenNormMlp(torch.autograd.Function):
-    """On a CPU a few pictures at a time, so that what is four times as wide stays in the cache and is never whole."""
+    """On a CPU a few images at a time, so that what is four times as wide stays in the cache and is never whole."""
 
     @staticmethod
     def forward(
@@ -165,7 +165,7 @@ class _FrozenNormMlp(torch.autograd.Function):
         ctx.eps, ctx.approximate, ctx.dtype = eps, approximate, compute_dtype(x)
         ctx.save_for_backward(x, g, b, w1, c1, w2)
         out = []
-        for few in _few_pictures(x):
+        for few in _few_images(x):
             h = _linear(_norm(few, g, b, eps), w1, c1, ctx.dtype)
             out.append(_linear(F.gelu(h, approximate=approximate), w2, c2, ctx.dtype))
         return torch.cat(out)
@@ -174,7 +174,7 @@ class _FrozenNormMlp(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, g, b, w1, c1, w2 = ctx.saved_tensors
         found = []
-        for few, few_grad in zip(_few_pictures(x), _few_pictures(grad), strict=True):
+        for few, few_grad in zip(_few_images(x), _few_images(grad), strict=True):
             y, norm_grads = _norm_again(few, g, b, ctx.eps, ctx.needs_input_grad)
             h = _linear(y, w1, c1, ctx.dtype)
             gh = aten.gelu_backward(few_grad @ w2.to(grad.dtype), h, approximate=ctx.approximate)
@@ -184,6 +184,6 @@ class _FrozenNormMlp(torch.autograd.Function):
         return *joined, None, None, None, None, None, None
 
 
-def _few_pictures(x: Tensor) -> tuple[Tensor, ...]:
+def _few_images(x: Tensor) -> tuple[Tensor, ...]:
     """(B, N, C) in parts of about FEW_ROWS tokens on a CPU; in one elsewhere, where a call has its own price."""
     return x.split(max(1, FEW_ROWS // x.shape[1])) if x.device.type == "cpu" else (x,)

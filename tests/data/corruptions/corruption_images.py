@@ -1,6 +1,6 @@
-"""Pictures for the corruptions' tests, and what the corruptions do to them in numbers.
+"""Images for the corruptions' tests, and what the corruptions do to them in numbers.
 
-python tests/data/corruptions/corruption_pictures.py writes those numbers anew, after a change of what corruptions do.
+python tests/data/corruptions/corruption_images.py writes those numbers anew, after a change of what corruptions do.
 """
 
 import json
@@ -19,7 +19,7 @@ SIDES = (32, 64, 224)
 
 
 def drawn(height, width):
-    """A picture (3, H, W) of slopes, stripes, a disk and flat black, white and grey."""
+    """An image (3, H, W) of slopes, stripes, a disk and flat black, white and gray."""
     y, x = np.mgrid[:height, :width]
     v, u = y / height, x / width
     disk = (v - 0.4) ** 2 + (u - 0.6) ** 2 < 0.06
@@ -39,7 +39,7 @@ def photographs(side):
     return torch.from_numpy(np.stack(middles))
 
 
-def pictures(side):
+def images(side):
     """uint8 (3, 3, side, side): drawn, china, flower."""
     return torch.cat([torch.from_numpy(drawn(side, side))[None], photographs(side)])
 
@@ -55,9 +55,9 @@ def write_textures(folder):
 
 
 def statistics(side, name, textures):
-    """For each severity: mean, standard deviation and mean squared error, in levels, of the drawn picture and of the
+    """For each severity: mean, standard deviation and mean squared error, in levels, of the drawn image and of the
     two photographs with three draws each."""
-    drawn_one, photos = pictures(side)[:1], photographs(side).repeat(3, 1, 1, 1)
+    drawn_one, photos = images(side)[:1], photographs(side).repeat(3, 1, 1, 1)
     return [_row(drawn_one, name, s, textures) + _row(photos, name, s, textures) for s in SEVERITIES]
 
 
