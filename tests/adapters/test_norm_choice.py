@@ -196,7 +196,7 @@ def test_shared_norms_are_refused_where_they_are_chosen(shared):
         model[1].one = model[0].one
     else:
         model[1].one.weight = model[0].one.weight
-    with pytest.raises(UserError, match=r"0\.one and 1\.one shared one norm or its weights"):
+    with pytest.raises(UserError, match=r"0\.one and 1\.one share one norm or its weights"):
         vm.replace_norms(model, DTN)
     assert replaced(model, DTN, "mlp") == ["0.three", "1.three"]
 
