@@ -85,9 +85,11 @@ class Attention(nn.Module):
         To look at: ``forward`` never holds this matrix. What the slot ``mask`` adds is left out.
         """
         q, k, _ = self._heads(x)
-        weights = (q @ k.mT * self.head_dim**-0.5).softmax(-1)
+        weights: Tensor = (q @ k.mT * self.head_dim**-0.5).softmax(-1)
         positions: Any = self.positions
-        return weights if positions is None else positions.mix_weights(weights)
+        if positions is not None:
+            weights = positions.mix_weights(weights)
+        return weights
 
 
 class AttentionPool(nn.Module):
