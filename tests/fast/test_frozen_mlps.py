@@ -35,8 +35,8 @@ def counting(model):
 
 def step(model, images, settings, autocast=False):
     """Outputs and all gradients, and the bytes kept for backward."""
-    model.set_recompute("recompute" in settings)
-    model.set_frozen_mlp_recompute("recompute" in settings)
+    fast.recompute(model, "recompute" in settings)
+    fast.recompute_frozen_mlps(model, "frozen" in settings) if vm_frozen(model) else None
     torch.manual_seed(1)
     with counting(model) as kept, torch.autocast("cpu", torch.bfloat16, autocast):
         out = model(images)
