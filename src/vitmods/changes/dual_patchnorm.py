@@ -5,6 +5,7 @@ from typing import Literal
 
 from vitmods.changes.base import Change, Preserves
 from vitmods.model.config import NormConfig, ViTConfig
+from vitmods.model.slots import Slot
 from vitmods.util.errors import UserError, nearest
 
 _KINDS = {
@@ -66,8 +67,12 @@ class DualPatchNorm(Change):
         return "function" if self.norm == "only_learnable" else "weights"
 
     @property
-    def fills(self) -> frozenset[str]:
-        places = {"stem norm before": self.before, "stem norm after": self.after, "position norm": self.after_position}
+    def fills(self) -> frozenset[Slot]:
+        places = {
+            Slot.STEM_BEFORE: self.before,
+            Slot.STEM_AFTER: self.after,
+            Slot.POSITION_NORM: self.after_position,
+        }
         return frozenset(place for place, filled in places.items() if filled)
 
     def edit(self, config: ViTConfig) -> ViTConfig:

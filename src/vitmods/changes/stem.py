@@ -5,6 +5,7 @@ from typing import Literal
 
 from vitmods.changes.base import Change
 from vitmods.model.config import NormConfig, ViTConfig
+from vitmods.model.slots import Slot
 from vitmods.util.errors import UserError, nearest
 
 _NORMS = {"batch": NormConfig("batch", eps=1e-5), "layer": NormConfig("layer"), "none": None}
@@ -57,8 +58,8 @@ class Stem(Change):
             raise UserError("stem(gelu=true) is for kind=linear; hmlp and levit have theirs between the layers.")
 
     @property
-    def fills(self) -> frozenset[str]:
-        return frozenset({"stem", "stem norm before", "stem norm after"})
+    def fills(self) -> frozenset[Slot]:
+        return frozenset({Slot.STEM, Slot.STEM_BEFORE, Slot.STEM_AFTER})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         norm = _NORMS[self.norm or _PUBLISHED[self.kind]]
