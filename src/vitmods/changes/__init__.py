@@ -3,15 +3,16 @@
 from vitmods.changes.base import REGISTRY, Change, Preserves, Weights
 from vitmods.changes.parse import LINEUPS, LineUp, parse_changes
 
-globals().update({kind.__name__: kind for kind in REGISTRY.values()})
+__all__ = ["LINEUPS", "REGISTRY", "Change", "LineUp", "Preserves", "Weights", "parse_changes"]
 
-__all__ = [
-    "LINEUPS",
-    "REGISTRY",
-    "Change",
-    "LineUp",
-    "Preserves",
-    "Weights",
-    "parse_changes",
-    *(k.__name__ for k in REGISTRY.values()),
-]
+
+def __getattr__(name: str) -> type[Change]:
+    """The class of a registered change."""
+    for kind in () if name.startswith("_") else REGISTRY.values():
+        if kind.__name__ == name:
+            return kind
+    raise AttributeError(f"module {__name__} has no attribute {name}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(kind.__name__ for kind in REGISTRY.values())])

@@ -8,7 +8,7 @@ from vitmods.model.config import NormConfig, ViTConfig
 from vitmods.model.slots import Slot
 from vitmods.util.errors import UserError, nearest
 
-_NORMS = {"batch": NormConfig("batch", eps=1e-5), "layer": NormConfig("layer"), "none": None}
+_NORMS = {"batch": ("batch", 1e-5), "layer": ("layer", 1e-6), "none": None}
 _INNER_NORMS = range(1, 30, 3)  # their places among the layers of hmlp and levit
 _PUBLISHED = {"hmlp": "batch", "levit": "batch", "local": "none", "linear": "none"}
 
@@ -62,7 +62,8 @@ class Stem(Change):
         return frozenset({Slot.STEM, Slot.STEM_BEFORE, Slot.STEM_AFTER})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
-        norm = _NORMS[self.norm or _PUBLISHED[self.kind]]
+        chosen = _NORMS[self.norm or _PUBLISHED[self.kind]]
+        norm = NormConfig(*chosen) if chosen else None
         bias = config.stem.bias if self.kind == config.stem.kind else self.kind != "levit"
         inner = norm if self.kind in ("hmlp", "levit") else None
         stem = replace(config.stem, bias=bias, before=None, after=norm, kind=self.kind, inner=inner, gelu=self.gelu)

@@ -15,7 +15,7 @@ STEM_KINDS = ("linear", "hmlp", "levit", "local", "t2t")
 
 
 class Slot(StrEnum):
-    """The places that a change may claim. Two changes of one arm cannot claim the same."""
+    """The places of a ViT that a change may claim, so that two changes of one arm do not alter the same."""
 
     STEM = "stem"
     STEM_BEFORE = "stem norm before"
@@ -39,6 +39,15 @@ class Slot(StrEnum):
     MLP = "mlp"
     LAYER_SCALE = "layer scale"
     PARALLEL = "parallel branches"
+    QKV_BIAS = "bias of queries, keys and values"
+    ACTIVATION = "activation"
+    POSITION = "position"
+    PREFIX_TOKENS = "class and register tokens"
+    FINAL_NORM = "final norm"
+    POOL = "pool"
+    HEAD = "head"
+    DROPOUT = "dropout"
+    INITIALIZATION = "initialization"
 
 
 @dataclass(frozen=True)
