@@ -75,7 +75,7 @@ def check_conflicts(changes: Sequence[Change]) -> None:
     for change in changes:
         if not isinstance(change, Change):
             raise UserError(f"{change!r} is no change: give one as DualPatchNorm(), or parse_changes('dpn').")
-        for slot in sorted(change.fills):
+        for slot in sorted(change.claims):
             if slot in owner:
                 raise SlotConflict(
                     f"'{owner[slot]}' and '{change}' both claim the slot '{slot}': "
