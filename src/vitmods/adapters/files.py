@@ -88,7 +88,7 @@ def _read(path: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
 def _read_weights(path: Path, weights: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
     if timm_files.is_saved(weights):
         _refuse_settings(path, settings)
-        return timm_files.read_saved(weights)
+        return timm_files.read_saved(weights, _tensors(weights))
     tensors = _tensors(weights)
     told = own.own_description(weights)
     if told is not None:
@@ -137,7 +137,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         found = readers[path.suffix](path)
     except UserError:
         raise
-    except (OSError, ValueError, RuntimeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, RuntimeError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path.name} cannot be read; it may be damaged: {error}") from error
     odd = [name for name, value in found.items() if not isinstance(value, Tensor)]
     if odd or not found:
@@ -150,7 +150,9 @@ def _from_npz(path: Path) -> dict[str, Tensor]:
         return {name: _from_array(arrays[name]) for name in arrays.files}
 
 
-def _from_array(array: np.ndarray) -> Tensor:
+def _from_array(array: Any) -> Tensor:
+    if not isinstance(array, np.ndarray):  # numpy gives the bytes of what is no array
+        raise ValueError("a part of it is no array")
     if array.dtype == np.dtype("V2"):  # bfloat16, which numpy does not know
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
     return torch.from_numpy(array.copy())
