@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -30,7 +31,7 @@ def read_saved(weights: Path, tensors: Mapping[str, Tensor]) -> tuple[ViT, Cover
 
     given = {"state_dict": dict(tensors), "source": "", "file": None}
     try:
-        model = timm.create_model(f"local-dir:{weights.parent}", pretrained=True, pretrained_cfg_overlay=given)
+        model: Any = timm.create_model(f"local-dir:{weights.parent}", pretrained=True, pretrained_cfg_overlay=given)
     except Exception as error:  # whatever timm and torch raise for a damaged config or an unknown model
         raise UserError(f"{weights.parent} cannot be read by timm: {error}") from error
     model.pretrained_cfg.pop("state_dict", None)
