@@ -12,6 +12,7 @@ from typing import TextIO
 
 from vitmods import __version__
 from vitmods.errors import UserError, nearest
+from vitmods.files import lenient_output
 
 COMMANDS = {
     "compare": "train a base ViT and changed ones with paired seeds; say which change helps and what it costs",
@@ -52,7 +53,11 @@ USAGE, INTERRUPTED = 2, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 (a trial failed), 2 (an error, told on stderr), 130 (stopped)."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    with lenient_output():
+        return _run(list(sys.argv[1:] if argv is None else argv))
+
+
+def _run(arguments: list[str]) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -66,9 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         _say(f"Stopped. What was done is saved; go on with: {shlex.join(['vitmods', *arguments])}")
         return getattr(stop, "exit_code", INTERRUPTED)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has left, e.g. `vitmods changes | head`
-        return 0
     except Exception as error:
         if debug:
             raise
@@ -85,6 +87,7 @@ def _dispatch(arguments: list[str]) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         code: int = module.main(arguments[1:])
+    sys.stdout.flush()
     return code
 
 

@@ -30,7 +30,7 @@ from vitmods.data.shards import MANIFEST, MANIFEST_FORMAT, file_sha256, index_pa
 from vitmods.data.sources import open_source
 from vitmods.data.summary import told, unreadable_text
 from vitmods.errors import UserError, nearest
-from vitmods.files import make_folder, write_atomically, write_json
+from vitmods.files import make_folder, progress_console, write_atomically, write_json
 
 MEGABYTE = 1_000_000
 _REMEDY = (
@@ -257,10 +257,9 @@ def _bar(pictures: int, progress: bool) -> AbstractContextManager[Any]:
 
 class _ProgressBar:
     def __init__(self, pictures: int):
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        console = Console(stderr=True)
+        console = progress_console()
         columns = (TextColumn("Packing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task = self._progress.add_task("Packing", total=pictures)
