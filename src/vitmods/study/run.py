@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from vitmods.errors import UserError
-from vitmods.files import disk_errors, write_json
+from vitmods.files import write_json
 from vitmods.recipes.length import resolve_on
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.cautions import already_told, cautions
@@ -155,8 +155,7 @@ def _write_facts(
     before = read_json(folder.settings_file) or {}
     if before.get("settings") == settings.to_dict():
         return
-    with disk_errors(folder.path):
-        write_samples(folder.path, pictures.samples(SAMPLES))
+    write_samples(folder.path, pictures.samples(SAMPLES))
     write_json(
         folder.settings_file,
         {
