@@ -177,6 +177,19 @@ def test_shards_from_elsewhere(tmp_path: Path) -> None:
     assert open_source(f"wds:{root}").classes == ("wren", "kite")
 
 
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("{0..99999999999}.tar", "more than 100,000"),
+        ("{0..999}/{0..999}.tar", "more than 100,000"),
+        ("{9..0}.tar", "is empty"),
+    ],
+)
+def test_a_range_without_end_is_refused(pattern, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        open_source(f"wds:{tmp_path}/{pattern}")
+
+
 def test_patterns(tmp_path: Path) -> None:
     for number in range(3):
         write_tar(tmp_path / "set" / f"part-{number:02d}.tar", samples(20 * number, 20))

@@ -70,9 +70,10 @@ def _points(study: Path, folder: str, metric: str) -> Iterator[tuple[float, floa
 
 
 def read_samples(study: Path) -> list[tuple[str, np.ndarray]]:
-    """(name, H W C uint8) pairs of samples.npz; none where there is no such file, or with a warning where it is damaged.
+    """(name, H W C uint8) pairs of samples.npz; none where there is no such file, or a damaged one.
 
     The file holds `names` and either `images` (n, H, W[, C]) or, for pictures of several sizes, `image0`, `image1`, ...
+    A damaged one is warned of.
     """
     path = study / "samples.npz"
     if not path.is_file():
