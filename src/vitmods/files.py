@@ -32,6 +32,14 @@ _REMEDIES = {
 }
 
 
+def expand_user(path: str | Path) -> Path:
+    """The path with ~ and ~user replaced. UserError where there is no such home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"There is no home folder for {path}: write the path without ~, or set HOME.") from None
+
+
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
     """Turn an error of the disk, also one that a library has wrapped in its own, into a UserError about `path`."""

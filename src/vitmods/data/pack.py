@@ -30,7 +30,7 @@ from vitmods.data.shards import MANIFEST, MANIFEST_FORMAT, file_sha256, index_pa
 from vitmods.data.sources import open_source
 from vitmods.data.summary import told, unreadable_text
 from vitmods.errors import UserError, nearest
-from vitmods.files import make_folder, progress_console, write_atomically, write_json
+from vitmods.files import expand_user, make_folder, progress_console, write_atomically, write_json
 
 MEGABYTE = 1_000_000
 _REMEDY = (
@@ -93,7 +93,7 @@ def pack(
     source = open_source(spec)
     chosen = _chosen(source, splits)
     _refuse_rich_labels(source)
-    folder = make_folder(Path(out).expanduser())
+    folder = make_folder(expand_user(out))
     with alone_in(folder):
         refuse_foreign(folder)
         packer = _Packer(folder, int(shard_mb * MEGABYTE), workers or cores(), is_packed(folder))

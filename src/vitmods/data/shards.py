@@ -16,6 +16,7 @@ from vitmods.data.records import Source, Streaming, printable
 from vitmods.data.shard_index import ShardIndex
 from vitmods.data.shard_records import records_of
 from vitmods.errors import UserError, nearest
+from vitmods.files import expand_user
 
 MANIFEST, MANIFEST_FORMAT = "manifest.json", "vitmods shards 1"
 _OPTIONS = ("stream", "buffer", "allow")
@@ -33,7 +34,7 @@ def shards(spec: str, name: str, options: dict[str, str]) -> Source:
     options: stream and buffer. Raises UserError where there is no shard, or one is missing or no tar file.
     """
     streaming = folder_options(spec, options)
-    path = Path(name).expanduser()
+    path = expand_user(name)
     source = _packed(spec, path) if is_packed(path) else foreign_shards(spec, path)
     source.streaming = streaming
     return source
