@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
 from contextlib import suppress
 from ctypes import CDLL
 from hashlib import sha256
@@ -69,19 +70,21 @@ def build(source: Path, compiler: list[str]) -> CDLL:
     """Load the library of this source and compiler, made if it is not in the cache. Raises BuildError."""
     decides = [source.read_bytes(), repr((compiler, ALWAYS, FLAGS, SHARED)).encode()]
     decides += [_run([*compiler, "--version"]), _processor()]
-    stem, folders = f"{source.stem}-{_digest(*decides)}", _folders()
-    for folder in folders:
+    stem = f"{source.stem}-{_digest(*decides)}"
+    for folder in _folders():
         if (kept := _kept(folder, stem)) is not None:
             return kept
-    place = next(filter(_is_fit, folders), None)
-    if place is None:
-        shown = " or ".join(map(str, folders)) or "the cache"
-        raise BuildError(f"no library can be written to and loaded from {shown}. Set XDG_CACHE_HOME to another folder.")
-    with tempfile.TemporaryDirectory(dir=place, prefix=".") as name:
+        if _is_fit(folder):
+            return _build_in(folder, stem, source, compiler)
+    raise BuildError("there is no folder to keep it in and load it from. Set XDG_CACHE_HOME to one.")
+
+
+def _build_in(folder: Path, stem: str, source: Path, compiler: list[str]) -> CDLL:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".") as name:
         made, library = _compile(source, compiler, Path(name))
         with suppress(OSError):
             made.chmod(0o600)
-            made.replace(place / f"{stem}-{_digest(made.read_bytes())}.so")
+            made.replace(folder / f"{stem}-{_digest(made.read_bytes())}.so")
         return library  # which stays mapped under any name, or none
 
 
@@ -89,18 +92,19 @@ def _digest(*parts: bytes) -> str:
     return sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
-def _folders() -> list[Path]:
+def _folders() -> Iterator[Path]:
     """Where libraries are kept, the best place first: the user's cache, and one that can be used where that cannot."""
-    found = []
     for cache in (user_cache, temporary_cache):
-        with suppress(UserError, OSError):
+        try:
             folder = cache() / "native"
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if folder.stat().st_uid == os.getuid():
+            if folder.stat().st_uid == os.getuid() and not _is_own(folder):
                 folder.chmod(0o700)
-            if _is_own(folder):
-                found.append(folder)
-    return found
+            own = _is_own(folder)
+        except (UserError, OSError):
+            continue
+        if own:
+            yield folder
 
 
 def _is_own(path: Path) -> bool:
