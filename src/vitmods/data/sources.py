@@ -22,7 +22,7 @@ def open_source(spec: str | Path) -> Source:
         raise UserError('No data given. Try "digits", or the path of a folder with one sub-folder per class.')
     bare, allow = _allowance(spec)
     source = _open(bare)
-    return replace(source, spec=spec, allow=source.allow | allow)
+    return replace(source, spec=spec, allow=source.allow | allow, classes=tuple(map(printable, source.classes)))
 
 
 def _open(spec: str) -> Source:
