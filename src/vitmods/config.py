@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from .errors import UserError, nearest
 from .sizes import MODELS, SIZES, parse_name
-from .slots import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig
+from .slots import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig, check_types
 from .stem_shapes import hmlp_layers, levit_widths, local_width
 
 
@@ -68,6 +68,7 @@ class ViTConfig:
     def __post_init__(self) -> None:
         for name in ("img_size", "patch_size"):
             object.__setattr__(self, name, _pair(name, getattr(self, name)))
+        check_types(self)
         _check(self)
 
     @property
@@ -194,8 +195,8 @@ class ViTConfig:
 
 def _pair(name: str, value: Any) -> tuple[int, int]:
     sides = tuple(value) if isinstance(value, list | tuple) else (value, value)
-    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise UserError(f"{name} must be one or two positive whole numbers (rows, columns), got {value!r}.")
+    if len(sides) != 2 or not all(isinstance(side, int) and 0 < side < 2**31 for side in sides):
+        raise UserError(f"{name} must be one or two positive whole numbers (rows, columns), got {str(value)[:60]}.")
     return sides
 
 

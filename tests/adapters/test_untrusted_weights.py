@@ -3,9 +3,11 @@
 import json
 import pickle
 
+import numpy as np
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 
 import vitmods as vm
 from vitmods.adapters import load, open_checkpoint, save
@@ -107,3 +109,17 @@ def test_timm_is_never_given_a_file_to_open(tmp_path, monkeypatch):
     images = torch.rand(2, 3, 32, 32)
     torch.testing.assert_close(read(images), model(images), rtol=0, atol=1e-5)
     assert "state_dict" not in read.pretrained_cfg
+
+
+@pytest.mark.parametrize("told", ["[" * 100_000, '{"embed_dim":' * 50_000, '{"embed_dim": 64, "qk_norm": [1, 2]}'])
+def test_metadata_that_is_no_config_is_refused(tmp_path, told):
+    path = tmp_path / "model.safetensors"
+    save_file({"cls_token": torch.zeros(1, 1, 64)}, path, {"vitmods_config": told})
+    with pytest.raises(UserError, match=r"model\.safetensors|ViTConfig"):
+        load(path)
+
+
+def test_an_npz_that_unpacks_to_much_more_is_refused(tmp_path):
+    np.savez_compressed(tmp_path / "bomb.npz", a=np.zeros(2**24, np.float32))
+    with pytest.raises(UserError, match="would unpack to"):
+        load(tmp_path / "bomb.npz")

@@ -14,6 +14,7 @@ from vitmods import data
 from vitmods.data import shard_index
 from vitmods.data.foreign_shards import expand
 from vitmods.data.pack import pack
+from vitmods.data.shards import MANIFEST_FORMAT
 from vitmods.data.sources import open_source
 from vitmods.errors import UserError
 from vitmods.recipes import Recipe
@@ -362,3 +363,17 @@ def test_webdataset_reads_what_was_packed(pets: Path, tmp_path: Path) -> None:
     source = open_source(pets).splits["train"]
     pixels = [np.asarray(Image.open(io.BytesIO(source.fetch(int(key))))).tobytes() for key in source.keys]
     assert found == sorted(zip(source.labels.tolist(), pixels, strict=True))
+
+
+@pytest.mark.parametrize("told", [{}, {"splits": 3}, {"splits": {"train": {"shards": [{"file": 3}]}}}])
+def test_a_manifest_that_lists_nothing_is_named(tmp_path, told):
+    found = {"format": MANIFEST_FORMAT, "name": "x", "classes": ["a"], "unreadable": [], **told}
+    (tmp_path / "manifest.json").write_text(json.dumps(found))
+    with pytest.raises(UserError, match=r"manifest\.json does not list"):
+        open_source(str(tmp_path))
+
+
+def test_a_manifest_without_end_is_named(tmp_path):
+    (tmp_path / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match=r"manifest\.json cannot be read"):
+        open_source(str(tmp_path))

@@ -20,6 +20,7 @@ from .models import read_model
 from .pixels import pixels_beside
 from .tensors import Coverage
 
+_MOST_TIMES = 100  # that weights in a .npz are larger than the file; zeros pack to a thousandth
 _TORCH = (".pth", ".pt", ".bin", ".ckpt")
 
 
@@ -137,7 +138,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         found = readers[path.suffix](path)
     except UserError:
         raise
-    except (OSError, ValueError, TypeError, RuntimeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, RuntimeError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise UserError(f"{path.name} cannot be read; it may be damaged: {error}") from error
     odd = [name for name, value in found.items() if not isinstance(value, Tensor)]
     if odd or not found:
@@ -146,6 +147,10 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _from_npz(path: Path) -> dict[str, Tensor]:
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
+    if unpacked > _MOST_TIMES * path.stat().st_size:
+        raise ValueError(f"it would unpack to {unpacked / 2**30:.1f} GiB, more than weights can be packed")
     with np.load(path, allow_pickle=False) as arrays:
         return {name: _from_array(arrays[name]) for name in arrays.files}
 
@@ -191,7 +196,7 @@ def _hugging_face_config(weights: Path) -> dict[str, Any]:
     path = weights.with_name("config.json")
     try:
         values: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         raise UserError(
             f"{weights.name} needs a readable config.json beside it, as save_pretrained writes it."
         ) from None

@@ -17,7 +17,7 @@ def is_saved(weights: Path) -> bool:
     path = weights.with_name("config.json")
     try:
         told = json.loads(path.read_text()) if path.is_file() else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False  # whoever needs the file says what is wrong with it
     return isinstance(told, dict) and isinstance(told.get("architecture"), str)
 

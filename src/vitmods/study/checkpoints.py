@@ -11,7 +11,7 @@ from vitmods.errors import UserError
 from vitmods.study.arms import BASE, Arm, split_training
 from vitmods.study.choice import Choice, choices
 from vitmods.study.plan import OTHER_SEEDS, Settings
-from vitmods.study.store import StudyFolder, read_json
+from vitmods.study.store import StudyFolder
 
 _FILES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -48,8 +48,9 @@ def arms_in(source: str) -> dict[str, Arm]:
     folder = Path(source)
     if not folder.is_dir() or _is_checkpoint(folder):
         return {}
-    if facts := read_json(folder / "study.json"):
-        study, settings = StudyFolder(folder), Settings.from_dict(facts["settings"])
+    study = StudyFolder(folder)
+    if facts := study.known():
+        settings = Settings.from_dict(facts["settings"])
         return {
             choice.contender.arm.name: _begun(study, choice)
             for choice in choices(study, settings)

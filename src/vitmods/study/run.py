@@ -105,7 +105,7 @@ def dry_run(settings: Settings, path: Path | None, how: Running) -> Estimate:
 def _refuse_other_study(folder: StudyFolder, settings: Settings) -> None:
     """Before the pictures are read, which may take a while: all that can be known without them."""
     folder.refuse_trial()
-    facts = read_json(folder.settings_file)
+    facts = folder.known()
     if facts is not None:
         folder.check_same_study({**settings.to_dict(), "pictures": facts["settings"]["pictures"]})
 
@@ -152,7 +152,7 @@ def _write_facts(
 ) -> None:
     """study.json, before the first trial: from then on the study can be read, and continued, from its folder."""
     folder.check_same_study(settings.to_dict())
-    before = read_json(folder.settings_file) or {}
+    before = folder.known() or {}
     if before.get("settings") == settings.to_dict():
         return
     write_samples(folder.path, pictures.samples(SAMPLES))
