@@ -36,8 +36,8 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """While inside, the first SIGINT, SIGTERM or SIGHUP (the terminal is gone) is noted in the request; a second one has
-    its usual effect. A SIGHUP that is ignored, as under nohup, stays so.
+    """While inside, the first SIGINT, SIGTERM or SIGHUP (the terminal is gone) is noted in the request; a second one
+    has its usual effect. A SIGHUP that is ignored, as under nohup, stays so.
 
     A signal that nobody answered by the end (by raising Interrupted) has its usual effect then.
 
