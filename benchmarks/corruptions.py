@@ -1,4 +1,4 @@
-"""Corrupted pictures a second on one thread, and how many times those of the plain form, picture by picture in NumPy,
+"""Corrupted images a second on one thread, and how many times those of the plain form, image by image in NumPy,
 SciPy and Pillow, that the tests compare with (in glass_blur and spatter that is loops over pixels in Python).
 
     OMP_NUM_THREADS=1 python benchmarks/corruptions.py [--textures FOLDER] [--out benchmarks/results]
@@ -36,31 +36,31 @@ def module(name: str) -> ModuleType:
     return found
 
 
-def pair(name: str, pictures: torch.Tensor, textures: Path | None) -> dict[str, Callable[[], Any]]:
+def pair(name: str, images: torch.Tensor, textures: Path | None) -> dict[str, Callable[[], Any]]:
     plain = module("plain_corruptions")
-    numbers, draw, each = strength(name, SEVERITY, min(pictures.shape[2:])), plain.Random(0), pictures.numpy()
+    numbers, draw, each = strength(name, SEVERITY, min(images.shape[2:])), plain.Random(0), images.numpy()
     form = getattr(plain, name)
     if name == "frost" and textures is not None:
         step = round(1 / numbers[2])
         opened = [plain.from_pil(plain.Image.open(textures / file).convert("RGB")) for file in FILES]
         form = functools.partial(form, textures=[t[:, step // 2 :: step, step // 2 :: step] for t in opened])
-    index = np.arange(len(pictures))
+    index = np.arange(len(images))
     return {
-        "plain": lambda: [form(picture, numbers, draw) for picture in each],
-        "ours": lambda: corrupt(pictures, name, SEVERITY, seed=0, index=index, textures=textures),
+        "plain": lambda: [form(image, numbers, draw) for image in each],
+        "ours": lambda: corrupt(images, name, SEVERITY, seed=0, index=index, textures=textures),
     }
 
 
 def measure(side: int, rounds: int, textures: Path | None) -> dict[str, Any]:
-    pictures = module("corruption_pictures").photographs(side).repeat(BATCH[side] // 2, 1, 1, 1)
+    images = module("corruption_images").photographs(side).repeat(BATCH[side] // 2, 1, 1, 1)
     rows = {}
     for name in CORRUPTIONS + EXTRA:
         if name == "frost" and textures is None:
             continue
-        found = paired(pair(name, pictures, textures), "ours", rounds)
-        rates = {form: len(pictures) / row["seconds"] for form, row in found.items()}
+        found = paired(pair(name, images, textures), "ours", rounds)
+        rates = {form: len(images) / row["seconds"] for form, row in found.items()}
         low, middle, high = (found["plain"][k] for k in ("ratio_low", "ratio", "ratio_high"))
-        rows[name] = {"pictures_per_s": rates["ours"], "plain_per_s": rates["plain"], "factor": middle}
+        rows[name] = {"images_per_s": rates["ours"], "plain_per_s": rates["plain"], "factor": middle}
         rows[name] |= {"factor_low": low, "factor_high": high}
     return rows
 

@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/data_loading.py [--data FOLDER] [--out benchmarks/results]
 
-32 px: pad and crop, flip, normalise, as CIFAR-10 is trained, from arrays in memory (and with what a recipe can add).
-224 px: random resized crop, flip, normalise, from JPEG files (made ones of 375 x 500, and 96 from below FOLDER), ours
+32 px: pad and crop, flip, normalize, as CIFAR-10 is trained, from arrays in memory (and with what a recipe can add).
+224 px: random resized crop, flip, normalize, from JPEG files (made ones of 375 x 500, and 96 from below FOLDER), ours
 also from the store, which decodes each once. Factors are over the fastest of torchvision's and timm's loaders that read
 with PIL; torchvision's own decoder is shown too, which is deprecated since 0.29.
 Goals: at least 7 times torchvision's CIFAR loader, with mixing too; at 224 px as fast as the fastest from JPEG and 3.5
@@ -29,9 +29,9 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
 import vitmods as vm
+from vitmods.data.dataset import ImageDataset, Split
 from vitmods.data.geometry import Geometry
 from vitmods.data.load import KEPT_RATIO
-from vitmods.data.pictures import PictureSet, Split
 from vitmods.data.read import decode
 from vitmods.data.records import Records
 from vitmods.data.store import open_store
@@ -42,8 +42,8 @@ BATCH = 128
 SPACES = ("torchvision", "big_vision", "timm")
 
 
-class Pictures(Dataset):
-    """As torchvision's CIFAR10 (arrays) or ImageFolder (files): a PIL picture per item, then the transform."""
+class Images(Dataset):
+    """As torchvision's CIFAR10 (arrays) or ImageFolder (files): a PIL image per item, then the transform."""
 
     def __init__(self, raw: list[Any], transform: Callable[..., torch.Tensor]) -> None:
         self.raw, self.transform = raw, transform
@@ -57,16 +57,16 @@ class Pictures(Dataset):
         return self.transform(image), i % 10
 
 
-def ours(raw: list[Any], recipe: Recipe, geometry: Geometry) -> PictureSet:
+def ours(raw: list[Any], recipe: Recipe, geometry: Geometry) -> ImageDataset:
     n = len(raw)
     ids = tuple(str(i) for i in range(n))
     records = Records(ids, np.arange(n) % 10, ids, raw.__getitem__, np.arange(n))
     split = Split("train", ids, records.labels, open_store(records, geometry, 3, None), geometry)
-    return PictureSet("made", tuple("0123456789"), {"train": split}, geometry.size, 3, recipe, {})
+    return ImageDataset("made", tuple("0123456789"), {"train": split}, geometry.size, 3, recipe, {})
 
 
 def loader(raw: list[Any], transform: Callable[..., torch.Tensor], batch: int) -> DataLoader:
-    return DataLoader(Pictures(raw, transform), batch, shuffle=True, drop_last=True, collate_fn=default_collate)
+    return DataLoader(Images(raw, transform), batch, shuffle=True, drop_last=True, collate_fn=default_collate)
 
 
 def taking(batches: Callable[[], Iterator[Any]], number: int) -> Callable[[], None]:
@@ -77,8 +77,8 @@ def taking(batches: Callable[[], Iterator[Any]], number: int) -> Callable[[], No
     return run
 
 
-def epochs(pictures: PictureSet, batch: int) -> Callable[[], Iterator[Any]]:
-    return lambda: pictures.train_batches(seed=0, epoch=0, batch_size=batch)
+def epochs(images: ImageDataset, batch: int) -> Callable[[], Iterator[Any]]:
+    return lambda: images.train_batches(seed=0, epoch=0, batch_size=batch)
 
 
 def small(rounds: int) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def small(rounds: int) -> dict[str, Any]:
     steps = [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(*NORMALISE)]
     tensors = [v2.ToImage(), v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()]
     tensors += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(*NORMALISE)]
-    base = ours(raw, Recipe(crop="pad"), Geometry((32, 32)))
+    base = ours(raw, Recipe().with_(crop="pad"), Geometry((32, 32)))
     added = {"mixup": {"mixup": 0.2}, "cutmix": {"cutmix": 1.0}, "erasing": {"erasing": 0.25}}
     added |= {"mixup and cutmix": {"mixup": 0.2, "cutmix": 1.0}}
     added |= {f"{space}'s randaugment": {"randaugment": (2, 9), "randaugment_space": space} for space in SPACES}
@@ -101,31 +101,31 @@ def small(rounds: int) -> dict[str, Any]:
 
 
 class Decoding:
-    """A store that decodes a picture whenever it is asked for it."""
+    """A store that decodes an image whenever it is asked for it."""
 
     stack = None
 
     def __init__(self, raw: list[bytes]) -> None:
         self.raw = raw
 
-    def picture(self, i: int) -> np.ndarray:
+    def img(self, i: int) -> np.ndarray:
         return decode(self.raw[i], 3)
 
 
 def large(raw: list[bytes], rounds: int) -> dict[str, Any]:
     """224 px; JPEG files are kept in memory so that no disk is measured."""
-    normalise = [v1.ToTensor(), v1.Normalize(*NORMALISE)]
+    normalize = [v1.ToTensor(), v1.Normalize(*NORMALISE)]
     crop = [v1.RandomResizedCrop(224, interpolation=v1.InterpolationMode.BICUBIC), v1.RandomHorizontalFlip()]
     tensors = [v2.RandomResizedCrop(224, interpolation=v2.InterpolationMode.BICUBIC), v2.RandomHorizontalFlip()]
     tensors += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(*NORMALISE)]
     peers = {
-        "torchvision v1": lambda: iter(loader(raw, v1.Compose([*crop, *normalise]), 32)),
+        "torchvision v1": lambda: iter(loader(raw, v1.Compose([*crop, *normalize]), 32)),
         "torchvision v2": lambda: iter(loader(raw, v2.Compose([v2.ToImage(), *tensors]), 32)),
         "timm": lambda: iter(timm_loader(raw)),
     }
     kept = Geometry((224, 224), KEPT_RATIO, whole=True)
-    base = ours(raw, Recipe(crop="random_resized"), kept)
-    exact = ours(raw, Recipe(crop="inception", resample="big_vision"), replace(kept, shrink=False))
+    base = ours(raw, Recipe().with_(crop="random_resized"), kept)
+    exact = ours(raw, Recipe().with_(crop="inception", resample="big_vision"), replace(kept, shrink=False))
     exact = on_demand(exact, replace(kept, resample="big_vision", shrink=False), exact.splits["train"].store)
     decoding = on_demand(base, replace(kept, shrink=False), Decoding(raw))
     variants = peers | {
@@ -134,7 +134,7 @@ def large(raw: list[bytes], rounds: int) -> dict[str, Any]:
         "ours from the store": epochs(base, 32),
         "ours as big_vision, store": epochs(exact, 32),
         "torchvision v1, randaugment": lambda: iter(
-            loader(raw, v1.Compose([*crop, v1.RandAugment(2, 9), *normalise]), 32)
+            loader(raw, v1.Compose([*crop, v1.RandAugment(2, 9), *normalize]), 32)
         ),
         "timm, randaugment": lambda: iter(timm_loader(raw, "rand-m9-inc1")),
     }
@@ -142,11 +142,11 @@ def large(raw: list[bytes], rounds: int) -> dict[str, Any]:
         augmented = replace(base, recipe=base.recipe.with_(randaugment=(2, 9), randaugment_space=space))
         variants[f"ours from the store, {space}"] = epochs(augmented, 32)
     found = rates(peers, "timm", 3, batches=3, batch=32)
-    fastest = max(peers, key=lambda name: found[name]["pictures_per_s"])
+    fastest = max(peers, key=lambda name: found[name]["images_per_s"])
     return rates(variants, fastest, rounds, batches=3, batch=32)
 
 
-class Tensors(Pictures):
+class Tensors(Images):
     """The file decoded by torchvision itself."""
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
@@ -156,7 +156,7 @@ class Tensors(Pictures):
 
 def timm_loader(raw: list[bytes], auto_augment: str | None = None) -> Any:
     return timm.data.create_loader(
-        Pictures(raw, lambda image: image),
+        Images(raw, lambda image: image),
         (3, 224, 224),
         32,
         is_training=True,
@@ -171,10 +171,10 @@ def timm_loader(raw: list[bytes], auto_augment: str | None = None) -> Any:
     )
 
 
-def on_demand(pictures: PictureSet, geometry: Geometry, store: Any) -> PictureSet:
+def on_demand(images: ImageDataset, geometry: Geometry, store: Any) -> ImageDataset:
     """The same set from another store."""
-    split = replace(pictures.splits["train"], store=store, geometry=geometry)
-    return replace(pictures, splits={"train": split})
+    split = replace(images.splits["train"], store=store, geometry=geometry)
+    return replace(images, splits={"train": split})
 
 
 def files(folder: Path) -> list[bytes]:
@@ -193,20 +193,20 @@ def jpeg(seed: int) -> bytes:
 def rates(
     variants: dict[str, Callable[[], Iterator[Any]]], reference: str, rounds: int, batches: int, batch: int
 ) -> dict[str, Any]:
-    """paired() with pictures a second and the factor over the reference, which are easier to read than seconds."""
+    """paired() with images a second and the factor over the reference, which are easier to read than seconds."""
     rows = paired({name: taking(make, batches) for name, make in variants.items()}, reference, rounds)
     return {
-        name: {"pictures_per_s": batches * batch / row["seconds"], "factor": 1 / row["ratio"]}
+        name: {"images_per_s": batches * batch / row["seconds"], "factor": 1 / row["ratio"]}
         | {"factor_low": 1 / row["ratio_high"], "factor_high": 1 / row["ratio_low"]}
         for name, row in rows.items()
     }
 
 
-def share_of_a_step(rounds: int) -> dict[str, Any]:
+def fraction_of_a_step(rounds: int) -> dict[str, Any]:
     """Loading a batch of 64 at 32 px against forward and backward of Ti/4 and of a toy on it."""
     raw = list(np.random.default_rng(0).integers(0, 256, (50_000, 32, 32, 3), dtype=np.uint8))
-    pictures = ours(raw, Recipe(crop="pad"), Geometry((32, 32)))
-    images = next(pictures.train_batches(seed=0, epoch=0, batch_size=64)).images
+    images = ours(raw, Recipe().with_(crop="pad"), Geometry((32, 32)))
+    images = next(images.train_batches(seed=0, epoch=0, batch_size=64)).images
     results = {}
     for name in ("Ti/4", "mu2/4"):
         model = vm.vit(name, img_size=32, num_classes=10)
@@ -214,7 +214,7 @@ def share_of_a_step(rounds: int) -> dict[str, Any]:
         def step(model: torch.nn.Module = model) -> None:
             model(images).sum().backward()
 
-        batches = chain.from_iterable(pictures.train_batches(seed=0, epoch=epoch, batch_size=64) for epoch in count())
+        batches = chain.from_iterable(images.train_batches(seed=0, epoch=epoch, batch_size=64) for epoch in count())
         rows = paired({"step": step, "loading": lambda batches=batches: next(batches)}, "step", rounds)
         results[f"{name}, batch 64"] = {"loading_share": rows["loading"]["ratio"], "step_s": rows["step"]["seconds"]}
     return results
@@ -230,7 +230,7 @@ def main() -> None:
     results = {"32 px": small(options.rounds), "224 px": large([jpeg(seed) for seed in range(96)], options.rounds)}
     if options.data is not None:
         results[f"224 px, {options.data.name}"] = large(files(options.data), options.rounds)
-    results["share of a training step"] = share_of_a_step(max(7, options.rounds // 4))
+    results["fraction of a training step"] = fraction_of_a_step(max(7, options.rounds // 4))
     report("data_loading", results, options.out)
 
 

@@ -56,7 +56,7 @@ def fused(x, a, om, ov, weight, bias, grid, eps=1e-5):
 
 
 def released(x, a, om, ov, weight, bias, grid, eps=1e-5):
-    """The structure of the released code: P made for every picture of the batch, tokens divided by their heads' rms."""
+    """The structure of the released code: P made for every image of the batch, tokens divided by their heads' rms."""
     heads = x.unflatten(-1, (len(a), -1))
     x = (heads * (heads.square().mean(-1, keepdim=True) + eps).rsqrt()).flatten(-2)
     places = offsets(grid).permute(1, 2, 0).expand(len(x), -1, -1, -1)

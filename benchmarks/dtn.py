@@ -21,7 +21,8 @@ from paired import one_thread, paired, report, saved_bytes
 from torch import nn
 
 import vitmods as vm
-from vitmods.layers import DynamicTokenNorm, LayerNorm, native
+from vitmods.layers import DynamicTokenNorm, LayerNorm
+from vitmods.ops import native
 
 DENSE = {name: getattr(dense_dtn, name) for name in ("fused", "literal", "released")}
 

@@ -3,7 +3,7 @@
     python benchmarks/finetune.py --out benchmarks/results
 
 A step is forward, backward and AdamW on one thread, paired and interleaved; ``kept`` counts what autograd keeps between
-forward and backward, ``peak`` all tensors at the worst moment of a step: weights, gradients, optimiser state and the
+forward and backward, ``peak`` all tensors at the worst moment of a step: weights, gradients, optimizer state and the
 rest. ``expected`` is the ratio of the multiply-adds that each form needs, were all as fast as one another.
 """
 
@@ -18,14 +18,14 @@ from paired import one_thread, paired, report, saved_bytes
 import vitmods as vm
 from vitmods.study.memory import peak_bytes
 
-LEAN: dict[str, dict[str, int]] = {"set_lean_activations": {}}
+RECOMPUTE: dict[str, dict[str, int]] = {"set_recompute": {}}
 VARIANTS: dict[str, tuple[str, dict[str, dict[str, int]]]] = {
     "full": ("all", {}),
-    "full lean": ("all", LEAN),
+    "full recompute": ("all", RECOMPUTE),
     "attention": ("attention", {}),
-    "attention lean": ("attention", LEAN),
-    "attention lean recompute": ("attention", LEAN | {"set_frozen_mlp_recompute": {}}),
-    "attention lean recompute, 3 kept": ("attention", LEAN | {"set_frozen_mlp_recompute": {"keep_last": 3}}),
+    "attention recompute": ("attention", RECOMPUTE),
+    "attention recompute recompute": ("attention", RECOMPUTE | {"set_frozen_mlp_recompute": {}}),
+    "attention recompute recompute, 3 kept": ("attention", RECOMPUTE | {"set_frozen_mlp_recompute": {"keep_last": 3}}),
     "ffn": ("ffn", {}),
     "head": ("head", {}),
 }

@@ -74,9 +74,9 @@ def stems(size: str, norm: str, batch: int, rounds: int) -> dict[str, Any]:
         "plain convolutions": (Plain(width, norm), images),
         "linear": (LinearStem(224, 16, 3, width), images),
     }
-    for share in VISIBLE:
-        keep = torch.rand(batch, 196).argsort(1)[:, : round(196 * share)]
-        inputs[f"hmlp, {share:.0%} visible"] = (hmlp, images, keep)
+    for fraction in VISIBLE:
+        keep = torch.rand(batch, 196).argsort(1)[:, : round(196 * fraction)]
+        inputs[f"hmlp, {fraction:.0%} visible"] = (hmlp, images, keep)
     train = {name: training(*parts) for name, parts in inputs.items()}
     infer = {name: inference(*parts) for name, parts in inputs.items()}
     return {

@@ -1,8 +1,8 @@
-"""Inference of a timm ViT with LayerScale, as it is and optimised, in float32 and bfloat16, on one thread.
+"""Inference of a timm ViT with LayerScale, as it is and optimized, in float32 and bfloat16, on one thread.
 
     python benchmarks/inference.py --out benchmarks/results
 
-The reference is timm's own model in float32; `onnxruntime` runs what `vitmods export` writes of the optimised model.
+The reference is timm's own model in float32; `onnxruntime` runs what `vitmods export` writes of the optimized model.
 """
 
 import argparse
@@ -48,10 +48,10 @@ def measure(size: str, batch: int, rounds: int) -> dict[str, Any]:
     variants = {
         "timm": call(theirs, images),
         "vitmods": call(plain, images),
-        "vitmods, optimised": call(fast, images),
+        "vitmods, optimized": call(fast, images),
         "onnxruntime": lambda: session.run(None, {"images": images.numpy()}),
         "timm, bfloat16": call(copy.deepcopy(theirs).bfloat16(), images.bfloat16()),
-        "vitmods, optimised, bfloat16": call(
+        "vitmods, optimized, bfloat16": call(
             vm.optimize_for_inference(theirs, dtype=torch.bfloat16), images.bfloat16()
         ),
     }

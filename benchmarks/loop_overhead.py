@@ -21,7 +21,7 @@ from paired import one_thread, report
 from torch import nn
 
 import vitmods as vm
-from vitmods.data.pictures import Batch
+from vitmods.data.dataset import Batch
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import lr_at, resolve
 from vitmods.tasks import Classification

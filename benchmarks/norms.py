@@ -2,7 +2,7 @@
 
     python benchmarks/norms.py --out benchmarks/results
 
-Shape [128, 65, 192] is Ti/4 on pictures of 32 px, batch 128. "torch RMSNorm" is PyTorch's own module; "plain" rows are
+Shape [128, 65, 192] is Ti/4 on images of 32 px, batch 128. "torch RMSNorm" is PyTorch's own module; "plain" rows are
 the usual compositions of PyTorch's operations. ``kept`` is what a norm keeps for backward as a multiple of its input.
 """
 

@@ -1,6 +1,6 @@
 """Paired, interleaved timing: every variant once a round, in an order that turns, on one thread and the CPU's clock.
 
-The ratio of a variant is the median over rounds of its time to the reference's in the same round. Neighbours on a
+The ratio of a variant is the median over rounds of its time to the reference's in the same round. Neighbors on a
 shared machine slow a whole round down, not one variant.
 """
 

@@ -20,8 +20,8 @@ from paired import one_thread, paired, report
 from timm.models.vision_transformer import ParallelThingsBlock
 from torch import nn
 
-from vitmods.branch_names import parallel_name
 from vitmods.layers import Block, ParallelBlock
+from vitmods.model.branch_names import parallel_name
 
 WIDTHS = {"S": (384, 6), "B": (768, 12)}
 FORMS = {"one by one": False, "fused": True, "vitmods": None}

@@ -2,7 +2,7 @@
 
     python benchmarks/rms_conversion.py --out benchmarks/results
 
-Both have the same function. Training is forward, loss and backward, without the optimiser. "twin" is the old model once
+Both have the same function. Training is forward, loss and backward, without the optimizer. "twin" is the old model once
 more: what it is off 1 is the noise of the measurement.
 """
 

@@ -1,12 +1,12 @@
-"""small_data against the recipes of DeiT and AugReg at equal epochs, on pictures of which there are few.
+"""small_data against the recipes of DeiT and AugReg at equal epochs, on images of which there are few.
 
     python benchmarks/small_data.py --cifar10 path/to/cifar10 --clothing10 path/to/clothing10 --out benchmarks/results
 
 Each set is a study whose base is trained by `small_data`; the arms are the same ViT trained otherwise: by the papers'
-rules at this scale (DeiT's rate follows the batch size, both warm-ups keep their share of the training, AugReg has the
-level of its smallest ViT), and by DeiT's with small_data's rate and no moving average, since its rules leave it a tiny
-rate and an average over the whole run. Differences are paired by seed, on the test pictures. Killed at any moment, the
-same command goes on.
+rules at this scale (DeiT's rate follows the batch size, both warm-ups keep their fraction of the training, AugReg has
+the level of its smallest ViT), and by DeiT's with small_data's rate and no moving average, since its rules leave it a
+tiny rate and an average over the whole run. Differences are paired by seed, on the test images. Killed at any moment,
+the same command goes on.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SETS: dict[str, dict[str, Any]] = {
     "clothing10": {"img_size": 64},
 }
 PATCHES = {"cifar10": 4, "clothing10": 8}
-WARMUPS = {"deit": 5 / 300, "augreg": 10_000 / 92_700}  # shares of the papers' trainings
+WARMUPS = {"deit": 5 / 300, "augreg": 10_000 / 92_700}  # fractions of the papers' trainings
 
 
 def recipes(epochs: int) -> dict[str, Recipe]:

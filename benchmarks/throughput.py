@@ -2,7 +2,7 @@
 
     python benchmarks/throughput.py --out benchmarks/results
 
-Groups: class-token pooling, mean pooling, and the lean option with the bytes that are kept for backward.
+Groups: class-token pooling, mean pooling, and the recompute option with the bytes that are kept for backward.
 """
 
 import argparse
@@ -42,10 +42,10 @@ def build(size: str, pool: str) -> dict[str, torch.nn.Module]:
     theirs = timm.create_model(name, global_pool=pool)
     ours = vm.vit(size, pool=pool, norm_after_pool=pool == "avg")
     ours.load_state_dict(theirs.state_dict())
-    lean = vm.vit(ours.config)
-    lean.load_state_dict(theirs.state_dict())
-    lean.set_lean_activations()
-    return {"timm": theirs, "vitmods": ours, "vitmods lean": lean}
+    recompute = vm.vit(ours.config)
+    recompute.load_state_dict(theirs.state_dict())
+    recompute.set_recompute()
+    return {"timm": theirs, "vitmods": ours, "vitmods recompute": recompute}
 
 
 def measure(size: str, pool: str, batch: int, rounds: int) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def measure(size: str, pool: str, batch: int, rounds: int) -> dict[str, Any]:
         row["kept_mb"] = kept[name] / 1e6
         row["kept_ratio"] = kept[name] / kept["timm"]
     infer = paired(
-        {name: inference(m.eval(), images) for name, m in models.items() if "lean" not in name}, "timm", rounds
+        {name: inference(m.eval(), images) for name, m in models.items() if "recompute" not in name}, "timm", rounds
     )
     return {f"{size} {pool} train": rows, f"{size} {pool} inference": infer}
 

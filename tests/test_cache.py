@@ -7,9 +7,9 @@ import tempfile
 
 import pytest
 
-from vitmods.cache import user_cache
 from vitmods.data.sources import open_source
-from vitmods.errors import UserError
+from vitmods.util.cache import user_cache
+from vitmods.util.errors import UserError
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from vitmods.errors import UserError
-from vitmods.files import disk_errors, make_folder, progress_console, write_atomically, write_json
+from vitmods.util.errors import UserError
+from vitmods.util.files import disk_errors, make_folder, progress_console, write_atomically, write_json
 
 
 def fail_after(count, error):

@@ -19,7 +19,7 @@ def run(code):
     "statement",
     [
         "import vitmods",
-        "import vitmods.config, vitmods.errors; vitmods.config.ViTConfig.from_name('S/16').to_json()",
+        "import vitmods.model.config, vitmods.util.errors; vitmods.model.config.ViTConfig.from_name('S/16').to_json()",
         "import vitmods.changes; str(vitmods.parse_changes('dpn(before=false)+rms+subln+postnorm+layerscale'))",
         "import vitmods.changes, vitmods; vitmods.DualPatchNorm().edit(vitmods.ViTConfig())",
         "import vitmods.recipes",
@@ -31,11 +31,11 @@ def test_describing_models_needs_no_torch(statement):
 
 
 FIRST = [
-    "import vitmods.vit",
-    "import vitmods.apply",
-    "from vitmods.vit import ViT",
+    "import vitmods.model.vit",
+    "import vitmods.adapters.apply",
+    "from vitmods.model.vit import ViT",
     "from vitmods import apply, vit",
-    "import vitmods.apply, vitmods.vit, vitmods.config",
+    "import vitmods.adapters.apply, vitmods.model.vit, vitmods.model.config",
 ]
 
 
@@ -74,6 +74,6 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 def test_type_checkers_know_every_change():
-    source = Path(vm.__file__).read_text(encoding="utf-8")
+    source = Path(vm.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
     ours = [kind.__name__ for kind in vm.changes.REGISTRY.values() if kind.__module__.startswith("vitmods.")]
     assert [name for name in ours if f" as {name}\n" not in source] == []

@@ -1,4 +1,4 @@
-"""Change a model, see what became different, and find out on real pictures whether it helps. A minute on a CPU."""
+"""Change a model, see what became different, and find out on real images whether it helps. A minute on a CPU."""
 
 import sys
 

@@ -13,13 +13,13 @@ import vitmods as vm
 from vitmods.tasks import Classification
 from vitmods.train import train_trial
 
-SIDE, CROP = 16, 48  # pictures of the second task: pieces of 48 px, 16 px small
+SIDE, CROP = 16, 48  # images of the second task: pieces of 48 px, 16 px small
 
 
-def train(model: vm.ViT, pictures: vm.data.PictureSet, recipe: vm.Recipe, out: Path) -> float:
-    """Train a model in place; its accuracy on pictures that it has not seen."""
+def train(model: vm.ViT, dataset: vm.data.ImageDataset, recipe: vm.Recipe, out: Path) -> float:
+    """Train a model in place; its accuracy on images that it has not seen."""
     task = Classification.from_recipe(recipe)
-    result = train_trial(model, task, pictures, recipe, out=out, device="cpu", tensorboard=False)
+    result = train_trial(model, task, dataset, recipe, out=out, device="cpu", tensorboard=False)
     return result["metrics"]["top1"]
 
 
@@ -41,27 +41,27 @@ def write_photographs(folder: Path) -> None:
 def main(out: Path) -> None:
     torch.manual_seed(0)
     recipe = vm.recipes.digits(epochs=15)
-    digits = vm.data.load("digits", img_size=(8, 8), in_chans=1, recipe=recipe)
+    digits = vm.data.load("digits", img_size=(8, 8), in_chans=1, augment=recipe.augment)
     base = vm.vit("mu3/2", img_size=8, in_chans=1, num_classes=10)
     print(f"digits: top-1 {train(base, digits, recipe, out / 'digits'):.3f}\n")
 
     if not (out / "photographs").exists():
         write_photographs(out / "photographs")
-    recipe = vm.recipes.finetune(like=vm.recipes.small_pictures(), epochs=20).with_(lr=3e-3, batch_size=32)
-    photographs = vm.data.load(str(out / "photographs"), img_size=(SIDE, SIDE), in_chans=1, recipe=recipe)
+    recipe = vm.recipes.finetune(like=vm.recipes.small_images(), epochs=20).with_(lr=3e-3, batch_size=32)
+    photographs = vm.data.load(str(out / "photographs"), img_size=(SIDE, SIDE), in_chans=1, augment=recipe.augment)
     model = copy.deepcopy(base)
     model.set_input_size(SIDE)  # positions of 4 x 4 patches become those of 8 x 8
     model.reset_classifier(2)
     print(vm.train_only(model, "attention"))
-    model.set_lean_activations()  # same gradients, less memory
+    model.set_recompute()  # same gradients, less memory
     print(f"\nphotographs: top-1 {train(model, photographs, recipe, out / 'tuned'):.3f}\n")
 
     delta = vm.save_delta(model, base, out / "photographs.safetensors")
     print(f"The second task takes {delta.nbytes / 1e3:.0f} kB beside the base.\n")
     multi = vm.MultiTask(base, {"digits": None, "photographs": out / "photographs.safetensors"})
     print(multi)
-    picture = torch.randn(1, 1, SIDE, SIDE)
-    assert torch.equal(multi(picture, "photographs"), model.eval()(picture))  # the separate model, bit for bit
+    image = torch.randn(1, 1, SIDE, SIDE)
+    assert torch.equal(multi(image, "photographs"), model.eval()(image))  # the separate model, bit for bit
 
 
 if __name__ == "__main__":

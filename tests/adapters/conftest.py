@@ -1,4 +1,4 @@
-"""Models whose every weight matters, and the comparison of functions by outputs and by gradients of the pictures."""
+"""Models whose every weight matters, and the comparison of functions by outputs and by gradients of the images."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def scatter():
 @pytest.fixture
 def same_function():
     def compare(first, second, size=(3, 32, 32)):
-        """Two functions from pictures to tensors agree to 1e-5 of the largest value in float32; so do gradients."""
+        """Two functions from images to tensors agree to 1e-5 of the largest value in float32; so do gradients."""
         results = []
         for function in (first, second):
             images = torch.randn(2, *size, generator=torch.Generator().manual_seed(1)).requires_grad_()

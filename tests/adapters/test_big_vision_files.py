@@ -11,8 +11,8 @@ from torch import nn
 
 import vitmods as vm
 from vitmods.adapters import coverage, load, save
-from vitmods.config import BranchConfig, NormConfig
-from vitmods.errors import UserError
+from vitmods.model.config import BranchConfig, NormConfig
+from vitmods.util.errors import UserError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "mlp_dim": 48, "num_classes": 5}
@@ -54,7 +54,7 @@ def saved(scatter, tmp_path):
 @pytest.mark.parametrize("name", ["bv_vit_tok_repsize", "bv_vit_gap_sincos", "bv_vit_dpn"])
 @pytest.mark.parametrize("prefix", ["", "params/", "opt/target/"])
 def test_goldens_through_the_file(tmp_path, name, prefix):
-    """float64, with outputs and gradients of the pictures that big_vision gave."""
+    """float64, with outputs and gradients of the images that big_vision gave."""
     g = arrays_of(GOLDEN / f"{name}.npz")
     path = write(tmp_path / "golden.npz", {prefix + n[6:]: v for n, v in g.items() if n.startswith("param.")})
     model = load(path, img_size=(12, 8))
@@ -71,7 +71,7 @@ CONFIGS = {
     "representation": {"representation": True},
     "sincos2d": {"position": "sincos2d", "pool": "avg", "class_token": False},
     "no head": {"num_classes": 0},
-    "grey": {"in_chans": 1, "patch_size": (8, 16)},
+    "gray": {"in_chans": 1, "patch_size": (8, 16)},
 }
 
 
@@ -188,7 +188,7 @@ def reshaped(name, *shape):
 
 
 @pytest.mark.parametrize(
-    ("mend", "settings", "says"),
+    ("fix", "settings", "says"),
     [
         (without("encoderblock_1/MlpBlock_0/Dense_0/bias"), {}, "Tensors missing: .*encoderblock_.*Dense_0/bias"),
         (without("query/kernel"), {}, "no tensor .*query/kernel"),
@@ -207,10 +207,10 @@ def reshaped(name, *shape):
         (without(), {"depth": 1}, "without a place here: .*encoderblock"),
     ],
 )
-def test_what_cannot_be_read_is_named(saved, tmp_path, mend, settings, says):
+def test_what_cannot_be_read_is_named(saved, tmp_path, fix, settings, says):
     _, path = saved()
     with pytest.raises(UserError, match=says):
-        load(write(tmp_path / "bad.npz", mend(arrays_of(path))), **settings)
+        load(write(tmp_path / "bad.npz", fix(arrays_of(path))), **settings)
 
 
 @pytest.mark.parametrize(

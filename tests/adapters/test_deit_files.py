@@ -10,8 +10,8 @@ from timm.models.vision_transformer import ParallelThingsBlock, VisionTransforme
 
 import vitmods as vm
 from vitmods.adapters import coverage, from_timm, load, save
-from vitmods.config import NormConfig
-from vitmods.errors import UserError
+from vitmods.model.config import NormConfig
+from vitmods.util.errors import UserError
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 2, "num_heads": 3, "num_classes": 5}
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import vitmods as vm
 from vitmods.adapters import coverage, from_timm, load, save, to_timm
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
 

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vitmods as vm
 from vitmods.adapters import norm_sites
-from vitmods.errors import NoEffect, UserError
 from vitmods.layers import norms
+from vitmods.util.errors import NoEffect, UserError
 
 DTN = vm.DynamicTokenNorm()
 BOTH = vm.DynamicTokenNorm(norms="both")
@@ -37,7 +37,7 @@ PUBLISHED = {  # the model, its LayerNorm FLOPs and parameters in the paper, blo
 
 
 def giga(model):
-    """Multiply-adds of the matrix products and convolutions for one picture."""
+    """Multiply-adds of the matrix products and convolutions for one image."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.zeros(1, 3, 224, 224, device="meta"))
     return counter.get_total_flops() / 2e9
@@ -145,8 +145,8 @@ def test_heads_may_be_given():
         vm.replace_norms(model, vm.Norm("instance"), heads=2)
 
 
-def test_pictures_and_sequences_start_differently():
-    """Heads of a picture start at a square of offsets, heads of a sequence in a row."""
+def test_images_and_sequences_start_differently():
+    """Heads of an image start at a square of offsets, heads of a sequence in a row."""
     swin = vm.replace_norms(tiny_swin(), DTN).model.layers[1].blocks[0].norm1
     text = vm.replace_norms(encoder(), DTN).model.layers[0].norm1
     torch.testing.assert_close(swin.a[:, 2].abs(), torch.ones(4))
@@ -189,10 +189,10 @@ def test_frozen_norms_stay_frozen():
     assert [row.why for row in done.rows if row.now] == ["frozen", ""]
 
 
-@pytest.mark.parametrize("share", ["module", "weight"])
-def test_shared_norms_are_refused_where_they_are_chosen(share):
+@pytest.mark.parametrize("shared", ["module", "weight"])
+def test_shared_norms_are_refused_where_they_are_chosen(shared):
     model = nn.Sequential(Parts(), Parts())
-    if share == "module":
+    if shared == "module":
         model[1].one = model[0].one
     else:
         model[1].one.weight = model[0].one.weight
@@ -298,7 +298,7 @@ def test_norms_that_mix_tokens_are_refused_where_they_must_not():
 
 
 class Blind(nn.Module):
-    """A picture model whose block is told nothing of rows and columns: 2 x 2 tokens are merged into one before it."""
+    """An image model whose block knows nothing of rows and columns: 2 x 2 tokens are merged into one before it."""
 
     def __init__(self):
         super().__init__()

@@ -8,14 +8,14 @@ from safetensors.torch import save_file
 
 import vitmods as vm
 from vitmods.adapters import load, open_checkpoint, save
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 
 def small(**fields):
     return vm.vit("mu2/4", img_size=16, num_classes=5, **fields).eval()
 
 
-def test_mean_and_std_of_the_pictures_go_along(tmp_path):
+def test_mean_and_std_of_the_images_go_along(tmp_path):
     model = small()
     model.pretrained_cfg.update(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
     save(model, tmp_path / "m.safetensors")
@@ -85,11 +85,11 @@ def test_names_without_weights_are_no_checkpoints(source):
 def test_a_trials_config_says_what_the_weights_are(tmp_path):
     model = small()
     save_file(model.state_dict(), tmp_path / "model.safetensors")
-    told = {"model": json.loads(model.config.to_json()), "recipe": {"mean": [0.4], "std": [0.3]}}
-    (tmp_path / "config.json").write_text(json.dumps(told))
+    record = {"model": json.loads(model.config.to_json()), "recipe": {"mean": [0.4], "std": [0.3]}}
+    (tmp_path / "config.json").write_text(json.dumps(record))
     found = load(tmp_path)
     assert (found.pretrained_cfg["mean"], found.pretrained_cfg["std"]) == ((0.4,), (0.3,))
-    told["model"]["depth"] = 1
-    (tmp_path / "config.json").write_text(json.dumps(told))
+    record["model"]["depth"] = 1
+    (tmp_path / "config.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match=r"without a place here: blocks\.\*"):
         load(tmp_path)

@@ -141,7 +141,7 @@ FAMILIES = {
 }
 
 EACH = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-PICTURES = pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.grids != (None,)])
+IMAGES = pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.grids != (None,)])
 KINDS = ("rms", "scale", "batch", "instance", "group", "power", "switchable")
 
 
@@ -162,7 +162,7 @@ def gradients(model: nn.Module, run: Callable[..., Any], inputs: torch.Tensor) -
 
 
 @EACH
-def test_norms_of_a_picture_learn_their_grid(family):
+def test_norms_of_an_image_learn_their_grid(family):
     new = with_dtn(family)
     read(new(family.inputs()))
     found = dtn_norms(new).values()
@@ -195,7 +195,7 @@ def test_levit_with_batch_norm_is_levit():
     family = FAMILIES["levit"]
     old = family.model().train()
     new = vm.replace_norms(old, vm.Norm("batch")).model
-    with pytest.warns(UserWarning, match="BatchNorm takes its statistics from 2 pictures"):
+    with pytest.warns(UserWarning, match="BatchNorm takes its statistics from 2 images"):
         result = new(family.inputs())
     assert sum(isinstance(m, norms.BatchNorm) for m in new.modules()) == 4
     torch.testing.assert_close(result, old(family.inputs()), rtol=1e-4, atol=1e-5)
@@ -242,7 +242,7 @@ def test_every_kind_of_norm_trains(family):
                 assert found[f"{row.site.name}.weight"].any()
 
 
-def test_compiled_it_follows_the_size_of_the_pictures():
+def test_compiled_it_follows_the_size_of_the_images():
     torch._dynamo.reset()
     model = with_dtn(FAMILIES["pvt_v2"])
     compiled = torch.compile(model, backend="eager", dynamic=False)
@@ -252,7 +252,7 @@ def test_compiled_it_follows_the_size_of_the_pictures():
     assert {norm.grid_size for norm in dtn_norms(model).values()} == {(12, 8), (6, 4)}
 
 
-@PICTURES
+@IMAGES
 def test_a_copy_learns_grids_of_its_own(name):
     family = FAMILIES[name]
     model, inputs = with_dtn(family), family.inputs()

@@ -8,7 +8,7 @@ import torch
 
 import vitmods as vm
 from vitmods.adapters import load, open_checkpoint
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 IMAGES = torch.rand(2, 3, 32, 32)
 
@@ -34,8 +34,8 @@ def test_a_folder_of_timm_gives_its_model_and_pixels(timm_folder):
 
 def test_a_folder_of_timm_with_another_architecture_is_named(timm_folder):
     _, folder = timm_folder
-    told = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**told, "architecture": "no_such_vit"}))
+    record = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**record, "architecture": "no_such_vit"}))
     with pytest.raises(UserError, match="no_such_vit"):
         load(folder)
 
@@ -56,23 +56,23 @@ def hugging_face_folder(tmp_path):
 
 
 def test_mean_and_std_come_from_the_preprocessor(hugging_face_folder):
-    told = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225], "rescale_factor": 1 / 255}
-    (hugging_face_folder / "preprocessor_config.json").write_text(json.dumps(told))
+    record = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225], "rescale_factor": 1 / 255}
+    (hugging_face_folder / "preprocessor_config.json").write_text(json.dumps(record))
     model = load(hugging_face_folder)
     assert model.pretrained_cfg["mean"] == (0.485, 0.456, 0.406)
     assert model.pretrained_cfg["std"] == (0.229, 0.224, 0.225)
 
 
 @pytest.mark.parametrize(
-    ("told", "word"), [("{", "cannot be read"), ('{"rescale_factor": 1}', "0, 1"), ('{"image_mean": 3}', "cannot")]
+    ("record", "word"), [("{", "cannot be read"), ('{"rescale_factor": 1}', "0, 1"), ('{"image_mean": 3}', "cannot")]
 )
-def test_a_preprocessor_that_cannot_be_followed_is_an_error(hugging_face_folder, told, word):
-    (hugging_face_folder / "preprocessor_config.json").write_text(told)
+def test_a_preprocessor_that_cannot_be_followed_is_an_error(hugging_face_folder, record, word):
+    (hugging_face_folder / "preprocessor_config.json").write_text(record)
     with pytest.raises(UserError, match=word):
         load(hugging_face_folder)
 
 
-def test_pixels_that_are_not_normalised_have_mean_0_and_std_1(hugging_face_folder):
+def test_pixels_that_are_not_normalized_have_mean_0_and_std_1(hugging_face_folder):
     (hugging_face_folder / "preprocessor_config.json").write_text('{"do_normalize": false}')
     cfg = load(hugging_face_folder).pretrained_cfg
     assert (cfg["mean"], cfg["std"]) == ((0.0,) * 3, (1.0,) * 3)

@@ -1,4 +1,4 @@
-"""timm's model contract on our ViT, compared with timm's own model call by call; and timm's registry and optimisers."""
+"""timm's model contract on our ViT, compared with timm's own model call by call; and timm's registry and optimizers."""
 
 import pytest
 import timm
@@ -7,7 +7,7 @@ from timm.optim import create_optimizer_v2, param_groups_layer_decay
 
 import vitmods as vm
 import vitmods.adapters.timm  # registers the models
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 
 @pytest.fixture(params=[{}, {"reg_tokens": 2, "no_embed_class": True}], ids=str)

@@ -10,7 +10,7 @@ from torch import nn
 
 import vitmods as vm
 from vitmods.adapters.timm import from_timm, uncovered
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 
 def outputs_and_gradient(model, images):
@@ -24,7 +24,7 @@ def outputs_and_gradient(model, images):
     [("vit_tiny_patch16_224", "Ti/16", 12), ("vit_small_patch16_224", "S/16", 12), ("vit_base_patch16_224", "B/16", 3)],
 )
 def test_published_models_at_full_size(name, ours, depth):
-    """float32, one picture; ViT-B with its first three blocks to stay quick."""
+    """float32, one image; ViT-B with its first three blocks to stay quick."""
     torch.manual_seed(0)
     theirs = timm.create_model(name, depth=depth).eval()
     mine = vm.vit(ours, depth=depth).eval()

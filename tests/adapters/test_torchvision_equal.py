@@ -10,7 +10,7 @@ from torchvision.models.vision_transformer import ConvStemConfig, VisionTransfor
 
 import vitmods as vm
 from vitmods.adapters import coverage, from_torchvision, to_torchvision
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 
 def small(**options):

@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 
 import vitmods as vm
 from vitmods.adapters import load, open_checkpoint, save
-from vitmods.errors import UserError
 from vitmods.finetune import load_delta
 from vitmods.study.checkpoints import arms_in
 from vitmods.train import checkpoint
+from vitmods.util.errors import UserError
 
 
 class Evil:
@@ -31,8 +31,8 @@ def timm_folder(folder):
     torch.manual_seed(0)
     name, sizes = "vit_tiny_patch16_224", {"img_size": 32, "depth": 2}
     model = timm.create_model(name, num_classes=5, **sizes).eval()
-    told = {"num_classes": 5, "input_size": [3, 32, 32], "fixed_input_size": True, "first_conv": "patch_embed.proj"}
-    config = {"architecture": name, "num_classes": 5, "model_args": sizes, "pretrained_cfg": told}
+    record = {"num_classes": 5, "input_size": [3, 32, 32], "fixed_input_size": True, "first_conv": "patch_embed.proj"}
+    config = {"architecture": name, "num_classes": 5, "model_args": sizes, "pretrained_cfg": record}
     (folder / "config.json").write_text(json.dumps(config))
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     return model
@@ -111,10 +111,10 @@ def test_timm_is_never_given_a_file_to_open(tmp_path, monkeypatch):
     assert "state_dict" not in read.pretrained_cfg
 
 
-@pytest.mark.parametrize("told", ["[" * 100_000, '{"embed_dim":' * 50_000, '{"embed_dim": 64, "qk_norm": [1, 2]}'])
-def test_metadata_that_is_no_config_is_refused(tmp_path, told):
+@pytest.mark.parametrize("record", ["[" * 100_000, '{"embed_dim":' * 50_000, '{"embed_dim": 64, "qk_norm": [1, 2]}'])
+def test_metadata_that_is_no_config_is_refused(tmp_path, record):
     path = tmp_path / "model.safetensors"
-    save_file({"cls_token": torch.zeros(1, 1, 64)}, path, {"vitmods_config": told})
+    save_file({"cls_token": torch.zeros(1, 1, 64)}, path, {"vitmods_config": record})
     with pytest.raises(UserError, match=r"model\.safetensors|ViTConfig"):
         load(path)
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.apply import edit
+from vitmods.adapters.apply import edit
 from vitmods.changes import REGISTRY
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 # Variants that setting one field at a time does not reach.
 MORE = [

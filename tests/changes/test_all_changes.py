@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.branch_names import sequential_name
 from vitmods.changes import REGISTRY
+from vitmods.model.branch_names import sequential_name
 
 PRESERVES = ("function", "weights", "nothing")
 
@@ -107,12 +107,12 @@ def test_it_is_one_graph(shallow, images):
     assert_compiles(shallow, images, "eager")
 
 
-@pytest.mark.parametrize("lean", [False, True])
-def test_one_change_of_each_kind_compiles_together(base, images, lean):
+@pytest.mark.parametrize("recompute", [False, True])
+def test_one_change_of_each_kind_compiles_together(base, images, recompute):
     """Forward and backward graphs; the variants' own graphs are seen above."""
-    together = "dpn+rms+placement(attn=pre+post,mlp=pre+post)+layerscale" if lean else "dpn+normformer+postnorm"
+    together = "dpn+rms+placement(attn=pre+post,mlp=pre+post)+layerscale" if recompute else "dpn+normformer+postnorm"
     model = vm.apply(vm.vit(base.config, depth=2), *vm.parse_changes(together))
-    model.set_lean_activations(lean)
+    model.set_recompute(recompute)
     assert_compiles(model, images, "aot_eager")
 
 

@@ -12,9 +12,9 @@ import torch
 
 import vitmods as vm
 from vitmods.changes import REGISTRY, Change
-from vitmods.config import NormConfig
-from vitmods.errors import NoEffect, SlotConflict, UserError
 from vitmods.layers import LayerNorm, RMSNorm
+from vitmods.model.config import NormConfig
+from vitmods.util.errors import NoEffect, SlotConflict, UserError
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_model_of_another_kind_is_an_error(base):
 
 @pytest.fixture
 def liar():
-    """Makes a change with a given promise and behaviour, and takes it out of the registry afterwards."""
+    """Makes a change with a given promise and behavior, and takes it out of the registry afterwards."""
 
     def make(preserves, edit, carry=lambda weights: weights, drops=()):
         promise = preserves
@@ -311,7 +311,7 @@ def test_a_new_file_in_changes_is_all_that_a_change_needs(tmp_path):
     )
     code = (
         "import vitmods as vm; m = vm.apply(vm.vit('mu/4', img_size=8), *vm.parse_changes('nobias'))\n"
-        "print(vm.__file__, vm.NoBias.__name__, m.blocks[0].attn.qkv.bias)"
+        "print(vm.__file__, vm.changes.NoBias.__name__, m.blocks[0].attn.qkv.bias)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == [str(tmp_path / "vitmods" / "__init__.py"), "NoBias", "None"], done.stderr

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.errors import SlotConflict, UserError
-from vitmods.flops import count_macs, count_params
 from vitmods.layers import DynamicTokenNorm, LayerNorm
+from vitmods.model.flops import count_macs, count_params
+from vitmods.util.errors import SlotConflict, UserError
 
 
 def build(**overrides):
@@ -18,7 +18,7 @@ def build(**overrides):
     return model
 
 
-def pictures():
+def images():
     return torch.randn(2, 3, 12, 16, generator=torch.Generator().manual_seed(1))
 
 
@@ -46,7 +46,7 @@ def test_tokens_join_after_the_first_blocks():
     model, seen = vm.apply(build(reg_tokens=2), vm.DynamicTokenNorm(blocks=4)), []
     for block in model.blocks:
         block.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[1]))
-    model.forward_features(pictures())
+    model.forward_features(images())
     assert seen == [12] * 4 + [15] * 8
 
 
@@ -63,7 +63,7 @@ def by_hand(model, images, blocks):
 
 def test_forward_is_the_papers():
     model = vm.apply(build(), vm.DynamicTokenNorm())
-    torch.testing.assert_close(model(pictures()), by_hand(model, pictures(), 10), atol=1e-5, rtol=0)
+    torch.testing.assert_close(model(images()), by_hand(model, images(), 10), atol=1e-5, rtol=0)
 
 
 def test_tokens_take_their_positions_along():
@@ -79,7 +79,7 @@ def test_lambda_init_near_1_stays_close_to_the_trained_model():
     base = build(class_token=False, pool="avg")
     with torch.no_grad():
         start, far, near = (
-            model(pictures())
+            model(images())
             for model in (base, *(vm.apply(base, vm.DynamicTokenNorm(lambda_init=v)) for v in (0.5, 0.999)))
         )
     scale = float(start.abs().max())
@@ -91,7 +91,7 @@ def test_trade_off_1_is_the_base_model_with_a_later_class_token():
     base = build(class_token=False, pool="avg")
     with torch.no_grad():
         model = vm.apply(base, vm.DynamicTokenNorm(trade_off=1.0, eps=1e-6))
-        torch.testing.assert_close(model(pictures()), base(pictures()), atol=1e-5, rtol=0)
+        torch.testing.assert_close(model(images()), base(images()), atol=1e-5, rtol=0)
 
 
 def test_counts():
@@ -109,7 +109,7 @@ def test_multiply_adds_are_those_that_run():
 
     model = vm.apply(build(), vm.DynamicTokenNorm(norms="both"))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model.forward_head(model.forward_features(pictures()[:1]))
+        model.forward_head(model.forward_features(images()[:1]))
     assert counter.get_total_flops() == 2 * count_macs(model.config)
 
 
@@ -137,7 +137,7 @@ def test_settings_that_do_not_fit(text, match):
 def test_all_blocks_without_prefix_tokens():
     model = vm.apply(build(class_token=False, pool="avg"), vm.DynamicTokenNorm(blocks=12))
     assert all(is_dtn(block.norm1) for block in model.blocks)
-    assert model(pictures()).shape == (2, 5)
+    assert model(images()).shape == (2, 5)
 
 
 def test_it_shares_no_slot_with_another_placement():
@@ -178,6 +178,6 @@ def test_checkpoints_of_a_model_in_training():
     for enable in (False, True):
         model.set_grad_checkpointing(enable)
         model.zero_grad()
-        model(pictures()).square().sum().backward()
+        model(images()).square().sum().backward()
         grads.append([p.grad.clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))

@@ -7,9 +7,9 @@ import transformers
 from torch import nn
 
 import vitmods as vm
-from vitmods.config import BranchConfig, FirstBlocks, NormConfig
-from vitmods.errors import NoEffect, SlotConflict, UserError
 from vitmods.layers import LayerNorm, RMSNorm
+from vitmods.model.config import BranchConfig, FirstBlocks, NormConfig
+from vitmods.util.errors import NoEffect, SlotConflict, UserError
 
 NO_PREFIX_POSITION = {"position_on_prefix": False}
 BIG_VISION = {"init": "big_vision", "position": "sincos2d", "representation": True, **NO_PREFIX_POSITION}
@@ -37,10 +37,10 @@ def tiny(**fields):
 
 
 @torch.no_grad()
-def outputs(model, pictures=1):
+def outputs(model, images=1):
     reference = next(model.parameters())
     size = model.patch_embed.img_size
-    images = torch.randn(pictures, 3, *size, generator=torch.Generator().manual_seed(1)).to(reference)
+    images = torch.randn(images, 3, *size, generator=torch.Generator().manual_seed(1)).to(reference)
     return model.eval()(images).double()
 
 
@@ -117,7 +117,7 @@ def pair(request):
 
 
 def test_the_function_is_the_same_in_float64(pair):
-    assert moved(*pair, pictures=3) <= 1e-12
+    assert moved(*pair, images=3) <= 1e-12
 
 
 def test_the_stream_has_zero_mean(pair):
@@ -178,14 +178,14 @@ def test_positions_that_are_fixed_stay_fixed():
     new = vm.apply(model, vm.Norm("rms"))
     assert moved(model, new) < 1e-6
     assert stream_mean(new) < 1e-6
-    assert new.config.position == "sincos2d_centred"
+    assert new.config.position == "sincos2d_centered"
     assert "pos_embed" not in dict(new.named_parameters())
     for resized in (model, new):
         resized.set_input_size((8, 20))
     assert moved(model, new) < 1e-6
 
 
-def test_another_picture_size_keeps_the_stream_centred():
+def test_another_image_size_keeps_the_stream_centred():
     model = tiny().double()
     new = vm.apply(model, vm.Norm("rms"))
     for resized in (model, new):
@@ -240,7 +240,7 @@ def test_new_layer_scale_does_not_change():
 def test_timm_models(kwargs):
     model = trained(timm.create_model("vit_tiny_patch16_224", img_size=64, depth=4, num_classes=7, **kwargs))
     new = vm.apply(model, vm.Norm("rms"))
-    assert moved(model, new, pictures=2) <= 1e-5
+    assert moved(model, new, images=2) <= 1e-5
     assert vm.diff(model, new).preserves == "function"
     assert vm.diff(model, new).drift <= 1e-5
 
@@ -315,7 +315,7 @@ def test_where_it_cannot_be_exact_it_is_refused_with_the_remedy(fields, says):
     vm.apply(model, vm.Norm("rms", exact=False))
 
 
-def test_an_arm_that_places_norms_first_is_told_what_to_write():
+def test_an_arm_that_places_norms_first_is_reported_what_to_write():
     model = tiny()
     with pytest.raises(UserError, match=r"post-norm.*norm\(kind=rms,exact=false\)"):
         vm.apply(model, *vm.parse_changes("postnorm+rms"))

@@ -5,7 +5,7 @@ import torch
 
 import vitmods as vm
 from vitmods.changes import LINEUPS, parse_changes
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 ARMS = [(lineup, name) for lineup in LINEUPS for name in LINEUPS[lineup].arms]
 
@@ -23,12 +23,12 @@ def base(name="mu2/8", **options):
 def test_every_arm_is_another_model_with_the_same_weights(lineup, name):
     old = base()
     new = changed(lineup, name, old)
-    pictures = torch.randn(8, 3, 32, 32)
+    images = torch.randn(8, 3, 32, 32)
     old.head.weight.data.normal_()  # a new head gives zeros
     new.head.weight.data.copy_(old.head.weight.data)
-    assert (new(pictures) - old(pictures)).abs().max() > 1e-3
+    assert (new(images) - old(images)).abs().max() > 1e-3
     assert torch.equal(new.get_parameter("blocks.1.mlp.fc2.weight"), old.get_parameter("blocks.1.mlp.fc2.weight"))
-    new(pictures).square().sum().backward()
+    new(images).square().sum().backward()
     assert all(parameter.grad is not None for parameter in new.parameters())
 
 

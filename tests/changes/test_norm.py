@@ -89,11 +89,11 @@ def test_the_last_block_computes_all_tokens_where_norms_need_them(base, images, 
 
 def test_every_kind_is_described_by_itself():
     """In a study of all kinds each card of the report is about its own."""
-    told = {kind: vm.Norm(kind).describe() for kind in KINDS}
+    record = {kind: vm.Norm(kind).describe() for kind in KINDS}
     for key in ("title", "paper", "url", "summary", "published"):
-        assert len({about[key] for about in told.values()}) == len(KINDS)
-    assert "77.3 (-2.6) and 77.2 (-3.4)" in told["batch"]["published"]
-    assert "No output changes" in told["rms"]["summary"]
+        assert len({about[key] for about in record.values()}) == len(KINDS)
+    assert "77.3 (-2.6) and 77.2 (-3.4)" in record["batch"]["published"]
+    assert "No output changes" in record["rms"]["summary"]
     assert "No output changes" not in vm.Norm("rms", exact=False).describe()["summary"]
     model = vm.vit("mu2/8", img_size=32)
-    assert vm.diff(model, vm.apply(model, vm.Norm("batch"))).papers == (told["batch"]["paper"],)
+    assert vm.diff(model, vm.apply(model, vm.Norm("batch"))).papers == (record["batch"]["paper"],)

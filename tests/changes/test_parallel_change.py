@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.branch_names import parallel_name, sequential_name
-from vitmods.errors import NoEffect, UserError
+from vitmods.model.branch_names import parallel_name, sequential_name
+from vitmods.util.errors import NoEffect, UserError
 
 SIZE = {"img_size": 8, "num_classes": 5}
 
@@ -104,15 +104,15 @@ def test_frozen_blocks_stay_frozen():
     assert frozen == {"1"}
 
 
-def test_diff_reports_the_drift_on_given_pictures():
+def test_diff_reports_the_drift_on_given_images():
     model = scattered()
     new = vm.apply(model, vm.Parallel())
     given = vm.diff(model, new, images(3))
     with torch.no_grad():
         old_out, new_out = model(images(3)), new(images(3))
     assert given.drift == pytest.approx(float((old_out - new_out).abs().max() / old_out.abs().max()))
-    assert "outputs on 3 given pictures differ by" in str(given)
-    assert "outputs on random pictures differ by" in str(vm.diff(model, new))
+    assert "outputs on 3 given images differ by" in str(given)
+    assert "outputs on random images differ by" in str(vm.diff(model, new))
     assert given.params[0] == given.params[1]
     assert given.macs[0] == given.macs[1]
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vitmods as vm
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 
 import vitmods as vm
-from vitmods.config import NormConfig
 from vitmods.layers import LayerNorm
+from vitmods.model.config import NormConfig
 
 PLACES = ("pre", "post", "pre+post")
 PAIRS = list(itertools.product(PLACES, PLACES))
@@ -20,7 +20,7 @@ def layer_norm(x, weight, bias):
 
 
 def slow_vit(weights, images, attn, mlp, reading, depth=2, heads=2):
-    """Pictures -> all tokens, from a state dict and the formulas of Placement's docstring alone."""
+    """Images -> all tokens, from a state dict and the formulas of Placement's docstring alone."""
 
     def norm(name, x):
         return layer_norm(x, weights[f"{name}.weight"], weights[f"{name}.bias"])

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.errors import UserError
-from vitmods.flops import count_macs
+from vitmods.model.flops import count_macs
+from vitmods.util.errors import UserError
 
 
 def build(**overrides):
@@ -17,7 +17,7 @@ def build(**overrides):
     return model
 
 
-def pictures(size=(12, 16)):
+def images(size=(12, 16)):
     return torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1))
 
 
@@ -30,7 +30,7 @@ def test_ten_of_twelve_blocks_before_the_class_token():
     assert with_positions(model) == [True] * 10 + [False] * 2
     for block in model.blocks:
         block.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[1]))
-    model.forward_features(pictures())
+    model.forward_features(images())
     assert seen == [12] * 10 + [13] * 2
     assert model.blocks[0].attn.positions.grid_size == (3, 4)
 
@@ -39,8 +39,7 @@ def test_a_closed_gate_is_the_base_model():
     base = build(class_token=False, pool="avg")
     with torch.no_grad():
         start, closed, near, open_ = (
-            model(pictures())
-            for model in (base, *(vm.apply(base, vm.PositionalAttention(gate=g)) for g in (-30, -5, 1)))
+            model(images()) for model in (base, *(vm.apply(base, vm.PositionalAttention(gate=g)) for g in (-30, -5, 1)))
         )
     torch.testing.assert_close(closed, start, atol=1e-5, rtol=0)
     assert 0 < float((near - start).abs().max()) < 0.1 * float((open_ - start).abs().max())
@@ -61,16 +60,16 @@ def test_prefix_tokens_from_the_beginning():
     config = vm.PositionalAttention().edit(build().config)
     model = vm.ViT(config.with_(prefix_from=0, reg_tokens=1)).eval()
     assert {block.attn.positions.prefix_tokens for block in model.blocks[:10]} == {2}
-    assert model(pictures()).shape == (2, 5)
+    assert model(images()).shape == (2, 5)
 
 
-def test_another_picture_size():
+def test_another_image_size():
     model = vm.apply(build(), vm.PositionalAttention())
     model.set_input_size((20, 8))
     assert model.blocks[0].attn.positions.grid_size == (5, 2)
     fresh = vm.ViT(model.config).eval()
     fresh.load_state_dict(model.state_dict())
-    assert torch.equal(model(pictures((20, 8))), fresh(pictures((20, 8))))
+    assert torch.equal(model(images((20, 8))), fresh(images((20, 8))))
 
 
 def test_rms_stays_exact():
@@ -80,15 +79,15 @@ def test_rms_stays_exact():
         if name.endswith("norm1.bias"):
             torch.nn.init.normal_(value)
     with torch.no_grad():
-        torch.testing.assert_close(vm.apply(base, vm.Norm("rms"))(pictures()), base(pictures()), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(vm.apply(base, vm.Norm("rms"))(images()), base(images()), atol=1e-4, rtol=1e-4)
 
 
-def test_lean_activations_give_the_same_gradients():
+def test_recompute_activations_give_the_same_gradients():
     model, grads = vm.apply(build(depth=2), vm.PositionalAttention()), []
     for enable in (False, True):
-        model.set_lean_activations(enable)
+        model.set_recompute(enable)
         model.zero_grad()
-        model(pictures()).square().sum().backward()
+        model(images()).square().sum().backward()
         grads.append([p.grad.clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
@@ -98,7 +97,7 @@ def test_multiply_adds_are_those_that_run():
 
     model = vm.apply(build(), vm.PositionalAttention())
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model.forward_head(model.forward_features(pictures()[:1]))
+        model.forward_head(model.forward_features(images()[:1]))
     assert counter.get_total_flops() == 2 * count_macs(model.config)
 
 

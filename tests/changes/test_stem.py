@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.apply import edit
-from vitmods.errors import NoEffect, SlotConflict, UserError
+from vitmods.adapters.apply import edit
 from vitmods.layers import HMLPStem, LeViTStem, LinearStem, LocalTransformerStem
+from vitmods.util.errors import NoEffect, SlotConflict, UserError
 
 ROWS = ["hmlp", "hmlp-ln", "levit", "stem(kind=levit,norm=layer)", "local", "stem(kind=linear,norm=batch,gelu=true)"]
 
@@ -137,8 +137,8 @@ def test_conflicts_and_no_effect(base):
 
 
 def test_exact_rms_goes_through_a_stem_that_ends_in_layer_norm(base):
-    """centre.py's algebra: the last norm of the stem writes no mean, and the last map of the local transformer can be
-    centred."""
+    """center.py's algebra: the last norm of the stem writes no mean, and the last map of the local transformer can be
+    centered."""
     images = torch.randn(2, 3, 32, 32)
     for change in ("hmlp-ln", "local"):
         model = apply(base, change).eval()

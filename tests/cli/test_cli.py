@@ -80,7 +80,7 @@ def test_every_command_has_help_with_examples(command, capsys):
     assert text.count("(default: ") >= (1 if command in ("changes", "recipes", "report") else 3)
 
 
-def test_help_shows_the_defaults_of_the_pictures_and_the_recipe(capsys, tmp_path):
+def test_help_shows_the_defaults_of_the_images_and_the_recipe(capsys, tmp_path):
     for arguments, shown in ((["--recipe", "plain"], "(default: plain)"), (["--data", str(tmp_path)], "Ti/16")):
         with pytest.raises(SystemExit):
             main(["compare", *arguments, "--help"])
@@ -128,7 +128,7 @@ def test_unknown_words_suggest_the_nearest(capsys):
         ["evaluate"],
         ["report", "/no/such/folder"],
         ["data", "/no/such/folder"],
-        ["--colour"],
+        ["--color"],
     ],
 )
 def test_what_cannot_be_done_is_one_paragraph(arguments, capsys, tmp_path, monkeypatch):
@@ -149,12 +149,12 @@ def test_changes_are_listed_and_readable_at_80_columns(capsys, monkeypatch):
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     assert main(["changes", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    record = json.loads(capsys.readouterr().out)
     from vitmods.changes import REGISTRY
 
-    assert [change["name"] for change in told] == list(REGISTRY)
+    assert [change["name"] for change in record] == list(REGISTRY)
     assert "rms=norm(kind=rms,exact=false), scale=scalenorm" in text  # the line-up
-    for change in told:
+    for change in record:
         assert change["name"] in text
         assert change["preserves"] in ("function", "weights", "nothing")
         assert change["published"]
@@ -169,16 +169,16 @@ def test_data_checks_a_folder(capsys, tmp_path):
     from PIL import Image
 
     for name in ("cat", "dog"):
-        (tmp_path / "pictures" / name).mkdir(parents=True)
+        (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(10):
             Image.new("RGB", (20, 30), (number, 9 * (name == "dog"), 0)).save(
-                tmp_path / "pictures" / name / f"{number}.png"
+                tmp_path / "images" / name / f"{number}.png"
             )
-    assert main(["data", str(tmp_path / "pictures"), "--out", str(tmp_path / "check")]) == 0
+    assert main(["data", str(tmp_path / "images"), "--out", str(tmp_path / "check")]) == 0
     assert "cat" in capsys.readouterr().out
     assert json.loads((tmp_path / "check" / "data.json").read_text())["classes"] == ["cat", "dog"]
-    (tmp_path / "pictures" / "cat" / "broken.jpg").write_text("no picture")
-    assert main(["data", str(tmp_path / "pictures")]) == 1
+    (tmp_path / "images" / "cat" / "broken.jpg").write_text("no image")
+    assert main(["data", str(tmp_path / "images")]) == 1
     assert "broken.jpg" in capsys.readouterr().out
 
 
@@ -186,22 +186,22 @@ def test_data_packs_a_folder(capsys, tmp_path):
     from PIL import Image
 
     for name in ("cat", "dog"):
-        (tmp_path / "pictures" / name).mkdir(parents=True)
+        (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(10):
             Image.new("RGB", (20, 30), (number, len(name), ord(name[0]))).save(
-                tmp_path / "pictures" / name / f"{number}.png"
+                tmp_path / "images" / name / f"{number}.png"
             )
-    pack = ["data", "pack", str(tmp_path / "pictures"), str(tmp_path / "shards"), "--shard-mb", "0.01"]
+    pack = ["data", "pack", str(tmp_path / "images"), str(tmp_path / "shards"), "--shard-mb", "0.01"]
     assert main(pack) == 0
-    assert "train: 20 pictures" in capsys.readouterr().out
+    assert "train: 20 images" in capsys.readouterr().out
     assert main(pack) == 0
     assert "were there, and were compared" in capsys.readouterr().out
-    assert main(["data", str(tmp_path / "pictures")]) == main(["data", str(tmp_path / "shards")]) == 0
-    folder, shards = capsys.readouterr().out.split("pictures: 2 classes")[1:]
+    assert main(["data", str(tmp_path / "images")]) == main(["data", str(tmp_path / "shards")]) == 0
+    folder, shards = capsys.readouterr().out.split("images: 2 classes")[1:]
     assert folder == shards
     assert "Choose another folder" in refused(capsys, *pack[:-1], "1")
-    (tmp_path / "pictures" / "cat" / "broken.jpg").write_text("no picture")
-    assert "cat/broken.jpg: not a picture" in refused(capsys, *pack[:3], tmp_path / "other")
+    (tmp_path / "images" / "cat" / "broken.jpg").write_text("no image")
+    assert "cat/broken.jpg: not an image" in refused(capsys, *pack[:3], tmp_path / "other")
     shard = tmp_path / "shards" / "train-000000.tar"
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
     assert main(["data", str(tmp_path / "shards")]) == 1
@@ -244,13 +244,13 @@ def test_a_line_up_is_compared_in_one_command(line_up):
     assert "norm(kind=rms,exact=false)" in (out / "report.html").read_text()
 
 
-def test_small_batches_are_told_once_and_in_the_report(line_up):
+def test_small_batches_are_reported_once_and_in_the_report(line_up):
     """By the study and not by a trial: what a worker prints is in a log that nobody reads."""
     found, out, _ = line_up
-    told = [line for line in found.stderr.splitlines() if "below 8" in line]
-    assert len(told) == 1
-    assert told[0].startswith("warning: Arms power, batch, switchable: ")
-    assert told[0].removeprefix("warning: ") in json.loads((out / "results.json").read_text())["warnings"]
+    record = [line for line in found.stderr.splitlines() if "below 8" in line]
+    assert len(record) == 1
+    assert record[0].startswith("warning: Arms power, batch, switchable: ")
+    assert record[0].removeprefix("warning: ") in json.loads((out / "results.json").read_text())["warnings"]
     assert "below 8" in (out / "report.html").read_text()
 
 
@@ -267,7 +267,7 @@ def test_a_dry_run_shows_what_the_line_up_is(line_up, capsys):
 def test_compare_refuses_a_changed_setting(study, capsys):
     _, out = study
     said = refused(capsys, *COMPARE, "--out", out, "--lr", "0.5")
-    assert "recipe.lr: " in said
+    assert "recipe.optimizer.lr: " in said
     assert " -> 0.5" in said
 
 
@@ -304,10 +304,10 @@ def test_evaluate_repeats_the_trial_s_metrics(study, capsys, tmp_path):
     _, out = study
     trial = out / "trials" / "dpn" / "seed0"
     assert main(["evaluate", str(trial), "--device", "cpu", "--out", str(tmp_path / "e.json")]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == json.loads((tmp_path / "e.json").read_text())
+    record = json.loads(capsys.readouterr().out)
+    assert record == json.loads((tmp_path / "e.json").read_text())
     metrics = json.loads((trial / "result.json").read_text())["metrics"]
-    assert {name: told["metrics"][name] for name in ("top1", "top5")} == {n: metrics[n] for n in ("top1", "top5")}
+    assert {name: record["metrics"][name] for name in ("top1", "top5")} == {n: metrics[n] for n in ("top1", "top5")}
     assert main(["evaluate", str(trial), str(trial.parent), "--protocol", "calibration", "--device", "cpu"]) == 0
     both = json.loads(capsys.readouterr().out)
     assert [one["checkpoint"] for one in both["checkpoints"]] == [str(trial), str(trial)]
@@ -329,10 +329,10 @@ def test_train_is_one_trial_and_is_not_run_twice(capsys, tmp_path):
     assert "holds a single trial" in refused(capsys, *COMPARE, "--out", tmp_path / "trial")
 
 
-def test_train_says_what_is_odd_about_the_pictures(capsys, tmp_path):
+def test_train_says_what_is_odd_about_the_images(capsys, tmp_path):
     few = ["--epochs", "1", "--limit-train", "128", "--device", "cpu", "--quiet"]
     assert main(["train", "--base", "mu/4", "--img-size", "16", *few, "--out", str(tmp_path / "trial")]) == 0
-    assert "Warning: Pictures smaller than 16 x 16, which are enlarged: 128 of 128 in train" in capsys.readouterr().err
+    assert "Warning: Images smaller than 16 x 16, which are enlarged: 128 of 128 in train" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -386,7 +386,7 @@ def test_the_procedure_of_vtab(trial, capsys, tmp_path):
     arms = ["--arms", "attention", "ffn", "--seeds", "3", "--dry-run", "--out", str(tmp_path / "out")]
     assert main(["compare", "--from", str(start), *vtab, *few, *arms]) == 0
     said = capsys.readouterr().out
-    assert "Pictures: 80 train, 20 val, " in said
+    assert "Images: 80 train, 20 val, " in said
     assert "27 trials to run" in said
 
 
@@ -423,7 +423,7 @@ def test_a_full_disk_is_one_error(tmp_path, capsys, monkeypatch):
     """Every file that is written behaves as on a full disk once the study has begun."""
     import errno
 
-    from vitmods import files
+    from vitmods.util import files
 
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")

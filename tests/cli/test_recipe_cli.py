@@ -34,9 +34,9 @@ def test_the_list_has_every_recipe_with_paper_and_expected_number(capsys, monkey
 
 
 def test_the_list_as_json(capsys):
-    told = {one["name"]: one for one in json.loads(said(capsys, "recipes", "--json"))}
-    assert set(told) == set(RECIPES)
-    assert "arXiv:2012.12877" in told["deit"]["paper"]
+    record = {one["name"]: one for one in json.loads(said(capsys, "recipes", "--json"))}
+    assert set(record) == set(RECIPES)
+    assert "arXiv:2012.12877" in record["deit"]["paper"]
 
 
 def test_show_prints_everything_resolved(capsys, monkeypatch):
@@ -45,15 +45,15 @@ def test_show_prints_everything_resolved(capsys, monkeypatch):
     text = flat(said(capsys, *arguments))
     for words in (
         "a2 ImageNet-1k from scratch by LAMB",
-        "pictures 1,281,167 batch 4,096 steps 93,600: 300 epochs of 312 warm-up 1,560 steps, 1.67 % of all",
-        "views 383,385,600, 3 of a picture in an epoch",
+        "images 1,281,167 batch 4,096 steps 93,600: 300 epochs of 312 warm-up 1,560 steps, 1.67 % of all",
+        "views 383,385,600, 3 of an image in an epoch",
         "highest 0.006 (0.003 for a batch of 2,048) schedule cosine, down to 2e-06",
         "at 0 % 0 at 10 % 0.005894 at 50 % 0.003081 at 100 % 2e-06",
         "LAMB betas 0.9, 0.999, eps 1e-08 decay 0.02 times the learning rate clipping at global norm 1",
         "bce binary cross-entropy, mean over classes",
         "crop 8 to 100 % of the area, aspect 0.75 to 1.33 flip 0.5 resizing bicubic",
         "RandAugment 2 operations of timm, magnitude 7 +- 0.5 mixing mixup 0.1 or CutMix 1",
-        "95 % of the resized picture's short side",
+        "95 % of the resized image's short side",
         'vm.vit("B/16", pos_drop=0.0, proj_drop=0.0, drop_path=0.1, drop_path_shape="constant", init="timm")',
         "top-1 Ti/16 72.7",
         "not stated the initial value of LayerScale",
@@ -61,9 +61,9 @@ def test_show_prints_everything_resolved(capsys, monkeypatch):
         assert words in text
 
 
-def test_show_has_both_conventions_of_decay_and_the_papers_pictures(capsys):
+def test_show_has_both_conventions_of_decay_and_the_papers_images(capsys):
     text = flat(said(capsys, "recipe", "show", "augreg", "--accumulate", "16"))
-    assert "pictures 1,268,355 batch 4,096 in 16 parts of 256 steps 92,700" in text
+    assert "images 1,268,355 batch 4,096 in 16 parts of 256 steps 92,700" in text
     assert "at 10 % 0.000927" in text
     assert "at 100 % 0 " in text
     assert "decay 0.1 times the learning rate; 0.0001 where it is not multiplied, as in big_vision" in text
@@ -75,35 +75,35 @@ def test_show_has_both_conventions_of_decay_and_the_papers_pictures(capsys):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_can_be_shown(name, capsys):
-    told = json.loads(said(capsys, "recipe", "show", name, "--json"))
-    assert told["resolved"]["steps"] > told["resolved"]["warmup_steps"]
-    assert list(told["learning_rates"]) == ["0 %", "10 %", "50 %", "100 %"]
+    record = json.loads(said(capsys, "recipe", "show", name, "--json"))
+    assert record["resolved"]["steps"] > record["resolved"]["warmup_steps"]
+    assert list(record["learning_rates"]) == ["0 %", "10 %", "50 %", "100 %"]
 
 
 def test_options_reach_the_recipe(capsys):
-    told = json.loads(
+    record = json.loads(
         said(
             capsys, "recipe", "show", "a2(layerscale=true)", "--model", "S/16", "--epochs", 10, "--batch", 64, "--json"
         )
     )
-    assert told["recipe"]["drop_path"] == 0.05
-    assert told["recipe"]["epochs"] == 10
-    assert told["resolved"]["lr"] == pytest.approx(4e-3 * 64 / 2048)
-    assert told["architecture"] == {"layer_scale": 1e-4}
-    told = json.loads(said(capsys, "recipe", "show", "vtab", "--epochs", 300, "--batch", 400, "--json"))
-    assert told["resolved"]["steps"] == 600  # epochs take the place of steps
-    told = json.loads(said(capsys, "recipe", "show", "plain", "--batch", 50, "--json"))  # has no such argument
-    assert told["resolved"]["steps_per_epoch"] == 100
+    assert record["recipe"]["drop_path"] == 0.05
+    assert record["recipe"]["epochs"] == 10
+    assert record["resolved"]["lr"] == pytest.approx(4e-3 * 64 / 2048)
+    assert record["architecture"] == {"layer_scale": 1e-4}
+    record = json.loads(said(capsys, "recipe", "show", "vtab", "--epochs", 300, "--batch", 400, "--json"))
+    assert record["resolved"]["steps"] == 600  # epochs take the place of steps
+    record = json.loads(said(capsys, "recipe", "show", "plain", "--batch", 50, "--json"))  # has no such argument
+    assert record["resolved"]["steps_per_epoch"] == 100
 
 
 def test_two_steps_of_rehearsal(capsys):
     small = ["--model", "mu2/8", "--img-size", 16, "--classes", 7, "--data-size", 1000, "--device", "cpu", "--dry-run"]
     show = ["recipe", "show", "deit(epochs=10,warmup_epochs=2)", "--batch", 40, *small]
-    told = json.loads(said(capsys, *show, "--json"))
-    rehearsal = told["rehearsal"]
+    record = json.loads(said(capsys, *show, "--json"))
+    rehearsal = record["rehearsal"]
     assert (rehearsal["part"], rehearsal["parts"], rehearsal["computed"]) == (16, 3, 3)
     assert rehearsal["step_s"] == pytest.approx(3 * rehearsal["part_s"] + rehearsal["update_s"])
-    assert rehearsal["run_s"] == pytest.approx(rehearsal["step_s"] * told["resolved"]["steps"])
+    assert rehearsal["run_s"] == pytest.approx(rehearsal["step_s"] * record["resolved"]["steps"])
     parameters = 4 * 27_000  # bytes: a mu2/8
     assert 5 * parameters < rehearsal["peak"] < 100 * parameters  # weights, gradient, two means, moving average
     text = flat(said(capsys, *show, "--accumulate", 2))
@@ -120,7 +120,7 @@ def test_two_steps_of_rehearsal(capsys):
         (["show", "a2(layerscal=true)"], "Did you mean 'layerscale'"),
         (["show", "a2", "--modle", "B/16"], "--model"),
         (["show", "a2(model=S/16)", "--model", "B/16"], "differ: leave one out"),
-        (["show", "a2", "--data-size", "100"], "batch of 2048 pictures is more than the 100"),
+        (["show", "a2", "--data-size", "100"], "batch of 2048 images is more than the 100"),
         (["show", "augreg(epochs=30)", "--data-size", "5000", "--batch", "64"], "warmup_epochs"),
         (["show", "deit", "--img-size", "225"], "225"),
         (["show"], "recipe show"),

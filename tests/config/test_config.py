@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from vitmods import ViTConfig
-from vitmods.config import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig
-from vitmods.errors import UserError, nearest
-from vitmods.slots import NORM_KINDS
+from vitmods.model.config import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig
+from vitmods.model.slots import NORM_KINDS
+from vitmods.util.errors import UserError, nearest
 
 options = st.sampled_from([(), (("variant", "released"), ("pool", 2), ("trade_off", None))])
 norms = st.builds(NormConfig, st.sampled_from(NORM_KINDS), st.floats(1e-12, 1.0), st.booleans(), options)
@@ -42,7 +42,7 @@ def configs(draw):
         "qk_norm": draw(maybe_norm),
         "activation": draw(st.sampled_from(["gelu", "gelu_tanh"])),
         "stem": stem,
-        "position": draw(st.sampled_from(["learn", "sincos2d", "sincos2d_centred", "none"])),
+        "position": draw(st.sampled_from(["learn", "sincos2d", "sincos2d_centered", "none"])),
         "position_on_prefix": draw(st.booleans()),
         "position_norm": draw(maybe_norm),
         "position_norm_on_prefix": draw(st.booleans()),
@@ -133,7 +133,7 @@ def test_names(name, width, depth, mlp, heads, patch):
     assert config.patch_size == (patch, patch)
 
 
-def test_timms_names_carry_the_picture_size_and_keywords_win():
+def test_timms_names_carry_the_image_size_and_keywords_win():
     assert ViTConfig.from_name("vit_small_patch32_384").img_size == (384, 384)
     assert ViTConfig.from_name("vit_small_patch32_384", img_size=(64, 32)).img_size == (64, 32)
     assert ViTConfig.from_name("S/16", depth=5, num_classes=37).depth == 5

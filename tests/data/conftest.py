@@ -1,4 +1,4 @@
-"""Small picture folders made on the spot, and the real sets where they are at hand."""
+"""Small image folders made on the spot, and the real sets where they are at hand."""
 
 import os
 import subprocess
@@ -13,8 +13,8 @@ from PIL import Image
 MakeFolder = Callable[..., Path]
 
 
-def picture(seed: int, size: tuple[int, int] = (12, 12)) -> Image.Image:
-    """A picture (H, W) that no other seed gives."""
+def image(seed: int, size: tuple[int, int] = (12, 12)) -> Image.Image:
+    """An image (H, W) that no other seed gives."""
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8))
 
 
@@ -27,7 +27,7 @@ def make_folder(tmp_path: Path) -> MakeFolder:
         for c, (name, count) in enumerate(classes.items()):
             (root / name).mkdir(parents=True, exist_ok=True)
             for i in range(count):
-                picture(seed + 1000 * c + i, size).save(root / name / f"{i:03d}.png")
+                image(seed + 1000 * c + i, size).save(root / name / f"{i:03d}.png")
         return root
 
     return make
@@ -35,10 +35,10 @@ def make_folder(tmp_path: Path) -> MakeFolder:
 
 @pytest.fixture(scope="session")
 def real_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """cifar10, clothing10 and sign_digits as folders, at most 12 pictures a class and split."""
+    """cifar10, clothing10 and sign_digits as folders, at most 12 images a class and split."""
     packed = os.environ.get("VITMODS_DATA")
     if not packed or not (Path(packed) / "unpack.py").is_file():
-        pytest.skip("VITMODS_DATA does not name the folder of real picture sets")
+        pytest.skip("VITMODS_DATA does not name the folder of real image sets")
     out = tmp_path_factory.mktemp("real")
     names = ("cifar10", "clothing10", "sign_digits")
     script = [sys.executable, str(Path(packed) / "unpack.py"), *names, str(out), "--limit", "12"]

@@ -1,4 +1,4 @@
-"""Random boxes: inside the picture, of the asked area and shape, distributed as torchvision's."""
+"""Random boxes: inside the image, of the asked area and shape, distributed as torchvision's."""
 
 import numpy as np
 import torch
@@ -31,8 +31,8 @@ def test_crop_boxes_are_distributed_as_torchvisions() -> None:
     ours = crop_boxes(0, 0, np.arange(n), np.tile([height, width], (n, 1)), SCALE, RATIO)
     torch.manual_seed(0)
     crop = v2.RandomResizedCrop(8, SCALE, RATIO)
-    picture = torch.empty(3, height, width)
-    theirs = [crop.make_params([picture]) for _ in range(n)]
+    image = torch.empty(3, height, width)
+    theirs = [crop.make_params([image]) for _ in range(n)]
     for column, name in enumerate(("top", "left", "height", "width")):
         assert stats.ks_2samp(ours[:, column], [box[name] for box in theirs]).pvalue > 1e-3
 
@@ -45,7 +45,7 @@ def test_the_corner_coordinates_are_independent() -> None:
     assert stats.pearsonr(erased[:, 0] / (100 - erased[:, 2]), erased[:, 1] / (100 - erased[:, 3])).pvalue > 1e-3
 
 
-def test_a_picture_too_long_for_the_shape_gives_its_centre() -> None:
+def test_an_image_too_long_for_the_shape_gives_its_centre() -> None:
     boxes = crop_boxes(0, 0, np.arange(2), np.array([[10, 1000], [1000, 10]]), (1.0, 1.0), RATIO)
     assert boxes.tolist() == [[0, 493, 10, 13], [493, 0, 13, 10]]
 

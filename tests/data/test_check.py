@@ -27,15 +27,15 @@ def test_check_tells_problems_instead_of_raising(make_folder) -> None:
         'There is one class only, "cat <b>": comparing needs at least two, each in a folder of its own.'
     ]
     assert "Problem: There is one class only" in checked.text
-    assert "1 picture cannot be read:\n  cat <b>/bad.jpg: not a picture" in checked.text
-    assert "Warning: 1 pictures that cannot be read" in checked.text
+    assert "1 image cannot be read:\n  cat <b>/bad.jpg: not an image" in checked.text
+    assert "Warning: 1 images that cannot be read" in checked.text
 
 
 def test_check_agrees_with_load(make_folder) -> None:
     from vitmods.recipes import plain
 
     root = make_folder({"cat": 20, "dog": 10})
-    loaded = data.load(root, img_size=8, recipe=plain(), split_seed=3).summary()
+    loaded = data.load(root, img_size=8, augment=plain(), split_seed=3).summary()
     checked = data.check(root, split_seed=3).summary
     assert {key: checked[key] for key in loaded} == loaded
 
@@ -47,10 +47,10 @@ def test_names_with_control_characters_and_wide_letters_stay_in_their_cell(tmp_p
         folder.mkdir()
         for i in range(10):
             Image.new("RGB", (8, 8), (i, 0, names.index(name))).save(folder / f"\x1b[{i}m.png")
-    (tmp_path / "plain" / "bad\n.png").write_bytes(b"no picture")
+    (tmp_path / "plain" / "bad\n.png").write_bytes(b"no image")
     text = data.check(str(tmp_path)).text
     assert all(letter.isprintable() for line in text.split("\n") for letter in line)
-    assert "bad\\n.png: not a picture" in text
+    assert "bad\\n.png: not an image" in text
     rows = [
         line for line in text.splitlines() if line.startswith(("a\\x1b[31mred", "b\\nline", "猫猫", "right", "plain"))
     ]

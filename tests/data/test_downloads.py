@@ -7,7 +7,7 @@ import pytest
 from torchvision import datasets
 
 from vitmods.data.sources import open_source
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 
 class Fetched:

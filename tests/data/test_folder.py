@@ -9,7 +9,7 @@ import pytest
 
 from vitmods.data.folder import folder
 from vitmods.data.read import Unreadable
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 
 def warned(root: Path) -> str:
@@ -56,13 +56,13 @@ def test_two_folders_for_one_split_are_refused(make_folder) -> None:
         folder(str(root))
 
 
-def test_pictures_below_sub_folders_belong_to_the_class(make_folder) -> None:
+def test_images_below_sub_folders_belong_to_the_class(make_folder) -> None:
     source = folder(str(make_folder({"cat/indoor/old": 2, "cat/outdoor": 1, "dog": 1})))
     assert source.classes == ("cat", "dog")
     assert source.splits["train"].labels.tolist() == [0, 0, 0, 1]
 
 
-def test_what_is_not_used_is_told(make_folder) -> None:
+def test_what_is_not_used_is_reported(make_folder) -> None:
     root = make_folder({"train/cat": 2, "train/dog": 2})
     (root / "train" / "empty").mkdir()
     (root / "train" / "loose.jpg").write_bytes(b"x")
@@ -70,8 +70,8 @@ def test_what_is_not_used_is_told(make_folder) -> None:
     (root / "train" / "cat" / ".hidden.jpg").write_bytes(b"x")
     (root / "masks").mkdir()
     text = warned(root)
-    assert "1 pictures directly in" in text
-    assert "hold no pictures and are no classes: empty" in text
+    assert "1 images directly in" in text
+    assert "hold no images and are no classes: empty" in text
     assert "not used: 1 .txt" in text
     assert "these folders were not used: masks" in text
     assert "hidden" not in text
@@ -102,7 +102,7 @@ def test_linked_files_and_class_folders_are_read(make_folder, tmp_path: Path) ->
     assert folder(str(root)).splits["train"].ids == ("cat/000.png", "cat/linked.png", "dog/000.png", "dog/001.png")
 
 
-def test_a_pipe_named_like_a_picture_does_not_block(make_folder) -> None:
+def test_a_pipe_named_like_an_image_does_not_block(make_folder) -> None:
     root = make_folder({"cat": 1, "dog": 1})
     os.mkfifo(root / "cat" / "pipe.png")
     records = folder(str(root)).splits["train"]
@@ -134,13 +134,13 @@ def test_nothing_to_see(make_folder, tmp_path: Path, content: dict[str, int]) ->
     root = make_folder(content)
     root.mkdir(exist_ok=True)
     (root / "list.csv").write_text("a,b")
-    with pytest.raises(UserError, match=r"No pictures in class folders under .*Expected FOLDER/class/picture.jpg"):
+    with pytest.raises(UserError, match=r"No images in class folders under .*Expected FOLDER/class/image.jpg"):
         folder(str(root))
 
 
-def test_pictures_without_class_folders(make_folder) -> None:
+def test_images_without_class_folders(make_folder) -> None:
     root = make_folder({".": 3})
-    with pytest.raises(UserError, match=r"3 pictures directly in .* have no class folder"):
+    with pytest.raises(UserError, match=r"3 images directly in .* have no class folder"):
         folder(str(root))
 
 

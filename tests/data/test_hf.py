@@ -10,8 +10,8 @@ from PIL import Image
 
 from vitmods import data
 from vitmods.data.sources import open_source
-from vitmods.errors import UserError
 from vitmods.recipes import plain
+from vitmods.util.errors import UserError
 
 
 def table(n: int, seed: int = 0, labels: str = "label", images: str = "image"):
@@ -34,13 +34,13 @@ def test_a_saved_set_is_read(tmp_path: Path) -> None:
     import datasets
 
     datasets.DatasetDict(train=train, test=test, extra=test).save_to_disk(tmp_path / "saved")
-    pictures = data.load(f"hf:{tmp_path / 'saved'}", img_size=9, recipe=plain())
-    assert pictures.classes == ("cat", "dog")
-    assert {name: len(split) for name, split in pictures.splits.items()} == {"train": 18, "val": 2, "test": 6}
-    assert "These splits were not used: extra." in pictures.summary()["warnings"]
-    first = int(pictures.splits["train"].ids[0].split("[")[1][:-1])
-    np.testing.assert_array_equal(pictures.splits["train"].store.picture(0), pixels[first].transpose(2, 0, 1))
-    assert pictures.splits["train"].labels[0] == first % 2
+    dataset = data.load(f"hf:{tmp_path / 'saved'}", img_size=9, augment=plain())
+    assert dataset.classes == ("cat", "dog")
+    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 18, "val": 2, "test": 6}
+    assert "These splits were not used: extra." in dataset.summary()["warnings"]
+    first = int(dataset.splits["train"].ids[0].split("[")[1][:-1])
+    np.testing.assert_array_equal(dataset.splits["train"].store.image(0), pixels[first].transpose(2, 0, 1))
+    assert dataset.splits["train"].labels[0] == first % 2
 
 
 def test_one_table_is_split_and_columns_can_be_named(tmp_path: Path) -> None:
@@ -57,15 +57,15 @@ def test_one_table_is_split_and_columns_can_be_named(tmp_path: Path) -> None:
         open_source(f"hf:{tmp_path / 'text'}")
 
 
-def test_a_broken_picture_is_unreadable(tmp_path: Path) -> None:
+def test_a_broken_image_is_unreadable(tmp_path: Path) -> None:
     rows, _ = table(20)
     import datasets
 
     raw = rows.cast_column("image", datasets.Image(decode=False)).to_list()
     raw[3]["image"]["bytes"] = raw[3]["image"]["bytes"][:40]
     datasets.Dataset.from_list(raw, features=rows.features).save_to_disk(tmp_path / "saved")
-    with pytest.raises(UserError, match=r"1 picture cannot be read:\n  train\[3\]: "):
-        data.load(f"hf:{tmp_path / 'saved'}", img_size=9, recipe=plain())
+    with pytest.raises(UserError, match=r"1 image cannot be read:\n  train\[3\]: "):
+        data.load(f"hf:{tmp_path / 'saved'}", img_size=9, augment=plain())
 
 
 @pytest.fixture
@@ -80,16 +80,16 @@ def parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "set"
 
 
-def by_sample(pictures: data.PictureSet, **chosen) -> dict[int, bytes]:
-    batches = pictures.train_batches(**{"seed": 1, "epoch": 2, "batch_size": 9, **chosen})
+def by_sample(dataset: data.ImageDataset, **chosen) -> dict[int, bytes]:
+    batches = dataset.train_batches(**{"seed": 1, "epoch": 2, "batch_size": 9, **chosen})
     return {int(i): x.numpy().tobytes() for batch in batches for i, x in zip(batch.index, batch.images, strict=True)}
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_streamed_set_has_the_pictures_of_the_set(parquet: Path, workers: int) -> None:
-    recipe = plain().with_(crop="random_resized", flip=0.5)
-    kept = data.load(f"hf:{parquet}", img_size=9, recipe=recipe)
-    streamed = data.load(f"hf:{parquet}?streaming=1&buffer=8", img_size=9, recipe=recipe, workers=workers)
+def test_a_streamed_set_has_the_images_of_the_set(parquet: Path, workers: int) -> None:
+    augment = plain().with_(crop="random_resized", flip=0.5)
+    kept = data.load(f"hf:{parquet}", img_size=9, augment=augment)
+    streamed = data.load(f"hf:{parquet}?streaming=1&buffer=8", img_size=9, augment=augment, workers=workers)
     assert {n: s.ids for n, s in streamed.splits.items()} == {n: s.ids for n, s in kept.splits.items()}
     assert len(streamed.splits["train"]) == 54
     assert streamed.classes == ("cat", "dog")
@@ -103,7 +103,7 @@ def test_a_streamed_set_has_the_pictures_of_the_set(parquet: Path, workers: int)
 
 
 def test_a_streamed_set_is_resumed_and_dealt_out(parquet: Path) -> None:
-    streamed = data.load(f"hf:{parquet}?streaming=1&buffer=8", img_size=9, recipe=plain())
+    streamed = data.load(f"hf:{parquet}?streaming=1&buffer=8", img_size=9, augment=plain())
     arguments = {"seed": 0, "epoch": 1, "batch_size": 9}
     whole = [batch.index.tolist() for batch in streamed.train_batches(**arguments)]
     assert sorted(chain(*whole)) == list(range(54))
@@ -121,8 +121,8 @@ def test_checking_a_streamed_set(parquet: Path) -> None:
 
 def test_a_saved_set_is_streamed(tmp_path: Path) -> None:
     table(30)[0].save_to_disk(tmp_path / "saved")
-    streamed = data.load(f"hf:{tmp_path / 'saved'}?streaming=1", img_size=9, recipe=plain())
-    kept = data.load(f"hf:{tmp_path / 'saved'}", img_size=9, recipe=plain())
+    streamed = data.load(f"hf:{tmp_path / 'saved'}?streaming=1", img_size=9, augment=plain())
+    kept = data.load(f"hf:{tmp_path / 'saved'}", img_size=9, augment=plain())
     assert by_sample(streamed, batch_size=24) == by_sample(kept, batch_size=24)
 
 
@@ -139,9 +139,9 @@ def test_what_a_streamed_set_must_have(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Row 20 of train in .* has no label of a class: -1"):
         open_source(f"hf:{tmp_path / 'partly'}?streaming=1")
     raw = rows.cast_column("image", datasets.Image(decode=False)).to_list()
-    raw[0]["image"]["bytes"] = b"no picture"
+    raw[0]["image"]["bytes"] = b"no image"
     datasets.Dataset.from_list(raw, features=rows.features).save_to_disk(tmp_path / "broken")
-    with pytest.raises(UserError, match=r"train\[0\] of .* cannot be read: not a picture"):
+    with pytest.raises(UserError, match=r"train\[0\] of .* cannot be read: not an image"):
         open_source(f"hf:{tmp_path / 'broken'}?streaming=1")
 
 
@@ -164,8 +164,8 @@ def test_streaming_options() -> None:
 
 
 def test_unknown_options_and_sets(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match='hf has no option "colour"'):
-        open_source("hf:some/set?colour=red")
+    with pytest.raises(UserError, match='hf has no option "color"'):
+        open_source("hf:some/set?color=red")
     pytest.importorskip("datasets", reason="needs the hf extra (Hugging Face datasets)")
     with pytest.raises(UserError, match="cannot be loaded"):
         open_source(f"hf:{tmp_path / 'nothing'}")

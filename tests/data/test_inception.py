@@ -53,7 +53,7 @@ def test_the_aspect_is_uniform_itself() -> None:
     assert stats.kstest(box_w / box_h, stats.uniform(0.25, 3.75).cdf).statistic < 0.03
 
 
-def test_the_last_row_and_column_are_left_to_boxes_that_span_the_picture() -> None:
+def test_the_last_row_and_column_are_left_to_boxes_that_span_the_image() -> None:
     top, left, box_h, box_w = boxes(4000, 30, 20).T
     assert ((top + box_h < 30) | (box_h == 30)).all()
     assert ((left + box_w < 20) | (box_w == 20)).all()
@@ -61,7 +61,7 @@ def test_the_last_row_and_column_are_left_to_boxes_that_span_the_picture() -> No
     assert (box_h == 30).any() or (box_w == 20).any()
 
 
-def test_the_whole_picture_where_no_box_fits() -> None:
+def test_the_whole_image_where_no_box_fits() -> None:
     assert boxes(2, 10, 1000, scale=(0.9, 1.0)).tolist() == [[0, 0, 10, 1000]] * 2
 
 

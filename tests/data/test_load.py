@@ -1,5 +1,6 @@
-"""load: everything wrong is told at once and before training; what is left out is counted."""
+"""load: everything wrong is reported at once and before training; what is left out is counted."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,14 +9,14 @@ import pytest
 from PIL import Image
 
 from vitmods import data
-from vitmods.errors import UserError
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
+from vitmods.util.errors import UserError
 
-RECIPE = Recipe(crop="none", flip=0.0, eval_crop=1.0)
+AUGMENT = Augment(crop="none", flip=0.0, eval_crop=1.0)
 
 
 def load(root: Path, **options):
-    return data.load(root, **{"img_size": 8, "recipe": RECIPE, **options})
+    return data.load(root, **{"img_size": 8, "augment": AUGMENT, **options})
 
 
 @pytest.fixture
@@ -28,45 +29,45 @@ def spoiled(make_folder) -> Path:
     return root
 
 
-def test_unreadable_pictures_stop_with_count_paths_and_remedy(spoiled: Path) -> None:
+def test_unreadable_images_stop_with_count_paths_and_remedy(spoiled: Path) -> None:
     with pytest.raises(UserError) as caught:
         load(spoiled)
     text = str(caught.value)
-    assert "3 pictures cannot be read" in text
+    assert "3 images cannot be read" in text
     assert "cat/empty.jpg: the file is empty (0 bytes)" in text
-    assert "cat/text.jpg: not a picture in a known format" in text
+    assert "cat/text.jpg: not an image in a known format" in text
     assert "dog/cut <b>.png: " in text
     assert 'unreadable="skip"' in text
 
 
 def test_skipping_leaves_them_out_and_says_so(spoiled: Path, tmp_path: Path) -> None:
     for cache_dir in (None, tmp_path / "cache", tmp_path / "cache"):
-        pictures = load(spoiled, unreadable="skip", cache_dir=cache_dir)
-        summary = pictures.summary()
+        dataset = load(spoiled, unreadable="skip", cache_dir=cache_dir)
+        summary = dataset.summary()
         assert summary["left_out"] == 3
         assert {item["path"] for item in summary["unreadable"]} == {"cat/empty.jpg", "cat/text.jpg", "dog/cut <b>.png"}
-        assert any("3 pictures that cannot be read were left out" in text for text in summary["warnings"])
-        assert sum(len(split) for split in pictures.splits.values()) == 40
+        assert any("3 images that cannot be read were left out" in text for text in summary["warnings"])
+        assert sum(len(split) for split in dataset.splits.values()) == 40
         assert sum(split["count"] for split in summary["splits"].values()) == 40
-        assert "cat/empty.jpg" not in [i for split in pictures.splits.values() for i in split.ids]
+        assert "cat/empty.jpg" not in [i for split in dataset.splits.values() for i in split.ids]
 
 
 def test_long_lists_are_cut_in_the_error_and_whole_in_the_summary(make_folder) -> None:
     root = make_folder({"cat": 3, "dog": 3})
     for i in range(30):
         (root / "cat" / f"bad{i}.jpg").write_bytes(b"")
-    with pytest.raises(UserError, match=r"30 pictures cannot be read(.|\n)*and 10 more"):
+    with pytest.raises(UserError, match=r"30 images cannot be read(.|\n)*and 10 more"):
         load(root)
     assert len(load(root, unreadable="skip").summary()["unreadable"]) == 30
 
 
-def test_all_problems_are_told_at_once(make_folder) -> None:
+def test_all_problems_are_reported_at_once(make_folder) -> None:
     make_folder({"train/cat": 3, "train/dog": 3})
     root = make_folder({"test/cat": 2, "test/fox": 2})
     (root / "train" / "cat" / "bad.png").write_bytes(b"")
     with pytest.raises(UserError) as caught:
         load(root)
-    assert "Classes in test without any training picture: fox" in str(caught.value)
+    assert "Classes in test without any training image: fox" in str(caught.value)
     assert "train/cat/bad.png" in str(caught.value)
 
 
@@ -85,27 +86,27 @@ def test_classes_of_which_nothing_can_be_read(make_folder) -> None:
 def test_an_empty_train_folder(make_folder) -> None:
     root = make_folder({"test/cat": 3, "test/dog": 3})
     (root / "train" / "cat").mkdir(parents=True)
-    with pytest.raises(UserError, match="no readable training pictures"):
+    with pytest.raises(UserError, match="no readable training images"):
         load(root)
 
 
 def test_nothing_to_evaluate_on(make_folder) -> None:
-    with pytest.raises(UserError, match="no pictures to evaluate on"):
+    with pytest.raises(UserError, match="no images to evaluate on"):
         load(make_folder({"cat": 1, "dog": 1}))
 
 
-def test_a_split_without_pictures_stops_before_it_would_be_evaluated(make_folder) -> None:
+def test_a_split_without_images_stops_before_it_would_be_evaluated(make_folder) -> None:
     root = make_folder({"train/cat": 3, "train/dog": 3, "test/cat": 2, "test/dog": 2})
     (root / "val" / "cat").mkdir(parents=True)
-    with pytest.raises(UserError, match="no pictures in val: add some, or leave val out"):
+    with pytest.raises(UserError, match="no images in val: add some, or leave val out"):
         load(root)
 
 
-def test_a_class_with_one_picture_is_trained_on_with_a_warning(make_folder) -> None:
-    pictures = load(make_folder({"cat": 20, "dog": 20, "fox": 1}))
-    assert pictures.summary()["splits"]["train"]["per_class"]["fox"] == 1
-    assert "Classes with one training picture: fox." in pictures.summary()["warnings"]
-    assert "Classes without a picture in test: fox." in pictures.summary()["warnings"]
+def test_a_class_with_one_image_is_trained_on_with_a_warning(make_folder) -> None:
+    dataset = load(make_folder({"cat": 20, "dog": 20, "fox": 1}))
+    assert dataset.summary()["splits"]["train"]["per_class"]["fox"] == 1
+    assert "Classes with one training image: fox." in dataset.summary()["warnings"]
+    assert "Classes without an image in test: fox." in dataset.summary()["warnings"]
 
 
 def test_the_summary_is_json_and_complete(make_folder) -> None:
@@ -133,28 +134,28 @@ def test_the_fingerprint_is_of_labels_and_content_not_of_places(make_folder, tmp
     assert load(moved).summary()["fingerprint"] != base
 
 
-def test_pictures_in_two_splits_stop_unless_that_is_allowed(make_folder) -> None:
+def test_images_in_two_splits_stop_unless_that_is_allowed(make_folder) -> None:
     make_folder({"train/a": 9, "train/b": 9})
     root = make_folder({"test/a": 4, "test/b": 4})
     with pytest.raises(UserError) as caught:
         load(root)
     text = str(caught.value)
-    assert "8 pictures of test are also in train, byte for byte (test/a/000.png = train/a/000.png, " in text
+    assert "8 images of test are also in train, byte for byte (test/a/000.png = train/a/000.png, " in text
     assert "and 5 more)" in text
     assert f'write "{root}?allow=overlap" to use them as they are.' in text
     allowed = load(f"{root}?allow=overlap").summary()
-    assert any(w.startswith("8 pictures of test are also in train, byte for byte") for w in allowed["warnings"])
+    assert any(w.startswith("8 images of test are also in train, byte for byte") for w in allowed["warnings"])
     assert "also in train" not in " ".join(load(make_folder({"a": 9, "b": 9}, under="other")).summary()["warnings"])
-    assert [p for p in data.check(root).summary["problems"] if "8 pictures of test are also in train" in p]
+    assert [p for p in data.check(root).summary["problems"] if "8 images of test are also in train" in p]
 
 
-def test_classes_without_a_training_picture_stop_unless_that_is_allowed(make_folder) -> None:
+def test_classes_without_a_training_image_stop_unless_that_is_allowed(make_folder) -> None:
     make_folder({"train/a": 9, "train/b": 9})
     root = make_folder({"test/a": 4, "test/fox": 4}, seed=5000)
-    with pytest.raises(UserError, match=r"Classes in test without any training picture: fox\..*allow=missing"):
+    with pytest.raises(UserError, match=r"Classes in test without any training image: fox\..*allow=missing"):
         load(root)
     allowed = load(f"{root}?allow=missing")
-    assert "Classes in test without any training picture: fox." in allowed.summary()["warnings"]
+    assert "Classes in test without any training image: fox." in allowed.summary()["warnings"]
     assert allowed.num_classes == 3
 
 
@@ -179,29 +180,29 @@ def test_eval_and_val_split(make_folder) -> None:
     assert (no_val.eval_split, no_val.val_split) == ("test", "test")
 
 
-def test_very_long_pictures_keep_their_middle_and_are_warned_of(make_folder) -> None:
+def test_very_long_images_keep_their_middle_and_are_warned_of(make_folder) -> None:
     root = make_folder({"a": 9, "b": 9})
     Image.new("RGB", (5000, 1)).save(root / "a" / "line.png")
-    pictures = load(root, recipe=RECIPE.with_(crop="random_resized"), img_size=64)
-    assert "1 pictures are longer than 8:1; only their middle is used." in pictures.summary()["warnings"]
-    assert next(iter(pictures.eval_batches("train", 100))).images.shape[-2:] == (64, 64)
+    dataset = load(root, augment=dataclasses.replace(AUGMENT, crop="random_resized"), img_size=64)
+    assert "1 images are longer than 8:1; only their middle is used." in dataset.summary()["warnings"]
+    assert next(iter(dataset.eval_batches("train", 100))).images.shape[-2:] == (64, 64)
 
 
-def test_pictures_smaller_than_the_view_are_warned_of(make_folder) -> None:
+def test_images_smaller_than_the_view_are_warned_of(make_folder) -> None:
     root = make_folder({"train/a": 9, "train/b": 9})
     make_folder({"train/c": 7}, size=(40, 10))
     make_folder({"val/a": 2, "val/b": 2}, seed=500)
     warnings = load(root, img_size=12).summary()["warnings"]
-    assert "Pictures smaller than 12 x 12, which are enlarged: 7 of 25 in train." in warnings
+    assert "Images smaller than 12 x 12, which are enlarged: 7 of 25 in train." in warnings
     warnings = load(root, img_size=(13, 12)).summary()["warnings"]
-    assert "Pictures smaller than 13 x 12, which are enlarged: 25 of 25 in train, 4 of 4 in val." in warnings
+    assert "Images smaller than 13 x 12, which are enlarged: 25 of 25 in train, 4 of 4 in val." in warnings
     assert "enlarged" not in " ".join(load(root, img_size=10).summary()["warnings"])
 
 
 def test_limit_train(make_folder) -> None:
-    pictures = load(make_folder({"a": 40, "b": 20}), limit_train=12)
-    assert np.bincount(pictures.splits["train"].labels).tolist() == [8, 4]
-    assert len(pictures.splits["test"]) == 6
+    dataset = load(make_folder({"a": 40, "b": 20}), limit_train=12)
+    assert np.bincount(dataset.splits["train"].labels).tolist() == [8, 4]
+    assert len(dataset.splits["test"]) == 6
 
 
 @pytest.mark.parametrize(
@@ -215,4 +216,4 @@ def test_limit_train(make_folder) -> None:
 )
 def test_settings_out_of_range(options: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        data.load("digits", **{"img_size": 8, "recipe": RECIPE, **options})
+        data.load("digits", **{"img_size": 8, "augment": AUGMENT, **options})

@@ -66,17 +66,17 @@ def test_amounts_follow_beta() -> None:
         assert stats.kstest(drawn, stats.beta(alpha, alpha).cdf).pvalue > 0.9
 
 
-def test_mixup_keeps_the_larger_share_of_each_picture_as_big_vision_does() -> None:
+def test_mixup_keeps_the_larger_share_of_each_image_as_big_vision_does() -> None:
     images, labels = batch()
-    shares = []
+    fractions = []
     for number in range(50):
         drawn = _beta(0.4, float(uniform(7, Stream.MIX_LAMBDA, 3, number)))
         kept = max(drawn, 1 - drawn)
         mixed, targets = mix(images, labels, 5, mixup=0.4, cutmix=0.0, seed=7, epoch=3, batch=number)
         torch.testing.assert_close(mixed, kept * images + (1 - kept) * images.roll(1, 0))
         torch.testing.assert_close(targets[1, labels[1]], torch.tensor(kept, dtype=torch.float32))
-        shares.append(drawn)
-    assert min(shares) < 0.5 < max(shares)
+        fractions.append(drawn)
+    assert min(fractions) < 0.5 < max(fractions)
 
 
 def test_with_both_on_each_takes_half_of_the_batches() -> None:

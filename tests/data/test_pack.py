@@ -1,4 +1,4 @@
-"""pack: the same pictures give the same bytes, however often it is stopped; nothing that is not its own is replaced."""
+"""pack: the same images give the same bytes, however often it is stopped; nothing that is not its own is replaced."""
 
 import errno
 import json
@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from vitmods import files
 from vitmods.data import pack as pack_module
 from vitmods.data.pack import pack
 from vitmods.data.pack_folder import alone_in
-from vitmods.errors import UserError
+from vitmods.util import files
+from vitmods.util.errors import UserError
 
-SHARD_MB = 0.02  # about ten small pictures
+SHARD_MB = 0.02  # about ten small images
 
 
 @pytest.fixture
@@ -49,13 +49,13 @@ def test_members_are_webdatasets_and_the_bytes_of_the_files(pets: Path, tmp_path
     assert packed.manifest["classes"] == ["cat", "dog.x"]
     seen = {}
     for split, facts in packed.manifest["splits"].items():
-        assert facts["pictures"] == {"train": 36, "test": 8}[split]
+        assert facts["images"] == {"train": 36, "test": 8}[split]
         for number, shard in enumerate(facts["shards"]):
             path = tmp_path / "out" / f"{split}-{number:06d}.tar"
             assert shard["file"] == path.name
             assert shard["bytes"] == path.stat().st_size <= SHARD_MB * 1e6
             assert shard["sha256"] == sha256(path.read_bytes()).hexdigest()
-            rows = json.loads(path.with_suffix(".json").read_text())["pictures"]
+            rows = json.loads(path.with_suffix(".json").read_text())["images"]
             with tarfile.open(path) as tar:
                 members = [(m.name, tar.extractfile(m).read()) for m in tar]
             assert len(members) == 2 * len(rows)
@@ -71,12 +71,10 @@ def test_members_are_webdatasets_and_the_bytes_of_the_files(pets: Path, tmp_path
 def test_shards_mix_the_classes(pets: Path, tmp_path: Path) -> None:
     pack(pets, tmp_path / "out", shard_mb=SHARD_MB)
     for path in (tmp_path / "out").glob("train-*[0-2].json"):
-        assert len({row[1] for row in json.loads(path.read_text())["pictures"]}) == 2
+        assert len({row[1] for row in json.loads(path.read_text())["images"]}) == 2
 
 
-def test_the_same_pictures_elsewhere_give_the_same_bytes(
-    pets: Path, unbroken: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_the_same_images_elsewhere_give_the_same_bytes(pets: Path, unbroken: dict[str, bytes], tmp_path: Path) -> None:
     (tmp_path / "moved").mkdir()
     os.rename(pets, tmp_path / "moved" / "pets")
     for path in (tmp_path / "moved" / "pets").rglob("*.png"):
@@ -183,14 +181,14 @@ def spoil(pets: Path) -> None:
     (pets / "test" / "cat" / "text.jpg").write_text("hello")
 
 
-def test_unreadable_pictures_stop_it_with_one_error(pets: Path, tmp_path: Path) -> None:
+def test_unreadable_images_stop_it_with_one_error(pets: Path, tmp_path: Path) -> None:
     spoil(pets)
     with pytest.raises(UserError) as caught:
         pack(pets, tmp_path / "out")
     text = str(caught.value)
-    assert "2 pictures cannot be read" in text
+    assert "2 images cannot be read" in text
     assert "train/cat/empty.jpg: the file is empty" in text
-    assert "test/cat/text.jpg: not a picture" in text
+    assert "test/cat/text.jpg: not an image" in text
     assert "--unreadable skip" in text
     assert not (tmp_path / "out" / "manifest.json").exists()
     for path in (pets / "train" / "cat" / "empty.jpg", pets / "test" / "cat" / "text.jpg"):
@@ -200,21 +198,21 @@ def test_unreadable_pictures_stop_it_with_one_error(pets: Path, tmp_path: Path) 
     assert content(tmp_path / "out") == content(tmp_path / "clean")
 
 
-def test_unreadable_pictures_are_left_out_and_listed(pets: Path, tmp_path: Path) -> None:
+def test_unreadable_images_are_left_out_and_listed(pets: Path, tmp_path: Path) -> None:
     spoil(pets)
     packed = pack(pets, tmp_path / "out", unreadable="skip")
     assert {item["path"] for item in packed.manifest["unreadable"]} == {"train/cat/empty.jpg", "test/cat/text.jpg"}
     assert packed.manifest["splits"]["train"]["per_class"] == {"cat": 20, "dog.x": 16}
-    assert "2 pictures cannot be read" in str(packed)
+    assert "2 images cannot be read" in str(packed)
 
 
-@pytest.mark.parametrize("change", ["settings", "pictures"])
+@pytest.mark.parametrize("change", ["settings", "images"])
 def test_finished_shards_are_never_replaced_by_others(pets: Path, tmp_path: Path, change: str) -> None:
     pack(pets, tmp_path / "out", shard_mb=SHARD_MB)
     before = content(tmp_path / "out")
-    if change == "pictures":
+    if change == "images":
         (pets / "train" / "cat" / "000.png").write_bytes((pets / "train" / "cat" / "001.png").read_bytes())
-    with pytest.raises(UserError, match="holds shards of other pictures or settings"):
+    with pytest.raises(UserError, match="holds shards of other images or settings"):
         pack(pets, tmp_path / "out", shard_mb=2 * SHARD_MB if change == "settings" else SHARD_MB)
     assert content(tmp_path / "out") == before
 
@@ -222,7 +220,7 @@ def test_finished_shards_are_never_replaced_by_others(pets: Path, tmp_path: Path
 def test_a_finished_folder_is_not_made_smaller(pets: Path, tmp_path: Path) -> None:
     pack(pets, tmp_path / "out")
     before = content(tmp_path / "out")
-    with pytest.raises(UserError, match="holds shards of other pictures or settings"):
+    with pytest.raises(UserError, match="holds shards of other images or settings"):
         pack(pets, tmp_path / "out", splits=["train"])
     assert content(tmp_path / "out") == before
 

@@ -44,6 +44,6 @@ def test_threads_end_with_the_consumer() -> None:
     next(items)
     items.close()
     deadline = time.monotonic() + 5
-    while any(thread.name.startswith("pictures") for thread in threading.enumerate()):
+    while any(thread.name.startswith("images") for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""big_vision's operations against plain loops over pixels, and against what TensorFlow makes of a picture."""
+"""big_vision's operations against plain loops over pixels, and against what TensorFlow makes of an image."""
 
 from collections.abc import Callable
 from math import cos, floor, pi, sin
@@ -13,10 +13,10 @@ from vitmods.data.rng import Stream
 MAGNITUDES = (0, 2, 5, 10, 15, 20, 28)
 HEIGHT, WIDTH = 13, 17
 
-Picture = list[list[list[int]]]  # channel, row, column
+Image = list[list[list[int]]]  # channel, row, column
 
 
-def pictures(channels: int = 3) -> np.ndarray:
+def images(channels: int = 3) -> np.ndarray:
     """A ramp with a step and noise, noise alone, one value."""
     rows, columns = np.mgrid[:HEIGHT, :WIDTH]
     rng = np.random.default_rng(0)
@@ -25,13 +25,13 @@ def pictures(channels: int = 3) -> np.ndarray:
     return np.stack([ramp, noise, np.full_like(noise, 77)]).astype(np.uint8)
 
 
-def each_value(function: Callable[[int], int]) -> Callable[[Picture], Picture]:
-    return lambda picture: [[[function(v) for v in row] for row in plane] for plane in picture]
+def each_value(function: Callable[[int], int]) -> Callable[[Image], Image]:
+    return lambda image: [[[function(v) for v in row] for row in plane] for plane in image]
 
 
-def each_plane(function: Callable[[list[list[int]]], Callable[[int], int]]) -> Callable[[Picture], Picture]:
+def each_plane(function: Callable[[list[list[int]]], Callable[[int], int]]) -> Callable[[Image], Image]:
     """The function of values depends on the values of the plane."""
-    return lambda picture: [[[function(plane)(v) for v in row] for row in plane] for plane in picture]
+    return lambda image: [[[function(plane)(v) for v in row] for row in plane] for plane in image]
 
 
 def cut_off(value: float) -> int:
@@ -60,8 +60,8 @@ def equalized(plane: list[list[int]]) -> Callable[[int], int]:
     return lambda v: min(255, (sum(other < v for other in values) + step // 2) // step) if v else 0
 
 
-def moved(source: Callable[[int, int], tuple[float, float]]) -> Callable[[Picture], Picture]:
-    """source: (x, y) of the new picture -> (x, y) of the old one."""
+def moved(source: Callable[[int, int], tuple[float, float]]) -> Callable[[Image], Image]:
+    """source: (x, y) of the new image -> (x, y) of the old one."""
 
     def away_from_0(value: float) -> int:
         return floor(abs(value) + 0.5) * (1 if value >= 0 else -1)
@@ -70,11 +70,11 @@ def moved(source: Callable[[int, int], tuple[float, float]]) -> Callable[[Pictur
         column, row = map(away_from_0, source(x, y))
         return plane[row][column] if 0 <= row < HEIGHT and 0 <= column < WIDTH else 128
 
-    return lambda picture: [[[pixel(p, x, y) for x in range(WIDTH)] for y in range(HEIGHT)] for p in picture]
+    return lambda image: [[[pixel(p, x, y) for x in range(WIDTH)] for y in range(HEIGHT)] for p in image]
 
 
 def rotated(angle: float) -> Callable[[int, int], tuple[float, float]]:
-    """About the middle between the outer pixels' centres."""
+    """About the middle between the outer pixels' centers."""
     mx, my = (WIDTH - 1) / 2, (HEIGHT - 1) / 2
     return lambda x, y: (
         cos(angle) * (x - mx) - sin(angle) * (y - my) + mx,
@@ -82,36 +82,36 @@ def rotated(angle: float) -> Callable[[int, int], tuple[float, float]]:
     )
 
 
-def colored(picture: Picture, level: float) -> Picture:
-    if len(picture) == 1:
-        return picture
+def colored(image: Image, level: float) -> Image:
+    if len(image) == 1:
+        return image
 
-    def grey(y: int, x: int) -> int:
-        return floor((0.2989 * picture[0][y][x] + 0.587 * picture[1][y][x] + 0.114 * picture[2][y][x]) * 255.5 / 255)
+    def gray(y: int, x: int) -> int:
+        return floor((0.2989 * image[0][y][x] + 0.587 * image[1][y][x] + 0.114 * image[2][y][x]) * 255.5 / 255)
 
-    return [[[blended(grey(y, x), p[y][x], level) for x in range(WIDTH)] for y in range(HEIGHT)] for p in picture]
+    return [[[blended(gray(y, x), p[y][x], level) for x in range(WIDTH)] for y in range(HEIGHT)] for p in image]
 
 
-def sharpened(picture: Picture, level: float) -> Picture:
+def sharpened(image: Image, level: float) -> Image:
     def smooth(plane: list[list[int]], y: int, x: int) -> int:
         if y in (0, HEIGHT - 1) or x in (0, WIDTH - 1):
             return plane[y][x]
         around = sum(plane[y + i][x + j] for i in (-1, 0, 1) for j in (-1, 0, 1))
         return (around + 4 * plane[y][x]) // 13
 
-    return [[[blended(smooth(p, y, x), p[y][x], level) for x in range(WIDTH)] for y in range(HEIGHT)] for p in picture]
+    return [[[blended(smooth(p, y, x), p[y][x], level) for x in range(WIDTH)] for y in range(HEIGHT)] for p in image]
 
 
-def with_hole(picture: Picture, half: int, row: int, column: int) -> Picture:
+def with_hole(image: Image, half: int, row: int, column: int) -> Image:
     def inside(y: int, x: int) -> bool:
         return row - half <= y < row + half and column - half <= x < column + half
 
     return [
-        [[128 if inside(y, x) else v for x, v in enumerate(line)] for y, line in enumerate(plane)] for plane in picture
+        [[128 if inside(y, x) else v for x, v in enumerate(line)] for y, line in enumerate(plane)] for plane in image
     ]
 
 
-def reference(name: str, magnitude: float) -> Callable[[Picture], Picture]:
+def reference(name: str, magnitude: float) -> Callable[[Image], Image]:
     """By definition; the magnitude has the sign."""
     level = magnitude / 10
     bits, threshold, added = int(level * 4), int(level * 256), int(level * 110)
@@ -124,15 +124,15 @@ def reference(name: str, magnitude: float) -> Callable[[Picture], Picture]:
         "Rotate": moved(rotated(level * 30 * pi / 180)),
         "Posterize": each_value(lambda v: v // 2**shift * 2**shift),
         "Solarize": each_value(lambda v: v if v < threshold else 255 - v),
-        "Color": lambda picture: colored(picture, level),
+        "Color": lambda image: colored(image, level),
         "Contrast": each_value(lambda v: blended(middle, v, level)),
         "Brightness": each_value(lambda v: blended(0, v, level)),
-        "Sharpness": lambda picture: sharpened(picture, level),
+        "Sharpness": lambda image: sharpened(image, level),
         "ShearX": moved(lambda x, y: (x + np.float32(level * 0.3) * np.float32(y), y)),
         "ShearY": moved(lambda x, y: (x, np.float32(level * 0.3) * np.float32(x) + y)),
         "TranslateX": moved(lambda x, y: (x + level * 100, y)),
         "TranslateY": moved(lambda x, y: (x, y + level * 100)),
-        "Cutout": lambda picture: with_hole(picture, int(level * 40), HEIGHT // 3, WIDTH // 2),
+        "Cutout": lambda image: with_hole(image, int(level * 40), HEIGHT // 3, WIDTH // 2),
         "SolarizeAdd": each_value(lambda v: min(255, v + added) if v < 128 else v),
     }[name]
 
@@ -144,15 +144,15 @@ def draw(stream: Stream) -> np.ndarray:
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_each_operation_is_its_definition(name: str, channels: int) -> None:
-    batch = pictures(channels)
+    batch = images(channels)
     before = batch.copy()
     for magnitude in MAGNITUDES:
         if name == "Rotate" and magnitude in (10, 20):
             continue  # at 30 and 60 degrees some pixels lie half-way, where single precision decides: see TENSORFLOW
         for sign in (1, -1) if name in SIGNED else (1,):
             ours = change(batch, name, sign * magnitude, draw)
-            for i, picture in enumerate(batch):
-                expected = np.array(reference(name, sign * magnitude)(picture.tolist()), dtype=np.uint8)
+            for i, image in enumerate(batch):
+                expected = np.array(reference(name, sign * magnitude)(image.tolist()), dtype=np.uint8)
                 np.testing.assert_array_equal(ours[i], expected, err_msg=f"{name} {sign * magnitude}")
     np.testing.assert_array_equal(batch, before)
 
@@ -192,7 +192,7 @@ def test_each_operation_is_tensorflows(name: str) -> None:
 
 
 def test_what_the_ends_of_the_scale_do() -> None:
-    batch = pictures()
+    batch = images()
     same = {name for name in OPERATIONS if np.array_equal(change(batch, name, 0, draw), batch)}
     assert same == {"Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY", "Cutout", "SolarizeAdd", "Equalize"}
     np.testing.assert_array_equal(change(batch, "Solarize", 0, draw), 255 - batch)

@@ -1,5 +1,6 @@
 """timm's increasing operations, with our draws in place of its generators'."""
 
+import dataclasses
 import random
 
 import numpy as np
@@ -12,10 +13,10 @@ from timm.data.auto_augment import AugmentOp
 
 from vitmods.data.randaugment import randaugment
 from vitmods.data.randaugment_timm import SIGNED, _drawn, fill, operation, operations
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
 
 MEAN = (0.485, 0.456, 0.406)
-DEIT = Recipe(randaugment=(2, 9), randaugment_space="timm", randaugment_noise=0.5, mean=MEAN)
+DEIT = Augment(randaugment=(2, 9), randaugment_space="timm", randaugment_noise=0.5, mean=MEAN)
 
 
 def deit() -> list[AugmentOp]:
@@ -29,7 +30,7 @@ def deit() -> list[AugmentOp]:
     return found.ops
 
 
-def picture(seed: int = 0) -> Image.Image:
+def img(seed: int = 0) -> Image.Image:
     rows, columns = np.mgrid[:24, :20]
     noise = np.random.default_rng(seed).integers(0, 30, (24, 20, 3))
     return Image.fromarray((60 + (5 * rows + 3 * columns)[..., None] + noise).clip(20, 240).astype(np.uint8))
@@ -45,30 +46,30 @@ def test_each_operation_is_timms(step: AugmentOp, monkeypatch: pytest.MonkeyPatc
         for sign, negate in ((1, 0.0), (-1, 0.9)):
             monkeypatch.setattr(random, "random", lambda negate=negate: negate)
             monkeypatch.setattr(random, "gauss", lambda mean, _, magnitude=magnitude: magnitude)
-            ours = operation(picture(), step.name, sign * magnitude, options)
+            ours = operation(img(), step.name, sign * magnitude, options)
             if step.name == "PosterizeIncreasing" and magnitude == 10:  # no bits, which newer versions of Pillow refuse
                 assert not np.asarray(ours).any()
                 continue
             monkeypatch.setattr(step, "prob", 1.0)
-            assert ours.tobytes() == step(picture()).tobytes()
+            assert ours.tobytes() == step(img()).tobytes()
 
 
 def test_the_operations_are_timms_and_signs_count_where_they_do() -> None:
     assert operations() == tuple(step.name for step in deit())
     options = {"fillcolor": fill(MEAN, 3), "resample": Image.Resampling.BICUBIC}
     for name in operations():
-        plus, minus = (operation(picture(), name, level, options).tobytes() for level in (7.0, -7.0))
+        plus, minus = (operation(img(), name, level, options).tobytes() for level in (7.0, -7.0))
         assert (plus != minus) == (name in SIGNED)
 
 
-def test_a_picture_takes_its_operations_one_after_the_other() -> None:
+def test_an_image_takes_its_operations_one_after_the_other() -> None:
     index = np.arange(40)
-    batch = torch.stack([torch.from_numpy(np.array(picture(i)).transpose(2, 0, 1)) for i in index])
+    batch = torch.stack([torch.from_numpy(np.array(img(i)).transpose(2, 0, 1)) for i in index])
     ours = randaugment(batch, 5, 1, index, DEIT)
     turns = [_drawn(5, 1, index, turn, 9, 0.5) for turn in range(2)]
     options = {"fillcolor": fill(MEAN, 3), "resample": Image.Resampling.BICUBIC}
     for i in index:
-        image = picture(i)
+        image = img(i)
         for drawn in turns:
             image = image if drawn[i] is None else operation(image, *drawn[i], options)
         np.testing.assert_array_equal(ours[i].numpy(), np.asarray(image).transpose(2, 0, 1))
@@ -94,14 +95,14 @@ def test_the_fill_is_the_mean_and_the_resampling_the_recipes() -> None:
     assert fill(MEAN, 3) == (124, 116, 104)
     assert fill((0.5,), 3) == (128, 128, 128)
     assert fill(MEAN, 1) == 114
-    batch = torch.stack([torch.from_numpy(np.array(picture(i)).transpose(2, 0, 1)) for i in range(60)])
+    batch = torch.stack([torch.from_numpy(np.array(img(i)).transpose(2, 0, 1)) for i in range(60)])
     views = [
-        randaugment(batch.clone(), 0, 0, np.arange(60), recipe)
-        for recipe in (
+        randaugment(batch.clone(), 0, 0, np.arange(60), augment)
+        for augment in (
             DEIT,
-            DEIT.with_(mean=(0.1,)),
-            DEIT.with_(resample="bilinear"),
-            DEIT.with_(randaugment_noise=2.0),
+            dataclasses.replace(DEIT, mean=(0.1,)),
+            dataclasses.replace(DEIT, resample="bilinear"),
+            dataclasses.replace(DEIT, randaugment_noise=2.0),
         )
     ]
     assert len({view.numpy().tobytes() for view in views}) == 4

@@ -10,8 +10,8 @@ from vitmods.data.randaugment_torchvision import OPERATIONS, SIGNED, strength
 REFERENCE = v2.RandAugment()
 
 
-def pictures(n: int = 4, channels: int = 3) -> torch.Tensor:
-    """Smooth pictures with an edge, so that every operation has something to change."""
+def images(n: int = 4, channels: int = 3) -> torch.Tensor:
+    """Smooth images with an edge, so that every operation has something to change."""
     rows, columns = np.mgrid[:24, :20]
     base = 60 + 5 * rows + 3 * columns + 40 * (rows > 12)
     noise = np.random.default_rng(0).integers(0, 30, (n, channels, 24, 20))
@@ -27,7 +27,7 @@ def test_the_operations_are_torchvisions() -> None:
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("magnitude", [0, 9, 15, 30])
 def test_each_operation_is_torchvisions(name: str, magnitude: int) -> None:
-    batch = pictures()
+    batch = images()
     magnitudes = REFERENCE._AUGMENTATION_SPACE[name][0](31, 24, 20)
     level = 0.0 if magnitudes is None else float(magnitudes[magnitude])
     if magnitudes is not None:

@@ -1,4 +1,4 @@
-"""Every kind of picture file is read right or refused with a reason."""
+"""Every kind of image file is read right or refused with a reason."""
 
 import io
 import struct
@@ -31,13 +31,13 @@ def test_lossless_formats_come_back_exactly(kind: str) -> None:
     np.testing.assert_array_equal(pixels, np.asarray(source).transpose(2, 0, 1))
 
 
-def test_grey_pictures_serve_as_rgb_and_the_reverse() -> None:
-    grey = gradient().convert("L")
-    np.testing.assert_array_equal(decode(encoded(grey, "PNG"), 3), np.stack([np.asarray(grey)] * 3))
-    np.testing.assert_array_equal(decode(encoded(gradient(), "PNG"), 1)[0], np.asarray(grey))
+def test_gray_images_serve_as_rgb_and_the_reverse() -> None:
+    gray = gradient().convert("L")
+    np.testing.assert_array_equal(decode(encoded(gray, "PNG"), 3), np.stack([np.asarray(gray)] * 3))
+    np.testing.assert_array_equal(decode(encoded(gradient(), "PNG"), 1)[0], np.asarray(gray))
 
 
-def test_1_bit_and_palette_pictures() -> None:
+def test_1_bit_and_palette_images() -> None:
     black_white = Image.fromarray(np.eye(9, dtype=bool))
     np.testing.assert_array_equal(decode(encoded(black_white, "PNG"), 1)[0], np.eye(9, dtype=np.uint8) * 255)
     palette = Image.new("P", (4, 3), 1)
@@ -64,13 +64,13 @@ def test_half_transparent_is_half_white() -> None:
     assert decode(encoded(image, "PNG"), 3)[0, 0, 0] == 127
 
 
-def test_cmyk_jpeg_has_its_colours() -> None:
+def test_cmyk_jpeg_has_its_colors() -> None:
     pixels = decode(encoded(Image.new("RGB", (16, 16), (220, 40, 30)).convert("CMYK"), "JPEG", quality=95), 3)
     np.testing.assert_allclose(pixels[:, 8, 8], [220, 40, 30], atol=6)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
-def test_16_bit_grey_is_scaled_not_clipped(kind: str) -> None:
+def test_16_bit_gray_is_scaled_not_clipped(kind: str) -> None:
     values = np.array([[0, 257, 32896], [65535, 128, 129]], dtype=np.uint16)
     pixels = decode(encoded(Image.fromarray(values), kind), 1)[0]
     np.testing.assert_array_equal(pixels, [[0, 1, 128], [255, 0, 1]])
@@ -120,7 +120,7 @@ def test_animation_gives_its_first_frame() -> None:
 
 
 def test_wrong_ending_is_no_matter_but_wrong_content_is() -> None:
-    with pytest.raises(Unreadable, match="not a picture"):
+    with pytest.raises(Unreadable, match="not an image"):
         decode(b"Dear diary, this is a text named .jpg\n", 3)
 
 
@@ -153,7 +153,7 @@ def test_decompression_bomb_is_refused_without_being_decoded(monkeypatch: pytest
 
 def test_documents_are_not_opened() -> None:
     """PIL would run Ghostscript on this."""
-    with pytest.raises(Unreadable, match="not a picture"):
+    with pytest.raises(Unreadable, match="not an image"):
         decode(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", 3)
 
 

@@ -1,4 +1,4 @@
-"""Repeated augmentation: the same pictures as DeiT's sampler in an epoch, other draws for each copy."""
+"""Repeated augmentation: the same images as DeiT's sampler in an epoch, other draws for each copy."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def test_one_copy_is_the_order_itself() -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 3])
-def test_no_neighbours_in_a_batch_are_copies_of_one_picture(processes: int) -> None:
+def test_no_neighbors_in_a_batch_are_copies_of_one_image(processes: int) -> None:
     views = repeated(np.arange(60), 3)[12:42]
     for rank in range(processes):
         batch = positions(apart(views[rank::processes]))

@@ -15,7 +15,7 @@ from vitmods.data.resize import resize
 SIZES = [(5, 9), (13, 20), (7, 20), (17, 23), (1, 1)]
 
 
-def picture(height: int = 13, width: int = 20) -> torch.Tensor:
+def image(height: int = 13, width: int = 20) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (1, 2, height, width), dtype=np.uint8))
 
 
@@ -30,7 +30,7 @@ def between(i: int, n: int, out: int) -> tuple[int, int, np.float32]:
 
 
 def mean_over(plane: np.ndarray, y: int, x: int, size: tuple[int, int]) -> float:
-    """The mean of a plane's values over the area that pixel (y, x) of a picture of this size covers."""
+    """The mean of a plane's values over the area that pixel (y, x) of an image of this size covers."""
     step_y, step_x = plane.shape[0] / size[0], plane.shape[1] / size[1]
     total = 0.0
     for row in range(plane.shape[0]):
@@ -43,7 +43,7 @@ def mean_over(plane: np.ndarray, y: int, x: int, size: tuple[int, int]) -> float
 
 @pytest.mark.parametrize("size", SIZES)
 def test_tensorflows_bilinear_is_its_definition(size: tuple[int, int]) -> None:
-    before = picture()
+    before = image()
     ours = resize(before, size, "tf_bilinear")
     for c in range(2):
         plane = before[0, c].numpy().astype(np.float32)
@@ -58,7 +58,7 @@ def test_tensorflows_bilinear_is_its_definition(size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_area_is_its_definition(size: tuple[int, int]) -> None:
-    before = picture()
+    before = image()
     ours = resize(before, size, "area")
     for c in range(2):
         plane = before[0, c].numpy()
@@ -85,7 +85,7 @@ def test_one_value_stays_that_value(height: int, width: int, out_h: int, out_w: 
 
 
 def test_halving_by_area_is_the_mean_of_four() -> None:
-    before = picture(12, 20)
+    before = image(12, 20)
     four = before.reshape(1, 2, 6, 2, 10, 2).sum(dim=(3, 5)) // 4
     assert torch.equal(resize(before, (6, 10), "area"), four.to(torch.uint8))
 
@@ -93,5 +93,5 @@ def test_halving_by_area_is_the_mean_of_four() -> None:
 @pytest.mark.parametrize("method", ["bicubic", "bilinear"])
 def test_the_others_are_torchvisions(method: str) -> None:
     for size in SIZES:
-        theirs = F.resize(picture(), list(size), F.InterpolationMode(method), antialias=True)
-        assert torch.equal(resize(picture(), size, method), theirs)
+        theirs = F.resize(image(), list(size), F.InterpolationMode(method), antialias=True)
+        assert torch.equal(resize(image(), size, method), theirs)

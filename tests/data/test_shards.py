@@ -1,4 +1,4 @@
-"""Shards: packed ones give the set that was packed; of those from elsewhere, what is broken is told."""
+"""Shards: packed ones give the set that was packed; of those from elsewhere, what is broken is reported."""
 
 import io
 import json
@@ -16,10 +16,10 @@ from vitmods.data.foreign_shards import expand
 from vitmods.data.pack import pack
 from vitmods.data.shards import MANIFEST_FORMAT
 from vitmods.data.sources import open_source
-from vitmods.errors import UserError
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
+from vitmods.util.errors import UserError
 
-RECIPE = Recipe(crop="random_resized", flip=0.5, erasing=0.5)
+AUGMENT = Augment(crop="random_resized", flip=0.5, erasing=0.5)
 Members = list[tuple[str, bytes]]
 
 
@@ -34,8 +34,8 @@ def pets(make_folder) -> Path:
     return make_folder({"cat": 30, "dog é.x": 20}, size=(14, 11))
 
 
-def load(spec: object, **options) -> data.PictureSet:
-    return data.load(str(spec), **{"img_size": 8, "recipe": RECIPE, **options})
+def load(spec: object, **options) -> data.ImageDataset:
+    return data.load(str(spec), **{"img_size": 8, "augment": AUGMENT, **options})
 
 
 def png(seed: int) -> bytes:
@@ -61,7 +61,7 @@ def samples(first: int, count: int, classes: int = 2) -> Members:
     return [member for pair in pairs for member in pair]
 
 
-def same_batches(a: data.PictureSet, b: data.PictureSet) -> bool:
+def same_batches(a: data.ImageDataset, b: data.ImageDataset) -> bool:
     pairs = zip(*(p.train_batches(seed=3, epoch=1, batch_size=8) for p in (a, b)), strict=True)
     return all(torch.equal(x, y) for m, n in pairs for x, y in zip(vars(m).values(), vars(n).values(), strict=True))
 
@@ -94,12 +94,12 @@ def damage(path: Path, offset: int) -> None:
     path.write_bytes(content)
 
 
-def test_a_picture_that_is_not_what_was_packed(pets: Path, tmp_path: Path) -> None:
+def test_an_image_that_is_not_what_was_packed(pets: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     pack(pets, out, shard_mb=0.02)
-    row = json.loads((out / "train-000001.json").read_text())["pictures"][2]
+    row = json.loads((out / "train-000001.json").read_text())["images"][2]
     damage(out / "train-000001.tar", row[3] + row[4] // 2)
-    with pytest.raises(UserError, match=r"1 picture cannot be read:\n") as caught:
+    with pytest.raises(UserError, match=r"1 image cannot be read:\n") as caught:
         load(out)
     assert f"{row[0]}: damaged in the shard train-000001.tar at byte {row[3]:,}: the checksum differs" in str(
         caught.value
@@ -116,7 +116,7 @@ def test_a_picture_that_is_not_what_was_packed(pets: Path, tmp_path: Path) -> No
 def test_check_finds_a_label_that_is_not_what_was_packed(pets: Path, tmp_path: Path) -> None:
     pack(pets, tmp_path / "out")
     assert data.check(tmp_path / "out").fit
-    row = json.loads((tmp_path / "out" / "train-000000.json").read_text())["pictures"][0]
+    row = json.loads((tmp_path / "out" / "train-000000.json").read_text())["images"][0]
     damage(tmp_path / "out" / "train-000000.tar", row[3] + -(-row[4] // 512) * 512 + 512)
     assert data.check(tmp_path / "out").summary["problems"] == [
         "The shard train-000000.tar is not what was packed: its checksum differs. Copy it anew, or write it again with "
@@ -142,12 +142,10 @@ def test_incomplete_shards(pets: Path, tmp_path: Path, spoil, message: str) -> N
         open_source(tmp_path / "out")
 
 
-def test_left_out_pictures_are_told_of(pets: Path, tmp_path: Path) -> None:
+def test_left_out_images_are_reported(pets: Path, tmp_path: Path) -> None:
     (pets / "cat" / "bad.png").write_bytes(b"")
     pack(pets, tmp_path / "out", unreadable="skip")
-    assert open_source(tmp_path / "out").warnings == [
-        "1 pictures that cannot be read were left out when it was packed."
-    ]
+    assert open_source(tmp_path / "out").warnings == ["1 images that cannot be read were left out when it was packed."]
 
 
 def test_shards_from_elsewhere(tmp_path: Path) -> None:
@@ -232,14 +230,14 @@ def spoil_header(name: str, members: Members, path: Path) -> None:
 GOOD = samples(0, 20)
 BROKEN = {
     "no label": ([*GOOD, ("9.png", png(9))], "9.png", "it has no label: KEY.cls, or KEY.json"),
-    "no picture": ([*GOOD, ("9.cls", b"0")], "9", "there is a label, but no picture"),
+    "no image": ([*GOOD, ("9.cls", b"0")], "9", "there is a label, but no image"),
     "no number": ([*GOOD, ("9.png", png(9)), ("9.cls", b"cat")], "9.png", "its label 'cat' is no number"),
     "binary label": ([*GOOD, ("9.png", png(9)), ("9.cls", b"\xff\xfe")], "9.png", "9.cls holds no label"),
     "json without label": ([*GOOD, ("9.png", png(9)), ("9.json", b"[]")], "9.png", "9.json holds no label"),
     "negative": ([*GOOD, ("9.png", png(9)), ("9.cls", b"-1")], "9.png", "its label -1 is below 0"),
-    "two pictures": ([*GOOD, ("9.png", png(9)), ("9.jpg", b""), ("9.cls", b"0")], "9.png", "two pictures share"),
+    "two images": ([*GOOD, ("9.png", png(9)), ("9.jpg", b""), ("9.cls", b"0")], "9.png", "two images share"),
     "twice": ([*GOOD, ("x.png", png(1)), *GOOD[:2]], "0000.png", "its key comes twice"),
-    "no picture's bytes": ([*GOOD, ("9.png", b"no picture"), ("9.cls", b"0")], "9.png", "not a picture in a known"),
+    "no image's bytes": ([*GOOD, ("9.png", b"no image"), ("9.cls", b"0")], "9.png", "not an image in a known"),
 }
 
 
@@ -320,7 +318,7 @@ def test_folders_without_shards(tmp_path: Path, files: dict[str, bytes], message
         open_source(f"wds:{tmp_path / 'set'}")
 
 
-@pytest.mark.parametrize("query", ["stream=2", "buffer=0", "buffer=x", "colour=red"])
+@pytest.mark.parametrize("query", ["stream=2", "buffer=0", "buffer=x", "color=red"])
 def test_options_out_of_range(pets: Path, tmp_path: Path, query: str) -> None:
     with pytest.raises(UserError, match="stream"):
         open_source(f"{pets}?{query}")
@@ -365,9 +363,9 @@ def test_webdataset_reads_what_was_packed(pets: Path, tmp_path: Path) -> None:
     assert found == sorted(zip(source.labels.tolist(), pixels, strict=True))
 
 
-@pytest.mark.parametrize("told", [{}, {"splits": 3}, {"splits": {"train": {"shards": [{"file": 3}]}}}])
-def test_a_manifest_that_lists_nothing_is_named(tmp_path, told):
-    found = {"format": MANIFEST_FORMAT, "name": "x", "classes": ["a"], "unreadable": [], **told}
+@pytest.mark.parametrize("record", [{}, {"splits": 3}, {"splits": {"train": {"shards": [{"file": 3}]}}}])
+def test_a_manifest_that_lists_nothing_is_named(tmp_path, record):
+    found = {"format": MANIFEST_FORMAT, "name": "x", "classes": ["a"], "unreadable": [], **record}
     (tmp_path / "manifest.json").write_text(json.dumps(found))
     with pytest.raises(UserError, match=r"manifest\.json does not list"):
         open_source(str(tmp_path))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from vitmods.data.records import Records, Source
 from vitmods.data.splits import cut, limit, make_splits, take_out
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 
 def records(labels: list[int], order: list[int] | None = None) -> Records:
@@ -55,7 +55,7 @@ def test_another_seed_is_another_split() -> None:
     assert cut(table, 0, {"val": 0.2})["val"].tolist() != cut(table, 1, {"val": 0.2})["val"].tolist()
 
 
-def test_a_class_with_one_picture_stays_in_train() -> None:
+def test_a_class_with_one_image_stays_in_train() -> None:
     parts = cut(records([0, 0, 0, 0, 1]), 0, {"test": 0.4, "val": 0.4})
     assert 4 in parts["train"]
 
@@ -91,12 +91,12 @@ def test_limit_keeps_the_proportions(labels, count, seed) -> None:
     table = records(labels)
     kept = limit(table, count, seed)
     assert len(kept) == min(count, len(labels))
-    shares = {label: len(kept) * labels.count(label) / len(labels) for label in set(labels)}
-    for label, share in shares.items():
+    fractions = {label: len(kept) * labels.count(label) / len(labels) for label in set(labels)}
+    for label, fraction in fractions.items():
         found = int((kept.labels == label).sum())
-        assert found - share < 1
-        assert share - found < 1 or min(shares.values()) < 1  # it gave one to a class that would have none
-        assert found >= 1 or count < len(shares)
+        assert found - fraction < 1
+        assert fraction - found < 1 or min(fractions.values()) < 1  # it gave one to a class that would have none
+        assert found >= 1 or count < len(fractions)
 
 
 @given(label_lists, st.integers(1, 130), st.integers(0, 50))
@@ -114,7 +114,7 @@ def test_what_is_taken_out_leaves_one_of_every_class(labels, count, seed) -> Non
         assert (taken.labels == label).sum() < labels.count(label)
 
 
-def test_val_of_a_number_of_pictures() -> None:
+def test_val_of_a_number_of_images() -> None:
     vtab = source("train", "test", n=1200)
     splits, words = make_splits(vtab, 0, 0.1, 0.1, limit_val=200)
     assert {name: len(part) for name, part in splits.items()} == {"train": 1000, "val": 200, "test": 1200}

@@ -14,7 +14,7 @@ from vitmods.data.folder import folder
 from vitmods.data.geometry import Geometry
 from vitmods.data.records import Records
 from vitmods.data.store import cache_key, open_store, read_cache
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 GEOMETRY = Geometry((8, 8))
 
@@ -22,7 +22,7 @@ GEOMETRY = Geometry((8, 8))
 @pytest.fixture
 def root(make_folder) -> Path:
     root = make_folder({"cat": 5, "dog": 4}, size=(10, 14))
-    (root / "cat" / "broken.png").write_bytes(b"no picture")
+    (root / "cat" / "broken.png").write_bytes(b"no image")
     return root
 
 
@@ -50,7 +50,7 @@ def test_memory_and_disk_hold_the_same(root: Path, tmp_path: Path, geometry: Geo
     assert isinstance(again.pixels, np.memmap)
     assert len(in_memory) == 9
     assert in_memory.index.unreadable[0][0] == records(root).ids.index("cat/broken.png")
-    assert in_memory.picture(3).shape[0] == channels
+    assert in_memory.image(3).shape[0] == channels
 
 
 def test_a_cache_is_not_decoded_again(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_originals_are_expected_to_be_as_large_as_they_are(
         monkeypatch.setattr(store_module, "MEMORY_LIMIT", limit)
         store = open_store(records(root), originals, 3, None)
         assert isinstance(store.pixels, np.memmap) == mapped
-        assert store.picture(0).shape == (3, 10, 14)
+        assert store.image(0).shape == (3, 10, 14)
 
 
 def test_a_cache_folder_that_cannot_be_written(root: Path, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_verifying_a_large_cache_reads_a_part_of_it(
     store = open_store(records(root), GEOMETRY, 3, tmp_path)
     path = next(tmp_path.rglob("pixels.bin"))
     content = bytearray(path.read_bytes())
-    content[3 * 64] ^= 1  # in the second picture
+    content[3 * 64] ^= 1  # in the second image
     path.write_bytes(bytes(content))
     assert read_cache(path.parent) is None
     monkeypatch.setattr(store_module, "VERIFIED_BYTES", store.pixels.size // 2)
@@ -185,9 +185,9 @@ def test_an_empty_split(root: Path, tmp_path: Path) -> None:
         assert store.stack is None
 
 
-def test_pictures_of_one_shape_are_a_stack(root: Path) -> None:
+def test_images_of_one_shape_are_a_stack(root: Path) -> None:
     assert open_store(records(root), GEOMETRY, 3, None).stack.shape == (9, 3, 8, 8)
     Image.new("RGB", (30, 10)).save(root / "dog" / "wide.png")
     store = open_store(records(root), Geometry((8, 8), whole=True), 3, None)
     assert store.stack is None
-    assert store.picture(9).shape == (3, 8, 24)
+    assert store.image(9).shape == (3, 8, 24)

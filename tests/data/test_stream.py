@@ -1,5 +1,6 @@
-"""Streamed sets: the pictures of a set that is kept, in an order that follows the shards; none twice, none lost."""
+"""Streamed sets: the images of a set that is kept, in an order that follows the shards; none twice, none lost."""
 
+import dataclasses
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -12,23 +13,23 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitmods import data
-from vitmods.data import Batch, PictureSet, stream
+from vitmods.data import Batch, ImageDataset, stream
 from vitmods.data.geometry import Geometry
 from vitmods.data.hf_stream import Forward
 from vitmods.data.pack import pack
 from vitmods.data.read import Unreadable
 from vitmods.data.records import Records
 from vitmods.data.stream import StreamSet, shard_order
-from vitmods.errors import UserError
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
+from vitmods.util.errors import UserError
 
-BUSY = Recipe(crop="random_resized", flip=0.5, randaugment=(2, 9), erasing=0.5)
+BUSY = Augment(crop="random_resized", flip=0.5, randaugment=(2, 9), erasing=0.5)
 CROPS = ("none", "pad", "random_resized")
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder, "pets", and its shards, "shards": some of its pictures are smaller than the view."""
+    """A folder, "pets", and its shards, "shards": some of its images are smaller than the view."""
     root = tmp_path_factory.mktemp("streamed")
     rng = np.random.default_rng(0)
     for number in range(60):
@@ -47,8 +48,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home" / "vitmods"
 
 
-def load(spec: object, **options) -> PictureSet:
-    return data.load(str(spec), **{"img_size": 16, "recipe": BUSY, **options})
+def load(spec: object, **options) -> ImageDataset:
+    return data.load(str(spec), **{"img_size": 16, "augment": BUSY, **options})
 
 
 def by_sample(batches: Iterator[Batch]) -> dict[int, bytes]:
@@ -64,11 +65,11 @@ def indices(batches: Iterator[Batch]) -> list[list[int]]:
 @pytest.mark.parametrize("crop", CROPS)
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("which", ["pets", "shards"])
-def test_streamed_pictures_are_those_of_a_set_that_is_kept(root: Path, crop: str, channels: int, which: str) -> None:
-    recipe = BUSY.with_(crop=crop)
-    kept = load(root / "pets", recipe=recipe, in_chans=channels)
-    streamed = load(f"{root / which}?stream=1", recipe=recipe, in_chans=channels)
-    assert (type(kept), type(streamed)) == (PictureSet, StreamSet)
+def test_streamed_images_are_those_of_a_set_that_is_kept(root: Path, crop: str, channels: int, which: str) -> None:
+    augment = dataclasses.replace(BUSY, crop=crop)
+    kept = load(root / "pets", augment=augment, in_chans=channels)
+    streamed = load(f"{root / which}?stream=1", augment=augment, in_chans=channels)
+    assert (type(kept), type(streamed)) == (ImageDataset, StreamSet)
     assert streamed.summary() == kept.summary() | {"spec": f"{root / which}?stream=1"}
     everything = {"seed": 4, "epoch": 2, "batch_size": len(kept.splits["train"])}
     assert by_sample(streamed.train_batches(**everything)) == by_sample(kept.train_batches(**everything))
@@ -96,8 +97,8 @@ def test_an_order_visits_all_once_near_to_their_shards(sizes, buffer: int, seed:
     order = shard_order(seed, epoch, shards[mixed], keys[mixed], buffer)
     assert sorted(order.tolist()) == keys.tolist()
     one_by_one = shard_order(seed, epoch, shards[mixed], keys[mixed], 1)
-    place = {picture: number for number, picture in enumerate(one_by_one.tolist())}
-    assert all(abs(place[picture] - number) < buffer for number, picture in enumerate(order.tolist()))
+    place = {img: number for number, img in enumerate(one_by_one.tolist())}
+    assert all(abs(place[img] - number) < buffer for number, img in enumerate(order.tolist()))
     in_turn = shards[mixed][one_by_one]
     assert (np.diff(in_turn) != 0).sum() == len(set(in_turn.tolist())) - 1
     assert all((np.diff(keys[mixed][one_by_one][in_turn == shard]) > 0).all() for shard in set(in_turn.tolist()))
@@ -113,30 +114,30 @@ def test_orders_differ_by_seed_and_epoch() -> None:
 @settings(deadline=None, max_examples=30)
 @given(st.data())
 def test_processes_workers_and_resuming_never_repeat_or_drop(root: Path, data) -> None:
-    pictures = numbers_set(data.draw(counts), data.draw(st.integers(1, 100)))
-    n = len(pictures.splits["train"])
+    dataset = numbers_set(data.draw(counts), data.draw(st.integers(1, 100)))
+    n = len(dataset.splits["train"])
     world = data.draw(st.integers(1, min(5, n)))
     batch = data.draw(st.integers(world, n + 5))
     seed, epoch = data.draw(st.integers(0, 99)), data.draw(st.integers(0, 9))
-    alone = indices(pictures.train_batches(seed=seed, epoch=epoch, batch_size=batch))
-    assert len(alone) == pictures.steps_per_epoch(batch)
+    alone = indices(dataset.train_batches(seed=seed, epoch=epoch, batch_size=batch))
+    assert len(alone) == dataset.steps_per_epoch(batch)
     seen = list(chain(*alone))
     assert len(set(seen)) == len(seen) == (n if n < batch else n // batch * batch)
     start = data.draw(st.integers(0, len(alone)))
     parts = []
     for rank in range(world):
-        mine = pictures.for_process(rank, world)
+        mine = dataset.for_process(rank, world)
         object.__setattr__(mine, "workers", data.draw(st.integers(0, 3)))
         parts.append(indices(mine.train_batches(seed=seed, epoch=epoch, batch_size=batch, start=start)))
-    dealt = [sorted(chain(*shares)) for shares in zip(*parts, strict=True)]
+    dealt = [sorted(chain(*fractions)) for fractions in zip(*parts, strict=True)]
     assert dealt == [sorted(whole) for whole in alone[start:]]
     size = data.draw(st.integers(1, n + 3))
-    shown = [indices(pictures.for_process(rank, world).eval_batches("train", size)) for rank in range(world)]
+    shown = [indices(dataset.for_process(rank, world).eval_batches("train", size)) for rank in range(world)]
     assert sorted(chain(*chain(*shown))) == list(range(n))
 
 
 def numbers_set(sizes: list[int], buffer: int) -> StreamSet:
-    """A streamed set of so many shards with so many pictures each, of one pixel."""
+    """A streamed set of so many shards with so many images each, of one pixel."""
     n = sum(sizes)
     names = tuple(f"{i:03d}" for i in range(n))
     known = {"native": np.ones((n, 2), dtype=np.int64), "digests": np.zeros((n, 16), dtype=np.uint8)}
@@ -148,25 +149,25 @@ def numbers_set(sizes: list[int], buffer: int) -> StreamSet:
     records = Records(names, np.zeros(n, dtype=np.int64), names, fetch, np.arange(n), shards, **known)
     store = stream.open_lazily(records, Geometry((1, 1)), 1, None)
     split = data.Split("train", names, records.labels, store, store.geometry)
-    recipe = Recipe(crop="none", flip=0.0)
-    return StreamSet("numbers", ("one",), {"train": split}, (1, 1), 1, recipe, {}, buffer=buffer)
+    augment = Augment(crop="none", flip=0.0)
+    return StreamSet("numbers", ("one",), {"train": split}, (1, 1), 1, augment, {}, buffer=buffer)
 
 
-def test_processes_see_the_same_pictures_as_one(root: Path) -> None:
-    pictures = load(f"{root / 'shards'}?stream=1&buffer=9")
+def test_processes_see_the_same_images_as_one(root: Path) -> None:
+    dataset = load(f"{root / 'shards'}?stream=1&buffer=9")
     arguments = {"seed": 1, "epoch": 3, "batch_size": 10}
-    whole = by_sample(pictures.train_batches(**arguments))
-    parts = [by_sample(pictures.for_process(rank, 3).train_batches(**arguments)) for rank in range(3)]
+    whole = by_sample(dataset.train_batches(**arguments))
+    parts = [by_sample(dataset.for_process(rank, 3).train_batches(**arguments)) for rank in range(3)]
     assert {i: image for part in parts for i, image in part.items()} == whole
     assert sum(map(len, parts)) == len(whole)
 
 
 def test_processes_that_do_not_fit(root: Path) -> None:
-    pictures = load(root / "pets")
+    dataset = load(root / "pets")
     with pytest.raises(UserError, match="rank must lie between 0"):
-        pictures.for_process(2, 2)
-    with pytest.raises(UserError, match="A batch of 2 pictures is too small for 3 processes"):
-        pictures.for_process(0, 3).train_batches(seed=0, epoch=0, batch_size=2)
+        dataset.for_process(2, 2)
+    with pytest.raises(UserError, match="A batch of 2 images is too small for 3 processes"):
+        dataset.for_process(0, 3).train_batches(seed=0, epoch=0, batch_size=2)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -178,10 +179,10 @@ def test_resuming_and_workers_change_nothing(root: Path, workers: int) -> None:
 
 
 def test_the_buffer_is_taken_from_the_spec(root: Path) -> None:
-    pictures = load(f"wds:{root / 'shards'}?stream=1&buffer=3")
-    assert pictures.buffer == 3
-    order = pictures._order(0, 0)
-    records = pictures.splits["train"].store.records
+    dataset = load(f"wds:{root / 'shards'}?stream=1&buffer=3")
+    assert dataset.buffer == 3
+    order = dataset._order(0, 0)
+    records = dataset.splits["train"].store.records
     assert np.array_equal(order, shard_order(0, 0, records.shards, records.keys, 3))
 
 
@@ -202,17 +203,17 @@ def test_a_folder_is_looked_through_once(root: Path, own_cache: Path, monkeypatc
     assert load(f"{root / 'pets'}?stream=1").summary() == first
 
 
-def test_unreadable_pictures_of_a_streamed_folder(make_folder) -> None:
+def test_unreadable_images_of_a_streamed_folder(make_folder) -> None:
     pets = make_folder({"cat": 9, "dog": 9})
     (pets / "cat" / "bad.png").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"cat/bad\.png: not a picture"):
+    with pytest.raises(UserError, match=r"cat/bad\.png: not an image"):
         load(f"{pets}?stream=1")
-    pictures = load(f"{pets}?stream=1", unreadable="skip")
-    assert pictures.summary()["left_out"] == 1
-    ids = pictures.splits["train"].ids
+    dataset = load(f"{pets}?stream=1", unreadable="skip")
+    assert dataset.summary()["left_out"] == 1
+    ids = dataset.splits["train"].ids
     (pets / ids[0]).write_bytes(b"x")
-    with pytest.raises(UserError, match=f"{ids[0]} cannot be read any more: not a picture"):
-        list(pictures.train_batches(seed=0, epoch=0, batch_size=len(ids)))
+    with pytest.raises(UserError, match=f"{ids[0]} cannot be read any more: not an image"):
+        list(dataset.train_batches(seed=0, epoch=0, batch_size=len(ids)))
 
 
 def forward(sizes: list[int], limit: int) -> tuple[Forward, list[int]]:

@@ -12,11 +12,11 @@ from PIL import Image
 from vitmods import data
 from vitmods.data.sources import open_source
 from vitmods.data.torchvision_sets import _labels
-from vitmods.errors import UserError
 from vitmods.recipes import plain
+from vitmods.util.errors import UserError
 
 
-def picture(value: int) -> Image.Image:
+def image(value: int) -> Image.Image:
     return Image.new("RGB", (10, 10), (value % 256, 50, 90))
 
 
@@ -38,7 +38,7 @@ def eurosat(root: Path) -> None:
         folder = root / "eurosat" / "2750" / name
         folder.mkdir(parents=True)
         for i in range(10):
-            picture(100 * c + i).save(folder / f"{i}.png")
+            image(100 * c + i).save(folder / f"{i}.png")
 
 
 def pets(root: Path) -> None:
@@ -50,7 +50,7 @@ def pets(root: Path) -> None:
         lines = []
         for i in range(start, start + 20):
             name = f"{('Abyssinian', 'pug')[i % 2]}_{i}"
-            picture(i).save(base / "images" / f"{name}.jpg")
+            image(i).save(base / "images" / f"{name}.jpg")
             lines.append(f"{name} {i % 2 + 1} 1 1")
         (base / "annotations" / f"{split}.txt").write_text("\n".join(lines))
 
@@ -63,7 +63,7 @@ def clevr(root: Path) -> None:
         (base / "images" / split).mkdir(parents=True)
         scenes = []
         for i in range(8):
-            picture(i).save(base / "images" / split / f"{split}_{i}.png")
+            image(i).save(base / "images" / split / f"{split}_{i}.png")
             scenes.append({"image_filename": f"{split}_{i}.png", "objects": [0] * (3 + i % 2)})
         if split != "test":
             (base / "scenes" / f"CLEVR_{split}_scenes.json").write_text(json.dumps({"scenes": scenes}))
@@ -74,8 +74,8 @@ def segmentation(root: Path) -> None:
     for folder in ("ImageSets/Segmentation", "JPEGImages", "SegmentationClass"):
         (base / folder).mkdir(parents=True)
     (base / "ImageSets" / "Segmentation" / "train.txt").write_text("a\n")
-    picture(1).save(base / "JPEGImages" / "a.jpg")
-    picture(1).save(base / "SegmentationClass" / "a.png")
+    image(1).save(base / "JPEGImages" / "a.jpg")
+    image(1).save(base / "SegmentationClass" / "a.png")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def segmentation(root: Path) -> None:
         ("CLEVRClassification", clevr, {"train": 8, "val": 8}, 5),
     ],
 )
-def test_splits_labels_and_pictures_are_torchvisions(tmp_path: Path, name, make, counts, classes) -> None:
+def test_splits_labels_and_images_are_torchvisions(tmp_path: Path, name, make, counts, classes) -> None:
     make(tmp_path)
     source = open_source(f"torchvision:{name}?root={tmp_path}")
     assert {split: len(records) for split, records in source.splits.items()} == counts
@@ -102,13 +102,13 @@ def test_splits_labels_and_pictures_are_torchvisions(tmp_path: Path, name, make,
 
 def test_load_trains_on_it(tmp_path: Path) -> None:
     mnist(tmp_path)
-    pictures = data.load(f"torchvision:MNIST?root={tmp_path}", img_size=28, in_chans=1, recipe=plain())
-    assert {name: len(split) for name, split in pictures.splits.items()} == {"train": 30, "val": 10, "test": 12}
-    assert pictures.classes[3] == "3 - three"
-    assert next(iter(pictures.eval_batches("test", 12))).targets.tolist() == [i % 10 for i in range(12)]
+    dataset = data.load(f"torchvision:MNIST?root={tmp_path}", img_size=28, in_chans=1, augment=plain())
+    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 30, "val": 10, "test": 12}
+    assert dataset.classes[3] == "3 - three"
+    assert next(iter(dataset.eval_batches("test", 12))).targets.tolist() == [i % 10 for i in range(12)]
 
 
-def test_secret_labels_are_told(tmp_path: Path) -> None:
+def test_secret_labels_are_reported(tmp_path: Path) -> None:
     clevr(tmp_path)
     warnings = open_source(f"torchvision:CLEVRClassification?root={tmp_path}").warnings
     assert warnings == ["The labels of CLEVRClassification's test split are not public; it was not used."]
@@ -120,16 +120,16 @@ def test_options_go_to_the_constructor(tmp_path: Path) -> None:
     assert {split: len(records) for split, records in source.splits.items()} == {"train": 20}
     assert source.splits["train"].labels.tolist() == [0, 1] * 10
     with pytest.raises(UserError, match="does not take these options"):
-        open_source(f"torchvision:OxfordIIITPet?root={tmp_path}&colour=red")
+        open_source(f"torchvision:OxfordIIITPet?root={tmp_path}&color=red")
 
 
-def test_a_picture_that_went_missing_is_unreadable(tmp_path: Path) -> None:
+def test_an_image_that_went_missing_is_unreadable(tmp_path: Path) -> None:
     pets(tmp_path)
     (tmp_path / "oxford-iiit-pet" / "images" / "pug_1.jpg").unlink()
     spec = f"torchvision:OxfordIIITPet?root={tmp_path}"
     with pytest.raises(UserError, match=r"OxfordIIITPet/train\[1\]: No such file"):
-        data.load(spec, img_size=8, recipe=plain())
-    assert data.load(spec, img_size=8, recipe=plain(), unreadable="skip").summary()["left_out"] == 1
+        data.load(spec, img_size=8, augment=plain())
+    assert data.load(spec, img_size=8, augment=plain(), unreadable="skip").summary()["left_out"] == 1
 
 
 def test_an_attribute_that_is_not_the_label_is_not_taken_for_it() -> None:
@@ -141,7 +141,7 @@ def test_an_attribute_that_is_not_the_label_is_not_taken_for_it() -> None:
             return 3
 
         def __getitem__(self, i: int) -> tuple[Image.Image, int]:
-            return picture(i), (0, 1, 0)[i]
+            return image(i), (0, 1, 0)[i]
 
     assert _labels(Odd(), "Odd").tolist() == [0, 1, 0]
     Odd._labels = (5, 5, 5)
@@ -153,7 +153,7 @@ def test_stamps_change_with_the_files(tmp_path: Path) -> None:
     spec = f"torchvision:OxfordIIITPet?root={tmp_path}"
     before = open_source(spec).splits["train"].stamps
     assert open_source(spec).splits["train"].stamps == before
-    picture(200).save(tmp_path / "oxford-iiit-pet" / "images" / "pug_1.jpg")
+    image(200).save(tmp_path / "oxford-iiit-pet" / "images" / "pug_1.jpg")
     assert open_source(spec).splits["train"].stamps != before
 
 
@@ -166,7 +166,7 @@ def test_stamps_change_with_the_files(tmp_path: Path) -> None:
         (
             "torchvision:SEMEION?root={root}",
             "SEMEION cannot be read from .*: Dataset not found",
-        ),  # downloads unless told
+        ),  # downloads unless reported
         ("torchvision:CIFAR1?root={root}", "Did you mean 'CIFAR10'"),
         ("torchvision:?root={root}", "lacks a name"),
         ("", "No data given"),

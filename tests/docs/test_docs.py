@@ -18,13 +18,13 @@ import pytest
 import vitmods as vm
 from vitmods.changes import REGISTRY, parse_changes
 from vitmods.cli import COMMANDS
-from vitmods.flops import count_params
+from vitmods.model.flops import count_params
 from vitmods.study.arms import BASE, arms_from_text
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 FENCE = re.compile(r"^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
-PLACEHOLDER = "path/to/"  # code that names the reader's own pictures is not run; its names are checked
+PLACEHOLDER = "path/to/"  # code that names the reader's own images is not run; its names are checked
 
 
 def name_of(path: Path) -> str:
@@ -172,8 +172,8 @@ def make_targets() -> set[str]:
 NEW_CHANGE = '''
 from dataclasses import dataclass, replace
 
-from ..config import NormConfig, ViTConfig
-from .base import Change
+from vitmods.model.config import NormConfig, ViTConfig
+from vitmods.changes.base import Change
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def test_a_change_is_one_new_file(tmp_path):
     (tmp_path / "vitmods" / "changes" / "scratch.py").write_text(NEW_CHANGE)
     ask = (
         "import sys, vitmods as vm; from vitmods.cli import main\n"
-        "assert vm.__file__.startswith(sys.argv[1]) and vm.Scratch().eps == 1e-3\n"
+        "assert vm.__file__.startswith(sys.argv[1]) and vm.changes.Scratch().eps == 1e-3\n"
         "assert main(['changes']) == 0\n"
         "sys.exit(main(['diff', '--base', 'mu2/4', '--img-size', '8', '--arm', 'scratch(eps=1e-4)+dpn']))"
     )

@@ -1,4 +1,4 @@
-"""Made-up pictures and a model that is quick, with what the protocols read of them."""
+"""Made-up images and a model that is quick, with what the protocols read of them."""
 
 from types import SimpleNamespace
 
@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from vitmods.evals.options import Options
-from vitmods.evals.subject import Subject
+from vitmods.evals.outputs import ModelOutputs
 
 
-class MadeUpPictures:
-    """Pictures of noise around a mean of their class, uint8 (1, 4, 4); `splits` name -> how many of each class."""
+class MadeUpImages:
+    """Images of noise around a mean of their class, uint8 (1, 4, 4); `splits` name -> how many of each class."""
 
     name, in_chans, img_size, class_map = "made up", 1, (4, 4), None
 
@@ -43,9 +43,9 @@ class MadeUpPictures:
             torch.from_numpy(self.splits[split].labels),
         )
         for index in torch.arange(len(every)).split(batch_size):
-            pictures = pixels[index]
-            pictures = pictures if change is None else change(pictures, index)
-            yield SimpleNamespace(images=pictures / 255 - 0.5, targets=every[index], index=index)
+            dataset = pixels[index]
+            dataset = dataset if change is None else change(dataset, index)
+            yield SimpleNamespace(images=dataset / 255 - 0.5, targets=every[index], index=index)
 
 
 class SmallModel(nn.Module):
@@ -65,10 +65,10 @@ class SmallModel(nn.Module):
 
 @pytest.fixture(scope="session")
 def made_up():
-    """made_up(train=[40, 30, 20], test=20) -> pictures."""
+    """made_up(train=[40, 30, 20], test=20) -> images."""
 
     def make(classes=3, seed=0, noise=60.0, **splits):
-        return MadeUpPictures(splits or {"train": 40, "val": 10, "test": 30}, classes, seed, noise)
+        return MadeUpImages(splits or {"train": 40, "val": 10, "test": 30}, classes, seed, noise)
 
     return make
 
@@ -79,8 +79,8 @@ def small_model():
 
 
 @pytest.fixture(scope="session")
-def subject_of():
-    def make(model, pictures, split="test", batch_size=32, **options):
-        return Subject(model.eval(), pictures, split, batch_size, torch.device("cpu"), Options(**options))
+def outputs_of():
+    def make(model, dataset, split="test", batch_size=32, **options):
+        return ModelOutputs(model.eval(), dataset, split, batch_size, torch.device("cpu"), Options(**options))
 
     return make

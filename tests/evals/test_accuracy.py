@@ -4,8 +4,8 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, log_loss, recall_score, top_k_accuracy_score
 
-from vitmods.evals import top1
 from vitmods.evals.accuracy import accuracy
+from vitmods.tasks.classification import top1
 
 
 def cross_entropy(logits, targets):
@@ -22,7 +22,7 @@ def batches(logits, targets, sizes):
 
 
 @pytest.mark.parametrize("sizes", [[103], [50, 50, 3], [1] * 103, [100, 1, 2]])
-def test_every_picture_counts_the_same_however_batches_are_cut(sizes):
+def test_every_image_counts_the_same_however_batches_are_cut(sizes):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(103, 8, generator=generator)
     targets = torch.randint(8, (103,), generator=generator)
@@ -45,56 +45,56 @@ def test_low_precision_logits_are_summed_in_float32():
     assert metrics["loss"] == pytest.approx(cross_entropy(logits.float(), targets).mean().item(), rel=1e-5)
 
 
-def test_no_pictures_is_an_error():
-    with pytest.raises(ValueError, match="no pictures"):
+def test_no_images_is_an_error():
+    with pytest.raises(ValueError, match="no images"):
         top1(identity, [], cross_entropy)
 
 
-def test_the_protocol_counts_each_class(subject_of, made_up, small_model):
-    subject = subject_of(small_model(), made_up(test=[30, 5, 60]))
-    found = accuracy(subject)
-    predicted, targets = subject.logits.argmax(1).numpy(), subject.targets.numpy()
+def test_the_protocol_counts_each_class(outputs_of, made_up, small_model):
+    outputs = outputs_of(small_model(), made_up(test=[30, 5, 60]))
+    found = accuracy(outputs)
+    predicted, targets = outputs.logits.argmax(1).numpy(), outputs.targets.numpy()
     assert found.metrics["top1"] == pytest.approx((predicted == targets).mean())
     assert found.metrics["top5"] == 1.0
     assert found.metrics["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(targets, predicted))
     rows = found.detail["per_class"]
-    assert [row["pictures"] for row in rows.values()] == [30, 5, 60]
+    assert [row["images"] for row in rows.values()] == [30, 5, 60]
     recalls = recall_score(targets, predicted, average=None)
     assert [row["accuracy"] for row in rows.values()] == pytest.approx(recalls)
     assert all(low <= found.metrics[name] <= high for name, (low, high) in found.intervals.items())
 
 
-def test_a_class_without_pictures_is_in_no_mean(subject_of, made_up, small_model):
-    found = accuracy(subject_of(small_model(), made_up(test=[30, 0, 60])))
+def test_a_class_without_images_is_in_no_mean(outputs_of, made_up, small_model):
+    found = accuracy(outputs_of(small_model(), made_up(test=[30, 0, 60])))
     rows = list(found.detail["per_class"].values())
-    assert rows[1] == {"pictures": 0, "accuracy": None, "interval": [0.0, 1.0]}
+    assert rows[1] == {"images": 0, "accuracy": None, "interval": [0.0, 1.0]}
     assert found.metrics["balanced_accuracy"] == pytest.approx((rows[0]["accuracy"] + rows[2]["accuracy"]) / 2)
 
 
-def test_any_of_several_right_classes_counts_and_pictures_without_one_do_not(subject_of, made_up, small_model):
-    pictures, model = made_up(classes=8, test=2), small_model(classes=8)
-    ranked = subject_of(model, pictures).logits.argsort(dim=1, descending=True)
+def test_any_of_several_right_classes_counts_and_images_without_one_do_not(outputs_of, made_up, small_model):
+    dataset, model = made_up(classes=8, test=2), small_model(classes=8)
+    ranked = outputs_of(model, dataset).logits.argsort(dim=1, descending=True)
     first, second, sixth = (ranked[:, place].tolist() for place in (0, 1, 5))
     sets = [(first[0], sixth[0]), (sixth[1], second[1]), (sixth[2],), ()] + [(x,) for x in first[4:]]
-    pictures.splits["test"].label_sets = tuple(sets)
-    found = accuracy(subject_of(model, pictures))
-    assert found.detail["pictures"] == 15
+    dataset.splits["test"].label_sets = tuple(sets)
+    found = accuracy(outputs_of(model, dataset))
+    assert found.detail["images"] == 15
     assert found.metrics["top1"] == pytest.approx(13 / 15)
     assert found.metrics["top5"] == pytest.approx(14 / 15)
 
 
-def test_logits_of_some_of_the_model_s_classes(subject_of, made_up, small_model):
-    pictures, model = made_up(classes=3, test=40), small_model(classes=9)
-    pictures.class_map = (7, 2, 4)
-    subject = subject_of(model, pictures)
-    everything = torch.cat([model(batch.images) for batch in pictures.eval_batches("test", 64)])
-    torch.testing.assert_close(subject.logits, everything[:, [7, 2, 4]])
-    expected = (everything[:, [7, 2, 4]].argmax(1) == subject.targets).float().mean().item()
-    assert accuracy(subject).metrics["top1"] == pytest.approx(expected)
+def test_logits_of_some_of_the_model_s_classes(outputs_of, made_up, small_model):
+    dataset, model = made_up(classes=3, test=40), small_model(classes=9)
+    dataset.class_map = (7, 2, 4)
+    outputs = outputs_of(model, dataset)
+    everything = torch.cat([model(batch.images) for batch in dataset.eval_batches("test", 64)])
+    torch.testing.assert_close(outputs.logits, everything[:, [7, 2, 4]])
+    expected = (everything[:, [7, 2, 4]].argmax(1) == outputs.targets).float().mean().item()
+    assert accuracy(outputs).metrics["top1"] == pytest.approx(expected)
 
 
-def test_a_model_of_the_pictures_classes_alone_needs_no_map(subject_of, made_up, small_model):
-    pictures, model = made_up(classes=3, test=40), small_model(classes=3)
-    pictures.class_map = (7, 2, 4)
-    everything = torch.cat([model(batch.images) for batch in pictures.eval_batches("test", 64)])
-    torch.testing.assert_close(subject_of(model, pictures).logits, everything)
+def test_a_model_of_the_images_classes_alone_needs_no_map(outputs_of, made_up, small_model):
+    dataset, model = made_up(classes=3, test=40), small_model(classes=3)
+    dataset.class_map = (7, 2, 4)
+    everything = torch.cat([model(batch.images) for batch in dataset.eval_batches("test", 64)])
+    torch.testing.assert_close(outputs_of(model, dataset).logits, everything)

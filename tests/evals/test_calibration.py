@@ -63,21 +63,21 @@ def test_perfect_calibration_has_no_error_and_overconfidence_has_its_own():
     assert calibration_error(sure, np.arange(1000) < 600, bins_of_equal_width(sure)) == pytest.approx(0.3)
 
 
-def test_reliability_holds_every_picture():
+def test_reliability_holds_every_image():
     confidence, correct = np.array([0.05, 0.06, 0.5, 1.0]), np.array([True, False, True, True])
     rows = reliability(confidence, correct, bins_of_equal_width(confidence))
-    assert [(row["bin"], row["pictures"], row["accuracy"]) for row in rows] == [(0, 2, 0.5), (7, 1, 1.0), (14, 1, 1.0)]
+    assert [(row["bin"], row["images"], row["accuracy"]) for row in rows] == [(0, 2, 0.5), (7, 1, 1.0), (14, 1, 1.0)]
     assert rows[0]["confidence"] == pytest.approx(0.055)
 
 
-def test_the_protocol(subject_of, made_up, small_model):
-    subject = subject_of(small_model(), made_up())
-    found = calibration(subject)
-    p, targets = subject.logits.double().softmax(1).numpy(), subject.targets.numpy()
+def test_the_protocol(outputs_of, made_up, small_model):
+    outputs = outputs_of(small_model(), made_up())
+    found = calibration(outputs)
+    p, targets = outputs.logits.double().softmax(1).numpy(), outputs.targets.numpy()
     confidence, correct = p.max(1), p.argmax(1) == targets
     assert found.metrics["ece"] == pytest.approx(slow_ece(confidence, correct), abs=1e-9)
     assert found.metrics["nll"] == pytest.approx(log_loss(targets, p), rel=1e-9)
     assert found.metrics["brier"] == pytest.approx(((p - np.eye(3)[targets]) ** 2).sum(1).mean(), rel=1e-9)
     assert set(found.intervals) == {"nll", "brier"}
     assert all(low < found.metrics[name] < high for name, (low, high) in found.intervals.items())
-    assert sum(row["pictures"] for row in found.detail["reliability"]) == len(targets)
+    assert sum(row["images"] for row in found.detail["reliability"]) == len(targets)

@@ -14,7 +14,7 @@ def test_matrix_and_f1_are_sklearn_s():
     assert macro_f1(matrix) == pytest.approx(f1_score(true, predicted, average="macro"))
 
 
-def test_a_class_without_pictures_is_not_in_the_mean():
+def test_a_class_without_images_is_not_in_the_mean():
     assert macro_f1(confusion_matrix(np.array([0, 0, 1]), np.array([0, 0, 1]), 3)) == 1.0
 
 
@@ -22,14 +22,14 @@ def test_the_most_frequent_confusion_comes_first():
     matrix = np.array([[5, 2, 0], [7, 1, 0], [0, 0, 9]])
     rows = most_confused(matrix, ("a", "b", "c"))
     assert rows == [
-        {"class": "b", "taken_for": "a", "pictures": 7},
-        {"class": "a", "taken_for": "b", "pictures": 2},
+        {"class": "b", "taken_for": "a", "images": 7},
+        {"class": "a", "taken_for": "b", "images": 2},
     ]
 
 
-def test_the_protocol(subject_of, made_up, small_model):
-    found = confusion(subject_of(small_model(), made_up(test=[4, 6, 9])))
+def test_the_protocol(outputs_of, made_up, small_model):
+    found = confusion(outputs_of(small_model(), made_up(test=[4, 6, 9])))
     assert np.sum(found.detail["matrix"], axis=1).tolist() == [4, 6, 9]
-    many = confusion(subject_of(small_model(classes=201), made_up(classes=201, test=1)))
+    many = confusion(outputs_of(small_model(classes=201), made_up(classes=201, test=1)))
     assert "matrix" not in many.detail
     assert len(many.detail["most_confused"]) == 20

@@ -6,69 +6,69 @@ import torch
 
 import vitmods as vm
 from vitmods.data.corruptions import CORRUPTIONS
-from vitmods.errors import UserError
 from vitmods.evals import run_protocols
 from vitmods.evals.corruptions import ALEXNET, check, check_complete, corruption_error
 from vitmods.evals.options import Options
+from vitmods.util.errors import UserError
 
 
-def darker(pictures, name, severity, *, seed, index, textures):
-    """Black from the first pixels on, by name and severity; of every other picture, told by its index."""
-    rows = pictures.flatten(1).clone()
+def darker(dataset, name, severity, *, seed, index, textures):
+    """Black from the first pixels on, by name and severity; of every other image, reported by its index."""
+    rows = dataset.flatten(1).clone()
     rows[:, : (len(name) + 3 * severity) % 17] = 0
-    return torch.where((index % 2 == 0)[:, None], rows, pictures.flatten(1)).reshape(pictures.shape)
+    return torch.where((index % 2 == 0)[:, None], rows, dataset.flatten(1)).reshape(dataset.shape)
 
 
-def error_at(subject, name, severity):
-    pixels = torch.from_numpy(subject.pictures.pixels["test"]).reshape(-1, 1, 4, 4)
+def error_at(outputs, name, severity):
+    pixels = torch.from_numpy(outputs.dataset.pixels["test"]).reshape(-1, 1, 4, 4)
     changed = darker(pixels, name, severity, seed=0, index=torch.arange(len(pixels)), textures=None)
-    predicted = subject.model(changed / 255 - 0.5).argmax(1)
-    return (predicted != subject.targets).double().numpy()
+    predicted = outputs.model(changed / 255 - 0.5).argmax(1)
+    return (predicted != outputs.targets).double().numpy()
 
 
-def test_errors_and_both_means(subject_of, made_up, small_model):
-    subject = subject_of(small_model(), made_up(noise=20))
-    found = corruption_error(subject, darker)
-    rows = {name: np.array([error_at(subject, name, severity) for severity in range(1, 6)]) for name in ALEXNET}
+def test_errors_and_both_means(outputs_of, made_up, small_model):
+    outputs = outputs_of(small_model(), made_up(noise=20))
+    found = corruption_error(outputs, darker)
+    rows = {name: np.array([error_at(outputs, name, severity) for severity in range(1, 6)]) for name in ALEXNET}
     for name, row in rows.items():
         assert found.detail["errors"][name] == pytest.approx(row.mean(axis=1))
     errors = np.array([row.mean() for row in rows.values()])
-    clean = (subject.logits.argmax(1) != subject.targets).double().mean().item()
+    clean = (outputs.logits.argmax(1) != outputs.targets).double().mean().item()
     assert found.metrics["mean_corruption_error"] == pytest.approx(errors.mean())
     assert found.metrics["corruption_increase"] == pytest.approx(errors.mean() - clean)
     by_hand = [row.mean(axis=1).sum() / (5 * ALEXNET[name]) for name, row in rows.items()]
     assert found.metrics["mce"] == pytest.approx(np.mean(by_hand))
     assert all(low < found.metrics[name] < high for name, (low, high) in found.intervals.items())
-    by_picture = np.mean([row.mean(axis=0) for row in rows.values()], axis=0)
-    half = 1.959964 * by_picture.std(ddof=1) / np.sqrt(len(by_picture))
+    by_image = np.mean([row.mean(axis=0) for row in rows.values()], axis=0)
+    half = 1.959964 * by_image.std(ddof=1) / np.sqrt(len(by_image))
     low, high = found.intervals["mean_corruption_error"]
     assert high - low == pytest.approx(2 * half, rel=1e-5)
 
 
-def test_the_size_of_batches_does_not_matter(subject_of, made_up, small_model):
-    pictures, model = made_up(), small_model()
+def test_the_size_of_batches_does_not_matter(outputs_of, made_up, small_model):
+    dataset, model = made_up(), small_model()
     asked = {"corruptions": ("fog", "snow"), "severities": (2, 5)}
-    found = [corruption_error(subject_of(model, pictures, batch_size=n, **asked), darker) for n in (1, 7, 500)]
+    found = [corruption_error(outputs_of(model, dataset, batch_size=n, **asked), darker) for n in (1, 7, 500)]
     assert found[0] == found[1] == found[2]
 
 
-def test_mce_is_defined_for_all_of_imagenet_c_alone(subject_of, made_up, small_model):
-    pictures, model = made_up(), small_model()
+def test_mce_is_defined_for_all_of_imagenet_c_alone(outputs_of, made_up, small_model):
+    dataset, model = made_up(), small_model()
     for asked in ({"corruptions": ("fog",)}, {"severities": (1, 2)}):
-        found = corruption_error(subject_of(model, pictures, **asked), darker)
+        found = corruption_error(outputs_of(model, dataset, **asked), darker)
         assert set(found.metrics) == {"mean_corruption_error", "corruption_increase"}
         with pytest.raises(UserError, match="all 15 corruptions"):
             check_complete(Options(**asked))
-    more = corruption_error(subject_of(model, pictures, corruptions=(*ALEXNET, "spatter")), darker)
-    assert more.metrics["mce"] == corruption_error(subject_of(model, pictures), darker).metrics["mce"]
+    more = corruption_error(outputs_of(model, dataset, corruptions=(*ALEXNET, "spatter")), darker)
+    assert more.metrics["mce"] == corruption_error(outputs_of(model, dataset), darker).metrics["mce"]
     assert "spatter" in more.detail["errors"]
 
 
-def test_the_classes_of_the_pictures_may_be_some_of_the_model_s(subject_of, made_up, small_model):
-    pictures, model = made_up(), small_model(classes=9)
-    pictures.class_map = (7, 2, 4)
+def test_the_classes_of_the_images_may_be_some_of_the_model_s(outputs_of, made_up, small_model):
+    dataset, model = made_up(), small_model(classes=9)
+    dataset.class_map = (7, 2, 4)
     asked = {"corruptions": ("fog",), "severities": (1,)}
-    found = corruption_error(subject_of(model, pictures, **asked), lambda pictures, *_, **__: pictures)
+    found = corruption_error(outputs_of(model, dataset, **asked), lambda dataset, *_, **__: dataset)
     assert found.metrics["corruption_increase"] == 0
     assert found.detail["clean_error"] == found.metrics["mean_corruption_error"] < 1
 
@@ -84,37 +84,37 @@ def test_the_constants_are_alexnet_s():
         ({"corruptions": ("fogg",)}, "Did you mean 'fog'"),
         ({"corruptions": ("frost", "fog")}, "VITMODS_FROST"),
         ({"corruptions": ("frost",), "textures": Path("/no/such/folder")}, "/no/such/folder"),
-        ({"corruptions": ("saturate",)}, "grey"),
+        ({"corruptions": ("saturate",)}, "gray"),
         ({}, "VITMODS_FROST"),
     ],
 )
-def test_what_is_wrong_is_told_before_work(options, message, made_up, monkeypatch):
+def test_what_is_wrong_is_reported_before_work(options, message, made_up, monkeypatch):
     monkeypatch.delenv("VITMODS_FROST", raising=False)
-    pictures = made_up()
-    pictures.img_size = (8, 8)
+    dataset = made_up()
+    dataset.img_size = (8, 8)
     with pytest.raises(UserError, match=message):
-        check(pictures, "test", Options(**options))
-    assert pictures.passes == 0
+        check(dataset, "test", Options(**options))
+    assert dataset.passes == 0
 
 
-def test_pictures_that_are_too_small_are_told_of(made_up):
+def test_images_that_are_too_small_are_reported(made_up):
     with pytest.raises(UserError, match="at least 8 pixels"):
         check(made_up(), "test", Options(corruptions=("fog",)))
 
 
-def test_real_corruptions_of_real_pictures():
-    """Digits: through the picture set, the corruptions and the protocol; other batches, the same errors."""
-    pictures = vm.data.load("digits", img_size=8, in_chans=1, recipe=vm.recipes.digits(), limit_train=300)
+def test_real_corruptions_of_real_images():
+    """Digits: through the image set, the corruptions and the protocol; other batches, the same errors."""
+    dataset = vm.data.load("digits", img_size=8, in_chans=1, augment=vm.recipes.digits().augment, limit_train=300)
     model = vm.vit("mu/4", img_size=8, in_chans=1, num_classes=10)
     options = Options(corruptions=("gaussian_noise", "contrast", "pixelate"), severities=(1, 5))
     found = [
         run_protocols(
-            model, pictures, ["corruptions"], split="val", batch_size=n, device=torch.device("cpu"), options=options
+            model, dataset, ["corruptions"], split="val", batch_size=n, device=torch.device("cpu"), options=options
         )["corruptions"]
         for n in (200, 33)
     ]
     assert found[0] == found[1]
-    assert found[0].detail["pictures"] == len(pictures.splits["val"])
+    assert found[0].detail["images"] == len(dataset.splits["val"])
     assert set(found[0].detail["errors"]) == {"gaussian_noise", "contrast", "pixelate"}
 
 

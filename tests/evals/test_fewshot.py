@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitmods.errors import UserError
 from vitmods.evals.fewshot import check, fewshot, least_squares_scores, permuted_classes, ridge, shots_of
-from vitmods.evals.intervals import mean_over_seeds
 from vitmods.evals.options import Options
+from vitmods.stats.intervals import mean_over_seeds
+from vitmods.util.errors import UserError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "fewshot_lsr_n_ge_d.npz"
 
@@ -40,10 +40,10 @@ def test_smaller_sets_are_parts_of_larger_ones_and_balanced():
         assert members[number].tolist() == rng.permutation(np.where(labels == number)[0]).tolist()
 
 
-def test_the_protocol_is_the_mean_over_three_choices(subject_of, made_up, small_model):
-    subject = subject_of(small_model(), made_up(), shots=(1, 5))
-    found = fewshot(subject)
-    train, test = subject.features("train"), subject.features("test")
+def test_the_protocol_is_the_mean_over_three_choices(outputs_of, made_up, small_model):
+    outputs = outputs_of(small_model(), made_up(), shots=(1, 5))
+    found = fewshot(outputs)
+    train, test = outputs.features("train"), outputs.features("test")
     for shots in (1, 5):
         values = []
         for seed in range(3):
@@ -57,17 +57,17 @@ def test_the_protocol_is_the_mean_over_three_choices(subject_of, made_up, small_
     assert found.metrics["fewshot5"] > 0.5 > 1 / 3
 
 
-def test_too_few_pictures_are_told_before_work(made_up):
-    pictures = made_up(train=[40, 7, 30], test=5)
-    check(pictures, "test", Options(shots=(1, 5, 7)))
+def test_too_few_images_are_reported_before_work(made_up):
+    dataset = made_up(train=[40, 7, 30], test=5)
+    check(dataset, "test", Options(shots=(1, 5, 7)))
     with pytest.raises(UserError, match=r"class 1 has 7: ask for 1 or 5 shots\."):
-        check(pictures, "test", Options())
+        check(dataset, "test", Options())
     with pytest.raises(UserError, match=r"ask for 7 shots\."):
-        check(pictures, "test", Options(shots=(20,)))
-    with pytest.raises(UserError, match="add pictures"):
+        check(dataset, "test", Options(shots=(20,)))
+    with pytest.raises(UserError, match="add images"):
         check(made_up(train=[40, 0, 30], test=5), "test", Options())
     with pytest.raises(UserError, match="evaluate it on another"):
-        check(pictures, "train", Options())
+        check(dataset, "train", Options())
     with pytest.raises(UserError, match="has none"):
         check(made_up(test=5), "test", Options())
 

@@ -18,17 +18,17 @@ def test_votes_are_sklearn_s(known, monkeypatch):
         min(20, known), metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07)
     ).fit(x, labels)
     scores = vote(x, labels, asked, 4)
-    shares = (scores / scores.sum(dim=1, keepdim=True)).numpy()
-    np.testing.assert_allclose(shares, peer.predict_proba(asked), atol=1e-4)
+    fractions = (scores / scores.sum(dim=1, keepdim=True)).numpy()
+    np.testing.assert_allclose(fractions, peer.predict_proba(asked), atol=1e-4)
     monkeypatch.setattr(module, "_SIMILARITIES", 3 * known)
     torch.testing.assert_close(vote(x, labels, asked, 4), scores, rtol=1e-4, atol=0)
 
 
-def test_the_protocol(subject_of, made_up, small_model):
-    subject = subject_of(small_model(), made_up(noise=40))
-    found = knn(subject)
-    train, test = subject.features("train"), subject.features("test")
+def test_the_protocol(outputs_of, made_up, small_model):
+    outputs = outputs_of(small_model(), made_up(noise=40))
+    found = knn(outputs)
+    train, test = outputs.features("train"), outputs.features("test")
     scores = vote(train.features, train.targets, test.features, 3)
-    assert found.metrics["knn"] == pytest.approx((scores.argmax(1) == subject.targets).float().mean().item())
+    assert found.metrics["knn"] == pytest.approx((scores.argmax(1) == outputs.targets).float().mean().item())
     assert found.metrics["knn"] > 0.6
-    assert found.detail["neighbours"] == 20
+    assert found.detail["neighbors"] == 20

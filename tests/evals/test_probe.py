@@ -3,10 +3,10 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from vitmods.errors import UserError
 from vitmods.evals.options import Options
+from vitmods.evals.outputs import Features
 from vitmods.evals.probe import STRENGTHS, check, fit, probe
-from vitmods.evals.subject import Features
+from vitmods.util.errors import UserError
 
 CPU = torch.device("cpu")
 
@@ -19,9 +19,9 @@ def blobs(n, classes=4, c=6, seed=0):
     return Features(torch.from_numpy(features).float(), torch.from_numpy(labels))
 
 
-def mislabel(pictures, split):
+def mislabel(dataset, split):
     """Then what is good elsewhere is bad there."""
-    pictures.splits[split].labels = (pictures.splits[split].labels + 1) % 3
+    dataset.splits[split].labels = (dataset.splits[split].labels + 1) % 3
 
 
 @pytest.mark.parametrize("l2", [1.0, 1e-2, 1e-4])
@@ -31,40 +31,40 @@ def test_the_fit_is_sklearn_s(l2):
     x = ((on.features - found.mean) / found.std).numpy()
     known = LogisticRegression(C=1 / (l2 * len(x)), tol=1e-8, max_iter=5000).fit(x, on.targets.numpy())
     np.testing.assert_allclose(found.weights[:-1], known.coef_.T, atol=2e-3)
-    centred = found.weights[-1] - found.weights[-1].mean()
-    np.testing.assert_allclose(centred, known.intercept_ - known.intercept_.mean(), atol=2e-3)
+    centered = found.weights[-1] - found.weights[-1].mean()
+    np.testing.assert_allclose(centered, known.intercept_ - known.intercept_.mean(), atol=2e-3)
     assert found.hits(on) / 200 == pytest.approx(known.score(x, on.targets.numpy()), abs=0.005)
 
 
-def test_the_strength_is_chosen_on_val(subject_of, made_up, small_model):
-    pictures = made_up(train=30, val=30, test=30, noise=90)
-    mislabel(pictures, "val")
-    subject = subject_of(small_model(), pictures)
-    found = probe(subject)
-    train, val, test = (subject.features(name) for name in ("train", "val", "test"))
+def test_the_strength_is_chosen_on_val(outputs_of, made_up, small_model):
+    dataset = made_up(train=30, val=30, test=30, noise=90)
+    mislabel(dataset, "val")
+    outputs = outputs_of(small_model(), dataset)
+    found = probe(outputs)
+    train, val, test = (outputs.features(name) for name in ("train", "val", "test"))
     accuracies = {l2: fit(train, 3, l2, CPU).hits(val) / 90 for l2 in STRENGTHS}
     assert found.detail["chosen_on"] == "val"
-    told = {row["l2"]: row["accuracy"] for row in found.detail["accuracy_by_l2"]}
-    assert told == pytest.approx(accuracies, abs=0.03)  # by another way to the same place
-    assert told[found.detail["l2"]] == max(told.values())
+    record = {row["l2"]: row["accuracy"] for row in found.detail["accuracy_by_l2"]}
+    assert record == pytest.approx(accuracies, abs=0.03)  # by another way to the same place
+    assert record[found.detail["l2"]] == max(record.values())
     assert found.metrics["probe"] == pytest.approx(fit(train, 3, found.detail["l2"], CPU).hits(test) / 90, abs=0.03)
     low, high = found.intervals["probe"]
     assert low < found.metrics["probe"] < high
 
 
 @pytest.mark.parametrize("splits", [{"train": 30, "val": 30}, {"train": 30, "test": 30}])
-def test_what_is_evaluated_is_not_what_is_chosen_by(subject_of, made_up, small_model, splits):
-    pictures, evaluated = made_up(**splits), list(splits)[1]
-    assert probe(subject_of(small_model(), pictures, split=evaluated)).metrics["probe"] > 0.6
-    mislabel(pictures, evaluated)
-    found = probe(subject_of(small_model(), pictures, split=evaluated))
+def test_what_is_evaluated_is_not_what_is_chosen_by(outputs_of, made_up, small_model, splits):
+    dataset, evaluated = made_up(**splits), list(splits)[1]
+    assert probe(outputs_of(small_model(), dataset, split=evaluated)).metrics["probe"] > 0.6
+    mislabel(dataset, evaluated)
+    found = probe(outputs_of(small_model(), dataset, split=evaluated))
     assert found.detail["chosen_on"] == "a fifth of train"
     assert found.metrics["probe"] < 0.3
     assert max(row["accuracy"] for row in found.detail["accuracy_by_l2"]) > 0.6
 
 
-def test_one_picture_of_each_class_is_too_few_to_choose_by(made_up):
-    with pytest.raises(UserError, match="one training picture"):
+def test_one_image_of_each_class_is_too_few_to_choose_by(made_up):
+    with pytest.raises(UserError, match="one training image"):
         check(made_up(train=1, test=5), "test", Options())
     check(made_up(train=1, val=5, test=5), "test", Options())
     with pytest.raises(UserError, match="none of class 1"):

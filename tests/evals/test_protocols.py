@@ -4,16 +4,16 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.errors import UserError
 from vitmods.evals import METRICS, PROTOCOLS, Options, run_protocols
 from vitmods.evals.protocols import check_protocols, metric_named, options_for
+from vitmods.util.errors import UserError
 
 QUICK = [name for name in PROTOCOLS if name != "corruptions"]
 CPU = torch.device("cpu")
 
 
-def run(model, pictures, names, split="test", batch_size=16, **more):
-    return run_protocols(model, pictures, names, split=split, batch_size=batch_size, device=CPU, **more)
+def run(model, dataset, names, split="test", batch_size=16, **more):
+    return run_protocols(model, dataset, names, split=split, batch_size=batch_size, device=CPU, **more)
 
 
 def test_every_protocol_gives_the_metrics_that_it_names(made_up, small_model):
@@ -27,14 +27,14 @@ def test_every_protocol_gives_the_metrics_that_it_names(made_up, small_model):
 
 
 def test_each_split_goes_through_the_model_once(made_up, small_model):
-    pictures = made_up()
-    run(small_model(), pictures, QUICK)
-    assert pictures.passes == 3
+    dataset = made_up()
+    run(small_model(), dataset, QUICK)
+    assert dataset.passes == 3
 
 
 def test_the_size_of_batches_does_not_matter(made_up, small_model):
-    pictures, model = made_up(), small_model()
-    first, *others = [run(model, pictures, QUICK, batch_size=n) for n in (1, 7, 500)]
+    dataset, model = made_up(), small_model()
+    first, *others = [run(model, dataset, QUICK, batch_size=n) for n in (1, 7, 500)]
     for other in others:
         for name in QUICK:
             assert other[name].metrics == pytest.approx(first[name].metrics, abs=1e-6)
@@ -48,15 +48,15 @@ def test_the_mode_of_the_model_is_left_as_it_was(made_up, small_model):
 
 
 @pytest.mark.parametrize("fields", [{}, {"representation": True}, {"pool": "avg"}, {"pool": "map"}])
-def test_features_are_what_the_head_reads(fields, made_up, subject_of):
+def test_features_are_what_the_head_reads(fields, made_up, outputs_of):
     model = vm.vit("Ti/4", depth=2, img_size=4, patch_size=2, in_chans=1, num_classes=3, **fields).eval()
-    pictures = made_up(train=5, test=4)
-    subject = subject_of(model, pictures, batch_size=5)
-    images = torch.cat([batch.images for batch in pictures.eval_batches("test", 12)])
+    dataset = made_up(train=5, test=4)
+    outputs = outputs_of(model, dataset, batch_size=5)
+    images = torch.cat([batch.images for batch in dataset.eval_batches("test", 12)])
     with torch.no_grad():
         expected = model.forward_head(model.forward_features(images), pre_logits=True)
-    torch.testing.assert_close(subject.features("test").features, expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(subject.logits, model(images).detach(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(outputs.features("test").features, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(outputs.logits, model(images).detach(), atol=1e-5, rtol=1e-5)
     assert not model.head._forward_pre_hooks
 
 
@@ -65,8 +65,8 @@ def test_a_model_without_a_head_has_features(made_up):
     assert 0 <= run(model, made_up(), ["knn"])["knn"].metrics["knn"] <= 1
 
 
-def test_what_is_wrong_is_told_before_work(made_up, small_model):
-    pictures = made_up(train=3, test=5)
+def test_what_is_wrong_is_reported_before_work(made_up, small_model):
+    dataset = made_up(train=3, test=5)
     for names, split, message in (
         (["top2"], "test", "Did you mean 'top1'"),
         (["top1"], "tset", 'no split "tset"'),
@@ -74,10 +74,10 @@ def test_what_is_wrong_is_told_before_work(made_up, small_model):
         (["knn"], "train", "learns from the split train"),
     ):
         with pytest.raises(UserError, match=message):
-            check_protocols(pictures, names, split=split)
+            check_protocols(dataset, names, split=split)
         with pytest.raises(UserError, match=message):
-            run(small_model(), pictures, names, split=split)
-    assert pictures.passes == 0
+            run(small_model(), dataset, names, split=split)
+    assert dataset.passes == 0
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import vitmods as vm
-from vitmods.errors import UserError
 from vitmods.finetune.delta import fingerprint
-from vitmods.flops import count_params
+from vitmods.model.flops import count_params
+from vitmods.util.errors import UserError
 
 
 def small(**overrides):
@@ -74,8 +74,8 @@ def test_a_third_of_vit_b():
     """By the shapes alone: qkv and proj of all blocks, positions and a head of 37 classes."""
     with torch.device("meta"):
         model = vm.vit("B/16", num_classes=37)
-    share = vm.train_only(model, "attention").trained / count_params(model)
-    assert 0.32 < share < 0.34
+    fraction = vm.train_only(model, "attention").trained / count_params(model)
+    assert 0.32 < fraction < 0.34
 
 
 def test_running_statistics_are_part_of_it(tmp_path):
@@ -109,11 +109,11 @@ def test_another_base_is_refused_and_named(saved):
     other = copy.deepcopy(base)
     with torch.no_grad():
         other.blocks[1].mlp.fc1.weight[0, 0] += 1e-6
-    with pytest.raises(UserError, match=r"belongs to another base: blocks\.1\.mlp\.fc1\.weight") as told:
+    with pytest.raises(UserError, match=r"belongs to another base: blocks\.1\.mlp\.fc1\.weight") as record:
         vm.load_delta(other, path)
     assert delta.base == fingerprint(base)
-    assert delta.base in str(told.value)
-    assert fingerprint(other) in str(told.value)
+    assert delta.base in str(record.value)
+    assert fingerprint(other) in str(record.value)
     with pytest.raises(UserError, match=r"another base|neither in it nor in the base"):
         vm.load_delta(vm.vit("mu1/4", img_size=16), path)
 
@@ -146,7 +146,7 @@ def config(**fields):
         (None, lambda m: m | {"digests": "[1, 2"}, "damaged: what it says of its model"),
         (None, lambda m: m | {"own": "7"}, "damaged: what it says of its model"),
         (None, lambda m: {k: v for k, v in m.items() if k != "config"}, "damaged"),
-        (None, config(colour=3), "damaged: what it says of its model.*no setting 'colour'"),
+        (None, config(color=3), "damaged: what it says of its model.*no setting 'color'"),
         (None, config(depth=10**9), "does not fit its own config"),
         (None, config(mlp_dim=10**9), "does not fit its own config"),
         (None, config(num_classes=6), r"does not fit its own config: head\.weight"),

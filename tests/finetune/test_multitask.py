@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 
 def small(**overrides):

@@ -13,8 +13,8 @@ from timm.models.vision_transformer import ParallelThingsBlock, VisionTransforme
 from timm.optim import create_optimizer_v2
 
 import vitmods as vm
-from vitmods.errors import UserError
 from vitmods.finetune import ROLES, parameter_roles, what_is_trained
+from vitmods.util.errors import UserError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "attn_only_names.json"
 
@@ -166,7 +166,7 @@ def run_ddp(rank, address, out):
     torch.manual_seed(0)
     model = small()
     vm.train_only(model, "attention")
-    model.set_lean_activations()
+    model.set_recompute()
     model.set_frozen_mlp_recompute()
     wrapped = torch.nn.parallel.DistributedDataParallel(model)  # find_unused_parameters stays off
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)

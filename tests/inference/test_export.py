@@ -10,7 +10,7 @@ import torch
 import vitmods as vm
 from vitmods import adapters
 from vitmods.changes import REGISTRY
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 ARMS = {
     "base": "",
@@ -52,7 +52,7 @@ def test_onnx_runtime_computes_the_same(arm, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
 
 
-def test_optimised_models_and_a_fixed_batch(tmp_path):
+def test_optimized_models_and_a_fixed_batch(tmp_path):
     model = vm.optimize_for_inference(small("dpn+layerscale"))
     vm.export(model, tmp_path / "m.onnx", batch=2)
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
@@ -121,7 +121,7 @@ def test_training_mode_and_other_types_are_refused(tmp_path):
 def test_nothing_is_overwritten_when_the_new_file_is_wrong(tmp_path, monkeypatch):
     path = tmp_path / "m.pt2"
     path.write_text("old")
-    monkeypatch.setattr(sys.modules["vitmods.inference.export"], "TOLERANCE", -1.0)
+    monkeypatch.setattr(sys.modules["vitmods.fast.export"], "TOLERANCE", -1.0)
     with pytest.raises(UserError, match="differs"):
         vm.export(small(), path)
     assert path.read_text() == "old"

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import vitmods as vm
-from vitmods.config import NormConfig, StemConfig
-from vitmods.errors import UserError
-from vitmods.inference.packed import PackedLinear
+from vitmods.fast.packed import PackedLinear
+from vitmods.model.config import NormConfig, StemConfig
+from vitmods.util.errors import UserError
 
 ARMS = {
     "plain": "",
@@ -49,14 +49,14 @@ def small(arm: str = "", **fields: object) -> vm.ViT:
     return trained(vm.apply(base, *vm.parse_changes(arm)) if arm else base)
 
 
-def pictures(model: vm.ViT, count: int = 3) -> torch.Tensor:
+def random_images(model: vm.ViT, count: int = 3) -> torch.Tensor:
     p = next(model.parameters())
     return torch.randn(count, 3, *model.config.img_size, generator=torch.Generator().manual_seed(1)).to(p)
 
 
 @torch.no_grad()
 def moved(old: nn.Module, new: nn.Module) -> float:
-    x = pictures(old)
+    x = random_images(old)
     a, b = old(x).double(), new(x).double()
     return float((a - b).abs().max() / a.abs().max())
 
@@ -66,7 +66,7 @@ def test_outputs_and_features_stay(arm):
     model = small(arm)
     new = vm.optimize_for_inference(model)
     assert moved(model, new) <= 1e-5
-    x = pictures(model)
+    x = random_images(model)
     with torch.no_grad():
         torch.testing.assert_close(new.forward_features(x), model.forward_features(x), rtol=1e-4, atol=1e-4)
     assert not any(p.requires_grad for p in new.parameters())
@@ -152,8 +152,8 @@ def test_bfloat16_stays_close():
     half = vm.optimize_for_inference(model, dtype=torch.bfloat16)
     assert half.head.weight.dtype == torch.bfloat16
     with torch.inference_mode():
-        out = half(pictures(half)).float()
-    assert (out - model(pictures(model))).abs().max() < 0.1 * model(pictures(model)).abs().max()
+        out = half(random_images(half)).float()
+    assert (out - model(random_images(model))).abs().max() < 0.1 * model(random_images(model)).abs().max()
 
 
 def test_meta_models_are_refused():
@@ -166,7 +166,7 @@ def test_meta_models_are_refused():
 def test_works_compiled_pickled_copied_and_with_autograd():
     model = small("dpn")
     new = vm.optimize_for_inference(model)
-    x = pictures(model)
+    x = random_images(model)
     expected = model(x)
     torch._dynamo.reset()
     for same in (

@@ -5,9 +5,9 @@ import timm
 import torch
 
 import vitmods as vm
-from vitmods.errors import UserError
-from vitmods.inspect import attention_distance, draw_distances, kernel_distance, mean_distance
+from vitmods.analysis import attention_distance, draw_distances, kernel_distance, mean_distance
 from vitmods.layers import Attention
+from vitmods.util.errors import UserError
 
 
 def build(changes="", **overrides):
@@ -16,7 +16,7 @@ def build(changes="", **overrides):
     return vm.apply(model, *vm.parse_changes(changes)) if changes else model
 
 
-def pictures():
+def images():
     return torch.randn(3, 3, 12, 20, generator=torch.Generator().manual_seed(1))
 
 
@@ -62,11 +62,11 @@ def test_grid_that_does_not_fit():
 def test_every_layer_of_a_model(changes, reg_tokens):
     """Against the weights that each block's attention would use, read off its input by hand."""
     model, inputs = build(changes, reg_tokens=reg_tokens), []
-    found = attention_distance(model, pictures())
+    found = attention_distance(model, images())
     for block in model.blocks:
         block.register_forward_hook(lambda block, args, _: inputs.append(block.norm1(args[0])))
     with torch.no_grad():
-        model.eval().forward_features(pictures())
+        model.eval().forward_features(images())
     assert list(found) == [f"blocks.{i}.attn" for i in range(3)]
     for name, tokens in zip(found, inputs, strict=True):
         weights = model.get_submodule(name).weights(tokens)[..., -15:, -15:]
@@ -77,7 +77,7 @@ def test_every_layer_of_a_model(changes, reg_tokens):
 
 def test_pixels():
     model = build()
-    patches, pixels = (attention_distance(model, pictures(), unit) for unit in ("patches", "pixels"))
+    patches, pixels = (attention_distance(model, images(), unit) for unit in ("patches", "pixels"))
     for name, values in patches.items():
         torch.testing.assert_close(pixels[name], 4 * values)
 
@@ -86,7 +86,7 @@ def test_the_model_is_left_as_it_was():
     model = build("dtn(blocks=1)", proj_drop=0.5).train()
     model.blocks[0].eval()
     modes, state = [m.training for m in model.modules()], torch.get_rng_state()
-    first, second = attention_distance(model, pictures()), attention_distance(model, pictures())
+    first, second = attention_distance(model, images()), attention_distance(model, images())
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert [m.training for m in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), state)
@@ -104,7 +104,7 @@ def test_an_attention_that_does_not_run():
     model = build()
     model.blocks[1].forward = lambda x: x
     with pytest.raises(UserError, match=r"blocks\.1\.attn does not run"):
-        attention_distance(model, pictures())
+        attention_distance(model, images())
 
 
 @pytest.mark.parametrize("changes", ["dtn(blocks=2)", "gpsa(blocks=2)", "dtn(blocks=2)+gpsa(blocks=2)"])
@@ -133,18 +133,18 @@ def test_no_kernels(changes):
 
 def test_an_unknown_unit():
     with pytest.raises(UserError, match="not 'miles'"):
-        attention_distance(build(), pictures(), "miles")
+        attention_distance(build(), images(), "miles")
 
 
-def test_no_pictures():
+def test_no_images():
     with pytest.raises(UserError, match="at least one"):
-        attention_distance(build(), pictures()[:0])
+        attention_distance(build(), images()[:0])
 
 
 def test_figure(tmp_path):
     """A dot for each head of each layer, a line for each model, and a file."""
     base, changed = build(), build("dtn(blocks=2)")
-    models = {"LN": attention_distance(base, pictures()), "DTN": attention_distance(changed, pictures())}
+    models = {"LN": attention_distance(base, images()), "DTN": attention_distance(changed, images())}
     drawn = draw_distances(models)
     lines = drawn.axes[0].lines
     assert [line.get_label() for line in lines if not line.get_label().startswith("_")] == ["LN", "DTN"]

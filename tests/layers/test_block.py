@@ -11,7 +11,7 @@ from vitmods.layers import Block, BranchNorms, LayerNorm, RMSNorm
 NONE = BranchNorms()
 
 
-def randomised(block):
+def randomized(block):
     torch.manual_seed(0)
     for parameter in block.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -35,7 +35,7 @@ FILLINGS = list(itertools.product([None, LayerNorm], repeat=4))  # before, inner
 
 @pytest.mark.parametrize("slots", FILLINGS, ids=lambda slots: "".join("01"[n is not None] for n in slots))
 def test_every_filling_of_the_slots(slots):
-    block = randomised(Block(8, 2, 2.0, attn_norms=BranchNorms(*slots), mlp_norms=BranchNorms(*slots), init_values=0.5))
+    block = randomized(Block(8, 2, 2.0, attn_norms=BranchNorms(*slots), mlp_norms=BranchNorms(*slots), init_values=0.5))
     x = torch.randn(2, 5, 8, dtype=torch.float64)
     torch.testing.assert_close(block(x), slow_block(block, x), atol=1e-12, rtol=0)
     torch.testing.assert_close(block(x, first=2), slow_block(block, x)[:, :2], atol=1e-12, rtol=0)
@@ -69,7 +69,7 @@ def test_the_mean_does_not_commute_with_dropout_in_training():
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 @pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
 @pytest.mark.parametrize("bias", [True, False])
-def test_lean_gradients_are_the_plain_ones_bit_for_bit(norm, bias, approximate):
+def test_recompute_gradients_are_the_plain_ones_bit_for_bit(norm, bias, approximate):
     def act():
         return torch.nn.GELU(approximate=approximate)
 
@@ -77,20 +77,20 @@ def test_lean_gradients_are_the_plain_ones_bit_for_bit(norm, bias, approximate):
     block = Block(16, 2, qkv_bias=bias, proj_bias=bias, norm_layer=norm, act_layer=act, init_values=0.1)
     x = torch.randn(3, 5, 16, requires_grad=True)
     results = []
-    for block.lean in (False, True):
+    for block.recompute in (False, True):
         y = block(x)
         results.append([y, *torch.autograd.grad(y.square().sum(), [x, *block.parameters()])])
     assert all(torch.equal(a, b) for a, b in zip(*results))
 
 
-def test_lean_parts_pass_gradcheck():
-    block = randomised(Block(4, 2, 2.0))
-    block.lean = True
+def test_recompute_parts_pass_gradcheck():
+    block = randomized(Block(4, 2, 2.0))
+    block.recompute = True
     x = torch.randn(1, 3, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(block, (x,))
 
 
-def test_lean_works_where_only_some_parameters_are_trained():
+def test_recompute_works_where_only_some_parameters_are_trained():
     """Frozen weights get no gradient, and what is trained gets the plain one."""
     torch.manual_seed(0)
     block = Block(16, 2)
@@ -98,7 +98,7 @@ def test_lean_works_where_only_some_parameters_are_trained():
     block.norm1.requires_grad_(False)
     x = torch.randn(2, 3, 16)
     results = []
-    for block.lean in (False, True):
+    for block.recompute in (False, True):
         block.zero_grad()
         block(x).square().sum().backward()
         results.append({n: p.grad.clone() for n, p in block.named_parameters() if p.grad is not None})

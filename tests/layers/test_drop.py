@@ -4,14 +4,14 @@ import torch
 from vitmods.layers import DropPath, LayerScale
 
 
-def test_drop_path_drops_whole_pictures_and_rescales_the_others():
+def test_drop_path_drops_whole_images_and_rescales_the_others():
     torch.manual_seed(0)
     drop = DropPath(0.25)
     y = drop(torch.ones(4000, 3, 2))
-    per_picture = y.flatten(1)
-    assert (per_picture == per_picture[:, :1]).all()
-    assert per_picture[:, 0].unique().tolist() == [0.0, pytest.approx(1 / 0.75)]
-    assert float(per_picture.mean()) == pytest.approx(1, abs=0.04)  # 4 standard errors
+    per_image = y.flatten(1)
+    assert (per_image == per_image[:, :1]).all()
+    assert per_image[:, 0].unique().tolist() == [0.0, pytest.approx(1 / 0.75)]
+    assert float(per_image.mean()) == pytest.approx(1, abs=0.04)  # 4 standard errors
 
 
 def test_drop_path_is_the_identity_in_evaluation_and_at_rate_0():

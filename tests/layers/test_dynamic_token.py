@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 import vitmods as vm
 from vitmods.layers import DynamicTokenNorm
-from vitmods.layers.norms import dynamic_token, separable
+from vitmods.layers.norms import dynamic_token
+from vitmods.ops import separable
 
 GRID, DIM, HEADS, EPS = (3, 4), 12, 3, 1e-3
 
@@ -123,7 +124,7 @@ def test_prefix_tokens_get_layer_norm_and_lend_nothing():
     same(changed[:, 2:], y[:, 2:], atol=0)
 
 
-def test_pictures_bring_their_own_grid():
+def test_images_bring_their_own_grid():
     norm = make(grid=None)
     x = tokens(2, 5, 2, DIM)
     same(norm(x), make((5, 2))(x.flatten(1, 2)).view(x.shape), atol=0)
@@ -142,7 +143,7 @@ def test_another_grid_needs_no_new_parameters():
     same(norm(tokens()), make((2, 6))(tokens()), atol=0)
 
 
-def test_a_model_changes_its_picture_size():
+def test_a_model_changes_its_image_size():
     """14 x 14 tokens become 24 x 24, as from 224 to 384 pixels."""
     model = vm.apply(vm.vit("mu3/4", img_size=56, num_classes=5), vm.DynamicTokenNorm())
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -167,7 +168,7 @@ def test_large_offsets_keep_their_digits(offset, variant):
     assert error <= (1e-6 if variant == "paper" else 1e-4) * scale  # the released code divides by the offset first
 
 
-def test_constant_pictures_stay_finite():
+def test_constant_images_stay_finite():
     """The variance across tokens is 0, not a little less."""
     for value in (0.0, 0.1, 1e3):
         norm = make(trade_off=0.0, dtype=torch.float32, eps=1e-12)
@@ -180,7 +181,7 @@ def test_constant_pictures_stay_finite():
 
 @pytest.mark.parametrize("form", ["function", "composed", "pooled"])
 def test_flat_parts_far_from_each_other_stay_finite(form, monkeypatch):
-    """The variance within a part is 0 and that of the picture large: nothing may round below 0."""
+    """The variance within a part is 0 and that of the image large: nothing may round below 0."""
     if form == "composed":
         monkeypatch.setattr(dynamic_token, "separable_norm", separable.composed)
     norm = make((12, 2), trade_off=0.0, dtype=torch.float32, eps=1e-6, pool=2 if form == "pooled" else 1)

@@ -37,9 +37,9 @@ def written_out(attention, x, prefix, grid):
     heads, d = attention.num_heads, attention.head_dim
     q, k, v = attention.qkv(x).unflatten(-1, (3, heads, d)).permute(2, 0, 3, 1, 4)
     content = (q @ k.mT / d**0.5).softmax(-1)
-    share = torch.sigmoid(attention.positions.gate).view(-1, 1, 1)
+    fraction = torch.sigmoid(attention.positions.gate).view(-1, 1, 1)
     place = F.pad(kernel(attention.positions, grid), (prefix, 0, prefix, 0))
-    gated = F.pad(share.expand(-1, place.shape[-1] - prefix, 1), (0, 0, prefix, 0))
+    gated = F.pad(fraction.expand(-1, place.shape[-1] - prefix, 1), (0, 0, prefix, 0))
     weights = (1 - gated) * content + gated * place
     return attention.proj((weights @ v).transpose(1, 2).flatten(2)), weights
 

@@ -1,4 +1,4 @@
-"""The norms that mix tokens or pictures, and ScaleNorm: equations in slow float64, goldens, contract, invariances."""
+"""The norms that mix tokens or images, and ScaleNorm: equations in slow float64, goldens, contract, invariances."""
 
 import copy
 import gc
@@ -33,7 +33,7 @@ NORMS = {
 }
 EXACT = [name for name in NORMS if not name.startswith("power")]  # whose gradient is the derivative
 MIXING = [name for name in NORMS if not name.startswith("scale")]
-PICTURE_WISE = ["instance", "group", "switchable_no_batch"]
+IMAGE_WISE = ["instance", "group", "switchable_no_batch"]
 
 
 def make(name, dim=DIM, dtype=torch.float64, **settings):
@@ -95,15 +95,15 @@ def slow_switchable(x, norm):
     means = [[mean(x[b, :, c]) for c in range(DIM)] for b in range(len(x))]
     spreads = [[variance(x[b, :, c], 1) for c in range(DIM)] for b in range(len(x))]
     seconds = [[s + m * m for s, m in zip(*row)] for row in zip(spreads, means)]
-    shares = [w.softmax(0) for w in (norm.mean_weight, norm.var_weight)]
+    fractions = [w.softmax(0) for w in (norm.mean_weight, norm.var_weight)]
 
     def statistics(b, c):
         layer, batch = mean(means[b]), mean([row[c] for row in means])
         centers = [means[b][c], layer, batch]
         others = [mean(seconds[b]) - layer**2, mean([row[c] for row in seconds]) - batch**2]
         return tuple(
-            sum(w * v for w, v in zip(share, values))
-            for share, values in zip(shares, (centers, [spreads[b][c], *others]))
+            sum(w * v for w, v in zip(fraction, values))
+            for fraction, values in zip(fractions, (centers, [spreads[b][c], *others]))
         )
 
     return slow_by_channel(x, norm, statistics)
@@ -269,7 +269,7 @@ def test_what_a_token_depends_on(name):
     assert moved[0, 0]
     assert bool(moved[0, 1:].any()) != norm.token_wise
     assert norm.token_wise == name.startswith("scale")
-    assert not moved[1:].any() if name in PICTURE_WISE or norm.token_wise else moved[1:].any()
+    assert not moved[1:].any() if name in IMAGE_WISE or norm.token_wise else moved[1:].any()
 
 
 @pytest.mark.parametrize("name", MIXING)
@@ -348,7 +348,7 @@ def test_a_forward_that_runs_again_in_backward_is_counted_once(name):
 
 
 def test_two_forwards_before_their_backwards():
-    """As with several crops of a picture."""
+    """As with several crops of an image."""
     norm = make("power")
     loss = sum(norm(tokens(8, 5, DIM, seed=seed)).square().sum() for seed in range(2))
     loss.backward()
@@ -366,7 +366,7 @@ def test_evaluation_leaves_the_state_alone(name):
 @pytest.mark.parametrize("name", ["batch", "power", "switchable"])
 def test_small_batches_warn_once_in_training(name):
     norm = make(name)
-    with pytest.warns(UserWarning, match=r"3 pictures.*larger batch"):
+    with pytest.warns(UserWarning, match=r"3 images.*larger batch"):
         norm(tokens(3, 5, DIM))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -9,10 +9,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import vitmods as vm
-from vitmods.layers import DynamicTokenNorm, native
-from vitmods.layers.native import dynamic_token
-from vitmods.layers.norms import separable
-from vitmods.layers.norms.separable import Layout, axis_kernels, separable_norm
+from vitmods.layers import DynamicTokenNorm
+from vitmods.ops import native, separable
+from vitmods.ops.native import dynamic_token
+from vitmods.ops.separable import Layout, axis_kernels, separable_norm
 
 pytestmark = pytest.mark.skipif(native.library("dynamic_token") is None, reason="there is no C++ compiler")
 
@@ -283,12 +283,12 @@ def test_copies(twin, calls):
 def test_a_model_trains_and_exports_with_it(calls):
     model = vm.apply(vm.vit("mu2/4", img_size=16, num_classes=3), vm.DynamicTokenNorm(norms="both"))
     norms = sum(isinstance(m, DynamicTokenNorm) for m in model.modules())
-    pictures = torch.randn(2, 3, 16, 16)
+    images = torch.randn(2, 3, 16, 16)
     calls.clear()  # apply has looked at outputs
-    model(pictures).square().sum().backward()
+    model(images).square().sum().backward()
     assert (calls.count(False), calls.count(True)) == (norms, norms)
     assert all(p.grad is not None for p in model.parameters())
-    exported = torch.export.export(model.eval(), (pictures,))
+    exported = torch.export.export(model.eval(), (images,))
     torch.export.save(exported, file := io.BytesIO())
     assert b"vitmods.dynamic" not in file.getvalue()
 

@@ -1,4 +1,4 @@
-"""Native forms are built where a compiler is, kept, mended when damaged, and done without everywhere else."""
+"""Native forms are built where a compiler is, kept, fixed when damaged, and done without everywhere else."""
 
 import multiprocessing
 import os
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from vitmods.layers import native
-from vitmods.layers.native import build
+from vitmods.ops import native
+from vitmods.ops.native import build
 
 pytestmark = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler")
 
@@ -229,7 +229,7 @@ def test_a_compiler_that_is_named_and_missing(source, monkeypatch):
 @pytest.mark.parametrize("problem", ["compiler", "source", "hang"])
 def test_a_build_that_fails_warns_once_with_the_reason(source, tmp_path, monkeypatch, problem):
     broken = tmp_path / "broken"
-    said = {"compiler": "sorry, no licence", "source": "expected", "hang": "timed out"}[problem]
+    said = {"compiler": "sorry, no license", "source": "expected", "hang": "timed out"}[problem]
     if problem == "source":
         source.write_text(SOURCE + "int x = ;")
     else:

@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vitmods.layers import DualPatchNormStem, RMSNorm, lean, native
+from vitmods.layers import DualPatchNormStem, RMSNorm
+from vitmods.layers import recompute as recompute
 from vitmods.layers.linear import fold_affine
-from vitmods.layers.native import fold, library, moments, patch_norm, rms
-from vitmods.layers.native.operators import function
 from vitmods.layers.norms import GroupNorm, InstanceNorm, PowerNorm, SwitchableNorm
+from vitmods.ops import native
+from vitmods.ops.native import fold, library, moments, patch_norm, rms
+from vitmods.ops.native.operators import function
 
 pytestmark = [
     pytest.mark.skipif(library("rms") is None, reason="there is no C++ compiler"),
@@ -117,10 +119,10 @@ def test_padding_of_power_norm(calls):
     torch.testing.assert_close(y.double(), exact, atol=1e-5, rtol=1e-5)
 
 
-def test_lean_forms_use_it(calls):
+def test_recompute_forms_use_it(calls):
     norm, linear = make("rms", 16), torch.nn.Linear(16, 8)
     x = torch.randn(2, 5, 16, requires_grad=True)
-    y = lean.norm_linear(x, norm, linear)
+    y = recompute.norm_linear(x, norm, linear)
     torch.testing.assert_close(y, linear(norm(x)))
     calls.clear()
     y.sum().backward()
@@ -161,7 +163,7 @@ def test_stem(settings, offset, calls, python_form):
     assert error(native, exact) < 1e-5 + 4 * error(plain, exact)
 
 
-def test_stem_gives_pictures_their_gradient(calls):
+def test_stem_gives_images_their_gradient(calls):
     made = stem()
     images = torch.randn(2, 2, 8, 12, requires_grad=True)
     made(images).square().sum().backward()

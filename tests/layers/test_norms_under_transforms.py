@@ -40,7 +40,7 @@ def make(name, seed=0):
     return norm
 
 
-def pictures():
+def images():
     return torch.randn(8, 4, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
@@ -49,8 +49,8 @@ def loss(norm, values, x):
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_gradients_of_each_picture(name):
-    norm, x = make(name), pictures()
+def test_gradients_of_each_image(name):
+    norm, x = make(name), images()
     values = dict(norm.named_parameters())
     each = torch.vmap(torch.func.grad(lambda v, one: loss(norm, v, one[None])), (None, 0))(values, x)
     for key, parameter in values.items():
@@ -63,7 +63,7 @@ def test_gradients_of_each_picture(name):
 @pytest.mark.parametrize("count", [8, 2])
 @pytest.mark.parametrize("name", NORMS)
 def test_several_models_at_once(name, count):
-    norms, x = [make(name), make(name, seed=2)], pictures()[:count]
+    norms, x = [make(name), make(name, seed=2)], images()[:count]
     stacked = torch.func.stack_module_state(norms)
     found = torch.vmap(lambda *values: torch.func.functional_call(norms[0], values, (x,)))(*stacked)
     for norm, y in zip(norms, found, strict=True):
@@ -72,7 +72,7 @@ def test_several_models_at_once(name, count):
 
 @pytest.mark.parametrize("name", NORMS)
 def test_directional_derivative(name):
-    norm, x = make(name), pictures()
+    norm, x = make(name), images()
     direction = torch.randn_like(x)
     _, along = torch.func.jvp(norm, (x,), (direction,))
     step = 1e-6

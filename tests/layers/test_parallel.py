@@ -14,8 +14,8 @@ from timm.models.vision_transformer import ParallelThingsBlock
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitmods as vm
-from vitmods.errors import UserError
 from vitmods.layers import Block, BranchNorms, LayerNorm, ParallelBlock, RMSNorm
+from vitmods.util.errors import UserError
 
 EXACT = {"atol": 1e-12, "rtol": 1e-12}
 
@@ -88,7 +88,7 @@ def test_both_forms_are_timms_block(k, fuse):
         torch.testing.assert_close(a, b, **EXACT)
 
 
-def test_each_branch_draws_its_drop_path_for_each_picture():
+def test_each_branch_draws_its_drop_path_for_each_image():
     """With rate 1/2 each branch adds twice its output or nothing, in all combinations."""
     block, x = parallel(2, drop_path=0.5), tokens(batch=64)
     for fuse in (True, False):
@@ -290,17 +290,17 @@ def test_weights_made_in_inference_mode_run():
 
 
 @pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
-def test_lean_gradients_are_the_plain_ones_bit_for_bit(norm):
+def test_recompute_gradients_are_the_plain_ones_bit_for_bit(norm):
     block, x = parallel(norm_layer=norm), tokens()
-    assert block.can_be_lean
+    assert block.can_recompute
     block.fuse = False
     plain = run(block, False, x)
-    block.lean = True
+    block.recompute = True
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
         run(block, None, x)
     assert all(torch.equal(a, b) for a, b in zip(run(block, None, x), plain, strict=True))
-    block.lean, all_kept = False, []
+    block.recompute, all_kept = False, []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: all_kept.append(t.numel()) or t, lambda t: t):
         run(block, False, x)
     assert sum(kept) < 0.9 * sum(all_kept)

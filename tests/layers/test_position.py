@@ -40,9 +40,9 @@ def test_sincos2d_of_a_rectangle_is_row_major_with_the_column_first():
 
 
 def test_centred_sincos2d_is_sincos2d_without_each_positions_mean():
-    table, centred = sincos2d((3, 5), 192), sincos2d((3, 5), 192, centred=True)
+    table, centered = sincos2d((3, 5), 192), sincos2d((3, 5), 192, centered=True)
     assert table.mean(-1).abs().min() > 0.1
-    torch.testing.assert_close(centred, table - table.mean(-1, keepdim=True))
+    torch.testing.assert_close(centered, table - table.mean(-1, keepdim=True))
 
 
 def test_sincos2d_of_the_narrowest_width_is_finite():

@@ -5,8 +5,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitmods.layers import DynamicTokenNorm
-from vitmods.layers.norms import separable
-from vitmods.layers.norms.separable import Layout, axis_kernels, separable_norm
+from vitmods.ops import separable
+from vitmods.ops.separable import Layout, axis_kernels, separable_norm
 
 HEADS, DIM, EPS = 3, 12, 1e-3  # eps large, so that a misplaced one is seen
 GRIDS = [(4, 4), (3, 5), (5, 2), (1, 7), (7, 1), (1, 1)]
@@ -121,7 +121,7 @@ def test_inputs_that_are_not_contiguous(layout):
 
 
 def test_the_input_is_left_alone():
-    """One head, one picture and one column or row: the layout of the heads is that of the input, no copy is implied."""
+    """One head, one image and one column or row: the layout of the heads is that of the input, no copy is implied."""
     for grid in ((4, 1), (1, 4), (1, 1)):
         x, grad = torch.randn(1, grid[0] * grid[1], 4), torch.randn(1, grid[0] * grid[1], 4)
         before = x.clone(), grad.clone()

@@ -10,7 +10,7 @@ from vitmods.layers.stems import patchify
 SIZES = {"img_size": (8, 12), "patch_size": (4, 2), "in_chans": 2, "embed_dim": 6}
 
 
-def randomised(stem, seed=0):
+def randomized(stem, seed=0):
     torch.manual_seed(seed)
     for parameter in stem.parameters():
         torch.nn.init.normal_(parameter)
@@ -28,7 +28,7 @@ def test_patches_are_row_major_and_channel_first():
 
 
 def test_linear_stem_is_a_linear_map_of_each_patch():
-    stem = randomised(LinearStem(**SIZES, norm_layer=LayerNorm)).double()
+    stem = randomized(LinearStem(**SIZES, norm_layer=LayerNorm)).double()
     images = torch.randn(2, 2, 8, 12, dtype=torch.float64)
     expected = stem.norm(F.linear(patchify(images, (4, 2)), stem.proj.weight.flatten(1), stem.proj.bias))
     torch.testing.assert_close(stem(images), expected, atol=1e-12, rtol=0)
@@ -38,7 +38,7 @@ def test_linear_stem_is_a_linear_map_of_each_patch():
 @pytest.mark.parametrize("before", [LayerNorm, RMSNorm, ScaleShift, partial(LayerNorm, affine=False), None])
 def test_dual_patchnorm_equation_and_gradients_in_training_and_inference(before, bias):
     """Training folds the first norm's gain and bias into the projection; inference does not."""
-    stem = randomised(DualPatchNormStem(**SIZES, bias=bias, norm_before=before)).double()
+    stem = randomized(DualPatchNormStem(**SIZES, bias=bias, norm_before=before)).double()
     images = torch.randn(2, 2, 8, 12, dtype=torch.float64, requires_grad=True)
     patches = stem.norm_before(patchify(images, (4, 2)))
     slow = stem.norm(F.linear(patches, stem.proj.weight.flatten(1), stem.proj.bias))
@@ -52,7 +52,7 @@ def test_dual_patchnorm_equation_and_gradients_in_training_and_inference(before,
 
 
 @pytest.mark.parametrize("kind", [LinearStem, DualPatchNormStem])
-def test_wrong_pictures_are_errors_that_say_what_to_do(kind):
+def test_wrong_images_are_errors_that_say_what_to_do(kind):
     stem = kind(**SIZES)
     with pytest.raises(ValueError, match=r"12x8 pixels.*8x12.*set_input_size"):
         stem(torch.zeros(1, 2, 12, 8))
@@ -64,7 +64,7 @@ def test_wrong_pictures_are_errors_that_say_what_to_do(kind):
 
 @pytest.mark.parametrize("kind", [LinearStem, DualPatchNormStem])
 def test_nhwc_output_is_the_grid(kind):
-    stem = randomised(kind(**SIZES, output_fmt="NHWC"))
+    stem = randomized(kind(**SIZES, output_fmt="NHWC"))
     images = torch.randn(1, 2, 8, 12)
     grid = stem(images)
     stem.output_fmt = None
@@ -74,7 +74,7 @@ def test_nhwc_output_is_the_grid(kind):
 
 def test_a_larger_patch_gives_on_enlarged_patches_what_the_old_one_gave():
     """FlexiViT's rule: resizing patches up and projecting with the resized kernel is the old projection, exactly."""
-    stem = randomised(LinearStem(img_size=4, patch_size=4, in_chans=2, embed_dim=6)).double()
+    stem = randomized(LinearStem(img_size=4, patch_size=4, in_chans=2, embed_dim=6)).double()
     patch = torch.randn(3, 2, 4, 4, dtype=torch.float64)
     old = stem(patch)
     stem.set_input_size(img_size=7, patch_size=7)
@@ -89,7 +89,7 @@ def test_dual_patchnorm_follows_a_new_patch_size(before):
     stem.norm_before.weight.data.copy_(gain.repeat_interleave(16))
     stem.set_input_size(patch_size=(8, 2))
     assert stem.grid_size == (1, 4)
-    torch.testing.assert_close(stem.norm_before.weight.detach(), gain.repeat_interleave(16))  # flat pictures stay flat
+    torch.testing.assert_close(stem.norm_before.weight.detach(), gain.repeat_interleave(16))  # flat images stay flat
     tokens = stem(torch.randn(2, 2, 8, 8))
     assert tokens.shape == (2, 4, 6)
     tokens.sum().backward()

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitmods.errors import UserError
 from vitmods.layers import (
     DualPatchNormStem,
     HMLPStem,
@@ -20,6 +19,7 @@ from vitmods.layers import (
 )
 from vitmods.layers.norms import BatchNorm
 from vitmods.layers.stems import patchify
+from vitmods.util.errors import UserError
 
 ROWS, COLUMNS = 2, 3
 SIZES = {"img_size": (16, 24), "patch_size": 8, "in_chans": 2, "embed_dim": 8}
@@ -51,7 +51,7 @@ def make(kind):
     return stem
 
 
-def pictures(count, seed=0):
+def random_images(count, seed=0):
     return torch.randn(count, 2, 16, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
@@ -69,7 +69,7 @@ def same(a, b, atol=1e-10):
 def test_visible_patches_alone_are_what_selecting_gives(kind, keep):
     keep = torch.tensor(keep)
     stem = make(kind).eval()
-    images = pictures(len(keep))
+    images = random_images(len(keep))
     same(stem(images, keep), select(stem(images), keep))
     with torch.no_grad():
         same(stem(images, keep), select(stem(images), keep))
@@ -79,7 +79,7 @@ def test_visible_patches_alone_are_what_selecting_gives(kind, keep):
 def test_gradients_of_visible_patches_are_those_of_selecting(kind):
     stem = make(kind).train("BN" not in kind)
     keep = torch.tensor([[4, 0], [1, 5]])
-    images = pictures(2).requires_grad_()
+    images = random_images(2).requires_grad_()
     leaves = [images, *stem.parameters()]
     fast = torch.autograd.grad(stem(images, keep).sin().sum(), leaves)
     slow = torch.autograd.grad(select(stem(images), keep).sin().sum(), leaves)
@@ -94,9 +94,9 @@ def test_gradients_of_visible_patches_are_those_of_selecting(kind):
 @given(patch=st.integers(0, ROWS * COLUMNS - 1), seed=st.integers(1, 1000))
 def test_a_patch_reaches_its_own_token_alone(kind, patch, seed):
     stem = make(kind).eval()
-    images, other = pictures(1), pictures(1)
+    images, other = random_images(1), random_images(1)
     top, left = 8 * (patch // COLUMNS), 8 * (patch % COLUMNS)
-    other[..., top : top + 8, left : left + 8] = pictures(1, seed)[..., :8, :8]
+    other[..., top : top + 8, left : left + 8] = random_images(1, seed)[..., :8, :8]
     moved = (stem(images) - stem(other)).abs().amax((0, 2)) > 1e-12
     assert moved.nonzero().flatten().tolist() == [patch]
 
@@ -108,7 +108,7 @@ def test_masking_before_and_after_commute(kind, mask):
     """Tokens replaced after the stem, with the hidden pixels there or blacked out before it."""
     stem = make(kind).eval()
     mask = torch.tensor(mask)
-    images = pictures(2)
+    images = random_images(2)
     pixels = mask.view(ROWS, COLUMNS).repeat_interleave(8, 0).repeat_interleave(8, 1)
     token = torch.ones(8, dtype=torch.float64)
     before = torch.where(mask[:, None], token, stem(images.masked_fill(pixels, 0.0)))
@@ -120,12 +120,12 @@ def test_masking_before_and_after_commute(kind, mask):
 def test_batch_statistics_of_training_are_those_of_the_visible_patches(norm):
     stem = make("hmlp, BN" if norm == "batch" else "hmlp, LN").train()
     keep = torch.tensor([[4, 0, 1], [1, 5, 2]])
-    images = pictures(2)
+    images = random_images(2)
     seen = patchify(images, (8, 8)).gather(1, keep[..., None].expand(-1, -1, 128))
-    as_pictures = seen.view(6, 2, 8, 8)  # each visible patch a picture of its own
+    as_images = seen.view(6, 2, 8, 8)  # each visible patch an image of its own
     alone = make("hmlp, BN" if norm == "batch" else "hmlp, LN").train()
     alone.strict_img_size = False
-    same(stem(images, keep).flatten(0, 1), alone(as_pictures).flatten(0, 1))
+    same(stem(images, keep).flatten(0, 1), alone(as_images).flatten(0, 1))
     for a, b in zip(stem.buffers(), alone.buffers(), strict=True):
         same(a.double(), b.double(), atol=1e-6)
     differs = (stem(images, keep) - select(stem(images), keep)).abs().max() > 1e-3
@@ -134,7 +134,7 @@ def test_batch_statistics_of_training_are_those_of_the_visible_patches(norm):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_work_is_proportional_to_what_is_visible(kind):
-    stem, images = make(kind), pictures(2)
+    stem, images = make(kind), random_images(2)
 
     def count(*keep):
         with FlopCounterMode(display=False) as counter:
@@ -150,10 +150,10 @@ def test_work_is_proportional_to_what_is_visible(kind):
     ("keep", "message"),
     [
         (torch.zeros(2, 0, dtype=torch.long), "keep is empty"),
-        (torch.tensor([[0, 1], [2, 2]]), "repeats a patch of picture 1"),
-        (torch.tensor([[0, 6], [1, 2]]), r"names the patches \[6\]; a picture has 6"),
+        (torch.tensor([[0, 1], [2, 2]]), "repeats a patch of image 1"),
+        (torch.tensor([[0, 6], [1, 2]]), r"names the patches \[6\]; an image has 6"),
         (torch.tensor([[0, -1], [1, 2]]), r"names the patches \[-1\]"),
-        (torch.tensor([[0, 1]]), "rows for 1 pictures, and there are 2"),
+        (torch.tensor([[0, 1]]), "rows for 1 images, and there are 2"),
         (torch.tensor([0, 1]), r"tensor \(B, K\) of whole numbers"),
         (torch.tensor([[0.0], [1.0]]), r"tensor \(B, K\) of whole numbers"),
         (torch.ones(2, 6, dtype=torch.bool), r"tensor \(B, K\) of whole numbers"),
@@ -164,23 +164,23 @@ def test_work_is_proportional_to_what_is_visible(kind):
 @pytest.mark.parametrize("kind", ["linear", "hmlp, LN"])
 def test_lists_that_make_no_sense_are_errors(kind, keep, message):
     with pytest.raises(UserError, match=message):
-        make(kind)(pictures(2), keep)
+        make(kind)(random_images(2), keep)
 
 
 def test_what_cannot_keep_says_why():
     keep = torch.tensor([[0]])
     with pytest.raises(UserError, match=r"overlapping windows.*patch-wise stem"):
-        LeViTStem(**SIZES).double()(pictures(1), keep)
+        LeViTStem(**SIZES).double()(random_images(1), keep)
     with pytest.raises(UserError, match="overlapping windows"):
-        TokensToTokenStem(16, 16, 2, 8).double()(pictures(1)[..., :16], keep)
+        TokensToTokenStem(16, 16, 2, 8).double()(random_images(1)[..., :16], keep)
     with pytest.raises(UserError, match="form no grid"):
-        LinearStem(**SIZES, output_fmt="NHWC").double()(pictures(1), keep)
+        LinearStem(**SIZES, output_fmt="NHWC").double()(random_images(1), keep)
     with pytest.raises(ValueError, match=r"24x16 pixels.*set_input_size"):
-        make("hmlp, LN")(pictures(1).mT, keep)
+        make("hmlp, LN")(random_images(1).mT, keep)
 
 
-def test_indices_of_32_bits_and_pictures_in_any_memory_layout():
-    stem, images = make("hmlp, LN"), pictures(2)
+def test_indices_of_32_bits_and_images_in_any_memory_layout():
+    stem, images = make("hmlp, LN"), random_images(2)
     keep = torch.tensor([[4, 0], [1, 5]])
     same(stem(images, keep.int()), stem(images, keep))
     same(stem(images.contiguous(memory_format=torch.channels_last), keep), stem(images, keep))

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vitmods.errors import UserError
 from vitmods.layers import Block, HMLPStem, LayerNorm, LeViTStem, LinearStem, LocalTransformerStem
 from vitmods.layers.norms import BatchNorm
 from vitmods.layers.stems import patchify
+from vitmods.util.errors import UserError
 
 KINDS = [HMLPStem, LeViTStem, LocalTransformerStem]
 
@@ -45,7 +45,7 @@ def test_hmlp_grows_from_4_pixels_by_doubling(patch, layers):
 @pytest.mark.parametrize(
     ("patch", "widths"), [(2, [64]), (4, [32, 64]), (16, [8, 16, 32, 64]), (32, [4, 8, 16, 32, 64])]
 )
-def test_levit_halves_the_picture_and_doubles_the_width(patch, widths):
+def test_levit_halves_the_image_and_doubles_the_width(patch, widths):
     stem = LeViTStem((2 * patch, patch), patch, 3, 64)
     assert convolutions(stem) == [(3, width) for width in widths]
     assert not [name for name, _ in stem.named_parameters() if name.startswith("proj.bias")]
@@ -102,7 +102,7 @@ def test_gelu_comes_after_the_norm_of_the_linear_stem():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_patches_of_another_size_are_refused_and_other_pictures_taken(kind):
+def test_patches_of_another_size_are_refused_and_other_images_taken(kind):
     stem = kind(16, 8, 3, 8).eval()
     stem.set_input_size(img_size=(24, 8), patch_size=8)
     assert stem(torch.zeros(1, 3, 24, 8)).shape == (1, 3, 8)

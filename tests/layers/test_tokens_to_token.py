@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional as F
 
 import vitmods as vm
-from vitmods.errors import UserError
 from vitmods.layers import LayerNorm, TokensToTokenStem
+from vitmods.util.errors import UserError
 
 
 def build(img_size=(32, 48), **overrides):
@@ -20,7 +20,7 @@ def build(img_size=(32, 48), **overrides):
     return stem
 
 
-def pictures(height=32, width=48, channels=2):
+def random_images(height=32, width=48, channels=2):
     generator = torch.Generator().manual_seed(1)
     return torch.randn(2, channels, height, width, generator=generator, dtype=torch.float64)
 
@@ -48,7 +48,7 @@ def slow_stem(stem, images):
 
 
 def test_definition():
-    stem, images = build(), pictures()
+    stem, images = build(), random_images()
     expected, grid = slow_stem(stem, images)
     assert grid == stem.grid_size == (2, 3)
     torch.testing.assert_close(stem(images), expected, atol=1e-10, rtol=0)
@@ -61,13 +61,15 @@ def test_definition():
 def test_options_of_every_stem():
     assert build(bias=False).proj.bias is None
     assert isinstance(build(norm_layer=LayerNorm).norm, LayerNorm)
-    assert build(output_fmt="NHWC")(pictures()).shape == (2, 2, 3, 24)
+    assert build(output_fmt="NHWC")(random_images()).shape == (2, 2, 3, 24)
 
 
-def test_another_picture_size_keeps_the_weights():
+def test_another_image_size_keeps_the_weights():
     stem = build()
     stem.set_input_size((64, 16))
-    torch.testing.assert_close(stem(pictures(64, 16)), slow_stem(stem, pictures(64, 16))[0], atol=1e-10, rtol=0)
+    torch.testing.assert_close(
+        stem(random_images(64, 16)), slow_stem(stem, random_images(64, 16))[0], atol=1e-10, rtol=0
+    )
 
 
 @pytest.mark.parametrize("call", [lambda: TokensToTokenStem(patch_size=8), lambda: build().set_input_size(None, 8)])
@@ -84,7 +86,7 @@ def model(changes="", **overrides):
 
 
 def images():
-    return pictures(64, 48, 3).float()
+    return random_images(64, 48, 3).float()
 
 
 @pytest.mark.parametrize(
@@ -140,10 +142,10 @@ def test_half_precision():
     assert float((rough.float() - expected).abs().max()) < 0.05 * float(expected.abs().max()) + 0.01
 
 
-def test_another_picture_size_of_a_model():
+def test_another_image_size_of_a_model():
     found = model("dtn")
     found.set_input_size((32, 80))
-    assert found(pictures(32, 80, 3).float()).shape == (2, 5)
+    assert found(random_images(32, 80, 3).float()).shape == (2, 5)
 
 
 @pytest.mark.parametrize(

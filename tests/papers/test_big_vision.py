@@ -29,7 +29,7 @@ def close(ours, theirs, tolerance=1e-8):
 
 @pytest.fixture(params=MODELS)
 def case(request, golden, flax_weights):
-    """(golden, model with its weights, its pictures as (B, channels, height, width))"""
+    """(golden, model with its weights, its images as (B, channels, height, width))"""
     g = golden(request.param)
     model = vm.vit(vm.ViTConfig(**SHAPE, **BIG_VISION, **MODELS[request.param]))
     if request.param == "bv_vit_dpn":
@@ -68,9 +68,9 @@ def test_gradients_equal_big_vision(case, flax_weights):
         close(gradient, theirs[name])
 
 
-def test_lean_activations_give_big_visions_gradients(case, flax_weights):
+def test_recompute_activations_give_big_visions_gradients(case, flax_weights):
     g, model, images = case
-    model.set_lean_activations()
+    model.set_recompute()
     (model(images) * g["ct.logits"]).sum().backward()
     close(images.grad, g["grad_in.image"].permute(0, 3, 1, 2))
     for name, gradient in flax_weights(g.group("grad_param")).items():

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.config import BranchConfig, NormConfig
 from vitmods.layers import Block, ParallelBlock
+from vitmods.model.config import BranchConfig, NormConfig
 
 
 def block_with(change):
@@ -102,12 +102,12 @@ def test_subln_layer(golden):
         close(gradient, expected[name])
 
 
-@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("name", ["deit_block", "deit_block_layerscale"])
-def test_deit_block(golden, name, lean):
+def test_deit_block(golden, name, recompute):
     g = golden(name)
     block = Block(24, 3, init_values=1e-4 if "layerscale" in name else None).double()
-    block.lean = lean
+    block.recompute = recompute
     ours = {"gamma_1": "ls1.gamma", "gamma_2": "ls2.gamma"}
     block.load_state_dict({ours.get(k, k): v for k, v in g.group("param").items()})
     y, grad_x, grads = run(block, g["ct.y"], g["in.x"])

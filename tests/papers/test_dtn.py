@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.flops import count_macs, count_params
 from vitmods.layers import DynamicTokenNorm
+from vitmods.model.flops import count_macs, count_params
 
 EXACT = {"atol": 1e-10, "rtol": 0}
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.flops import count_params
+from vitmods.model.flops import count_params
 
 VARIANTS = {
     "base": None,

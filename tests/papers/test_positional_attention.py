@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.apply import edit
-from vitmods.flops import count_macs, count_params
+from vitmods.adapters.apply import edit
 from vitmods.layers import Attention, DynamicTokenNorm, GatedPositions
+from vitmods.model.flops import count_macs, count_params
 
 EXACT = {"atol": 1e-10, "rtol": 0}
 

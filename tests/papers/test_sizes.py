@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.config import NormConfig
-from vitmods.flops import count_macs, count_params
+from vitmods.model.config import NormConfig
+from vitmods.model.flops import count_macs, count_params
 
 
 def build(name, **overrides):

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.apply import edit
-from vitmods.flops import count_macs, count_published
+from vitmods.adapters.apply import edit
 from vitmods.layers import HMLPStem, LayerNorm, LeViTStem
 from vitmods.layers.norms import BatchNorm
+from vitmods.model.flops import count_macs, count_published
 
 NORMS = {"bn_train": partial(BatchNorm, eps=1e-5), "bn_eval": partial(BatchNorm, eps=1e-5), "ln": LayerNorm}
 

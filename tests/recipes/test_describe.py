@@ -8,30 +8,30 @@ import torch
 
 import vitmods as vm
 from vitmods.cli import main
-from vitmods.errors import UserError
 from vitmods.recipes import FINETUNING, PAPERS, PAPERS_FINETUNING, RECIPES, a2, augreg, deit, finetune, plain
 from vitmods.recipes.architecture import architecture, usual_model
 from vitmods.recipes.describe import describe
 from vitmods.recipes.parse import parse_recipe, settings_of
+from vitmods.util.errors import UserError
 
 PUBLISHED = {**PAPERS, **PAPERS_FINETUNING}
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_says_what_for_and_what_to_expect(name):
-    told = describe(name, RECIPES[name])
-    assert told.summary
-    assert told.data
-    assert told.expected_number
-    assert len(told.summary) <= 120
-    assert [argument.partition("=")[0] for argument in told.arguments] == list(settings_of(RECIPES[name]))
+    record = describe(name, RECIPES[name])
+    assert record.summary
+    assert record.data
+    assert record.expected_number
+    assert len(record.summary) <= 120
+    assert [argument.partition("=")[0] for argument in record.arguments] == list(settings_of(RECIPES[name]))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_papers_recipe_names_the_paper_and_a_command_that_exists(name, capsys):
-    told = describe(name, PUBLISHED[name])
-    assert re.search(r"arXiv:\d{4}\.\d{5}", told.paper)
-    program, command, *words = shlex.split(told.command)
+    record = describe(name, PUBLISHED[name])
+    assert re.search(r"arXiv:\d{4}\.\d{5}", record.paper)
+    program, command, *words = shlex.split(record.command)
     assert program == "vitmods"
     with pytest.raises(SystemExit):
         main([command, "--help"])
@@ -51,12 +51,12 @@ def test_a_description_is_what_the_docstring_says():
         Prose.
         """
 
-    told = describe("example", example)
-    assert told.summary == "One line, so"
-    assert told.paper == 'Somebody et al., "A title: with a colon" (arXiv:1234.56789)'
-    assert told.expected_number == "12.3"
-    assert told.arguments == ("level=3",)
-    assert told.data == ""
+    record = describe("example", example)
+    assert record.summary == "One line, so"
+    assert record.paper == 'Somebody et al., "A title: with a colon" (arXiv:1234.56789)'
+    assert record.expected_number == "12.3"
+    assert record.arguments == ("level=3",)
+    assert record.data == ""
 
 
 CALL = re.compile(r'vm\.vit\(("[^"]+".*?)\)')
@@ -121,7 +121,7 @@ def test_recipes_that_cannot_be_read(text, words):
         parse_recipe(text)
 
 
-def test_a_model_without_a_name_must_be_told():
+def test_a_model_without_a_name_must_be_reported():
     with pytest.raises(UserError, match=r"say which, as in a2\(model=S/16\)"):
         parse_recipe("a2", model=None)
     assert parse_recipe("a2(model=S/16)", model=None) == a2(model="S/16")

@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
-from vitmods.errors import UserError
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve, resolve_on
+from vitmods.util.errors import UserError
 
 
 def test_importing_it_does_not_import_torch():
@@ -15,10 +15,10 @@ def test_importing_it_does_not_import_torch():
 
 def test_big_visions_three_hundred_epochs_are_93k_steps():
     # 99 % of ImageNet's training split; the published configuration speaks of 93k.
-    length = resolve(Recipe(epochs=300, batch_size=4096, warmup_steps=10_000), 1_268_355)
+    length = resolve(Recipe().with_(epochs=300, batch_size=4096, warmup_steps=10_000), 1_268_355)
     assert (length.steps_per_epoch, length.steps, length.warmup_steps) == (309, 92_700, 10_000)
     assert length.epochs == 300
-    assert length.pictures_seen == 92_700 * 4096
+    assert length.images_seen == 92_700 * 4096
 
 
 def test_steps_may_end_inside_an_epoch():
@@ -39,17 +39,17 @@ def test_steps_may_end_inside_an_epoch():
     ],
 )
 def test_warmup(fields, expected):
-    assert resolve(Recipe(batch_size=100, **fields), 1_000).warmup_steps == pytest.approx(expected)
+    assert resolve(Recipe().with_(batch_size=100, **fields), 1_000).warmup_steps == pytest.approx(expected)
 
 
 def test_an_epoch_of_repeated_views_has_as_many_steps():
-    assert resolve(Recipe(repeats=3), 1_000) == resolve(Recipe(), 1_000)
+    assert resolve(Recipe().with_(repeats=3), 1_000) == resolve(Recipe(), 1_000)
 
 
 def test_rates_follow_the_batch_size():
-    length = resolve(Recipe(lr=5e-4, min_lr=1e-5, lr_batch=512, batch_size=1024), 5_000)
+    length = resolve(Recipe().with_(lr=5e-4, min_lr=1e-5, lr_batch=512, batch_size=1024), 5_000)
     assert (length.lr, length.min_lr) == (1e-3, 2e-5)
-    length = resolve(Recipe(lr=5e-4, min_lr=1e-5, batch_size=1024), 5_000)
+    length = resolve(Recipe().with_(lr=5e-4, min_lr=1e-5, batch_size=1024), 5_000)
     assert (length.lr, length.min_lr) == (5e-4, 1e-5)
 
 
@@ -64,21 +64,21 @@ def test_a_data_set_says_its_own_length():
 
 
 @pytest.mark.parametrize(
-    ("fields", "pictures", "words"),
+    ("fields", "images", "words"),
     [
-        ({"batch_size": 512}, 160, "batch of 512 pictures is more than the 160 .* set batch_size to 160 or less"),
-        ({"epochs": 2, "warmup_steps": 20}, 640, "20 steps of warm-up .* nothing of the 20 steps on 640 pictures"),
+        ({"batch_size": 512}, 160, "batch of 512 images is more than the 160 .* set batch_size to 160 or less"),
+        ({"epochs": 2, "warmup_steps": 20}, 640, "20 steps of warm-up .* nothing of the 20 steps on 640 images"),
         ({"steps": 20, "warmup_epochs": 3.0}, 640, "30 steps of warm-up .* nothing of the 20 steps"),
         ({"epochs": 2, "cooldown_steps": 18}, 640, "2 steps of warm-up and 18 of cool-down leave nothing of the 20"),
     ],
 )
-def test_what_does_not_fit_the_pictures_is_refused(fields, pictures, words):
+def test_what_does_not_fit_the_images_is_refused(fields, images, words):
     with pytest.raises(UserError, match=words):
-        resolve(Recipe(**fields), pictures)
+        resolve(Recipe().with_(**fields), images)
 
 
 @pytest.mark.parametrize(
-    ("fields", "pictures", "every", "count"),
+    ("fields", "images", "every", "count"),
     [
         ({"epochs": 30}, 640, 10, 30),
         ({"epochs": 300}, 640, 30, 100),
@@ -87,7 +87,7 @@ def test_what_does_not_fit_the_pictures_is_refused(fields, pictures, words):
         ({"steps": 5}, 640, 10, 1),
     ],
 )
-def test_a_trial_is_evaluated_every_epoch_but_a_hundred_times_at_most(fields, pictures, every, count):
-    length = resolve(Recipe(**fields), pictures)
+def test_a_trial_is_evaluated_every_epoch_but_a_hundred_times_at_most(fields, images, every, count):
+    length = resolve(Recipe().with_(**fields), images)
     assert (length.evaluate_every(), length.evaluations()) == (every, count)
     assert length.evaluate_every(500) == 500 * length.steps_per_epoch

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 
-from vitmods.errors import UserError
 from vitmods.recipes import (
     RECIPES,
     SUN397_GRIDS,
@@ -18,6 +17,7 @@ from vitmods.recipes import (
     transfer,
 )
 from vitmods.recipes.length import lr_at, resolve
+from vitmods.util.errors import UserError
 
 IMAGENET, MINIVAL = 1_281_167, 1_268_355
 
@@ -190,7 +190,7 @@ EXPECTED = [
     ("vtab", {}, {**MOMENTUM, "steps": 2500, "lr": 3e-4, "warmup_steps": 200}),
     # Dual PatchNorm, appendix F: the first point of its grid
     ("sun397", {}, {"epochs": 600, "lr": 1e-3, "weight_decay": 0.1, "dropout": 0.0, "mixup": 0.0, "randaugment": None}),
-    # our own, tuned for few pictures
+    # our own, tuned for few images
     ("small_data", {}, {"epochs": 30, "batch_size": 32, "lr": 1e-3, "lr_batch": None, "crop_scale": (0.5, 1.0)}),
     # DeiT's author, discussions 45 and 105 of its repository
     *(("transfer", {"dataset": name}, {**LIKE_DEIT, **SGD}) for name in ("cifar10", "cifar100", "cars", "flowers")),
@@ -200,7 +200,7 @@ EXPECTED = [
 
 @pytest.mark.parametrize(("name", "arguments", "expected"), EXPECTED, ids=lambda value: str(value)[:40])
 def test_numbers_are_the_papers(name, arguments, expected):
-    found = RECIPES[name](**arguments).to_dict()
+    found = RECIPES[name](**arguments).settings()
     assert {key: found[key] for key in expected} == expected
 
 
@@ -265,7 +265,7 @@ def test_sun397_takes_every_point_of_its_grids():
     points = list(itertools.product(*plain.values(), *augmented.values()))
     found = [sun397(**dict(zip((*plain, *augmented), point, strict=True))) for point in points]
     assert len(set(found)) == 12 * 12
-    assert {recipe.randaugment for recipe in found} == {(2, 0), (2, 5), (2, 10), (2, 15)}
+    assert {recipe.augment.randaugment for recipe in found} == {(2, 0), (2, 5), (2, 10), (2, 15)}
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,15 @@ BIG_VISION = {
 }
 
 
-def rates(at, pictures=64, **fields):
-    length = resolve(Recipe(**{"batch_size": 64, **fields}), pictures)
+def rates(at, dataset=64, **fields):
+    length = resolve(Recipe().with_(**{"batch_size": 64, **fields}), dataset)
     return [lr_at(length, step) for step in at]
 
 
 @pytest.mark.parametrize("name", BIG_VISION)
 def test_equals_big_visions_schedules_over_a_thousand_steps(name):
     expected = np.load(GOLDEN / "bv_schedules.npz")[name]
-    ours = rates(range(0, 1001, 10), pictures=6_400, lr=1.0, steps=1000, **BIG_VISION[name])
+    ours = rates(range(0, 1001, 10), dataset=6_400, lr=1.0, steps=1000, **BIG_VISION[name])
     np.testing.assert_allclose(ours, expected, atol=1e-6)
 
 
@@ -38,7 +38,7 @@ def test_epoch_cosine_is_what_deit_trains_with(array):
     expected = np.load(GOLDEN / "deit_cosine_epoch_lr.npz")[array]
     deit = {"schedule": "epoch_cosine", "epochs": 300, "warmup_epochs": 5.0, "warmup_lr": 1e-6, "min_lr": 1e-5}
     for place in (0, 6):  # the same in the first and in the last of the 7 steps of an epoch
-        ours = rates((7 * epoch + place for epoch in range(301)), pictures=7 * 64, **deit)
+        ours = rates((7 * epoch + place for epoch in range(301)), dataset=7 * 64, **deit)
         np.testing.assert_allclose(ours[1:], expected, atol=1e-12, rtol=0)
         assert ours[0] == ours[1] == 1e-6
 

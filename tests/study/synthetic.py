@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitmods.config import NormConfig, ViTConfig
-from vitmods.study.stats import effects, noise_floor
+from vitmods.model.config import NormConfig, ViTConfig
+from vitmods.stats.effects import effects, noise_floor
 
 LAYER, RMS = NormConfig(), NormConfig("rms")
 BASE = ViTConfig(img_size=32, patch_size=4, embed_dim=192, num_heads=3, mlp_dim=768, num_classes=10)
@@ -38,7 +38,7 @@ RMS_CHANGE = {
     "title": "Norm kind",
     "paper": "Zhang, Sennrich (2019). Root Mean Square Layer Normalization. NeurIPS.",
     "url": "https://arxiv.org/abs/1910.07467",
-    "summary": "Every norm of the blocks becomes an RMSNorm: no centring, no bias.",
+    "summary": "Every norm of the blocks becomes an RMSNorm: no centering, no bias.",
     "preserves": "weights",
     "published": "equal quality at 7 to 64 % less time of the norm",
     "cost": "fewer operations",
@@ -86,9 +86,7 @@ def _trial(study, arm, seed, final, rng, speed, evaluations, status="finished"):
     rows = []
     for epoch, top1 in enumerate(_curve(rng, final, evaluations)[:kept], 1):
         common = {"step": 90 * epoch, "epoch": epoch, "wall_s": 41.0 * epoch * speed * (1 + 0.02 * rng.random())}
-        rows.append(
-            {**common, "split": "train", "loss": 2.3 * math.exp(-epoch / 20), "lr": 1e-3, "pictures_per_s": 900}
-        )
+        rows.append({**common, "split": "train", "loss": 2.3 * math.exp(-epoch / 20), "lr": 1e-3, "images_per_s": 900})
         rows.append({**common, "split": "val", "loss": 1 - float(top1), "top1": float(top1)})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {
@@ -189,7 +187,7 @@ def make_study(
         "cost_base": {"params": 5_362_762, "macs": 359_000_000, "train_step_s": 0.412, "infer_1_s": 0.0048,
                       "infer_n_s": 0.151, "peak_memory_bytes": 812_000_000, "train_batch": 64, "infer_batch": 64},
         "data": {
-            "name": "cifar10", "spec": "torchvision:CIFAR10?root=pictures", "classes": classes,
+            "name": "cifar10", "spec": "torchvision:CIFAR10?root=images", "classes": classes,
             "splits": {
                 "train": split([450 + 7 * i for i in range(len(classes))]),
                 "val": split([50] * len(classes)),
@@ -204,12 +202,12 @@ def make_study(
                    "weight_decay": 0.05, "warmup_epochs": 2.0, "clip_norm": 1.0, "ema": None,
                    "loss": "softmax", "crop": "pad", "flip": 0.5,
                    "randaugment": None, "mixup": 0.0, "cutmix": 0.0, "precision": "32-true", "mean": [0.5, 0.5, 0.5]},
-        "settings": {"data": "torchvision:CIFAR10?root=pictures", "seeds": list(range(seeds)), "split_seed": 0},
+        "settings": {"data": "torchvision:CIFAR10?root=images", "seeds": list(range(seeds)), "split_seed": 0},
         "environment": {"python": "3.11.7", "packages": {"vitmods": "0.1.0", "torch": "2.11.0", "timm": "1.0.20"},
                         "device": "cpu", "device_name": "a processor", "cores": 2, "threads": 2},
         "warnings": [f"{row['name']}, seed {t['seed']} diverged: {t['message']}" for row in rows for t in row["trials"]
                      if t["status"] == "diverged"],
-        "command": "vitmods compare --data 'torchvision:CIFAR10?root=pictures' --base Ti/4 --img-size 32 --arms dpn "
+        "command": "vitmods compare --data 'torchvision:CIFAR10?root=images' --base Ti/4 --img-size 32 --arms dpn "
                    "'placement(attn=post,mlp=post)' --seeds 5 --epochs 30 --out runs/cifar10",
         "noise_floor": floor.to_dict(),
         "complete": not missing,
@@ -231,14 +229,14 @@ def write_results(study, results):
     (Path(study) / "results.json").write_text(json.dumps(results, allow_nan=False))
 
 
-def sample_pictures(names, size=32, seed=0):
-    """One picture per name: a coloured gradient with a disc, so that tiles can be told apart."""
+def sample_images(names, size=32, seed=0):
+    """One image per name: a colored gradient with a disc, so that tiles can be reported apart."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:size, 0:size] / size
-    pictures = []
+    dataset = []
     for name in names:
-        colours, centre, radius = rng.integers(30, 255, (3, 3)), rng.uniform(0.3, 0.7, 2), rng.uniform(0.15, 0.3)
-        picture = colours[0] * x[..., None] + colours[1] * (1 - x[..., None])
-        picture[(x - centre[0]) ** 2 + (y - centre[1]) ** 2 < radius**2] = colours[2]
-        pictures.append((name, picture.clip(0, 255).astype(np.uint8)))
-    return pictures
+        colors, center, radius = rng.integers(30, 255, (3, 3)), rng.uniform(0.3, 0.7, 2), rng.uniform(0.15, 0.3)
+        image = colors[0] * x[..., None] + colors[1] * (1 - x[..., None])
+        image[(x - center[0]) ** 2 + (y - center[1]) ** 2 < radius**2] = colors[2]
+        dataset.append((name, image.clip(0, 255).astype(np.uint8)))
+    return dataset

@@ -9,10 +9,10 @@ from torch import nn
 
 import vitmods as vm
 from vitmods.adapters import open_model
+from vitmods.analysis.bench import bench, plot, table
 from vitmods.cli import main
-from vitmods.errors import UserError
-from vitmods.flops import count_macs
-from vitmods.study.bench import bench, plot, table
+from vitmods.model.flops import count_macs
+from vitmods.util.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def test_a_deeper_model_is_slower_and_larger(found):
         assert first["throughput"]["ratio"] == 1
         assert deep["peak_memory_bytes"] > first["peak_memory_bytes"]
         assert 0 < deep["share_of_peak"] < 1.5
-        assert deep["pictures_per_s"] == pytest.approx(4 / deep["seconds"])
+        assert deep["images_per_s"] == pytest.approx(4 / deep["seconds"])
     assert ("fast", "inference", 1) in cells
     assert ("fast", "training", 1) not in cells
 
@@ -62,7 +62,7 @@ def test_table_and_plot(found, tmp_path):
 def test_unfit_models_are_one_error(model, words):
     with pytest.raises(UserError, match=words):
         bench({"it": model}, (16, 16))
-    with pytest.raises(UserError, match="no pictures"):
+    with pytest.raises(UserError, match="no images"):
         bench({"text": nn.Linear(3, 3)}, (16, 16))
 
 

@@ -6,23 +6,23 @@ import torch
 import vitmods as vm
 from vitmods.adapters import open_checkpoint
 from vitmods.cli import main
-from vitmods.errors import UserError
 from vitmods.recipes import plain
 from vitmods.study import Study
 from vitmods.study.arms import Arm
 from vitmods.study.describe import python_call
 from vitmods.study.start import open_trial
 from vitmods.study.trial import base_config, build_model
+from vitmods.util.errors import UserError
 
 RECIPE = plain(epochs=1).with_(batch_size=64)
-PICTURES = {"data": "digits", "recipe": RECIPE, "limit_train": 128}
+IMAGES = {"data": "digits", "recipe": RECIPE, "limit_train": 128}
 RUN = {"workers": 1, "device": "cpu", "cost_seconds": 0, "progress": False}
 
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
     out = tmp_path_factory.mktemp("pretrained")
-    Study("mu2/4", ["dpn", "post=placement(attn=post,mlp=post)"], seeds=2, **PICTURES).run(out, **RUN)
+    Study("mu2/4", ["dpn", "post=placement(attn=post,mlp=post)"], seeds=2, **IMAGES).run(out, **RUN)
     return out
 
 
@@ -46,7 +46,7 @@ def body(model):
 @pytest.mark.parametrize("arm", ["base", "dpn", "post"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_each_arm_and_seed_begins_with_its_own_weights(pretrained, arm, seed):
-    study = Study(start=pretrained, seeds=2, **PICTURES)
+    study = Study(start=pretrained, seeds=2, **IMAGES)
     assert [arm.name for arm in study.settings.arms] == ["dpn", "post"]
     trained = open_trial(pretrained / "trials" / arm / f"seed{seed}")
     begun = model_of(study, arm, seed)
@@ -57,9 +57,7 @@ def test_each_arm_and_seed_begins_with_its_own_weights(pretrained, arm, seed):
 
 
 def test_changes_that_the_folder_lacks_begin_with_base(pretrained):
-    study = Study(
-        start=pretrained, arms=["dpn", "normformer", "dpn+train(attention)", "attention"], **PICTURES, seeds=2
-    )
+    study = Study(start=pretrained, arms=["dpn", "normformer", "dpn+train(attention)", "attention"], **IMAGES, seeds=2)
     starts = {arm.name: arm.start and arm.start.rsplit("/", 1)[-1] for arm in study.settings.arms}
     assert starts == {"dpn": "dpn", "normformer": None, "dpn+train(attention)": "dpn", "attention": None}
     assert study.settings.arm("dpn+train(attention)").recipe == {"train": "attention"}
@@ -68,7 +66,7 @@ def test_changes_that_the_folder_lacks_begin_with_base(pretrained):
 
 
 def test_a_study_of_transfer_runs_to_its_report(pretrained, tmp_path):
-    study = Study(start=pretrained, seeds=1, **PICTURES)
+    study = Study(start=pretrained, seeds=1, **IMAGES)
     result = study.run(tmp_path, **RUN)
     assert result.complete
     assert "Begins with trained weights of its own" in result.report().read_text()
@@ -80,7 +78,7 @@ def test_a_study_of_transfer_runs_to_its_report(pretrained, tmp_path):
 
 
 def test_a_folder_of_files(folder):
-    study = Study(start=folder, **PICTURES)
+    study = Study(start=folder, **IMAGES)
     assert study.settings.arms == (Arm("wide", start=str(folder / "wide.safetensors")),)
     assert study.settings.arms[0].text == "from wide.safetensors"
     wide = open_checkpoint(str(folder / "wide.safetensors"))
@@ -95,13 +93,13 @@ def test_the_shell_takes_the_arms_of_the_folder(folder, capsys):
 
 def test_a_seed_that_was_not_trained_is_named(pretrained, tmp_path):
     with pytest.raises(UserError, match=r"holds no seed2, but seed0, seed1"):
-        Study(start=pretrained, seeds=[2], **PICTURES).run(tmp_path, **RUN)
+        Study(start=pretrained, seeds=[2], **IMAGES).run(tmp_path, **RUN)
 
 
 def test_a_folder_without_base_is_refused(folder):
     (folder / "base.safetensors").unlink()
     with pytest.raises(UserError, match="holds the checkpoints wide, and none is named base"):
-        Study(start=folder, **PICTURES)
+        Study(start=folder, **IMAGES)
 
 
 def test_one_fine_tuning_takes_one_checkpoint(folder, capsys):

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from vitmods.changes import parse_changes
-from vitmods.flops import count_macs
+from vitmods.model.flops import count_macs
+from vitmods.model.vit import vit
 from vitmods.recipes import plain
 from vitmods.study.cost import Ratio, interleave, measure
 from vitmods.study.memory import peak_bytes
-from vitmods.vit import vit
 
 CPU = torch.device("cpu")
 
@@ -33,10 +33,10 @@ def test_peak_counts_what_is_alive_at_once():
 def test_peak_of_a_training_step_is_weights_gradients_state_and_activations():
     model = nn.Sequential(nn.Linear(100, 300), nn.GELU(), nn.Linear(300, 10))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    pictures = torch.randn(512, 100)
+    dataset = torch.randn(512, 100)
 
     def step():
-        model(pictures).sum().backward()
+        model(dataset).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -98,7 +98,7 @@ def test_costs_are_plain_and_finite(costs):
 def test_large_models_are_timed_with_smaller_batches(monkeypatch):
     monkeypatch.setattr("vitmods.study.cost.CALL_S", 1e-9)
     base = vit("mu/2", img_size=8, in_chans=1, num_classes=10)
-    from vitmods.apply import apply
+    from vitmods.adapters.apply import apply
 
     found = measure({"base": base, "dpn": apply(base, *parse_changes("dpn"))}, plain(), CPU, budget_s=0.0)
     assert (found["base"]["train_batch"], found["base"]["infer_batch"]) == (1, 1)

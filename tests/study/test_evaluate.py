@@ -14,11 +14,11 @@ from scipy import stats
 import vitmods as vm
 from vitmods.adapters import save
 from vitmods.cli import main
-from vitmods.errors import UserError
 from vitmods.evals import Options
+from vitmods.report.evaluation import draw_evaluation
 from vitmods.study.evaluate import evaluate, over_seeds
 from vitmods.study.evaluation_table import print_evaluation
-from vitmods.study.report.evaluation import draw_evaluation
+from vitmods.util.errors import UserError
 
 ALL = ("top1", "calibration", "confusion", "fewshot", "probe", "knn")
 
@@ -40,19 +40,19 @@ def found(seeds):
 
 @pytest.fixture
 def two_classes(tmp_path):
-    """A folder of coloured pictures, 12 px."""
+    """A folder of colored images, 12 px."""
     rng = np.random.default_rng(0)
     for number, name in enumerate(("apples", "beans")):
-        (tmp_path / "pictures" / name).mkdir(parents=True)
+        (tmp_path / "images" / name).mkdir(parents=True)
         for i in range(12):
             pixels = np.clip(rng.normal(90 + 70 * number, 30, (12, 12, 3)), 0, 255).astype("uint8")
-            Image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{i}.png")
-    return str(tmp_path / "pictures")
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{i}.png")
+    return str(tmp_path / "images")
 
 
 def test_a_trial_by_all_protocols(found):
     assert list(found["protocols"]) == list(ALL)
-    assert found["pictures"] == 359
+    assert found["images"] == 359
     assert {"top1", "ece", "macro_f1", "fewshot5", "probe", "knn"} <= set(found["metrics"])
     assert "fewshot10" not in found["metrics"]
     low, high = found["intervals"]["top1"]
@@ -69,36 +69,36 @@ def test_several_checkpoints_have_an_interval_over_them(seeds):
     assert together["metrics"]["nll"] == pytest.approx(np.mean(values))
     known = stats.t.interval(0.95, 1, loc=np.mean(values), scale=stats.sem(values))
     assert together["intervals"]["nll"] == pytest.approx(list(known))
-    with pytest.raises(UserError, match="different pictures"):
+    with pytest.raises(UserError, match="different images"):
         over_seeds([each[0], {**each[1], "split": "val"}])
 
 
-def test_other_checkpoints_need_pictures(tmp_path, two_classes):
+def test_other_checkpoints_need_images(tmp_path, two_classes):
     weights = tmp_path / "own.safetensors"
     save(vm.vit("Ti/4", depth=1, img_size=8, num_classes=2), weights)
     with pytest.raises(UserError, match="say which with --data"):
         evaluate(str(weights))
     with pytest.warns(UserWarning, match="does not name its classes"):
         (found,) = evaluate(str(weights), ["top1", "knn"], data=two_classes, device="cpu")
-    assert found["pictures"] == 4
+    assert found["images"] == 4
     assert set(found["metrics"]) == {"top1", "top5", "balanced_accuracy", "knn"}
 
 
-def test_pictures_of_other_classes_are_for_features_alone(tmp_path, two_classes):
+def test_images_of_other_classes_are_for_features_alone(tmp_path, two_classes):
     weights = tmp_path / "own.safetensors"
     save(vm.vit("Ti/4", depth=1, img_size=8, num_classes=7), weights)
     (found,) = evaluate(str(weights), ["fewshot", "knn"], data=two_classes, device="cpu", options=Options(shots=(2,)))
     assert set(found["metrics"]) == {"fewshot2", "knn"}
-    with pytest.raises(UserError, match="the model has 7 classes and pictures has 2"):
+    with pytest.raises(UserError, match="the model has 7 classes and images has 2"):
         evaluate(str(weights), ["fewshot", "top1"], data=two_classes, device="cpu", options=Options(shots=(2,)))
     with pytest.raises(UserError, match="10 shots need"):
         evaluate(str(weights), ["fewshot"], data=two_classes, device="cpu", options=Options(shots=(10,)))
 
 
-def test_a_trial_on_other_pictures_must_know_their_classes(seeds, two_classes):
-    with pytest.raises(UserError, match="the model has 10 classes and pictures has 2"):
+def test_a_trial_on_other_images_must_know_their_classes(seeds, two_classes):
+    with pytest.raises(UserError, match="the model has 10 classes and images has 2"):
         evaluate(seeds / "seed0", data=two_classes, device="cpu")
-    assert evaluate(seeds / "seed0", ["knn"], data=two_classes, device="cpu")[0]["data"] == "pictures"
+    assert evaluate(seeds / "seed0", ["knn"], data=two_classes, device="cpu")[0]["data"] == "images"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_trial_on_other_pictures_must_know_their_classes(seeds, two_classes):
         ({"protocols": ["fewshot"], "options": Options(shots=(90,))}, "90 shots need"),
     ],
 )
-def test_what_is_wrong_is_told_before_work(seeds, settings, message, monkeypatch):
+def test_what_is_wrong_is_reported_before_work(seeds, settings, message, monkeypatch):
     monkeypatch.setattr("vitmods.study.evaluate.run_protocols", lambda *_, **__: pytest.fail("work has begun"))
     with pytest.raises(UserError, match=message):
         evaluate(seeds / "seed0", device="cpu", **settings)
@@ -132,11 +132,11 @@ def test_the_table_tells_every_metric(found, seeds):
     assert f"{100 * low:.2f} to {100 * high:.2f}" in text
     assert "low is good" in text
     assert max(map(len, table_of(found, 80).splitlines())) <= 80 + len(found["checkpoint"])
-    assert "Mean of 2 checkpoints on 359 pictures of digits" in table_of(over_seeds([found, found]))
+    assert "Mean of 2 checkpoints on 359 images of digits" in table_of(over_seeds([found, found]))
 
 
 CORRUPTED = {
-    "pictures": 359,
+    "images": 359,
     "clean_error": 0.2,
     "severities": [1, 3, 5],
     "errors": {"fog": [0.2, 0.4, 0.8], "jpeg_compression": [0.2, 0.25, 0.3]},
@@ -154,7 +154,7 @@ def test_figures_are_drawn(found, tmp_path):
     for path in paths:
         if path.suffix == ".svg":
             texts[path.stem] = " ".join(ET.parse(path).getroot().itertext())
-            assert "#0102" not in path.read_text()  # the report's stand-ins for colours
+            assert "#0102" not in path.read_text()  # the report's stand-ins for colors
         else:
             assert min(Image.open(path).size) > 300
     assert f"ECE {100 * found['metrics']['ece']:.1f} %" in texts["a-reliability"]
@@ -171,8 +171,8 @@ def test_the_same_figure_is_the_same_file(found, tmp_path):
 @pytest.mark.parametrize("classes", [1, 25, 300])
 def test_a_confusion_matrix_of_any_size(classes, tmp_path):
     names = [f"$class$ {number}" * 3 for number in range(classes)]
-    detail = {"pictures": 5, "classes": names, "matrix": np.eye(classes, dtype=int).tolist()}
-    detail = detail if classes <= 200 else {"pictures": 5, "most_confused": []}
+    detail = {"images": 5, "classes": names, "matrix": np.eye(classes, dtype=int).tolist()}
+    detail = detail if classes <= 200 else {"images": 5, "most_confused": []}
     paths = draw_evaluation({"protocols": {"confusion": detail}}, tmp_path)
     assert len(paths) == (2 if classes <= 200 else 0)
 

@@ -74,8 +74,8 @@ def files(out):
 
 def without_times(value):
     if isinstance(value, dict):
-        untold = ("wall_s", "pictures_per_s", "data_wait", "created", "command")
-        return {key: without_times(inner) for key, inner in value.items() if key not in untold}
+        unreported = ("wall_s", "images_per_s", "data_wait", "created", "command")
+        return {key: without_times(inner) for key, inner in value.items() if key not in unreported}
     return [without_times(inner) for inner in value] if isinstance(value, list) else value
 
 
@@ -107,13 +107,13 @@ def test_a_killed_study_ends_in_the_same_numbers(tmp_path):
     run.wait()
     assert not (broken / "results.json").exists()
 
-    # A worker that is killed loses its trial alone, which is told.
+    # A worker that is killed loses its trial alone, which is reported.
     run = start(broken)
     wait_for(lambda: any(step >= 100 for step in steps(broken)), run)
     os.kill(children(run.pid)[0], signal.SIGKILL)
     assert run.wait() == 1
-    told = json.loads((broken / "results.json").read_text())
-    trials = [*told["base"]["trials"], *told["arms"][0]["trials"]]
+    record = json.loads((broken / "results.json").read_text())
+    trials = [*record["base"]["trials"], *record["arms"][0]["trials"]]
     assert sorted(trial["status"] for trial in trials) == ["failed", "finished"]
     assert "killed by SIGKILL" in broken.with_suffix(".log").read_text()
 

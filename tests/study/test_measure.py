@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from vitmods.errors import UserError
 from vitmods.evals.options import Options
 from vitmods.evals.protocols import METRICS, PROTOCOLS
 from vitmods.recipes import plain
+from vitmods.report import write_report
+from vitmods.stats.effects import effects
 from vitmods.study import Study, StudyResult
 from vitmods.study.describe import python_call
 from vitmods.study.measure import MARGINS, Measure, options_from
-from vitmods.study.report import write_report
-from vitmods.study.stats import effects
+from vitmods.util.errors import UserError
 
 RECIPE = plain(epochs=1).with_(batch_size=64)
 GRID = {"tune": {"lr": (1e-3, 1e-2)}, "tune_on": "val"}
@@ -39,18 +39,18 @@ def test_another_metric_reads_the_same_weights(untuned, monkeypatch):
     before = {path: path.read_bytes() for path in out.glob("trials/*/*/result.json")}
     monkeypatch.setattr("vitmods.train.trial.TrialRun", None)  # whatever trains now fails
     result = run(make(seeds=2, metric="nll"), out)
-    told, effect = result.to_dict(), result["dpn"]
-    assert told["metric"] == {
+    record, effect = result.to_dict(), result["dpn"]
+    assert record["metric"] == {
         "name": "nll",
         "title": "negative log-likelihood",
         "unit": "nats",
         "higher_is_better": False,
         "split": "test",
     }
-    assert effect.margin == told["margin"] == 0.01
-    base, dpn = told["base"]["values"], told["arms"][0]["values"]
+    assert effect.margin == record["margin"] == 0.01
+    base, dpn = record["base"]["values"], record["arms"][0]["values"]
     assert effect.mean == pytest.approx(sum(dpn[s] - base[s] for s in base) / 2)
-    assert {"top1", "ece", "brier"} <= set(told["other_metrics"])
+    assert {"top1", "ece", "brier"} <= set(record["other_metrics"])
     page = write_report(out).read_text()
     assert "nats of negative log-likelihood" in page
     assert "lower is better" in page
@@ -90,15 +90,15 @@ def test_metrics_are_checked_before_anything_is_trained(tmp_path):
     with pytest.raises(UserError):
         make(metric="mce", metric_options=Options(severities=(1,)))
     assert make(metric="mean_corruption_error", metric_options=Options(severities=(1,), textures=Path("frost")))
-    with pytest.raises(UserError, match="25 shots need as many training pictures"):
+    with pytest.raises(UserError, match="25 shots need as many training images"):
         run(make(metric="fewshot25", limit_train=100), tmp_path)
     assert not (tmp_path / "trials").exists()
 
 
 def test_options_survive_json():
     options = Options(shots=(1, 5), corruptions=("fog",), severities=(2,), textures=Path("frost"))
-    told = Measure("fewshot5", options).to_dict()
-    assert options_from(json.loads(json.dumps(told["options"]))) == options
+    record = Measure("fewshot5", options).to_dict()
+    assert options_from(json.loads(json.dumps(record["options"]))) == options
 
 
 @pytest.mark.parametrize("metric", ["top1", "ece"])
@@ -141,7 +141,7 @@ def test_a_metric_that_is_no_share_is_not_multiplied():
 
 
 def test_every_metric_can_be_asked_for():
-    """What the protocols do with pictures is their own tests' matter."""
+    """What the protocols do with images is their own tests' matter."""
     assert {metric.unit for metric in METRICS.values()} <= set(MARGINS)
     for name, metric in METRICS.items():
         study = make(metric=name)

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import vitmods as vm
-from vitmods.errors import UserError
-from vitmods.study.report import read_results, write_report, write_samples
-from vitmods.study.report.drawing import NORMS, draw
-from vitmods.study.report.figures import _common as common_points
-from vitmods.study.report.figures import axes_of, curve_panel
-from vitmods.study.report.load import Curve, read_curves, read_samples
-from vitmods.study.report.svg import Inliner
-from vitmods.study.stats import effects
+from vitmods.report import read_results, write_report, write_samples
+from vitmods.report.drawing import NORMS, draw
+from vitmods.report.figures import _common as common_points
+from vitmods.report.figures import axes_of, curve_panel
+from vitmods.report.load import Curve, read_curves, read_samples
+from vitmods.report.svg import Inliner
+from vitmods.stats.effects import effects
 from vitmods.study.words import detectable, headline, signed
+from vitmods.util.errors import UserError
 
 HOSTILE = ["<script>alert(1)</script>", "\"quoted\" & 'single'", "naïve – 腕 ΔΣ", "$x_1$ {{ 7*7 }}"]
 
@@ -59,10 +59,10 @@ def study(synthetic, tmp_path_factory):
     results["arms"][0]["describe"][0] |= {"url": "javascript:alert(1)", "paper": "<b>bold</b>"}
     results["data"]["unreadable"] = [{"split": "train", "path": "a/<img src=x>.jpg", "reason": "truncated"}]
     results["data"]["left_out"] = 1
-    results["warnings"].append("1 picture that cannot be read was left out.")
+    results["warnings"].append("1 image that cannot be read was left out.")
     results["command"] += " --data '<i>'"
     synthetic.write_results(study, results)
-    write_samples(study, synthetic.sample_pictures(["cat", *HOSTILE]))
+    write_samples(study, synthetic.sample_images(["cat", *HOSTILE]))
     return study
 
 
@@ -113,12 +113,12 @@ def test_nothing_is_fetched_and_links_are_web_addresses(page):
 def test_ids_are_unique_and_references_resolve(page):
     ids = Loads(page).ids
     assert len(ids) == len(set(ids))
-    references = re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"|aria-labelledby=\"([^\"]+)\"", page)
+    references = re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"|aria-labeledby=\"([^\"]+)\"", page)
     assert references
     assert {next(filter(None, groups)) for groups in references} <= set(ids)
 
 
-def test_plots_take_every_colour_from_the_page(page):
+def test_plots_take_every_color_from_the_page(page):
     for svg in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
         assert not re.search(r"(fill|stroke): ?(#|rgb|black|white)", svg)
         assert 'aria-label="' in svg
@@ -204,11 +204,11 @@ def test_a_report_does_without_damaged_samples(synthetic, tmp_path, damage):
     assert "data:image/" not in text
 
 
-def test_samples_that_are_no_pictures_are_damaged(synthetic, tmp_path):
+def test_samples_that_are_no_images_are_damaged(synthetic, tmp_path):
     folder = synthetic.make_study(tmp_path / "s", arms=1)
     for image in (np.zeros((0, 8, 3), np.uint8), np.zeros(8, np.uint8), np.full((8, 8), "x")):
         write_samples(folder, [("a", image)])
-        with pytest.warns(UserWarning, match="no picture"):
+        with pytest.warns(UserWarning, match="no image"):
             write_report(folder)
 
 
@@ -230,7 +230,7 @@ def test_curves_are_not_read_from_outside_the_study(study):
 
 def test_samples_of_several_sizes_and_kinds_round_trip(tmp_path):
     samples = [
-        ("grey", np.zeros((8, 9), np.uint8)),
+        ("gray", np.zeros((8, 9), np.uint8)),
         ("one channel", np.ones((8, 8, 1), np.uint8)),
         ("photo", np.full((300, 200, 3), 128, np.uint8)),
         ("many channels", np.ones((8, 8, 5), np.uint8)),
@@ -239,12 +239,10 @@ def test_samples_of_several_sizes_and_kinds_round_trip(tmp_path):
     read = read_samples(tmp_path)
     assert [name for name, _ in read] == [name for name, _ in samples]
     assert all(np.array_equal(a, b) for (_, a), (_, b) in zip(read, samples))
-    from vitmods.study.report.pictures import thumbnails
+    from vitmods.report.images import thumbnails
 
     shown = thumbnails(read)
-    assert [picture["uri"][:15] for picture in shown] == ["data:image/png;"] * 2 + ["data:image/jpeg"] + [
-        "data:image/png;"
-    ]
+    assert [image["uri"][:15] for image in shown] == ["data:image/png;"] * 2 + ["data:image/jpeg"] + ["data:image/png;"]
     np.savez(tmp_path / "samples.npz", images=np.zeros((2, 4, 4, 3), np.uint8), names=np.array(["a", "b"]))
     assert len(read_samples(tmp_path)) == 2
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from vitmods.study.report import write_report, write_samples
+from vitmods.report import write_report, write_samples
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (Debian package: chromium)")
@@ -31,9 +31,9 @@ addEventListener("load", () => {
   for (const e of page.querySelectorAll("body *")) {
     const own = [...e.childNodes].some(n => n.nodeType == 3 && n.textContent.trim());
     if (!own || !shown(e) || e.closest("svg.drawing")) continue;
-    const style = view.getComputedStyle(e), colour = numbers(e.namespaceURI.endsWith("svg") ? style.fill : style.color);
-    const [a, b] = [luminance(colour.slice(0, 3)), luminance(ground(e))].sort((x, y) => y - x);
-    if ((a + .05) / (b + .05) < 4.5) pale.push(e.textContent.trim().slice(0, 40) + " " + colour);
+    const style = view.getComputedStyle(e), color = numbers(e.namespaceURI.endsWith("svg") ? style.fill : style.color);
+    const [a, b] = [luminance(color.slice(0, 3)), luminance(ground(e))].sort((x, y) => y - x);
+    if ((a + .05) / (b + .05) < 4.5) pale.push(e.textContent.trim().slice(0, 40) + " " + color);
   }
   const svgs = [...page.querySelectorAll("svg")].filter(shown);
   const text = svgs.flatMap(s => [...s.querySelectorAll("text")]).map(t => t.getBoundingClientRect().height);
@@ -81,7 +81,7 @@ def page(synthetic, tmp_path_factory):
     results["settings"]["data"] = "folder/" * 40
     results["warnings"].append("runs/" + "x" * 300)
     synthetic.write_results(study, results)
-    write_samples(study, synthetic.sample_pictures(results["data"]["classes"]))
+    write_samples(study, synthetic.sample_images(results["data"]["classes"]))
     return write_report(study)
 
 
@@ -116,7 +116,7 @@ def test_the_measurement_itself_finds_faults(page, tmp_path):
     found, console = measure(tmp_path, broken, 390)
     assert found["overflow"] > 400
     assert found["pale"]
-    assert console, "the page's policy forbids outside pictures, and the console says so"
+    assert console, "the page's policy forbids outside images, and the console says so"
 
 
 def test_print(page, tmp_path):

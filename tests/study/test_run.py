@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from vitmods.changes import DualPatchNorm
-from vitmods.config import ViTConfig
-from vitmods.errors import UserError
+from vitmods.model.config import ViTConfig
 from vitmods.recipes import plain
 from vitmods.study import Study, StudyResult
 from vitmods.study.arms import Arm, arm_from_text
@@ -20,6 +19,7 @@ from vitmods.study.results import _no_formula as no_formula
 from vitmods.study.run import Running, _executor, _foreign_modules, _workers
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config, build_model
+from vitmods.util.errors import UserError
 
 RECIPE = plain(epochs=1).with_(batch_size=128)
 
@@ -47,21 +47,21 @@ def test_the_answer_is_complete(finished):
     result, out = finished
     assert result.complete
     assert not result.failed
-    told = json.loads((out / "results.json").read_text())
-    assert told == result.to_dict() == StudyResult.load(out).to_dict()
-    assert [arm["name"] for arm in told["arms"]] == ["dpn", "x"]
-    assert set(told["base"]["values"]) == {"0", "1"}
-    assert all(0 <= value <= 1 for arm in told["arms"] for value in arm["values"].values())
-    assert told["arms"][0]["describe"][0]["title"] == "Dual PatchNorm"
-    assert told["arms"][0]["cost"]["params"] > 1
-    assert told["settings"]["pictures"] == told["data"]["fingerprint"]
+    record = json.loads((out / "results.json").read_text())
+    assert record == result.to_dict() == StudyResult.load(out).to_dict()
+    assert [arm["name"] for arm in record["arms"]] == ["dpn", "x"]
+    assert set(record["base"]["values"]) == {"0", "1"}
+    assert all(0 <= value <= 1 for arm in record["arms"] for value in arm["values"].values())
+    assert record["arms"][0]["describe"][0]["title"] == "Dual PatchNorm"
+    assert record["arms"][0]["cost"]["params"] > 1
+    assert record["settings"]["images"] == record["data"]["fingerprint"]
     assert (out / "samples.npz").exists()
 
 
 def test_effects_are_paired_differences_in_points(finished):
     result, _ = finished
-    told = result.to_dict()
-    base, dpn = told["base"]["values"], told["arms"][0]["values"]
+    record = result.to_dict()
+    base, dpn = record["base"]["values"], record["arms"][0]["values"]
     assert result["dpn"].mean == pytest.approx(100 * sum(dpn[s] - base[s] for s in base) / 2)
     assert result["dpn"].n == 2
     with pytest.raises(UserError, match="Did you mean 'dpn'"):
@@ -127,21 +127,21 @@ def test_a_changed_setting_is_refused_and_shown(finished):
     assert contents(out) == before
 
 
-def test_other_pictures_under_the_same_name_are_another_study(finished, tmp_path):
+def test_other_images_under_the_same_name_are_another_study(finished, tmp_path):
     copy = shutil.copytree(finished[1], tmp_path / "copy")
     facts = json.loads((copy / "study.json").read_text())
-    facts["settings"]["pictures"] = "another"
+    facts["settings"]["images"] = "another"
     (copy / "study.json").write_text(json.dumps(facts))
-    with pytest.raises(UserError, match="pictures: another -> "):
+    with pytest.raises(UserError, match="images: another -> "):
         run(make(noise_floor=True), copy)
 
 
-def test_trials_of_different_machines_are_told(finished, tmp_path):
+def test_trials_of_different_machines_are_reported(finished, tmp_path):
     copy = shutil.copytree(finished[1], tmp_path / "copy")
     config = copy / "trials" / "dpn" / "seed0" / "config.json"
-    told = json.loads(config.read_text())
-    told["environment"]["torch"] = "1.0"
-    config.write_text(json.dumps(told))
+    record = json.loads(config.read_text())
+    record["environment"]["torch"] = "1.0"
+    config.write_text(json.dumps(record))
     assert finished[0].to_dict()["warnings"] == []
     (warning,) = StudyResult.load(copy).to_dict()["warnings"]
     assert "torch 1.0" in warning
@@ -169,7 +169,7 @@ def test_arms_and_seeds_may_be_added(tmp_path):
     assert all(after[path] == data for path, data in before.items())
 
 
-def test_a_trial_that_fails_is_told_and_tried_again(tmp_path, monkeypatch):
+def test_a_trial_that_fails_is_reported_and_tried_again(tmp_path, monkeypatch):
     real = TrialRunner.train
 
     def broken(self, trial, out):
@@ -207,7 +207,7 @@ def test_an_arm_that_cannot_be_is_refused_before_anything_is_trained(tmp_path):
     assert not (tmp_path / "trials").exists()
 
 
-def test_arms_share_base_s_initial_weights_and_pictures(tmp_path):
+def test_arms_share_base_s_initial_weights_and_images(tmp_path):
     settings = make(["dpn", "x=placement(attn=post,mlp=post)", "n=normformer"]).settings
     config = base_config(settings, num_classes=10)
     for seed in (0, 1):
@@ -223,10 +223,10 @@ def test_arms_share_base_s_initial_weights_and_pictures(tmp_path):
 
 
 def test_every_arm_of_a_seed_sees_the_same_batches(tmp_path, monkeypatch):
-    from vitmods.data import PictureSet
+    from vitmods.data import ImageDataset
 
     seen = {}
-    real = PictureSet.train_batches
+    real = ImageDataset.train_batches
 
     def spy(self, **options):
         for batch in real(self, **options):
@@ -240,7 +240,7 @@ def test_every_arm_of_a_seed_sees_the_same_batches(tmp_path, monkeypatch):
         current[0] = (trial.arm.name, trial.seed)
         return real_train(self, trial, out)
 
-    monkeypatch.setattr(PictureSet, "train_batches", spy)
+    monkeypatch.setattr(ImageDataset, "train_batches", spy)
     monkeypatch.setattr(TrialRunner, "train", train)
     run(make(["dpn"], recipe=RECIPE.with_(crop="pad", flip=0.5)), tmp_path)
     assert seen["base", 0] == seen["dpn", 0]
@@ -310,7 +310,7 @@ def test_a_trial_s_evaluation_can_be_repeated(finished, tmp_path):
     (found,) = evaluate(trial, device="cpu")
     assert found["split"] == "test"
     assert found["metrics"]["top1"] == result.to_dict()["arms"][0]["values"]["1"]
-    assert evaluate(trial, split="train", device="cpu")[0]["pictures"] == 256
+    assert evaluate(trial, split="train", device="cpu")[0]["images"] == 256
     with pytest.raises(UserError, match="no finished trial"):
         evaluate(out)
     with pytest.raises(UserError, match='no split "tset"'):
@@ -323,7 +323,7 @@ def test_a_trial_s_evaluation_can_be_repeated(finished, tmp_path):
         evaluate(tmp_path / "other", device="cpu")
 
 
-def test_defaults_follow_the_size_of_the_pictures(tmp_path):
+def test_defaults_follow_the_size_of_the_images(tmp_path):
     from PIL import Image
 
     from vitmods.study.defaults import ORDINARY, defaults_for
@@ -334,7 +334,7 @@ def test_defaults_follow_the_size_of_the_pictures(tmp_path):
             folder = tmp_path / str(side) / name
             folder.mkdir(parents=True)
             Image.new("RGB", (side + 20, side)).save(folder / "0.png")
-            (folder / "broken.jpg").write_text("no picture")
+            (folder / "broken.jpg").write_text("no image")
         found = defaults_for(str(tmp_path / str(side)))
         assert (found.base, found.img_size) == (base, size)
     assert defaults_for(str(tmp_path / "500")) == ORDINARY

@@ -7,7 +7,6 @@ import torch
 
 import vitmods as vm
 from vitmods.adapters import open_checkpoint
-from vitmods.errors import UserError
 from vitmods.finetune import parameter_roles
 from vitmods.recipes import plain
 from vitmods.study import Study
@@ -18,9 +17,10 @@ from vitmods.study.start import Start, open_trial
 from vitmods.study.store import StudyFolder
 from vitmods.study.study import fixed_settings
 from vitmods.study.trial import TrialRunner, base_config, build_model
+from vitmods.util.errors import UserError
 
 RECIPE = plain(epochs=1).with_(batch_size=64, lr=1e-3)
-PICTURES = {"img_size": 8, "in_chans": 1, "val_fraction": None, "test_fraction": None, "split_seed": 0}
+IMAGES = {"img_size": 8, "in_chans": 1, "val_fraction": None, "test_fraction": None, "split_seed": 0}
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def checkpoint(tmp_path_factory):
     """The folder of a trial of one epoch."""
     out = tmp_path_factory.mktemp("checkpoint") / "trial"
     recipe = RECIPE.with_(mean=(0.4,), std=(0.3,))
-    fixed = fixed_settings("mu2/4", "digits", recipe, limit_train=128, unreadable="stop", **PICTURES)
+    fixed = fixed_settings("mu2/4", "digits", recipe, limit_train=128, unreadable="stop", **IMAGES)
     runner = TrialRunner(StudyFolder(out), Settings(fixed, (), (0,)), "cpu")
     runner.train(Trial(Arm("base"), 0), out)
     return out
@@ -46,14 +46,14 @@ def test_parts_as_arms_of_a_study(checkpoint, tmp_path):
     study = make(checkpoint)
     result = run(study, tmp_path)
     assert result.complete
-    told = result.to_dict()
-    assert told["base"]["name"] == str(checkpoint)
-    assert [(arm["name"], arm["changes"]) for arm in told["arms"]] == [
+    record = result.to_dict()
+    assert record["base"]["name"] == str(checkpoint)
+    assert [(arm["name"], arm["changes"]) for arm in record["arms"]] == [
         ("attention", "train(attention)"),
         ("dpn+train(head)", "dpn+train(head)"),
     ]
-    assert told["arms"][0]["describe"][0]["title"] == "Trains attention alone"
-    assert told["arms"][0]["cost"]["peak_memory"]["ratio"] < 1  # of what is trained
+    assert record["arms"][0]["describe"][0]["title"] == "Trains attention alone"
+    assert record["arms"][0]["cost"]["peak_memory"]["ratio"] < 1  # of what is trained
     started = build_model(base_config(study.settings, 10), Arm("base"), 0, study.settings.fixed["start"])
     after, roles = (
         open_trial(StudyFolder(tmp_path).trial(Trial(Arm("attention"), 0))).state_dict(),
@@ -103,7 +103,7 @@ def test_the_call_in_the_report_is_the_same_study(checkpoint):
     assert str(checkpoint) in repr(study)
 
 
-def test_a_trial_says_how_its_pictures_were_normalised(checkpoint):
+def test_a_trial_says_how_its_images_were_normalized(checkpoint):
     model = open_checkpoint(str(checkpoint))
     assert (model.pretrained_cfg["mean"], model.pretrained_cfg["std"]) == ((0.4,), (0.3,))
 

@@ -11,9 +11,9 @@ from scipy import stats as scipy_stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
-from vitmods.errors import UserError
-from vitmods.study.power import detectable_effect, power_of, seeds_needed
-from vitmods.study.stats import CANNOT_TELL, HELPS, HURTS, NO_WORSE, Effect, effects, holm, noise_floor
+from vitmods.stats.effects import CANNOT_TELL, HELPS, HURTS, NO_WORSE, Effect, effects, holm, noise_floor
+from vitmods.stats.power import detectable_effect, power_of, seeds_needed
+from vitmods.util.errors import UserError
 
 
 def scores(values):
@@ -145,7 +145,7 @@ def test_equal_differences_are_no_certainty(difference):
     assert math.isnan(effect.detectable)
 
 
-def test_diverged_trials_forbid_a_favourable_verdict_only():
+def test_diverged_trials_forbid_a_favorable_verdict_only():
     base, arms = example(6, arms=1, shift=0.05)
     assert effects(base, arms, 0.5)["arm0"].verdict == HELPS
     assert effects(base, arms, 0.5, diverged={"arm0": 1})["arm0"].verdict == CANNOT_TELL
@@ -279,7 +279,7 @@ def simulate(rng, true_effects, n, sd_seed=0.8, sd_arm=0.4):
 
 
 def rate_of(verdicts, rng, true_effects, n, margin=0.5, make=simulate):
-    """Share of the studies in which any arm gets one of these verdicts."""
+    """Fraction of the studies in which any arm gets one of these verdicts."""
     hits = 0
     for _ in range(STUDIES):
         found = effects(*make(rng, true_effects, n), margin)
@@ -296,7 +296,7 @@ def test_without_effect_any_arm_helps_or_hurts_in_at_most_five_percent_of_studie
 
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_a_coarse_metric_raises_no_false_verdicts(n):
-    """Top-1 on 100 test pictures: scores are whole points, so equal differences are common."""
+    """Top-1 on 100 test images: scores are whole points, so equal differences are common."""
 
     def coarse(rng, true_effects, n):
         base, arms = simulate(rng, true_effects, n, sd_arm=1.0)

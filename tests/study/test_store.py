@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from vitmods.errors import UserError
 from vitmods.study.arms import Arm
 from vitmods.study.plan import Settings, Trial
 from vitmods.study.store import StudyFolder, read_json, slug
+from vitmods.util.errors import UserError
 
 TRIAL = Trial(Arm("dpn"), 1)
 

@@ -53,7 +53,7 @@ def test_names_are_neither_markup_nor_commands_to_the_terminal(results):
     assert "naïve" in text
 
 
-def test_colours_on_a_terminal_only(results, monkeypatch):
+def test_colors_on_a_terminal_only(results, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     assert "\x1b[" in printed(results, file=io.StringIO(), width=120, force_terminal=True).getvalue()

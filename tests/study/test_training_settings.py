@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from vitmods.adapters import open_checkpoint
-from vitmods.errors import UserError
 from vitmods.layers.drop import DropPath
 from vitmods.recipes import plain
 from vitmods.study import Study
@@ -14,6 +13,7 @@ from vitmods.study.arms import Arm
 from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import base_config, build_model
+from vitmods.util.errors import UserError
 
 RECIPE = plain().with_(
     batch_size=100,
@@ -91,13 +91,13 @@ def test_what_it_came_to_is_in_the_folder_of_the_trial_and_in_the_report(finishe
     result, out = finished
     assert result.complete
     config = json.loads((StudyFolder(out).trial(Trial(Arm("dpn"), 0)) / "config.json").read_text())
-    told = config["resolved"]
-    assert (told["steps"], told["steps_per_epoch"], told["epochs"], told["warmup_steps"]) == (5, 2, 2.5, 2)
-    assert (told["lr"], told["pictures_seen"]) == (5e-4, 500)
-    assert result.to_dict()["resolved"] == told
+    record = config["resolved"]
+    assert (record["steps"], record["steps_per_epoch"], record["epochs"], record["warmup_steps"]) == (5, 2, 2.5, 2)
+    assert (record["lr"], record["images_seen"]) == (5e-4, 500)
+    assert result.to_dict()["resolved"] == record
     assert config["model"]["drop_path"] == 0.3
     page = result.report().read_text()
-    assert "On these pictures" in page
+    assert "On these images" in page
     assert "steps_per_epoch" in page
 
 
@@ -110,11 +110,11 @@ def test_a_dry_run_counts_steps_and_evaluations(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"batch_size": 512}, "A batch of 512 pictures is more than the 250 of the training set"),
+        ({"batch_size": 512}, "A batch of 512 images is more than the 250 of the training set"),
         ({"steps": 2, "warmup_steps": None, "warmup_epochs": 1.0}, "2 steps of warm-up .* nothing of the 2 steps"),
     ],
 )
-def test_a_recipe_that_does_not_fit_the_pictures_is_refused_before_training(tmp_path, fields, words):
+def test_a_recipe_that_does_not_fit_the_images_is_refused_before_training(tmp_path, fields, words):
     with pytest.raises(UserError, match=words):
         run(study(recipe=RECIPE.with_(**fields)), tmp_path / "out")
     assert not (tmp_path / "out" / "trials").exists()

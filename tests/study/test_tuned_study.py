@@ -9,15 +9,15 @@ import sys
 
 import pytest
 
-from vitmods.data import PictureSet
-from vitmods.errors import UserError
-from vitmods.evals.findings import Findings
+from vitmods.data import ImageDataset
+from vitmods.evals.result import ProtocolResult
 from vitmods.recipes import plain
+from vitmods.report import write_report
 from vitmods.study import Study, StudyResult
 from vitmods.study.arms import Arm
-from vitmods.study.report import write_report
 from vitmods.study.table import render
 from vitmods.study.trial import TrialRunner
+from vitmods.util.errors import UserError
 
 RECIPE = plain(epochs=1).with_(batch_size=64)
 GRID = {"tune": {"lr": (1e-3, 1e-2)}, "tune_on": "val"}
@@ -40,34 +40,34 @@ def without_times(value):
 @pytest.fixture
 def played(monkeypatch):
     """Training and judging without either: scores by (split, arm, lr), and a record of what was asked for."""
-    from vitmods.files import make_folder, write_json
+    from vitmods.util.files import make_folder, write_json
 
     scores, asked = {}, []
 
-    def value(split, told):
-        found = scores.get((split, told["arm"], told["lr"]), scores.get((split, told["lr"]), 0.5))
-        return found(told["seed"]) if callable(found) else found
+    def value(split, record):
+        found = scores.get((split, record["arm"], record["lr"]), scores.get((split, record["lr"]), 0.5))
+        return found(record["seed"]) if callable(found) else found
 
-    def train(model, task, pictures, recipe, *, seed, out, extra_config, **options):
-        told = {"arm": extra_config["arm"], "lr": recipe.lr, "seed": seed}
-        asked.append(("train", *told.values()))
+    def train(model, task, dataset, recipe, *, seed, out, extra_config, **options):
+        record = {"arm": extra_config["arm"], "lr": recipe.optimizer.lr, "seed": seed}
+        asked.append(("train", *record.values()))
         make_folder(out)
-        write_json(out / "config.json", told)
-        assert pictures.eval_split == "val"
-        score = value("val", told)
+        write_json(out / "config.json", record)
+        assert dataset.eval_split == "val"
+        score = value("val", record)
         status = "finished" if score is not None else "diverged"
         metrics = {} if score is None else {"top1": score}
         write_json(out / "result.json", {"status": status, "split": "val", "metrics": metrics, "message": "nan"})
 
-    def protocols(model, pictures, names, *, split, **options):
+    def protocols(model, dataset, names, *, split, **options):
         asked.append((split, *model.values()))
-        return {name: Findings({"top1": value(split, model)}) for name in names}
+        return {name: ProtocolResult({"top1": value(split, model)}) for name in names}
 
     monkeypatch.setattr("vitmods.study.trial.train_trial", train)
     monkeypatch.setattr(
-        "vitmods.study.judge.open_trial", lambda folder: json.loads((folder / "config.json").read_text())
+        "vitmods.study.evaluation.open_trial", lambda folder: json.loads((folder / "config.json").read_text())
     )
-    monkeypatch.setattr("vitmods.study.judge.run_protocols", protocols)
+    monkeypatch.setattr("vitmods.study.evaluation.run_protocols", protocols)
     monkeypatch.setattr("lightning_fabric.Fabric.to_device", lambda self, model: model)
     return scores, asked
 
@@ -91,10 +91,10 @@ def test_the_choice_is_by_val_alone_and_test_is_seen_once(played, tmp_path):
     points = result.to_dict()["arms"][0]["tuning"]["points"]
     assert [(point["values"], point["mean"]) for point in points] == [({"lr": 1e-3}, 0.7), ({"lr": 1e-2}, 0.65)]
     run(make(**GRID), tmp_path)
-    assert len(asked) == 12, "nothing is trained or judged twice"
+    assert len(asked) == 12, "nothing is trained or evaluated twice"
 
 
-def test_nothing_is_judged_on_test_before_an_arm_s_last_trial(played, tmp_path, monkeypatch):
+def test_nothing_is_evaluated_on_test_before_an_arm_s_last_trial(played, tmp_path, monkeypatch):
     _, asked = played
     real = TrialRunner.train
 
@@ -114,12 +114,12 @@ def test_nothing_is_judged_on_test_before_an_arm_s_last_trial(played, tmp_path, 
     assert run(make(**GRID), tmp_path).complete
 
 
-def test_an_evaluation_that_fails_is_told_and_tried_again(played, tmp_path, monkeypatch):
+def test_an_evaluation_that_fails_is_reported_and_tried_again(played, tmp_path, monkeypatch):
     def fail(*arguments, **options):
         raise RuntimeError("no textures")
 
     with monkeypatch.context() as patched:
-        patched.setattr("vitmods.study.judge.run_protocols", fail)
+        patched.setattr("vitmods.study.evaluation.run_protocols", fail)
         result = run(make(seeds=1, **GRID), tmp_path)
     assert not result.complete
     assert result.failed[0] == "base, lr=0.001, seed 0: RuntimeError: no textures"
@@ -159,9 +159,9 @@ def test_a_diverged_point_is_worst_and_only_a_chosen_one_is_a_warning(played, tm
 def test_the_noise_floor_is_tuned_by_itself(played, tmp_path):
     scores, _ = played
     scores |= {("val", 1e-3): 0.5, ("val", 1e-2): lambda seed: 0.9 if seed >= 10_000 else 0.1}
-    told = run(make(noise_floor=True, **GRID), tmp_path).to_dict()
-    assert told["base"]["tuning"]["chosen"] == {"lr": 1e-3}
-    assert told["noise_floor"]["tuning"]["chosen"] == {"lr": 1e-2}
+    record = run(make(noise_floor=True, **GRID), tmp_path).to_dict()
+    assert record["base"]["tuning"]["chosen"] == {"lr": 1e-3}
+    assert record["noise_floor"]["tuning"]["chosen"] == {"lr": 1e-2}
     rows = list(csv.DictReader((tmp_path / "results.csv").open()))
     assert len(rows) == 12
     assert [(r["arm"], r["lr"], r["seed"], r["val_top1"], r["top1"]) for r in rows[:2]] == [
@@ -205,12 +205,12 @@ def test_both_splits_are_needed(splits, says, tmp_path):
 
     for split in splits:
         for name in ("cat", "dog"):
-            (tmp_path / "pictures" / split / name).mkdir(parents=True)
+            (tmp_path / "images" / split / name).mkdir(parents=True)
             for number in range(3):
-                place = tmp_path / "pictures" / split / name / f"{number}.png"
+                place = tmp_path / "images" / split / name / f"{number}.png"
                 Image.new("RGB", (8, 8), (number, len(split), len(name))).save(place)
     recipe = RECIPE.with_(batch_size=2)
-    study = Study("mu/4", ["dpn"], tmp_path / "pictures", recipe, img_size=8, val_fraction=0.0, **GRID)
+    study = Study("mu/4", ["dpn"], tmp_path / "images", recipe, img_size=8, val_fraction=0.0, **GRID)
     with pytest.raises(UserError, match=says):
         run(study, tmp_path / "out")
 
@@ -229,14 +229,14 @@ def test_an_arm_that_trains_a_part_is_tuned_too(played, tmp_path):
 def trained(tmp_path_factory):
     """A tuned study, and the splits that were evaluated on the way, in order."""
     out, seen = tmp_path_factory.mktemp("tuned") / "out", []
-    real = PictureSet.eval_batches
+    real = ImageDataset.eval_batches
 
     def spy(self, split, *arguments, **options):
         seen.append(split)
         return real(self, split, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(PictureSet, "eval_batches", spy)
+        patched.setattr(ImageDataset, "eval_batches", spy)
         return run(make(**GRID), out), out, seen
 
 
@@ -245,12 +245,12 @@ def test_a_real_one_evaluates_test_once_a_chosen_trial(trained):
     assert seen == ["val"] * 8 + ["test"] * 4
     assert result.complete
     assert len(list(out.glob("trials/*/*/*/test.json"))) == 4
-    told = result.to_dict()
-    assert told == StudyResult.load(out).to_dict() == json.loads((out / "results.json").read_text())
+    record = result.to_dict()
+    assert record == StudyResult.load(out).to_dict() == json.loads((out / "results.json").read_text())
     assert result["dpn"].n == 2
 
 
-def test_what_is_judged_is_what_the_training_would_have_found(trained):
+def test_what_is_evaluated_is_what_the_training_would_have_found(trained):
     """The same trial in a study without tuning, evaluated by the loop itself."""
     result, out, _ = trained
     chosen = result.chosen["base"]["lr"]
@@ -263,7 +263,7 @@ def test_what_is_judged_is_what_the_training_would_have_found(trained):
 KILLED = """
 import os, signal, sys
 from vitmods.cli import main
-import vitmods.study.judge as judge
+import vitmods.study.evaluation as evaluate
 from vitmods.train.logs import MetricsFile
 where, count = sys.argv[1], int(sys.argv[2])
 def after(real):
@@ -277,18 +277,18 @@ def after(real):
 if where == "train":
     MetricsFile.write = after(MetricsFile.write)
 else:
-    judge.write_json = after(judge.write_json)
+    evaluate.write_json = after(evaluate.write_json)
 sys.exit(main(sys.argv[3:]))
 """
 
 
 @pytest.mark.slow
-def test_killed_at_training_and_at_judging_it_ends_in_the_same_results(trained, tmp_path):
+def test_killed_at_training_and_at_evaluating_it_ends_in_the_same_results(trained, tmp_path):
     result, _, _ = trained
     command = ["compare", "--base", "mu/4", "--arms", "dpn", "--recipe", "plain", "--epochs", "1", "--batch-size", "64"]
     command += ["--seeds", "2", "--limit-train", "128", "--tune", "lr=1e-3,1e-2", "--tune-on", "val", "--workers", "1"]
     command += ["--device", "cpu", "--cost-seconds", "0", "--checkpoint-minutes", "0", "--out", str(tmp_path / "out")]
-    for where, count in (("train", 7), ("judge", 2)):
+    for where, count in (("train", 7), ("evaluate_trial", 2)):
         done = subprocess.run(
             [sys.executable, "-c", KILLED, where, str(count), *command], env={**os.environ, "CI": "1"}
         )

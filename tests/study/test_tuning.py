@@ -3,13 +3,13 @@
 import pytest
 
 from vitmods.changes import DualPatchNorm
-from vitmods.errors import UserError
 from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm, make_arms
-from vitmods.study.choice import at_the_edge
 from vitmods.study.plan import OTHER_SEEDS, Evaluation, Settings, check_points
 from vitmods.study.same import differences
+from vitmods.study.selection import at_the_edge
 from vitmods.study.tuning import Grid, Point, choose, grid_from_text, make_grid
+from vitmods.util.errors import UserError
 
 FIXED = {"data": "digits", "base": "mu/4", "recipe": Recipe().to_dict()}
 A, B, C = (Point((("lr", lr),)) for lr in (1e-4, 3e-4, 1e-3))
@@ -96,7 +96,7 @@ def test_every_arm_has_the_same_budget_and_base_comes_first():
     one = settings({"lr": (1e-4, 3e-4, 1e-3)}, ["dpn", "rms"], noise_floor=True)
     trials = one.trials()
     assert len(trials) == len(set(trials)) == 3 * 2 * 4
-    counts = {(c.arm.name, c.is_noise_floor): sum(len(c.trials(p)) for p in one.grid.points) for c in one.contenders()}
+    counts = {(c.arm.name, c.is_noise_floor): sum(len(c.trials(p)) for p in one.grid.points) for c in one.candidates()}
     assert counts == {("base", False): 6, ("base", True): 6, ("dpn", False): 6, ("rms", False): 6}
     assert {trial.arm.name for trial in trials[:12]} == {"base"}
     assert one.recipe_of(one.arm("dpn"), C).lr == 1e-3
@@ -121,7 +121,7 @@ def test_values_may_be_added_but_nothing_may_leave():
     assert differences(old, both) == ["tune: lr -> lr weight_decay"]
 
 
-def test_a_choice_at_the_end_of_what_was_tried_is_told():
+def test_a_choice_at_the_end_of_what_was_tried_is_reported():
     grid = make_grid({"lr": (3e-4, 1e-4, 1e-3), "optimizer": ("sgd", "adamw"), "weight_decay": 0.1}, "val")
     assert at_the_edge(grid, Point((("lr", 1e-4), ("optimizer", "sgd"), ("weight_decay", 0.1)))) == ["lr"]
     assert at_the_edge(grid, Point((("lr", 3e-4), ("optimizer", "sgd"), ("weight_decay", 0.1)))) == []

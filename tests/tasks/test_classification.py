@@ -25,20 +25,20 @@ def test_binary_cross_entropy_equals_timms_with_its_threshold():
     from timm.loss import BinaryCrossEntropy
 
     torch.manual_seed(0)
-    logits, shares = torch.randn(6, 5, dtype=torch.float64), torch.zeros(6, 5, dtype=torch.float64)
-    shares[torch.arange(6), torch.tensor([0, 1, 2, 3, 4, 0])] = 0.97  # mixed of two, one hardly to be seen
-    shares[torch.arange(6), torch.tensor([3, 1, 0, 4, 2, 1])] += 0.03
-    expected = BinaryCrossEntropy(smoothing=0.0, target_threshold=0.0)(logits, shares)
-    torch.testing.assert_close(binary_cross_entropy(logits, shares).mean(), expected)
-    assert Classification.from_recipe(Recipe(loss="bce")).loss_name == "bce"
+    logits, fractions = torch.randn(6, 5, dtype=torch.float64), torch.zeros(6, 5, dtype=torch.float64)
+    fractions[torch.arange(6), torch.tensor([0, 1, 2, 3, 4, 0])] = 0.97  # mixed of two, one hardly to be seen
+    fractions[torch.arange(6), torch.tensor([3, 1, 0, 4, 2, 1])] += 0.03
+    expected = BinaryCrossEntropy(smoothing=0.0, target_threshold=0.0)(logits, fractions)
+    torch.testing.assert_close(binary_cross_entropy(logits, fractions).mean(), expected)
+    assert Classification.from_recipe(Recipe().with_(loss="bce")).loss_name == "bce"
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("loss", [sigmoid_cross_entropy, softmax_cross_entropy, binary_cross_entropy])
 def test_class_numbers_and_one_hot_shares_give_the_same(loss, smoothing):
     logits, classes = torch.randn(5, 7, dtype=torch.float64), torch.tensor([0, 6, 3, 3, 1])
-    shares = torch.nn.functional.one_hot(classes, 7).double()
-    torch.testing.assert_close(loss(logits, classes, smoothing), loss(logits, shares, smoothing))
+    fractions = torch.nn.functional.one_hot(classes, 7).double()
+    torch.testing.assert_close(loss(logits, classes, smoothing), loss(logits, fractions, smoothing))
 
 
 @pytest.mark.parametrize("loss", [sigmoid_cross_entropy, softmax_cross_entropy, binary_cross_entropy])
@@ -53,17 +53,17 @@ def test_smoothing_mixes_the_target_with_the_uniform_one(loss):
 
 def test_training_accuracy_of_mixed_targets_counts_the_largest_share():
     logits = torch.eye(4)
-    shares = torch.tensor([[0.6, 0.4, 0, 0], [0.6, 0.4, 0, 0], [0, 0, 1, 0], [0.9, 0, 0, 0.1]])
-    batch = SimpleNamespace(images=logits, targets=shares, index=torch.arange(4))
+    fractions = torch.tensor([[0.6, 0.4, 0, 0], [0.6, 0.4, 0, 0], [0, 0, 1, 0], [0.9, 0, 0, 0.1]])
+    batch = SimpleNamespace(images=logits, targets=fractions, index=torch.arange(4))
     loss, statistics = Classification().loss(lambda images: images, batch)
     assert statistics["top1"].item() == 0.5
-    torch.testing.assert_close(loss, softmax_cross_entropy(logits, shares).mean())
+    torch.testing.assert_close(loss, softmax_cross_entropy(logits, fractions).mean())
 
 
 def test_evaluation_is_without_smoothing():
     logits, classes = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 0, 1])
     batch = SimpleNamespace(images=logits, targets=classes)
-    task = Classification.from_recipe(Recipe(loss="sigmoid", label_smoothing=0.3))
+    task = Classification.from_recipe(Recipe().with_(loss="sigmoid", label_smoothing=0.3))
     metrics = task.evaluate(lambda images: images, [batch])
     assert metrics["loss"] == pytest.approx(sigmoid_cross_entropy(logits, classes).mean().item(), rel=1e-6)
     assert task.metric in metrics

@@ -1,4 +1,4 @@
-"""Real pictures (scikit-learn's digits) and a model small enough to train in a fraction of a second."""
+"""Real images (scikit-learn's digits) and a model small enough to train in a fraction of a second."""
 
 import dataclasses
 import json
@@ -17,21 +17,21 @@ from vitmods.train import train_trial
 from vitmods.train.interrupt import Interrupted
 from vitmods.train.loop import TrialRun
 
-RECIPE = Recipe(epochs=3, batch_size=40, lr=5e-3, crop="none", flip=0.0, eval_crop=1.0)
-WALL = ("wall_s", "pictures_per_s", "data_wait")
+RECIPE = Recipe().with_(epochs=3, batch_size=40, lr=5e-3, crop="none", flip=0.0, eval_crop=1.0)
+WALL = ("wall_s", "images_per_s", "data_wait")
 
 
 @dataclass
 class Bench:
     """Runs trials on 160 training digits: 4 steps of 40 an epoch."""
 
-    pictures: object
+    dataset: object
 
     def recipe(self, **overrides):
         return RECIPE.with_(**overrides)
 
-    def pictures_for(self, recipe):
-        return dataclasses.replace(self.pictures, recipe=recipe)
+    def images_for(self, recipe):
+        return dataclasses.replace(self.dataset, augment=recipe.augment)
 
     def model(self, **overrides):
         torch.manual_seed(7)
@@ -41,7 +41,7 @@ class Bench:
         recipe = recipe or self.recipe()
         task = task or Classification.from_recipe(recipe)
         options = {"device": "cpu", "tensorboard": False, **options}
-        return train_trial(model or self.model(), task, self.pictures_for(recipe), recipe, out=out, **options)
+        return train_trial(model or self.model(), task, self.images_for(recipe), recipe, out=out, **options)
 
     def stop(self, monkeypatch, out, at, **options):
         """Train until an interruption after so many steps."""
@@ -118,7 +118,7 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def bench():
-    return Bench(data.load("digits", img_size=(8, 8), in_chans=1, recipe=RECIPE, limit_train=160))
+    return Bench(data.load("digits", img_size=(8, 8), in_chans=1, augment=RECIPE.augment, limit_train=160))
 
 
 @pytest.fixture

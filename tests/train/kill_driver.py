@@ -22,9 +22,10 @@ torch.set_num_threads(1)  # before anything is computed: children are forked
 import lightning_fabric  # noqa: E402, F401 - imported before the forks
 import tensorboard.summary.writer.record_writer  # noqa: E402, F401
 
-from vitmods import data, files  # noqa: E402
+from vitmods import data  # noqa: E402
 from vitmods.tasks import Classification  # noqa: E402
 from vitmods.train import TrialRun, checkpoint, logs, trial  # noqa: E402
+from vitmods.util import files  # noqa: E402
 
 spec = importlib.util.spec_from_file_location("bench", Path(__file__).with_name("conftest.py"))
 bench_module = importlib.util.module_from_spec(spec)
@@ -109,12 +110,12 @@ class EvalBatches:
 
 
 def evaluation_batch(count):
-    original = data.PictureSet.eval_batches
+    original = data.ImageDataset.eval_batches
 
     def eval_batches(self, split, batch_size):
         return (EvalBatches.next(batch) for batch in original(self, split, batch_size))
 
-    data.PictureSet.eval_batches = eval_batches
+    data.ImageDataset.eval_batches = eval_batches
     before(EvalBatches, "next", count)
 
 
@@ -124,7 +125,7 @@ POINTS = {
     "forward, late": lambda: before(Classification, "loss", pick(13, 24)),
     "after forward": lambda: after(Classification, "loss", pick(2, 24)),
     "gradient clipping": lambda: before(torch.nn.utils, "get_total_norm", pick(2, 12)),
-    "after the optimiser": lambda: after(torch.optim.AdamW, "step", pick(2, 12)),
+    "after the optimizer": lambda: after(torch.optim.AdamW, "step", pick(2, 12)),
     "row of metrics": lambda: half_a_row(pick(1, 6)),
     "checkpoint, state": lambda: before(TrialRun, "state_dict", pick(2, 6)),
     "checkpoint, first half": lambda: half_a_checkpoint(1),
@@ -183,8 +184,8 @@ def boards_have_each_row_once(bench, out):
 
 
 def main(folder):
-    pictures = data.load("digits", img_size=(8, 8), in_chans=1, recipe=RECIPE, limit_train=160)
-    bench = bench_module.Bench(pictures)
+    dataset = data.load("digits", img_size=(8, 8), in_chans=1, augment=RECIPE.augment, limit_train=160)
+    bench = bench_module.Bench(dataset)
     assert wait_for(in_child(lambda: train(bench, folder / "unbroken"))) == 0
     expected = bench.numbers(folder / "unbroken")
     started = time.perf_counter()

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from vitmods.errors import UserError
 from vitmods.train import checkpoint
+from vitmods.util.errors import UserError
 
 NEW, OLD = checkpoint.NAME, checkpoint.PREVIOUS
 

@@ -23,7 +23,7 @@ def averaged(values, decay):
     return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
 
 
-def test_equals_the_normalised_sum_after_every_update():
+def test_equals_the_normalized_sum_after_every_update():
     model, values = Model(), [3.0, -1.0, 4.0, 1.0, 5.0, 9.0]
     ema = Ema(model, decay=0.9)
     for count in range(1, len(values) + 1):

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from vitmods.errors import UserError
 from vitmods.train.logs import MetricsFile, ProgressBar, TensorBoard
+from vitmods.util.errors import UserError
 
 ROW = {
     "step": 5,
@@ -13,7 +13,7 @@ ROW = {
     "split": "train",
     "loss": 0.25,
     "top1": 0.5,
-    "pictures_per_s": 1234.5,
+    "images_per_s": 1234.5,
     "data_wait": 0.251,
 }
 
@@ -58,7 +58,7 @@ def test_tensorboard_has_the_rows_as_scalars(tmp_path):
     assert found == {
         (step, f"{split}/{name}"): pytest.approx(ROW[name])
         for step, split in ((5, "train"), (10, "val"))
-        for name in ("loss", "top1", "pictures_per_s", "data_wait")
+        for name in ("loss", "top1", "images_per_s", "data_wait")
     }
 
 
@@ -89,7 +89,7 @@ def test_the_bar_shows_on_a_terminal_alone(monkeypatch, shown, terminal, ci, vis
     if visible:
         assert "arm [red] seed 0" in text
         assert "10/20" in text
-        assert "loss 0.250  top-1 50.0 %  1234 pictures/s  25 % waiting for pictures" in text
+        assert "loss 0.250  top-1 50.0 %  1234 images/s  25 % waiting for images" in text
 
 
 def test_the_trials_own_rows_are_json_lines(bench, tmp_path):

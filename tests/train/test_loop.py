@@ -25,15 +25,18 @@ def test_equals_a_bare_loop(bench, tmp_path):
     trained, bare = bench.model(), bench.model()
     bench.train(tmp_path, trained, recipe, seed=3)
 
-    pictures = bench.pictures_for(recipe)
+    dataset = bench.images_for(recipe)
     decaying = [p for n, p in bare.named_parameters() if p.ndim > 1 and n not in bare.no_weight_decay()]
     others = [p for n, p in bare.named_parameters() if p.ndim <= 1 or n in bare.no_weight_decay()]
-    groups = [{"params": decaying, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0}]
+    groups = [
+        {"params": decaying, "weight_decay": recipe.optimizer.weight_decay},
+        {"params": others, "weight_decay": 0},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=1.0, fused=False, foreach=False)
-    losses, step, length = [], 0, resolve_on(recipe, pictures)
+    losses, step, length = [], 0, resolve_on(recipe, dataset)
     assert (length.steps, length.warmup_steps) == (12, pytest.approx(0.3 * 4))
     for epoch in range(3):
-        for batch in pictures.train_batches(seed=3, epoch=epoch, batch_size=40):
+        for batch in dataset.train_batches(seed=3, epoch=epoch, batch_size=40):
             for group in optimizer.param_groups:
                 group["lr"] = lr_at(length, step)
             loss, _ = Classification.from_recipe(recipe).loss(bare, batch)
@@ -55,14 +58,12 @@ def test_equals_a_bare_loop(bench, tmp_path):
 
 @pytest.mark.parametrize("accumulate", [2, 3, 40, 64])
 def test_a_batch_in_parts_gives_the_gradient_of_the_whole(bench, tmp_path, accumulate):
-    # 40 pictures in 3 parts are 14, 13 and 13: the mean of means would be wrong.
+    # 40 images in 3 parts are 14, 13 and 13: the mean of means would be wrong.
     gradients = {}
     for count in (1, accumulate):
         recipe, model = bench.recipe(accumulate=count, clip_norm=None, mixup=0.3), bench.model()
         task = Classification.from_recipe(recipe)
-        run = TrialRun(
-            model, task, bench.pictures_for(recipe), recipe, folder=tmp_path, device="cpu", tensorboard=False
-        )
+        run = TrialRun(model, task, bench.images_for(recipe), recipe, folder=tmp_path, device="cpu", tensorboard=False)
         statistics = run._backward(next(run._batches()))
         gradients[count] = {name: p.grad for name, p in model.named_parameters()} | statistics
     for name, expected in gradients[1].items():
@@ -72,7 +73,7 @@ def test_a_batch_in_parts_gives_the_gradient_of_the_whole(bench, tmp_path, accum
 def test_clipping_is_by_the_global_norm(given_gradients):
     values = {"a": torch.zeros(2, 2), "b": torch.zeros(3)}
     gradient = {"a": torch.full((2, 2), 3.0), "b": torch.full((3,), 4.0)}
-    run = given_gradients(values, [gradient], Recipe(epochs=1, clip_norm=0.5))
+    run = given_gradients(values, [gradient], Recipe().with_(epochs=1, clip_norm=0.5))
     next(steps(run, 1))
     norm = math.sqrt(4 * 9 + 3 * 16)
     torch.testing.assert_close(run.model.a.grad, gradient["a"] * 0.5 / norm, rtol=1e-6, atol=0)
@@ -97,13 +98,13 @@ def test_clipping_has_no_epsilon():
 
 def test_the_moving_average_is_what_is_evaluated_and_saved(bench, tmp_path):
     recipe, model = bench.recipe(ema=0.9), bench.model()
-    task, pictures = Classification.from_recipe(recipe), bench.pictures_for(bench.recipe())
+    task, dataset = Classification.from_recipe(recipe), bench.images_for(bench.recipe())
     result = bench.train(tmp_path, model, recipe)
     from safetensors.torch import load_file
 
-    raw = task.evaluate(model.eval(), pictures.eval_batches("test", 50))
+    raw = task.evaluate(model.eval(), dataset.eval_batches("test", 50))
     model.load_state_dict(load_file(tmp_path / "model.safetensors"))
-    averaged = task.evaluate(model.eval(), pictures.eval_batches("test", 50))
+    averaged = task.evaluate(model.eval(), dataset.eval_batches("test", 50))
     assert result["metrics"]["loss"] == pytest.approx(averaged["loss"], rel=1e-6)
     assert abs(averaged["loss"] - raw["loss"]) > 1e-4
 
@@ -119,14 +120,14 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_weights_and_loss(bench,
     model = bench.model()
     model.head.register_forward_hook(lambda module, args, out: seen.update(head=out))
     recipe = bench.recipe(precision="bf16-mixed")
-    run = TrialRun(model, Spy(), bench.pictures_for(recipe), recipe, folder=tmp_path, device="cpu", tensorboard=False)
+    run = TrialRun(model, Spy(), bench.images_for(recipe), recipe, folder=tmp_path, device="cpu", tensorboard=False)
     next(steps(run, 1))
     assert seen["head"].dtype == torch.bfloat16
     assert seen["loss"].dtype == torch.float32
     assert all(p.dtype == torch.float32 and p.grad.dtype == torch.float32 for p in model.parameters())
 
 
-def test_a_parameter_without_gradient_is_told(bench, tmp_path):
+def test_a_parameter_without_gradient_is_reported(bench, tmp_path):
     model = bench.model()
     model.forgotten = nn.Parameter(torch.zeros(3))
     with pytest.warns(UserWarning, match="1 trainable parameters get no gradient: forgotten"):
@@ -138,16 +139,16 @@ def test_an_unknown_device_is_one_clear_error(bench, tmp_path):
         bench.train(tmp_path, device="quantum")
 
 
-def test_the_log_tells_how_long_the_model_waited_for_pictures(bench, tmp_path, monkeypatch):
-    pictures = bench.pictures_for(bench.recipe())
-    made = type(pictures).train_batches
+def test_the_log_tells_how_long_the_model_waited_for_images(bench, tmp_path, monkeypatch):
+    dataset = bench.images_for(bench.recipe())
+    made = type(dataset).train_batches
 
     def slowly(self, **which):
         for batch in made(self, **which):
             time.sleep(0.2)
             yield batch
 
-    monkeypatch.setattr(type(pictures), "train_batches", slowly)
+    monkeypatch.setattr(type(dataset), "train_batches", slowly)
     bench.train(tmp_path, bench.model(), bench.recipe())
     waits = [row["data_wait"] for row in bench.rows(tmp_path) if row["split"] == "train"]
     assert waits

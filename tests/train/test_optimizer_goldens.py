@@ -1,4 +1,4 @@
-"""Steps of the training loop, schedule and clipping included, against what the papers' own optimisers did."""
+"""Steps of the training loop, schedule and clipping included, against what the papers' own optimizers did."""
 
 from pathlib import Path
 
@@ -12,11 +12,11 @@ from vitmods.train.loop import TrialRun
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 BIG_VISION_NAMES = {"kernel": "a/kernel", "bias": "a/bias", "scale": "ln/scale"}
-ADAM = Recipe(
+ADAM = Recipe().with_(
     steps=12, warmup_steps=4, lr=1e-2, weight_decay=weight_decay_from_big_vision(1e-2, lr=1e-2), clip_norm=1.0
 )
-MOMENTUM = Recipe(optimizer="sgd", steps=12, warmup_steps=2, lr=3e-2, weight_decay=0.0, clip_norm=1.0)
-LAMB = Recipe(
+MOMENTUM = Recipe().with_(optimizer="sgd", steps=12, warmup_steps=2, lr=3e-2, weight_decay=0.0, clip_norm=1.0)
+LAMB = Recipe().with_(
     optimizer="lamb", steps=9, warmup_steps=0, schedule="linear", lr=3e-3, min_lr=3e-3, weight_decay=0.02, adam_eps=1e-6
 )
 BIG_VISION = {
@@ -101,9 +101,9 @@ def test_a_batch_in_parts_is_a_step_of_the_whole(bench, tmp_path, optimizer, los
     models = {}
     for accumulate in (1, 3):
         recipe, models[accumulate] = bench.recipe(accumulate=accumulate, **fields), bench.model()
-        task, pictures = Classification.from_recipe(recipe), bench.pictures_for(recipe)
+        task, dataset = Classification.from_recipe(recipe), bench.images_for(recipe)
         options = {"folder": tmp_path, "device": "cpu", "tensorboard": False}
-        run = TrialRun(models[accumulate], task, pictures, recipe, **options)
+        run = TrialRun(models[accumulate], task, dataset, recipe, **options)
         batches = run._batches()
         for _ in range(3):
             run._train_step(next(batches))

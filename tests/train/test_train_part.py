@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vitmods.errors import UserError
 from vitmods.finetune import parameter_roles
+from vitmods.util.errors import UserError
 
 
 @pytest.mark.parametrize("recipe", [{}, {"ema": 0.9}, {"optimizer": "sgd", "lr": 0.01}], ids=["adamw", "ema", "sgd"])

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from vitmods.errors import UserError
 from vitmods.tasks import Classification
 from vitmods.train import Interrupted, checkpoint
+from vitmods.util.errors import UserError
 
 
 class Hooked(Classification):
@@ -108,7 +108,7 @@ def test_a_signal_saves_and_the_same_call_goes_on_to_the_same_numbers(bench, tmp
     assert bench.numbers(tmp_path) == unbroken
 
 
-def test_lamb_with_layer_decay_and_repeated_pictures_goes_on_to_the_same_numbers(bench, tmp_path):
+def test_lamb_with_layer_decay_and_repeated_images_goes_on_to_the_same_numbers(bench, tmp_path):
     recipe = bench.recipe(
         optimizer="lamb", layer_decay=0.7, repeats=3, randaugment=(2, 15), randaugment_space="big_vision", ema=0.9
     )
@@ -265,13 +265,13 @@ def test_a_model_that_is_not_built_as_the_recipe_says_is_refused(bench, tmp_path
     recipe = bench.recipe(epochs=1, **fields)
     with pytest.raises(ValueError, match=r"The recipe sets \w+=.* of the model, .*\*\*recipe\.model_settings"):
         bench.train(tmp_path, recipe=recipe)
-    with pytest.raises(ValueError, match="has it 'not told'"):
+    with pytest.raises(ValueError, match="has it 'not reported'"):
         bench.train(tmp_path, torch.nn.Linear(2, 2), recipe)
-    assert bench.train(tmp_path, bench.model(**recipe.model_settings), recipe)["status"] == "finished"
+    assert bench.train(tmp_path, bench.model(**recipe.model.to_config()), recipe)["status"] == "finished"
 
 
 def test_a_batch_larger_than_the_set_is_refused(bench, tmp_path):
-    with pytest.raises(ValueError, match="A batch of 161 pictures is more than the 160"):
+    with pytest.raises(ValueError, match="A batch of 161 images is more than the 160"):
         bench.train(tmp_path / "out", recipe=bench.recipe(batch_size=161))
     assert not (tmp_path / "out").exists()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 
 def build(what, changes="", **overrides):
@@ -35,7 +35,7 @@ def counting(model):
 
 def step(model, images, settings, autocast=False):
     """Outputs and all gradients, and the bytes kept for backward."""
-    model.set_lean_activations("lean" in settings)
+    model.set_recompute("recompute" in settings)
     model.set_frozen_mlp_recompute("recompute" in settings)
     torch.manual_seed(1)
     with counting(model) as kept, torch.autocast("cpu", torch.bfloat16, autocast):
@@ -55,7 +55,7 @@ def test_gradients_are_those_of_plain_pytorch(what, changes, pool):
     images = torch.randn(5, 3, 16, 16, dtype=torch.float64)
     plain, plain_bytes = step(model, images, ())
     assert plain.keys() - {"output"} == {name for name, p in model.named_parameters() if p.requires_grad}
-    for settings in (("lean",), ("recompute",), ("lean", "recompute")):
+    for settings in (("recompute",), ("recompute",), ("recompute", "recompute")):
         found, found_bytes = step(model, images, settings)
         assert found.keys() == plain.keys()
         for name, value in plain.items():
@@ -63,12 +63,12 @@ def test_gradients_are_those_of_plain_pytorch(what, changes, pool):
         assert found_bytes < plain_bytes
 
 
-def test_pictures_in_several_parts_are_the_pictures_at_once(monkeypatch):
-    from vitmods.layers import lean
+def test_images_in_several_parts_are_the_images_at_once(monkeypatch):
+    from vitmods.layers import recompute as recompute
 
     model, images = build("attention+norms").double(), torch.randn(5, 3, 16, 16, dtype=torch.float64)
     whole = step(model, images, ("recompute",))[0]
-    monkeypatch.setattr(lean, "FEW_ROWS", 40)  # 17 tokens a picture: parts of two, two and one
+    monkeypatch.setattr(recompute, "FEW_ROWS", 40)  # 17 tokens an image: parts of two, two and one
     for name, value in step(model, images, ("recompute",))[0].items():
         torch.testing.assert_close(value, whole[name], rtol=1e-12, atol=1e-12 * float(value.abs().max()))
 
@@ -77,24 +77,24 @@ def test_pictures_in_several_parts_are_the_pictures_at_once(monkeypatch):
 def test_autocast(changes):
     model, images = build("attention", changes), torch.randn(2, 3, 16, 16)
     plain = step(model, images, (), autocast=True)[0]
-    for name, value in step(model, images, ("lean", "recompute"), autocast=True)[0].items():
+    for name, value in step(model, images, ("recompute", "recompute"), autocast=True)[0].items():
         assert value.dtype == plain[name].dtype
         torch.testing.assert_close(value, plain[name], atol=0.03 * float(plain[name].abs().max()), rtol=0)
 
 
 def test_what_is_kept():
-    """Of full training: in plain PyTorch, lean, and with the frozen MLPs run again."""
+    """Of full training: in plain PyTorch, recompute, and with the frozen MLPs run again."""
     images = torch.randn(2, 3, 32, 32)
     model = vm.vit("mu8/4", img_size=32)
     everything = step_bytes(model, images)
     vm.train_only(model, "attention")
     plain = step_bytes(model, images)
-    model.set_lean_activations()
-    lean = step_bytes(model, images)
+    model.set_recompute()
+    recompute = step_bytes(model, images)
     model.set_frozen_mlp_recompute()
     least = step_bytes(model, images)
     assert plain / everything < 0.72
-    assert lean / everything < 0.66
+    assert recompute / everything < 0.66
     assert least / everything < 0.43
 
 
@@ -106,7 +106,7 @@ def step_bytes(model, images):
 
 def test_nothing_is_computed_below_the_lowest_trained_parameter():
     model = build("head")
-    model.set_lean_activations()
+    model.set_recompute()
     seen = []
     for block in model.blocks:
         block.register_full_backward_hook(lambda *_: seen.append(1))
@@ -122,8 +122,8 @@ def test_a_first_block_without_trained_positions_asks_for_no_gradient_of_its_inp
     model = build(lambda role: role in ("attention", "ffn", "head"))
     images = torch.randn(2, 3, 16, 16)
     grads = []
-    for lean in (False, True):
-        model.set_lean_activations(lean)
+    for recompute in (False, True):
+        model.set_recompute(recompute)
         model.zero_grad()
         model(images).square().sum().backward()
         grads.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
@@ -169,8 +169,8 @@ def test_the_setting_survives_changes():
     [
         ("all", (), 16),  # input of each norm, its output, q k v, heads; its input and output, the MLP's two of four
         ("attention", (), 11),  # without the second norm's output and the GELU's
-        ("attention", ("set_lean_activations",), 10),  # without the first norm's output
-        ("attention", ("set_lean_activations", "set_frozen_mlp_recompute"), 6),  # input, q k v, heads, input of the MLP
+        ("attention", ("set_recompute",), 10),  # without the first norm's output
+        ("attention", ("set_recompute", "set_frozen_mlp_recompute"), 6),  # input, q k v, heads, input of the MLP
         ("head", (), 0),
     ],
 )
@@ -191,7 +191,7 @@ def test_parallel_branches():
     model = build("attention", "parallel", depth=4).double()
     images = torch.randn(3, 3, 16, 16, dtype=torch.float64)
     plain, plain_bytes = step(model, images, ())
-    found, found_bytes = step(model, images, ("lean", "recompute"))
+    found, found_bytes = step(model, images, ("recompute", "recompute"))
     for name, value in plain.items():
         torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-10 * float(value.abs().max()))
     assert found_bytes < plain_bytes

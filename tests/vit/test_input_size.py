@@ -6,8 +6,8 @@ import timm
 import torch
 
 import vitmods as vm
-from vitmods.errors import UserError
 from vitmods.layers.position import sincos2d
+from vitmods.util.errors import UserError
 
 
 def build(changes="", **overrides):
@@ -20,7 +20,7 @@ def build(changes="", **overrides):
 @pytest.mark.parametrize(
     "overrides", [{}, {"position_on_prefix": False, "reg_tokens": 2}, {"position": "none"}], ids=str
 )
-def test_another_picture_size_keeps_all_weights_but_the_positions(changes, overrides):
+def test_another_image_size_keeps_all_weights_but_the_positions(changes, overrides):
     model = build(changes, **overrides)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.set_input_size((24, 32))
@@ -58,11 +58,11 @@ def test_positions_are_resampled_as_timm_does():
     torch.testing.assert_close(ours.pos_embed, theirs.pos_embed)
 
 
-@pytest.mark.parametrize("centred", [False, True])
-def test_fixed_positions_are_made_again(centred):
-    model = build(position="sincos2d_centred" if centred else "sincos2d", position_on_prefix=False).double()
+@pytest.mark.parametrize("centered", [False, True])
+def test_fixed_positions_are_made_again(centered):
+    model = build(position="sincos2d_centered" if centered else "sincos2d", position_on_prefix=False).double()
     model.set_input_size((8, 24))
-    torch.testing.assert_close(model.pos_embed, sincos2d((2, 6), 32, centred=centred).double(), atol=0, rtol=0)
+    torch.testing.assert_close(model.pos_embed, sincos2d((2, 6), 32, centered=centered).double(), atol=0, rtol=0)
     assert "pos_embed" not in model.state_dict()
 
 
@@ -86,10 +86,10 @@ def test_another_patch_size_keeps_the_grid_and_resizes_the_stem(changes):
     torch.testing.assert_close(fresh.eval()(images), model(images))
 
 
-def test_a_smooth_picture_enlarged_with_its_patches_keeps_its_logits():
-    """Patch and picture sizes doubled together: FlexiViT's kernel reads the same tokens from the enlarged patches."""
+def test_a_smooth_image_enlarged_with_its_patches_keeps_its_logits():
+    """Patch and image sizes doubled together: FlexiViT's kernel reads the same tokens from the enlarged patches."""
     model = build().eval()
-    tile = torch.randn(2, 3, 4, 1, 4, 1).expand(-1, -1, -1, 4, -1, 4).reshape(2, 3, 16, 16)  # each patch of one colour
+    tile = torch.randn(2, 3, 4, 1, 4, 1).expand(-1, -1, -1, 4, -1, 4).reshape(2, 3, 16, 16)  # each patch of one color
     before = model(tile)
     model.set_input_size(32, 8)
     torch.testing.assert_close(model(tile.repeat_interleave(2, 2).repeat_interleave(2, 3)), before, atol=1e-5, rtol=0)

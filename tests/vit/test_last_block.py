@@ -62,12 +62,12 @@ def test_the_same_with_every_kind_of_block(changes, pool):
     assert_exact(model, torch.randn(2, 3, 8, 12, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("option", ["lean", "checkpointing", "drop_path"])
+@pytest.mark.parametrize("option", ["recompute", "checkpointing", "drop_path"])
 @pytest.mark.parametrize("pool", ["token", "avg"])
-def test_the_same_with_lean_activations_checkpointing_and_stochastic_depth(pool, option):
+def test_the_same_with_recompute_activations_checkpointing_and_stochastic_depth(pool, option):
     overrides = {"pool": pool, "norm_after_pool": pool == "avg"}
     model = build(overrides | ({"drop_path": 0.5} if option == "drop_path" else {}))
-    model.set_lean_activations(option == "lean")
+    model.set_recompute(option == "recompute")
     model.set_grad_checkpointing(option == "checkpointing")
     assert_exact(model, torch.randn(4, 3, 8, 12, dtype=torch.float64))
 

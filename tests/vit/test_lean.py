@@ -1,4 +1,4 @@
-"""Lean activations: the plain model's outputs and gradients bit for bit, with fewer bytes kept for backward."""
+"""Recompute: the plain model's outputs and gradients bit for bit, with fewer bytes kept for backward."""
 
 import pytest
 import torch
@@ -8,9 +8,9 @@ import vitmods as vm
 CASES = ["", "rms", "dpn", "layerscale", "normformer", "subln", "placement(attn=pre+post,mlp=pre)"]
 
 
-def step(model, images, lean, autocast=False):
-    """Outputs, gradients of the pictures and all parameters, and the bytes kept for backward (parameters apart)."""
-    model.set_lean_activations(lean)
+def step(model, images, recompute, autocast=False):
+    """Outputs, gradients of the images and all parameters, and the bytes kept for backward (parameters apart)."""
+    model.set_recompute(recompute)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept = {}
 
@@ -38,23 +38,23 @@ def build(changes, **overrides):
 def test_gradients_are_bitwise_equal_and_fewer_bytes_are_kept(changes, pool):
     model = build(changes, pool=pool)
     images = torch.randn(2, 3, 16, 16)
-    plain, plain_bytes = step(model, images, lean=False)
-    lean, lean_bytes = step(model, images, lean=True)
-    assert all(torch.equal(a, b) for a, b in zip(plain, lean, strict=True))
-    assert lean_bytes < plain_bytes
+    plain, plain_bytes = step(model, images, recompute=False)
+    recompute, recompute_bytes = step(model, images, recompute=True)
+    assert all(torch.equal(a, b) for a, b in zip(plain, recompute, strict=True))
+    assert recompute_bytes < plain_bytes
 
 
 def test_a_plain_vit_keeps_at_most_0_65_of_its_bytes():
     model = build("", depth=6, pool="avg")
     images = torch.randn(2, 3, 16, 16)
-    assert step(model, images, lean=True)[1] <= 0.65 * step(model, images, lean=False)[1]
+    assert step(model, images, recompute=True)[1] <= 0.65 * step(model, images, recompute=False)[1]
 
 
 def test_stochastic_depth_and_dropout_go_with_it():
     model = build("", drop_path=0.5, proj_drop=0.2)
     images = torch.randn(4, 3, 16, 16)
-    plain, lean = (step(model, images, lean=lean)[0] for lean in (False, True))
-    assert all(torch.equal(a, b) for a, b in zip(plain, lean, strict=True))
+    plain, recompute = (step(model, images, recompute=recompute)[0] for recompute in (False, True))
+    assert all(torch.equal(a, b) for a, b in zip(plain, recompute, strict=True))
 
 
 @pytest.mark.parametrize("changes", ["", "rms"])
@@ -62,8 +62,8 @@ def test_autocast(changes):
     """bfloat16 linear layers, float32 norms: as close to the plain model as bfloat16 allows."""
     model = build(changes)
     images = torch.randn(2, 3, 16, 16)
-    plain, lean = (step(model, images, lean=lean, autocast=True)[0] for lean in (False, True))
-    for a, b in zip(plain, lean, strict=True):
+    plain, recompute = (step(model, images, recompute=recompute, autocast=True)[0] for recompute in (False, True))
+    for a, b in zip(plain, recompute, strict=True):
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, atol=0.02 * float(a.abs().max()), rtol=0)
 
@@ -73,11 +73,11 @@ def test_evaluation_without_gradients_is_the_plain_one():
     images = torch.randn(2, 3, 16, 16)
     with torch.no_grad():
         plain = model(images)
-        model.set_lean_activations()
+        model.set_recompute()
         assert torch.equal(model(images), plain)
 
 
 def test_the_setting_survives_changes():
     model = build("")
-    model.set_lean_activations()
-    assert all(block.lean for block in vm.apply(model, vm.DualPatchNorm()).blocks)
+    model.set_recompute()
+    assert all(block.recompute for block in vm.apply(model, vm.DualPatchNorm()).blocks)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.config import NormConfig
-from vitmods.errors import UserError
+from vitmods.model.config import NormConfig
+from vitmods.util.errors import UserError
 
 KEEP = torch.tensor([[3, 0, 4], [5, 1, 2]])
 MASK = torch.tensor([[True, False, False, True, False, False], [False] * 6])
@@ -30,7 +30,7 @@ def make(changes="", **overrides):
     return model.eval()
 
 
-def pictures(seed=0):
+def random_images(seed=0):
     return torch.randn(2, 3, 8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
@@ -50,7 +50,7 @@ def same(a, b, atol=1e-10):
 @pytest.mark.parametrize("overrides", MODELS, ids=str)
 def test_visible_tokens_keep_their_positions(overrides):
     model = make(**overrides)
-    all_tokens, visible = embedded(model, pictures()), embedded(model, pictures(), keep=KEEP)
+    all_tokens, visible = embedded(model, random_images()), embedded(model, random_images(), keep=KEEP)
     prefix = 0 if model.config.prefix_from else model.config.num_prefix_tokens
     assert visible.shape[1] == prefix + 3
     same(visible[:, :prefix], all_tokens[:, :prefix])
@@ -60,8 +60,8 @@ def test_visible_tokens_keep_their_positions(overrides):
 @pytest.mark.parametrize("overrides", MODELS, ids=str)
 def test_hidden_patches_reach_nothing(overrides):
     model = make(**overrides)
-    images, other = pictures(), pictures()
-    other[0, :, :4, 4:] = 7  # patches 1 and 2 of the first picture
+    images, other = random_images(), random_images()
+    other[0, :, :4, 4:] = 7  # patches 1 and 2 of the first image
     other[0, :, 4:, 8:] = 7  # and 5
     other[1, :, :4, :4] = 7  # 0 of the second
     other[1, :, 4:, :8] = 7  # and 3, 4
@@ -75,32 +75,32 @@ def test_hidden_patches_reach_nothing(overrides):
 def test_all_patches_in_their_order_are_no_keep_at_all(changes):
     model = make(changes)
     everything = torch.arange(6).expand(2, 6)
-    same(model(pictures(), keep=everything), model(pictures()))
-    same(model.forward_features(pictures(), keep=everything), model.forward_features(pictures()))
+    same(model(random_images(), keep=everything), model(random_images()))
+    same(model.forward_features(random_images(), keep=everything), model.forward_features(random_images()))
 
 
 @pytest.mark.parametrize("overrides", MODELS, ids=str)
 def test_the_mask_token_stands_where_the_mask_is_true(overrides):
     """In place of the stem's token, before the positions are added."""
     model = make(**overrides)
-    tokens = model.patch_embed(pictures())
+    tokens = model.patch_embed(random_images())
     tokens[0, [0, 3]] = model.mask_token[0, 0]
     model.patch_embed.register_forward_hook(lambda m, args, out: tokens)
-    expected = model(pictures())
+    expected = model(random_images())
     model.patch_embed._forward_hooks.clear()
-    same(model(pictures(), mask=MASK), expected)
-    same(model(pictures(), mask=torch.zeros_like(MASK)), model(pictures()))
-    same(model.forward_features(pictures(), mask=torch.ones_like(MASK)),
-         model.forward_features(pictures(1), mask=torch.ones_like(MASK)))  # fmt: skip
+    same(model(random_images(), mask=MASK), expected)
+    same(model(random_images(), mask=torch.zeros_like(MASK)), model(random_images()))
+    same(model.forward_features(random_images(), mask=torch.ones_like(MASK)),
+         model.forward_features(random_images(1), mask=torch.ones_like(MASK)))  # fmt: skip
 
 
 def test_training_reaches_every_parameter():
     model = make("hmlp-ln", patch_size=4).train()
     model.set_grad_checkpointing()
-    model(pictures(), mask=MASK).sum().backward()
+    model(random_images(), mask=MASK).sum().backward()
     assert not [name for name, p in model.named_parameters() if p.grad is None]
     model.zero_grad()
-    model(pictures(), keep=KEEP).sum().backward()
+    model(random_images(), keep=KEEP).sum().backward()
     assert [name for name, p in model.named_parameters() if p.grad is None] == ["mask_token"]
 
 
@@ -114,7 +114,7 @@ def test_the_mask_token_is_spared_from_decay_and_starts_small():
 
 @pytest.mark.parametrize("which", [{"keep": KEEP}, {"mask": MASK}], ids=["keep", "mask"])
 def test_it_compiles_and_exports(which):
-    model, images = make("hmlp-ln", depth=1).float(), pictures().float()
+    model, images = make("hmlp-ln", depth=1).float(), random_images().float()
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     same(compiled(images, **which), model(images, **which), atol=1e-5)
@@ -128,14 +128,14 @@ def test_autocast_mixes_types():
     model = make().float()
     with torch.autocast("cpu", torch.bfloat16):
         for which in ({"keep": KEEP}, {"mask": MASK}):
-            assert model(pictures().float(), **which).dtype == torch.bfloat16
+            assert model(random_images().float(), **which).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
     ("changes", "which", "message"),
     [
         ("", {"keep": KEEP, "mask": MASK}, "keep.*or mask.*not both"),
-        ("", {"keep": torch.tensor([[0, 0], [1, 2]])}, "repeats a patch of picture 0"),
+        ("", {"keep": torch.tensor([[0, 0], [1, 2]])}, "repeats a patch of image 0"),
         ("", {"keep": torch.tensor([[0], [6]])}, r"names the patches \[6\]"),
         ("levit", {"keep": KEEP}, "overlapping windows"),
         ("dtn", {"keep": KEEP}, "DynamicTokenNorm reads the whole grid.*use mask"),
@@ -147,19 +147,19 @@ def test_autocast_mixes_types():
 )
 def test_what_does_not_fit_is_an_error(changes, which, message):
     with pytest.raises(UserError, match=message):
-        make(changes)(pictures(), **which)
+        make(changes)(random_images(), **which)
 
 
 def test_a_mask_needs_a_mask_token():
     with pytest.raises(UserError, match="mask_token=True"):
-        make(mask_token=False)(pictures(), mask=MASK)
+        make(mask_token=False)(random_images(), mask=MASK)
 
 
 def test_dynamic_token_norm_takes_a_mask():
-    assert make("dtn")(pictures(), mask=MASK).shape == (2, 5)
+    assert make("dtn")(random_images(), mask=MASK).shape == (2, 5)
 
 
-def test_a_new_picture_size_moves_the_positions_that_keep_reads():
+def test_a_new_image_size_moves_the_positions_that_keep_reads():
     model = make()
     model.set_input_size((12, 12))
     same(model(torch.ones(1, 3, 12, 12).double(), keep=torch.arange(9)[None]), model(torch.ones(1, 3, 12, 12).double()))

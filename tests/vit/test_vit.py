@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 TINY = {"img_size": 8, "num_classes": 5}
 
@@ -31,7 +31,7 @@ def test_patches_may_be_rectangles(patch_size):
 
 
 def test_rows_come_before_columns():
-    """A model whose patches are rows of the picture sees a change of one row in one token alone."""
+    """A model whose patches are rows of the image sees a change of one row in one token alone."""
     model = tiny(patch_size=(2, 8), position="none").eval()
     images = torch.randn(1, 3, 8, 8)
     changed = images.clone()
@@ -40,7 +40,7 @@ def test_rows_come_before_columns():
     assert (moved > 0).tolist() == [False, False, True, False]
 
 
-def test_wrong_picture_size_says_what_to_do():
+def test_wrong_image_size_says_what_to_do():
     with pytest.raises(ValueError, match="set_input_size"):
         tiny()(torch.zeros(1, 3, 16, 16))
 
@@ -162,8 +162,8 @@ def test_unknown_names_and_settings():
         vm.vit("mu/2", num_class=3)
 
 
-def test_lean_activations_say_where_they_cannot_help():
+def test_recompute_activations_say_where_they_cannot_help():
     model = vm.apply(tiny(), vm.Placement(attn="post", mlp="post"))
-    with pytest.raises(UserError, match="lean"):
-        model.set_lean_activations()
-    model.set_lean_activations(False)
+    with pytest.raises(UserError, match="recompute"):
+        model.set_recompute()
+    model.set_recompute(False)

@@ -1,4 +1,4 @@
-"""Where the norms of a transformer sit, told by the structure of its modules; no library is imported to ask."""
+"""Where the norms of a transformer sit, read from the structure of its modules; no library is imported to ask."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _MAPS = (nn.Linear, nn.Conv2d)
 @dataclass(frozen=True)
 class Block:
     """A residual block with attention. ``stage`` numbers the lists that blocks stand in; ``stem`` is the convolution
-    that makes its tokens from pictures, None for sequences."""
+    that makes its tokens from images, None for sequences."""
 
     name: str
     attention: str
@@ -88,7 +88,7 @@ class Anatomy:
         return None
 
     def _stem(self, block: str, blocks: dict[str, str]) -> str | None:
-        """The last convolution outside the blocks, of the nearest part of the model that embeds pictures or words."""
+        """The last convolution outside the blocks, of the nearest part of the model that embeds images or words."""
         for part in _ancestors(block):
             inside = [n for n in self.modules if _below(n, part) and not any(_within(n, b) for b in blocks)]
             stems = [n for n in inside if isinstance(self.modules[n], nn.Conv2d)]
@@ -182,7 +182,7 @@ class Anatomy:
         return "merge" if not around and self._order[name] < blocks[-1] else "final"
 
     def _embeds(self, part: str) -> bool:
-        """Whether a part of the model without blocks makes tokens of pictures or words."""
+        """Whether a part of the model without blocks makes tokens of images or words."""
         if any(_within(block.name, part) for block in self.blocks):
             return False
         return any(isinstance(m, nn.Conv2d | nn.Embedding) for n, m in self.modules.items() if _within(n, part))

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import BranchConfig, NormConfig, StemConfig, ViTConfig
-from ..errors import UserError
-from ..vit import ViT
-from .infer import Size, count_blocks, need, picture_size
-from .tensors import SAME, TRANSPOSED, Coverage, Layout, Row, read_tensors, write_tensors
-from .transfer import build, check_readable, fields, refuse_slots
+from vitmods.adapters.infer import Size, count_blocks, image_size, need
+from vitmods.adapters.tensors import SAME, TRANSPOSED, Coverage, Layout, Row, read_tensors, write_tensors
+from vitmods.adapters.transfer import build, check_readable, fields, refuse_slots
+from vitmods.model.config import BranchConfig, NormConfig, StemConfig, ViTConfig
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
 
 _ANCHOR = "Transformer/encoder_norm/scale"
 _POSITIONS = ("pos_embedding", "Transformer/pos_embedding", "Transformer/posembed_input/pos_embedding")
@@ -43,7 +43,7 @@ def read_big_vision(
     ones. Tensors beside the model's own (``params/`` or ``params/img/`` before the names, or nothing) are left out.
     ``settings`` are fields of ViTConfig that are known to be otherwise (``in_chans`` for a Dual PatchNorm stem).
 
-    Raises UserError when something is missing, left over or cannot be told.
+    Raises UserError when something is missing, left over or cannot be reported.
     """
     prefix = _prefix(source, tensors)
     own = unstack({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
@@ -139,7 +139,7 @@ def infer_config(source: str, tensors: Mapping[str, Tensor], img_size: Size = No
     mlp = need(source, tensors, f"{block}/MlpBlock_{'3' if number == '1' else '0'}/Dense_0/kernel", 2)
     table = next((tensors[name] for name in _POSITIONS if name in tensors), None)
     token = "cls" in tensors
-    size, on_prefix = picture_size(source, None if table is None else table.shape[1], int(token), patch, img_size)
+    size, on_prefix = image_size(source, None if table is None else table.shape[1], int(token), patch, img_size)
     norm = _NORM if dual else None
     return ViTConfig(
         img_size=size,

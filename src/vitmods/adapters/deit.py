@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..branch_names import sequential_name
-from ..config import BranchConfig, NormConfig, StemConfig, ViTConfig
-from ..errors import UserError
-from ..stem_shapes import hmlp_layers
-from ..vit import ViT
-from .infer import Size, count_blocks, heads_of_width, need, picture_size
-from .tensors import Coverage, Row, read_tensors, write_tensors
-from .transfer import build, check_readable, fields, refuse_slots
+from vitmods.adapters.infer import Size, count_blocks, heads_of_width, image_size, need
+from vitmods.adapters.tensors import Coverage, Row, read_tensors, write_tensors
+from vitmods.adapters.transfer import build, check_readable, fields, refuse_slots
+from vitmods.layers.stems.shapes import hmlp_layers
+from vitmods.model.branch_names import sequential_name
+from vitmods.model.config import BranchConfig, NormConfig, StemConfig, ViTConfig
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
 
 _REFUSED = {
     r"dist_token|head_dist": "there is no slot for a distillation token and its head",
@@ -44,11 +44,11 @@ def read_deit(
     """A ViT from a state dict with DeiT's or timm's names, and the account of its tensors.
 
     What the tensors do not tell is assumed, and listed so in the account: the published number of heads for the width,
-    square pictures, exact GELU, norms with this eps, and with a class token that the head reads it. ``settings``
+    square images, exact GELU, norms with this eps, and with a class token that the head reads it. ``settings``
     are fields of ViTConfig that are known to be otherwise.
 
     Raises UserError for distilled models and stems other than one convolution or hMLP, and when something is missing,
-    left over or cannot be told.
+    left over or cannot be reported.
     """
     for pattern, reason in _REFUSED.items():
         if any(re.match(pattern, name) for name in tensors):
@@ -131,7 +131,7 @@ def _in_stem(name: str, last: int) -> str:
 
 
 def _read_stem(source: str, tensors: Mapping[str, Tensor], eps: float) -> tuple[int, int, tuple[int, int], StemConfig]:
-    """Width, channels of the pictures, patch and stem: one convolution, or hMLP's, of 4 x 4 pixels and then 2 x 2."""
+    """Width, channels of the images, patch and stem: one convolution, or hMLP's, of 4 x 4 pixels and then 2 x 2."""
     sides = {int(m[1]): tuple(t.shape[2:]) for n, t in tensors.items() if t.ndim == 4 and (m := _IN_STEM.fullmatch(n))}
     if not any(map(_IN_STEM.match, tensors)):
         width, in_chans, *patch = need(source, tensors, "patch_embed.proj.weight", 4).shape
@@ -170,7 +170,7 @@ def _read_config(
     registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
     prefix = registers + ("cls_token" in tensors)
     positions = need(source, tensors, "pos_embed", 3).shape[1] if "pos_embed" in tensors else None
-    size, on_prefix = picture_size(source, positions, prefix, patch_size, img_size)
+    size, on_prefix = image_size(source, positions, prefix, patch_size, img_size)
     assumed = ["activation=gelu", f"eps of all norms {eps:g}"]
     if img_size is None:
         assumed.append(f"img_size={size}")

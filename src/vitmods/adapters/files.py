@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
-from ..files import write_atomically
-from ..vit import ViT
-from . import big_vision, deit, huggingface, own, timm_files
-from .models import read_model
-from .pixels import pixels_beside
-from .tensors import Coverage
+from vitmods.adapters import big_vision, deit, huggingface, own, timm_files
+from vitmods.adapters.models import read_model
+from vitmods.adapters.pixels import pixels_beside
+from vitmods.adapters.tensors import Coverage
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
+from vitmods.util.files import write_atomically
 
 _MOST_TIMES = 100  # that weights in a .npz are larger than the file; zeros pack to a thousandth
 _TORCH = (".pth", ".pt", ".bin", ".ckpt")
@@ -91,10 +91,10 @@ def _read_weights(path: Path, weights: Path, settings: dict[str, Any]) -> tuple[
         _refuse_settings(path, settings)
         return timm_files.read_saved(weights, _tensors(weights))
     tensors = _tensors(weights)
-    told = own.own_description(weights)
-    if told is not None:
+    record = own.own_description(weights)
+    if record is not None:
         _refuse_settings(path, settings)
-        return own.read_own(path.name, tensors, told)
+        return own.read_own(path.name, tensors, record)
     if big_vision.is_big_vision(tensors):
         return big_vision.read_big_vision(path.name, tensors, **settings)
     if huggingface.is_saved(tensors):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
+from vitmods.util.errors import UserError
 
 UNKNOWN = (0, 0)
 

@@ -6,11 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..config import BranchConfig, NormConfig, ViTConfig
-from ..errors import UserError
-from ..vit import ViT
-from .tensors import STACKED, Coverage, Row, read_tensors, rows_of
-from .transfer import build, check_readable, export_model, fields, import_model, one_norm, refuse, refuse_slots
+from vitmods.adapters.tensors import STACKED, Coverage, Row, read_tensors, rows_of
+from vitmods.adapters.transfer import (
+    build,
+    check_readable,
+    export_model,
+    fields,
+    import_model,
+    one_norm,
+    refuse,
+    refuse_slots,
+)
+from vitmods.model.config import BranchConfig, NormConfig, ViTConfig
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
 
 _ACTIVATIONS = {
     "gelu": "gelu",
@@ -25,7 +34,7 @@ _MASK = {"embeddings.mask_token": "stands for masked patches, of which a plain f
 
 
 def from_huggingface(model: Any) -> ViT:
-    """A vitmods ViT with the config and weights of a ViTModel or ViTForImageClassification, checked on random pictures.
+    """A vitmods ViT with the config and weights of a ViTModel or ViTForImageClassification, checked on random images.
 
     Its output are the logits; for a ViTModel the pooler's output, or without pooler the class token after the final
     norm. Raises UserError that lists every part of the model without a counterpart here.
@@ -64,7 +73,7 @@ def is_saved(tensors: Iterable[str]) -> bool:
 
 def to_huggingface(model: ViT) -> nn.Module:
     """A ViTForImageClassification, or without classes a ViTModel, with the function, weights, device, type and mode of
-    a ViT, checked on random pictures.
+    a ViT, checked on random images.
 
     Raises UserError naming the slots for which Hugging Face has no counterpart, and without transformers.
     """

@@ -1,12 +1,12 @@
-"""What a file of tensors does not say outright: the size of the pictures and the number of heads."""
+"""What a file of tensors does not say outright: the size of the images and the number of heads."""
 
 from collections.abc import Mapping
 from math import isqrt
 
 from torch import Tensor
 
-from ..errors import UserError
-from ..sizes import SIZES
+from vitmods.model.names import SIZES
+from vitmods.util.errors import UserError
 
 Size = int | tuple[int, int] | None
 
@@ -31,10 +31,10 @@ def count_blocks(source: str, names: list[str], before: str) -> int:
     return len(numbers)
 
 
-def picture_size(
+def image_size(
     source: str, positions: int | None, prefix: int, patch: tuple[int, int], asked: Size
 ) -> tuple[tuple[int, int], bool]:
-    """(rows, columns) of the pictures in pixels, and whether the ``prefix`` tokens have positions too.
+    """(rows, columns) of the images in pixels, and whether the ``prefix`` tokens have positions too.
 
     Without ``asked`` the patches form a square. Raises UserError when the number of positions allows no answer or
     two, or contradicts ``asked``.
@@ -50,7 +50,7 @@ def picture_size(
             )
         return size, positions is not None and positions != patches
     if positions is None:
-        raise UserError(f"{source} has no learned positions that tell the size of its pictures: give img_size.")
+        raise UserError(f"{source} has no learned positions that tell the size of its images: give img_size.")
     found = []
     for on_prefix in (False, True) if prefix else (False,):
         patches = positions - prefix * on_prefix

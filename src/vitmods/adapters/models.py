@@ -1,10 +1,10 @@
-"""A model object of another library, told by the module that its class comes from; no library is imported to ask."""
+"""A model object of another library, known by the module that its class comes from; no library is imported to ask."""
 
 from torch import nn
 
-from ..errors import UserError
-from ..vit import ViT
-from .tensors import Coverage
+from vitmods.adapters.tensors import Coverage
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
 
 WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 
@@ -16,15 +16,15 @@ def read_model(model: nn.Module) -> tuple[ViT, Coverage]:
     """
     libraries = {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
     if "timm" in libraries:
-        from .timm import read as read_timm
+        from vitmods.adapters.timm import read as read_timm
 
         return read_timm(model)
     if "transformers" in libraries:
-        from .huggingface import read as read_huggingface
+        from vitmods.adapters.huggingface import read as read_huggingface
 
         return read_huggingface(model)
     if "torchvision" in libraries:
-        from .torchvision import read as read_torchvision
+        from vitmods.adapters.torchvision import read as read_torchvision
 
         return read_torchvision(model)
     name = type(model).__name__

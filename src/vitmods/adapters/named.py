@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import UserError, nearest
-from ..vit import ViT, vit
+from vitmods.model.vit import ViT, vit
+from vitmods.util.errors import UserError, nearest
 
 LIBRARIES = ("timm", "hf", "torchvision")
 
@@ -18,7 +18,7 @@ def open_model(source: str, img_size: int | tuple[int, int] | None = None, **fie
         source: a file or folder that ``vitmods.adapters.load`` reads, a trial's too; a size name with changes or none
             ("S/16", "S18x2/16", "S/16+dpn+rms"); or a library's own module: "timm:NAME", "torchvision:NAME",
             "hf:FOLDER" (the folder's config.json). All but files have new weights.
-        img_size: of the pictures, in pixels; None: the model's own.
+        img_size: of the images, in pixels; None: the model's own.
         fields: further fields of ViTConfig, for size names.
 
     Raises UserError when there is no such file or name, or the library is not installed.
@@ -34,8 +34,8 @@ def open_model(source: str, img_size: int | tuple[int, int] | None = None, **fie
     model = vit(size, **fields, **({} if img_size is None else {"img_size": img_size}))
     if not changes:
         return model
-    from ..apply import apply
-    from ..changes import parse_changes
+    from vitmods.adapters.apply import apply
+    from vitmods.changes import parse_changes
 
     return apply(model, *parse_changes(changes))
 
@@ -51,7 +51,7 @@ def open_checkpoint(source: str) -> ViT:
         UserError: there is no such checkpoint, it cannot be read, or its weights cannot be had.
     """
     if Path(source).exists():
-        from .files import load
+        from vitmods.adapters.files import load
 
         return load(source)
     import timm
@@ -68,13 +68,13 @@ def open_checkpoint(source: str) -> ViT:
         raise UserError(
             f"timm gives no weights of {name}: {str(error).rstrip('.')}. Without a network, give a file of weights."
         ) from error
-    from .timm import from_timm
+    from vitmods.adapters.timm import from_timm
 
     return from_timm(model).eval()
 
 
 def _file(path: Path, img_size: int | tuple[int, int] | None) -> nn.Module:
-    from .files import load
+    from vitmods.adapters.files import load
 
     model = load(path)
     if img_size is not None:
@@ -97,7 +97,7 @@ def _torchvision(name: str, img_size: int | tuple[int, int] | None) -> nn.Module
 
     if name not in list_models():
         raise UserError(f"torchvision has no model '{name}'. {nearest(name, list_models(include='vit*'))}")
-    side = img_size[0] if isinstance(img_size, tuple) else img_size  # its pictures are square
+    side = img_size[0] if isinstance(img_size, tuple) else img_size  # its images are square
     model: nn.Module = get_model(name, **({} if side is None else {"image_size": side}))
     return model
 

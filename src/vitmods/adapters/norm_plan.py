@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ..build import NORMS
-from ..changes.dynamic_token_norm import DynamicTokenNorm
-from ..changes.norm import Norm
-from ..config import NormConfig
-from ..errors import UserError
-from .anatomy import Anatomy, NormSite
+from vitmods.adapters.anatomy import Anatomy, NormSite
+from vitmods.changes.dynamic_token_norm import DynamicTokenNorm
+from vitmods.changes.norm import Norm
+from vitmods.model.build import NORMS
+from vitmods.model.config import NormConfig
+from vitmods.util.errors import UserError
 
 Where = str | re.Pattern[str] | Callable[[NormSite], bool]
 
@@ -124,7 +124,7 @@ class NormPlan:
             self._check_mixing(site)
 
     def _check_mixing(self, site: NormSite) -> None:
-        """Raises UserError where a norm that mixes tokens would see later ones, parts of a sequence, or pictures."""
+        """Raises UserError where a norm that mixes tokens would see later ones, parts of a sequence, or images."""
         assert site.block is not None
         block, modules = self.anatomy.blocks[site.block], self.anatomy.modules
         around = [m for n, m in modules.items() if n.startswith(block.name) and f"{site.name}.".startswith(f"{n}.")]

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ..config import ViTConfig
-from ..errors import UserError
-from ..files import write_atomically
-from ..vit import ViT
-from .tensors import Coverage, Row, read_tensors
-from .transfer import build, shapes_of
+from vitmods.adapters.tensors import Coverage, Row, read_tensors
+from vitmods.adapters.transfer import build, shapes_of
+from vitmods.model.config import ViTConfig
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
+from vitmods.util.files import write_atomically
 
 KEY, PIXELS = "vitmods_config", "vitmods_pixels"
 
@@ -24,7 +24,7 @@ class Description:
 
     config: Mapping[str, Any]
     pixels: Mapping[str, tuple[float, ...]]
-    """``mean`` and ``std`` that pictures were normalised with, as far as they are told"""
+    """``mean`` and ``std`` that images were normalized with, as far as they are reported"""
 
 
 def own_description(weights: Path) -> Description | None:
@@ -35,8 +35,8 @@ def own_description(weights: Path) -> Description | None:
         if KEY in metadata:
             config, pixels = json.loads(metadata[KEY]), json.loads(metadata.get(PIXELS, "{}"))
         elif beside.is_file():  # a trial's
-            told = json.loads(beside.read_text())
-            config, pixels = told.get("model"), told.get("recipe", {})
+            record = json.loads(beside.read_text())
+            config, pixels = record.get("model"), record.get("recipe", {})
         else:
             return None
         if not isinstance(config, dict) or "embed_dim" not in config:
@@ -49,18 +49,18 @@ def own_description(weights: Path) -> Description | None:
         raise UserError(f"{where} cannot be read; it may be damaged: {error}") from error
 
 
-def read_own(source: str, tensors: Mapping[str, Tensor], told: Description) -> tuple[ViT, Coverage]:
+def read_own(source: str, tensors: Mapping[str, Tensor], record: Description) -> tuple[ViT, Coverage]:
     """A ViT, and the account of its tensors. Raises UserError when they do not fit the config."""
-    config = ViTConfig.from_dict(told.config)
+    config = ViTConfig.from_dict(record.config)
     names = shapes_of(source, config, at_most=len(tensors))
     weights, coverage = read_tensors(source, [Row(name, (name,)) for name in names], tensors)
     model = build(source, config, weights)
-    model.pretrained_cfg.update(told.pixels)
+    model.pretrained_cfg.update(record.pixels)
     return model, coverage
 
 
 def write_own(model: ViT, path: Path) -> None:
-    """The weights as safetensors, with the config and the pictures' mean and std as metadata. Raises UserError for
+    """The weights as safetensors, with the config and the images' mean and std as metadata. Raises UserError for
     errors of the disk."""
     from safetensors.torch import save
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from vitmods.util.errors import UserError
 
 
 def pixels_beside(weights: Path) -> dict[str, tuple[float, ...]]:
@@ -16,11 +16,13 @@ def pixels_beside(weights: Path) -> dict[str, tuple[float, ...]]:
     if not path.is_file():
         return {}
     try:
-        told: dict[str, Any] = json.loads(path.read_text())
-        if not told.get("do_normalize", True):
+        record: dict[str, Any] = json.loads(path.read_text())
+        if not record.get("do_normalize", True):
             return {"mean": (0.0,) * 3, "std": (1.0,) * 3}
-        found = {name: tuple(map(float, told[f"image_{name}"])) for name in ("mean", "std") if f"image_{name}" in told}
-        scale = float(told.get("rescale_factor", 1 / 255)) if told.get("do_rescale", True) else 1.0
+        found = {
+            name: tuple(map(float, record[f"image_{name}"])) for name in ("mean", "std") if f"image_{name}" in record
+        }
+        scale = float(record.get("rescale_factor", 1 / 255)) if record.get("do_rescale", True) else 1.0
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} cannot be read ({error}). Repair it, or remove it and give --mean and --std."

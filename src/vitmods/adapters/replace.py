@@ -11,17 +11,17 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ..build import norm_factory
-from ..changes import Change
-from ..changes.dynamic_token_norm import DynamicTokenNorm
-from ..changes.norm import Norm
-from ..config import NormConfig
-from ..errors import NoEffect, UserError
-from ..vit import ViT
-from .anatomy import Anatomy, NormSite
-from .grid import UNKNOWN, CallGrid, StemGrid
-from .models import WRAPPERS
-from .norm_plan import NormPlan, NormRow, Where, is_frozen, table
+from vitmods.adapters.anatomy import Anatomy, NormSite
+from vitmods.adapters.grid import UNKNOWN, CallGrid, StemGrid
+from vitmods.adapters.models import WRAPPERS
+from vitmods.adapters.norm_plan import NormPlan, NormRow, Where, is_frozen, table
+from vitmods.changes import Change
+from vitmods.changes.dynamic_token_norm import DynamicTokenNorm
+from vitmods.changes.norm import Norm
+from vitmods.model.build import norm_factory
+from vitmods.model.config import NormConfig
+from vitmods.model.vit import ViT
+from vitmods.util.errors import NoEffect, UserError
 
 Heads = int | Callable[[NormSite], int]
 
@@ -52,7 +52,7 @@ def replace_norms(
 
     ``heads``, a number or a function of a ``NormSite``, is for norms by heads instead of those of the attention beside.
 
-    Rows and columns of pictures are read at each forward; text is a sequence, and its padding counts as tokens.
+    Rows and columns of images are read at each forward; text is a sequence, and its padding counts as tokens.
 
     Raises NoEffect when nothing matches or everything is that kind already, and UserError for models without
     LayerNorm, heads that do not divide the channels, a norm that stands at two places, and norms that mix tokens where
@@ -146,7 +146,7 @@ def _swap(model: nn.Module, site: NormSite, new: nn.Module) -> None:
     parent = model.get_submodule(path)
     model.set_submodule(site.name, new.train(old.training))
     if isinstance(old, nn.BatchNorm1d):
-        # The parent hands the tokens of all pictures to BatchNorm as one list; a row of the two modules does not.
+        # The parent hands the tokens of all images to BatchNorm as one list; a row of the two modules does not.
         model.set_submodule(path, nn.Sequential(OrderedDict(parent.named_children())).train(parent.training))
 
 
@@ -175,7 +175,7 @@ def _in_unit(value: torch.Tensor, kind: str, length: int) -> torch.Tensor:
 
 
 def _give_grids(model: nn.Module, anatomy: Anatomy, norms: Mapping[str, nn.Module]) -> None:
-    """Norms of pictures learn their grid before each call of their block, or outside the blocks of themselves."""
+    """Norms of images learn their grid before each call of their block, or outside the blocks of themselves."""
     stems: dict[str, StemGrid] = {}
     hosts: dict[str, list[NormSite]] = {}
     for site in anatomy.sites:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import UserError
+from vitmods.util.errors import UserError
 
 _BLOCK = re.compile(r"((?:blocks|layers?|encoder_layer|encoderblock)[._])\d+")
 
@@ -37,7 +37,7 @@ class Row:
 
 
 def rows_of(ours: str, *theirs: str, layout: Layout = SAME, bias: bool = True) -> list[Row]:
-    """The rows of a module with a weight and, unless told otherwise, a bias."""
+    """The rows of a module with a weight and, unless reported otherwise, a bias."""
     kinds = ("weight", "bias") if bias else ("weight",)
     return [Row(f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in theirs), layout) for kind in kinds]
 

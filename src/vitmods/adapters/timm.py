@@ -16,19 +16,19 @@ from timm.models import vision_transformer as timm_vit
 from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
-from ..apply import apply
-from ..changes import parse_changes
-from ..config import BranchConfig, NormConfig, StemConfig, ViTConfig
-from ..errors import UserError, nearest
-from ..vit import ViT
-from .tensors import Coverage, Row
-from .transfer import check_readable, export_model, fields, import_model, refuse, refuse_slots
+from vitmods.adapters.apply import apply
+from vitmods.adapters.tensors import Coverage, Row
+from vitmods.adapters.transfer import check_readable, export_model, fields, import_model, refuse, refuse_slots
+from vitmods.changes import parse_changes
+from vitmods.model.config import BranchConfig, NormConfig, StemConfig, ViTConfig
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError, nearest
 
 _POOLS = {"token": "token", "avg": "avg", "map": "map", "": "none"}
 
 
 def from_timm(model: Any) -> ViT:
-    """A vitmods ViT with the config and weights of a timm VisionTransformer (DeiT's too), checked on random pictures.
+    """A vitmods ViT with the config and weights of a timm VisionTransformer (DeiT's too), checked on random images.
 
     Raises UserError that lists every part of the model without a counterpart here.
     """
@@ -51,7 +51,7 @@ def read(model: Any) -> tuple[ViT, Coverage]:
 
 
 def to_timm(model: ViT) -> timm_vit.VisionTransformer:
-    """A timm VisionTransformer with the function, weights, device, type and mode of a ViT, checked on random pictures.
+    """A timm VisionTransformer with the function, weights, device, type and mode of a ViT, checked on random images.
 
     Raises UserError naming the slots for which timm has no counterpart.
     """

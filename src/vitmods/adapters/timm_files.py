@@ -7,19 +7,19 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import UserError
-from ..vit import ViT
-from .tensors import Coverage
+from vitmods.adapters.tensors import Coverage
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
 
 
 def is_saved(weights: Path) -> bool:
     """Whether the config.json beside weights is timm's, as ``timm.models.save_for_hf`` writes it."""
     path = weights.with_name("config.json")
     try:
-        told = json.loads(path.read_text()) if path.is_file() else None
+        record = json.loads(path.read_text()) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
         return False  # whoever needs the file says what is wrong with it
-    return isinstance(told, dict) and isinstance(told.get("architecture"), str)
+    return isinstance(record, dict) and isinstance(record.get("architecture"), str)
 
 
 def read_saved(weights: Path, tensors: Mapping[str, Tensor]) -> tuple[ViT, Coverage]:
@@ -27,7 +27,7 @@ def read_saved(weights: Path, tensors: Mapping[str, Tensor]) -> tuple[ViT, Cover
     of its versions run the code that a pickle holds. Raises UserError."""
     import timm
 
-    from .timm import read
+    from vitmods.adapters.timm import read
 
     given = {"state_dict": dict(tensors), "source": "", "file": None}
     try:

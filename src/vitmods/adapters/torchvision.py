@@ -6,18 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..config import BranchConfig, NormConfig, ViTConfig
-from ..errors import UserError
-from ..vit import ViT
-from .tensors import Coverage, Row, rows_of
-from .transfer import check_readable, export_model, fields, import_model, one_norm, refuse, refuse_slots
+from vitmods.adapters.tensors import Coverage, Row, rows_of
+from vitmods.adapters.transfer import check_readable, export_model, fields, import_model, one_norm, refuse, refuse_slots
+from vitmods.model.config import BranchConfig, NormConfig, ViTConfig
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
 
 # What torchvision's published weights were trained with.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def from_torchvision(model: Any) -> ViT:
-    """A vitmods ViT with the config and weights of torchvision's VisionTransformer, checked on random pictures.
+    """A vitmods ViT with the config and weights of torchvision's VisionTransformer, checked on random images.
 
     Raises UserError that lists every part of the model without a counterpart here.
     """
@@ -40,7 +40,7 @@ def read(model: Any) -> tuple[ViT, Coverage]:
 
 def to_torchvision(model: ViT) -> nn.Module:
     """torchvision's VisionTransformer with the function, weights, device, type and mode of a ViT, checked on random
-    pictures. Raises UserError naming the slots for which torchvision has no counterpart."""
+    images. Raises UserError naming the slots for which torchvision has no counterpart."""
     from torchvision.models.vision_transformer import VisionTransformer
 
     target, config = "torchvision's VisionTransformer", model.config

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..config import BranchConfig, NormConfig, StemConfig, ViTConfig
-from ..errors import UserError
-from ..vit import ViT
-from .tensors import Coverage, Row, group_blocks, read_tensors, write_tensors
+from vitmods.adapters.tensors import Coverage, Row, group_blocks, read_tensors, write_tensors
+from vitmods.model.config import BranchConfig, NormConfig, StemConfig, ViTConfig
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
 
 Look = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
-"""(model, pictures (B, channels, height, width)) -> (all tokens after the last block and its norm, the output)"""
+"""(model, images (B, channels, height, width)) -> (all tokens after the last block and its norm, the output)"""
 
 
 def import_model(
@@ -25,7 +25,7 @@ def import_model(
     look: Look,
     left_out: Mapping[str, str] | None = None,
 ) -> tuple[ViT, Coverage]:
-    """A ViT with the model's weights, device, type, mode and frozen parameters, compared on random pictures.
+    """A ViT with the model's weights, device, type, mode and frozen parameters, compared on random images.
 
     Raises UserError when tensors are missing or left over, do not fit the config, or the outputs differ.
     """
@@ -42,7 +42,7 @@ def import_model(
 def export_model(target: str, model: ViT, foreign: nn.Module, rows: Sequence[Row], look: Look) -> None:
     """Fill a fresh foreign model with a ViT's weights, device, type, mode and frozen parameters, and compare.
 
-    Raises UserError when the outputs differ on random pictures.
+    Raises UserError when the outputs differ on random images.
     """
     tensors = write_tensors(rows, model.state_dict())
     reference = next(model.parameters())
@@ -146,13 +146,13 @@ def fields(config: ViTConfig, names: str) -> dict[str, Any]:
 
 
 def look_at_vit(model: ViT, images: Tensor) -> tuple[Tensor, Tensor]:
-    """All tokens (B, N, C) and the logits of a picture batch: what two models are compared by."""
+    """All tokens (B, N, C) and the logits of an image batch: what two models are compared by."""
     return model.forward_features(images), model(images)
 
 
 @torch.no_grad()
 def check_same(where: str, first: tuple[Any, Look], second: tuple[Any, Look]) -> None:
-    """Raises UserError unless two models give the same tokens and outputs on a random picture, up to rounding.
+    """Raises UserError unless two models give the same tokens and outputs on a random image, up to rounding.
 
     Runs in evaluation mode, leaves the random state and every module's mode alone.
     """
@@ -167,7 +167,7 @@ def check_same(where: str, first: tuple[Any, Look], second: tuple[Any, Look]) ->
     tolerance = 1e-4 if p.dtype == torch.float32 else 1e-9
     for what, a, b in zip(("tokens", "outputs"), *found, strict=True):
         if not a.isfinite().all():
-            raise UserError(f"{where}: the model's {what} are not finite on a random picture; its weights are broken.")
+            raise UserError(f"{where}: the model's {what} are not finite on a random image; its weights are broken.")
         if a.shape != b.shape:
             raise UserError(f"{where}: the {what} have shapes {tuple(a.shape)} and {tuple(b.shape)}.")
         difference = float((a - b).abs().max() / a.abs().max().clamp_min(1e-12))

@@ -3,9 +3,9 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from .base import REGISTRY, Change, Preserves, Weights
-from .lineups import LINEUPS, LineUp
-from .parse import parse_changes
+from vitmods.changes.base import REGISTRY, Change, Preserves, Weights
+from vitmods.changes.lineups import LINEUPS, LineUp
+from vitmods.changes.parse import parse_changes
 
 for _module in sorted(module.name for module in iter_modules(__path__)):
     import_module(f"{__name__}.{_module}")

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ..config import ViTConfig
-from ..errors import UserError
+from vitmods.model.config import ViTConfig
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +60,7 @@ class Change:
         """The old model's weights under the new model's names. What is left out starts as a new model's would.
 
         Models with parallel branches are shown here, and to ``drops``, as the sequential models with the same branches
-        (``config.unrolled``, vitmods.branch_names), so that a rule need not know of them.
+        (``config.unrolled``, vitmods.model.branch_names), so that a rule need not know of them.
         """
         return weights
 
@@ -70,8 +70,8 @@ class Change:
 
     def describe(self) -> dict[str, str]:
         """What it is, for a reader who does not know it; for lists and reports."""
-        told = ("name", "title", "paper", "url", "summary", "preserves", "cost", "published")
-        return {name: getattr(self, name) for name in told}
+        record = ("name", "title", "paper", "url", "summary", "preserves", "cost", "published")
+        return {name: getattr(self, name) for name in record}
 
     def __str__(self) -> str:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}

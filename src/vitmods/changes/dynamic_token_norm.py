@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..config import FirstBlocks, NormConfig, ViTConfig
-from ..errors import UserError, nearest
-from .base import Change, Weights
-from .late_tokens import carry_positions, dropped_positions, first_blocks, join_late
+from vitmods.changes.base import Change, Weights
+from vitmods.changes.prefix_tokens import carry_positions, dropped_positions, first_blocks, join_late
+from vitmods.model.config import FirstBlocks, NormConfig, ViTConfig
+from vitmods.util.errors import UserError, nearest
 
 # As in the layer, which is not imported: to describe a change needs no torch.
 _CHOICES = {
@@ -35,7 +35,7 @@ class DynamicTokenNorm(Change):
     title = "Dynamic Token Normalization"
     paper = "Shao et al.: Dynamic Token Normalization Improves Vision Transformers. ICLR 2022"
     url = "https://arxiv.org/abs/2112.02624"
-    summary = "Mixes each token's own mean and variance with its neighbourhood's, by learned weights, before attention."
+    summary = "Mixes each token's own mean and variance with its neighborhood's, by learned weights, before attention."
     cost = "5 heads parameters a norm; 2 T (rows + columns) width multiply-adds a norm (the paper's form: 2 T^2 width)"
     published = "ImageNet-1k top-1: T*/16 72.3 to 73.2, S/16 79.9 to 80.6, S*/16 80.6 to 81.7, B/16 81.8 to 82.3"
 
@@ -60,7 +60,7 @@ class DynamicTokenNorm(Change):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UserError(f"dtn({name}=...) is a whole number, at least 1, got {getattr(self, name)}.")
         if self.trade_off is not None and not 0 <= self.trade_off <= 1:
-            raise UserError(f"dtn(trade_off=...) is a share between 0 and 1, got {self.trade_off}.")
+            raise UserError(f"dtn(trade_off=...) is a fraction between 0 and 1, got {self.trade_off}.")
         if not 0 < self.lambda_init < 1:
             raise UserError(f"dtn(lambda_init=...) lies between 0 and 1, got {self.lambda_init}.")
         if self.trade_off is not None and self.lambda_init != 0.5:

@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass
 
-from ..config import ViTConfig
-from ..errors import UserError
-from .base import Change, Preserves
+from vitmods.changes.base import Change, Preserves
+from vitmods.model.config import ViTConfig
+from vitmods.util.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..errors import UserError
+from vitmods.util.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from .. import centre
-from ..config import BranchConfig, NormConfig, ViTConfig
-from ..errors import UserError, nearest
-from .base import Change, Preserves, Weights
-from .norm_kinds import KINDS
-from .norm_weights import carry_norms, dropped_by_norms
+from vitmods.changes.base import Change, Preserves, Weights
+from vitmods.changes.norm_kinds import KINDS
+from vitmods.changes.norm_weights import carry_norms, dropped_by_norms
+from vitmods.model import rms_conversion as rms_conversion
+from vitmods.model.config import BranchConfig, NormConfig, ViTConfig
+from vitmods.util.errors import UserError, nearest
 
 _MIXING = ("batch", "instance", "group", "power", "switchable")  # a token's output depends on others
 _BRANCH_SLOTS = ("before", "inner", "branch", "after")
@@ -19,14 +19,14 @@ class Norm(Change):
     """Every norm of the blocks and the final norm becomes another: the kinds that Dynamic Token Normalization compares.
 
     RMSNorm (Zhang & Sennrich, 2019) is ``gamma * x / sqrt(mean(x^2) + eps)``: no mean is taken off and there is no
-    bias. ``rms`` is exact in a pre-norm ViT: what is written to the residual stream is centred over channels, what
-    reads a norm takes up its bias (``vitmods.centre`` has the algebra), and the outputs stay equal in evaluation. Only
+    bias. ``rms`` is exact in a pre-norm ViT: what is written to the residual stream is centered over channels, what
+    reads a norm takes up its bias (``vitmods.model.rms_conversion``), and the outputs stay equal in evaluation. Only
     norms that read the stream become RMSNorm; those inside the branches, of queries and keys and of map pooling stay.
     Raises UserError where it cannot be so (post-norm, a stem norm whose gain was trained, a final norm without head).
 
     Elsewhere, and with ``exact=False``, all norms of the blocks are replaced, biases without a place are dropped and
     outputs differ. eps and the gains are kept; ScaleNorm's are multiplied by sqrt(width), its unit. Kinds that mix
-    tokens or pictures leave the final norm as it is: it may read one pooled token. Norms of the stem and dynamic token
+    tokens or images leave the final norm as it is: it may read one pooled token. Norms of the stem and dynamic token
     norms belong to other changes.
 
     ``warmup`` is PowerNorm's, in training batches; ``batch`` False takes SwitchableNorm's batch branch away; ``gain``
@@ -103,7 +103,7 @@ class Norm(Change):
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         if self._is_exact:
-            return centre.rms_config(config)
+            return rms_conversion.rms_config(config)
         if self.kind in ("instance", "switchable") and config.num_patches + config.num_prefix_tokens < 2:
             raise UserError(
                 f"'{self}' needs the variance over tokens, and this model has one token: take smaller patches."
@@ -128,8 +128,8 @@ class Norm(Change):
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
         if self._is_exact:
-            return centre.rms_weights(weights, old)
+            return rms_conversion.rms_weights(weights, old)
         return carry_norms(weights, old, new)
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
-        return centre.ABSORBED if self._is_exact else dropped_by_norms(old, new)
+        return rms_conversion.ABSORBED if self._is_exact else dropped_by_norms(old, new)

@@ -7,7 +7,7 @@ TABLE = "Dynamic Token Normalization, Table 3"
 
 @dataclass(frozen=True)
 class Kind:
-    """``how`` it normalises; ``top1`` its ViT-S and ViT-S* on ImageNet, where LayerNorm has 79.9 and 80.6."""
+    """``how`` it normalizes; ``top1`` its ViT-S and ViT-S* on ImageNet, where LayerNorm has 79.9 and 80.6."""
 
     title: str
     paper: str
@@ -56,14 +56,14 @@ KINDS = {
         "InstanceNorm",
         "Ulyanov, Vedaldi & Lempitsky: Instance Normalization. 2016",
         "https://arxiv.org/abs/1607.08022",
-        "statistics over the tokens of a picture, for each channel",
+        "statistics over the tokens of an image, for each channel",
         (77.7, 77.6),
     ),
     "group": Kind(
         "GroupNorm",
         "Wu & He: Group Normalization. ECCV 2018",
         "https://arxiv.org/abs/1803.08494",
-        "statistics over the tokens of a picture and the channels of a head",
+        "statistics over the tokens of an image and the channels of a head",
         (78.3, 79.5),
     ),
     "power": Kind(

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from math import sqrt
 
-from ..config import NormConfig, ViTConfig
-from .base import Weights
+from vitmods.changes.base import Weights
+from vitmods.model.config import NormConfig, ViTConfig
 
 _BIASED = ("layer", "batch", "instance", "group", "power", "switchable")
 _RUNNING = ("running_mean", "running_var", "running_phi", "ema_gz", "iters", "mean_weight", "var_weight")

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from ..config import NormConfig, ViTConfig
-from .base import Change
+from vitmods.changes.base import Change
+from vitmods.model.config import NormConfig, ViTConfig
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ import dataclasses
 import typing
 from typing import Any
 
-from ..errors import UserError, nearest
-from ..short_form import read_settings, split_form
-from .base import REGISTRY, Change
-from .lineups import LINEUPS, refuse_lineup
+from vitmods.changes.base import REGISTRY, Change
+from vitmods.changes.lineups import LINEUPS, refuse_lineup
+from vitmods.util.errors import UserError, nearest
+from vitmods.util.shorthand import read_settings, split_form
 
 
 def parse_changes(text: str) -> tuple[Change, ...]:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..config import BranchConfig, NormConfig, ViTConfig
-from ..errors import UserError, nearest
-from .base import Change, Weights
+from vitmods.changes.base import Change, Weights
+from vitmods.model.config import BranchConfig, NormConfig, ViTConfig
+from vitmods.util.errors import UserError, nearest
 
 Place = Literal["pre", "post", "pre+post"]
 _PLACES = ("pre", "post", "pre+post")

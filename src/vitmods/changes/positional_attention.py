@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ..config import PositionalConfig, ViTConfig
-from ..errors import UserError, nearest
-from .base import Change, Weights
-from .late_tokens import carry_positions, dropped_positions, first_blocks, join_late
+from vitmods.changes.base import Change, Weights
+from vitmods.changes.prefix_tokens import carry_positions, dropped_positions, first_blocks, join_late
+from vitmods.model.config import PositionalConfig, ViTConfig
+from vitmods.util.errors import UserError, nearest
 
 
 @dataclass(frozen=True)

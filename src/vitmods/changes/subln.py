@@ -1,11 +1,11 @@
-"""Sub-LN: a norm before the last linear map of each branch, with an initialisation that grows with depth."""
+"""Sub-LN: a norm before the last linear map of each branch, with an initialization that grows with depth."""
 
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..config import NormConfig, ViTConfig
-from .base import Change, Preserves, Weights
+from vitmods.changes.base import Change, Preserves, Weights
+from vitmods.model.config import NormConfig, ViTConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +16,7 @@ class SubLN(Change):
     """``x + proj(LN(heads(LN(x))))`` and ``x + fc2(LN(gelu(fc1(LN(x)))))`` (Wang et al., 2022, Magneto).
 
     With ``rescale`` the weights and biases of the value projection, the output projection, fc1 and fc2 are multiplied
-    by sqrt(ln(2 depth)), the paper's initialisation for an encoder. Set it to False on a model that is trained
+    by sqrt(ln(2 depth)), the paper's initialization for an encoder. Set it to False on a model that is trained
     already: then every weight is carried as it is.
     """
 

@@ -12,20 +12,20 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from vitmods import __version__
-from vitmods.errors import UserError, nearest
-from vitmods.files import lenient_output
+from vitmods.util.errors import UserError, nearest
+from vitmods.util.files import lenient_output
 
 COMMANDS = {
     "compare": "train a base ViT and changed ones with paired seeds; say which change helps and what it costs",
     "train": "train one arm with one seed",
-    "finetune": "adapt trained weights to other pictures: all of them, or attention alone",
+    "finetune": "adapt trained weights to other images: all of them, or attention alone",
     "evaluate": "evaluate trained weights: accuracy, calibration, few-shot, corruptions",
     "report": "rebuild results and report.html from a study's folder",
     "changes": "list the design changes: paper, what they preserve, cost, published gain",
     "recipes": "list the recipes: paper, data, expected number",
     "recipe": "show a recipe resolved for a data set: steps, learning rates, augmentation; rehearse it here",
     "diff": "show what an arm alters in a model, without training",
-    "data": "check a folder of pictures and show what was found; `data pack`: write it as shards",
+    "data": "check a folder of images and show what was found; `data pack`: write it as shards",
     "bench": "speed and memory of models side by side, paired and interleaved",
     "export": "write a model for other programs: torch, ONNX or safetensors",
 }
@@ -33,7 +33,7 @@ COMMANDS = {
 HELP = """\
 usage: vitmods COMMAND [OPTIONS]
 
-Which published design change helps a Vision Transformer on your pictures, and what does it cost?
+Which published design change helps a Vision Transformer on your images, and what does it cost?
 
 commands:
 {commands}
@@ -45,15 +45,15 @@ options:
 
 examples:
   vitmods compare                                     handwritten digits, no download, two minutes
-  vitmods compare --data path/to/pictures --arms dpn rms dpn+rms --seeds 5
-  vitmods data path/to/pictures
+  vitmods compare --data path/to/images --arms dpn rms dpn+rms --seeds 5
+  vitmods data path/to/images
 """
 
 USAGE, INTERRUPTED = 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 1 (a trial failed), 2 (an error, told on stderr), 130 (stopped)."""
+    """Run one command; returns the exit code: 0, 1 (a trial failed), 2 (an error, on stderr), 130 (stopped)."""
     with lenient_output():
         return _run(list(sys.argv[1:] if argv is None else argv))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from vitmods.cli.options import parse, rows_and_columns
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,7 +21,7 @@ class Bench:
     """Time models against the first one: paired, interleaved, after a warm-up, on one CPU thread or a GPU.
 
     A model is a size with changes or none (S/16, S/16+dpn), timm:NAME, torchvision:NAME, hf:FOLDER, or a file or
-    folder of weights. With fast: in front (fast:S/16) it is optimised for inference first.
+    folder of weights. With fast: in front (fast:S/16) it is optimized for inference first.
 
     examples:
       vitmods bench --models S/16 fast:S/16 timm:vit_small_patch16_224 --batch 1 8
@@ -31,11 +31,11 @@ class Bench:
     models: tuple[str, ...] = ("S/16", "timm:vit_small_patch16_224")
     """what is measured; the first is what the others are compared with"""
     batch: tuple[int, ...] = (1, 8)
-    """pictures at a time"""
+    """images at a time"""
     kind: tuple[Literal["inference", "training"], ...] = ("inference", "training")
     """training is forward, backward and a step of AdamW"""
     img_size: tuple[int, ...] = (224,)
-    """picture side, or rows and columns, in pixels"""
+    """image side, or rows and columns, in pixels"""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps"""
     bf16: bool = False
@@ -54,9 +54,9 @@ def main(arguments: Sequence[str]) -> int:
     _check(options)
     import shutil
 
-    from vitmods.files import make_folder, write_json
-    from vitmods.study.bench import bench, plot, table
+    from vitmods.analysis.bench import bench, plot, table
     from vitmods.train.device import resolve
+    from vitmods.util.files import make_folder, write_json
 
     size = rows_and_columns(options.img_size)
     found = bench(
@@ -82,12 +82,12 @@ def _check(options: Bench) -> None:
     if len(set(options.models)) < len(options.models):
         raise UserError("--models names a model twice: each can be measured once.")
     if min(options.batch, default=0) < 1:
-        raise UserError(f"--batch is a number of pictures from 1 on, got {options.batch}.")
+        raise UserError(f"--batch is a number of images from 1 on, got {options.batch}.")
 
 
 def _open(name: str, size: tuple[int, int]) -> nn.Module:
     from vitmods.adapters import open_model
-    from vitmods.inference import optimize_for_inference
+    from vitmods.fast import optimize_for_inference
 
     model = open_model(name.removeprefix("fast:"), size)
     return optimize_for_inference(model) if name.startswith("fast:") else model

@@ -50,12 +50,12 @@ def describe(kind: Any) -> dict[str, Any]:
     from vitmods.changes import Change
 
     settings = {field.name: None if field.default is MISSING else field.default for field in fields(kind)}
-    told = Change.describe(_plain(kind))  # of the change as a whole, where one of its variants tells of itself
-    return {**told, "settings": settings, "short_forms": list(kind.short_forms)}
+    record = Change.describe(_plain(kind))  # of the change as a whole, where one of its variants tells of itself
+    return {**record, "settings": settings, "short_forms": list(kind.short_forms)}
 
 
 def _plain(kind: Any) -> Any:
-    """Its shortest spelling; a change that must be told something takes its first short form."""
+    """Its shortest spelling; a change that must be reported something takes its first short form."""
     try:
         return kind()
     except ValueError:
@@ -76,7 +76,7 @@ def _print(described: list[dict[str, Any]]) -> None:
         name = Text(change["name"], style="bold")
         for short in change["short_forms"]:
             name.append(f"\n{short}", style="dim")
-        told = Text.assemble(
+        record = Text.assemble(
             (change["title"], "bold"), f": {change['summary']}\n",
             (f"{change['paper']} {change['url']}\n", "dim"),
             ("preserves ", "cyan"), f"{change['preserves']}\n",
@@ -88,9 +88,9 @@ def _print(described: list[dict[str, Any]]) -> None:
             for name, value in change["settings"].items()
         )
         if options:
-            told.append("\noptions   ", style="cyan")
-            told.append(options)
-        table.add_row(name, told)
+            record.append("\noptions   ", style="cyan")
+            record.append(options)
+        table.add_row(name, record)
     console.print(table)
 
 
@@ -105,11 +105,11 @@ def _print_lineups(lineups: Iterable[LineUp]) -> None:
     table.add_column("arms of one published comparison; base is its row without changes")
     for lineup in lineups:
         arms = ", ".join(f"{name}={changes}" for name, changes in lineup.arms.items())
-        told = Text.assemble(
+        record = Text.assemble(
             (lineup.title, "bold"), f": {lineup.note}\n",
             (f"{lineup.paper} {lineup.url}\n", "dim"),
             ("base      ", "cyan"), f"{lineup.base}\n",
             ("arms      ", "cyan"), arms,
         )  # fmt: skip
-        table.add_row(Text(lineup.name, style="bold"), told)
+        table.add_row(Text(lineup.name, style="bold"), record)
     Console().print(table)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from vitmods.cli.options import DataOptions, MachineOptions, defaults_from, note, parse, peek, readable_folder
-from vitmods.errors import UserError
 from vitmods.evals.options import Options
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
 from vitmods.study.checkpoints import names
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.study import Study, StudyResult
@@ -34,17 +34,17 @@ class Compare:
 
     examples:
       vitmods compare
-      vitmods compare --data path/to/pictures --arms dpn rms dpn+rms --seeds 5
-      vitmods compare --data path/to/pictures --arms norms --dry-run     (every kind of norm)
+      vitmods compare --data path/to/images --arms dpn rms dpn+rms --seeds 5
+      vitmods compare --data path/to/images --arms norms --dry-run     (every kind of norm)
       vitmods compare --base S/16 --img-size 224 --arms "post=placement(attn=post,mlp=post)" --dry-run
-      vitmods compare --from runs/digits-mu3-2-train-base-seed0 --data path/to/pictures --arms full attention ffn
-      vitmods compare --from runs/pretrained --data path/to/pictures      (a study: each arm from its own weights)
+      vitmods compare --from runs/digits-mu3-2-train-base-seed0 --data path/to/images --arms full attention ffn
+      vitmods compare --from runs/pretrained --data path/to/images      (a study: each arm from its own weights)
       vitmods compare --arms dpn --tune lr=1e-4,3e-4,1e-3 --tune-on val     (the same budget for every arm)
       vitmods compare --arms dpn --metric ece
       vitmods compare --recipe plain --help      (defaults of that recipe)
     """
 
-    pictures: DataOptions
+    dataset: DataOptions
     training: Recipe
     machine: MachineOptions
     protocols: Options
@@ -61,14 +61,14 @@ class Compare:
     recipe: str = "digits"
     """where the training options start from: plain, deit, augreg(level=light1), ...; `vitmods recipes` lists them"""
     tune: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """FIELD=VALUE,VALUE,... of the recipe: every arm is trained with each value, and judged by its best. Several times
-    for several fields"""
+    """FIELD=VALUE,VALUE,... of the recipe: every arm is trained with each value, and its best counts. Several times for
+    several fields"""
     tune_on: str | None = None
     """the split that the values are chosen on: val"""
     metric: str = "top1"
     """what is compared: top1, balanced_accuracy, ece, nll, fewshot10, mean_corruption_error, ... (docs/tuning.md)"""
     margin: float | None = None
-    """how much worse an arm may be and count as no worse; None: 0.5 points, or 0.01 where the metric is no share"""
+    """how much worse an arm may be and count as no worse; None: 0.5 points, or 0.01 where the metric is no fraction"""
     noise_floor: bool = False
     """run base with other seeds too: how far apart are two runs that differ in nothing else?"""
     workers: int | None = None
@@ -84,15 +84,15 @@ class Compare:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     start = peek(arguments, "from")
-    suits, pictures, recipe_name, recipe = defaults_from(arguments, start=start)
-    default = Compare(pictures, recipe, MachineOptions(), Options(), base=suits.base, recipe=recipe_name)
+    defaults, dataset, recipe_name, recipe = defaults_from(arguments, start=start)
+    default = Compare(dataset, recipe, MachineOptions(), Options(), base=defaults.base, recipe=recipe_name)
     if start and (found := names(start)):
         default = replace(default, arms=found)
     options = parse(Compare, arguments, "compare", default)
-    if options.start is not None and options.base != suits.base:
+    if options.start is not None and options.base != defaults.base:
         raise UserError("--from says what base is: leave --base out.")
     out = options.out or readable_folder(
-        options.pictures.data, Path(options.base).name if options.start else options.base
+        options.dataset.data, Path(options.base).name if options.start else options.base
     )
     study = _study(options)
     machine = options.machine
@@ -134,24 +134,24 @@ def _study(options: Compare) -> Study:
     base = {BASE, "full"} if options.training.train == ALL else {BASE}
     arms = [arm for arm in options.arms if arm.strip() not in base]
     for arm in sorted(base.intersection(map(str.strip, options.arms))):
-        told = BASE if arm == BASE else f"{arm}, which is base here,"
-        note(f"{told} is always part of a study and need not be given as an arm.")
-    pictures = options.pictures
+        record = BASE if arm == BASE else f"{arm}, which is base here,"
+        note(f"{record} is always part of a study and need not be given as an arm.")
+    dataset = options.dataset
     return Study(
         None if options.start else options.base,
         arms,
-        pictures.data,
+        dataset.data,
         options.training,
         options.seeds,
         start=options.start,
-        img_size=pictures.img_size,
-        in_chans=pictures.in_chans,
-        split_seed=pictures.split_seed,
-        val_fraction=pictures.val_fraction,
-        test_fraction=pictures.test_fraction,
-        limit_train=pictures.limit_train,
-        limit_val=pictures.limit_val,
-        unreadable=pictures.unreadable,
+        img_size=dataset.img_size,
+        in_chans=dataset.in_chans,
+        split_seed=dataset.split_seed,
+        val_fraction=dataset.val_fraction,
+        test_fraction=dataset.test_fraction,
+        limit_train=dataset.limit_train,
+        limit_val=dataset.limit_val,
+        unreadable=dataset.unreadable,
         metric=options.metric,
         metric_options=options.protocols,
         margin=options.margin,

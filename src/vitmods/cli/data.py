@@ -1,4 +1,4 @@
-"""`vitmods data`: what a folder of pictures holds; `vitmods data pack`: the same as shards."""
+"""`vitmods data`: what a folder of images holds; `vitmods data pack`: the same as shards."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ UNFIT = 1
 
 @dataclass(frozen=True)
 class Data:
-    """Read every picture and show what was found: classes, splits, sizes, and whatever is wrong. Nothing is trained.
+    """Read every image and show what was found: classes, splits, sizes, and whatever is wrong. Nothing is trained.
 
     Exit code: 0 if a study could train on it as it is, 1 if not, 2 for an error.
 
     examples:
-      vitmods data path/to/pictures
+      vitmods data path/to/images
       vitmods data "torchvision:CIFAR10?root=data" --out runs/check
       vitmods data path/to/shards
-      vitmods data pack path/to/pictures path/to/shards      (with --help: --shard-mb, --split, --workers, --unreadable)
+      vitmods data pack path/to/images path/to/shards      (with --help: --shard-mb, --split, --workers, --unreadable)
     """
 
     source: Annotated[str, tyro.conf.Positional]
     """digits, a folder of class folders or of shards, torchvision:NAME?root=FOLDER, hf:NAME, or wds:SHARDS"""
     split_seed: int = 0
-    """for pictures that are not split yet: which split is made"""
+    """for images that are not split yet: which split is made"""
     val_fraction: float = 0.1
-    """share of the pictures for validation, where there is no such split"""
+    """fraction of the images for validation, where there is no such split"""
     test_fraction: float = 0.2
-    """share of the pictures for the test, where there is no such split"""
+    """fraction of the images for the test, where there is no such split"""
     out: Path | None = None
-    """also write all of it, every unreadable picture included, to data.json in this folder"""
+    """also write all of it, every unreadable image included, to data.json in this folder"""
 
 
 @dataclass(frozen=True)
 class Pack:
-    """Write the pictures of a folder as shards: WebDataset's tar files, with checksums. Their bytes stay as they are.
+    """Write the images of a folder as shards: WebDataset's tar files, with checksums. Their bytes stay as they are.
 
     The same command goes on where it was stopped. A folder called pack is checked with `vitmods data ./pack`.
 
     examples:
-      vitmods data pack path/to/pictures path/to/shards
+      vitmods data pack path/to/images path/to/shards
       vitmods compare --data path/to/shards
     """
 
@@ -59,9 +59,9 @@ class Pack:
     split: tuple[str, ...] = ()
     """train, val or test: pack these alone; none: all"""
     unreadable: Literal["stop", "skip"] = "stop"
-    """pictures that cannot be read are named and the packing is not finished, or they are left out and listed"""
+    """images that cannot be read are named and the packing is not finished, or they are left out and listed"""
     workers: int = 0
-    """threads that read and check pictures; 0: one a core"""
+    """threads that read and check images; 0: one a core"""
     quiet: bool = False
     """no progress on the error stream"""
 
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     print(checked.text)
     if options.out is not None:
-        from vitmods.files import make_folder, write_json
+        from vitmods.util.files import make_folder, write_json
 
         write_json(make_folder(options.out) / "data.json", checked.summary)
     return 0 if checked.fit else UNFIT

@@ -25,9 +25,9 @@ class Diff:
     base: str = "S/16"
     """the model that is changed: Ti/16, S/16, B/16, S36/16 (36 deep), or timm's name"""
     img_size: tuple[int, ...] = (224,)
-    """picture side, or rows and columns, in pixels"""
+    """image side, or rows and columns, in pixels"""
     in_chans: int = 3
-    """channels of a picture"""
+    """channels of an image"""
     num_classes: int = 1000
     """classes of the head"""
 
@@ -37,9 +37,9 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(Diff, arguments, "diff")
     import torch
 
-    from vitmods.apply import apply, diff
+    from vitmods.adapters.apply import apply, diff
     from vitmods.changes import parse_changes
-    from vitmods.vit import vit
+    from vitmods.model.vit import vit
 
     changes = parse_changes(options.arm)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""`vitmods evaluate`: trained weights on pictures, by one or several protocols."""
+"""`vitmods evaluate`: trained weights on images, by one or several protocols."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import tyro
 
 from vitmods.cli.options import note, parse
 from vitmods.evals.options import SEVERITIES, SHOTS, Options
-from vitmods.files import progress_console
+from vitmods.util.files import progress_console
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Evaluate trained weights on pictures: accuracy, calibration, transfer from few pictures, robustness.
+    """Evaluate trained weights on images: accuracy, calibration, transfer from few images, robustness.
 
     Prints a table, or JSON where the output is no terminal; of several checkpoints the mean and each. fewshot, probe
-    and knn learn from the features of the training pictures, and take pictures of any classes.
+    and knn learn from the features of the training images, and take images of any classes.
 
     examples:
       vitmods evaluate runs/digits-mu3-2/trials/dpn/seed0
       vitmods evaluate runs/digits-mu3-2/trials/dpn/seed0 --protocol top1 calibration fewshot --out val.json
       vitmods evaluate runs/digits-mu3-2/trials/dpn
-      vitmods evaluate vit.safetensors --data path/to/pictures --protocol fewshot knn
+      vitmods evaluate vit.safetensors --data path/to/images --protocol fewshot knn
       vitmods evaluate runs/pets/trials/dpn/seed0 --protocol corruptions --textures path/to/frost --figures figures
     """
 
@@ -38,21 +38,21 @@ class Evaluate:
     split: str | None = None
     """train, val or test; None: test, or val where there is no test"""
     data: str | None = None
-    """other pictures, as `vitmods data` takes them; None: the trial's own"""
+    """other images, as `vitmods data` takes them; None: the trial's own"""
     shots: tuple[int, ...] = SHOTS
-    """fewshot: training pictures of each class"""
+    """fewshot: training images of each class"""
     corruptions: tuple[str, ...] = ()
     """corruptions: which; none named: the 15 of ImageNet-C"""
     severities: tuple[int, ...] = SEVERITIES
     """corruptions: of each, 1 to 5"""
     textures: Path | None = None
-    """corruptions: the folder of frost's pictures; None: $VITMODS_FROST"""
+    """corruptions: the folder of frost's images; None: $VITMODS_FROST"""
     batch_size: int = 64
-    """pictures at a time"""
+    """images at a time"""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps"""
     data_workers: int = 0
-    """threads that prepare pictures ahead; corruptions take most of it"""
+    """threads that prepare images ahead; corruptions take most of it"""
     out: Path | None = None
     """also write the JSON to this file, and the figures beside it"""
     figures: Path | None = None
@@ -65,8 +65,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Evaluate, arguments, "evaluate")
     asked = Options(options.shots, options.corruptions or None, options.severities, options.textures)
-    from vitmods.files import make_folder, write_json
     from vitmods.study.evaluate import evaluate, over_seeds
+    from vitmods.util.files import make_folder, write_json
 
     for folder in (options.figures, options.out and options.out.parent):
         if folder is not None:
@@ -113,7 +113,7 @@ def _draw(found: dict[str, Any], options: Evaluate, prefix: str) -> list[Path]:
     """In the folder of --figures, or beside the JSON under names that begin with its own."""
     if options.figures is None and options.out is None:
         return []
-    from vitmods.study.report.evaluation import draw_evaluation
+    from vitmods.report.evaluation import draw_evaluation
 
     if options.figures is not None:
         return draw_evaluation(found, options.figures, prefix)

@@ -16,7 +16,7 @@ from vitmods.cli.options import parse, rows_and_columns
 class Export:
     """Write a model to a file, read it back, and compare what it computes.
 
-    Pictures keep the size that the model is made for; the number of them at a time is open unless --batch fixes it.
+    Images keep the size that the model is made for; the number of them at a time is open unless --batch fixes it.
 
     examples:
       vitmods export runs/digits-mu3-2/trials/dpn/seed0 --to onnx
@@ -30,9 +30,9 @@ class Export:
     out: Path | None = None
     """the file; None: model.pt2, model.onnx or model.safetensors here"""
     batch: int | None = None
-    """pictures at a time; None: any number"""
+    """images at a time; None: any number"""
     img_size: tuple[int, ...] | None = None
-    """another picture side, or rows and columns: positions are resampled and baked in"""
+    """another image side, or rows and columns: positions are resampled and baked in"""
     optimize: bool = False
     """fold norms' gains, LayerScale and BatchNorm into the linear maps first"""
 
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Export, arguments, "export")
     from vitmods.adapters import open_checkpoint
-    from vitmods.inference import ENDINGS, export, optimize_for_inference
+    from vitmods.fast import ENDINGS, export, optimize_for_inference
 
     model = open_checkpoint(options.model)
     if options.img_size is not None:

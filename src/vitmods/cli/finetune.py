@@ -1,4 +1,4 @@
-"""`vitmods finetune`: trained weights adapted to other pictures."""
+"""`vitmods finetune`: trained weights adapted to other images."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Literal
 
 from vitmods.cli.options import DataOptions, MachineOptions, defaults_from, parse, peek, readable_folder
 from vitmods.cli.train import run_trial, show
-from vitmods.errors import UserError
 from vitmods.recipes import Recipe
 from vitmods.study.arms import BASE
 from vitmods.study.checkpoints import arms_in
+from vitmods.util.errors import UserError
 
 DELTA = "delta.safetensors"
 
 
 @dataclass(frozen=True)
 class Finetune:
-    """Adapt trained weights to other pictures, all of them or a part. The same command goes on where it was stopped.
+    """Adapt trained weights to other images, all of them or a part. The same command goes on where it was stopped.
 
     Beside what `vitmods train` writes, delta.safetensors in the folder of --out holds only what was trained:
     `vitmods.load_delta(base, file)` gives the model, `vitmods.MultiTask` serves several of them.
 
     examples:
-      vitmods finetune --model runs/digits-mu3-2-train-base-seed0 --data path/to/pictures
-      vitmods finetune --model vit_small_patch16_224.augreg_in1k --data path/to/pictures --img-size 384
-      vitmods finetune --model deit_small.pth --data path/to/pictures --train ffn --recipe finetune_sgd
+      vitmods finetune --model runs/digits-mu3-2-train-base-seed0 --data path/to/images
+      vitmods finetune --model vit_small_patch16_224.augreg_in1k --data path/to/images --img-size 384
+      vitmods finetune --model deit_small.pth --data path/to/images --train ffn --recipe finetune_sgd
     """
 
     model: str
     """a trial's folder, a file of weights (.pth, .safetensors, .npz), or a timm model with published weights"""
-    pictures: DataOptions
+    dataset: DataOptions
     training: Recipe
     machine: MachineOptions
     positions: Literal["bicubic", "bilinear"] = "bicubic"
     """how position embeddings become those of --img-size: as timm, or with aligned corners as big_vision"""
     seed: int = 0
-    """of the head, the order and the augmentation of the pictures"""
+    """of the head, the order and the augmentation of the images"""
     recipe: str = "finetune"
     """where the training options start from: finetune, finetune_sgd, transfer, or one for new weights"""
     out: Path | None = None
@@ -58,11 +58,11 @@ def main(arguments: Sequence[str]) -> int:
             f"{model} holds several checkpoints: {', '.join(found)}. Name one of them, or adapt all and compare them: "
             f"vitmods compare --from {model}."
         )
-    _, pictures, name, recipe = defaults_from(arguments, start=model)
-    default = Finetune(model or "", pictures, recipe.with_(train="attention"), MachineOptions(), recipe=name)
+    _, dataset, name, recipe = defaults_from(arguments, start=model)
+    default = Finetune(model or "", dataset, recipe.with_(train="attention"), MachineOptions(), recipe=name)
     options = parse(Finetune, arguments, "finetune", default)
     words = (Path(options.model).name, "finetune", options.training.train, f"seed{options.seed}")
-    out = options.out or readable_folder(options.pictures.data, *words)
+    out = options.out or readable_folder(options.dataset.data, *words)
     code = show(_train(options, out), out)
     if code == 0:
         _save(options, out)
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
 def _train(options: Finetune, out: Path) -> dict:
     from vitmods.study.study import fixed_settings
 
-    given = asdict(options.pictures)
+    given = asdict(options.dataset)
     fixed = fixed_settings(
         None, given.pop("data"), options.training, start=options.model, positions=options.positions, **given
     )

@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from vitmods.errors import UserError
 from vitmods.recipes import Recipe
 from vitmods.recipes.parse import parse_recipe
 from vitmods.study.arms import BASE
 from vitmods.study.defaults import ORDINARY, Defaults, defaults_for
+from vitmods.util.errors import UserError
 
 T = TypeVar("T")
 
@@ -27,26 +27,26 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True)
 class DataOptions:
-    """The pictures. Defaults of the other options follow from them."""
+    """The images. Defaults of the other options follow from them."""
 
     data: str = "digits"
     """digits, a folder of class folders or of shards, torchvision:NAME?root=FOLDER, hf:NAME, or wds:SHARDS"""
     img_size: tuple[int, ...] = (8,)
-    """picture side, or rows and columns, in pixels"""
+    """image side, or rows and columns, in pixels"""
     in_chans: int = 1
-    """channels that the model reads: 3 (RGB) or 1 (grey)"""
+    """channels that the model reads: 3 (RGB) or 1 (gray)"""
     unreadable: Literal["stop", "skip"] = "stop"
-    """pictures that cannot be read stop the run before training, or are left out and reported"""
+    """images that cannot be read stop the run before training, or are left out and reported"""
     limit_train: int | None = None
-    """use only so many training pictures, classes in proportion"""
+    """use only so many training images, classes in proportion"""
     limit_val: int | None = None
-    """use only so many pictures for validation; where there is no such split, they are taken out of train"""
+    """use only so many images for validation; where there is no such split, they are taken out of train"""
     split_seed: int = 0
-    """for pictures that are not split yet: which split is made"""
+    """for images that are not split yet: which split is made"""
     val_fraction: float = 0.1
-    """share of the pictures for validation, where there is no such split"""
+    """fraction of the images for validation, where there is no such split"""
     test_fraction: float = 0.2
-    """share of the pictures for the test, where there is no such split"""
+    """fraction of the images for the test, where there is no such split"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class MachineOptions:
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps"""
     data_workers: int = 0
-    """threads that prepare pictures ahead, per trial"""
+    """threads that prepare images ahead, per trial"""
     checkpoint_minutes: float = 5.0
     """time between checkpoints of a trial"""
     quiet: bool = False
@@ -69,27 +69,27 @@ RecipeOptions = Annotated[Recipe, tyro.conf.arg(name="")]
 def defaults_from(arguments: Sequence[str], start: str | None = None) -> tuple[Defaults, DataOptions, str, Recipe]:
     """What --data, --recipe and a checkpoint on the command line make the defaults of all other options."""
     data, asked = peek(arguments, "data") or "digits", peek(arguments, "recipe")
-    normalised: dict[str, Any] = {}
+    normalized: dict[str, Any] = {}
     try:
-        suits = defaults_for(data)
+        defaults = defaults_for(data)
         if start:
-            suits, normalised = _suits_checkpoint(suits, start)
+            defaults, normalized = _fits_checkpoint(defaults, start)
     except UserError:
         if "-h" not in arguments and "--help" not in arguments:  # help is given whatever else is wrong
             raise
-        suits = ORDINARY
-    size = suits.img_size
+        defaults = ORDINARY
+    size = defaults.img_size
     options = DataOptions(
         data,
         img_size=(size,) if isinstance(size, int) else size,
-        in_chans=suits.in_chans,
-        val_fraction=suits.val_fraction,
-        test_fraction=suits.test_fraction,
+        in_chans=defaults.in_chans,
+        val_fraction=defaults.val_fraction,
+        test_fraction=defaults.test_fraction,
     )
-    name = asked or ("finetune" if start else suits.recipe_name)
-    model = None if start else peek(arguments, "base") or suits.base
-    recipe = parse_recipe(name, like=suits.recipe, model=model)
-    return suits, options, name, _in_other_units(recipe, arguments).with_(**normalised)
+    name = asked or ("finetune" if start else defaults.recipe_name)
+    model = None if start else peek(arguments, "base") or defaults.base
+    recipe = parse_recipe(name, like=defaults.recipe, model=model)
+    return defaults, options, name, _in_other_units(recipe, arguments).with_(**normalized)
 
 
 def _in_other_units(recipe: Recipe, arguments: Sequence[str]) -> Recipe:
@@ -99,14 +99,14 @@ def _in_other_units(recipe: Recipe, arguments: Sequence[str]) -> Recipe:
     return recipe.with_(**dict.fromkeys(given))
 
 
-def _suits_checkpoint(suits: Defaults, start: str) -> tuple[Defaults, dict[str, Any]]:
-    """What suits the pictures, in the checkpoint's size and channels, and its mean and std for the recipe."""
+def _fits_checkpoint(defaults: Defaults, start: str) -> tuple[Defaults, dict[str, Any]]:
+    """What fits the images, in the checkpoint's size and channels, and its mean and std for the recipe."""
     from vitmods.adapters import open_checkpoint
     from vitmods.study.checkpoints import arms_in, checkpoint_of
 
     found = arms_in(start)
     model = open_checkpoint(checkpoint_of(found[BASE].start or start if found else start))
-    shaped = replace(suits, base=start, img_size=model.config.img_size, in_chans=model.config.in_chans)
+    shaped = replace(defaults, base=start, img_size=model.config.img_size, in_chans=model.config.in_chans)
     values = {name: tuple(model.pretrained_cfg[name]) for name in ("mean", "std")}
     return shaped, {name: value[:1] if len(set(value)) == 1 else value for name, value in values.items()}
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from vitmods.cli.options import parse
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
-    from vitmods.config import ViTConfig
+    from vitmods.model.config import ViTConfig
     from vitmods.recipes import Recipe
     from vitmods.recipes.length import Resolved
     from vitmods.study.rehearse import Rehearsal
@@ -28,7 +28,7 @@ DATA_SIZES = {
     "high_res_finetune": IMAGENET,
     "vtab": 800,
 }
-SMALL = 5_000  # pictures, for recipes that belong to no data set
+SMALL = 5_000  # images, for recipes that belong to no data set
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class Show:
     model: str | None = None
     """a ViT as Ti/16, S/16, B/16; None: the recipe's own"""
     data_size: int | None = None
-    """training pictures; None: those of the paper's data set, else 5,000"""
+    """training images; None: those of the paper's data set, else 5,000"""
     batch: int | None = None
-    """pictures per step; None: the recipe's"""
+    """images per step; None: the recipe's"""
     epochs: int | None = None
-    """passes over the pictures; None: the recipe's"""
+    """passes over the images; None: the recipe's"""
     img_size: int = 224
-    """picture side in pixels, for the rehearsal"""
+    """image side in pixels, for the rehearsal"""
     classes: int = 1000
     """classes, for the rehearsal"""
     accumulate: int = 1
@@ -60,7 +60,7 @@ class Show:
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps, for the rehearsal"""
     dry_run: bool = False
-    """make two steps at full shape on pictures of noise; show time, memory, and what the whole run would take here"""
+    """make two steps at full shape on images of noise; show time, memory, and what the whole run would take here"""
     json: bool = False
     """print JSON, for programs"""
 
@@ -71,7 +71,7 @@ class Shown:
 
     name: str
     model: str
-    pictures: int
+    images: int
     recipe: Recipe
     length: Resolved
     architecture: dict[str, Any]
@@ -80,7 +80,9 @@ class Shown:
         """Learning rate at 0, 10, 50 and 100 % of the steps."""
         from vitmods.recipes.length import lr_at
 
-        return {f"{share} %": lr_at(self.length, self.length.steps * share // 100) for share in (0, 10, 50, 100)}
+        return {
+            f"{fraction} %": lr_at(self.length, self.length.steps * fraction // 100) for fraction in (0, 10, 50, 100)
+        }
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -109,9 +111,9 @@ def _resolved(options: Show) -> Shown:
     name, settings = split_recipe(options.recipe)
     recipe = _recipe(options, name, settings)
     model = options.model or settings.get("model") or usual_model(name)
-    pictures = DATA_SIZES.get(name, SMALL) if options.data_size is None else options.data_size
-    shown = Shown(name, model, pictures, recipe, resolve(recipe, pictures), architecture(name, model, settings))
-    _config(shown, options)  # refuses a name that is no ViT's, and pictures that it cannot cut
+    images = DATA_SIZES.get(name, SMALL) if options.data_size is None else options.data_size
+    shown = Shown(name, model, images, recipe, resolve(recipe, images), architecture(name, model, settings))
+    _config(shown, options)  # refuses a name that is no ViT's, and images that it cannot cut
     return shown
 
 
@@ -131,9 +133,9 @@ def _recipe(options: Show, name: str, settings: dict[str, Any]) -> Recipe:
 
 
 def _config(shown: Shown, options: Show) -> ViTConfig:
-    from vitmods.config import ViTConfig
+    from vitmods.model.config import ViTConfig
 
-    settings = {**shown.architecture, **shown.recipe.model_settings}
+    settings = {**shown.architecture, **shown.recipe.model.to_config()}
     return ViTConfig.from_name(shown.model, img_size=options.img_size, num_classes=options.classes, **settings)
 
 
@@ -145,10 +147,10 @@ def _rehearse(shown: Shown, options: Show) -> Rehearsal:
 
 
 def _for_programs(shown: Shown, rehearsal: Rehearsal | None) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    record: dict[str, Any] = {
         "name": shown.name,
         "model": shown.model,
-        "pictures": shown.pictures,
+        "images": shown.images,
         "resolved": asdict(shown.length),
         "learning_rates": shown.rates(),
         "architecture": shown.architecture,
@@ -156,5 +158,5 @@ def _for_programs(shown: Shown, rehearsal: Rehearsal | None) -> dict[str, Any]:
     }
     if rehearsal is not None:
         run_s = rehearsal.step_s * shown.length.steps
-        told["rehearsal"] = {**asdict(rehearsal), "step_s": rehearsal.step_s, "run_s": run_s}
-    return told
+        record["rehearsal"] = {**asdict(rehearsal), "step_s": rehearsal.step_s, "run_s": run_s}
+    return record

@@ -25,7 +25,7 @@ class Recipes:
     examples:
       vitmods recipes
       vitmods recipe show a2 --model B/16
-      vitmods compare --data path/to/pictures --recipe "augreg(level=light1,epochs=30,warmup_epochs=3)" --arms dpn
+      vitmods compare --data path/to/images --recipe "augreg(level=light1,epochs=30,warmup_epochs=3)" --arms dpn
     """
 
     json: bool = False
@@ -71,11 +71,11 @@ def _table(title: str, group: list[Description]) -> Table:
     table.add_column("recipe", no_wrap=True, min_width=17)
     table.add_column(title, ratio=1)
     for one in group:
-        table.add_row(Text(one.name, style="bold"), _told(one))
+        table.add_row(Text(one.name, style="bold"), _record(one))
     return table
 
 
-def _told(one: Description) -> Group:
+def _record(one: Description) -> Group:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -86,8 +86,8 @@ def _told(one: Description) -> Group:
         "expected": one.expected_number,
         "settings": ", ".join(one.arguments),
     }
-    told = Table.grid(padding=(0, 2, 0, 0))
+    record = Table.grid(padding=(0, 2, 0, 0))
     for label, value in rows.items():
         if value:
-            told.add_row(Text(label, style="cyan"), Text(value, style="dim" if label == "settings" else ""))
-    return Group(Text(one.summary, style="bold"), told)
+            record.add_row(Text(label, style="cyan"), Text(value, style="dim" if label == "settings" else ""))
+    return Group(Text(one.summary, style="bold"), record)

@@ -20,10 +20,10 @@ class Train:
 
     examples:
       vitmods train
-      vitmods train --data path/to/pictures --base S/16 --arm dpn+rms --epochs 50
+      vitmods train --data path/to/images --base S/16 --arm dpn+rms --epochs 50
     """
 
-    pictures: DataOptions
+    dataset: DataOptions
     training: Recipe
     machine: MachineOptions
     arm: str = "base"
@@ -31,7 +31,7 @@ class Train:
     base: str = "mu3/2"
     """the model that is changed: Ti/16, S/16, B/16, S36/16 (36 deep), or timm's name"""
     seed: int = 0
-    """of the weights, the order and the augmentation of the pictures"""
+    """of the weights, the order and the augmentation of the images"""
     recipe: str = "digits"
     """where the training options start from: plain, deit, augreg(level=light1), ...; `vitmods recipes` lists them"""
     out: Path | None = None
@@ -40,19 +40,19 @@ class Train:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    suits, pictures, recipe_name, recipe = defaults_from(arguments)
-    default = Train(pictures, recipe, MachineOptions(), base=str(suits.base), recipe=recipe_name)
+    defaults, dataset, recipe_name, recipe = defaults_from(arguments)
+    default = Train(dataset, recipe, MachineOptions(), base=str(defaults.base), recipe=recipe_name)
     options = parse(Train, arguments, "train", default)
-    name = readable_folder(options.pictures.data, options.base, "train", options.arm, f"seed{options.seed}")
+    name = readable_folder(options.dataset.data, options.base, "train", options.arm, f"seed{options.seed}")
     out = options.out or name
-    fixed = _fixed(options.base, options.pictures, options.training)
+    fixed = _fixed(options.base, options.dataset, options.training)
     return show(run_trial(fixed, options.arm, options.seed, options.machine, out), out)
 
 
-def _fixed(base: str, pictures: DataOptions, training: Recipe) -> dict[str, Any]:
+def _fixed(base: str, dataset: DataOptions, training: Recipe) -> dict[str, Any]:
     from vitmods.study.study import fixed_settings
 
-    given = asdict(pictures)
+    given = asdict(dataset)
     return fixed_settings(base, given.pop("data"), training, **given)
 
 
@@ -76,7 +76,7 @@ def run_trial(fixed: dict[str, Any], arm: str, seed: int, machine: MachineOption
             progress=not machine.quiet,
         )
         trial = Trial(Arm(BASE) if arm == BASE else arm_from_text(arm), seed)
-        for warning in runner.pictures(settings.recipe_of(trial.arm, trial.point)).summary()["warnings"]:
+        for warning in runner.dataset(settings.recipe_of(trial.arm, trial.point)).summary()["warnings"]:
             print(f"Warning: {warning}", file=sys.stderr)
         return runner.train(trial, out)
 

@@ -1,7 +1,7 @@
-"""Pictures: from a folder or a named set to augmented batches that any run can repeat exactly."""
+"""Images: from a folder or a named set to augmented batches that any run can repeat exactly."""
 
 from vitmods.data.check import Checked, check
+from vitmods.data.dataset import Batch, ImageDataset, Split
 from vitmods.data.load import load
-from vitmods.data.pictures import Batch, PictureSet, Split
 
-__all__ = ["Batch", "Checked", "PictureSet", "Split", "check", "load"]
+__all__ = ["Batch", "Checked", "ImageDataset", "Split", "check", "load"]

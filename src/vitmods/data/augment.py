@@ -1,4 +1,4 @@
-"""What augmentation does to a batch, once its numbers are drawn. Pictures are (B, C, H, W)."""
+"""What augmentation does to a batch, once its numbers are drawn. Images are (B, C, H, W)."""
 
 from collections.abc import Sequence
 
@@ -13,52 +13,52 @@ from vitmods.data.resize import Method, resize
 IN_CACHE = 1 << 18  # values that stay in a core's cache from one step of arithmetic to the next
 
 
-def pad_crop(pictures: NDArray[np.uint8], top: Ints, left: Ints, pad: tuple[int, int]) -> Tensor:
-    """Add `pad` black rows and columns on every side, then cut the old size at (top, left) (B,) of each picture."""
-    batch, channels, height, width = pictures.shape
+def pad_crop(pixels: NDArray[np.uint8], top: Ints, left: Ints, pad: tuple[int, int]) -> Tensor:
+    """Add `pad` black rows and columns on every side, then cut the old size at (top, left) (B,) of each image."""
+    batch, channels, height, width = pixels.shape
     padded = np.zeros((batch, channels, height + 2 * pad[0], width + 2 * pad[1]), dtype=np.uint8)
-    padded[:, :, pad[0] : pad[0] + height, pad[1] : pad[1] + width] = pictures
+    padded[:, :, pad[0] : pad[0] + height, pad[1] : pad[1] + width] = pixels
     windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(2, 3))
     return torch.from_numpy(windows.transpose(0, 2, 3, 1, 4, 5)[np.arange(batch), top, left])
 
 
-def resized_crop(picture: NDArray[np.uint8], box: Ints, size: tuple[int, int], method: Method = "bicubic") -> Tensor:
-    """Cut the box (top, left, height, width) out of one picture (C, H', W') and resize it to (1, C, H, W)."""
+def resized_crop(image: NDArray[np.uint8], box: Ints, size: tuple[int, int], method: Method = "bicubic") -> Tensor:
+    """Cut the box (top, left, height, width) out of one image (C, H', W') and resize it to (1, C, H, W)."""
     top, left, height, width = box.tolist()
-    cut = torch.from_numpy(picture[:, top : top + height, left : left + width].copy())[None]
+    cut = torch.from_numpy(image[:, top : top + height, left : left + width].copy())[None]
     return cut if (height, width) == size else resize(cut, size, method)
 
 
-def resized_crops(pictures: Sequence[NDArray[np.uint8]], boxes: Ints, size: tuple[int, int], method: Method) -> Tensor:
-    """resized_crop of each picture with its box (B, 4): (B, C, H, W)."""
-    crops = np.empty((len(pictures), len(pictures[0]), *size), dtype=np.uint8)
-    for crop, picture, box in zip(crops, pictures, boxes, strict=True):
-        crop[...] = resized_crop(picture, box, size, method)[0].numpy()
+def resized_crops(pixels: Sequence[NDArray[np.uint8]], boxes: Ints, size: tuple[int, int], method: Method) -> Tensor:
+    """resized_crop of each image with its box (B, 4): (B, C, H, W)."""
+    crops = np.empty((len(pixels), len(pixels[0]), *size), dtype=np.uint8)
+    for crop, image, box in zip(crops, pixels, boxes, strict=True):
+        crop[...] = resized_crop(image, box, size, method)[0].numpy()
     return torch.from_numpy(crops)
 
 
-def flip(pictures: Tensor, which: NDArray[np.bool_]) -> Tensor:
+def flip(pixels: Tensor, which: NDArray[np.bool_]) -> Tensor:
     """Mirror left and right where `which` (B,) is true, in place."""
-    pixels, chosen = pictures.numpy(), np.flatnonzero(which)
-    pixels[chosen] = torch.from_numpy(pixels[chosen]).flip(-1).numpy()  # numpy gathers, torch mirrors the faster
-    return pictures
+    array, chosen = pixels.numpy(), np.flatnonzero(which)
+    array[chosen] = torch.from_numpy(array[chosen]).flip(-1).numpy()  # numpy gathers, torch mirrors the faster
+    return pixels
 
 
-def normalise(pictures: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+def normalize(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """uint8 -> float32 (x / 255 - mean) / std, with mean and std (C, 1, 1)."""
-    images = torch.from_numpy(np.empty(pictures.shape, dtype=np.float32))  # numpy asks the system for large pages
-    step = max(1, IN_CACHE // pictures.shape[1:].numel())
-    for start in range(0, len(pictures), step):
+    images = torch.from_numpy(np.empty(pixels.shape, dtype=np.float32))  # numpy asks the system for large pages
+    step = max(1, IN_CACHE // pixels.shape[1:].numel())
+    for start in range(0, len(pixels), step):
         part = slice(start, start + step)
-        images[part].copy_(pictures[part]).mul_(1 / 255).sub_(mean).div_(std)
+        images[part].copy_(pixels[part]).mul_(1 / 255).sub_(mean).div_(std)
     return images
 
 
-def erase(pictures: Tensor, positions: Ints, boxes: Ints, seeds: NDArray[np.uint64]) -> Tensor:
-    """Fill each box (E, 4) of the pictures at `positions` (E,) with unit normal noise of its own seed, in place."""
+def erase(pixels: Tensor, positions: Ints, boxes: Ints, seeds: NDArray[np.uint64]) -> Tensor:
+    """Fill each box (E, 4) of the images at `positions` (E,) with unit normal noise of its own seed, in place."""
     for position, box, seed in zip(positions.tolist(), boxes.tolist(), seeds.tolist(), strict=True):
         top, left, height, width = box
         noise = torch.Generator().manual_seed(seed >> 1)  # torch takes 63 bits
-        box_size = (pictures.shape[1], height, width)
-        pictures[position, :, top : top + height, left : left + width] = torch.randn(box_size, generator=noise)
-    return pictures
+        box_size = (pixels.shape[1], height, width)
+        pixels[position, :, top : top + height, left : left + width] = torch.randn(box_size, generator=noise)
+    return pixels

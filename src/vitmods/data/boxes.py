@@ -21,8 +21,8 @@ def crop_boxes(
 ) -> Ints:
     """Boxes of random resized crop (Szegedy et al., "Going deeper with convolutions", CVPR 2015), as in torchvision.
 
-    sizes (B, 2) are the pictures' heights and widths. A box covers a part in `scale` of the area and has width / height
-    in `ratio`, uniform in its logarithm. After ten that do not fit: the centre, at the nearest allowed shape.
+    sizes (B, 2) are the images' heights and widths. A box covers a part in `scale` of the area and has width / height
+    in `ratio`, uniform in its logarithm. After ten that do not fit: the center, at the nearest allowed shape.
     """
     area = sizes.prod(axis=1)[:, None] * _between(scale, uniform(seed, Stream.CROP_SIZE, epoch, index[:, None], _TRIES))
     aspect = np.exp(_between(np.log(ratio), uniform(seed, Stream.CROP_SHAPE, epoch, index[:, None], _TRIES)))
@@ -41,7 +41,7 @@ def crop_boxes(
 def erase_boxes(seed: int, epoch: int, index: Ints, size: tuple[int, int], probability: float) -> tuple[Ints, Ints]:
     """Boxes of random erasing (Zhong et al., AAAI 2020), as in torchvision: positions in the batch (E,), boxes (E, 4).
 
-    A picture is erased with the given probability; one for which ten boxes did not fit is left as it is.
+    An image is erased with the given probability; one for which ten boxes did not fit is left as it is.
     """
     chosen = np.flatnonzero(uniform(seed, Stream.ERASE, epoch, index) < probability)
     samples = index[chosen]
@@ -61,9 +61,9 @@ def erase_boxes(seed: int, epoch: int, index: Ints, size: tuple[int, int], proba
 def cutmix_box(size: tuple[int, int], kept: float, at: tuple[float, float]) -> tuple[int, int, int, int]:
     """CutMix's box (Yun et al., ICCV 2019): 1 - kept of the area around the point `at` (0..1), cut at edges."""
     half = 0.5 * (1.0 - kept) ** 0.5
-    centre = [int(at[0] * size[0]), int(at[1] * size[1])]
-    low = [max(0, c - int(half * s)) for c, s in zip(centre, size, strict=True)]
-    high = [min(s, c + int(half * s)) for c, s in zip(centre, size, strict=True)]
+    center = [int(at[0] * size[0]), int(at[1] * size[1])]
+    low = [max(0, c - int(half * s)) for c, s in zip(center, size, strict=True)]
+    high = [min(s, c + int(half * s)) for c, s in zip(center, size, strict=True)]
     return low[0], low[1], high[0] - low[0], high[1] - low[1]
 
 
@@ -82,7 +82,7 @@ def _place(draw: Floats, room: Ints) -> Ints:
 
 
 def _nearest_shape(sizes: Ints, ratio: tuple[float, float]) -> Ints:
-    """The largest box (height, width) of each picture whose width / height lies in `ratio`."""
+    """The largest box (height, width) of each image whose width / height lies in `ratio`."""
     height, width = sizes[:, 0], sizes[:, 1]
     box_h = np.where(width / height < ratio[0], np.rint(width / ratio[0]), height)
     box_w = np.where(width / height > ratio[1], np.rint(height * ratio[1]), width)

@@ -1,4 +1,4 @@
-"""Read every picture of a split once, on all cores, and write the pixels one after the other."""
+"""Read every image of a split once, on all cores, and write the pixels one after the other."""
 
 import json
 import os
@@ -17,15 +17,15 @@ from PIL import Image
 from vitmods.data.geometry import Geometry
 from vitmods.data.read import Unreadable, decode
 from vitmods.data.records import Records
-from vitmods.files import progress_console
+from vitmods.util.files import progress_console
 
-_CHUNK = 512  # pictures in flight: bounds the memory of decoded pictures that wait to be written
-_SHOW_PROGRESS = 5000  # pictures; fewer are read before a progress bar could be seen
+_CHUNK = 512  # images in flight: bounds the memory of decoded images that wait to be written
+_SHOW_PROGRESS = 5000  # images; fewer are read before a progress bar could be seen
 
 
 @dataclass(frozen=True)
 class Index:
-    """Where the m readable pictures of n records lie, and what they are.
+    """Where the m readable images of n records lie, and what they are.
 
     kept (m,): positions in the records; shapes (m, 3): C, H, W as stored; offsets (m + 1,): bytes; native (m, 2):
     height and width before resizing; crc (m,): checksum of the stored pixels; digests (m, 16): hash of the source's
@@ -54,7 +54,7 @@ class Index:
 
 
 def build(records: Records, geometry: Geometry, channels: int, out: BinaryIO) -> Index:
-    """Write the stored form of all readable pictures to `out`, in the records' order."""
+    """Write the stored form of all readable images to `out`, in the records' order."""
     rows: list[_Row] = []
     kept: list[int] = []
     unreadable: list[tuple[int, str]] = []
@@ -94,14 +94,14 @@ def _decoded(records: Records, geometry: Geometry, channels: int) -> Iterator[_R
     def one(position: int) -> _Result:
         try:
             raw = records.fetch(int(records.keys[position]))
-            picture = decode(raw, channels)
+            image = decode(raw, channels)
         except Unreadable as error:
             return str(error)
-        stored = np.ascontiguousarray(geometry.store(picture))
-        native = (picture.shape[1], picture.shape[2])
+        stored = np.ascontiguousarray(geometry.store(image))
+        native = (image.shape[1], image.shape[2])
         return _Row(stored.shape, native, zlib.crc32(stored.data), digest(raw)), stored
 
-    # PIL warns of large pictures and odd metadata; what matters is reported as a reason.
+    # PIL warns of large images and odd metadata; what matters is reported as a reason.
     with warnings.catch_warnings(), ThreadPoolExecutor(cores()) as pool:
         warnings.simplefilter("ignore")
         for start in _progress(range(0, len(records), _CHUNK), len(records)):
@@ -114,16 +114,16 @@ def cores() -> int:
 
 
 def digest(raw: "bytes | Image.Image | NDArray[np.generic]") -> bytes:
-    """16 bytes that tell the source's bytes of a picture from all others."""
+    """16 bytes that tell the source's bytes of an image from all others."""
     content = raw if isinstance(raw, bytes) else np.ascontiguousarray(np.asarray(raw)).tobytes()
     return blake2b(content, digest_size=16).digest()
 
 
-def _progress(chunks: range, pictures: int) -> "Iterator[int]":
-    if pictures < _SHOW_PROGRESS:
+def _progress(chunks: range, images: int) -> "Iterator[int]":
+    if images < _SHOW_PROGRESS:
         yield from chunks
         return
     from rich.progress import track
 
     console = progress_console()
-    yield from track(chunks, f"Reading {pictures:,} pictures", console=console, disable=not console.is_terminal)
+    yield from track(chunks, f"Reading {images:,} images", console=console, disable=not console.is_terminal)

@@ -8,8 +8,8 @@ import numpy as np
 from rich.cells import cell_len
 
 from vitmods.data.build import build
+from vitmods.data.dataset import Split
 from vitmods.data.geometry import Geometry
-from vitmods.data.pictures import Split
 from vitmods.data.sources import open_source
 from vitmods.data.splits import make_splits
 from vitmods.data.store import Store
@@ -19,7 +19,7 @@ _THUMB = Geometry((8, 8))
 
 
 class Checked(NamedTuple):
-    """summary: as PictureSet.summary(), with "problems" that would stop a study; text: the same to read."""
+    """summary: as ImageDataset.summary(), with "problems" that would stop a study; text: the same to read."""
 
     summary: dict[str, Any]
     text: str
@@ -31,7 +31,7 @@ class Checked(NamedTuple):
 
 
 def check(spec: str | Path, *, split_seed: int = 0, val_fraction: float = 0.1, test_fraction: float = 0.1) -> Checked:
-    """Read every picture of a set and say what is there. Raises UserError only where nothing can be opened."""
+    """Read every image of a set and say what is there. Raises UserError only where nothing can be opened."""
     source = open_source(spec)
     records, origin = make_splits(source, split_seed, val_fraction, test_fraction)
     splits = {}
@@ -47,7 +47,7 @@ def check(spec: str | Path, *, split_seed: int = 0, val_fraction: float = 0.1, t
 
 
 def describe(summary: dict[str, Any]) -> str:
-    """A table of classes and splits, then sizes, warnings, unreadable pictures and problems."""
+    """A table of classes and splits, then sizes, warnings, unreadable images and problems."""
     splits = summary["splits"]
     head = ["class", *splits]
     rows = [[name, *(str(splits[s]["per_class"][name]) for s in splits)] for name in summary["classes"]]

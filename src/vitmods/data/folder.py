@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from vitmods.data.read import Unreadable, reading
 from vitmods.data.records import Records, Source, printable
-from vitmods.errors import UserError
-from vitmods.files import expand_user
+from vitmods.util.errors import UserError
+from vitmods.util.files import expand_user
 
 SPLIT_NAMES = {
     "train": ("train", "training"),
@@ -29,12 +29,12 @@ SPLIT_NAMES = {
 ENDINGS = frozenset(
     ".avif .bmp .dib .gif .ico .jfif .jp2 .jpe .jpeg .jpg .pbm .pcx .pgm .png .pnm .ppm .tga .tif .tiff .webp".split()  # noqa: SIM905
 )
-LAYOUT = "Expected FOLDER/class/picture.jpg, or FOLDER/train/class/picture.jpg with val and test beside train."
+LAYOUT = "Expected FOLDER/class/image.jpg, or FOLDER/train/class/image.jpg with val and test beside train."
 
 
 @dataclass
 class _Files:
-    """Pictures found below one folder, and what was passed over."""
+    """Images found below one folder, and what was passed over."""
 
     paths: list[Path] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
@@ -45,10 +45,10 @@ class _Files:
 
 
 def folder(spec: str) -> Source:
-    """List the pictures of a folder. Raises UserError if it is missing, not a folder, or holds no class folder."""
+    """List the images of a folder. Raises UserError if it is missing, not a folder, or holds no class folder."""
     root = expand_user(spec)
     if not os.path.exists(root):  # unlike Path.exists, says no to a name that is too long for the system
-        raise UserError(f"There is no folder {printable(spec)}. Give a folder of pictures, or one of: {KNOWN_SPECS}.")
+        raise UserError(f"There is no folder {printable(spec)}. Give a folder of images, or one of: {KNOWN_SPECS}.")
     if not root.is_dir():
         raise UserError(f"{printable(spec)} is a file. Give the folder that holds the class folders. {LAYOUT}")
     with _listing():
@@ -76,7 +76,7 @@ def class_folders(
     """Class names, records and warnings of split folders at or below root that hold one folder per class.
 
     order: all classes that there may be, in their order; otherwise the folders' names in theirs. Raises UserError where
-    there are no pictures, and for folders that are not in `order`.
+    there are no images, and for folders that are not in `order`.
     """
     with _listing():
         listed = {split: _list(path) for split, path in folders.items()}
@@ -86,7 +86,7 @@ def class_folders(
     names = sorted({label for files in listed.values() for label in files.labels})
     if not names:
         where = " and ".join(printable(str(path)) for path in folders.values())
-        raise UserError(" ".join([f"No pictures in class folders under {where}. {LAYOUT}", *warnings]))
+        raise UserError(" ".join([f"No images in class folders under {where}. {LAYOUT}", *warnings]))
     if strange := [name for name in names if order is not None and name not in order]:
         shown = ", ".join(map(printable, strange[:5]))
         raise UserError(f"Folders under {printable(str(root))} that are no class of this set: {shown}. Move them away.")
@@ -143,7 +143,7 @@ def _is_dir(entry: "os.DirEntry[str]") -> bool:
 
 def _list(split_folder: Path) -> _Files:
     files = _Files()
-    files.loose = len(loose_pictures(split_folder))
+    files.loose = len(loose_images(split_folder))
     seen = {_identity(split_folder)}
     for class_folder in _directories(split_folder):
         before = len(files.paths)
@@ -155,8 +155,8 @@ def _list(split_folder: Path) -> _Files:
     return files
 
 
-def loose_pictures(folder: Path) -> list[str]:
-    """Names of the pictures that lie directly in a folder, sorted."""
+def loose_images(folder: Path) -> list[str]:
+    """Names of the images that lie directly in a folder, sorted."""
     with os.scandir(folder) as entries:
         return sorted(e.name for e in entries if os.path.splitext(e.name)[1].lower() in ENDINGS and os.path.isfile(e))
 
@@ -197,7 +197,7 @@ def _records(root: Path, files: _Files, classes: tuple[str, ...]) -> Records:
 
 
 def file_records(ids: tuple[str, ...], labels: NDArray[np.int64], paths: list[Path]) -> Records:
-    """One picture a file."""
+    """One image a file."""
     stamps = tuple(_stamp(path) for path in paths)
     return Records(ids, labels, stamps, lambda key: _bytes(paths[key]), np.arange(len(paths)))
 
@@ -225,12 +225,12 @@ def _unused_folders(root: Path, found: dict[str, Path]) -> list[str]:
 def _file_warnings(where: str, files: _Files) -> list[str]:
     warnings = []
     if files.loose:
-        warnings.append(f"{files.loose} pictures directly in {where} have no class folder and were not used.")
+        warnings.append(f"{files.loose} images directly in {where} have no class folder and were not used.")
     if files.empty:
-        warnings.append(f"These folders of {where} hold no pictures and are no classes: {', '.join(files.empty)}.")
+        warnings.append(f"These folders of {where} hold no images and are no classes: {', '.join(files.empty)}.")
     if files.repeated:
         warnings.append(f"Linked folders already read once were not read again: {', '.join(files.repeated)}.")
     if files.other_endings:
         endings = ", ".join(f"{count} {ending}" for ending, count in files.other_endings.most_common())
-        warnings.append(f"Files in {where} that are no pictures by their ending were not used: {printable(endings)}.")
+        warnings.append(f"Files in {where} that are no images by their ending were not used: {printable(endings)}.")
     return warnings

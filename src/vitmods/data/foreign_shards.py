@@ -10,7 +10,7 @@ from vitmods.data.folder import SPLIT_NAMES
 from vitmods.data.records import Broken, Source, printable
 from vitmods.data.shard_index import Row, index_of
 from vitmods.data.shard_records import records_of
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 CLASS_FILES = ("classes.json", "classes.txt")
 MOST_SHARDS = 100_000  # that one pattern may name; ImageNet-21k has about 2,000
@@ -96,9 +96,9 @@ def _by_split(root: Path, files: list[Path]) -> tuple[dict[str, list[Path]], lis
     found: dict[str, list[Path]] = {}
     unused = []
     for file in files:
-        told = [words[w] for w in re.split(r"[^a-z]+", file.relative_to(root).as_posix().lower()) if w in words]
-        if told:
-            found.setdefault(told[-1], []).append(file)
+        record = [words[w] for w in re.split(r"[^a-z]+", file.relative_to(root).as_posix().lower()) if w in words]
+        if record:
+            found.setdefault(record[-1], []).append(file)
         else:
             unused.append(printable(file.name))
     if not found:

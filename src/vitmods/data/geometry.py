@@ -1,4 +1,4 @@
-"""Sizes of pictures: what is kept of each in the store, and the centre view that evaluation sees."""
+"""Sizes of images: what is kept of each in the store, and the center view that evaluation sees."""
 
 from dataclasses import dataclass
 from math import floor
@@ -11,21 +11,21 @@ from torch import Tensor
 
 from vitmods.data.resize import Method, resize
 
-Pictures = TypeVar("Pictures", Tensor, NDArray[np.uint8])
+Images = TypeVar("Images", Tensor, NDArray[np.uint8])
 
 _WHOLE = 1e-6  # 384 / (384 / 418) may miss 418 by less
-LONGEST = 8  # pictures longer than 8:1 keep their middle: enlarging a scan line to cover a square would fill the memory
+LONGEST = 8  # images longer than 8:1 keep their middle: enlarging a scan line to cover a square would fill the memory
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """How pictures are stored for views of size (H, W), in pixels.
+    """How images are stored for views of size (H, W), in pixels.
 
-    ratio: the view is this part of the resized picture's short side (0.875: resize to 256, look at the middle 224).
-    whole: keep the whole resized picture, to crop from at random, rather than only the centre view.
+    ratio: the view is this part of the resized image's short side (0.875: resize to 256, look at the middle 224).
+    whole: keep the whole resized image, to crop from at random, rather than only the center view.
     resample: bicubic or bilinear with antialiasing, or as big_vision: views by the area method, random crops bilinear
     without antialiasing.
-    shrink: whether a picture that is kept whole is shrunk to what the view needs; a crop of it is then resized twice.
+    shrink: whether an image that is kept whole is shrunk to what the view needs; a crop of it is then resized twice.
     """
 
     size: tuple[int, int]
@@ -36,7 +36,7 @@ class Geometry:
 
     @property
     def cover(self) -> tuple[int, int]:
-        """Height and width that the resized picture must cover."""
+        """Height and width that the resized image must cover."""
         height, width = (max(side, floor(side / self.ratio + _WHOLE)) for side in self.size)
         return height, width
 
@@ -47,37 +47,37 @@ class Geometry:
 
     @property
     def view_method(self) -> Method:
-        """How a picture is resized to be looked at whole or in its centre."""
+        """How an image is resized to be looked at whole or in its center."""
         return "area" if self.resample == "big_vision" else self.resample
 
-    def store(self, picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """What to keep of a picture (C, H', W'): shrunk, never enlarged, and cut to the view unless it is kept whole.
+    def store(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """What to keep of an image (C, H', W'): shrunk, never enlarged, and cut to the view unless it is kept whole.
 
-        A kept picture of exactly the view's size is the finished view; any other is finished by `view`.
+        A kept image of exactly the view's size is the finished view; any other is finished by `view`.
         """
-        picture = _middle(picture)
+        image = _middle(image)
         if self.whole and not self.shrink:
-            return picture
-        native = picture.shape[1:]
+            return image
+        native = image.shape[1:]
         height, width = self.covering(*native)
         if (height > native[0] or width > native[1]) and (self.whole or native != self.size):
-            return picture
+            return image
         if (height, width) != native:
-            picture = resize(torch.from_numpy(picture)[None], (height, width), self.view_method)[0].numpy()
-        return picture if self.whole else self._centre(picture)
+            image = resize(torch.from_numpy(image)[None], (height, width), self.view_method)[0].numpy()
+        return image if self.whole else self._centre(image)
 
-    def view(self, pictures: Tensor) -> Tensor:
-        """The centre view (B, C, H, W) of stored pictures (B, C, H', W'), all uint8."""
-        height, width = pictures.shape[-2:]
+    def view(self, images: Tensor) -> Tensor:
+        """The center view (B, C, H, W) of stored images (B, C, H', W'), all uint8."""
+        height, width = images.shape[-2:]
         if (height, width) == self.size and not self.whole:
-            return pictures
+            return images
         covering = self.covering(height, width)
         if covering != (height, width):
-            pictures = resize(pictures, covering, self.view_method)
-        return self._centre(pictures)
+            images = resize(images, covering, self.view_method)
+        return self._centre(images)
 
     def covering(self, height: int, width: int) -> tuple[int, int]:
-        """The size of a (height, width) picture resized, aspect kept, until it just covers `cover`."""
+        """The size of a (height, width) image resized, aspect kept, until it just covers `cover`."""
         need_h, need_w = self.cover
         if height * need_w <= width * need_h:
             return need_h, max(need_w, self._scaled(width, need_h, height))
@@ -89,21 +89,21 @@ class Geometry:
             return int(np.rint(np.float32(side) * (np.float32(need) / np.float32(other))))
         return int(need * side / other)
 
-    def _centre(self, pictures: Pictures) -> Pictures:
+    def _centre(self, images: Images) -> Images:
         """The view in the middle; an odd row that is left over is cut off below in big_vision."""
         if self.resample != "big_vision":
-            return centre(pictures, self.size)
-        top, left = (pictures.shape[-2] - self.size[0]) // 2, (pictures.shape[-1] - self.size[1]) // 2
-        return pictures[..., top : top + self.size[0], left : left + self.size[1]]
+            return center(images, self.size)
+        top, left = (images.shape[-2] - self.size[0]) // 2, (images.shape[-1] - self.size[1]) // 2
+        return images[..., top : top + self.size[0], left : left + self.size[1]]
 
 
-def centre(pictures: Pictures, size: tuple[int, int]) -> Pictures:
-    """The middle (..., H, W) of larger pictures; halves are rounded as torchvision's center_crop does."""
-    top = round((pictures.shape[-2] - size[0]) / 2.0)
-    left = round((pictures.shape[-1] - size[1]) / 2.0)
-    return pictures[..., top : top + size[0], left : left + size[1]]
+def center(images: Images, size: tuple[int, int]) -> Images:
+    """The middle (..., H, W) of larger images; halves are rounded as torchvision's center_crop does."""
+    top = round((images.shape[-2] - size[0]) / 2.0)
+    left = round((images.shape[-1] - size[1]) / 2.0)
+    return images[..., top : top + size[0], left : left + size[1]]
 
 
-def _middle(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    height, width = picture.shape[1:]
-    return centre(picture, (min(height, LONGEST * width), min(width, LONGEST * height)))
+def _middle(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    height, width = image.shape[1:]
+    return center(image, (min(height, LONGEST * width), min(width, LONGEST * height)))

@@ -9,8 +9,8 @@ from vitmods.data.hf_stream import BUFFER, stored_bytes, streamed_source
 from vitmods.data.read import reading
 from vitmods.data.records import Records, Source
 from vitmods.data.shards import streaming_options
-from vitmods.errors import UserError, nearest
-from vitmods.files import expand_user
+from vitmods.util.errors import UserError, nearest
+from vitmods.util.files import expand_user
 
 OPTIONS = ("config", "revision", "image", "label", "streaming", "buffer")
 ROWS_A_SHARD = 1000  # of a saved set that is streamed
@@ -22,7 +22,7 @@ def hf_set(spec: str, name: str, options: dict[str, str]) -> Source:
 
     options: config and revision as load_dataset takes them; image and label name the columns where there is a choice;
     streaming=1 reads rows as they are needed, with a shuffle buffer of `buffer` rows.
-    Raises UserError without the extra, for unknown options, and where no picture or label column can be told.
+    Raises UserError without the extra, for unknown options, and where no image or label column can be reported.
     """
     _refuse_unknown(spec, options)
     streaming = streaming_options(spec, options, "streaming", BUFFER)
@@ -107,11 +107,11 @@ def _class_numbers(table: Any, label: str) -> Any:
 def _records(split: str, table: Any, image: str, label: str) -> Records:
     from datasets import Image
 
-    pictures = table.select_columns([image]).cast_column(image, Image(decode=False))
+    images = table.select_columns([image]).cast_column(image, Image(decode=False))
 
     def fetch(key: int) -> bytes:
         with reading():
-            return stored_bytes(pictures[key][image])
+            return stored_bytes(images[key][image])
 
     ids = tuple(f"{split}[{i}]" for i in range(len(table)))
     labels = np.asarray(table[label], dtype=np.int64)

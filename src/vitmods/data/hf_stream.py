@@ -1,7 +1,7 @@
 """Hugging Face sets that are streamed: rows are read from the hub, or from files on the disk, as they are needed.
 
 The labels are read once before training, by themselves, so that classes, lengths and splits are known; each row then
-has a number, by which it is augmented and mixed as any other picture. Rows of one file (datasets calls it a shard) can
+has a number, by which it is augmented and mixed as any other image. Rows of one file (datasets calls it a shard) can
 only be read from its beginning on; those that were read last wait in memory until their turn comes.
 """
 
@@ -18,19 +18,19 @@ import numpy as np
 from vitmods.data.boxes import Ints
 from vitmods.data.read import Unreadable, decode, reading
 from vitmods.data.records import Records, Source, Streaming
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 BUFFER = 1000  # rows, as in datasets: unlike files of which any part can be read, they fill the memory
-_LOOKED_AT = 4  # pictures read before training; all others are when they are needed
+_LOOKED_AT = 4  # images read before training; all others are when they are needed
 _LABELS_AT_A_TIME = 10_000
 
 
 def streamed_source(
     name: str, spec: str, tables: dict[str, Any], columns: tuple[str, str], how: Streaming, warnings: list[str]
 ) -> Source:
-    """The source of datasets.IterableDataset tables by split, with their columns for picture and label.
+    """The source of datasets.IterableDataset tables by split, with their columns for image and label.
 
-    Raises UserError where a label is missing, or the first pictures cannot be read.
+    Raises UserError where a label is missing, or the first images cannot be read.
     """
     image, label = columns
     shards = {split: _Shards(table, image, label) for split, table in tables.items()}
@@ -47,19 +47,19 @@ def streamed_source(
     classes, number = _classes(features[0], [value for labels, _ in found.values() for value in labels])
     short, splits = name.rstrip("/").split("/")[-1], {}
     for split, (labels, sizes) in found.items():
-        unlabelled = next((row for row, value in enumerate(labels) if value not in number), None)
-        if unlabelled is not None:
-            raise UserError(f'Row {unlabelled} of {split} in "{spec}" has no label of a class: {labels[unlabelled]!r}.')
+        unlabeled = next((row for row, value in enumerate(labels) if value not in number), None)
+        if unlabeled is not None:
+            raise UserError(f'Row {unlabeled} of {split} in "{spec}" has no label of a class: {labels[unlabeled]!r}.')
         numbers = np.array([number[value] for value in labels], dtype=np.int64)
         splits[split] = _records(split, short, numbers, sizes, shards[split], how.buffer)
     _look_at_first(splits["train"], spec)
-    warnings.append("Streamed: the fingerprint is of names and labels, and pictures are checked when they are read.")
+    warnings.append("Streamed: the fingerprint is of names and labels, and images are checked when they are read.")
     return Source(short, spec, classes, splits, warnings, streaming=how)
 
 
-def stored_bytes(picture: dict[str, Any]) -> bytes:
-    """Of a picture that datasets has not decoded."""
-    return picture["bytes"] if picture["bytes"] is not None else Path(picture["path"]).read_bytes()
+def stored_bytes(img: dict[str, Any]) -> bytes:
+    """Of an image that datasets has not decoded."""
+    return img["bytes"] if img["bytes"] is not None else Path(img["path"]).read_bytes()
 
 
 def _classes(feature: Any, labels: list[Any]) -> tuple[tuple[str, ...], dict[Any, int]]:
@@ -77,7 +77,7 @@ class _Shards:
     def __init__(self, table: Any, image: str, label: str):
         from datasets import Image
 
-        self._pictures = table.select_columns([image]).cast_column(image, Image(decode=False))
+        self._images = table.select_columns([image]).cast_column(image, Image(decode=False))
         self._labels = table.select_columns([label])
         self._image, self._label, self._count = image, label, table.num_shards
 
@@ -93,9 +93,9 @@ class _Shards:
             sizes.append(len(labels) - before)
         return labels, sizes
 
-    def pictures(self, shard: int) -> Iterator[bytes]:
-        """The bytes of each picture of a shard, from its beginning on."""
-        for row in self._pictures.shard(num_shards=self._count, index=shard):
+    def images(self, shard: int) -> Iterator[bytes]:
+        """The bytes of each image of a shard, from its beginning on."""
+        for row in self._images.shard(num_shards=self._count, index=shard):
             yield stored_bytes(row[self._image])
 
 
@@ -152,7 +152,7 @@ def _records(split: str, name: str, labels: Ints, sizes: list[int], shards: _Sha
         ids=ids,
         labels=labels,
         stamps=ids,
-        fetch=Forward(shards.pictures, sizes, limit=4 * buffer),
+        fetch=Forward(shards.images, sizes, limit=4 * buffer),
         keys=np.arange(len(ids)),
         shards=np.repeat(np.arange(len(sizes)), sizes),
         native=np.zeros((len(ids), 2), dtype=np.int64),

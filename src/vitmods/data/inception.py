@@ -2,7 +2,7 @@
 
 Unlike torchvision's random resized crop the aspect is uniform itself, not in its logarithm, and then the height is
 uniform among those that keep the area in its range; so large boxes are rarer. The last row and column are never reached
-unless the box spans the picture.
+unless the box spans the image.
 """
 
 import numpy as np
@@ -10,15 +10,15 @@ import numpy as np
 from vitmods.data.boxes import Bools, Floats, Ints
 from vitmods.data.rng import Stream, uniform
 
-TRIES = 100  # boxes drawn before the whole picture is taken
+TRIES = 100  # boxes drawn before the whole image is taken
 
 
 def inception_boxes(
     seed: int, epoch: int, index: Ints, sizes: Ints, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Ints:
-    """Boxes (B, 4): top, left, height, width in pixels, of pictures whose heights and widths are sizes (B, 2).
+    """Boxes (B, 4): top, left, height, width in pixels, of images whose heights and widths are sizes (B, 2).
 
-    A box covers a part in `scale` of the picture's area and has width / height in `ratio`.
+    A box covers a part in `scale` of the image's area and has width / height in `ratio`.
     """
     boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
     left = np.arange(len(index))
@@ -36,22 +36,22 @@ def inception_boxes(
 
 
 def _boxes(sizes: Ints, scale: tuple[float, float], aspect: Floats, draws: list[Floats]) -> tuple[Ints, Bools]:
-    """A box for each picture, and whether it is one: inside, and of an area in the range."""
-    picture_h, picture_w = sizes.T
-    least, most = (part * picture_h * picture_w for part in scale)
+    """A box for each image, and whether it is one: inside, and of an area in the range."""
+    image_h, image_w = sizes.T
+    least, most = (part * image_h * image_w for part in scale)
     shortest, tallest = (np.rint(np.sqrt(area / aspect)).astype(np.int64) for area in (least, most))
-    widest = _height(picture_w + 0.5 - 1e-7, aspect)
-    widest -= _width(widest, aspect) > picture_w
-    tallest = np.minimum(np.where(_width(tallest, aspect) > picture_w, widest, tallest), picture_h)
+    widest = _height(image_w + 0.5 - 1e-7, aspect)
+    widest -= _width(widest, aspect) > image_w
+    tallest = np.minimum(np.where(_width(tallest, aspect) > image_w, widest, tallest), image_h)
     shortest = np.minimum(shortest, tallest)
     height = shortest + (draws[0] * (tallest - shortest + 1)).astype(np.int64)
     height += _width(height, aspect) * height < least  # rounding alone shall not make it fail
     height -= _width(height, aspect) * height > most
     width = _width(height, aspect)
     area = width * height
-    fits = (least <= area) & (area <= most) & (width <= picture_w) & (height <= picture_h) & (area > 0)
-    top = (draws[1] * np.maximum(picture_h - height, 1)).astype(np.int64)
-    left = (draws[2] * np.maximum(picture_w - width, 1)).astype(np.int64)
+    fits = (least <= area) & (area <= most) & (width <= image_w) & (height <= image_h) & (area > 0)
+    top = (draws[1] * np.maximum(image_h - height, 1)).astype(np.int64)
+    left = (draws[2] * np.maximum(image_w - width, 1)).astype(np.int64)
     return np.stack([top, left, height, width], axis=1), fits
 
 

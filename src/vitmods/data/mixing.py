@@ -11,11 +11,11 @@ from vitmods.data.rng import Stream, uniform
 def mix(
     images: Tensor, labels: Tensor, classes: int, *, mixup: float, cutmix: float, seed: int, epoch: int, batch: int
 ) -> tuple[Tensor, Tensor]:
-    """Mix each picture with its predecessor in the batch, whose order is random already.
+    """Mix each image with its predecessor in the batch, whose order is random already.
 
     images (B, C, H, W) float and labels (B,) -> images and targets (B, K) that sum to 1. mixup and cutmix are the
-    alphas of the Beta(alpha, alpha) that says how much of each picture stays; 0 is off; with both on, each batch takes
-    one or the other with equal chance. Mixup: Zhang et al., ICLR 2018. CutMix: Yun et al., ICCV 2019. With one picture
+    alphas of the Beta(alpha, alpha) that says how much of each image stays; 0 is off; with both on, each batch takes
+    one or the other with equal chance. Mixup: Zhang et al., ICLR 2018. CutMix: Yun et al., ICCV 2019. With one image
     in the batch there is no partner and only the targets change their form.
     """
 
@@ -28,8 +28,8 @@ def mix(
     if use_cutmix:
         images, kept = cut_in(images, kept, (draw(Stream.MIX_TOP), draw(Stream.MIX_LEFT)))
     else:
-        # As in big_vision the larger share is the picture's own. The order of a batch is random, and exchanging the
-        # shares exchanges a picture with its successor: the mixed pictures of a batch are distributed as without this.
+        # As in big_vision the larger share is the image's own. The order of a batch is random, and exchanging the
+        # shares exchanges an image with its successor: the mixed images of a batch are distributed as without this.
         kept = max(kept, 1 - kept)
         images = blend(images, kept)
     return images, blend(targets, kept)

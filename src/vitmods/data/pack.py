@@ -1,6 +1,6 @@
-"""pack: from a folder of pictures to shards (tar files in WebDataset's layout) that hold the same bytes.
+"""pack: from a folder of images to shards (tar files in WebDataset's layout) that hold the same bytes.
 
-What is written is a pure function of the pictures, their names and classes and the size of a shard, so packing again
+What is written is a pure function of the images, their names and classes and the size of a shard, so packing again
 goes on where it was stopped: a shard that is whole and equal stays, all else is written. A file gets its name only when
 it is whole; the index of a shard, with its checksum, comes before the shard, and the manifest comes last. So a shard
 without an index is not ours, and a folder without a manifest is not finished.
@@ -28,16 +28,16 @@ from vitmods.data.shard_index import Row, ShardIndex
 from vitmods.data.shard_write import EMPTY, Item, taken, tar_parts
 from vitmods.data.shards import MANIFEST, MANIFEST_FORMAT, file_sha256, index_path, is_packed, read_manifest
 from vitmods.data.sources import open_source
-from vitmods.data.summary import told, unreadable_text
-from vitmods.errors import UserError, nearest
-from vitmods.files import expand_user, make_folder, progress_console, write_atomically, write_json
+from vitmods.data.summary import record, unreadable_text
+from vitmods.util.errors import UserError, nearest
+from vitmods.util.files import expand_user, make_folder, progress_console, write_atomically, write_json
 
 MEGABYTE = 1_000_000
 _REMEDY = (
     "Repair or remove them and pack again, which goes on from here; or leave them out with "
     'unreadable="skip" (--unreadable skip).'
 )
-_TOGETHER = 16  # pictures that a thread reads at a time
+_TOGETHER = 16  # images that a thread reads at a time
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Packed:
         lines = []
         for split, facts in self.manifest["splits"].items():
             megabytes, shards = facts["bytes"] / MEGABYTE, len(facts["shards"])
-            lines.append(f"{split}: {facts['pictures']:,} pictures, {megabytes:,.1f} MB, shards: {shards}")
+            lines.append(f"{split}: {facts['images']:,} images, {megabytes:,.1f} MB, shards: {shards}")
         if self.manifest["unreadable"]:
             lines.append(f"Left out: {unreadable_text(self.manifest['unreadable'])}")
         there = f" ({self.kept} of {self.shards} were there, and were compared)" if self.kept else ""
@@ -71,20 +71,20 @@ def pack(
     workers: int = 0,
     progress: bool = False,
 ) -> Packed:
-    """Write the pictures of a folder as shards, or go on where an earlier call was stopped.
+    """Write the images of a folder as shards, or go on where an earlier call was stopped.
 
     Args:
-        spec: a folder of class folders, with or without splits, or another source of picture files.
+        spec: a folder of class folders, with or without splits, or another source of image files.
         out: the folder for the shards.
         shard_mb: largest size of a shard, in 10**6 bytes; it is put together in memory.
         splits: which to pack; none: all.
-        unreadable: "stop" names pictures that cannot be read and does not finish; "skip" leaves them out and lists
+        unreadable: "stop" names images that cannot be read and does not finish; "skip" leaves them out and lists
             them in the manifest.
-        workers: threads that read and check pictures; 0: one a core.
+        workers: threads that read and check images; 0: one a core.
         progress: show a bar on a terminal.
 
     Raises:
-        UserError: pictures that cannot be read, other shards in `out`, a full disk.
+        UserError: images that cannot be read, other shards in `out`, a full disk.
     """
     if not shard_mb > 0:
         raise UserError(f"A shard must be larger than 0 megabytes, not {shard_mb:g}.")
@@ -99,7 +99,7 @@ def pack(
         packer = _Packer(folder, int(shard_mb * MEGABYTE), workers or cores(), is_packed(folder))
         with _bar(sum(map(len, chosen.values())), progress) as step:
             facts = {split: packer.split(split, records, source.classes, step) for split, records in chosen.items()}
-        bad = [*(told(broken) for broken in source.broken if broken.split in chosen), *packer.unreadable]
+        bad = [*(record(broken) for broken in source.broken if broken.split in chosen), *packer.unreadable]
         if bad and unreadable == "stop":
             raise UserError(f"{unreadable_text(bad)}\n{_REMEDY}")
         manifest = {
@@ -117,10 +117,10 @@ def pack(
 
 
 def _refuse_rich_labels(source: Source) -> None:
-    """A shard has one label a picture, and the manifest its classes: what a set knows beyond that would be lost."""
+    """A shard has one label an image, and the manifest its classes: what a set knows beyond that would be lost."""
     if source.class_map is not None or any(part.label_sets is not None for part in source.splits.values()):
         raise UserError(
-            f"{printable(source.spec)} maps its classes or has several labels a picture: shards have neither."
+            f"{printable(source.spec)} maps its classes or has several labels an image: shards have neither."
         )
 
 
@@ -150,14 +150,14 @@ class _Packer:
             for item in items:
                 counts[int(item.row.label)] += 1
         return {
-            "pictures": sum(counts),
+            "images": sum(counts),
             "bytes": sum(shard["bytes"] for shard in shards),
             "per_class": dict(zip(classes, counts, strict=True)),
             "shards": shards,
         }
 
     def _groups(self, split: str, records: Records, step: Any) -> Iterator[list[Item]]:
-        """The pictures of one shard after the other."""
+        """The images of one shard after the other."""
         group: list[Item] = []
         length = EMPTY
         for item in self._items(split, records, step):
@@ -171,7 +171,7 @@ class _Packer:
             yield group
 
     def _items(self, split: str, records: Records, step: Any) -> Iterator[Item]:
-        """Pictures in an order drawn from their names, so that a shard has some of every class."""
+        """Images in an order drawn from their names, so that a shard has some of every class."""
         order = sorted(range(len(records)), key=lambda i: (text_bits(0, "pack", records.ids[i]), i))
         known = self._known(split)
 
@@ -194,7 +194,7 @@ class _Packer:
                 self.unreadable.append({"split": split, "path": path, "reason": printable(item)})
 
     def _known(self, split: str) -> dict[str, tuple[int, int]]:
-        """Sizes of pictures that an earlier call has decoded, by the digests of their bytes."""
+        """Sizes of images that an earlier call has decoded, by the digests of their bytes."""
         found: dict[str, tuple[int, int]] = {}
         for path in self.folder.glob(f"{split}-*.json"):
             with suppress(OSError, ValueError, KeyError, TypeError):
@@ -208,7 +208,7 @@ class _Packer:
         for part in tar:
             content.update(part)
         checksum = content.hexdigest()
-        facts = {"file": path.name, "bytes": length, "pictures": len(rows), "sha256": checksum}
+        facts = {"file": path.name, "bytes": length, "images": len(rows), "sha256": checksum}
         index = ShardIndex(tuple(rows)).to_bytes(**facts)
         self.shards += 1
         if self._is_there(path, index, checksum):
@@ -231,10 +231,10 @@ class _Packer:
 
 
 def _read(records: Records, i: int, number: int, known: dict[str, tuple[int, int]]) -> Item:
-    """Picture i, which is the `number`-th of its split. Raises Unreadable."""
+    """Image i, which is the `number`-th of its split. Raises Unreadable."""
     raw = records.fetch(int(records.keys[i]))
     if not isinstance(raw, bytes):
-        raise UserError("Only picture files can be packed, since their bytes are kept; these pictures are decoded.")
+        raise UserError("Only image files can be packed, since their bytes are kept; these images are decoded.")
     its_digest = digest(raw).hex()
     height, width = known.get(its_digest) or shown_size(raw)
     member = f"{number:09d}{_ending(records.ids[i], raw)}"
@@ -242,27 +242,27 @@ def _read(records: Records, i: int, number: int, known: dict[str, tuple[int, int
 
 
 def _ending(name: str, raw: bytes) -> str:
-    """As the file had it, or by the format where a picture was no file of its own."""
+    """As the file had it, or by the format where an image was no file of its own."""
     found = PurePosixPath(name).suffix.lower()
     if found in ENDINGS:
         return found
-    with Image.open(io.BytesIO(raw)) as picture:
-        return f".{(picture.format or 'img').lower()}"
+    with Image.open(io.BytesIO(raw)) as image:
+        return f".{(image.format or 'img').lower()}"
 
 
-def _bar(pictures: int, progress: bool) -> AbstractContextManager[Any]:
-    """A context that gives a function to call after each picture."""
-    return _ProgressBar(pictures) if progress else nullcontext(lambda: None)
+def _bar(images: int, progress: bool) -> AbstractContextManager[Any]:
+    """A context that gives a function to call after each image."""
+    return _ProgressBar(images) if progress else nullcontext(lambda: None)
 
 
 class _ProgressBar:
-    def __init__(self, pictures: int):
+    def __init__(self, images: int):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         console = progress_console()
         columns = (TextColumn("Packing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._task = self._progress.add_task("Packing", total=pictures)
+        self._task = self._progress.add_task("Packing", total=images)
 
     def __enter__(self) -> Any:
         self._progress.start()

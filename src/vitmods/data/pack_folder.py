@@ -11,7 +11,7 @@ from typing import Any
 from vitmods.data.records import printable
 from vitmods.data.shard_index import ShardIndex
 from vitmods.data.shards import index_path
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 
 @contextmanager
@@ -56,6 +56,6 @@ def remove_leftovers(folder: Path, facts: dict[str, Any]) -> None:
 
 def other_shards(folder: Path) -> UserError:
     return UserError(
-        f"{printable(str(folder))} holds shards of other pictures or settings. Choose another folder, or remove it to "
+        f"{printable(str(folder))} holds shards of other images or settings. Choose another folder, or remove it to "
         "pack anew."
     )

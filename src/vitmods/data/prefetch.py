@@ -19,7 +19,7 @@ def in_order(make: Callable[[int], Item], numbers: Iterable[int], workers: int) 
         yield from map(make, numbers)
         return
     waiting = iter(numbers)
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="pictures")
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="images")
     try:
         ahead: deque[Future[Item]] = deque(pool.submit(make, n) for n in islice(waiting, workers + 1))
         while ahead:

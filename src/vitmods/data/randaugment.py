@@ -1,8 +1,8 @@
-"""RandAugment (Cubuk et al., NeurIPS 2020): each picture takes a few operations at random, all of one magnitude.
+"""RandAugment (Cubuk et al., NeurIPS 2020): each image takes a few operations at random, all of one magnitude.
 
 The papers mean different things by it, so there are three spaces of operations, each in a file of its own. Libraries
-take one picture at a time and draw from global generators, which training (dropout) uses too. Here every draw is by
-counter, and pictures of a batch that drew the same operation are changed together.
+take one image at a time and draw from global generators, which training (dropout) uses too. Here every draw is by
+counter, and images of a batch that drew the same operation are changed together.
 """
 
 from collections.abc import Callable
@@ -13,26 +13,26 @@ from torch import Tensor
 
 from vitmods.data.boxes import Floats, Ints
 from vitmods.data.rng import Stream, uniform
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
 
 Pixels = NDArray[np.uint8]
 Draw = Callable[[Stream], Floats]
-"""A number in [0, 1) for each picture that an operation is given."""
+"""A number in [0, 1) for each image that an operation is given."""
 Change = Callable[[Pixels, str, float, Draw], Pixels]
-"""Pictures (B, C, H, W), the name of an operation and its magnitude -> the changed pictures."""
+"""Images (B, C, H, W), the name of an operation and its magnitude -> the changed images."""
 
 
-def randaugment(pictures: Tensor, seed: int, epoch: int, index: Ints, recipe: Recipe) -> Tensor:
-    """The recipe's RandAugment of uint8 (B, C, H, W), in place. index (B,) counts the draws."""
-    assert recipe.randaugment is not None
-    count, magnitude = recipe.randaugment
-    pixels = pictures.numpy()  # numpy gathers whole pictures, torch single bytes
-    if recipe.randaugment_space == "timm":
+def randaugment(images: Tensor, seed: int, epoch: int, index: Ints, augment: Augment) -> Tensor:
+    """The augment's RandAugment of uint8 (B, C, H, W), in place. index (B,) counts the draws."""
+    assert augment.randaugment is not None
+    count, magnitude = augment.randaugment
+    pixels = images.numpy()  # numpy gathers whole images, torch single bytes
+    if augment.randaugment_space == "timm":
         from vitmods.data.randaugment_timm import change_all
 
-        change_all(pixels, seed, epoch, index, recipe)
-        return pictures
-    names, signed, change = _space(recipe.randaugment_space)
+        change_all(pixels, seed, epoch, index, augment)
+        return images
+    names, signed, change = _space(augment.randaugment_space)
     for turn in range(count):
         drawn, minus = operations_and_signs(seed, epoch, index, turn, len(names))
         minus &= np.isin(drawn, [names.index(name) for name in signed])
@@ -44,11 +44,11 @@ def randaugment(pictures: Tensor, seed: int, epoch: int, index: Ints, recipe: Re
 
             signed_magnitude = -magnitude if group % 2 else magnitude
             pixels[chosen] = change(pixels[chosen], names[group // 2], signed_magnitude, draw)
-    return pictures
+    return images
 
 
 def operations_and_signs(seed: int, epoch: int, index: Ints, turn: int, count: int) -> tuple[Ints, NDArray[np.bool_]]:
-    """Which of `count` operations each picture takes in this turn, and whether it goes the other way; both (B,)."""
+    """Which of `count` operations each image takes in this turn, and whether it goes the other way; both (B,)."""
     drawn = (uniform(seed, Stream.RANDAUGMENT_OP, epoch, index, turn) * count).astype(np.int64)
     return drawn, uniform(seed, Stream.RANDAUGMENT_SIGN, epoch, index, turn) < 0.5
 

@@ -1,9 +1,9 @@
 """RandAugment with the 16 operations of big_vision, which are those of TensorFlow's EfficientNet code.
 
-Magnitude 10 is the scale (0.1 ... 1.9 for colours), larger ones go beyond it, and 0 is not the identity: solarizing
-from 0 inverts, posterizing keeps one bit, colours keep a tenth. Where TensorFlow behaves unlike PIL, so do these:
+Magnitude 10 is the scale (0.1 ... 1.9 for colors), larger ones go beyond it, and 0 is not the identity: solarizing
+from 0 inverts, posterizing keeps one bit, colors keep a tenth. Where TensorFlow behaves unlike PIL, so do these:
 values are cut off and not rounded, pixels are looked up and not interpolated, what is uncovered becomes 128, and the
-contrast is taken about (pixels of the picture) / 256, at most 255: that code means the mean, and computes this.
+contrast is taken about (pixels of the image) / 256, at most 255: that code means the mean, and computes this.
 """
 
 from collections.abc import Callable
@@ -26,12 +26,12 @@ Numbers = NDArray[Any]
 
 
 def change(pixels: Pixels, name: str, magnitude: float, draw: Draw) -> Pixels:
-    """What the operation makes of pictures (B, C, H, W); a signed operation goes the other way below 0."""
+    """What the operation makes of images (B, C, H, W); a signed operation goes the other way below 0."""
     return OPERATIONS[name](pixels, magnitude / 10, draw)
 
 
 def _blend(start: Numbers, end: Numbers, level: float) -> Pixels:
-    """From `start` towards `end` by the factor of colours, brightness and so on, or beyond it."""
+    """From `start` towards `end` by the factor of colors, brightness and so on, or beyond it."""
     start, end, factor = start.astype(np.float32), end.astype(np.float32), np.float32(level * 1.8 + 0.1)
     return (start + factor * (end - start)).clip(0, 255).astype(np.uint8)
 
@@ -82,9 +82,9 @@ def _solarize_add(pixels: Pixels, level: float) -> Pixels:
 
 def _color(pixels: Pixels, level: float) -> Pixels:
     if pixels.shape[1] == 1:
-        return pixels  # a grey picture is its own grey
-    grey = (pixels * np.float32(1 / 255) * _GREY).sum(axis=1, keepdims=True) * np.float32(255.5)
-    return _blend(np.trunc(grey), pixels, level)
+        return pixels  # a gray image is its own gray
+    gray = (pixels * np.float32(1 / 255) * _GREY).sum(axis=1, keepdims=True) * np.float32(255.5)
+    return _blend(np.trunc(gray), pixels, level)
 
 
 def _contrast(pixels: Pixels, level: float) -> Pixels:
@@ -103,7 +103,7 @@ def _sharpness(pixels: Pixels, level: float) -> Pixels:
 
 
 def _moved(pixels: Pixels, to_x: tuple[float, float, float], to_y: tuple[float, float, float]) -> Pixels:
-    """At (x, y) the pixel nearest to (to_x . (x, y, 1), to_y . (x, y, 1)), or FILL outside of the picture."""
+    """At (x, y) the pixel nearest to (to_x . (x, y, 1), to_y . (x, y, 1)), or FILL outside of the image."""
     height, width = pixels.shape[2:]
     y, x = np.arange(height, dtype=np.float32)[:, None], np.arange(width, dtype=np.float32)
     column, row = (_nearest(np.float32(a) * x + np.float32(b) * y + np.float32(c)) for a, b, c in (to_x, to_y))
@@ -129,11 +129,11 @@ def _rotate(pixels: Pixels, level: float) -> Pixels:
 
 
 def _cutout(pixels: Pixels, level: float, rows: Floats, columns: Floats) -> Pixels:
-    """A square of half-side int(40 * level) about a pixel drawn anywhere; what lies outside of the picture is lost."""
+    """A square of half-side int(40 * level) about a pixel drawn anywhere; what lies outside of the image is lost."""
     half, changed = int(level * 40), pixels.copy()
     height, width = pixels.shape[2:]
-    for picture, row, column in zip(changed, (rows * height).astype(int), (columns * width).astype(int), strict=True):
-        picture[:, max(0, row - half) : row + half, max(0, column - half) : column + half] = FILL
+    for image, row, column in zip(changed, (rows * height).astype(int), (columns * width).astype(int), strict=True):
+        image[:, max(0, row - half) : row + half, max(0, column - half) : column + half] = FILL
     return changed
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from vitmods.data.boxes import Ints
 from vitmods.data.randaugment import Pixels, operations_and_signs
 from vitmods.data.rng import Stream, uniform
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
 
 STRONGEST = 10.0
 FIRES = 0.5
@@ -34,21 +34,21 @@ SIGNED: dict[str, Callable[[float], float]] = {
 """strength at a signed part -1..1 of the strongest magnitude, of the operations that go either way"""
 
 
-def change_all(pixels: Pixels, seed: int, epoch: int, index: Ints, recipe: Recipe) -> None:
-    """The recipe's operations on pictures (B, C, H, W), in place; index (B,) counts the draws."""
-    assert recipe.randaugment is not None
-    count, magnitude = recipe.randaugment
-    turns = [_drawn(seed, epoch, index, turn, magnitude, recipe.randaugment_noise) for turn in range(count)]
-    options = {"fillcolor": fill(recipe.mean, pixels.shape[1]), "resample": _resample(recipe)}
-    for i, picture in enumerate(pixels):
+def change_all(pixels: Pixels, seed: int, epoch: int, index: Ints, augment: Augment) -> None:
+    """The augment's operations on images (B, C, H, W), in place; index (B,) counts the draws."""
+    assert augment.randaugment is not None
+    count, magnitude = augment.randaugment
+    turns = [_drawn(seed, epoch, index, turn, magnitude, augment.randaugment_noise) for turn in range(count)]
+    options = {"fillcolor": fill(augment.mean, pixels.shape[1]), "resample": _resample(augment)}
+    for i, img in enumerate(pixels):
         chosen = [found for drawn in turns if (found := drawn[i]) is not None]
         if not chosen:
             continue
-        image = Image.fromarray(picture[0] if len(picture) == 1 else np.ascontiguousarray(picture.transpose(1, 2, 0)))
+        image = Image.fromarray(img[0] if len(img) == 1 else np.ascontiguousarray(img.transpose(1, 2, 0)))
         for name, level in chosen:
             image = operation(image, name, level, options)
         changed = np.asarray(image)
-        picture[...] = changed if changed.ndim == 2 else changed.transpose(2, 0, 1)
+        img[...] = changed if changed.ndim == 2 else changed.transpose(2, 0, 1)
 
 
 def operation(image: Image.Image, name: str, magnitude: float, options: dict[str, Any]) -> Image.Image:
@@ -76,21 +76,21 @@ def operations() -> tuple[str, ...]:
 
 
 def fill(mean: Sequence[float], channels: int) -> int | tuple[int, ...]:
-    """The colour of what is uncovered: the mean that pixels are normalised by, as timm's loader sets it."""
+    """The color of what is uncovered: the mean that pixels are normalized by, as timm's loader sets it."""
     values = [min(255, round(255 * value)) for value in mean]
     if channels == 1:
         return min(255, round(255 * sum(mean) / len(mean)))
     return tuple(values * (3 // len(values)))
 
 
-def _resample(recipe: Recipe) -> Image.Resampling:
-    return Image.Resampling.BICUBIC if recipe.resample == "bicubic" else Image.Resampling.BILINEAR
+def _resample(augment: Augment) -> Image.Resampling:
+    return Image.Resampling.BICUBIC if augment.resample == "bicubic" else Image.Resampling.BILINEAR
 
 
 def _drawn(
     seed: int, epoch: int, index: Ints, turn: int, magnitude: float, noise: float
 ) -> list[tuple[str, float] | None]:
-    """For each picture the operation of this turn and its signed magnitude, or None where it is not done."""
+    """For each image the operation of this turn and its signed magnitude, or None where it is not done."""
     from scipy.special import ndtri
 
     names = operations()

@@ -13,14 +13,14 @@ SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness"
 
 
 def change(pixels: Pixels, name: str, magnitude: float, _: Draw) -> Pixels:
-    """What the operation makes of pictures (B, C, H, W); a signed operation goes the other way below 0."""
+    """What the operation makes of images (B, C, H, W); a signed operation goes the other way below 0."""
     level = strength(name, magnitude, tuple(pixels.shape[-2:]))
     changed: Pixels = OPERATIONS[name](torch.from_numpy(pixels), level).numpy()
     return changed
 
 
 def strength(name: str, magnitude: float, size: tuple[int, ...]) -> float:
-    """torchvision's strength of an operation at this magnitude, for pictures of (H, W) pixels."""
+    """torchvision's strength of an operation at this magnitude, for images of (H, W) pixels."""
     part = magnitude / STRONGEST
     special = {
         "ShearX": 0.3 * part,
@@ -34,12 +34,12 @@ def strength(name: str, magnitude: float, size: tuple[int, ...]) -> float:
     return special.get(name, 0.9 * part)
 
 
-def _affine(pictures: Tensor, shear: tuple[float, float] = (0, 0), move: tuple[int, int] = (0, 0)) -> Tensor:
+def _affine(images: Tensor, shear: tuple[float, float] = (0, 0), move: tuple[int, int] = (0, 0)) -> Tensor:
     """Shear by tangents about the top left corner, or move by pixels; uncovered pixels are black."""
     from torchvision.transforms.v2 import functional as F
 
     angles = [degrees(atan(s)) for s in shear]
-    return F.affine(pictures, angle=0.0, translate=list(move), scale=1.0, shear=angles, center=[0, 0])
+    return F.affine(images, angle=0.0, translate=list(move), scale=1.0, shear=angles, center=[0, 0])
 
 
 def _functional(name: str) -> Callable[..., Tensor]:

@@ -1,4 +1,4 @@
-"""One picture: bytes -> uint8 (channels, H, W), whatever its file format and pixel format.
+"""One image: bytes -> uint8 (channels, H, W), whatever its file format and pixel format.
 
 Orientation from EXIF is applied; transparent parts are shown on white; 16-bit values are scaled to 8 bits; of
 animations the first frame is taken. What cannot be read raises Unreadable with the reason.
@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-# Raster formats only: PIL would start Ghostscript for an EPS file, and documents are no pictures.
+# Raster formats only: PIL would start Ghostscript for an EPS file, and documents are no images.
 FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "TGA", "PCX")
 _ORIENTATION = 0x0112  # the tag of EXIF
 _WIDE_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 
 
 class Unreadable(Exception):
-    """This picture cannot be read; the text is the reason."""
+    """This image cannot be read; the text is the reason."""
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def reading() -> Iterator[None]:
     except Unreadable:
         raise
     except UnidentifiedImageError:
-        raise Unreadable("not a picture in a known format") from None
+        raise Unreadable("not an image in a known format") from None
     except Image.DecompressionBombError as error:
         raise Unreadable(f"looks like a decompression bomb: {error}") from error
     except OSError as error:
@@ -40,7 +40,7 @@ def reading() -> Iterator[None]:
 
 
 def decode(raw: "bytes | Image.Image | NDArray[np.generic]", channels: int) -> NDArray[np.uint8]:
-    """Pixels (channels, H, W); channels 3 is RGB, 1 is grey. Raises Unreadable."""
+    """Pixels (channels, H, W); channels 3 is RGB, 1 is gray. Raises Unreadable."""
     with reading():
         image = _open(raw)
         _refuse_bomb(image)
@@ -49,7 +49,7 @@ def decode(raw: "bytes | Image.Image | NDArray[np.generic]", channels: int) -> N
 
 
 def shown_size(raw: bytes) -> tuple[int, int]:
-    """Height and width that `decode` would give. The picture is decoded, but not converted unless that might fail.
+    """Height and width that `decode` would give. The image is decoded, but not converted unless that might fail.
 
     Raises Unreadable where `decode` would.
     """
@@ -76,7 +76,7 @@ def _open(raw: "bytes | Image.Image | NDArray[np.generic]") -> Image.Image:
 
 
 def _refuse_bomb(image: Image.Image) -> None:
-    # PIL only warns up to twice its limit; a picture of 90 megapixels or more is refused here at once.
+    # PIL only warns up to twice its limit; an image of 90 megapixels or more is refused here at once.
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and image.width * image.height > limit:
         raise Unreadable(
@@ -96,7 +96,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 def _pixels(image: Image.Image, channels: int) -> NDArray[np.uint8]:
     if image.width == 0 or image.height == 0:
-        raise Unreadable("the picture has no pixels")
+        raise Unreadable("the image has no pixels")
     if image.mode in (*_WIDE_MODES, "I", "F"):
         image = Image.fromarray(_to_8_bits(np.asarray(image)))
     if image.has_transparency_data:

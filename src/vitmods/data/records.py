@@ -1,4 +1,4 @@
-"""What a source of pictures offers: names, labels and a way to fetch each picture."""
+"""What a source of images offers: names, labels and a way to fetch each image."""
 
 import re
 from collections.abc import Callable
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Raw = Union[bytes, "Image", NDArray[np.generic]]
-"""A picture before it is read: the bytes of a file, an open PIL picture, or an array (H, W) or (H, W, channels)."""
+"""An image before it is read: the bytes of a file, an open PIL image, or an array (H, W) or (H, W, channels)."""
 
 SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
 class Records:
-    """The pictures of one split, in an order that does not depend on the order of files on the disk.
+    """The images of one split, in an order that does not depend on the order of files on the disk.
 
-    ids name pictures for people and for splitting; stamps change whenever a picture may have changed and key the cache;
-    fetch(keys[i]) returns picture i and raises if it cannot. Labels are (n,) positions in the source's classes.
-    label_sets: where several classes are right for a picture, all of them, for each picture.
+    ids name images for people and for splitting; stamps change whenever an image may have changed and key the cache;
+    fetch(keys[i]) returns image i and raises if it cannot. Labels are (n,) positions in the source's classes.
+    label_sets: where several classes are right for an image, all of them, for each image.
 
-    Where a source knows more without reading a picture: shards (n,), the number of the file that each lies in, one
+    Where a source knows more without reading an image: shards (n,), the number of the file that each lies in, one
     after the other by their keys; native (n, 2), heights and widths, 0 where they are not known; digests (n, 16), as in
-    Index. sequential: to fetch a picture, those before it in its file have to be read too.
+    Index. sequential: to fetch an image, those before it in its file have to be read too.
     """
 
     ids: tuple[str, ...]
@@ -70,7 +70,7 @@ class Records:
 
 
 class Broken(NamedTuple):
-    """What should be a picture with a label and is none."""
+    """What should be an image with a label and is none."""
 
     split: str
     path: str
@@ -79,15 +79,15 @@ class Broken(NamedTuple):
 
 @dataclass(frozen=True)
 class Streaming:
-    """How the pictures are to be read. asked: True, decoded whenever one is needed; False, decoded once and kept; None,
-    by size. buffer: how many places a picture may be moved from where reading file by file would bring it."""
+    """How the images are to be read. asked: True, decoded whenever one is needed; False, decoded once and kept; None,
+    by size. buffer: how many places an image may be moved from where reading file by file would bring it."""
 
     asked: bool | None = None
     buffer: int = 10_000
 
 
 def joined(*parts: Records) -> Records:
-    """All pictures of the parts, one part after the other. Label sets are not kept."""
+    """All images of the parts, one part after the other. Label sets are not kept."""
     starts = np.cumsum([0, *(len(part) for part in parts)])
 
     def fetch(key: int) -> Raw:
@@ -126,8 +126,8 @@ class Source:
 
 
 ALLOWED = {
-    "overlap": "pictures of val or test that are in train too",
-    "missing": "classes of val or test without a training picture",
+    "overlap": "images of val or test that are in train too",
+    "missing": "classes of val or test without a training image",
 }
 
 

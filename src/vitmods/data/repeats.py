@@ -1,30 +1,30 @@
 """Repeated augmentation (Hoffer et al., "Augment your batch", CVPR 2020; Berman et al., arXiv:1902.05509).
 
-A view is a picture together with the number of its copy, in one int64: the position of the picture plus COPY times the
-copy. Draws for a view are counted by that number, so copies differ, and copy 0 is the picture as it is without repeats.
+A view is an image together with the number of its copy, in one int64: the position of the image plus COPY times the
+copy. Draws for a view are counted by that number, so copies differ, and copy 0 is the image as it is without repeats.
 """
 
 import numpy as np
 
 from vitmods.data.boxes import Ints
 
-COPY = 1 << 40  # more than any set has pictures
+COPY = 1 << 40  # more than any set has images
 
 
 def repeated(order: Ints, repeats: int) -> Ints:
-    """The views (n,) of an epoch that visits the pictures in `order` (n,): each `repeats` times in a row, n in all.
+    """The views (n,) of an epoch that visits the images in `order` (n,): each `repeats` times in a row, n in all.
 
-    So an epoch costs the same and has n / repeats of the pictures, as with DeiT's sampler.
+    So an epoch costs the same and has n / repeats of the images, as with DeiT's sampler.
     """
-    pictures = order[: -(-len(order) // repeats)]
-    return (pictures[:, None] + COPY * np.arange(repeats)).ravel()[: len(order)]
+    images = order[: -(-len(order) // repeats)]
+    return (images[:, None] + COPY * np.arange(repeats)).ravel()[: len(order)]
 
 
 def apart(views: Ints) -> Ints:
     """The views of a batch with all first copies in front, then all second ones and so on.
 
-    Mixing takes neighbours. DeiT's sampler deals the copies of a picture out to different processes, so that there too
-    a picture is not mixed with itself.
+    Mixing takes neighbors. DeiT's sampler deals the copies of an image out to different processes, so that there too
+    an image is not mixed with itself.
     """
     if views.max() < COPY:
         return views
@@ -32,5 +32,5 @@ def apart(views: Ints) -> Ints:
 
 
 def positions(views: Ints) -> Ints:
-    """The pictures' positions in the split (B,)."""
+    """The images' positions in the split (B,)."""
     return views % COPY

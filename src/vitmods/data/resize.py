@@ -1,4 +1,4 @@
-"""Resizing uint8 pictures (B, C, H, W), by torch with antialiasing or as TensorFlow does it for big_vision."""
+"""Resizing uint8 images (B, C, H, W), by torch with antialiasing or as TensorFlow does it for big_vision."""
 
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ Method = Literal["bicubic", "bilinear", "tf_bilinear", "area"]
 _ROUNDING = 1e-6  # sums of fractions that make up a whole number may miss it by less
 
 
-def resize(pictures: Tensor, size: tuple[int, int], method: Method = "bicubic") -> Tensor:
+def resize(images: Tensor, size: tuple[int, int], method: Method = "bicubic") -> Tensor:
     """To (B, C, *size).
 
     "bicubic" and "bilinear" are antialiased, as torchvision's resize on tensors. "tf_bilinear" is TensorFlow's bilinear
@@ -20,10 +20,10 @@ def resize(pictures: Tensor, size: tuple[int, int], method: Method = "bicubic") 
     big_vision does.
     """
     if method == "tf_bilinear":
-        return torch.from_numpy(_bilinear(pictures.numpy(), size))
+        return torch.from_numpy(_bilinear(images.numpy(), size))
     if method == "area":
-        return torch.from_numpy(_area(pictures.numpy(), size))
-    return torch.nn.functional.interpolate(pictures, size, mode=method, antialias=True, align_corners=False)
+        return torch.from_numpy(_area(images.numpy(), size))
+    return torch.nn.functional.interpolate(images, size, mode=method, antialias=True, align_corners=False)
 
 
 def _bilinear(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
@@ -47,7 +47,7 @@ def _towards(start: NDArray[Any], end: NDArray[Any], part: NDArray[np.float32]) 
 
 
 def _between(n: int, out: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """For each of `out` pixels the two of n that it lies between, with pixel centres at halves, and how far along."""
+    """For each of `out` pixels the two of n that it lies between, with pixel centers at halves, and how far along."""
     at = (np.arange(out, dtype=np.float32) + np.float32(0.5)) * (np.float32(n) / np.float32(out)) - np.float32(0.5)
     low = np.floor(at)
     return np.maximum(low, 0).astype(np.int64), np.minimum(np.ceil(at), n - 1).astype(np.int64), at - low
@@ -59,14 +59,14 @@ def _area(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]
 
 
 def _means(values: NDArray[Any], out: int, axis: int) -> NDArray[np.float64]:
-    """Means over `out` equal parts of an axis, a pixel that lies in two parts counting in both by its share."""
+    """Means over `out` equal parts of an axis, a pixel that lies in two parts counting in both by its fraction."""
     n = values.shape[axis]
     if n == out:
         return values.astype(np.float64)
     edges = np.arange(out + 1) * (n / out)
     whole = np.minimum(np.floor(edges + _ROUNDING / n).astype(np.int64), n - 1)
-    share = (edges - whole).reshape([-1 if i == axis else 1 for i in range(values.ndim)])
+    fraction = (edges - whole).reshape([-1 if i == axis else 1 for i in range(values.ndim)])
     sums = np.cumsum(values, axis=axis, dtype=np.float64)
-    before = sums.take(whole, axis=axis) - values.take(whole, axis=axis) * (1 - share)
+    before = sums.take(whole, axis=axis) - values.take(whole, axis=axis) * (1 - fraction)
     means: NDArray[np.float64] = np.diff(before, axis=axis) * (out / n)
     return means

@@ -1,6 +1,6 @@
 """Random numbers by counter: the number of (seed, stream, epoch, sample) is a pure function of those four.
 
-No generator holds state, so the order in which pictures are prepared, the number of workers and the point where a trial
+No generator holds state, so the order in which images are prepared, the number of workers and the point where a trial
 is resumed cannot change a draw, and one call draws for a whole batch. The mixing step is splitmix64 (Steele, Lea and
 Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), chained over the counters.
 """

@@ -1,7 +1,7 @@
-"""What one shard holds: where each picture lies in the tar file, and its label.
+"""What one shard holds: where each image lies in the tar file, and its label.
 
 A shard is a tar file in WebDataset's layout: members that share a name up to the first dot belong together, KEY.jpg (or
-another picture) and KEY.cls, the number of its class. `vitmods data pack` writes the index beside each shard; for
+another image) and KEY.cls, the number of its class. `vitmods data pack` writes the index beside each shard; for
 shards from elsewhere it is made by one pass over the members' headers.
 """
 
@@ -14,11 +14,11 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
-from vitmods.cache import user_cache
 from vitmods.data.folder import ENDINGS
 from vitmods.data.records import printable
-from vitmods.errors import UserError
-from vitmods.files import write_atomically
+from vitmods.util.cache import user_cache
+from vitmods.util.errors import UserError
+from vitmods.util.files import write_atomically
 
 FORMAT = "vitmods shard 1"
 BLOCK = tarfile.BLOCKSIZE
@@ -26,7 +26,7 @@ _LABELS = ("cls", "json")
 
 
 class Row(NamedTuple):
-    """A picture in a shard. id: its name for people; label: number or name of its class; member: its name in the tar
+    """An image in a shard. id: its name for people; label: number or name of its class; member: its name in the tar
     file; offset, size: of its bytes; height, width: 0 if unknown; digest: `build.digest` in hex, "" if unknown.
     """
 
@@ -41,16 +41,16 @@ class Row(NamedTuple):
 
 
 class ShardIndex(NamedTuple):
-    """rows: in the order of the tar file; broken: (member, reason) of what is no picture with a label."""
+    """rows: in the order of the tar file; broken: (member, reason) of what is no image with a label."""
 
     rows: tuple[Row, ...]
     broken: tuple[tuple[str, str], ...] = ()
 
     def to_bytes(self, **facts: Any) -> bytes:
-        """JSON with a picture on each line; `facts` go before them."""
+        """JSON with an image on each line; `facts` go before them."""
         head = json.dumps({"format": FORMAT, **facts, "broken": self.broken})[:-1]
         rows = ",\n".join(json.dumps(row) for row in self.rows)
-        return f'{head}, "pictures": [\n{rows}\n]}}\n'.encode()
+        return f'{head}, "images": [\n{rows}\n]}}\n'.encode()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "ShardIndex":
@@ -58,7 +58,7 @@ class ShardIndex(NamedTuple):
         values = json.loads(content)
         if values["format"] != FORMAT:
             raise ValueError(f"format {values['format']!r}, not {FORMAT!r}")
-        return cls(tuple(Row(*row) for row in values["pictures"]), tuple((m, r) for m, r in values["broken"]))
+        return cls(tuple(Row(*row) for row in values["images"]), tuple((m, r) for m, r in values["broken"]))
 
 
 def index_of(shard: Path) -> ShardIndex:
@@ -79,7 +79,7 @@ def index_of(shard: Path) -> ShardIndex:
 
 
 def scan(shard: Path) -> ShardIndex:
-    """Read the headers of a tar file and the labels; pictures are not opened. Raises UserError for other files."""
+    """Read the headers of a tar file and the labels; images are not opened. Raises UserError for other files."""
     try:
         with open(shard, "rb") as file:
             members, damage = _members(file)
@@ -123,25 +123,25 @@ def _samples(members: list[_Member], damage: list[tuple[str, str]], file: Binary
     broken: list[tuple[str, str]] = []
     seen: set[str] = set()
     for key, parts in _by_key(members):
-        pictures = [ending for ending in parts if f".{ending}" in ENDINGS]
-        if not pictures and not any(ending in parts for ending in _LABELS):
-            continue  # other members, such as a list of files, are nobody's pictures
-        name = printable(parts[pictures[0]].name if pictures else key)
+        images = [ending for ending in parts if f".{ending}" in ENDINGS]
+        if not images and not any(ending in parts for ending in _LABELS):
+            continue  # other members, such as a list of files, are nobody's images
+        name = printable(parts[images[0]].name if images else key)
         try:
-            if len(pictures) != 1:
-                raise ValueError("two pictures share this key" if pictures else "there is a label, but no picture")
+            if len(images) != 1:
+                raise ValueError("two images share this key" if images else "there is a label, but no image")
             if key in seen:
                 raise ValueError("its key comes twice in this shard")
             seen.add(key)
-            picture = parts[pictures[0]]
-            rows.append(Row(name, _label(parts, file), picture.name, picture.offset, picture.size))
+            image = parts[images[0]]
+            rows.append(Row(name, _label(parts, file), image.name, image.offset, image.size))
         except ValueError as error:
             broken.append((name, str(error)))
     return ShardIndex(tuple(rows), (*broken, *damage))
 
 
 def _by_key(members: list[_Member]) -> Iterator[tuple[str, dict[str, _Member]]]:
-    """Neighbours whose names agree up to the first dot of the file name, by their endings; hidden files left out."""
+    """Neighbors whose names agree up to the first dot of the file name, by their endings; hidden files left out."""
     key, parts = "", dict[str, _Member]()
     for member in members:
         path = PurePosixPath(member.name)

@@ -1,4 +1,4 @@
-"""Pictures in shards as records: each is read at its place in its tar file."""
+"""Images in shards as records: each is read at its place in its tar file."""
 
 from collections.abc import Sequence
 from hashlib import sha256
@@ -57,5 +57,5 @@ def records_of(files: Sequence[Path], rows: Sequence[Sequence[Row]], root: Path 
 
 def _stamp(shard: Path) -> str:
     status = shard.stat()
-    told = f"{shard.resolve()}:{status.st_size}:{status.st_mtime_ns}"
-    return sha256(told.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    record = f"{shard.resolve()}:{status.st_size}:{status.st_mtime_ns}"
+    return sha256(record.encode("utf-8", "surrogateescape")).hexdigest()[:16]

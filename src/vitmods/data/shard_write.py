@@ -1,4 +1,4 @@
-"""The bytes of a shard: a tar file in WebDataset's layout that is a pure function of its pictures and labels."""
+"""The bytes of a shard: a tar file in WebDataset's layout that is a pure function of its images and labels."""
 
 import tarfile
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ EMPTY = 2 * BLOCK  # the end mark
 
 
 class Item(NamedTuple):
-    """A picture that can be read: its row (with the offset still open) and its bytes."""
+    """An image that can be read: its row (with the offset still open) and its bytes."""
 
     row: Row
     raw: bytes
 
 
 def taken(size: int) -> int:
-    """Bytes that a picture of this size takes in a shard, with its label and both headers."""
+    """Bytes that an image of this size takes in a shard, with its label and both headers."""
     return padded(size) + 3 * BLOCK
 
 
 def tar_parts(items: Sequence[Item]) -> tuple[list[bytes], list[Row]]:
-    """The parts of a tar file, and rows with offsets. No times or owners: the same pictures give the same bytes."""
+    """The parts of a tar file, and rows with offsets. No times or owners: the same images give the same bytes."""
     parts: list[bytes] = []
     rows: list[Row] = []
     offset = 0

@@ -1,7 +1,7 @@
-"""A folder of WebDataset shards (tar files) as a source: each picture is read at its place in its tar file.
+"""A folder of WebDataset shards (tar files) as a source: each image is read at its place in its tar file.
 
 Shards written by `vitmods data pack` come with a manifest and an index and give the same source as the folder that was
-packed: names, order, splits and fingerprint are the same. Every picture's checksum is compared whenever it is read.
+packed: names, order, splits and fingerprint are the same. Every image's checksum is compared whenever it is read.
 """
 
 import json
@@ -15,8 +15,8 @@ from vitmods.data.foreign_shards import foreign_shards
 from vitmods.data.records import Source, Streaming, printable
 from vitmods.data.shard_index import ShardIndex
 from vitmods.data.shard_records import records_of
-from vitmods.errors import UserError, nearest
-from vitmods.files import expand_user
+from vitmods.util.errors import UserError, nearest
+from vitmods.util.files import expand_user
 
 MANIFEST, MANIFEST_FORMAT = "manifest.json", "vitmods shards 1"
 _OPTIONS = ("stream", "buffer", "allow")
@@ -43,11 +43,11 @@ def shards(spec: str, name: str, options: dict[str, str]) -> Source:
 def streaming_options(
     spec: str, options: dict[str, str], word: str = "stream", buffer: int = Streaming.buffer
 ) -> Streaming:
-    """`stream` (0 or 1; or another word) and `buffer` (pictures) behind the question mark. Raises UserError."""
+    """`stream` (0 or 1; or another word) and `buffer` (images) behind the question mark. Raises UserError."""
     asked = {"": None, "0": False, "1": True}.get(options.get(word, ""), "?")
     places = options.get("buffer", str(buffer))
     if asked == "?" or not places.isdecimal() or int(places) < 1:
-        raise UserError(f'"{printable(spec)}": {word} is 0 or 1, and buffer a number of pictures, at least 1.')
+        raise UserError(f'"{printable(spec)}": {word} is 0 or 1, and buffer a number of images, at least 1.')
     return Streaming(asked, int(places))  # type: ignore[arg-type]
 
 
@@ -106,7 +106,7 @@ def _listed(spec: str, folder: Path, manifest: dict[str, Any]) -> Source:
     source = Source(manifest["name"], spec, tuple(manifest["classes"]), splits)
     left_out = manifest["unreadable"]
     if left_out:
-        source.warnings.append(f"{len(left_out)} pictures that cannot be read were left out when it was packed.")
+        source.warnings.append(f"{len(left_out)} images that cannot be read were left out when it was packed.")
     source.verify = lambda: _verify(listed)
     return source
 

@@ -11,8 +11,8 @@ from vitmods.data.folder import folder
 from vitmods.data.records import ALLOWED, Records, Source, printable
 from vitmods.data.sets import KNOWN, open_known
 from vitmods.data.shards import folder_options, is_packed, shards
-from vitmods.errors import UserError, nearest
-from vitmods.files import expand_user
+from vitmods.util.errors import UserError, nearest
+from vitmods.util.files import expand_user
 
 
 def open_source(spec: str | Path) -> Source:
@@ -86,7 +86,7 @@ def _allowance(spec: str) -> tuple[str, frozenset[str]]:
 
 
 def digits() -> Source:
-    """scikit-learn's 1,797 handwritten digits, 8 x 8 grey (Alpaydin and Kaynak, UCI 1998); no download."""
+    """scikit-learn's 1,797 handwritten digits, 8 x 8 gray (Alpaydin and Kaynak, UCI 1998); no download."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

@@ -1,6 +1,6 @@
 """Train, val and test where a source does not bring them: stratified, and a function of the split seed and the names.
 
-A picture's place depends on its own name and on how many pictures its class has, never on the order of files.
+An image's place depends on its own name and on how many images its class has, never on the order of files.
 """
 
 from fractions import Fraction
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vitmods.data.records import SPLITS, Records, Source
 from vitmods.data.rng import text_bits
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 Indices = NDArray[np.int64]
 
@@ -22,7 +22,7 @@ def make_splits(
 
     A source with train alone is cut into train, val and test. One that lacks val gives a part of train to it. One that
     lacks test beside its own val is evaluated on val, so that numbers stay comparable with others on that split. A
-    source without train is for evaluation only. limit_val: so many pictures for val, classes in proportion, instead of
+    source without train is for evaluation only. limit_val: so many images for val, classes in proportion, instead of
     the fraction where val is made, and of val's own where it is not.
     """
     _check_fraction("val_fraction", val)
@@ -48,7 +48,7 @@ def make_splits(
 def cut(records: Records, seed: int, fractions: dict[str, float]) -> dict[str, Indices]:
     """Positions of each named part, and of the rest as "train"; each class is cut by itself, rounded to the nearest.
 
-    A part takes at least one picture of a class that has three left, and every class keeps one in train.
+    A part takes at least one image of a class that has three left, and every class keeps one in train.
     """
     parts: dict[str, list[int]] = {name: [] for name in (*fractions, "train")}
     for members in _by_class(records, seed, "split"):
@@ -63,8 +63,8 @@ def cut(records: Records, seed: int, fractions: dict[str, float]) -> dict[str, I
 
 
 def limit(records: Records, count: int | None, seed: int) -> Records:
-    """At most `count` pictures, chosen by split seed and name: classes in proportion (largest remainders), but one of
-    each class as long as there are as many pictures as classes."""
+    """At most `count` images, chosen by split seed and name: classes in proportion (largest remainders), but one of
+    each class as long as there are as many images as classes."""
     if count is None or count >= len(records):
         return records
     if count < 1:
@@ -73,11 +73,11 @@ def limit(records: Records, count: int | None, seed: int) -> Records:
 
 
 def take_out(records: Records, count: int, seed: int) -> tuple[Records, Records]:
-    """The rest, and `count` pictures drawn as in `limit`; every class keeps a picture in the rest."""
+    """The rest, and `count` images drawn as in `limit`; every class keeps an image in the rest."""
     room = len(records) - len(np.unique(records.labels))
     if count > room:
         raise UserError(
-            f"{count} pictures for val cannot be taken out of {len(records)}: every class keeps one to train on, which "
+            f"{count} images for val cannot be taken out of {len(records)}: every class keeps one to train on, which "
             f"leaves {room}. Set limit_val to at most {room}."
         )
     drawn = _drawn(records, count, seed, "val", spare=1)
@@ -85,7 +85,7 @@ def take_out(records: Records, count: int, seed: int) -> tuple[Records, Records]
 
 
 def _drawn(records: Records, count: int, seed: int, purpose: str, spare: int) -> Indices:
-    """Sorted positions of `count` pictures, leaving `spare` of every class."""
+    """Sorted positions of `count` images, leaving `spare` of every class."""
     classes = _by_class(records, seed, purpose)
     counts = _quotas(np.array([len(members) for members in classes]), count, spare)
     return np.array(sorted(i for members, n in zip(classes, counts, strict=True) for i in members[:n]), dtype=np.int64)
@@ -93,10 +93,10 @@ def _drawn(records: Records, count: int, seed: int, purpose: str, spare: int) ->
 
 def _quotas(sizes: Indices, count: int, spare: int) -> Indices:
     """How many of `count` each class gives."""
-    shares = [Fraction(count * int(size), int(sizes.sum())) for size in sizes]
+    fractions = [Fraction(count * int(size), int(sizes.sum())) for size in sizes]
     room = sizes - spare
-    counts = np.minimum([int(share) for share in shares], room)
-    by_remainder = sorted(range(len(sizes)), key=lambda c: (counts[c] - shares[c], c))
+    counts = np.minimum([int(fraction) for fraction in fractions], room)
+    by_remainder = sorted(range(len(sizes)), key=lambda c: (counts[c] - fractions[c], c))
     while counts.sum() < count:  # more than one round only where classes have no room left
         for c in [c for c in by_remainder if counts[c] < room[c]][: count - int(counts.sum())]:
             counts[c] += 1
@@ -109,7 +109,7 @@ def _quotas(sizes: Indices, count: int, spare: int) -> Indices:
 
 
 def _by_class(records: Records, seed: int, purpose: str) -> list[list[int]]:
-    """Positions of each class's pictures, in an order drawn from the seed and the names."""
+    """Positions of each class's images, in an order drawn from the seed and the names."""
     draws = [(text_bits(seed, purpose, name), name) for name in records.ids]
     members: dict[int, list[int]] = {int(label): [] for label in np.unique(records.labels)}
     for i in sorted(range(len(records)), key=draws.__getitem__):

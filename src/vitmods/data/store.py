@@ -1,4 +1,4 @@
-"""Pictures decoded once: uint8, in memory when the set is small, otherwise a memory-mapped file.
+"""Images decoded once: uint8, in memory when the set is small, otherwise a memory-mapped file.
 
 A cache is a folder named by a hash of everything that decides its content. It is written under a temporary name and
 renamed when complete, so a reader never sees half of one; of two processes that build the same, the first wins and the
@@ -21,23 +21,23 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from vitmods.cache import user_cache
 from vitmods.data.build import Index, build
 from vitmods.data.geometry import Geometry
 from vitmods.data.read import Unreadable, decode
 from vitmods.data.records import Records, printable
-from vitmods.errors import UserError
+from vitmods.util.cache import user_cache
+from vitmods.util.errors import UserError
 
 MEMORY_LIMIT = 1 << 30  # bytes; a larger split is memory-mapped
-VERIFIED_BYTES = 1 << 30  # when a cache is opened: all of most caches, evenly spread pictures of larger ones
-SAMPLED = 16  # pictures that are decoded to estimate what all will take
+VERIFIED_BYTES = 1 << 30  # when a cache is opened: all of most caches, evenly spread images of larger ones
+SAMPLED = 16  # images that are decoded to estimate what all will take
 ABANDONED_AFTER = 7 * 24 * 3600  # seconds
-_FORMAT = "vitmods pictures 1"
+_FORMAT = "vitmods images 1"
 
 
 @dataclass(frozen=True)
 class Store:
-    """The readable pictures of one split: i is pixels[offsets[i]:offsets[i + 1]], of shape shapes[i] (C, H, W)."""
+    """The readable images of one split: i is pixels[offsets[i]:offsets[i + 1]], of shape shapes[i] (C, H, W)."""
 
     pixels: NDArray[np.uint8]
     index: Index
@@ -45,14 +45,14 @@ class Store:
     def __len__(self) -> int:
         return len(self.index.kept)
 
-    def picture(self, i: int) -> NDArray[np.uint8]:
-        """Picture i (C, H, W), a view of the store."""
+    def image(self, i: int) -> NDArray[np.uint8]:
+        """Image i (C, H, W), a view of the store."""
         start, end = self.index.offsets[i : i + 2]
         return self.pixels[start:end].reshape(self.index.shapes[i])
 
     @cached_property
     def stack(self) -> NDArray[np.uint8] | None:
-        """All pictures (n, C, H, W) as a view if they share one shape, otherwise None."""
+        """All images (n, C, H, W) as a view if they share one shape, otherwise None."""
         shapes = self.index.shapes
         if not len(self) or (shapes != shapes[0]).any():
             return None
@@ -60,7 +60,7 @@ class Store:
 
 
 def open_store(records: Records, geometry: Geometry, channels: int, cache_dir: Path | None) -> Store:
-    """The records' pictures, read now or taken from a cache.
+    """The records' images, read now or taken from a cache.
 
     With cache_dir they are kept there for later runs and other processes. Without, they stay in memory, or go to the
     user's cache folder where they would fill more than MEMORY_LIMIT. Raises UserError if a cache cannot be written.
@@ -77,7 +77,7 @@ def open_store(records: Records, geometry: Geometry, channels: int, cache_dir: P
         _write_cache(folder, records, geometry, channels)
     except OSError as error:
         raise UserError(
-            f"The picture cache {printable(str(folder))} cannot be written: {error.strerror}. "
+            f"The image cache {printable(str(folder))} cannot be written: {error.strerror}. "
             "Free some space or give another folder as cache_dir."
         ) from error
     store = read_cache(folder)
@@ -86,7 +86,7 @@ def open_store(records: Records, geometry: Geometry, channels: int, cache_dir: P
 
 
 def cache_key(records: Records, geometry: Geometry, channels: int) -> str:
-    """A name for the cache of these pictures at this geometry."""
+    """A name for the cache of these images at this geometry."""
     content = [_FORMAT, repr(geometry), str(channels), *records.stamps]
     return sha256("\0".join(content).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
@@ -107,7 +107,7 @@ def read_cache(folder: Path) -> Store | None:
 
 
 def estimate(records: Records, geometry: Geometry, channels: int) -> int:
-    """Bytes: pictures kept whole are taken to be 3:2, and originals as large as some of them are on average."""
+    """Bytes: images kept whole are taken to be 3:2, and originals as large as some of them are on average."""
     if geometry.whole and not geometry.shrink:
         return int(len(records) * _mean_size(records, channels))
     height, width = geometry.cover if geometry.whole else geometry.size
@@ -125,7 +125,7 @@ def _mean_size(records: Records, channels: int) -> float:
 def _intact(store: Store) -> bool:
     step = 1 + store.pixels.size // VERIFIED_BYTES
     checked = range(0, len(store), step)
-    return all(zlib.crc32(store.picture(i).data) == store.index.crc[i] for i in checked)
+    return all(zlib.crc32(store.image(i).data) == store.index.crc[i] for i in checked)
 
 
 def _write_cache(folder: Path, records: Records, geometry: Geometry, channels: int) -> None:

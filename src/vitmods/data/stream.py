@@ -1,7 +1,7 @@
-"""Sets too large to keep decoded: every picture is read and decoded whenever it is needed.
+"""Sets too large to keep decoded: every image is read and decoded whenever it is needed.
 
-All is as for a set that is kept, to the bit, but the order of training pictures: where they lie in shards, these are
-read one after the other in a random order, and pictures change places only with others nearby (a shuffle buffer).
+All is as for a set that is kept, to the bit, but the order of training images: where they lie in shards, these are
+read one after the other in a random order, and images change places only with others nearby (a shuffle buffer).
 """
 
 import os
@@ -14,17 +14,17 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from vitmods.cache import user_cache
 from vitmods.data.boxes import Ints
 from vitmods.data.build import Index, build
+from vitmods.data.dataset import ImageDataset
 from vitmods.data.geometry import Geometry
-from vitmods.data.pictures import PictureSet
 from vitmods.data.read import Unreadable, decode
 from vitmods.data.records import Records, Streaming, printable
 from vitmods.data.rng import Stream, bits, uniform
 from vitmods.data.store import Store, cache_key, estimate
-from vitmods.errors import UserError
-from vitmods.files import write_atomically
+from vitmods.util.cache import user_cache
+from vitmods.util.errors import UserError
+from vitmods.util.files import write_atomically
 
 STREAM_ABOVE = 64 << 30  # bytes; a larger split, decoded, is not kept unless asked for
 _AS_IT_IS = Geometry((1 << 20, 1 << 20), whole=True)  # nothing is that large, so nothing is resized
@@ -32,14 +32,14 @@ _AS_IT_IS = Geometry((1 << 20, 1 << 20), whole=True)  # nothing is that large, s
 
 @dataclass(frozen=True)
 class LazyStore(Store):
-    """The readable pictures of one split, without their pixels. index.shapes are those before resizing."""
+    """The readable images of one split, without their pixels. index.shapes are those before resizing."""
 
     records: Records
     geometry: Geometry
     channels: int
 
-    def picture(self, i: int) -> NDArray[np.uint8]:
-        """Picture i (C, H, W) as a store would have it. Raises UserError if it can no longer be read."""
+    def image(self, i: int) -> NDArray[np.uint8]:
+        """Image i (C, H, W) as a store would have it. Raises UserError if it can no longer be read."""
         try:
             return self.geometry.store(decode(self.records.fetch(int(self.records.keys[i])), self.channels))
         except Unreadable as error:
@@ -48,13 +48,13 @@ class LazyStore(Store):
 
     @property
     def stack(self) -> None:
-        """There is none: the pictures are not kept."""
+        """There is none: the images are not kept."""
         return None
 
 
 @dataclass(frozen=True)
-class StreamSet(PictureSet):
-    """A PictureSet whose pictures are decoded when they are needed, shard by shard where they lie in shards."""
+class StreamSet(ImageDataset):
+    """A ImageDataset whose images are decoded when they are needed, shard by shard where they lie in shards."""
 
     buffer: int = Streaming.buffer
 
@@ -67,9 +67,9 @@ class StreamSet(PictureSet):
 
 
 def shard_order(seed: int, epoch: int, shards: Ints, keys: Ints, buffer: int) -> Ints:
-    """The order (n,) of n pictures that lie in `shards` (n,), inside of them by `keys` (n,).
+    """The order (n,) of n images that lie in `shards` (n,), inside of them by `keys` (n,).
 
-    Shards follow each other at random; then every picture moves by fewer than `buffer` places.
+    Shards follow each other at random; then every image moves by fewer than `buffer` places.
     """
     shard_turns = bits(seed, Stream.ORDER, epoch, shards, 1)
     in_turn = np.lexsort((keys, shards, shard_turns))
@@ -85,7 +85,7 @@ def is_streamed(how: Streaming, splits: Mapping[str, tuple[Records, Geometry]], 
 
 
 def open_lazily(records: Records, geometry: Geometry, channels: int, cache_dir: Path | None) -> LazyStore:
-    """The records' pictures, to be decoded when they are needed. Which can be read is known from the source, or found
+    """The records' images, to be decoded when they are needed. Which can be read is known from the source, or found
     out now by decoding each once; the outcome is kept in the cache."""
     index = _known(records) or _looked_through(records, cache_dir)
     return LazyStore(np.empty(0, np.uint8), index, records.take(index.kept), geometry, channels)

@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from vitmods.data.dataset import Split
 from vitmods.data.geometry import LONGEST
-from vitmods.data.pictures import Split
 from vitmods.data.records import SPLITS, Broken, Records, Source, printable
 
-_LISTED = 20  # unreadable pictures named in an error; the summary has all
+_LISTED = 20  # unreadable images named in an error; the summary has all
 
 
 def facts(source: Source, records: dict[str, Records], splits: dict[str, Split], origin: str) -> dict[str, Any]:
-    """The summary: what was found, left out and warned of. Counts are of pictures that could be read."""
-    bad = [*map(told, source.broken), *unreadable_in(records, splits)]
+    """The summary: what was found, left out and warned of. Counts are of images that could be read."""
+    bad = [*map(record, source.broken), *unreadable_in(records, splits)]
     return {
         "name": source.name,
         "spec": source.spec,
@@ -34,24 +34,24 @@ def facts(source: Source, records: dict[str, Records], splits: dict[str, Split],
 
 def problems(source: Source, splits: dict[str, Split]) -> list[str]:
     """What makes a set unfit to train on (or to evaluate on, where it is for that only), apart from unreadable
-    pictures."""
+    images."""
     if "train" not in splits:
-        return [] if any(map(len, splits.values())) else ["There are no readable pictures."]
+        return [] if any(map(len, splits.values())) else ["There are no readable images."]
     found = []
     trained = {int(label) for label in np.unique(splits["train"].labels)}
     if not trained:
-        found.append("There are no readable training pictures.")
+        found.append("There are no readable training images.")
     elif len(trained) == 1:
         only = source.classes[trained.pop()]
         found.append(f'There is one class only, "{only}": comparing needs at least two, each in a folder of its own.')
     if len(splits) == 1 or not any(len(split) for name, split in splits.items() if name != "train"):
-        found.append("There are no pictures to evaluate on: add a val or test split, or pictures to make one from.")
+        found.append("There are no images to evaluate on: add a val or test split, or images to make one from.")
     else:
         empty = [name for name, split in splits.items() if name != "train" and not len(split)]
-        found += [f"There are no pictures in {name}: add some, or leave {name} out." for name in empty]
+        found += [f"There are no images in {name}: add some, or leave {name} out." for name in empty]
     if "missing" not in source.allow and len(trained) > 1:
         found += [
-            f"Classes in {name} without any training picture: {names}. Add some, remove them there, or write "
+            f"Classes in {name} without any training image: {names}. Add some, remove them there, or write "
             f"{_allowing(source, 'missing')} to keep them."
             for name, names in _untrained(source, splits).items()
         ]
@@ -65,22 +65,22 @@ def problems(source: Source, splits: dict[str, Split]) -> list[str]:
 
 
 def unreadable_in(records: dict[str, Records], splits: dict[str, Split]) -> list[dict[str, str]]:
-    """Split, path and reason of each picture that could not be read."""
+    """Split, path and reason of each image that could not be read."""
     return [
-        told(Broken(name, records[name].ids[position], reason))
+        record(Broken(name, records[name].ids[position], reason))
         for name, split in splits.items()
         for position, reason in split.store.index.unreadable
     ]
 
 
-def told(broken: Broken) -> dict[str, str]:
+def record(broken: Broken) -> dict[str, str]:
     """For the summary, and for any terminal."""
     return {field: printable(value) for field, value in broken._asdict().items()}
 
 
 def unreadable_text(bad: list[dict[str, str]]) -> str:
     """Count and paths, one a line."""
-    lines = [f"{len(bad)} {'picture' if len(bad) == 1 else 'pictures'} cannot be read:"]
+    lines = [f"{len(bad)} {'image' if len(bad) == 1 else 'images'} cannot be read:"]
     lines += [f"  {item['path']}: {item['reason']}" for item in bad[:_LISTED]]
     if len(bad) > _LISTED:
         lines.append(f"  and {len(bad) - _LISTED} more")
@@ -88,7 +88,7 @@ def unreadable_text(bad: list[dict[str, str]]) -> str:
 
 
 def fingerprint(source: Source, splits: dict[str, Split]) -> str:
-    """sha256 of class names and, split by split in order, of labels and the pictures' own bytes; not of paths."""
+    """sha256 of class names and, split by split in order, of labels and the images' own bytes; not of paths."""
     content = sha256("\0".join(source.classes).encode())
     for name in SPLITS:
         if name in splits:
@@ -101,7 +101,7 @@ def fingerprint(source: Source, splits: dict[str, Split]) -> str:
 
 
 def native_sizes(splits: dict[str, Split]) -> dict[str, Any]:
-    """Sizes (H, W) before resizing: smallest and largest short side's picture, and the most common size."""
+    """Sizes (H, W) before resizing: smallest and largest short side's image, and the most common size."""
     sizes = np.concatenate([split.store.index.native for split in splits.values()])
     if not len(sizes):
         return {}
@@ -129,7 +129,7 @@ def _warnings(source: Source, splits: dict[str, Split]) -> list[str]:
         return [*warnings, "There is no train split: this set is for evaluation only."]
     if "missing" in source.allow:
         unknown = _untrained(source, splits).items()
-        warnings += [f"Classes in {name} without any training picture: {names}." for name, names in unknown]
+        warnings += [f"Classes in {name} without any training image: {names}." for name, names in unknown]
     if "test" not in splits:
         warnings.append("There is no test split: results are of the val split.")
     if "val" not in splits:
@@ -138,16 +138,16 @@ def _warnings(source: Source, splits: dict[str, Split]) -> list[str]:
         int((s.store.index.native.max(1) > LONGEST * s.store.index.native.min(1)).sum()) for s in splits.values()
     )
     if long:
-        warnings.append(f"{long} pictures are longer than {LONGEST}:1; only their middle is used.")
+        warnings.append(f"{long} images are longer than {LONGEST}:1; only their middle is used.")
     return [*warnings, *_enlarged(splits)]
 
 
 def _enlarged(splits: dict[str, Split]) -> list[str]:
-    """Pictures without enough pixels for the view."""
+    """Images without enough pixels for the view."""
     counts = {name: int((s.store.index.native < s.geometry.size).any(1).sum()) for name, s in splits.items()}
     size = next(iter(splits.values())).geometry.size
     found = ", ".join(f"{count:,} of {len(splits[name]):,} in {name}" for name, count in counts.items() if count)
-    return [f"Pictures smaller than {size[0]} x {size[1]}, which are enlarged: {found}."] if found else []
+    return [f"Images smaller than {size[0]} x {size[1]}, which are enlarged: {found}."] if found else []
 
 
 def _empty_classes(source: Source, splits: dict[str, Split]) -> list[str]:
@@ -156,22 +156,22 @@ def _empty_classes(source: Source, splits: dict[str, Split]) -> list[str]:
         counts = np.bincount(split.labels, minlength=len(source.classes))
         missing = [source.classes[i] for i in np.flatnonzero(counts == 0)]
         if missing:
-            warnings.append(f"Classes without a picture in {name}: {', '.join(missing)}.")
+            warnings.append(f"Classes without an image in {name}: {', '.join(missing)}.")
         single = [source.classes[i] for i in np.flatnonzero(counts == 1)] if name == "train" else []
         if single:
-            warnings.append(f"Classes with one training picture: {', '.join(single)}.")
+            warnings.append(f"Classes with one training image: {', '.join(single)}.")
     return warnings
 
 
 def _untrained(source: Source, splits: dict[str, Split]) -> dict[str, str]:
-    """For val and test the classes, in words, that train has no picture of."""
+    """For val and test the classes, in words, that train has no image of."""
     trained = np.unique(splits["train"].labels)
     unknown = {n: np.setdiff1d(s.labels, trained).tolist() for n, s in splits.items() if n != "train"}
     return {name: _listed([source.classes[label] for label in labels]) for name, labels in unknown.items() if labels}
 
 
 def _repeats(splits: dict[str, Split]) -> list[str]:
-    """Of val and test: how many pictures are also trained on, with examples."""
+    """Of val and test: how many images are also trained on, with examples."""
     if "train" not in splits:
         return []
     trained = dict(zip(_digests(splits["train"]), splits["train"].ids, strict=True))
@@ -180,7 +180,7 @@ def _repeats(splits: dict[str, Split]) -> list[str]:
         pairs = zip(_digests(split), split.ids, strict=True)
         same = [f"{printable(own)} = {printable(trained[key])}" for key, own in pairs if key in trained]
         if same and name != "train":
-            texts.append(f"{len(same)} pictures of {name} are also in train, byte for byte ({_listed(same, 3)})")
+            texts.append(f"{len(same)} images of {name} are also in train, byte for byte ({_listed(same, 3)})")
     return texts
 
 
@@ -199,4 +199,4 @@ def _allowing(source: Source, what: str) -> str:
 
 
 def _left_out(bad: list[dict[str, str]]) -> list[str]:
-    return [f"{len(bad)} pictures that cannot be read were left out."] if bad else []
+    return [f"{len(bad)} images that cannot be read were left out."] if bad else []

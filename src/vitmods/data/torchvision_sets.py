@@ -13,8 +13,8 @@ from PIL import Image
 
 from vitmods.data.read import reading
 from vitmods.data.records import Records, Source, printable
-from vitmods.errors import UserError, nearest
-from vitmods.files import expand_user
+from vitmods.util.errors import UserError, nearest
+from vitmods.util.files import expand_user
 
 # How torchvision's sets are asked for a split: train=True, or split="trainval" and the like.
 _TRAIN_FLAG = (("train", True), ("test", False))
@@ -25,7 +25,7 @@ _SPLIT_NAMES = (
     ("val", "val"),
     ("test", "test"),
 )
-_LABELS = ("targets", "_labels", "labels", "y")  # attributes that hold the labels of all pictures
+_LABELS = ("targets", "_labels", "labels", "y")  # attributes that hold the labels of all images
 _PAIRS = ("_samples", "samples")  # attributes that hold (path, label)
 
 
@@ -94,8 +94,8 @@ def _open(make: Callable[..., Any], root: Path, given: dict[str, Any], choice: s
             raise UserError(f"torchvision's {make.__name__} does not take these options: {error}.") from error
         except (RuntimeError, OSError, ValueError, ImportError) as error:
             unknown_value = isinstance(error, ValueError) and "Unknown value" in str(error)
-            told = str(error).split("\n")[0].split(" You can use download")[0]
-            reason = reason if unknown_value or "train" in found else told
+            record = str(error).split("\n")[0].split(" You can use download")[0]
+            reason = reason if unknown_value or "train" in found else record
     if "train" in found:
         return found
     name = make.__name__
@@ -106,7 +106,7 @@ def _open(make: Callable[..., Any], root: Path, given: dict[str, Any], choice: s
 
 
 def _labels(dataset: Any, name: str) -> NDArray[np.int64] | None:
-    """(n,), or None where they are kept secret. Pictures are decoded for them only where no attribute has them."""
+    """(n,), or None where they are kept secret. Images are decoded for them only where no attribute has them."""
     columns = [getattr(dataset, attribute) for attribute in _LABELS if hasattr(dataset, attribute)]
     pairs = [getattr(dataset, attribute) for attribute in _PAIRS if hasattr(dataset, attribute)]
     columns += [[pair[1] for pair in column] for column in pairs if len(column) and len(column[0]) == 2]
@@ -129,12 +129,12 @@ def _agrees(column: Any, dataset: Any) -> bool:
 def _records(name: str, dataset: Any, labels: NDArray[np.int64], files: str) -> Records:
     def fetch(key: int) -> "Image.Image | NDArray[np.generic]":
         with reading():
-            picture = dataset[key][0]
-            return picture if isinstance(picture, Image.Image) else np.asarray(picture)
+            image = dataset[key][0]
+            return image if isinstance(image, Image.Image) else np.asarray(image)
 
     ids = [f"{name}[{i}]" for i in range(len(labels))]
     keys = np.arange(len(labels))
-    if type(dataset).__name__ == "SUN397":  # its pictures come in the order in which the disk has them: go by name
+    if type(dataset).__name__ == "SUN397":  # its images come in the order in which the disk has them: go by name
         ids = [path.relative_to(dataset._data_dir).as_posix() for path in dataset._image_files]
         keys = np.array(sorted(keys, key=ids.__getitem__), dtype=np.int64)
         ids.sort()

@@ -3,31 +3,6 @@
 Names are imported when first used: the shell reads the options of the protocols without torch.
 """
 
-from typing import TYPE_CHECKING
+import lazy_loader
 
-from vitmods.lazy import lazy_names
-
-_HOME = {
-    "Findings": "findings",
-    "METRICS": "protocols",
-    "Metric": "metrics",
-    "Options": "options",
-    "PROTOCOLS": "protocols",
-    "Protocol": "protocols",
-    "run_protocols": "protocols",
-    "top1": "accuracy",
-}
-
-__all__ = list(_HOME)
-
-if TYPE_CHECKING:
-    from .accuracy import top1 as top1
-    from .findings import Findings as Findings
-    from .metrics import Metric as Metric
-    from .options import Options as Options
-    from .protocols import METRICS as METRICS
-    from .protocols import PROTOCOLS as PROTOCOLS
-    from .protocols import Protocol as Protocol
-    from .protocols import run_protocols as run_protocols
-
-__getattr__, __dir__ = lazy_names(__name__, _HOME)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

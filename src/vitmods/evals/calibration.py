@@ -1,4 +1,4 @@
-"""Calibration: does a class that is given probability p turn out right in a share p of the cases?
+"""Calibration: does a class that is given probability p turn out right in a fraction p of the cases?
 
 Expected calibration error over 15 bins (Guo et al., 2017, arXiv:1706.04599, Eq. 3), the Brier score and the negative
 log-likelihood, both of which also reward being right. Probabilities are the softmax of the logits.
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitmods.evals.findings import Findings
-from vitmods.evals.intervals import mean_over_pictures
 from vitmods.evals.metrics import Metric
-from vitmods.evals.subject import Subject
+from vitmods.evals.outputs import ModelOutputs
+from vitmods.evals.result import ProtocolResult
+from vitmods.stats.intervals import mean_over_images
 
 METRICS = (
     Metric("ece", "calibration error, ECE", "calibration", higher_is_better=False),
@@ -25,11 +25,11 @@ BINS = 15
 Floats = NDArray[np.float64]
 
 
-def calibration(subject: Subject) -> Findings:
-    """The protocol. NLL and Brier score are means over pictures and have intervals; the binned errors have none, since
-    they are biased upwards where pictures are few."""
-    log_p = subject.logits.double().log_softmax(dim=1)
-    targets = subject.targets
+def calibration(outputs: ModelOutputs) -> ProtocolResult:
+    """The protocol. NLL and Brier score are means over images and have intervals; the binned errors have none, since
+    they are biased upwards where images are few."""
+    log_p = outputs.logits.double().log_softmax(dim=1)
+    targets = outputs.targets
     nll = -log_p.gather(1, targets[:, None])[:, 0].numpy()
     p = log_p.exp()
     brier = ((p**2).sum(dim=1) - 2 * p.gather(1, targets[:, None])[:, 0] + 1).numpy()
@@ -37,14 +37,14 @@ def calibration(subject: Subject) -> Findings:
     confidence, correct = top.values.numpy(), (top.indices == targets).numpy()
     equal_width, equal_size = bins_of_equal_width(confidence), bins_of_equal_size(confidence)
     means = {"nll": nll, "brier": brier}
-    return Findings(
+    return ProtocolResult(
         metrics={
             "ece": calibration_error(confidence, correct, equal_width),
             "adaptive_ece": calibration_error(confidence, correct, equal_size),
             **{name: float(values.mean()) for name, values in means.items()},
         },
-        detail={"pictures": len(targets), "reliability": reliability(confidence, correct, equal_width)},
-        intervals={name: ends for name, values in means.items() if (ends := mean_over_pictures(values)) is not None},
+        detail={"images": len(targets), "reliability": reliability(confidence, correct, equal_width)},
+        intervals={name: ends for name, values in means.items() if (ends := mean_over_images(values)) is not None},
     )
 
 
@@ -54,9 +54,9 @@ def bins_of_equal_width(confidence: Floats, bins: int = BINS) -> NDArray[np.int6
 
 
 def bins_of_equal_size(confidence: Floats, bins: int = BINS) -> NDArray[np.int64]:
-    """The bin of each confidence (n,), where each bin holds as many pictures (Nixon et al., 2019, arXiv:1904.01685).
+    """The bin of each confidence (n,), where each bin holds as many images (Nixon et al., 2019, arXiv:1904.01685).
 
-    Equal confidences may fall in two bins; which of their pictures falls in which, is a matter of their order.
+    Equal confidences may fall in two bins; which of their images falls in which, is a matter of their order.
     """
     places = np.empty(len(confidence), dtype=np.int64)
     places[np.argsort(confidence, kind="stable")] = np.arange(len(confidence))
@@ -64,20 +64,20 @@ def bins_of_equal_size(confidence: Floats, bins: int = BINS) -> NDArray[np.int64
 
 
 def calibration_error(confidence: Floats, correct: NDArray[np.bool_], bin_of: NDArray[np.int64]) -> float:
-    """The mean over pictures of |accuracy - mean confidence| of the bin that the picture is in."""
+    """The mean over images of |accuracy - mean confidence| of the bin that the image is in."""
     gaps = np.bincount(bin_of, weights=correct - confidence)
     return float(np.abs(gaps).sum() / len(confidence))
 
 
 def reliability(confidence: Floats, correct: NDArray[np.bool_], bin_of: NDArray[np.int64]) -> list[dict[str, Any]]:
-    """Of each bin with pictures, in order: how many, their mean confidence and their accuracy."""
+    """Of each bin with images, in order: how many, their mean confidence and their accuracy."""
     rows = []
     for number in np.unique(bin_of):
         inside = bin_of == number
         rows.append(
             {
                 "bin": int(number),
-                "pictures": int(inside.sum()),
+                "images": int(inside.sum()),
                 "confidence": float(confidence[inside].mean()),
                 "accuracy": float(correct[inside].mean()),
             }

@@ -1,8 +1,8 @@
-"""Accuracy on corrupted pictures: Hendrycks and Dietterich, 2019, arXiv:1903.12261 (ImageNet-C), on any pictures.
+"""Accuracy on corrupted images: Hendrycks and Dietterich, 2019, arXiv:1903.12261 (ImageNet-C), on any images.
 
 Two numbers, which are not comparable with one another: the mean error over all corruptions and severities, and mCE, in
 which each corruption's error is divided by AlexNet's on ImageNet-C. mCE weighs corruptions as that paper does on any
-pictures, but its values compare with published ones on ImageNet-C alone.
+images, but its values compare with published ones on ImageNet-C alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitmods.data.corruptions import check_corruptions, corrupt
-from vitmods.errors import UserError
-from vitmods.evals.findings import Findings
-from vitmods.evals.intervals import mean_over_pictures
 from vitmods.evals.metrics import Metric
 from vitmods.evals.options import SEVERITIES, Options
-from vitmods.evals.subject import Subject
+from vitmods.evals.outputs import ModelOutputs
+from vitmods.evals.result import ProtocolResult
+from vitmods.stats.intervals import mean_over_images
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
-    from vitmods.data import PictureSet
+    from vitmods.data import ImageDataset
 
 METRICS = (
-    Metric("mean_corruption_error", "mean error on corrupted pictures", "corruptions", higher_is_better=False),
+    Metric("mean_corruption_error", "mean error on corrupted images", "corruptions", higher_is_better=False),
     Metric("corruption_increase", "increase of the error by corruption", "corruptions", higher_is_better=False),
     Metric("mce", "mCE (relative to AlexNet on ImageNet-C)", "corruptions", higher_is_better=False),
 )
@@ -41,11 +41,11 @@ _SEED = 0
 Corrupt = Callable[..., Tensor]
 
 
-def check(pictures: "PictureSet", split: str, options: Options) -> None:
-    """UserError for a corruption that does not exist or that such pictures cannot have, or frost without textures."""
+def check(dataset: "ImageDataset", split: str, options: Options) -> None:
+    """UserError for a corruption that does not exist or that such images cannot have, or frost without textures."""
     names = corruptions_of(options)
     check_corruptions(names, textures=options.textures)
-    blank, index = torch.zeros(1, pictures.in_chans, *pictures.img_size, dtype=torch.uint8), torch.zeros(1).long()
+    blank, index = torch.zeros(1, dataset.in_chans, *dataset.img_size, dtype=torch.uint8), torch.zeros(1).long()
     for name in names:
         corrupt(blank, name, options.severities[0], seed=_SEED, index=index, textures=options.textures)
 
@@ -69,55 +69,55 @@ def check_complete(options: Options) -> None:
         )
 
 
-def corruption_error(subject: Subject, corrupt: Corrupt = corrupt) -> Findings:
+def corruption_error(outputs: ModelOutputs, corrupt: Corrupt = corrupt) -> ProtocolResult:
     """The protocol: the error at every corruption and severity, its mean, the increase over the clean error, and mCE.
 
     mCE needs all of ImageNet-C's corruptions at all severities, and is left out without them; others are not part of
-    it. Intervals are over pictures: a picture counts once, with the mean over all its corrupted forms.
+    it. Intervals are over images: an image counts once, with the mean over all its corrupted forms.
 
     Args:
-        subject: the model and the pictures.
+        subject: the model and the images.
         corrupt: as `vitmods.data.corruptions.corrupt`.
     """
-    names = corruptions_of(subject.options)
-    clean = (subject.logits.argmax(dim=1) != subject.targets).numpy().astype(np.float64)
-    wrong = {name: _wrong(subject, name, corrupt) for name in subject.progress(names, len(names), "corruptions")}
+    names = corruptions_of(outputs.options)
+    clean = (outputs.logits.argmax(dim=1) != outputs.targets).numpy().astype(np.float64)
+    wrong = {name: _wrong(outputs, name, corrupt) for name in outputs.progress(names, len(names), "corruptions")}
     mean = np.mean([rows.mean(axis=0) for rows in wrong.values()], axis=0)
-    by_picture = {"mean_corruption_error": mean, "corruption_increase": mean - clean}
-    if is_complete(subject.options):
-        by_picture["mce"] = np.mean([wrong[name].mean(axis=0) / error for name, error in ALEXNET.items()], axis=0)
-    intervals = {name: mean_over_pictures(values) for name, values in by_picture.items()}
+    by_image = {"mean_corruption_error": mean, "corruption_increase": mean - clean}
+    if is_complete(outputs.options):
+        by_image["mce"] = np.mean([wrong[name].mean(axis=0) / error for name, error in ALEXNET.items()], axis=0)
+    intervals = {name: mean_over_images(values) for name, values in by_image.items()}
     errors = {name: rows.mean(axis=1).tolist() for name, rows in wrong.items()}
-    return Findings(
-        metrics={name: float(values.mean()) for name, values in by_picture.items()},
-        detail=_detail(subject, float(clean.mean()), errors),
+    return ProtocolResult(
+        metrics={name: float(values.mean()) for name, values in by_image.items()},
+        detail=_detail(outputs, float(clean.mean()), errors),
         intervals={name: ends for name, ends in intervals.items() if ends is not None},
     )
 
 
-def _wrong(subject: Subject, name: str, corrupt: Corrupt) -> NDArray[np.float64]:
-    """1 where a corrupted picture is taken for another class, else 0: (severities, n).
+def _wrong(outputs: ModelOutputs, name: str, corrupt: Corrupt) -> NDArray[np.float64]:
+    """1 where a corrupted image is taken for another class, else 0: (severities, n).
 
-    All severities come from one pass over the pictures, which need not be read more often.
+    All severities come from one pass over the images, which need not be read more often.
     """
-    options = subject.options
+    options = outputs.options
 
-    def change(pictures: Tensor, index: Tensor) -> Tensor:
+    def change(images: Tensor, index: Tensor) -> Tensor:
         settings = {"seed": _SEED, "index": index, "textures": options.textures}
-        return torch.cat([corrupt(pictures, name, severity, **settings) for severity in options.severities])
+        return torch.cat([corrupt(images, name, severity, **settings) for severity in options.severities])
 
     columns = []
-    for batch in subject.pictures.eval_batches(subject.split, subject.batch_size, change=change):
-        predicted = subject.predicted(batch.images).reshape(len(options.severities), -1)
+    for batch in outputs.dataset.eval_batches(outputs.split, outputs.batch_size, change=change):
+        predicted = outputs.predicted(batch.images).reshape(len(options.severities), -1)
         columns.append(predicted != batch.targets)
     return torch.cat(columns, dim=1).double().numpy()
 
 
-def _detail(subject: Subject, clean: float, errors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+def _detail(outputs: ModelOutputs, clean: float, errors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     return {
-        "pictures": len(subject.targets),
+        "images": len(outputs.targets),
         "clean_error": clean,
-        "severities": list(subject.options.severities),
+        "severities": list(outputs.options.severities),
         "errors": dict(errors),
         "mean_errors": {name: float(np.mean(values)) for name, values in errors.items()},
         "ratio_to_alexnet": {

@@ -1,8 +1,8 @@
-"""Few-shot transfer: linear least squares on the features of a few training pictures a class, as in big_vision.
+"""Few-shot transfer: linear least squares on the features of a few training images a class, as in big_vision.
 
-Features are whitened by mean and standard deviation of the chosen pictures, a constant feature is added, and
+Features are whitened by mean and standard deviation of the chosen images, a constant feature is added, and
 w = (X'X + l2 I)^-1 X'Y with targets -1 and 1 (Zhai et al., 2022, arXiv:2106.04560, and its successors report 5 and 10
-shots). Pictures are chosen by a permutation of each class, the same for all shots: the smaller sets are parts of the
+shots). Images are chosen by a permutation of each class, the same for all shots: the smaller sets are parts of the
 larger ones.
 """
 
@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
 
-from vitmods.errors import UserError
-from vitmods.evals.findings import Findings
-from vitmods.evals.intervals import mean_over_seeds
 from vitmods.evals.metrics import Metric
 from vitmods.evals.options import SHOTS, Options
-from vitmods.evals.subject import Subject
+from vitmods.evals.outputs import ModelOutputs
+from vitmods.evals.result import ProtocolResult
 from vitmods.evals.trained_on import training_counts
+from vitmods.stats.intervals import mean_over_seeds
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
-    from vitmods.data import PictureSet
+    from vitmods.data import ImageDataset
 
 SEEDS, L2 = 3, 2.0**10
 _CONSTANT, _LEAST_STD = 100.0, 1e-5
@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 
 
 def metric(shots: int) -> Metric:
-    """Accuracy with so many training pictures of each class."""
+    """Accuracy with so many training images of each class."""
     return Metric(f"fewshot{shots}", f"{shots}-shot accuracy", "fewshot")
 
 
@@ -44,26 +44,25 @@ def shots_of(name: str) -> int | None:
 METRICS = tuple(metric(shots) for shots in SHOTS)
 
 
-def check(pictures: "PictureSet", split: str, options: Options) -> None:
-    """UserError where a class has fewer training pictures than the largest number of shots."""
-    counts = training_counts(pictures, split, "fewshot")
+def check(dataset: "ImageDataset", split: str, options: Options) -> None:
+    """UserError where a class has fewer training images than the largest number of shots."""
+    counts = training_counts(dataset, split, "fewshot")
     name, least = min(counts.items(), key=lambda item: item[1])
     if least < max(options.shots):
         possible = [shots for shots in options.shots if shots <= least] or [least]
-        remedy = f"ask for {' or '.join(map(str, possible))} shots" if least else "add pictures, or leave fewshot out"
+        remedy = f"ask for {' or '.join(map(str, possible))} shots" if least else "add images, or leave fewshot out"
         raise UserError(
-            f"{max(options.shots)} shots need as many training pictures of every class, and {name} has {least}: "
-            f"{remedy}."
+            f"{max(options.shots)} shots need as many training images of every class, and {name} has {least}: {remedy}."
         )
 
 
-def fewshot(subject: Subject) -> Findings:
-    """The protocol: mean accuracy over three choices of training pictures, with Student's interval over them."""
-    train, tested = subject.features("train"), subject.features(subject.split)
+def fewshot(outputs: ModelOutputs) -> ProtocolResult:
+    """The protocol: mean accuracy over three choices of training images, with Student's interval over them."""
+    train, tested = outputs.features("train"), outputs.features(outputs.split)
     labels, targets = train.targets.numpy(), tested.targets.numpy()
-    classes = len(subject.pictures.classes)
+    classes = len(outputs.dataset.classes)
     x_test = tested.features.double().numpy()
-    values: dict[int, list[float]] = {shots: [] for shots in subject.options.shots}
+    values: dict[int, list[float]] = {shots: [] for shots in outputs.options.shots}
     for seed in range(SEEDS):
         members = permuted_classes(labels, classes, seed)
         for shots, accuracies in values.items():
@@ -72,10 +71,10 @@ def fewshot(subject: Subject) -> Findings:
             scores = least_squares_scores(x, labels[chosen], x_test, classes)
             accuracies.append(float((scores.argmax(axis=1) == targets).mean()))
     intervals = {shots: mean_over_seeds(accuracies) for shots, accuracies in values.items()}
-    return Findings(
+    return ProtocolResult(
         metrics={metric(shots).name: float(np.mean(accuracies)) for shots, accuracies in values.items()},
         detail={
-            "pictures": len(targets),
+            "images": len(targets),
             "seeds": SEEDS,
             "l2": L2,
             "shots": {str(shots): {"values": accuracies} for shots, accuracies in values.items()},
@@ -85,7 +84,7 @@ def fewshot(subject: Subject) -> Findings:
 
 
 def permuted_classes(labels: Ints, classes: int, seed: int) -> list[Ints]:
-    """Positions of each class's pictures, each class in an order drawn from the seed."""
+    """Positions of each class's images, each class in an order drawn from the seed."""
     rng = np.random.default_rng(seed)
     return [rng.permutation(np.flatnonzero(labels == number)) for number in range(classes)]
 

@@ -1,4 +1,4 @@
-"""k nearest neighbours among the training pictures, by cosine, as in DINO (Caron et al., 2021, arXiv:2104.14294).
+"""k nearest neighbors among the training images, by cosine, as in DINO (Caron et al., 2021, arXiv:2104.14294).
 
 The 20 nearest vote for their classes with weight exp(similarity / 0.07).
 """
@@ -9,37 +9,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitmods.evals.findings import Findings
-from vitmods.evals.intervals import share
 from vitmods.evals.metrics import Metric
 from vitmods.evals.options import Options
-from vitmods.evals.subject import Subject
+from vitmods.evals.outputs import ModelOutputs
+from vitmods.evals.result import ProtocolResult
 from vitmods.evals.trained_on import check_can_learn
+from vitmods.stats.intervals import fraction
 
 if TYPE_CHECKING:
-    from vitmods.data import PictureSet
+    from vitmods.data import ImageDataset
 
-METRICS = (Metric("knn", "nearest-neighbour accuracy", "knn"),)
+METRICS = (Metric("knn", "nearest-neighbor accuracy", "knn"),)
 NEIGHBOURS, TEMPERATURE = 20, 0.07
 _SIMILARITIES = 2**26  # at a time: a quarter of a gigabyte
 
 
-def check(pictures: "PictureSet", split: str, options: Options) -> None:
-    """UserError where a class has no training picture."""
-    check_can_learn(pictures, split, "knn")
+def check(dataset: "ImageDataset", split: str, options: Options) -> None:
+    """UserError where a class has no training image."""
+    check_can_learn(dataset, split, "knn")
 
 
 @torch.inference_mode()
-def knn(subject: Subject) -> Findings:
+def knn(outputs: ModelOutputs) -> ProtocolResult:
     """The protocol: accuracy on the evaluated split with Wilson's interval."""
-    train, tested = subject.features("train"), subject.features(subject.split)
-    known, labels = train.features.to(subject.device), train.targets.to(subject.device)
-    scores = vote(known, labels, tested.features.to(subject.device), len(subject.pictures.classes))
-    hits, pictures = int((scores.argmax(dim=1).cpu() == tested.targets).sum()), len(tested.targets)
-    return Findings(
-        metrics={"knn": hits / pictures},
-        detail={"pictures": pictures, "neighbours": min(NEIGHBOURS, len(labels)), "temperature": TEMPERATURE},
-        intervals={"knn": share(hits, pictures)},
+    train, tested = outputs.features("train"), outputs.features(outputs.split)
+    known, labels = train.features.to(outputs.device), train.targets.to(outputs.device)
+    scores = vote(known, labels, tested.features.to(outputs.device), len(outputs.dataset.classes))
+    hits, dataset = int((scores.argmax(dim=1).cpu() == tested.targets).sum()), len(tested.targets)
+    return ProtocolResult(
+        metrics={"knn": hits / dataset},
+        detail={"images": dataset, "neighbors": min(NEIGHBOURS, len(labels)), "temperature": TEMPERATURE},
+        intervals={"knn": fraction(hits, dataset)},
     )
 
 

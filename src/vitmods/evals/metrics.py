@@ -8,7 +8,7 @@ from typing import Literal
 class Metric:
     """One number that a protocol gives.
 
-    Shares (unit "%") are kept as fractions and shown as percent; all others are shown as they are.
+    Fractions (unit "%") are kept as fractions and shown as percent; all others are shown as they are.
     """
 
     name: str
@@ -18,7 +18,7 @@ class Metric:
     unit: Literal["%", "nats", ""] = "%"
 
     def number(self, value: float) -> str:
-        """The value for a reader: percent of a share, without the unit."""
+        """The value for a reader: percent of a fraction, without the unit."""
         return f"{100 * value:.2f}" if self.unit == "%" else f"{value:.4f}"
 
     def shown(self, value: float) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 SHOTS, SEVERITIES = (1, 5, 10, 25), (1, 2, 3, 4, 5)
 
@@ -17,13 +17,13 @@ class Options:
     """
 
     shots: tuple[int, ...] = SHOTS
-    """training pictures of each class that few-shot transfer learns from"""
+    """training images of each class that few-shot transfer learns from"""
     corruptions: tuple[str, ...] | None = None
     """names of `vitmods.data.corruptions`; None: the 15 that count in ImageNet-C"""
     severities: tuple[int, ...] = SEVERITIES
     """of each corruption, 1 to 5"""
     textures: Path | None = None
-    """a folder of frost pictures, which the corruption `frost` blends in"""
+    """a folder of frost images, which the corruption `frost` blends in"""
 
     def __post_init__(self) -> None:
         for name in ("shots", "corruptions", "severities"):
@@ -31,7 +31,7 @@ class Options:
             if len(set(values)) < len(values):
                 raise UserError(f"{name} names something twice: {', '.join(map(str, values))}.")
         if not self.shots or min(self.shots) < 1:
-            raise UserError(f"shots are numbers of pictures of each class, 1 or more, not {self.shots}.")
+            raise UserError(f"shots are numbers of images of each class, 1 or more, not {self.shots}.")
         if not self.severities or not set(self.severities) <= set(SEVERITIES):
             raise UserError(f"severities are among 1 to 5, not {self.severities}.")
         if self.corruptions is not None and not self.corruptions:

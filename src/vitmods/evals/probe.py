@@ -1,6 +1,6 @@
-"""Linear probe: multinomial logistic regression on standardised features of all training pictures.
+"""Linear probe: multinomial logistic regression on standardized features of all training images.
 
-The strength of L2 is chosen by accuracy on pictures that are not evaluated: val, or, where val is what is evaluated or
+The strength of L2 is chosen by accuracy on images that are not evaluated: val, or, where val is what is evaluated or
 there is none, a part of train; the probe is then trained on all of train again.
 """
 
@@ -15,63 +15,63 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from torch import Tensor
 
-from vitmods.errors import UserError
-from vitmods.evals.findings import Findings
-from vitmods.evals.intervals import share
 from vitmods.evals.metrics import Metric
 from vitmods.evals.options import Options
-from vitmods.evals.subject import Features, Subject
+from vitmods.evals.outputs import Features, ModelOutputs
+from vitmods.evals.result import ProtocolResult
 from vitmods.evals.trained_on import check_can_learn, training_counts
+from vitmods.stats.intervals import fraction
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
-    from vitmods.data import PictureSet
+    from vitmods.data import ImageDataset
 
 METRICS = (Metric("probe", "linear probe accuracy", "probe"),)
 STRENGTHS = tuple(10.0**power for power in range(1, -7, -1))  # from strong to weak: each begins where the last ended
 _HELD_OUT, _ITERATIONS = 5, 500
 
 
-def check(pictures: "PictureSet", split: str, options: Options) -> None:
-    """UserError where a class has no training picture, or none can be spared to choose L2 by."""
-    check_can_learn(pictures, split, "probe")
-    if _choosing_split(pictures, split) is None and max(training_counts(pictures, split, "probe").values()) < 2:
-        raise UserError("probe chooses L2 on val or on a part of train, and every class has one training picture.")
+def check(dataset: "ImageDataset", split: str, options: Options) -> None:
+    """UserError where a class has no training image, or none can be spared to choose L2 by."""
+    check_can_learn(dataset, split, "probe")
+    if _choosing_split(dataset, split) is None and max(training_counts(dataset, split, "probe").values()) < 2:
+        raise UserError("probe chooses L2 on val or on a part of train, and every class has one training image.")
 
 
-def probe(subject: Subject) -> Findings:
+def probe(outputs: ModelOutputs) -> ProtocolResult:
     """The protocol: accuracy on the evaluated split with Wilson's interval."""
-    train, tested = subject.features("train"), subject.features(subject.split)
-    classes, device = len(subject.pictures.classes), subject.device
-    by = _choosing_split(subject.pictures, subject.split)
-    learnt, judged = (train, subject.features(by)) if by else _cut(train)
+    train, tested = outputs.features("train"), outputs.features(outputs.split)
+    classes, device = len(outputs.dataset.classes), outputs.device
+    by = _choosing_split(outputs.dataset, outputs.split)
+    learnt, evaluated = (train, outputs.features(by)) if by else _cut(train)
     accuracies, fits = {}, {}
     for l2, fitted in _path(learnt, classes, device):
-        accuracies[l2], fits[l2] = fitted.hits(judged) / len(judged.targets), fitted
+        accuracies[l2], fits[l2] = fitted.hits(evaluated) / len(evaluated.targets), fitted
     best = max(accuracies, key=accuracies.__getitem__)
     chosen = fits[best] if by else fit(train, classes, best, device)
-    hits, pictures = chosen.hits(tested), len(tested.targets)
-    return Findings(
-        metrics={"probe": hits / pictures},
+    hits, dataset = chosen.hits(tested), len(tested.targets)
+    return ProtocolResult(
+        metrics={"probe": hits / dataset},
         detail={
-            "pictures": pictures,
+            "images": dataset,
             "l2": best,
             "chosen_on": by or "a fifth of train",
             "accuracy_by_l2": [{"l2": l2, "accuracy": value} for l2, value in accuracies.items()],
         },
-        intervals={"probe": share(hits, pictures)},
+        intervals={"probe": fraction(hits, dataset)},
     )
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Weights (C + 1, K), the bias last, for features that are standardised by mean and std (C,)."""
+    """Weights (C + 1, K), the bias last, for features that are standardized by mean and std (C,)."""
 
     weights: NDArray[np.float64]
     mean: Tensor
     std: Tensor
 
     def hits(self, on: Features) -> int:
-        """Pictures of which the class with the highest score is the right one."""
+        """Images of which the class with the highest score is the right one."""
         weights = torch.from_numpy(self.weights).float()
         scores = (on.features - self.mean) / self.std @ weights[:-1] + weights[-1]
         return int((scores.argmax(dim=1) == on.targets).sum())
@@ -113,8 +113,8 @@ def _path(on: Features, classes: int, device: torch.device) -> Iterator[tuple[fl
         yield l2, fitted
 
 
-def _choosing_split(pictures: "PictureSet", split: str) -> str | None:
-    return "val" if split != "val" and "val" in pictures.summary()["splits"] else None
+def _choosing_split(dataset: "ImageDataset", split: str) -> str | None:
+    return "val" if split != "val" and "val" in dataset.summary()["splits"] else None
 
 
 def _cut(train: Features) -> tuple[Features, Features]:

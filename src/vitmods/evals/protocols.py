@@ -8,35 +8,35 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from vitmods.errors import UserError, nearest
 from vitmods.evals import accuracy, calibration, confusion, corruptions, fewshot, knn, probe
-from vitmods.evals.findings import Findings
 from vitmods.evals.metrics import Metric
 from vitmods.evals.options import Options
-from vitmods.evals.subject import Progress, Subject, silent
+from vitmods.evals.outputs import ModelOutputs, Progress, silent
+from vitmods.evals.result import ProtocolResult
+from vitmods.util.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from vitmods.data import PictureSet
+    from vitmods.data import ImageDataset
 
 
-def _any_pictures(pictures: "PictureSet", split: str, options: Options) -> None:
+def _any_images(dataset: "ImageDataset", split: str, options: Options) -> None:
     """Nothing is asked of them."""
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """One way of measuring: what it is in words, its metrics, what it does, and what it asks of the pictures.
+    """One way of measuring: what it is in words, its metrics, what it does, and what it asks of the images.
 
-    `check` raises UserError where the pictures or the options do not allow it; it looks at no pixel. `reads_logits`:
-    the model must have been trained on the classes of the pictures; otherwise its features are all that is read.
+    `check` raises UserError where the images or the options do not allow it; it looks at no pixel. `reads_logits`:
+    the model must have been trained on the classes of the images; otherwise its features are all that is read.
     `options` names what it reads of the Options.
     """
 
     name: str
     title: str
     metrics: tuple[Metric, ...]
-    run: Callable[[Subject], Findings]
-    check: Callable[["PictureSet", str, Options], None] = _any_pictures
+    run: Callable[[ModelOutputs], ProtocolResult]
+    check: Callable[["ImageDataset", str, Options], None] = _any_images
     reads_logits: bool = True
     options: tuple[str, ...] = ()
 
@@ -46,10 +46,10 @@ _ALL = (
     Protocol("calibration", "whether probabilities are what they say", calibration.METRICS, calibration.calibration),
     Protocol("confusion", "which classes are taken for which", confusion.METRICS, confusion.confusion),
     Protocol(
-        "fewshot", "least squares on few pictures", fewshot.METRICS, fewshot.fewshot, fewshot.check, False, ("shots",)
+        "fewshot", "least squares on few images", fewshot.METRICS, fewshot.fewshot, fewshot.check, False, ("shots",)
     ),
     Protocol("probe", "logistic regression on the features", probe.METRICS, probe.probe, probe.check, False),
-    Protocol("knn", "nearest neighbours in the features", knn.METRICS, knn.knn, knn.check, False),
+    Protocol("knn", "nearest neighbors in the features", knn.METRICS, knn.knn, knn.check, False),
     Protocol(
         "corruptions",
         "error under corruption",
@@ -93,11 +93,11 @@ def options_for(metric: str, options: Options) -> Options:
 
 
 def check_protocols(
-    pictures: "PictureSet", names: Iterable[str], *, split: str, options: Options | None = None
+    dataset: "ImageDataset", names: Iterable[str], *, split: str, options: Options | None = None
 ) -> None:
     """Raise UserError, before long work, where `run_protocols` could not give what is asked.
 
-    That is: an unknown protocol (the nearest is named), a split that is missing, pictures and options that a protocol
+    That is: an unknown protocol (the nearest is named), a split that is missing, images and options that a protocol
     cannot use, or an option that none of them reads.
     """
     protocols, options = [protocol_named(name) for name in names], options or Options()
@@ -107,10 +107,10 @@ def check_protocols(
             f"{option} is an option of the protocol {reader}, which is not asked for: leave --{option} out, or ask for "
             f"--protocol {reader} too."
         )
-    if split not in pictures.summary()["splits"]:
-        raise UserError(f'There is no split "{split}"; this set has {", ".join(pictures.summary()["splits"])}.')
+    if split not in dataset.summary()["splits"]:
+        raise UserError(f'There is no split "{split}"; this set has {", ".join(dataset.summary()["splits"])}.')
     for protocol in protocols:
-        protocol.check(pictures, split, options)
+        protocol.check(dataset, split, options)
 
 
 def unread(options: Options, protocols: Iterable[Protocol]) -> list[str]:
@@ -123,7 +123,7 @@ def unread(options: Options, protocols: Iterable[Protocol]) -> list[str]:
 
 def run_protocols(
     model: nn.Module,
-    pictures: "PictureSet",
+    dataset: "ImageDataset",
     names: Iterable[str],
     *,
     split: str,
@@ -132,15 +132,15 @@ def run_protocols(
     options: Options | None = None,
     autocast: Callable[[], AbstractContextManager] = nullcontext,
     progress: Progress = silent,
-) -> dict[str, Findings]:
+) -> dict[str, ProtocolResult]:
     """What the named protocols find; the split goes through the model once for all that read its outputs.
 
     Args:
-        model: pictures (B, C, H, W) to logits (B, K), with `get_classifier`, on `device`. Its mode is left as it was.
-        pictures: see `vitmods.data.load`.
+        model: images (B, C, H, W) to logits (B, K), with `get_classifier`, on `device`. Its mode is left as it was.
+        images: see `vitmods.data.load`.
         names: keys of `PROTOCOLS`.
-        split: "train", "val" or "test"; training pictures are seen without augmentation.
-        batch_size: pictures at a time.
+        split: "train", "val" or "test"; training images are seen without augmentation.
+        batch_size: images at a time.
         device: where the model is.
         options: of the protocols.
         autocast: surrounds every forward pass, for arithmetic in lower precision.
@@ -150,11 +150,11 @@ def run_protocols(
         UserError: as `check_protocols`.
     """
     names, options = list(names), options or Options()
-    check_protocols(pictures, names, split=split, options=options)
-    subject = Subject(model, pictures, split, batch_size, device, options, autocast, progress)
+    check_protocols(dataset, names, split=split, options=options)
+    outputs = ModelOutputs(model, dataset, split, batch_size, device, options, autocast, progress)
     training = model.training
     model.eval()
     try:
-        return {name: PROTOCOLS[name].run(subject) for name in names}
+        return {name: PROTOCOLS[name].run(outputs) for name in names}
     finally:
         model.train(training)

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..adapters.transfer import shapes_of
-from ..apply import as_vit
-from ..config import ViTConfig
-from ..errors import UserError
-from ..files import write_atomically
-from ..vit import ViT
+from vitmods.adapters.apply import as_vit
+from vitmods.adapters.transfer import shapes_of
+from vitmods.model.config import ViTConfig
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
+from vitmods.util.files import write_atomically
 
 FORMAT = "vitmods-delta-1"
 
@@ -161,17 +161,17 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def digest(tensor: Tensor) -> str:
     """128 bits that stand for type, shape and contents of a tensor."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    told = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=16)
-    told.update(flat.view(torch.uint8).numpy().data)
-    return told.hexdigest()
+    record = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=16)
+    record.update(flat.view(torch.uint8).numpy().data)
+    return record.hexdigest()
 
 
 def fingerprint(model: nn.Module) -> str:
     """16 hexadecimal digits that stand for all weights of a model that ``save_delta`` takes."""
-    told: Any = hashlib.blake2b(digest_size=8)
+    record: Any = hashlib.blake2b(digest_size=8)
     for name, value in sorted(_digests(as_vit(model)).items()):
-        told.update(f"{name} {value}\n".encode())
-    return told.hexdigest()
+        record.update(f"{name} {value}\n".encode())
+    return record.hexdigest()
 
 
 def _digests(model: ViT) -> dict[str, str]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ..errors import UserError
-from .roles import ROLES, chosen_roles, parameter_roles
+from vitmods.finetune.roles import ROLES, chosen_roles, parameter_roles
+from vitmods.util.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def train_only(model: nn.Module, what: str | Callable[[str], bool]) -> Trained:
     """Set ``requires_grad`` of every parameter by its role, in place: what is chosen is trained, all else is frozen.
 
     Args:
-        model: a ViT of vitmods, timm, Hugging Face or torchvision. Make the optimiser afterwards.
+        model: a ViT of vitmods, timm, Hugging Face or torchvision. Make the optimizer afterwards.
         what: ``attention``, ``ffn``, ``norms``, ``head`` or another key of ``vitmods.finetune.ROLES``, several joined
             by + (``attention+norms``), or ``all``. The head goes along, and with anything but the head alone the
             position embedding, as published (Touvron et al., 2022, "Three things everyone should know about Vision

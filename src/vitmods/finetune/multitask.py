@@ -5,14 +5,14 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from ..apply import as_vit
-from ..errors import UserError, nearest
-from ..vit import ViT
-from .delta import Delta, assemble, read_delta
+from vitmods.adapters.apply import as_vit
+from vitmods.finetune.delta import Delta, assemble, read_delta
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError, nearest
 
 
 class MultiTask(nn.Module):
-    """Serves several fine-tuned models that share what they have in common; for inference.
+    """Serves several fine-tuned models that fraction what they have in common; for inference.
 
     ``multi["pets"]`` is the ViT of a task, with its own head, positions and resolution; ``multi(images, "pets")`` calls
     it. Going from task to task copies nothing, outputs are those of the separate models bit for bit, and ``to`` keeps
@@ -73,8 +73,8 @@ class MultiTask(nn.Module):
         return _distinct_bytes(self)
 
     def __str__(self) -> str:
-        """A table with a row a task: pictures, classes, weights, and those of all tasks together."""
-        lines = [f"{'task':<20} {'pictures':>10} {'classes':>8} {'weights':>10}"]
+        """A table with a row a task: images, classes, weights, and those of all tasks together."""
+        lines = [f"{'task':<20} {'images':>10} {'classes':>8} {'weights':>10}"]
         for task in self.tasks:
             config = self[task].config
             size = "x".join(map(str, config.img_size))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ..errors import UserError, nearest
+from vitmods.util.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from torch import nn

@@ -1,13 +1,13 @@
 """Modules that know tensors and nothing else; they accept what timm passes to embed_layer, norm_layer and block_fn."""
 
-from .attention import Attention, AttentionPool
-from .block import Block, BranchNorms
-from .drop import DropPath, LayerScale
-from .gated_positions import GatedPositions
-from .mlp import Mlp
-from .norms import DynamicTokenNorm, LayerNorm, RMSNorm, ScaleShift
-from .parallel import ParallelBlock
-from .stems import (
+from vitmods.layers.attention import Attention, AttentionPool
+from vitmods.layers.block import Block, BranchNorms
+from vitmods.layers.drop import DropPath, LayerScale
+from vitmods.layers.mlp import Mlp
+from vitmods.layers.norms import DynamicTokenNorm, LayerNorm, RMSNorm, ScaleShift
+from vitmods.layers.parallel import ParallelBlock
+from vitmods.layers.positional_attention import GatedPositions
+from vitmods.layers.stems import (
     DualPatchNormStem,
     HMLPStem,
     LeViTStem,

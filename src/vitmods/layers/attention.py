@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .gated_positions import GatedPositions
-from .norms import LayerNorm
+from vitmods.layers.norms import LayerNorm
+from vitmods.layers.positional_attention import GatedPositions
 
 
 class Attention(nn.Module):
@@ -81,7 +81,7 @@ class Attention(nn.Module):
         return self.proj_drop(self.proj(self.norm(x)))
 
     def weights(self, x: Tensor) -> Tensor:
-        """(B, N, C) -> (B, H, N, N): the share of each token (last) in what a token reads; rows sum to 1.
+        """(B, N, C) -> (B, H, N, N): the fraction of each token (last) in what a token reads; rows sum to 1.
 
         To look at: ``forward`` never holds this matrix.
         """

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from . import lean
-from .attention import Attention
-from .drop import DropPath, LayerScale
-from .gated_positions import GatedPositions
-from .mlp import Mlp
-from .norms import LayerNorm
+from vitmods.layers import recompute as recompute
+from vitmods.layers.attention import Attention
+from vitmods.layers.drop import DropPath, LayerScale
+from vitmods.layers.mlp import Mlp
+from vitmods.layers.norms import LayerNorm
+from vitmods.layers.positional_attention import GatedPositions
 
 NormFactory = Callable[[int], nn.Module]
 
@@ -27,19 +27,19 @@ class BranchNorms:
     after: NormFactory | None = None
 
 
-def attend(x: Tensor, norm: nn.Module, attn: Attention, attn_mask: Tensor | None, keep_less: bool) -> Tensor:
-    """``attn(norm(x))``, (B, N, C) in and out; ``keep_less`` takes the lean form where there is one."""
-    if keep_less and torch.is_grad_enabled() and lean.supports(norm):
-        return attn.mix(lean.norm_linear(x, norm, attn.qkv), attn_mask)
+def attend(x: Tensor, norm: nn.Module, attn: Attention, attn_mask: Tensor | None, recomputes: bool) -> Tensor:
+    """``attn(norm(x))``, (B, N, C) in and out; ``recomputes`` takes the recompute form where there is one."""
+    if recomputes and torch.is_grad_enabled() and recompute.supports(norm):
+        return attn.mix(recompute.norm_linear(x, norm, attn.qkv), attn_mask)
     return attn(norm(x), attn_mask=attn_mask)
 
 
-def feed_forward(x: Tensor, norm: nn.Module, mlp: Mlp, keep_less: bool) -> Tensor:
-    """``mlp(norm(x))``, (B, N, C) in and out; ``keep_less`` takes the lean form where there is one."""
+def feed_forward(x: Tensor, norm: nn.Module, mlp: Mlp, recomputes: bool) -> Tensor:
+    """``mlp(norm(x))``, (B, N, C) in and out; ``recomputes`` takes the recompute form where there is one."""
     dropping = mlp.training and mlp.drop1.p > 0
-    keep_less = keep_less or lean.is_recomputed(mlp)
-    if keep_less and torch.is_grad_enabled() and not dropping and can_be_lean(norm, mlp):
-        return lean.norm_mlp(x, norm, mlp)
+    recomputes = recomputes or recompute.is_recomputed(mlp)
+    if recomputes and torch.is_grad_enabled() and not dropping and can_recompute(norm, mlp):
+        return recompute.norm_mlp(x, norm, mlp)
     return mlp(norm(x))
 
 
@@ -48,9 +48,9 @@ def all_token_wise(norms: Iterable[nn.Module]) -> bool:
     return all(isinstance(norm, nn.Identity) or getattr(norm, "token_wise", False) for norm in norms)
 
 
-def can_be_lean(norm: nn.Module, mlp: Mlp) -> bool:
-    """Whether an MLP branch has a lean form."""
-    return lean.supports(norm) and isinstance(mlp.norm, nn.Identity) and isinstance(mlp.act, nn.GELU)
+def can_recompute(norm: nn.Module, mlp: Mlp) -> bool:
+    """Whether an MLP branch has a recompute form."""
+    return recompute.supports(norm) and isinstance(mlp.norm, nn.Identity) and isinstance(mlp.act, nn.GELU)
 
 
 def _fill(factory: NormFactory | None, dim: int) -> nn.Module:
@@ -128,7 +128,7 @@ class Block(nn.Module):
         self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
         self.norm2_after = _fill(mlp_norms.after, dim)
 
-        self.lean = False
+        self.recompute = False
         if device is not None or dtype is not None:
             self.to(device=device, dtype=dtype)
 
@@ -145,13 +145,13 @@ class Block(nn.Module):
 
         ``first`` gives the first tokens (B, first, C), the others only lend their keys and values (needs
         ``tokenwise``); ``mean_from`` gives the mean over tokens ``mean_from:`` as (B, 1, C), for which the last linear
-        map runs once a picture, since it commutes with the mean (needs ``mean_commutes``).
+        map runs once an image, since it commutes with the mean (needs ``mean_commutes``).
         """
         if is_causal:
             raise ValueError("This block has no causal attention: give the mask as attn_mask.")
         if first is not None:
             return self._mlp_step(self._add_attn(x[:, :first], self.attn(self.norm1(x), queries=first)))
-        x = self._add_attn(x, attend(x, self.norm1, self.attn, attn_mask, self.lean))
+        x = self._add_attn(x, attend(x, self.norm1, self.attn, attn_mask, self.recompute))
         if mean_from is None:
             return self._mlp_step(x)
         x = x[:, mean_from:]
@@ -166,14 +166,14 @@ class Block(nn.Module):
         return all_token_wise(norms)
 
     @property
-    def can_be_lean(self) -> bool:
-        """Whether a part of this block has a lean form."""
-        return lean.supports(self.norm1) or self.can_recompute_mlp
+    def can_recompute(self) -> bool:
+        """Whether a part of this block has a recompute form."""
+        return recompute.supports(self.norm1) or self.can_recompute_mlp
 
     @property
     def can_recompute_mlp(self) -> bool:
         """Whether the MLP branch can be run again in backward."""
-        return can_be_lean(self.norm2, self.mlp)
+        return can_recompute(self.norm2, self.mlp)
 
     @property
     def mean_commutes(self) -> bool:
@@ -185,5 +185,5 @@ class Block(nn.Module):
         return self.norm1_after(x + self.drop_path1(self.ls1(self.norm1_branch(h))))
 
     def _mlp_step(self, x: Tensor) -> Tensor:
-        h = feed_forward(x, self.norm2, self.mlp, self.lean)
+        h = feed_forward(x, self.norm2, self.mlp, self.recompute)
         return self.norm2_after(x + self.drop_path2(self.ls2(self.norm2_branch(h))))

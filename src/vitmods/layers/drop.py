@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 
 class DropPath(nn.Module):
-    """Drops a whole branch for each picture with probability ``rate`` and rescales what stays by 1 / (1 - rate)
+    """Drops a whole branch for each image with probability ``rate`` and rescales what stays by 1 / (1 - rate)
     (Huang et al., 2016). Shape (B, ...) in and out; the identity in evaluation."""
 
     def __init__(self, rate: float = 0.0) -> None:
@@ -20,7 +20,7 @@ class DropPath(nn.Module):
         return self.rate > 0.0 and self.training
 
     def draw(self, x: Tensor) -> Tensor:
-        """A new factor for each picture, 0 or 1 / (1 - rate), (B, 1, ...) in the type of x (B, ...)."""
+        """A new factor for each image, 0 or 1 / (1 - rate), (B, 1, ...) in the type of x (B, ...)."""
         keep = torch.empty((x.shape[0],) + (1,) * (x.ndim - 1), dtype=x.dtype, device=x.device)
         return keep.bernoulli_(1.0 - self.rate).div_(1.0 - self.rate)
 

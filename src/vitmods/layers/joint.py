@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .drop import DropPath, LayerScale
-from .lean import compute_dtype
-from .norms import LayerNorm, RMSNorm, rms_norm
-from .norms.contract import widen
-from .norms.separable import without_autocast
+from vitmods.layers.drop import DropPath, LayerScale
+from vitmods.layers.norms import LayerNorm, RMSNorm, rms_norm
+from vitmods.layers.norms.contract import upcast
+from vitmods.layers.recompute import compute_dtype
+from vitmods.ops.separable import without_autocast
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class JointMaps:
     drops: tuple[DropPath, ...]
     """The branches' drop paths, if they have any."""
 
-    def normalise(self, x: Tensor) -> Tensor:
+    def normalize(self, x: Tensor) -> Tensor:
         """n(x), (B, N, C) in and out."""
         if self.zeros is None:
             return rms_norm(x, None, self.eps)
@@ -104,13 +104,13 @@ def fold(parts: Sequence[Part], leading: int, x: Tensor) -> JointMaps:
     """The joint maps for tokens x; ``leading`` is how many equal pieces the first map's rows have (3: q, k and v)."""
     dtype, norm = compute_dtype(x), parts[0].norm
     with without_autocast(x):
-        first = torch.stack([widen(p.first.weight).unflatten(0, (leading, -1)) for p in parts], 1)
+        first = torch.stack([upcast(p.first.weight).unflatten(0, (leading, -1)) for p in parts], 1)
         if norm.weight is not None:
-            first = first * torch.stack([widen(p.norm.weight) for p in parts])[:, None]
-        last = torch.stack([widen(p.last.weight) for p in parts], 1)
-        biases = None if parts[0].last.bias is None else torch.stack([widen(p.last.bias) for p in parts])
+            first = first * torch.stack([upcast(p.norm.weight) for p in parts])[:, None]
+        last = torch.stack([upcast(p.last.weight) for p in parts], 1)
+        biases = None if parts[0].last.bias is None else torch.stack([upcast(p.last.bias) for p in parts])
         if isinstance(parts[0].scale, LayerScale):
-            scale = torch.stack([widen(p.scale.gamma) for p in parts])  # type: ignore[arg-type]
+            scale = torch.stack([upcast(p.scale.gamma) for p in parts])  # type: ignore[arg-type]
             last = last * scale.T[..., None]
             biases = None if biases is None else biases * scale
         shifts = [s.unflatten(0, (leading, -1)) for s in map(_shift, parts) if s is not None]
@@ -132,12 +132,12 @@ def _shift(part: Part) -> Tensor | None:
     """The bias of the first map with the norm's put into it."""
     beta, bias = getattr(part.norm, "bias", None), part.first.bias
     if beta is None:
-        return None if bias is None else widen(bias)
-    shift = widen(part.first.weight) @ widen(beta)
-    return shift if bias is None else widen(bias) + shift
+        return None if bias is None else upcast(bias)
+    shift = upcast(part.first.weight) @ upcast(beta)
+    return shift if bias is None else upcast(bias) + shift
 
 
-class KeptMaps:
+class CachedMaps:
     """The joint maps of branches in a module, folded once and again when a parameter has changed.
 
     A parameter counts as unchanged while it is the same object in the same memory with the same version, which every

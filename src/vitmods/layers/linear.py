@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from .native import fold as native
-from .native import usable
+from vitmods.ops.native import fold as native
+from vitmods.ops.native import usable
 
 
 def inference_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import lean
-from .attention import Attention
-from .block import Block, all_token_wise, attend, can_be_lean, feed_forward
-from .joint import JointMaps, KeptMaps, Part, alike, fold
-from .mlp import Mlp
+from vitmods.layers import recompute as recompute
+from vitmods.layers.attention import Attention
+from vitmods.layers.block import Block, all_token_wise, attend, can_recompute, feed_forward
+from vitmods.layers.joint import CachedMaps, JointMaps, Part, alike, fold
+from vitmods.layers.mlp import Mlp
 
 LARGEST_HIDDEN = 1 << 22
 """Values in the joint first map's output up to which the fused form is as fast on a CPU or faster: beyond, it only
@@ -44,8 +44,8 @@ class Branches(nn.ModuleList):
     def __init__(self, branches: Iterable[dict[str, nn.Module]]) -> None:
         super().__init__(nn.Sequential(OrderedDict(parts)) for parts in branches)
         self.fuse: bool | None = None
-        self.lean = False
-        self._kept: KeptMaps | None = None
+        self.recompute = False
+        self._kept: CachedMaps | None = None
 
     @abstractmethod
     def part(self, branch: Any) -> Part | None:
@@ -58,20 +58,20 @@ class Branches(nn.ModuleList):
         return found if len(found) == len(self) and alike(found) else None
 
     @property
-    def keeps_less(self) -> bool:
+    def recomputes(self) -> bool:
         """Whether the branches are to keep less for backward than the fused form does."""
-        return self.lean
+        return self.recompute
 
     def maps(self, x: Tensor) -> JointMaps | None:
         """The joint maps if the tokens x go through the fused form here and now."""
-        if self.fuse is False or (torch.is_grad_enabled() and self.keeps_less):
+        if self.fuse is False or (torch.is_grad_enabled() and self.recomputes):
             return None
         if torch.compiler.is_compiling():
             parts = self.parts if self.fuse else None
             return fold(parts, self.leading, x) if parts else None
         kept = self._kept
         if kept is None or not kept.up_to_date():
-            kept = self._kept = KeptMaps(self, self.parts, self.leading)
+            kept = self._kept = CachedMaps(self, self.parts, self.leading)
         if kept.parts is None or kept.hooked:
             return None
         # In training mode without gradients runs an average of weights (a teacher), often written through .data.
@@ -122,12 +122,12 @@ class AttentionBranches(Branches):
         branches: list[Any] = list(self)
         if queries is not None:
             return self.add_up(b.attn(b.norm(x), queries=queries) for b in branches)
-        return self.add_up(attend(x, b.norm, b.attn, attn_mask, self.lean) for b in branches)
+        return self.add_up(attend(x, b.norm, b.attn, attn_mask, self.recompute) for b in branches)
 
 
 def _mix(x: Tensor, maps: JointMaps, queries: int | None) -> Tensor:
     """One attention over the heads of all branches: (B, N, C) -> (B, N or queries, k C)."""
-    h, weight, bias = maps.normalise(x), maps.first, maps.first_bias
+    h, weight, bias = maps.normalize(x), maps.first, maps.first_bias
     if queries is None:
         q, k, v = F.linear(h, weight, bias).unflatten(-1, (3, -1, maps.inner)).unbind(2)
     else:
@@ -154,20 +154,20 @@ class MlpBranches(Branches):
         return Part(branch.norm, mlp.fc1, mlp.fc2, branch.ls, branch.drop_path, mlp.act.approximate)
 
     @property
-    def keeps_less(self) -> bool:
+    def recomputes(self) -> bool:
         branches: list[Any] = list(self)
-        return self.lean or any(isinstance(b.mlp, Mlp) and lean.is_recomputed(b.mlp) for b in branches)
+        return self.recompute or any(isinstance(b.mlp, Mlp) and recompute.is_recomputed(b.mlp) for b in branches)
 
     def forward(self, x: Tensor, mean: bool = False) -> Tensor:
         """(B, N, C) -> (B, N, C), or with ``mean`` the mean over tokens (B, 1, C), taken before the last maps."""
         maps = self.maps(x)
         if maps is not None:
-            h = F.gelu(F.linear(maps.normalise(x), maps.first, maps.first_bias), approximate=maps.inner)
+            h = F.gelu(F.linear(maps.normalize(x), maps.first, maps.first_bias), approximate=maps.inner)
             return maps.write(h.mean(1, keepdim=True) if mean else h)
         branches: list[Any] = list(self)
         if mean:
             return self.add_up(b.mlp.fc2(b.mlp.hidden(b.norm(x)).mean(1, keepdim=True)) for b in branches)
-        return self.add_up(feed_forward(x, b.norm, b.mlp, self.lean) for b in branches)
+        return self.add_up(feed_forward(x, b.norm, b.mlp, self.recompute) for b in branches)
 
 
 class ParallelBlock(nn.Module):
@@ -213,13 +213,13 @@ class ParallelBlock(nn.Module):
         return x.mean(1, keepdim=True) + self.ffns(x, mean=True)
 
     @property
-    def lean(self) -> bool:
+    def recompute(self) -> bool:
         """Whether fewer tensors are kept for backward; branches that are trained then run one by one."""
-        return self.attns.lean
+        return self.attns.recompute
 
-    @lean.setter
-    def lean(self, enable: bool) -> None:
-        self.attns.lean = self.ffns.lean = enable
+    @recompute.setter
+    def recompute(self, enable: bool) -> None:
+        self.attns.recompute = self.ffns.recompute = enable
 
     @property
     def fuse(self) -> bool | None:
@@ -239,16 +239,16 @@ class ParallelBlock(nn.Module):
         return all_token_wise(norms + [norm for b in ffns for norm in (b.norm, b.mlp.norm, b.norm_branch)])
 
     @property
-    def can_be_lean(self) -> bool:
-        """Whether a part of this block has a lean form."""
+    def can_recompute(self) -> bool:
+        """Whether a part of this block has a recompute form."""
         attns: list[Any] = list(self.attns)
-        return any(lean.supports(b.norm) for b in attns) or self.can_recompute_mlp
+        return any(recompute.supports(b.norm) for b in attns) or self.can_recompute_mlp
 
     @property
     def can_recompute_mlp(self) -> bool:
         """Whether the MLP of a branch can be run again in backward."""
         ffns: list[Any] = list(self.ffns)
-        return any(can_be_lean(b.norm, b.mlp) for b in ffns)
+        return any(can_recompute(b.norm, b.mlp) for b in ffns)
 
     @property
     def mean_commutes(self) -> bool:

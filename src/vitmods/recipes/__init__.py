@@ -5,9 +5,17 @@ from collections.abc import Callable
 from vitmods.recipes.augreg import augreg, augreg_21k
 from vitmods.recipes.better_plain import better_plain
 from vitmods.recipes.big_vision_transfer import high_res_finetune, vtab
-from vitmods.recipes.defaults import default, digits, finetune, finetune_sgd, plain, small_pictures
+from vitmods.recipes.defaults import default, digits, finetune, finetune_sgd, plain, small_images
 from vitmods.recipes.deit import deit, deit_384
-from vitmods.recipes.recipe import Recipe, weight_decay_from_big_vision
+from vitmods.recipes.recipe import (
+    Augment,
+    Loss,
+    ModelSettings,
+    Optimizer,
+    Recipe,
+    Schedule,
+    weight_decay_from_big_vision,
+)
 from vitmods.recipes.small_data import small_data
 from vitmods.recipes.sun397 import SUN397_GRIDS, sun397
 from vitmods.recipes.three_things import a2
@@ -15,7 +23,7 @@ from vitmods.recipes.transfer import transfer
 
 OURS: dict[str, Callable[..., Recipe]] = {
     "default": default,
-    "small_pictures": small_pictures,
+    "small_images": small_images,
     "small_data": small_data,
     "digits": digits,
     "plain": plain,
@@ -45,7 +53,12 @@ __all__ = [
     "FINETUNING",
     "RECIPES",
     "SUN397_GRIDS",
+    "Augment",
+    "Loss",
+    "ModelSettings",
+    "Optimizer",
     "Recipe",
+    "Schedule",
     "a2",
     "augreg",
     "augreg_21k",
@@ -59,7 +72,7 @@ __all__ = [
     "high_res_finetune",
     "plain",
     "small_data",
-    "small_pictures",
+    "small_images",
     "sun397",
     "transfer",
     "vtab",

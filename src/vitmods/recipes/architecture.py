@@ -1,4 +1,4 @@
-"""The ViT that a recipe belongs to: its usual size, and what `vm.vit` must be told beside the size."""
+"""The ViT that a recipe belongs to: its usual size, and what `vm.vit` must be reported beside the size."""
 
 from __future__ import annotations
 

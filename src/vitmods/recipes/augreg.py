@@ -48,12 +48,12 @@ def augreg(
 
     Paper: Kumar et al., "Dual PatchNorm" (arXiv:2302.01327), section 5.1 and appendix C, after Steiner et al., "How to
         train your ViT?" (arXiv:2106.10270); big_vision's configs/vit_i1k.py
-    Data: ImageNet-1k, 99 % of train (1,268,355 pictures) at 224 px; 300 epochs are 92.9k steps
+    Data: ImageNet-1k, 99 % of train (1,268,355 images) at 224 px; 300 epochs are 92.9k steps
     Model: vm.vit("B/16", activation="gelu_tanh", position_on_prefix=False, representation=True); S/32 without
         representation
     Command: vitmods train --data path/to/imagenet --base B/16 --img-size 224 --recipe augreg --accumulate 16
-    Expected number: top-1 Ti/16 72.5, S/32 72.1, S/16 78.6, B/32 74.8, B/16 80.4; with Dual PatchNorm 73.9, 74.0,
-        79.7, 76.2, 81.1
+    Expected number: top-1 Ti/16 72.5 ± 0.07, S/32 72.1 ± 0.07, S/16 78.6 ± 0.32, B/32 74.8 ± 0.06, B/16 80.4 ± 0.06;
+        with Dual PatchNorm 73.9 ± 0.09, 74.0 ± 0.09, 79.7 ± 0.2, 76.2 ± 0.07, 81.1 ± 0.09
     Not stated: dropout and stochastic depth of L/16, which has none here. big_vision's public config has none for any
         model; 0.1 for B is Dual PatchNorm's listing
 
@@ -63,7 +63,7 @@ def augreg(
         level: of augmentation: none, light1, light2, medium1, medium2, strong1, strong2; None: the model's own.
         model: gives the level, and dropout and stochastic depth, 0.1 for B and none for the others.
         epochs: of a shorter training; give warmup_epochs too, for 10,000 steps stay 10,000.
-        batch_size: pictures per step; the learning rate stays.
+        batch_size: images per step; the learning rate stays.
         warmup_epochs: instead of 10,000 steps, which are 10.8 % of the paper's training.
         moment: how Adam's mean of gradients is stored.
 
@@ -94,15 +94,16 @@ def augreg_21k(
     Data: ImageNet-21k at 224 px
     Model: vm.vit("B/16", activation="gelu_tanh", position_on_prefix=False, class_token=False, pool="avg")
     Command: vitmods train --data path/to/imagenet21k --base B/16 --img-size 224 --recipe augreg_21k --accumulate 16
-    Expected number: 25-shot top-1 on ImageNet-1k after 930,000 steps Ti/16 61.0, S/32 63.8, B/32 72.8, S/16 72.5, B/16
-        78.0; with Dual PatchNorm 61.2, 65.1, 73.1, 72.5, 78.4. After 93,000 steps 52.2, 54.1, 60.9, 64.3, 70.8; with
-        Dual PatchNorm 53.6, 56.7, 63.7, 65.0, 72.0
+    Expected number: 25-shot top-1 on ImageNet-1k after 930,000 steps Ti/16 61.0 ± 0.03, S/32 63.8 ± 0.00, B/32
+        72.8 ± 0.03, S/16 72.5 ± 0.1, B/16 78.0 ± 0.06; with Dual PatchNorm 61.2 ± 0.03, 65.1 ± 0.12, 73.1 ± 0.07,
+        72.5 ± 0.1, 78.4 ± 0.03. After 93,000 steps 52.2 ± 0.07, 54.1 ± 0.03, 60.9 ± 0.03, 64.3 ± 0.15, 70.8 ± 0.09;
+        with Dual PatchNorm 53.6 ± 0.07, 56.7 ± 0.03, 63.7 ± 0.03, 65.0 ± 0.06, 72.0 ± 0.03
 
     Args:
         level: of augmentation, as in `augreg`; None: the model's own.
         model: gives the level.
         steps: 93,000 or 930,000 in the paper.
-        batch_size: pictures per step; the learning rate stays.
+        batch_size: images per step; the learning rate stays.
         warmup_steps: of linear warm-up; give fewer to a shorter training.
         moment: how Adam's mean of gradients is stored.
 
@@ -116,8 +117,8 @@ def augreg_21k(
 
 
 def big_vision_views() -> Recipe:
-    """Pictures in [-1, 1], Inception crop, flip, and a centre crop of 224 in 256 for evaluation, as in big_vision."""
-    return Recipe(
+    """Images in [-1, 1], Inception crop, flip, and a center crop of 224 in 256 for evaluation, as in big_vision."""
+    return Recipe().with_(
         crop="inception",
         crop_scale=(0.05, 1.0),
         crop_ratio=(0.75, 1.33),

@@ -9,17 +9,18 @@ def better_plain(epochs: int = 90, *, batch_size: int = 1024, warmup_epochs: flo
 
     Paper: Beyer et al., "Better plain ViT baselines for ImageNet-1k" (arXiv:2205.01580); big_vision's
         configs/vit_s16_i1k.py
-    Data: ImageNet-1k, 99 % of train (1,268,355 pictures) at 224 px
+    Data: ImageNet-1k, 99 % of train (1,268,355 images) at 224 px
     Model: vm.vit("S/16", activation="gelu_tanh", position_on_prefix=False, class_token=False, pool="avg",
         position="sincos2d", representation=True)
     Command: vitmods train --data path/to/imagenet --base S/16 --img-size 224 --recipe better_plain --accumulate 4
-    Expected number: top-1 76.5 in 90 epochs, 80.0 in 300; Dual PatchNorm's own run has 79.7, with Dual PatchNorm 80.2
+    Expected number: top-1 76.5 in 90 epochs, 80.0 in 300; Dual PatchNorm's own baseline has
+        79.7 ± 0.09, with Dual PatchNorm 80.2 ± 0.03
     Not stated: the epochs of Dual PatchNorm's run
 
     Args:
         epochs: 90, or 300 for the best number.
-        batch_size: pictures per step; the learning rate stays.
-        warmup_epochs: instead of 10,000 steps, which a training on fewer pictures needs.
+        batch_size: images per step; the learning rate stays.
+        warmup_epochs: instead of 10,000 steps, which a training on fewer images needs.
     """
     return augreg("light2", "S/16", epochs=epochs, batch_size=batch_size, warmup_epochs=warmup_epochs).with_(
         loss="softmax", head_bias=0.0

@@ -1,27 +1,27 @@
-"""Recipes for a first look at one's own pictures. They reproduce no paper: they are made for small budgets."""
+"""Recipes for a first look at one's own images. They reproduce no paper: they are made for small budgets."""
 
 from vitmods.recipes.recipe import Recipe
 
 
 def plain(epochs: int = 30) -> Recipe:
-    """No augmentation and no regularisation but weight decay: what is left is the model and the pictures.
+    """No augmentation and no regularisation but weight decay: what is left is the model and the images.
 
     Data: any
     Expected number: none; for debugging, and for sets that need no augmentation
     """
-    return Recipe(epochs=epochs, crop="none", flip=0.0, eval_crop=1.0)
+    return Recipe().with_(epochs=epochs, crop="none", flip=0.0, eval_crop=1.0)
 
 
 def default(epochs: int = 30) -> Recipe:
-    """A folder of pictures of ordinary size, from scratch, with the augmentation of AugReg's `medium1` level.
+    """A folder of images of ordinary size, from scratch, with the augmentation of AugReg's `medium1` level.
 
     Random resized crop of 5 to 100 % of the area, flip, RandAugment (2 operations, magnitude 15), mixup 0.2; AdamW
     1e-3 with decay 0.1, clipping at 1, cosine: the values of Steiner et al., "How to train your ViT?"
     (arXiv:2106.10270), which trains for 300 epochs in batches of 4096.
-    Data: pictures of 96 px and more
+    Data: images of 96 px and more
     Expected number: none published for such short training
     """
-    return Recipe(
+    return Recipe().with_(
         epochs=epochs,
         weight_decay=0.1,
         crop="random_resized",
@@ -31,26 +31,28 @@ def default(epochs: int = 30) -> Recipe:
     )
 
 
-def small_pictures(epochs: int = 30) -> Recipe:
-    """Sets of small pictures (CIFAR-10 and the like, 32 px): pad and crop, flip, label smoothing 0.1.
+def small_images(epochs: int = 30) -> Recipe:
+    """Sets of small images (CIFAR-10 and the like, 32 px): pad and crop, flip, label smoothing 0.1.
 
     Data: up to 64 px
     Expected number: none published
     """
-    return Recipe(epochs=epochs, weight_decay=0.1, crop="pad", flip=0.5, label_smoothing=0.1, eval_crop=1.0)
+    return Recipe().with_(epochs=epochs, weight_decay=0.1, crop="pad", flip=0.5, label_smoothing=0.1, eval_crop=1.0)
 
 
 def digits(epochs: int = 40) -> Recipe:
-    """scikit-learn's 1,797 handwritten digits (8 px, grey): no flip, which would change the class.
+    """scikit-learn's 1,797 handwritten digits (8 px, gray): no flip, which would change the class.
 
     Data: `digits`
     Expected number: about 95 to 96 % top-1 on a fifth of them, with mu3/2 in 760 steps
     """
-    return Recipe(epochs=epochs, lr=8e-3, weight_decay=0.1, label_smoothing=0.1, crop="none", flip=0.0, eval_crop=1.0)
+    return Recipe().with_(
+        epochs=epochs, lr=8e-3, weight_decay=0.1, label_smoothing=0.1, crop="none", flip=0.0, eval_crop=1.0
+    )
 
 
 def finetune(like: Recipe | None = None, epochs: int = 20) -> Recipe:
-    """Trained weights adapted to other pictures or another resolution, by AdamW; `train` says which part of them.
+    """Trained weights adapted to other images or another resolution, by AdamW; `train` says which part of them.
 
     The augmentation is that of `like` (None: `default`). Touvron et al., "Three things everyone should know about
     Vision Transformers" (arXiv:2203.09795), section 4, fine-tunes at 384 px by AdamW and SGD and gives no rates; these

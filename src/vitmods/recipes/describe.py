@@ -32,14 +32,14 @@ def describe(name: str, function: Callable[..., Recipe]) -> Description:
     """What the docstring of a recipe's function says under its labels, each on one line."""
     text = inspect.getdoc(function) or ""
     summary, _, rest = text.partition("\n")
-    told: dict[str, str] = {}
+    record: dict[str, str] = {}
     for part in re.split(r"\n\s*\n", rest):
         pieces = _LABELLED.split(part)
         for label, value in zip(pieces[1::2], pieces[2::2], strict=True):
-            told[label.lower().replace(" ", "_")] = " ".join(value.replace("`", "").split()).rstrip(".")
+            record[label.lower().replace(" ", "_")] = " ".join(value.replace("`", "").split()).rstrip(".")
     arguments = [
         f"{argument.name}={argument.default}" if argument.default not in (None, "") else argument.name
         for argument in inspect.signature(function).parameters.values()
         if argument.name != "like"
     ]
-    return Description(name, summary.replace("`", "").rstrip("."), **told, arguments=tuple(arguments))
+    return Description(name, summary.replace("`", "").rstrip("."), **record, arguments=tuple(arguments))

@@ -1,4 +1,4 @@
-"""How long a recipe trains on so many pictures, and at which rates: epochs, steps, warm-up and batches resolved."""
+"""How long a recipe trains on so many images, and at which rates: epochs, steps, warm-up and batches resolved."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from vitmods.errors import UserError
 from vitmods.recipes.schedule import lr_at
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.recipes.recipe import Recipe
@@ -24,7 +24,7 @@ class Resolved:
 
     steps_per_epoch: int
     steps: int
-    """optimiser steps of the whole training; they may end inside an epoch"""
+    """optimizer steps of the whole training; they may end inside an epoch"""
     epochs: float
     """the same in epochs"""
     warmup_steps: float
@@ -32,9 +32,9 @@ class Resolved:
     batch_size: int
     accumulate: int
     part_size: int
-    """pictures that are on the device at once"""
-    pictures_seen: int
-    """views; with `repeats`, so many of them are of one picture"""
+    """images that are on the device at once"""
+    images_seen: int
+    """views; with `repeats`, so many of them are of one image"""
     schedule: Literal["cosine", "linear", "rsqrt", "epoch_cosine"]
     rsqrt_timescale: int
     lr: float
@@ -50,7 +50,7 @@ class Resolved:
         return math.ceil(self.steps / self.evaluate_every(epochs))
 
 
-class Pictures(Protocol):
+class Images(Protocol):
     """What is asked of a data set."""
 
     @property
@@ -58,62 +58,62 @@ class Pictures(Protocol):
     def steps_per_epoch(self, batch_size: int) -> int: ...
 
 
-def resolve(recipe: Recipe, pictures: int, steps_per_epoch: int | None = None) -> Resolved:
-    """The recipe on a training set of so many pictures.
+def resolve(recipe: Recipe, images: int, steps_per_epoch: int | None = None) -> Resolved:
+    """The recipe on a training set of so many images.
 
-    An epoch has `pictures // batch_size` steps, with `repeats` too: it then has as many views of fewer pictures.
+    An epoch has `images // batch_size` steps, with `repeats` too: it then has as many views of fewer images.
 
     Args:
         recipe: of the training.
-        pictures: in the training split.
+        images: in the training split.
         steps_per_epoch: what the data set itself says; None: as above.
 
     Raises:
         UserError: the batch is larger than the set, or warm-up and cool-down leave nothing of the training.
     """
-    if recipe.batch_size > pictures:
+    if recipe.batch_size > images:
         raise UserError(
-            f"A batch of {recipe.batch_size} pictures is more than the {pictures} of the training set: set batch_size "
-            f"to {pictures} or less."
+            f"A batch of {recipe.batch_size} images is more than the {images} of the training set: set batch_size "
+            f"to {images} or less."
         )
-    per_epoch = steps_per_epoch or pictures // recipe.batch_size
+    per_epoch = steps_per_epoch or images // recipe.batch_size
     steps = recipe.epochs * per_epoch if recipe.steps is None else recipe.steps
     warmup = _warmup_steps(recipe, per_epoch)
-    if warmup + recipe.cooldown_steps >= steps:
+    if warmup + recipe.schedule.cooldown_steps >= steps:
         raise UserError(
-            f"{warmup:g} steps of warm-up and {recipe.cooldown_steps} of cool-down leave nothing of the {steps} steps "
-            f"on {pictures} pictures in batches of {recipe.batch_size}: train longer, or set a shorter warm-up "
-            "(warmup_epochs or warmup_steps) or cool-down (cooldown_steps)."
+            f"{warmup:g} steps of warm-up and {recipe.schedule.cooldown_steps} of cool-down leave nothing of the "
+            f"{steps} steps on {images} images in batches of {recipe.batch_size}: train longer, or set a shorter "
+            "warm-up (warmup_epochs or warmup_steps) or cool-down (cooldown_steps)."
         )
     return Resolved(
         steps_per_epoch=per_epoch,
         steps=steps,
         epochs=steps / per_epoch,
         warmup_steps=warmup,
-        cooldown_steps=recipe.cooldown_steps,
+        cooldown_steps=recipe.schedule.cooldown_steps,
         batch_size=recipe.batch_size,
         accumulate=recipe.accumulate,
         part_size=recipe.part_size,
-        pictures_seen=steps * recipe.batch_size,
-        schedule=recipe.schedule,
-        rsqrt_timescale=recipe.rsqrt_timescale,
-        lr=recipe.lr * recipe.lr_scale,
-        min_lr=recipe.min_lr * recipe.lr_scale,
-        warmup_lr=recipe.warmup_lr,
+        images_seen=steps * recipe.batch_size,
+        schedule=recipe.schedule.name,
+        rsqrt_timescale=recipe.schedule.rsqrt_timescale,
+        lr=recipe.optimizer.lr * recipe.lr_scale,
+        min_lr=recipe.schedule.min_lr * recipe.lr_scale,
+        warmup_lr=recipe.schedule.warmup_lr,
     )
 
 
-def resolve_on(recipe: Recipe, pictures: Pictures) -> Resolved:
+def resolve_on(recipe: Recipe, dataset: Images) -> Resolved:
     """The same on a data set. Raises UserError as `resolve` does."""
-    steps = pictures.steps_per_epoch(recipe.batch_size)  # first: it is what refuses a set without train
-    return resolve(recipe, len(pictures.splits["train"]), steps)
+    steps = dataset.steps_per_epoch(recipe.batch_size)  # first: it is what refuses a set without train
+    return resolve(recipe, len(dataset.splits["train"]), steps)
 
 
 def _warmup_steps(recipe: Recipe, steps_per_epoch: int) -> float:
-    if recipe.warmup_steps is not None:
-        return recipe.warmup_steps
-    if recipe.warmup_epochs is not None:
-        return recipe.warmup_epochs * steps_per_epoch
+    if recipe.schedule.warmup_steps is not None:
+        return recipe.schedule.warmup_steps
+    if recipe.schedule.warmup_epochs is not None:
+        return recipe.schedule.warmup_epochs * steps_per_epoch
     if recipe.steps is not None:
         return 0.1 * recipe.steps
     return min(0.1 * recipe.epochs, 5.0) * steps_per_epoch

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from vitmods.errors import UserError, nearest
-from vitmods.sizes import parse_name
+from vitmods.model.names import parse_name
+from vitmods.util.errors import UserError, nearest
 
 T = TypeVar("T")
 

@@ -6,9 +6,9 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from vitmods.errors import UserError, nearest
 from vitmods.recipes.recipe import Recipe
-from vitmods.short_form import read_settings, split_form
+from vitmods.util.errors import UserError, nearest
+from vitmods.util.shorthand import read_settings, split_form
 
 
 def settings_of(function: Callable[..., Recipe]) -> dict[str, Any]:

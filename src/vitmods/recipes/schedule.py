@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def lr_at(length: Resolved, step: int) -> float:
-    """Learning rate of optimiser step `step`, the first being 0.
+    """Learning rate of optimizer step `step`, the first being 0.
 
     Of T steps, w of them warm-up, with p = (step - w) / (T - w) cut to [0, 1]:
 
@@ -30,8 +30,8 @@ def lr_at(length: Resolved, step: int) -> float:
 
 def _warmed_up(length: Resolved, step: int) -> float:
     """The first three schedules, as big_vision has them."""
-    share = min(1.0, step / length.warmup_steps if length.warmup_steps else 1.0)
-    return length.warmup_lr + (_DECAYS[length.schedule](length, step) - length.warmup_lr) * share
+    fraction = min(1.0, step / length.warmup_steps if length.warmup_steps else 1.0)
+    return length.warmup_lr + (_DECAYS[length.schedule](length, step) - length.warmup_lr) * fraction
 
 
 def _progress(length: Resolved, step: int) -> float:
@@ -40,8 +40,8 @@ def _progress(length: Resolved, step: int) -> float:
 
 
 def _cosine(length: Resolved, step: int) -> float:
-    share = 0.5 * (1 + math.cos(math.pi * _progress(length, step)))
-    return length.min_lr + (length.lr - length.min_lr) * share
+    fraction = 0.5 * (1 + math.cos(math.pi * _progress(length, step)))
+    return length.min_lr + (length.lr - length.min_lr) * fraction
 
 
 def _linear(length: Resolved, step: int) -> float:

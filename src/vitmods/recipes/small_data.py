@@ -1,22 +1,22 @@
-"""For people with a few thousand pictures: tuned by us, with the evidence in RESULTS.md."""
+"""For people with a few thousand images: tuned by us, with the evidence in RESULTS.md."""
 
 from vitmods.recipes.recipe import Recipe
 
 
 def small_data(epochs: int = 30, *, batch_size: int = 32) -> Recipe:
-    """A few thousand pictures from scratch: many small steps, crops of at least half of the area, flip, smoothing.
+    """A few thousand images from scratch: many small steps, crops of at least half of the area, flip, smoothing.
 
-    Tuned with small ViTs for 20 epochs on 5,000 pictures of CIFAR-10 at 32 px and 2,000 of clothing at 64 px. So short
-    a training does not yet fit its pictures: RandAugment and mixup cost points there, and may pay in a longer one.
+    Tuned with small ViTs for 20 epochs on 5,000 images of CIFAR-10 at 32 px and 2,000 of clothing at 64 px. So short
+    a training does not yet fit its images: RandAugment and mixup cost points there, and may pay in a longer one.
 
-    Data: 1,000 to 10,000 pictures whose class stays the same when mirrored
+    Data: 1,000 to 10,000 images whose class stays the same when mirrored
     Expected number: none published; ours are in RESULTS.md
 
     Args:
         epochs: of training.
-        batch_size: pictures per step; the learning rate stays.
+        batch_size: images per step; the learning rate stays.
     """
-    return Recipe(
+    return Recipe().with_(
         epochs=epochs,
         batch_size=batch_size,
         lr=1e-3,

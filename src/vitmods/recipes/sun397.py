@@ -22,7 +22,7 @@ def sun397(
 ) -> Recipe:
     """SUN397 from scratch: one point of the paper's two grids, `recipes.SUN397_GRIDS`.
 
-    Paper: Kumar et al., "Dual PatchNorm" (arXiv:2302.01327), section 5.5 and appendix F
+    Paper: Kumar et al., "Dual PatchNorm" (arXiv:2302.01327), section 6.1 and appendix F
     Data: SUN397 at 224 px
     Model: vm.vit("B/16", activation="gelu_tanh", position_on_prefix=False, representation=True)
     Command: vitmods compare --data path/to/sun397 --base B/32 --img-size 224 --arms dpn
@@ -39,7 +39,7 @@ def sun397(
         mixup: alpha; 0: off.
         magnitude: of RandAugment's two operations; None: no RandAugment, which 0 is not.
         epochs: 600 in the last row.
-        batch_size: pictures per step; the learning rate stays.
+        batch_size: images per step; the learning rate stays.
     """
     return big_vision_views().with_(
         epochs=epochs,

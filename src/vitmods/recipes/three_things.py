@@ -22,7 +22,7 @@ def a2(
 
     Paper: Touvron et al., "Three things everyone should know about Vision Transformers" (arXiv:2203.09795), section
         2.2, after Wightman et al., "ResNet strikes back" (arXiv:2110.00476), procedure A2
-    Data: ImageNet-1k, train (1,281,167 pictures) at 224 px
+    Data: ImageNet-1k, train (1,281,167 images) at 224 px
     Model: vm.vit("B/16"); with layerscale vm.vit("B/16", layer_scale=1e-4)
     Command: vitmods train --data path/to/imagenet --base B/16 --img-size 224 --recipe a2 --accumulate 8
     Expected number: top-1 Ti/16 72.7, S/16 79.7, B/16 82.2, L/16 83.0; with LayerScale and 400 epochs 73.5, 80.7, 82.7,
@@ -37,7 +37,7 @@ def a2(
         layerscale: 400 epochs instead of 300.
         model: gives lr (4e-3 for Ti and S, 3e-3 for B and L) and drop_path (0, 0.05, 0.1, 0.4).
         epochs: instead of 300 or 400.
-        batch_size: pictures per step; the learning rate, given for 2048, follows it.
+        batch_size: images per step; the learning rate, given for 2048, follows it.
         warmup_epochs: of linear warm-up; give fewer to a shorter training.
         lr: instead of the model's; for a batch of 2048.
         drop_path: instead of the model's; the same in every block.

@@ -44,7 +44,7 @@ def transfer(dataset: str = "cifar10", *, epochs: int | None = None, batch_size:
         dataset: CIFAR, Cars and Flowers by SGD at 0.01 for 1000 epochs without erasing and drop path; iNaturalist by
             AdamW at 7.5e-5 for 360 epochs with erasing 0.1.
         epochs: instead of those, more than the 5 of the warm-up.
-        batch_size: pictures per step; the learning rate, given for 768, follows it.
+        batch_size: images per step; the learning rate, given for 768, follows it.
 
     Raises:
         UserError: an unknown data set.

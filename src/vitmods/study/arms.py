@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitmods.errors import UserError
 from vitmods.finetune.roles import chosen_roles
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.changes import Change
@@ -56,8 +56,8 @@ def arm_from_text(text: str) -> Arm:
     from vitmods.changes import parse_changes
 
     named = re.match(r"\s*([^=()]+?)\s*=\s*(.+)$", text, flags=re.DOTALL)
-    name, told = (named[1], named[2]) if named else (text.strip(), text)
-    changes, recipe = split_training(told)
+    name, record = (named[1], named[2]) if named else (text.strip(), text)
+    changes, recipe = split_training(record)
     return Arm(name, tuple(parse_changes(changes)), recipe)
 
 
@@ -70,7 +70,7 @@ def split_training(text: str) -> tuple[str, dict[str, Any]]:
         raise UserError(f"'{text}' says twice what is trained: join the roles, train({'+'.join(found)}).")
     if not found:
         return text, {}
-    chosen_roles(found[0])  # an unknown role is told before anything runs
+    chosen_roles(found[0])  # an unknown role is reported before anything runs
     return re.sub(pattern, "", text).rstrip("+ "), {"train": found[0].strip()}
 
 

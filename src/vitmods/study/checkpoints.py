@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitmods.errors import UserError
 from vitmods.study.arms import BASE, Arm, split_training
-from vitmods.study.choice import Choice, choices
 from vitmods.study.plan import OTHER_SEEDS, Settings
+from vitmods.study.selection import Selection, selections
 from vitmods.study.store import StudyFolder
+from vitmods.util.errors import UserError
 
 _FILES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -52,9 +52,9 @@ def arms_in(source: str) -> dict[str, Arm]:
     if facts := study.known():
         settings = Settings.from_dict(facts["settings"])
         return {
-            choice.contender.arm.name: _begun(study, choice)
-            for choice in choices(study, settings)
-            if not choice.contender.is_noise_floor
+            selection.candidate.arm.name: _begun(study, selection)
+            for selection in selections(study, settings)
+            if not selection.candidate.is_noise_floor
         }
     found = {
         _name(path): Arm(_name(path), start=str(path)) for path in sorted(folder.iterdir()) if _is_checkpoint(path)
@@ -67,9 +67,9 @@ def arms_in(source: str) -> dict[str, Arm]:
     return found
 
 
-def _begun(study: StudyFolder, choice: Choice) -> Arm:
+def _begun(study: StudyFolder, selection: Selection) -> Arm:
     """An arm of a study, with the weights of the chosen point where one was tuned."""
-    arm, trials = choice.contender.arm, choice.trials
+    arm, trials = selection.candidate.arm, selection.trials
     if not trials:
         raise UserError(f"{study.path} has not chosen for {arm.name} yet: finish that study first.")
     return Arm(arm.name, arm.changes, start=str(study.trial(trials[0]).parent))

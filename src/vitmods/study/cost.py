@@ -1,7 +1,7 @@
 """What each arm costs, as ratios to base, measured interleaved in one process.
 
 Shared machines are noisy, so a ratio is the median over rounds of arm / base, where each round times every arm once
-and rounds alternate their order. On a CPU one thread and the CPU clock are used: what neighbours do then moves a ratio
+and rounds alternate their order. On a CPU one thread and the CPU clock are used: what neighbors do then moves a ratio
 by a percent or two, while wall time with all threads can be off by a factor. On a GPU its own events are used.
 """
 
@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from vitmods.flops import count_macs, count_params
+from vitmods.model.flops import count_macs, count_params
+from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
 from vitmods.study.memory import peak_bytes
 from vitmods.train.optim import make_optimizer
-from vitmods.vit import ViT
 
 BLOCK_S = 0.1  # a timed block repeats its work until it lasts about this long
 CALL_S = 1.0  # batches are halved until one call takes at most about this long
@@ -58,8 +58,8 @@ def measure(models: Mapping[str, ViT], recipe: Recipe, device: torch.device, bud
     """Costs of the models, the first of which is base. They are trained a few steps on `device`: pass copies.
 
     Args:
-        models: name -> ViT with a `config`; all take the same pictures.
-        recipe: gives the precision, the optimiser and the largest training batch.
+        models: name -> ViT with a `config`; all take the same images.
+        recipe: gives the precision, the optimizer and the largest training batch.
         budget_s: seconds after which no further round begins; three rounds are always made.
 
     Returns:
@@ -118,7 +118,7 @@ def interleave(
 
 
 class _Bench:
-    """The models with their inputs and optimisers, ready to be timed."""
+    """The models with their inputs and optimizers, ready to be timed."""
 
     def __init__(self, models: dict[str, ViT], recipe: Recipe, device: torch.device):
         self.models, self.recipe, self.device = models, recipe, device
@@ -140,7 +140,7 @@ class _Bench:
     def _timed(self, make: Callable[[str, int], Work], batch: int) -> _Timed:
         timed = _Timed({name: make(name, batch) for name in self.models}, repeats=1)
         for call in timed.calls.values():
-            call()  # warm-up: kernels are chosen, optimiser state is made
+            call()  # warm-up: kernels are chosen, optimizer state is made
         timed.repeats = max(1, round(BLOCK_S / max(self.seconds(timed, self.base), 1e-6)))
         return timed
 
@@ -184,7 +184,7 @@ class _Bench:
             batch //= 2
         return batch
 
-    def _pictures(self, batch: int) -> Tensor:
+    def _dataset(self, batch: int) -> Tensor:
         config = self.models[self.base].config
         rows, columns = config.img_size
         generator = torch.Generator().manual_seed(0)
@@ -194,13 +194,13 @@ class _Bench:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16-mixed")
 
     def _train_call(self, name: str, batch: int) -> Work:
-        model, optimizer, pictures = self.models[name], self.optimizers[name], self._pictures(batch)
+        model, optimizer, dataset = self.models[name], self.optimizers[name], self._dataset(batch)
         targets = torch.arange(batch, device=self.device) % model.config.num_classes
 
         def step() -> None:
             model.train()
             with self._autocast():
-                loss = cross_entropy(model(pictures), targets)
+                loss = cross_entropy(model(dataset), targets)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -208,12 +208,12 @@ class _Bench:
         return step
 
     def _infer_call(self, name: str, batch: int) -> Work:
-        model, pictures = self.models[name], self._pictures(batch)
+        model, dataset = self.models[name], self._dataset(batch)
 
         def infer() -> None:
             model.eval()
             with torch.inference_mode(), self._autocast():
-                model(pictures)
+                model(dataset)
 
         return infer
 

@@ -1,4 +1,4 @@
-"""What suits a data set when nothing is said: model, picture size, recipe; for a first answer on a small machine."""
+"""What fits a data set when nothing is said: model, image size, recipe; for a first answer on a small machine."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from vitmods.recipes import RECIPES, Recipe
 
-PEEKED = 24  # pictures whose size is looked at
+PEEKED = 24  # images whose size is looked at
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """Model, picture side in pixels, recipe, channels and shares of the splits that suit a data set."""
+    """Model, image side in pixels, recipe, channels and fractions of the splits that suit a data set."""
 
     base: str
     img_size: int | tuple[int, int]
@@ -32,7 +32,7 @@ ORDINARY = Defaults("Ti/16", 224, "default")
 
 
 def defaults_for(spec: str) -> Defaults:
-    """By the median short side of some pictures: about 64 to 200 patches, a tiny ViT.
+    """By the median short side of some images: about 64 to 200 patches, a tiny ViT.
 
     Up to 40 px: Ti/4 at 32 px; up to 128 px: Ti/8 at 64 or 96 px; above: Ti/16 at 224 px. Raises UserError where the
     spec names no data set.
@@ -43,8 +43,8 @@ def defaults_for(spec: str) -> Defaults:
     if side is None or side > 128:
         return ORDINARY
     if side <= 40:
-        return Defaults("Ti/4", 32, "small_pictures")
-    return Defaults("Ti/8", 64 if side <= 80 else 96, "small_pictures")
+        return Defaults("Ti/4", 32, "small_images")
+    return Defaults("Ti/8", 64 if side <= 80 else 96, "small_images")
 
 
 def _median_side(spec: str) -> float | None:

@@ -18,7 +18,7 @@ from vitmods.study.plan import Settings
 from vitmods.study.tuning import VAL
 
 if TYPE_CHECKING:
-    from vitmods.vit import ViT
+    from vitmods.model.vit import ViT
 
 PACKAGES = ("vitmods", "torch", "torchvision", "timm", "lightning-fabric", "numpy")
 
@@ -33,12 +33,12 @@ def describe_base(settings: Settings, model: ViT) -> dict[str, Any]:
 
 def describe_arm(arm: Arm, model: ViT) -> dict[str, Any]:
     """The arm's model and what its changes are, for a reader who does not know them."""
-    told: list[dict[str, Any]] = [{"short": str(change), **change.describe()} for change in arm.changes]
+    record: list[dict[str, Any]] = [{"short": str(change), **change.describe()} for change in arm.changes]
     if arm.start is not None:
-        told.append(_describe_start(arm.start))
+        record.append(_describe_start(arm.start))
     if "train" in arm.recipe:
-        told.append(_describe_training(arm.recipe["train"]))
-    return {"describe": told, "config": json.loads(model.config.to_json())}
+        record.append(_describe_training(arm.recipe["train"]))
+    return {"describe": record, "config": json.loads(model.config.to_json())}
 
 
 def _describe_start(source: str) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def _describe_start(source: str) -> dict[str, Any]:
 
 
 def _describe_training(what: str) -> dict[str, Any]:
-    """What is trained, told as a change is."""
+    """What is trained, reported as a change is."""
     everything = what == ALL
     return {
         "short": f"train({what})",
@@ -68,15 +68,15 @@ def _describe_training(what: str) -> dict[str, Any]:
 def python_call(settings: Settings, out: str) -> str:
     """The lines of Python that run this study, for a report whose study was not started from the shell."""
     fixed = dict(settings.fixed)
-    base, start, usual = fixed.pop("base"), fixed.pop("start", None), Recipe().to_dict()
-    recipe = {name: value for name, value in settings.recipe.to_dict().items() if value != usual[name]}
+    base, start, usual = fixed.pop("base"), fixed.pop("start", None), Recipe().settings()
+    recipe = {name: value for name, value in settings.recipe.settings().items() if value != usual[name]}
     data, _ = fixed.pop("data"), fixed.pop("recipe")
     from_size = repr(base) if isinstance(base, str) else f"vm.ViTConfig.from_dict({base!r})"
     given = {
         **({"start": repr(start["source"])} if start else {"base": from_size}),
         "arms": f"[{', '.join(map(_arm_call, settings.arms))}]",
         "data": repr(data),
-        "recipe": f"vm.Recipe({', '.join(f'{name}={value!r}' for name, value in recipe.items())})",
+        "recipe": f"vm.Recipe().with_({', '.join(f'{name}={value!r}' for name, value in recipe.items())})",
         "seeds": repr(list(settings.seeds)),
         **{name: repr(value) for name, value in fixed.items()},
         **_measure_call(settings.measure),

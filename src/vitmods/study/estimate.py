@@ -1,4 +1,4 @@
-"""How long a study would take, from a few timed steps of every arm on the real pictures."""
+"""How long a study would take, from a few timed steps of every arm on the real images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vitmods.flops import count_macs, count_params
+from vitmods.model.flops import count_macs, count_params
+from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
 from vitmods.study.plan import Trial
@@ -20,10 +21,9 @@ from vitmods.study.trial import TrialRunner, task_of
 from vitmods.study.tuning import AS_IS
 from vitmods.study.words import duration
 from vitmods.train import train_trial
-from vitmods.vit import ViT
 
 if TYPE_CHECKING:
-    from vitmods.data import Batch, PictureSet
+    from vitmods.data import Batch, ImageDataset
 
 TIMED_STEPS = 3
 
@@ -50,7 +50,7 @@ class Estimate:
     finished: int
     workers: int
     steps: int
-    pictures: Mapping[str, int]
+    dataset: Mapping[str, int]
     points: int = 1
 
     @property
@@ -72,13 +72,13 @@ class Estimate:
             table.add_column(heading, justify="right", no_wrap=True)
         for arm in self.arms:
             sizes = f"{arm.params:,}", f"{arm.macs / 1e9:.3g}"
-            told = (arm.arm, arm.changes) if named else (arm.arm,)
-            table.add_row(*told, *sizes, str(arm.trials), f"{arm.step_s:.3g}", duration(arm.trial_s))
+            record = (arm.arm, arm.changes) if named else (arm.arm,)
+            table.add_row(*record, *sizes, str(arm.trials), f"{arm.step_s:.3g}", duration(arm.trial_s))
         console = Console(file=io.StringIO(), width=100, color_system=None)
         with console.capture() as captured:
             console.print(table)
         lines = [line.rstrip() for line in captured.get().strip().splitlines()]
-        splits = ", ".join(f"{count:,} {name}" for name, count in self.pictures.items())
+        splits = ", ".join(f"{count:,} {name}" for name, count in self.dataset.items())
         trials = sum(arm.trials for arm in self.arms)
         lasts = f"about {duration(self.total_s)} of training, and the measurement of costs"
         done = f" ({self.finished} are finished)" if self.finished else ""
@@ -87,7 +87,7 @@ class Estimate:
             [
                 *lines,
                 "",
-                f"Pictures: {splits}. A trial has {self.steps:,} steps.{tried}",
+                f"Images: {splits}. A trial has {self.steps:,} steps.{tried}",
                 f"{trials} trials to run{done}, {self.workers} at a time: {lasts}.",
             ]
         )
@@ -99,7 +99,7 @@ def estimate(
     """Time TIMED_STEPS steps and an evaluation batch of every arm, with the threads that a worker would have.
 
     Args:
-        runner: of the study; gives the pictures.
+        runner: of the study; gives the images.
         models: arm -> model, base first; they are trained a little.
         missing: the trials that are still to be run.
         workers: trials at a time.
@@ -115,14 +115,14 @@ def estimate(
         )
     finally:
         torch.set_num_threads(threads)
-    pictures = runner.pictures(settings.recipe)
+    dataset = runner.dataset(settings.recipe)
     recipe = settings.recipe
     return Estimate(
         arms=arms,
         finished=len(settings.trials()) - len(missing),
         workers=workers,
-        steps=resolve_on(recipe, pictures).steps,
-        pictures={name: len(split) for name, split in pictures.splits.items()},
+        steps=resolve_on(recipe, dataset).steps,
+        dataset={name: len(split) for name, split in dataset.splits.items()},
         points=len(settings.grid.points),
     )
 
@@ -132,8 +132,8 @@ def _estimate_arm(
 ) -> ArmEstimate:
     arm = runner.settings.arm(name)
     recipe = runner.settings.recipe_of(arm)
-    pictures = runner.pictures(recipe)
-    few = _FirstSteps(pictures, device)
+    dataset = runner.dataset(recipe)
+    few = _FirstSteps(dataset, device)
     with tempfile.TemporaryDirectory() as nowhere:
         short = recipe.with_(epochs=1, steps=None, warmup_epochs=None, warmup_steps=None, cooldown_steps=0)
         train_trial(
@@ -149,36 +149,36 @@ def _estimate_arm(
 
 def _trial_s(runner: TrialRunner, few: _FirstSteps, timed: Recipe, recipe: Recipe) -> float:
     """Seconds of a trial, where the steps of another recipe were timed."""
-    pictures = runner.pictures(recipe)
-    length = resolve_on(recipe, pictures)
-    val, test = (len(pictures.splits[split]) for split in (pictures.val_split, pictures.eval_split))
-    judged = 0.0 if pictures.val_split == pictures.eval_split else test / len(runner.settings.grid.points)
-    evaluated = length.evaluations() * val + judged
+    dataset = runner.dataset(recipe)
+    length = resolve_on(recipe, dataset)
+    val, test = (len(dataset.splits[split]) for split in (dataset.val_split, dataset.eval_split))
+    evaluated = 0.0 if dataset.val_split == dataset.eval_split else test / len(runner.settings.grid.points)
+    evaluated = length.evaluations() * val + evaluated
     return length.steps * few.step_s * recipe.batch_size / timed.batch_size + evaluated * few.evaluation_s
 
 
 class _FirstSteps:
-    """The pictures cut down to a few batches, which notes when the loop comes back for more."""
+    """The images cut down to a few batches, which notes when the loop comes back for more."""
 
-    def __init__(self, pictures: PictureSet, device: torch.device):
-        self._pictures, self._device = pictures, device
+    def __init__(self, dataset: ImageDataset, device: torch.device):
+        self._dataset, self._device = dataset, device
         self._steps: list[float] = []
         self._evaluations: list[float] = []
-        self.eval_split = self.val_split = pictures.val_split
-        self.splits = pictures.splits
+        self.eval_split = self.val_split = dataset.val_split
+        self.splits = dataset.splits
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step, reading the pictures included; the first step only warms up."""
+        """Seconds of a step, reading the images included; the first step only warms up."""
         return statistics.median(self._steps[1:])
 
     @property
     def evaluation_s(self) -> float:
-        """Seconds to evaluate one picture."""
+        """Seconds to evaluate one image."""
         return self._evaluations[0]
 
     def summary(self) -> dict[str, Any]:
-        return self._pictures.summary()
+        return self._dataset.summary()
 
     def steps_per_epoch(self, batch_size: int) -> int:
         return TIMED_STEPS + 1
@@ -186,11 +186,9 @@ class _FirstSteps:
     def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
         begin = self._now()
         for number in range(TIMED_STEPS + 1):
-            size = self._pictures.steps_per_epoch(batch_size)
+            size = self._dataset.steps_per_epoch(batch_size)
             yield next(
-                self._pictures.train_batches(
-                    seed=seed, epoch=number // size, batch_size=batch_size, start=number % size
-                )
+                self._dataset.train_batches(seed=seed, epoch=number // size, batch_size=batch_size, start=number % size)
             )
             end = self._now()
             self._steps.append(end - begin)
@@ -198,7 +196,7 @@ class _FirstSteps:
 
     def eval_batches(self, split: str, batch_size: int) -> Iterator[Batch]:
         begin = self._now()
-        batch = next(self._pictures.eval_batches(split, batch_size))
+        batch = next(self._dataset.eval_batches(split, batch_size))
         yield batch
         self._evaluations.append((self._now() - begin) / len(batch.index))
 

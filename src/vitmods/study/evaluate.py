@@ -1,4 +1,4 @@
-"""A model's weights on pictures, by the protocols of `vitmods.evals`: a trial's, or those of another library."""
+"""A model's weights on images, by the protocols of `vitmods.evals`: a trial's, or those of another library."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from vitmods.adapters import open_checkpoint
 from vitmods.data import load
-from vitmods.errors import UserError
-from vitmods.evals.findings import Findings
-from vitmods.evals.intervals import mean_over_seeds
 from vitmods.evals.options import Options
+from vitmods.evals.outputs import Progress, silent
 from vitmods.evals.protocols import check_protocols, protocol_named, run_protocols
-from vitmods.evals.subject import Progress, silent
+from vitmods.evals.result import ProtocolResult
+from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
+from vitmods.stats.intervals import mean_over_seeds
 from vitmods.study.checkpoints import seeds_in
 from vitmods.study.defaults import ORDINARY
 from vitmods.study.start import open_trial
 from vitmods.study.store import read_json
-from vitmods.study.trial import PICTURE_SETTINGS
+from vitmods.study.trial import IMAGE_SETTINGS
 from vitmods.train.device import make_fabric
-from vitmods.vit import ViT
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
-    from vitmods.data import PictureSet
+    from vitmods.data import ImageDataset
 
 
 def evaluate(
@@ -41,27 +41,27 @@ def evaluate(
     options: Options | None = None,
     progress: Progress = silent,
 ) -> list[dict[str, Any]]:
-    """What protocols find of each checkpoint on all pictures of a split, JSON-able; `over_seeds` sums several up.
+    """What protocols find of each checkpoint on all images of a split, JSON-able; `over_seeds` sums several up.
 
     Args:
         checkpoints: one or several of: a trial's folder, of `vitmods train` or of a study; an arm's folder in a study,
             which holds its seeds; or what `vitmods.adapters.open_checkpoint` opens.
         protocols: keys of `vitmods.evals.protocols.PROTOCOLS`.
-        split: "train", "val" or "test"; None: the split that numbers of these pictures are reported on. Training
-            pictures are evaluated without augmentation.
-        data: the pictures; None: the trial's own.
-        batch_size: pictures at a time.
+        split: "train", "val" or "test"; None: the split that numbers of these images are reported on. Training
+            images are evaluated without augmentation.
+        data: the images; None: the trial's own.
+        batch_size: images at a time.
         device: where; see `vitmods.train.train_trial`.
-        workers: threads that prepare pictures ahead.
+        workers: threads that prepare images ahead.
         options: of the protocols.
         progress: may show how far it is.
 
     Returns:
-        Of each: checkpoint, data, split, pictures; `metrics` and `intervals` of all protocols by the metric's name; and
+        Of each: checkpoint, data, split, images; `metrics` and `intervals` of all protocols by the metric's name; and
         what each protocol found beside them, in `protocols`.
 
     Raises:
-        UserError: there is no such checkpoint, the pictures have other classes, or a protocol cannot use them; always
+        UserError: there is no such checkpoint, the images have other classes, or a protocol cannot use them; always
             before anything is computed.
     """
     chosen, options = [protocol_named(name) for name in protocols], options or Options()
@@ -70,20 +70,20 @@ def evaluate(
         raise UserError("Name at least one checkpoint and one protocol: a trial's folder, for instance, and top1.")
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}.")
-    everything = _with_pictures([_open(found, data) for source in each for found in seeds_in(str(source))], workers)
+    everything = _with_images([_open(found, data) for source in each for found in seeds_in(str(source))], workers)
     names = [protocol.name for protocol in chosen]
-    for opened, pictures in everything:
-        check_protocols(pictures, names, split=split or pictures.eval_split, options=options)
+    for opened, dataset in everything:
+        check_protocols(dataset, names, split=split or dataset.eval_split, options=options)
         if any(protocol.reads_logits for protocol in chosen):
-            _check_classes(opened, pictures)
-        if data is None and pictures.summary()["fingerprint"] != opened.fingerprint:
-            warnings.warn("the pictures are no longer those that the trial was trained on.", stacklevel=2)
+            _check_classes(opened, dataset)
+        if data is None and dataset.summary()["fingerprint"] != opened.fingerprint:
+            warnings.warn("the images are no longer those that the trial was trained on.", stacklevel=2)
     found = []
-    for opened, pictures in everything:
-        fabric, where = make_fabric(device, opened.recipe.precision), split or pictures.eval_split
-        findings = run_protocols(
+    for opened, dataset in everything:
+        fabric, where = make_fabric(device, opened.recipe.precision), split or dataset.eval_split
+        results = run_protocols(
             fabric.to_device(opened.model),
-            pictures,
+            dataset,
             names,
             split=where,
             batch_size=batch_size,
@@ -92,7 +92,7 @@ def evaluate(
             autocast=fabric.autocast,
             progress=progress,
         )
-        found.append(_told(opened, pictures, where, findings))
+        found.append(_record(opened, dataset, where, results))
     return found
 
 
@@ -100,11 +100,11 @@ def over_seeds(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The mean of each metric over several evaluations of `evaluate`, with Student's interval over them.
 
     Raises:
-        UserError: they are not of the same pictures.
+        UserError: they are not of the same images.
     """
-    pictures = {(one["data"], one["split"], one["pictures"]) for one in found}
-    if len(pictures) > 1:
-        raise UserError("The checkpoints were evaluated on different pictures: name the same with --data and --split.")
+    dataset = {(one["data"], one["split"], one["images"]) for one in found}
+    if len(dataset) > 1:
+        raise UserError("The checkpoints were evaluated on different images: name the same with --data and --split.")
     values = {name: [one["metrics"][name] for one in found] for name in found[0]["metrics"]}
     intervals = {name: mean_over_seeds(row) for name, row in values.items()}
     return {
@@ -114,21 +114,23 @@ def over_seeds(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _told(opened: _Opened, pictures: PictureSet, split: str, findings: Mapping[str, Findings]) -> dict[str, Any]:
+def _record(
+    opened: _Opened, dataset: ImageDataset, split: str, results: Mapping[str, ProtocolResult]
+) -> dict[str, Any]:
     return {
         "checkpoint": opened.source,
-        "data": pictures.name,
+        "data": dataset.name,
         "split": split,
-        "pictures": pictures.summary()["splits"][split]["count"],
-        "metrics": {name: value for found in findings.values() for name, value in found.metrics.items()},
-        "intervals": {name: list(ends) for found in findings.values() for name, ends in found.intervals.items()},
-        "protocols": {name: found.detail for name, found in findings.items()},
+        "images": dataset.summary()["splits"][split]["count"],
+        "metrics": {name: value for found in results.values() for name, value in found.metrics.items()},
+        "intervals": {name: list(ends) for found in results.values() for name, ends in found.intervals.items()},
+        "protocols": {name: found.detail for name, found in results.items()},
     }
 
 
 @dataclass(frozen=True)
 class _Opened:
-    """A checkpoint, and the settings of its pictures; `classes` is None where a file does not name them."""
+    """A checkpoint, and the settings of its images; `classes` is None where a file does not name them."""
 
     source: str
     model: ViT
@@ -144,59 +146,61 @@ def _open(source: str, data: str | None) -> _Opened:
     if "recipe" in config or (folder.is_dir() and data is None):
         return _open_trial(folder, config, data)
     if data is None:
-        raise UserError(f"{source} is no trial's folder, which names its pictures: say which with --data.")
+        raise UserError(f"{source} is no trial's folder, which names its images: say which with --data.")
     return _open_other(source, data)
 
 
 def _open_trial(folder: Path, config: Mapping[str, Any], data: str | None) -> _Opened:
     model, recipe = open_trial(folder), Recipe.from_dict(config["recipe"])
-    settings = {name: value for name, value in config["pictures"].items() if name in PICTURE_SETTINGS}
+    settings = {name: value for name, value in config["images"].items() if name in IMAGE_SETTINGS}
     known = config["data"]
     settings |= {} if data is None else {"data": data}
     return _Opened(str(folder), model, recipe, settings, tuple(known["classes"]), known["fingerprint"])
 
 
 def _open_other(source: str, data: str) -> _Opened:
-    """Pictures in the model's size and channels, normalised and cropped as its library says, split as by default."""
+    """Images in the model's size and channels, normalized and cropped as its library says, split as by default."""
     model = open_checkpoint(source)
     seen, shape = model.pretrained_cfg, model.config
     view = {"eval_crop": seen.get("crop_pct"), "resample": seen.get("interpolation")}
-    recipe = Recipe(mean=tuple(seen["mean"]), std=tuple(seen["std"])).with_(**{k: v for k, v in view.items() if v})
+    recipe = (
+        Recipe().with_(mean=tuple(seen["mean"]), std=tuple(seen["std"])).with_(**{k: v for k, v in view.items() if v})
+    )
     fractions = {"val_fraction": ORDINARY.val_fraction, "test_fraction": ORDINARY.test_fraction}
     settings = {"data": data, "img_size": shape.img_size, "in_chans": shape.in_chans, **fractions}
     return _Opened(source, model, recipe, settings)
 
 
-def _with_pictures(all_opened: Sequence[_Opened], workers: int) -> list[tuple[_Opened, PictureSet]]:
-    """Each with its pictures; those that follow one another with the same settings are read once."""
-    found: list[tuple[_Opened, PictureSet]] = []
+def _with_images(all_opened: Sequence[_Opened], workers: int) -> list[tuple[_Opened, ImageDataset]]:
+    """Each with its images; those that follow one another with the same settings are read once."""
+    found: list[tuple[_Opened, ImageDataset]] = []
     for opened in all_opened:
         last = found[-1] if found else None
         if last is not None and (last[0].settings, last[0].recipe) == (opened.settings, opened.recipe):
             found.append((opened, last[1]))
             continue
         settings = dict(opened.settings)
-        found.append((opened, load(settings.pop("data"), recipe=opened.recipe, workers=workers, **settings)))
+        found.append((opened, load(settings.pop("data"), augment=opened.recipe.augment, workers=workers, **settings)))
     return found
 
 
-def _check_classes(opened: _Opened, pictures: PictureSet) -> None:
+def _check_classes(opened: _Opened, dataset: ImageDataset) -> None:
     """As many classes are not enough: under other names, or in another order, every number would be wrong."""
-    found, outputs = pictures.classes, opened.model.num_classes
-    remedy = "Give pictures of the same classes, in folders of the same names; fewshot, probe and knn take any."
-    if pictures.class_map is not None:
-        if max(pictures.class_map) >= outputs:
-            raise UserError(f"{pictures.name} is for models of more classes than {outputs}: give one of those.")
+    found, outputs = dataset.classes, opened.model.num_classes
+    remedy = "Give images of the same classes, in folders of the same names; fewshot, probe and knn take any."
+    if dataset.class_map is not None:
+        if max(dataset.class_map) >= outputs:
+            raise UserError(f"{dataset.name} is for models of more classes than {outputs}: give one of those.")
         return
     if len(found) != outputs:
-        what = f"the model has {outputs} classes and {pictures.name} has {len(found)}"
+        what = f"the model has {outputs} classes and {dataset.name} has {len(found)}"
         raise UserError(f"These are other classes: {what}. {remedy}")
     if opened.classes is None:
         warnings.warn(
-            f"the checkpoint does not name its classes: they are taken to be those of {pictures.name}, in its order.",
+            f"the checkpoint does not name its classes: they are taken to be those of {dataset.name}, in its order.",
             stacklevel=3,
         )
     elif found != opened.classes:
         mine, theirs = next(pair for pair in zip(opened.classes, found) if pair[0] != pair[1])
-        what = f"where the model knows the class {mine!r}, {pictures.name} has {theirs!r}"
+        what = f"where the model knows the class {mine!r}, {dataset.name} has {theirs!r}"
         raise UserError(f"These are other classes: {what}. {remedy}")

@@ -18,12 +18,12 @@ def print_evaluation(found: Mapping[str, Any], console: Console | None = None) -
     console = console or Console()
     several = found.get("checkpoints", [])
     one = several[0] if several else found
-    subject = f"Mean of {len(several)} checkpoints" if several else one["checkpoint"]
-    head = f"{subject} on {one['pictures']:,} pictures of {one['data']} ({one['split']})"
+    outputs = f"Mean of {len(several)} checkpoints" if several else one["checkpoint"]
+    head = f"{outputs} on {one['images']:,} images of {one['data']} ({one['split']})"
     console.print(Text(head, style="bold"), soft_wrap=True)
     console.print(_table(one["protocols"], found["metrics"], found["intervals"]))
-    fewshot = ", of fewshot over choices of training pictures" * ("fewshot" in one["protocols"])
-    over = "the checkpoints, by Student's t" if several else f"the pictures{fewshot}"
+    fewshot = ", of fewshot over choices of training images" * ("fewshot" in one["protocols"])
+    over = "the checkpoints, by Student's t" if several else f"the images{fewshot}"
     console.print(Text(f"Intervals are over {over}.", style="dim"), soft_wrap=True)
 
 

@@ -19,10 +19,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from vitmods.files import disk_errors
 from vitmods.study.plan import Work
 from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import StopRequest, stop_on_signals
+from vitmods.util.files import disk_errors
 
 SAVE_GRACE_S = 60.0  # how long an interrupted worker may take to write its checkpoint before it is killed
 
@@ -63,7 +63,7 @@ class Inline:
 
 @dataclass
 class Processes:
-    """N workers, each a fresh interpreter with its share of the threads (and of the GPUs).
+    """N workers, each a fresh interpreter with its fraction of the threads (and of the GPUs).
 
     A worker holds the study's lock descriptor and dies when this process does (its input pipe closes), so a killed run
     leaves nothing behind that still writes.
@@ -109,7 +109,7 @@ class Processes:
     ) -> _Worker | None:
         """Book the answer (or the death) of a worker, and give the next trial to it or to its successor."""
         trial, answer = worker.trial, worker.answer()
-        failure = worker.obituary() if answer is None else answer["failure"]
+        failure = worker.failure_reason() if answer is None else answer["failure"]
         if failure is not None:
             failures[trial] = failure
         listener.ended(trial, failure)
@@ -145,11 +145,11 @@ class Processes:
         threads = str(self.threads)
         # The script's own folder is on sys.path here but not in a fresh interpreter; a user's changes may live there.
         path = os.pathsep.join(entry for entry in sys.path if entry)
-        shares = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": path}
+        fractions = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": path}
         gpus = visible_gpus() if self.device in ("auto", "cuda") else []
         if len(gpus) > 1:
-            shares["CUDA_VISIBLE_DEVICES"] = gpus[index % len(gpus)]
-        return {**os.environ, **shares}
+            fractions["CUDA_VISIBLE_DEVICES"] = gpus[index % len(gpus)]
+        return {**os.environ, **fractions}
 
 
 @dataclass
@@ -177,7 +177,7 @@ class _Worker:
         line = self.answers.readline()
         return json.loads(line) if line.endswith(b"\n") else None
 
-    def obituary(self) -> str:
+    def failure_reason(self) -> str:
         """Why the process ended, for the report."""
         code = self.process.wait()
         self.dismiss()

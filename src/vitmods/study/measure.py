@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitmods.errors import UserError
 from vitmods.evals.options import Options
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.evals.metrics import Metric

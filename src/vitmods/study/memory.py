@@ -47,7 +47,7 @@ def peak_bytes(work: Callable[[], Any], alive: Iterable[torch.Tensor], device: t
 
     Args:
         work: the computation, e.g. one training step.
-        alive: tensors that exist before it and count too: parameters, buffers, gradients, optimiser state.
+        alive: tensors that exist before it and count too: parameters, buffers, gradients, optimizer state.
         device: on a CUDA device the allocator is asked, which counts all tensors there and the space inside operations;
             on a CPU the storages that operations return are counted, not their scratch space.
     """

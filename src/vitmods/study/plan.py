@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vitmods.errors import UserError
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.measure import DEFAULT, Measure
 from vitmods.study.tuning import AS_IS, UNTUNED, VAL, Grid, Point
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.recipes import Recipe
@@ -57,7 +57,7 @@ Work = Trial | Evaluation
 
 
 @dataclass(frozen=True)
-class Contender:
+class Candidate:
     """Trials of one arm among whose points one is chosen: an arm, base, or base with other seeds."""
 
     arm: Arm
@@ -93,7 +93,7 @@ def make_seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
 class Settings:
     """Everything that defines a study.
 
-    fixed:       name -> JSON value, nested where it helps (`recipe.lr`): what every trial depends on; may never change
+    fixed:       name -> JSON value, nested where it helps (`recipe.schedule`): of every trial; may never change
     arms, seeds: what is compared; may grow
     noise_floor: whether base is also run with other seeds; may be switched on
     margin:      how much worse an arm may be and count as no worse, in the unit of differences
@@ -122,24 +122,24 @@ class Settings:
     def arm(self, name: str) -> Arm:
         return next(arm for arm in (Arm(BASE), *self.arms) if arm.name == name)
 
-    def judged_on(self, split: str) -> str:
-        """The split that trials are judged on by themselves, where the answer is about `split`."""
+    def evaluated_on(self, split: str) -> str:
+        """The split that trials are evaluated on by themselves, where the answer is about `split`."""
         return VAL if self.grid else split
 
-    def contenders(self) -> list[Contender]:
+    def candidates(self) -> list[Candidate]:
         """Base, base with other seeds if the noise floor is asked for, and the arms.
 
         Base with other seeds is tuned by itself: it stands for an arm that does nothing, and arms are tuned.
         """
         other = tuple(seed + OTHER_SEEDS for seed in self.seeds)
         base = Arm(BASE)
-        floor = [Contender(base, other)] if self.noise_floor else []
-        return [Contender(base, self.seeds), *floor, *(Contender(arm, self.seeds) for arm in self.arms)]
+        floor = [Candidate(base, other)] if self.noise_floor else []
+        return [Candidate(base, self.seeds), *floor, *(Candidate(arm, self.seeds) for arm in self.arms)]
 
     def trials(self) -> list[Trial]:
         """Every trial, base (and the noise floor) first, then seed by seed so that an early stop leaves whole pairs."""
         points = self.grid.points
-        bases = [one for one in self.contenders() if one.arm.name == BASE]
+        bases = [one for one in self.candidates() if one.arm.name == BASE]
         planned = [Trial(one.arm, seed, point) for one in bases for seed in one.seeds for point in points]
         return planned + [Trial(arm, seed, point) for seed in self.seeds for arm in self.arms for point in points]
 

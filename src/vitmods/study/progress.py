@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitmods.files import LenientStream, progress_console
 from vitmods.study.measure import Measure
 from vitmods.study.plan import Evaluation, Work
 from vitmods.study.store import StudyFolder
 from vitmods.study.words import metric_words
+from vitmods.util.files import LenientStream, progress_console
 
 _TAIL = 512  # bytes that surely hold the last row of a metrics.jsonl
 
@@ -71,16 +71,16 @@ class Progress:
     def _outcome(self, trial: Work, failure: str | None) -> str:
         if failure is not None:
             return f"failed: {failure}"
-        judged = trial.trial if isinstance(trial, Evaluation) else trial
-        result: dict[str, Any] = self._folder.trial_result(judged) or {}
+        evaluated = trial.trial if isinstance(trial, Evaluation) else trial
+        result: dict[str, Any] = self._folder.trial_result(evaluated) or {}
         if result.get("status") != "finished":
             return str(result.get("message") or result.get("status", "unknown"))
-        score = self._folder.metrics(judged, self._split, self._measure)[self._measure.name]
+        score = self._folder.metrics(evaluated, self._split, self._measure)[self._measure.name]
         return f"{metric_words(self._measure.name, self._measure.metric.title)} {self._measure.metric.shown(score)}"
 
     def _metrics(self, trial: Work) -> Path:
-        judged = trial.trial if isinstance(trial, Evaluation) else trial
-        return self._folder.trial(judged) / "metrics.jsonl"
+        evaluated = trial.trial if isinstance(trial, Evaluation) else trial
+        return self._folder.trial(evaluated) / "metrics.jsonl"
 
     def _make_bar(self) -> Any:
         from rich import progress

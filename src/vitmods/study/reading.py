@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vitmods.study.choice import Choice, at_the_edge, choices
 from vitmods.study.measure import Measure
-from vitmods.study.plan import Contender, Settings, Trial
+from vitmods.study.plan import Candidate, Settings, Trial
+from vitmods.study.selection import Selection, at_the_edge, selections
 from vitmods.study.store import StudyFolder
 from vitmods.study.tuning import VAL, mean_of
 
@@ -54,10 +54,11 @@ class Reading:
 
     def __init__(self, folder: StudyFolder, settings: Settings, split: str):
         self.folder, self.settings, self.split, self.measure = folder, settings, split, settings.measure
-        self.choices = choices(folder, settings)
-        self.judged = [self._end(trial, VAL if settings.grid else split) for trial in settings.trials()]
+        self.selections = selections(folder, settings)
+        self.evaluated = [self._end(trial, VAL if settings.grid else split) for trial in settings.trials()]
         self.counted = {
-            choice.contender: [self._end(trial, split) for trial in choice.trials] for choice in self.choices
+            selection.candidate: [self._end(trial, split) for trial in selection.trials]
+            for selection in self.selections
         }
 
     def _end(self, trial: Trial, split: str) -> TrialEnd:
@@ -67,7 +68,7 @@ class Reading:
     def ends(self) -> list[TrialEnd]:
         """Every trial, those that the answer counts as they stand on its split."""
         counted = {end.trial: end for ends in self.counted.values() for end in ends}
-        return [counted.get(end.trial, end) for end in self.judged]
+        return [counted.get(end.trial, end) for end in self.evaluated]
 
     @property
     def counted_trials(self) -> set[Trial]:
@@ -78,38 +79,38 @@ class Reading:
         """The metric by which points are chosen; empty where nothing is tuned."""
         return {
             trial: scores[trial.seed]
-            for choice in self.choices
-            for point, scores in choice.scores.items()
-            for trial in choice.contender.trials(point)
+            for selection in self.selections
+            for point, scores in selection.scores.items()
+            for trial in selection.candidate.trials(point)
         }
 
     @property
     def other_names(self) -> list[str]:
         """The metrics that were measured beside the study's."""
-        return list({name: None for choice in self.choices for name in self.other_metrics(choice.contender)})
+        return list({name: None for selection in self.selections for name in self.other_metrics(selection.candidate)})
 
-    def scores(self, contender: Contender) -> dict[int, float | None]:
-        ends = {end.trial.seed: end for end in self.counted[contender]}
-        return {seed: ends[seed].score(self.measure.name) if seed in ends else None for seed in contender.seeds}
+    def scores(self, candidate: Candidate) -> dict[int, float | None]:
+        ends = {end.trial.seed: end for end in self.counted[candidate]}
+        return {seed: ends[seed].score(self.measure.name) if seed in ends else None for seed in candidate.seeds}
 
-    def diverged(self, contender: Contender) -> int:
-        return sum(end.status == "diverged" for end in self.counted[contender])
+    def diverged(self, candidate: Candidate) -> int:
+        return sum(end.status == "diverged" for end in self.counted[candidate])
 
-    def other_metrics(self, contender: Contender) -> dict[str, dict[str, float]]:
+    def other_metrics(self, candidate: Candidate) -> dict[str, dict[str, float]]:
         """Metric -> seed -> value on the split, of those beside the study's."""
         found: dict[str, dict[str, float]] = {}
-        for end in self.counted[contender]:
+        for end in self.counted[candidate]:
             for name, value in end.metrics.items():
                 if name != self.measure.name and end.status == "finished":
                     found.setdefault(name, {})[str(end.trial.seed)] = value
         return found
 
-    def tuning(self, choice: Choice) -> dict[str, Any] | None:
+    def tuning(self, selection: Selection) -> dict[str, Any] | None:
         """What was tried, and what was chosen; None where nothing is tuned."""
         if not self.settings.grid:
             return None
-        mine = set(choice.contender.seeds)
-        ends = [end for end in self.ends if end.trial.arm == choice.contender.arm and end.trial.seed in mine]
+        mine = set(selection.candidate.seeds)
+        ends = [end for end in self.ends if end.trial.arm == selection.candidate.arm and end.trial.seed in mine]
         points = [
             {
                 "values": point.to_dict(),
@@ -117,7 +118,7 @@ class Reading:
                 "mean": mean_of(scores.values()),
                 "trials": [end.to_dict() for end in ends if end.trial.point == point],
             }
-            for point, scores in choice.scores.items()
+            for point, scores in selection.scores.items()
         ]
-        chosen, edge = choice.chosen, at_the_edge(self.settings.grid, choice.chosen) if choice.chosen else []
+        chosen, edge = selection.chosen, at_the_edge(self.settings.grid, selection.chosen) if selection.chosen else []
         return {"chosen": None if chosen is None else chosen.to_dict(), "at_the_edge": edge, "points": points}

@@ -1,4 +1,4 @@
-"""Two training steps of a recipe at full shape on pictures of noise: what they take here, and the whole run would."""
+"""Two training steps of a recipe at full shape on images of noise: what they take here, and the whole run would."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitmods.config import ViTConfig
-from vitmods.errors import UserError
+from vitmods.model.config import ViTConfig
+from vitmods.model.vit import vit
 from vitmods.recipes import Recipe
 from vitmods.study.memory import peak_bytes
 from vitmods.study.trial import task_of
 from vitmods.train.device import Part
 from vitmods.train.ema import Ema
 from vitmods.train.optim import clip_gradients, freeze, make_optimizer
-from vitmods.vit import vit
+from vitmods.util.errors import UserError
 
-PART_ON_CPU = 16  # pictures: more at once are no faster on a CPU and need more memory
+PART_ON_CPU = 16  # images: more at once are no faster on a CPU and need more memory
 STEP_S = 20.0  # a step that takes longer is cut short after some of its parts, the others taking as long
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Seconds and bytes of one optimiser step."""
+    """Seconds and bytes of one optimizer step."""
 
     part: int
-    """pictures that are on the device at once"""
+    """images that are on the device at once"""
     parts: int
     """of a batch"""
     computed: int
@@ -36,7 +36,7 @@ class Rehearsal:
     part_s: float
     """forward and backward of a part"""
     update_s: float
-    """clipping, optimiser and moving average"""
+    """clipping, optimizer and moving average"""
     peak: int
     """most bytes of tensors at once"""
 
@@ -49,10 +49,10 @@ def rehearse(config: ViTConfig, recipe: Recipe, device: torch.device) -> Rehears
     """Make two steps; the first gives the memory, the second the time.
 
     Where the recipe does not cut its batches, they are cut into parts that fit: halves until they do on a GPU, 16
-    pictures on a CPU.
+    images on a CPU.
 
     Raises:
-        UserError: one picture, or a part of the size that the recipe says, does not fit the memory of the device.
+        UserError: one image, or a part of the size that the recipe says, does not fit the memory of the device.
     """
     part = recipe.part_size if recipe.accumulate > 1 or device.type != "cpu" else min(PART_ON_CPU, recipe.part_size)
     while True:
@@ -61,8 +61,8 @@ def rehearse(config: ViTConfig, recipe: Recipe, device: torch.device) -> Rehears
         except torch.OutOfMemoryError:
             if recipe.accumulate > 1 or part == 1:
                 raise UserError(
-                    f"{part} pictures at once do not fit the memory of {device}. Cut the batch into more parts with "
-                    "accumulate, or choose a smaller model or picture size."
+                    f"{part} images at once do not fit the memory of {device}. Cut the batch into more parts with "
+                    "accumulate, or choose a smaller model or image size."
                 ) from None
         torch.cuda.empty_cache()
         part = -(-part // 2)
@@ -76,7 +76,7 @@ def _two_steps(config: ViTConfig, recipe: Recipe, device: torch.device, part: in
 
 
 class _Step:
-    """A model, its optimiser and one part of a batch."""
+    """A model, its optimizer and one part of a batch."""
 
     def __init__(self, config: ViTConfig, recipe: Recipe, device: torch.device, part: int):
         self.recipe, self.device, self.parts = recipe, device, -(-recipe.batch_size // part)
@@ -98,8 +98,8 @@ class _Step:
             (loss / self.parts).backward()
             computed += 1
         trained = self._now()
-        if self.recipe.clip_norm is not None:
-            clip_gradients(self.parameters, self.recipe.clip_norm)
+        if self.recipe.optimizer.clip_norm is not None:
+            clip_gradients(self.parameters, self.recipe.optimizer.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
@@ -122,7 +122,7 @@ def _noise(config: ViTConfig, recipe: Recipe, part: int, device: torch.device) -
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(part, config.in_chans, *config.img_size, generator=generator)
     targets = torch.arange(part) % config.num_classes
-    if recipe.mixup or recipe.cutmix:
+    if recipe.augment.mixup or recipe.augment.cutmix:
         classes = torch.nn.functional.one_hot(targets, config.num_classes).float()
         targets = 0.5 * (classes + classes.roll(1, 0))
     return Part(images.to(device), targets.to(device), torch.arange(part).to(device))

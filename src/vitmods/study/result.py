@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vitmods.errors import UserError, nearest
+from vitmods.stats.effects import Effect
 from vitmods.study.arms import BASE
 from vitmods.study.results import assemble, every_trial, write_results
-from vitmods.study.stats import Effect
 from vitmods.study.store import StudyFolder
+from vitmods.util.errors import UserError, nearest
 
 
 class StudyResult:
@@ -44,7 +44,7 @@ class StudyResult:
 
     @property
     def chosen(self) -> dict[str, dict[str, Any] | None]:
-        """Arm, base too -> the values of the point that it is judged by; None before the choice. Empty where nothing
+        """Arm, base too -> the values of the point that it is evaluated by; None before the choice. Empty where nothing
         was tuned."""
         if self._results["tuned"] is None:
             return {}
@@ -70,7 +70,7 @@ class StudyResult:
 
         It shows these results, so results.json and results.csv are written with it. UserError if that cannot be.
         """
-        from vitmods.study.report import write_report
+        from vitmods.report import write_report
 
         write_results(StudyFolder(self.path), self._results)
         return write_report(self.path, path)

@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitmods import __version__
-from vitmods.errors import UserError
 from vitmods.evals.metrics import Metric
 from vitmods.evals.protocols import metric_named
-from vitmods.files import write_json
+from vitmods.stats.effects import FRACTION, effects, noise_floor, scale_of
 from vitmods.study.arms import BASE
-from vitmods.study.choice import Choice, seen_before
 from vitmods.study.plan import Settings
 from vitmods.study.reading import Reading, TrialEnd
-from vitmods.study.stats import SHARE, effects, noise_floor, scale_of
+from vitmods.study.selection import Selection, seen_before
 from vitmods.study.store import WARNINGS, StudyFolder, read_json, write_text
 from vitmods.study.tuning import VAL, Point, mean_of, show_value
+from vitmods.util.errors import UserError
+from vitmods.util.files import write_json
 
 SCHEMA = 1
 
@@ -36,31 +36,31 @@ def assemble(folder: StudyFolder, settings: Settings | None = None) -> dict[str,
     facts = folder.facts()
     settings = settings or Settings.from_dict(facts["settings"])
     reading = Reading(folder, settings, facts["metric"]["split"])
-    metric, floor = settings.measure.metric, next((c for c in reading.choices if c.contender.is_noise_floor), None)
-    base, *arms = [choice for choice in reading.choices if choice is not floor]
-    base_scores = reading.scores(base.contender)
+    metric, floor = settings.measure.metric, next((c for c in reading.selections if c.candidate.is_noise_floor), None)
+    base, *arms = [selection for selection in reading.selections if selection is not floor]
+    base_scores = reading.scores(base.candidate)
     found = effects(
         base_scores,
-        {choice.contender.arm.name: reading.scores(choice.contender) for choice in arms},
+        {selection.candidate.arm.name: reading.scores(selection.candidate) for selection in arms},
         settings.margin,
-        diverged={choice.contender.arm.name: reading.diverged(choice.contender) for choice in arms},
+        diverged={selection.candidate.arm.name: reading.diverged(selection.candidate) for selection in arms},
         unit=metric.unit,
         higher_is_better=metric.higher_is_better,
     )
     costs = read_json(folder.costs_file) or {"base": None, "arms": {}}
 
-    def told(choice: Choice) -> dict[str, Any]:
-        ends = reading.counted[choice.contender]
+    def record(selection: Selection) -> dict[str, Any]:
+        ends = reading.counted[selection.candidate]
         return {
-            "values": {str(seed): score for seed, score in reading.scores(choice.contender).items()},
-            "other_metrics": reading.other_metrics(choice.contender),
-            "tuning": reading.tuning(choice),
+            "values": {str(seed): score for seed, score in reading.scores(selection.candidate).items()},
+            "other_metrics": reading.other_metrics(selection.candidate),
+            "tuning": reading.tuning(selection),
             "trials": [end.to_dict() for end in ends],
         }
 
-    base_told = told(base)
+    base_record = record(base)
     if floor:
-        base_told["trials"] += told(floor)["trials"]
+        base_record["trials"] += record(floor)["trials"]
     return {
         "schema": SCHEMA,
         "vitmods": __version__,
@@ -69,7 +69,7 @@ def assemble(folder: StudyFolder, settings: Settings | None = None) -> dict[str,
         "other_metrics": {name: describe_metric(metric_of(name)) for name in reading.other_names},
         "margin": settings.margin,
         "tuned": {"fields": settings.grid.to_dict(), "on": VAL} if settings.grid else None,
-        "base": {**facts["base"], "mean": mean_of(base_scores.values()), **base_told},
+        "base": {**facts["base"], "mean": mean_of(base_scores.values()), **base_record},
         "arms": [
             {
                 "name": arm.name,
@@ -78,9 +78,9 @@ def assemble(folder: StudyFolder, settings: Settings | None = None) -> dict[str,
                 **facts["arms"][arm.name],
                 "effect": found[arm.name].to_dict(),
                 "cost": costs["arms"].get(arm.name),
-                **told(choice),
+                **record(selection),
             }
-            for choice, arm in zip(arms, settings.arms)
+            for selection, arm in zip(arms, settings.arms)
         ],
         "cost_base": costs["base"],
         "data": facts["data"],
@@ -112,18 +112,18 @@ def _as_csv(folder: StudyFolder, results: Mapping[str, Any]) -> str:
     tuned = [*fields, f"val_{metric['name']}"] if fields else []
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    difference = "difference_points" if metric["unit"] == SHARE else "difference"
+    difference = "difference_points" if metric["unit"] == FRACTION else "difference"
     rows.writerow(["arm", "changes", *tuned, "seed", "status", *names, difference, "wall_s", "folder"])
     order = [BASE, *(arm.name for arm in settings.arms)]
     for end in sorted(reading.ends, key=lambda end: order.index(end.trial.arm.name)):
         arm, point = end.trial.arm, end.trial.point
         own = [*(show_value(value) for _, value in point.values), on_val[end.trial]] if fields else []
-        told = [end.metrics.get(name, "") if end.trial in counted else "" for name in names]
-        pair = (told[0], base.get(str(end.trial.seed), ""))
+        record = [end.metrics.get(name, "") if end.trial in counted else "" for name in names]
+        pair = (record[0], base.get(str(end.trial.seed), ""))
         apart = arm.name != BASE and "" not in pair and None not in pair
         gap = scale_of(metric["unit"]) * (pair[0] - pair[1]) if apart else ""
         start = [arm.name, arm.text, *own, end.trial.seed, end.status]
-        rows.writerow([*map(_no_formula, start), *told, gap, end.wall_s, end.folder])
+        rows.writerow([*map(_no_formula, start), *record, gap, end.wall_s, end.folder])
     return text.getvalue()
 
 
@@ -151,13 +151,13 @@ def every_trial(results: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str,
     return found
 
 
-def _noise_floor(reading: Reading, base: Choice, floor: Choice) -> dict[str, Any]:
-    other = reading.scores(floor.contender)
-    found = noise_floor(reading.scores(base.contender), other, unit=reading.measure.metric.unit)
+def _noise_floor(reading: Reading, base: Selection, floor: Selection) -> dict[str, Any]:
+    other = reading.scores(floor.candidate)
+    found = noise_floor(reading.scores(base.candidate), other, unit=reading.measure.metric.unit)
     return {
         **found.to_dict(),
         "values": {str(seed): score for seed, score in other.items()},
-        "other_metrics": reading.other_metrics(floor.contender),
+        "other_metrics": reading.other_metrics(floor.candidate),
         "tuning": reading.tuning(floor),
     }
 
@@ -184,22 +184,22 @@ def _warnings(reading: Reading) -> list[str]:
     """What befell a trial; where points are tried, those that are not chosen may diverge."""
     folder, ends, counted = reading.folder, reading.ends, reading.counted_trials
     grave = [end for end in ends if end.status == "failed" or (end.status == "diverged" and end.trial in counted)]
-    told = [f"{end.trial} {end.status}: {end.message}" for end in grave]
+    record = [f"{end.trial} {end.status}: {end.message}" for end in grave]
     for end in ends:
-        told += [f"{end.trial}: {warning}" for warning in read_json(folder.path / end.folder / WARNINGS) or ()]
-    for choice in reading.choices:
-        told += _chosen_anew(folder, choice, reading.split)
-    return told + _different_environments(folder, ends)
+        record += [f"{end.trial}: {warning}" for warning in read_json(folder.path / end.folder / WARNINGS) or ()]
+    for selection in reading.selections:
+        record += _chosen_anew(folder, selection, reading.split)
+    return record + _different_environments(folder, ends)
 
 
-def _chosen_anew(folder: StudyFolder, choice: Choice, split: str) -> list[str]:
-    before = seen_before(folder, choice, split) if choice.chosen else []
+def _chosen_anew(folder: StudyFolder, selection: Selection, split: str) -> list[str]:
+    before = seen_before(folder, selection, split) if selection.chosen else []
     if not before:
         return []
     points = " and ".join(map(str, before))
     return [
-        f"{choice.contender.arm.name}: {choice.chosen} is chosen now; with other seeds, values or another metric it "
-        f"was {points}, which has been evaluated on {split} too."
+        f"{selection.candidate.arm.name}: {selection.chosen} is chosen now; with other seeds, values or another metric "
+        f"it was {points}, which has been evaluated on {split} too."
     ]
 
 

@@ -12,32 +12,32 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from vitmods.errors import UserError
-from vitmods.files import write_json
+from vitmods.model.vit import ViT
 from vitmods.recipes.length import resolve_on
+from vitmods.report import write_samples
 from vitmods.study.arms import BASE, Arm
-from vitmods.study.cautions import already_told, cautions
-from vitmods.study.choice import evaluations
 from vitmods.study.describe import describe_arm, describe_base, environment
+from vitmods.study.evaluation import check_images
 from vitmods.study.executors import Executor, Inline, Processes, visible_gpus
-from vitmods.study.judge import check_pictures
 from vitmods.study.plan import Evaluation, Settings, Trial, Work
 from vitmods.study.progress import Progress
-from vitmods.study.report import write_samples
 from vitmods.study.result import StudyResult
 from vitmods.study.results import assemble, describe_metric, write_results
+from vitmods.study.selection import evaluations
 from vitmods.study.store import StudyFolder, read_json
 from vitmods.study.trial import TrialRunner, base_config, build_model
+from vitmods.study.warnings import already_reported, study_warnings
 from vitmods.train.device import make_fabric, resolve
 from vitmods.train.optim import freeze
-from vitmods.vit import ViT
+from vitmods.util.errors import UserError
+from vitmods.util.files import write_json
 
 if TYPE_CHECKING:
-    from vitmods.data import PictureSet
+    from vitmods.data import ImageDataset
     from vitmods.study.estimate import Estimate
 
 W = TypeVar("W", Trial, Evaluation)
-SAMPLES = 12  # pictures shown in the report
+SAMPLES = 12  # images shown in the report
 MOST_WORKERS = 8  # by default; beyond that a machine's memory bandwidth is the limit
 
 
@@ -71,13 +71,13 @@ def run_study(settings: Settings, path: Path, how: Running, command: str) -> Stu
     folder = StudyFolder(path)
     with folder.lock() as lock:
         _refuse_other_study(folder, settings)
-        runner, pictures = _open(folder, settings, how)
-        check_pictures(runner.settings, pictures)
-        models = _build_arms(runner.settings, pictures.num_classes)
-        told = _caution(runner.settings, pictures, models)
-        _write_facts(folder, runner.settings, pictures, models, how, command, told)
-        split, base = pictures.eval_split, models[BASE]
-        _work(runner, runner.settings.trials(), runner.settings.judged_on(split), base, how, lock)
+        runner, dataset = _open(folder, settings, how)
+        check_images(runner.settings, dataset)
+        models = _build_arms(runner.settings, dataset.num_classes)
+        record = _caution(runner.settings, dataset, models)
+        _write_facts(folder, runner.settings, dataset, models, how, command, record)
+        split, base = dataset.eval_split, models[BASE]
+        _work(runner, runner.settings.trials(), runner.settings.evaluated_on(split), base, how, lock)
         _work(runner, evaluations(folder, runner.settings, split), split, base, how, lock)
         _measure_costs(folder, runner.settings, models, how)
         results = assemble(folder, runner.settings)
@@ -91,32 +91,32 @@ def dry_run(settings: Settings, path: Path | None, how: Running) -> Estimate:
 
     folder = StudyFolder(path or os.devnull)
     _refuse_other_study(folder, settings)
-    runner, pictures = _open(folder, settings, how)
-    check_pictures(runner.settings, pictures)
-    models = _build_arms(runner.settings, pictures.num_classes)
-    _caution(runner.settings, pictures, models)
-    judged_on = runner.settings.judged_on(pictures.eval_split)
-    missing = _missing(folder, runner.settings, runner.settings.trials(), judged_on)
+    runner, dataset = _open(folder, settings, how)
+    check_images(runner.settings, dataset)
+    models = _build_arms(runner.settings, dataset.num_classes)
+    _caution(runner.settings, dataset, models)
+    evaluated_on = runner.settings.evaluated_on(dataset.eval_split)
+    missing = _missing(folder, runner.settings, runner.settings.trials(), evaluated_on)
     workers = _workers(how, models[BASE], runner.settings, len(missing))
-    with already_told():
+    with already_reported():
         return estimate(runner, models, missing, workers, how.torch_device)
 
 
 def _refuse_other_study(folder: StudyFolder, settings: Settings) -> None:
-    """Before the pictures are read, which may take a while: all that can be known without them."""
+    """Before the images are read, which may take a while: all that can be known without them."""
     folder.refuse_trial()
     facts = folder.known()
     if facts is not None:
-        folder.check_same_study({**settings.to_dict(), "pictures": facts["settings"]["pictures"]})
+        folder.check_same_study({**settings.to_dict(), "images": facts["settings"]["images"]})
 
 
-def _open(folder: StudyFolder, settings: Settings, how: Running) -> tuple[TrialRunner, PictureSet]:
-    """The pictures, and settings that name their content, so that a folder with other pictures is another study."""
+def _open(folder: StudyFolder, settings: Settings, how: Running) -> tuple[TrialRunner, ImageDataset]:
+    """The images, and settings that name their content, so that a folder with other images is another study."""
     runner = TrialRunner(folder, settings, how.device, how.data_workers, how.checkpoint_minutes, how.progress)
-    pictures = runner.pictures(settings.recipe)
-    fixed = {**settings.fixed, "pictures": pictures.summary()["fingerprint"]}
+    dataset = runner.dataset(settings.recipe)
+    fixed = {**settings.fixed, "images": dataset.summary()["fingerprint"]}
     runner.settings = dataclasses.replace(settings, fixed=fixed)
-    return runner, pictures
+    return runner, dataset
 
 
 def _build_arms(settings: Settings, num_classes: int) -> dict[str, ViT]:
@@ -133,9 +133,9 @@ def _build_arms(settings: Settings, num_classes: int) -> dict[str, ViT]:
     return models
 
 
-def _caution(settings: Settings, pictures: PictureSet, models: dict[str, ViT]) -> list[str]:
+def _caution(settings: Settings, dataset: ImageDataset, models: dict[str, ViT]) -> list[str]:
     """Warn the caller of `Study.run` or `Study.dry_run`; returns what was said."""
-    found = cautions(models, {name: settings.recipe_of(settings.arm(name)) for name in models}, pictures)
+    found = study_warnings(models, {name: settings.recipe_of(settings.arm(name)) for name in models}, dataset)
     for caution in found:
         warnings.warn(caution, stacklevel=4)
     return found
@@ -144,18 +144,18 @@ def _caution(settings: Settings, pictures: PictureSet, models: dict[str, ViT]) -
 def _write_facts(
     folder: StudyFolder,
     settings: Settings,
-    pictures: PictureSet,
+    dataset: ImageDataset,
     models: dict[str, ViT],
     how: Running,
     command: str,
-    told: list[str],
+    record: list[str],
 ) -> None:
     """study.json, before the first trial: from then on the study can be read, and continued, from its folder."""
     folder.check_same_study(settings.to_dict())
     before = folder.known() or {}
     if before.get("settings") == settings.to_dict():
         return
-    write_samples(folder.path, pictures.samples(SAMPLES))
+    write_samples(folder.path, dataset.samples(SAMPLES))
     write_json(
         folder.settings_file,
         {
@@ -163,12 +163,12 @@ def _write_facts(
             "created": before.get("created") or datetime.now(UTC).isoformat(timespec="seconds"),
             "command": command,
             "settings": settings.to_dict(),
-            "metric": {**describe_metric(settings.measure.metric), "split": pictures.eval_split},
+            "metric": {**describe_metric(settings.measure.metric), "split": dataset.eval_split},
             "base": describe_base(settings, models[BASE]),
             "arms": {arm.name: describe_arm(arm, models[arm.name]) for arm in settings.arms},
-            "data": pictures.summary(),
-            "resolved": dataclasses.asdict(resolve_on(settings.recipe, pictures)),
-            "warnings": told,
+            "data": dataset.summary(),
+            "resolved": dataclasses.asdict(resolve_on(settings.recipe, dataset)),
+            "warnings": record,
             "environment": environment(how.torch_device),
         },
     )
@@ -226,7 +226,7 @@ def _steps(runner: TrialRunner, work: Work) -> int:
     if isinstance(work, Evaluation):
         return 1
     recipe = runner.settings.recipe_of(work.arm, work.point)
-    return resolve_on(recipe, runner.pictures(recipe)).steps
+    return resolve_on(recipe, runner.dataset(recipe)).steps
 
 
 def _workers(how: Running, base: ViT, settings: Settings, trials: int) -> int:
@@ -260,7 +260,7 @@ def _measure_costs(folder: StudyFolder, settings: Settings, models: dict[str, Vi
         return
     from vitmods.study.cost import measure
 
-    with already_told():
+    with already_reported():
         costs = measure({BASE: models[BASE], **missing}, settings.recipe, how.torch_device, how.cost_seconds)
     costs["arms"] = {**known["arms"], **costs["arms"]}
     costs["base"] = known["base"] or costs["base"]

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from vitmods.adapters import load, open_checkpoint
-from vitmods.config import ViTConfig
-from vitmods.errors import UserError
 from vitmods.finetune.delta import fingerprint
+from vitmods.model.config import ViTConfig
+from vitmods.model.vit import Resampling, ViT, vit
 from vitmods.study.checkpoints import checkpoint_of
-from vitmods.vit import Resampling, ViT, vit
+from vitmods.util.errors import UserError
 
 
 def open_trial(folder: Path) -> ViT:
@@ -44,9 +44,9 @@ class Start:
         return cls(source, fingerprint(model) if found == source else None, positions), model.config
 
     def build(self, config: ViTConfig, seed: int, settings: Mapping[str, Any] | None = None) -> ViT:
-        """Its model with the pictures and classes of `config`: positions resampled, a new head drawn from the seed.
+        """Its model with the images and classes of `config`: positions resampled, a new head drawn from the seed.
 
-        `settings` are fields of its config that training alone reads: dropout, drop path, how the head is initialised.
+        `settings` are fields of its config that training alone reads: dropout, drop path, how the head is initialized.
         Raises UserError if it no longer holds the same weights, or reads other channels.
         """
         model = open_checkpoint(checkpoint_of(self.source, seed))

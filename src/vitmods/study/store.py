@@ -7,7 +7,7 @@ trials/<arm>/<point>/seed<k>/   the same where recipe fields are tuned; the poin
                                 not measure that itself. In a tuned study chosen points alone have a test.json
 costs.json                      what each arm costs, measured once
 results.json  results.csv       rebuilt from the trials at any time
-samples.npz                     a few pictures for the report
+samples.npz                     a few images for the report
 logs/worker<i>.txt              what a worker process printed
 """
 
@@ -24,11 +24,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vitmods.errors import UserError
-from vitmods.files import disk_errors, make_folder, write_atomically, write_json
 from vitmods.study.measure import Measure, options_from
 from vitmods.study.plan import Evaluation, Trial, Work
 from vitmods.study.same import differences
+from vitmods.util.errors import UserError
+from vitmods.util.files import disk_errors, make_folder, write_atomically, write_json
 
 WARNINGS = "warnings.json"  # in a trial's folder: what the report should tell about it
 ORPHAN_GRACE_S = 10.0  # workers of a killed run notice within milliseconds; a loaded machine may take a little longer
@@ -115,7 +115,7 @@ class StudyFolder:
             return {"status": "failed", "metrics": {}, "message": str(error)}
 
     def metrics(self, trial: Trial, split: str, measure: Measure) -> dict[str, float]:
-        """All that is known of the final weights on a split: what the training told, and what protocols found.
+        """All that is known of the final weights on a split: what the training reported, and what protocols found.
 
         What a protocol found with other options is not known.
         """

@@ -8,8 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitmods.config import ViTConfig
-from vitmods.errors import UserError
+from vitmods.model.config import ViTConfig
 from vitmods.recipes import Recipe
 from vitmods.study.arms import BASE, make_arms
 from vitmods.study.checkpoints import adopt, arms_in
@@ -17,35 +16,36 @@ from vitmods.study.defaults import defaults_for
 from vitmods.study.measure import MARGINS, TOP1, make_measure
 from vitmods.study.plan import Settings, check_points, make_seeds
 from vitmods.study.tuning import make_grid
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.evals.options import Options
+    from vitmods.model.vit import Resampling
     from vitmods.study.estimate import Estimate
     from vitmods.study.result import StudyResult
-    from vitmods.vit import Resampling
 
 
 class Study:
     """Compares arms with base on the same seeds.
 
     Args:
-        base: a size name (`S/16`), a timm name or a ViTConfig; None: one that suits the pictures.
+        base: a size name (`S/16`), a timm name or a ViTConfig; None: one that fits the images.
         start: trained weights that every arm begins with (docs/finetune.md); they say what base is. A folder of several
             checkpoints, as a study's, is one for each arm. None: new ones.
         arms: name -> changes (or their short form), or a list of short forms, each `CHANGES` or `NAME=CHANGES`. Of a
             folder of checkpoints, their names; none: all.
         data: `digits`, a folder, `torchvision:NAME?root=...` or `hf:NAME`.
-        recipe: how every trial is trained; None: one that suits the pictures.
+        recipe: how every trial is trained; None: one that fits the images.
         seeds: how many, or which.
-        img_size: side, or (rows, columns), in pixels; None: what suits the pictures.
-        in_chans: channels that the model reads; None: what suits the pictures.
-        split_seed, val_fraction, test_fraction: for pictures that are not split yet; None: what suits the pictures.
-        limit_train: use only so many training pictures.
-        limit_val: use only so many pictures for val, which are taken out of train where there is no val split.
-        unreadable: "stop" at pictures that cannot be read, or "skip" them and say so in the report.
+        img_size: side, or (rows, columns), in pixels; None: what fits the images.
+        in_chans: channels that the model reads; None: what fits the images.
+        split_seed, val_fraction, test_fraction: for images that are not split yet; None: what fits the images.
+        limit_train: use only so many training images.
+        limit_val: use only so many images for val, which are taken out of train where there is no val split.
+        unreadable: "stop" at images that cannot be read, or "skip" them and say so in the report.
         metric: what is compared, a name of `vitmods.evals.protocols.METRICS` (docs/tuning.md).
         metric_options: of its protocol, as `vitmods.evals.options.Options`; None: those of the papers.
-        margin: how much worse an arm may be and count as no worse, in points where the metric is a share; None: 0.5
+        margin: how much worse an arm may be and count as no worse, in points where the metric is a fraction; None: 0.5
             points, or 0.01 where it is none.
         noise_floor: also run base with other seeds, to show what a change that does nothing looks like.
         tune: field of the recipe -> values. Every arm is trained with each, or with each combination of several fields;
@@ -136,7 +136,7 @@ class Study:
             out: the study's folder, made if needed.
             workers: trials at a time, each in its own process; None: as many as cores, memory or GPUs allow.
             device: "auto", "cpu", "cuda", "cuda:1" or "mps".
-            data_workers: threads that prepare pictures ahead, per trial; 0: none.
+            data_workers: threads that prepare images ahead, per trial; 0: none.
             checkpoint_minutes: time between the checkpoints of a trial.
             cost_seconds: how long the measurement of costs may take, about; 0: costs are not measured.
             progress: a line a trial on stderr, and a bar if that is a terminal.
@@ -178,14 +178,14 @@ def fixed_settings(
     test_fraction: float | None,
     **others: Any,
 ) -> dict[str, Any]:
-    """What every trial of a study has in common, as JSON gives it back; None becomes what suits the pictures."""
+    """What every trial of a study has in common, as JSON gives it back; None becomes what fits the images."""
     if not isinstance(base, str | ViTConfig | None):
         raise UserError(
             f"base is a ViT's name or a ViTConfig, not a {type(base).__name__}: a study trains new weights."
         )
     if not isinstance(recipe, Recipe | None):
         raise UserError(f"recipe is a Recipe, as vm.recipes.default() gives it, not {recipe!r}.")
-    suits = defaults_for(str(data))
+    defaults = defaults_for(str(data))
     if start is not None:
         if base is not None:
             raise UserError("The checkpoint that training starts from says what base is: leave base out.")
@@ -194,14 +194,14 @@ def fixed_settings(
         begun, base = Start.of(str(start), positions)
         others["start"] = asdict(begun)
         img_size, in_chans = img_size or base.img_size, in_chans or base.in_chans
-    base = suits.base if base is None else base
-    recipe = suits.recipe if recipe is None else recipe
+    base = defaults.base if base is None else base
+    recipe = defaults.recipe if recipe is None else recipe
     return {
         "data": str(data),
-        "img_size": list(_sides(suits.img_size if img_size is None else img_size)),
-        "in_chans": suits.in_chans if in_chans is None else in_chans,
-        "val_fraction": suits.val_fraction if val_fraction is None else val_fraction,
-        "test_fraction": suits.test_fraction if test_fraction is None else test_fraction,
+        "img_size": list(_sides(defaults.img_size if img_size is None else img_size)),
+        "in_chans": defaults.in_chans if in_chans is None else in_chans,
+        "val_fraction": defaults.val_fraction if val_fraction is None else val_fraction,
+        "test_fraction": defaults.test_fraction if test_fraction is None else test_fraction,
         **others,
         "base": base if isinstance(base, str) else json.loads(base.to_json()),
         "recipe": json.loads(json.dumps(recipe.to_dict())),

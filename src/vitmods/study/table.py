@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from vitmods.study.stats import CANNOT_TELL, HELPS, HURTS, NO_WORSE, Effect
+from vitmods.stats.effects import CANNOT_TELL, HELPS, HURTS, NO_WORSE, Effect
 from vitmods.study.words import (
     GLYPHS,
     difference,
@@ -36,7 +36,7 @@ PLAIN = str.maketrans({"▲": "^", "▼": "v", "≈": "~", "−": "-", "×": "x"
 def print_results(results: Mapping[str, Any], console: Console | None = None) -> None:
     """Print the verdict of every arm, its effect and its costs as ratios to base.
 
-    Below 110 columns a row takes two lines, so that nothing is left out at 80. Without a terminal there are no colours,
+    Below 110 columns a row takes two lines, so that nothing is left out at 80. Without a terminal there are no colors,
     and where the output is not Unicode, plain signs. `results` is what results.json holds.
     """
     console = console or Console()

@@ -1,4 +1,4 @@
-"""One trial: the pictures, the model that an arm makes of base, and the training that belongs to a seed."""
+"""One trial: the images, the model that an arm makes of base, and the training that belongs to a seed."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import torch
 
 import vitmods
 from vitmods import data
-from vitmods.apply import apply
-from vitmods.config import ViTConfig
-from vitmods.files import write_json
-from vitmods.recipes import Recipe
+from vitmods.adapters.apply import apply
+from vitmods.model.config import ViTConfig
+from vitmods.model.vit import ViT, vit
+from vitmods.recipes import Augment, Recipe
 from vitmods.study.arms import Arm
-from vitmods.study.cautions import already_told
-from vitmods.study.judge import JudgedOnVal, judge
+from vitmods.study.evaluation import EvaluatedOnVal, evaluate_trial
 from vitmods.study.plan import Evaluation, Settings, Trial, Work
 from vitmods.study.start import Start
 from vitmods.study.store import WARNINGS, StudyFolder, read_json
+from vitmods.study.warnings import already_reported
 from vitmods.tasks import Classification
 from vitmods.train import train_trial
-from vitmods.vit import ViT, vit
+from vitmods.util.files import write_json
 
 if TYPE_CHECKING:
-    from vitmods.data import PictureSet
+    from vitmods.data import ImageDataset
 
 
-PICTURE_SETTINGS = (
+IMAGE_SETTINGS = (
     "data",
     "img_size",
     "in_chans",
@@ -42,29 +42,19 @@ PICTURE_SETTINGS = (
 )
 
 
-TRAINING_FIELDS = frozenset({
-    "epochs", "steps", "accumulate", "train", "optimizer", "moment", "lr", "lr_batch", "layer_decay", "weight_decay",
-    "beta1", "beta2", "momentum", "adam_eps", "schedule", "warmup_epochs", "warmup_steps", "warmup_lr", "min_lr",
-    "cooldown_steps", "rsqrt_timescale",
-    "clip_norm", "ema", "dropout", "drop_path", "drop_path_shape", "init", "head_bias", "loss", "label_smoothing",
-    "precision",
-})  # fmt: skip
-"""fields of a recipe that no picture depends on"""
+def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides which images a trial sees; config.json keeps it, so that the trial can be evaluated again."""
+    return {name: fixed[name] for name in IMAGE_SETTINGS if name in fixed}
 
 
-def picture_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides which pictures a trial sees; config.json keeps it, so that the trial can be evaluated again."""
-    return {name: fixed[name] for name in PICTURE_SETTINGS if name in fixed}
-
-
-def load_pictures(settings: Mapping[str, Any], recipe: Recipe, workers: int = 0) -> PictureSet:
-    """The data set that picture settings describe, for this recipe. UserError lists what cannot be read."""
-    options = picture_settings(settings)
-    return data.load(options.pop("data"), recipe=recipe, workers=workers, **options)
+def load_images(settings: Mapping[str, Any], augment: Augment, workers: int = 0) -> ImageDataset:
+    """The data set that image settings describe, augmented so. UserError lists what cannot be read."""
+    options = image_settings(settings)
+    return data.load(options.pop("data"), augment=augment, workers=workers, **options)
 
 
 def base_config(settings: Settings, num_classes: int) -> ViTConfig:
-    """The base model for these pictures: the named or given ViT with their size, channels and classes."""
+    """The base model for these images: the named or given ViT with their size, channels and classes."""
     base, shape = settings.fixed["base"], {"img_size": tuple(settings.fixed["img_size"]), "num_classes": num_classes}
     shape["in_chans"] = settings.fixed["in_chans"]
     if isinstance(base, str):
@@ -79,13 +69,13 @@ def build_model(
     start: Mapping[str, Any] | None = None,
     recipe: Recipe | None = None,
 ) -> ViT:
-    """The arm's model at step 0, with what the arm's `recipe` sets of it (dropout, drop path, initialisation).
+    """The arm's model at step 0, with what the arm's `recipe` sets of it (dropout, drop path, initialization).
 
-    Base is initialised from the seed, or has the weights of `start` (the fields of a `Start`) and a head from the seed,
+    Base is initialized from the seed, or has the weights of `start` (the fields of a `Start`) and a head from the seed,
     and is then changed; so every arm starts from base's own weights wherever shapes allow, and parameters that a change
     adds are drawn from the same seed. An arm with weights of its own has those, changed already.
     """
-    settings = recipe.model_settings if recipe else {}
+    settings = recipe.model.to_config() if recipe else {}
     torch.manual_seed(seed)
     if arm.start is not None:
         assert start is not None, "an arm has weights of its own only where base has"
@@ -103,7 +93,7 @@ def task_of(recipe: Recipe) -> Classification:
 
 
 class TrialRunner:
-    """Runs trials of one study, one after the other; the pictures are read once.
+    """Runs trials of one study, one after the other; the images are read once.
 
     device, data_workers, checkpoint_minutes and progress decide how a trial is run, never what comes out.
     """
@@ -120,30 +110,28 @@ class TrialRunner:
         self.folder, self.settings = folder, settings
         self._data_workers = data_workers
         self._device, self._checkpoint_minutes, self._progress = device, checkpoint_minutes, progress
-        self._pictures: dict[Recipe, PictureSet] = {}
+        self._datasets: dict[Augment, ImageDataset] = {}
 
-    def pictures(self, recipe: Recipe) -> PictureSet:
-        """The pictures as a recipe prepares them; recipes that differ in the training alone share them."""
-        told = {name: value for name, value in recipe.to_dict().items() if name not in TRAINING_FIELDS}
-        recipe = Recipe().with_(**told)
-        if recipe not in self._pictures:
-            self._pictures[recipe] = load_pictures(self.settings.fixed, recipe, self._data_workers)
-        return self._pictures[recipe]
+    def dataset(self, recipe: Recipe) -> ImageDataset:
+        """The images as a recipe prepares them; recipes of the same augmentation share them."""
+        if recipe.augment not in self._datasets:
+            self._datasets[recipe.augment] = load_images(self.settings.fixed, recipe.augment, self._data_workers)
+        return self._datasets[recipe.augment]
 
     def __call__(self, work: Work) -> None:
-        """Train, or go on training, and judge the weights; or judge those of a finished trial on another split."""
+        """Train, or go on training, and evaluate the weights; or evaluate a finished trial's on another split."""
         if isinstance(work, Evaluation):
-            self._judge(work.trial, work.split)
+            self._evaluate_trial(work.trial, work.split)
             return
         self._train(work)
-        split = self.settings.judged_on(self.pictures(self.settings.recipe).eval_split)
+        split = self.settings.evaluated_on(self.dataset(self.settings.recipe).eval_split)
         if not self.folder.is_done(work, split, self.settings.measure):
-            self._judge(work, split)
+            self._evaluate_trial(work, split)
 
-    def _judge(self, trial: Trial, split: str) -> None:
+    def _evaluate_trial(self, trial: Trial, split: str) -> None:
         recipe = self.settings.recipe_of(trial.arm, trial.point)
-        pictures, measure = self.pictures(recipe), self.settings.measure
-        judge(self.folder.trial(trial), pictures, recipe, measure, split, self._device)
+        dataset, measure = self.dataset(recipe), self.settings.measure
+        evaluate_trial(self.folder.trial(trial), dataset, recipe, measure, split, self._device)
 
     def _train(self, trial: Trial) -> None:
         """Train, or go on training, and keep what was warned of."""
@@ -152,7 +140,7 @@ class TrialRunner:
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("default")
-                with already_told():
+                with already_reported():
                     self.train(trial, out)
         finally:  # outside of the block, where showing a warning no longer records it
             _keep_warnings(out, caught)
@@ -160,23 +148,23 @@ class TrialRunner:
     def train(self, trial: Trial, out: Path) -> dict[str, Any]:
         """The same in any folder."""
         recipe = self.settings.recipe_of(trial.arm, trial.point)
-        pictures = self.pictures(recipe)
+        dataset = self.dataset(recipe)
         start = self.settings.fixed.get("start")
-        config = base_config(self.settings, pictures.num_classes)
+        config = base_config(self.settings, dataset.num_classes)
         model = build_model(config, trial.arm, trial.seed, start, recipe)
-        told = {"arm": trial.arm.name, "changes": trial.arm.short, "pictures": picture_settings(self.settings.fixed)}
-        told |= {"start": {**start, "arm": trial.arm.start} if trial.arm.start else start} if start else {}
+        record = {"arm": trial.arm.name, "changes": trial.arm.short, "images": image_settings(self.settings.fixed)}
+        record |= {"start": {**start, "arm": trial.arm.start} if trial.arm.start else start} if start else {}
         return train_trial(
             model,
             task_of(recipe),
-            JudgedOnVal(pictures) if self.settings.grid else pictures,
+            EvaluatedOnVal(dataset) if self.settings.grid else dataset,
             recipe,
             seed=trial.seed,
             out=out,
             device=self._device,
             checkpoint_every_minutes=self._checkpoint_minutes,
             progress=self._progress,
-            extra_config=told,
+            extra_config=record,
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vitmods.evals.metrics import Metric
-from vitmods.study.stats import CANNOT_TELL, HELPS, HURTS, NO_WORSE, SHARE, VERDICTS, Effect, digits_of, scale_of
+from vitmods.stats.effects import CANNOT_TELL, FRACTION, HELPS, HURTS, NO_WORSE, VERDICTS, Effect, digits_of, scale_of
 from vitmods.study.tuning import show_value
 
 GLYPHS = {HELPS: "▲", NO_WORSE: "≈", CANNOT_TELL: "?", HURTS: "▼"}
@@ -47,10 +47,10 @@ def metric_words(name: str, title: str | None = None) -> str:
 
 
 def metric_of(results: Mapping[str, Any]) -> Metric:
-    """The study's metric; studies of older versions compare shares of which the higher is better."""
-    told = results["metric"]
-    unit = told["unit"] if "title" in told else SHARE
-    return Metric(told["name"], metric_name(results), "", told.get("higher_is_better", True), unit)  # type: ignore[arg-type]
+    """The study's metric; studies of older versions compare fractions of which the higher is better."""
+    record = results["metric"]
+    unit = record["unit"] if "title" in record else FRACTION
+    return Metric(record["name"], metric_name(results), "", record.get("higher_is_better", True), unit)  # type: ignore[arg-type]
 
 
 def difference(effect: Effect, value: float) -> str:
@@ -60,7 +60,7 @@ def difference(effect: Effect, value: float) -> str:
 
 def of_metric(unit: str, metric: str) -> str:
     """What a difference counts: `points of top-1`, `nats of log loss`, or the metric alone."""
-    name = {SHARE: "points"}.get(unit, unit)
+    name = {FRACTION: "points"}.get(unit, unit)
     return f"{name} of {metric}" if name else metric
 
 
@@ -73,7 +73,7 @@ def score(metric: Metric, value: float | None, digits: int | None = None) -> str
 
 def points(unit: str) -> str:
     """The unit of differences after a number, with its space: ` points`, ` nats` or nothing."""
-    return " points" if unit == SHARE else f" {unit}".rstrip()
+    return " points" if unit == FRACTION else f" {unit}".rstrip()
 
 
 def signed(value: float, digits: int = 2) -> str:
@@ -87,8 +87,8 @@ def signed(value: float, digits: int = 2) -> str:
 
 
 def detectable(effect: Effect) -> str:
-    """The smallest effect that would be found; no share can differ by more than all points."""
-    if effect.unit == SHARE and effect.detectable > ALL_POINTS:
+    """The smallest effect that would be found; no fraction can differ by more than all points."""
+    if effect.unit == FRACTION and effect.detectable > ALL_POINTS:
         return f"> {ALL_POINTS}"
     return f"{effect.detectable:.{effect.digits}f}"
 
@@ -198,7 +198,7 @@ def _divergence(effect: Effect) -> str:
     if not effect.diverged:
         return ""
     count = plural(effect.diverged, "trial")
-    consequence = "" if effect.verdict == HURTS else ", which rules out a favourable verdict"
+    consequence = "" if effect.verdict == HURTS else ", which rules out a favorable verdict"
     return f"{count} of this arm diverged{consequence}."
 
 
@@ -206,7 +206,7 @@ def _why_unsure(effect: Effect) -> str:
     if effect.n == 1:
         return "One pair has no spread; run more seeds."
     if not effect.has_interval:
-        return "All pairs differ by the same amount, so the spread is unknown; test on more pictures."
+        return "All pairs differ by the same amount, so the spread is unknown; test on more images."
     if effect.diverged:
         return ""
     if effect.low > 0 or effect.high < 0:
@@ -262,7 +262,7 @@ def model_size(config: Mapping[str, Any]) -> str:
     rows, columns = config["img_size"]
     return (
         f"{config['depth']} blocks, width {config['embed_dim']}, {plural(config['num_heads'], 'head')}, "
-        f"pictures of {rows} × {columns} pixels."
+        f"images of {rows} × {columns} pixels."
     )
 
 
@@ -292,8 +292,8 @@ def tuned_text(results: Mapping[str, Any]) -> str:
     for arm in arms:
         values = arm["tuning"]["chosen"]
         chosen.setdefault("nothing yet" if values is None else point_text(values), []).append(arm["name"])
-    told = "; ".join(f"{point}: {', '.join(names)}" for point, names in chosen.items())
+    record = "; ".join(f"{point}: {', '.join(names)}" for point, names in chosen.items())
     return (
         f"Tuned on {tuned['on']}: {' and '.join(fields)}, {plural(trials, 'trial')} for every arm, base too. "
-        f"Chosen: {told}."
+        f"Chosen: {record}."
     )

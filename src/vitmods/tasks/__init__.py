@@ -1,4 +1,4 @@
-"""What is trained: a loss, and the metric that judges it."""
+"""What is trained: a loss, and the metric that evaluates it."""
 
 from vitmods.tasks.classification import Classification
 

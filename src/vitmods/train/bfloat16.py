@@ -18,7 +18,7 @@ class _BFloat16Mean(Optimizer):
     """Parameters with gradients, group by group, and the stored means."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As any optimiser, which casts what it loads to the type of the parameters: the means are cast back."""
+        """As any optimizer, which casts what it loads to the type of the parameters: the means are cast back."""
         super().load_state_dict(state_dict)
         for state in self.state.values():
             state[_MEAN] = state[_MEAN].bfloat16()
@@ -43,12 +43,14 @@ class _BFloat16Mean(Optimizer):
                 self.state[parameter][name] = torch.zeros_like(parameter, dtype=dtype)
         return [self.state[parameter][name] for parameter in parameters]
 
-    def _new_means(self, parameters: list[Tensor], gradients: list[Tensor], decay: float, share: float) -> list[Tensor]:
+    def _new_means(
+        self, parameters: list[Tensor], gradients: list[Tensor], decay: float, fraction: float
+    ) -> list[Tensor]:
         """decay * mean + share * gradient, of which the rounded form is stored."""
         stored = self._stored(_MEAN, parameters, torch.bfloat16)
         carried = torch._foreach_mul(stored, torch.tensor(decay, dtype=torch.bfloat16).item())
         means = [old.to(gradient.dtype) for old, gradient in zip(carried, gradients, strict=True)]
-        torch._foreach_add_(means, gradients, alpha=share)
+        torch._foreach_add_(means, gradients, alpha=fraction)
         torch._foreach_copy_(stored, means)
         return means
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from vitmods.errors import UserError
-from vitmods.files import disk_errors, write_atomically
+from vitmods.util.errors import UserError
+from vitmods.util.files import disk_errors, write_atomically
 
 NAME, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
 

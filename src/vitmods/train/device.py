@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from vitmods.errors import UserError
-from vitmods.train.task import Batch
+from vitmods.tasks.base import Batch
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from vitmods.errors import UserError
-from vitmods.files import LenientStream, disk_errors, progress_console
+from vitmods.util.errors import UserError
+from vitmods.util.files import LenientStream, disk_errors, progress_console
 
-WORTH_TELLING = 0.05  # share of the time in which the model waits for pictures
+WORTH_TELLING = 0.05  # fraction of the time in which the model waits for images
 
 
 class MetricsFile:
@@ -97,7 +97,7 @@ class TensorBoard:
 
 
 class ProgressBar:
-    """Steps done, loss, accuracy, pictures/s and time left on the terminal's error stream.
+    """Steps done, loss, accuracy, images/s and time left on the terminal's error stream.
 
     Silent when `shown` is false, in continuous integration (the variable CI is set) and where there is no terminal.
     """
@@ -140,7 +140,7 @@ class ProgressBar:
         parts = [f"loss {row['loss']:.3f}"]
         if "top1" in row:
             parts.append(f"top-1 {100 * row['top1']:.1f} %")
-        parts.append(f"{row['pictures_per_s']:.0f} pictures/s")
+        parts.append(f"{row['images_per_s']:.0f} images/s")
         if row["data_wait"] >= WORTH_TELLING:
-            parts.append(f"{100 * row['data_wait']:.0f} % waiting for pictures")
+            parts.append(f"{100 * row['data_wait']:.0f} % waiting for images")
         self._bar.update(self._task, numbers="  ".join(parts))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import lr_at, resolve_on
+from vitmods.tasks.base import Batch, Images, Task
 from vitmods.train import checkpoint
 from vitmods.train.device import Part, make_fabric, parts, to_device
 from vitmods.train.ema import Ema
@@ -25,14 +26,13 @@ from vitmods.train.optim import (
     make_optimizer,
     without_gradient,
 )
-from vitmods.train.task import Batch, Pictures, Task
 from vitmods.train.window import Diverged, Window
 
 METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
-class Pace:
+class Throughput:
     """How often the loop does something other than training. Checkpoints change no number; evaluations add rows.
 
     A trial is evaluated 100 times at most, whatever `eval_every_epochs`: an epoch of a small set may be one step.
@@ -46,7 +46,7 @@ class Pace:
 class TrialRun:
     """One model on its way from the first to the last step.
 
-    Everything the next step depends on is in `state_dict()`: weights, optimiser, moving average, torch's random
+    Everything the next step depends on is in `state_dict()`: weights, optimizer, moving average, torch's random
     numbers, the step, and the losses that wait to be logged. The data needs no state: batch k of an epoch is a
     function of (seed, epoch, k).
     """
@@ -55,20 +55,20 @@ class TrialRun:
         self,
         model: nn.Module,
         task: Task,
-        ds: Pictures,
+        ds: Images,
         recipe: Recipe,
         *,
         folder: Path,
         seed: int = 0,
         device: str = "auto",
-        pace: Pace | None = None,
+        throughput: Throughput | None = None,
         tensorboard: bool = True,
     ) -> None:
         self.task, self.ds, self.recipe, self.seed, self.folder = task, ds, recipe, seed, folder
-        self.pace = pace or Pace()
+        self.throughput = throughput or Throughput()
         self.length = resolve_on(recipe, ds)
         self.log_every = min(50, max(5, self.length.steps // 100))
-        self.eval_every = self.length.evaluate_every(self.pace.eval_every_epochs)
+        self.eval_every = self.length.evaluate_every(self.throughput.eval_every_epochs)
 
         self.fabric = make_fabric(device, recipe.precision)
         self.model = self.fabric.to_device(model)
@@ -157,8 +157,8 @@ class TrialRun:
             group["lr"] = lr * group["lr_scale"]
         self.optimizer.zero_grad(set_to_none=True)
         statistics = self._backward(batch)
-        if self.recipe.clip_norm is not None:
-            statistics["grad_norm"] = clip_gradients(self.parameters, self.recipe.clip_norm)
+        if self.recipe.optimizer.clip_norm is not None:
+            statistics["grad_norm"] = clip_gradients(self.parameters, self.recipe.optimizer.clip_norm)
         if self.step == 0:
             _warn_of_untrained(self.model)
         self.optimizer.step()
@@ -171,27 +171,27 @@ class TrialRun:
         """Leave the gradient of the mean loss over `batch` in the parameters, however many parts it is computed in."""
         totals: dict[str, Tensor] = {}
         for part in parts(batch, self.recipe.accumulate, self.fabric.device):
-            share = len(part.images) / len(batch.images)
+            fraction = len(part.images) / len(batch.images)
             with self.fabric.autocast():
                 loss, statistics = self.task.loss(self.model, part)
             statistics["loss"] = loss.detach()
-            if share == 1:
+            if fraction == 1:
                 self.fabric.backward(loss)
                 return statistics
-            self.fabric.backward(loss * share)
+            self.fabric.backward(loss * fraction)
             for name, value in statistics.items():
-                totals[name] = totals.get(name, 0) + value * share
+                totals[name] = totals.get(name, 0) + value * fraction
         return totals
 
     def _log(self) -> dict[str, Any]:
         """Write the means over the steps since the last row. Only here does the loop wait for the device."""
-        pictures, elapsed = self._window.pictures, max(time.perf_counter() - self._logged, 1e-9)
+        dataset, elapsed = self._window.images, max(time.perf_counter() - self._logged, 1e-9)
         means = self._window.take(self.step)
         row = {
             **self._row("train"),
             **means,
             "lr": lr_at(self.length, self.step - 1),
-            "pictures_per_s": round(pictures / elapsed, 1),
+            "images_per_s": round(dataset / elapsed, 1),
             "data_wait": round(self._waited / elapsed, 4),
         }
         self._logged, self._waited = self._logged + elapsed, 0.0
@@ -216,7 +216,7 @@ class TrialRun:
         return self._metrics(self.ds.eval_split, request)
 
     def _metrics(self, split: str, request: StopRequest) -> dict[str, float]:
-        """All pictures of a split through the evaluated model; the training state is left as it was."""
+        """All images of a split through the evaluated model; the training state is left as it was."""
         batches = self._eval_batches(split, request)
         self.model.eval()
         with self.fabric.autocast():
@@ -232,7 +232,7 @@ class TrialRun:
             yield to_device(batch, self.fabric.device)
 
     def _checkpoint_is_due(self) -> bool:
-        steps, minutes = self.pace.checkpoint_every_steps, self.pace.checkpoint_every_minutes
+        steps, minutes = self.throughput.checkpoint_every_steps, self.throughput.checkpoint_every_minutes
         if steps is not None and self.step > 0 and self.step % steps == 0:
             return True
         return minutes is not None and time.perf_counter() - self._saved >= 60 * minutes

@@ -1,4 +1,4 @@
-"""What is trained, in groups of one decay and one share of the learning rate, and the optimiser over them."""
+"""What is trained, in groups of one decay and one fraction of the learning rate, and the optimizer over them."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitmods.errors import UserError
 from vitmods.finetune import train_only
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
 from vitmods.train.bfloat16 import BFloat16AdamW, BFloat16SGD
+from vitmods.util.errors import UserError
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float | None = None) -> list[dict[str, Any]]:
-    """Trainable parameters in groups of the same `weight_decay` and `lr_scale`, their share of the learning rate.
+    """Trainable parameters in groups of the same `weight_decay` and `lr_scale`, their fraction of the learning rate.
 
     Scalars, vectors (biases, norms, layer scales) and what `model.no_weight_decay()` names (position embedding, tokens)
     do not decay. `layer_decay`: see `layer_scales`.
@@ -39,7 +39,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float |
 
 
 def layer_scales(model: nn.Module, layer_decay: float) -> dict[str, float]:
-    """The share of the learning rate of every parameter: layer_decay ** (L + 1 - layer) in a model of L blocks.
+    """The fraction of the learning rate of every parameter: layer_decay ** (L + 1 - layer) in a model of L blocks.
 
     Layer 0 is the stem with positions and tokens, i + 1 block i, and L + 1 the final norm and the head, as in BEiT
     (arXiv:2106.08254). Which is which says the model's `group_matcher()` (timm's contract).
@@ -92,23 +92,27 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         ValueError: the model has nothing to train.
         UserError: the recipe has a layer_decay and the model does not say which layers it has.
     """
-    groups = parameter_groups(model, recipe.weight_decay, recipe.layer_decay)
+    groups = parameter_groups(model, recipe.optimizer.weight_decay, recipe.optimizer.layer_decay)
     if not groups:
         raise ValueError("the model has no trainable parameter; set requires_grad on those that are to be trained.")
-    lr = recipe.lr * recipe.lr_scale
-    adam: dict[str, Any] = {"lr": lr, "betas": (recipe.beta1, recipe.beta2), "eps": recipe.adam_eps}
-    if recipe.optimizer == "lamb":
+    lr = recipe.optimizer.lr * recipe.lr_scale
+    adam: dict[str, Any] = {
+        "lr": lr,
+        "betas": (recipe.optimizer.beta1, recipe.optimizer.beta2),
+        "eps": recipe.optimizer.adam_eps,
+    }
+    if recipe.optimizer.name == "lamb":
         from timm.optim import Lamb  # seconds
 
         return Lamb(groups, max_grad_norm=None, **adam)
-    if recipe.moment == "bfloat16":
-        sgd = recipe.optimizer == "sgd"
-        return BFloat16SGD(groups, lr, recipe.momentum) if sgd else BFloat16AdamW(groups, **adam)
+    if recipe.optimizer.moment == "bfloat16":
+        sgd = recipe.optimizer.name == "sgd"
+        return BFloat16SGD(groups, lr, recipe.optimizer.momentum) if sgd else BFloat16AdamW(groups, **adam)
     parameters = [parameter for group in groups for parameter in group["params"]]
     fused = all(parameter.is_floating_point() and parameter.device.type in _FUSED for parameter in parameters)
     how: dict[str, Any] = {"fused": fused, "foreach": None if fused else True}
-    if recipe.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr, momentum=recipe.momentum, **how)
+    if recipe.optimizer.name == "sgd":
+        return torch.optim.SGD(groups, lr, momentum=recipe.optimizer.momentum, **how)
     return torch.optim.AdamW(groups, **adam, **how)
 
 
@@ -127,17 +131,17 @@ def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> Tensor
 
 
 def check_every_parameter_is_trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError unless the optimiser's groups hold each trainable parameter of `model` exactly once.
+    """Raise ValueError unless the optimizer's groups hold each trainable parameter of `model` exactly once.
 
-    A parameter that is replaced after the optimiser was made (a new head, a cast) would otherwise silently keep its
+    A parameter that is replaced after the optimizer was made (a new head, a cast) would otherwise silently keep its
     initial value.
     """
     held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in set(held)]
     if missing:
-        raise ValueError(f"the optimiser does not hold {_some(missing)}; make it after the last change of the model.")
+        raise ValueError(f"the optimizer does not hold {_some(missing)}; make it after the last change of the model.")
     if len(held) != len(set(held)):
-        raise ValueError("a parameter is in two of the optimiser's groups.")
+        raise ValueError("a parameter is in two of the optimizer's groups.")
 
 
 def without_gradient(model: nn.Module) -> list[str]:

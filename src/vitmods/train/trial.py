@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 import vitmods
-from vitmods.errors import UserError
-from vitmods.files import make_folder, write_atomically, write_json
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
+from vitmods.tasks.base import Images, Task
 from vitmods.train import checkpoint
 from vitmods.train.device import device_name
 from vitmods.train.interrupt import StopRequest, stop_on_signals
 from vitmods.train.logs import ProgressBar
-from vitmods.train.loop import Pace, TrialRun
-from vitmods.train.task import Pictures, Task
+from vitmods.train.loop import Throughput, TrialRun
 from vitmods.train.window import Diverged
+from vitmods.util.errors import UserError
+from vitmods.util.files import make_folder, write_atomically, write_json
 
 _IDENTIFIES_DATA = ("name", "classes", "splits", "split_origin", "fingerprint")  # but not where it lies
 CONFIG, RESULT, WEIGHTS = "config.json", "result.json", "model.safetensors"
@@ -31,7 +31,7 @@ CONFIG, RESULT, WEIGHTS = "config.json", "result.json", "model.safetensors"
 def train_trial(
     model: nn.Module,
     task: Task,
-    ds: Pictures,
+    ds: Images,
     recipe: Recipe,
     *,
     seed: int = 0,
@@ -53,8 +53,8 @@ def train_trial(
     Args:
         model: trained in place.
         task: loss and metrics, e.g. `vitmods.tasks.Classification.from_recipe(recipe)`.
-        ds: the pictures, e.g. from `vitmods.data.load`.
-        seed: of the order and augmentation of the pictures and of dropout; not of the model's weights.
+        ds: the images, e.g. from `vitmods.data.load`.
+        seed: of the order and augmentation of the images and of dropout; not of the model's weights.
         out: the trial's folder; `config.json`, `metrics.jsonl`, `checkpoint.pt` (until it is finished),
             `model.safetensors`, `tb/` and, written last, `result.json`.
         device: "auto", "cpu", "cuda", "cuda:1", "mps".
@@ -65,7 +65,7 @@ def train_trial(
         extra_config: goes into config.json; `arm` and `changes` are the study's.
 
     Raises:
-        UserError: the recipe does not fit the pictures or the model, the folder holds a trial with other settings or
+        UserError: the recipe does not fit the images or the model, the folder holds a trial with other settings or
             cannot be written, or the device is not there.
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
@@ -77,11 +77,19 @@ def train_trial(
     result = _take_up(out, config)
     if result is None:
         identity = {"arm": config["arm"], "seed": seed, "split": ds.eval_split}
-        pace = Pace(eval_every_epochs, checkpoint_every_steps, checkpoint_every_minutes)
+        throughput = Throughput(eval_every_epochs, checkpoint_every_steps, checkpoint_every_minutes)
         try:
             with torch.random.fork_rng(devices=[]), stop_on_signals() as request:
                 run = TrialRun(
-                    model, task, ds, recipe, folder=out, seed=seed, device=device, pace=pace, tensorboard=tensorboard
+                    model,
+                    task,
+                    ds,
+                    recipe,
+                    folder=out,
+                    seed=seed,
+                    device=device,
+                    throughput=throughput,
+                    tensorboard=tensorboard,
                 )
                 with ProgressBar(progress, f"{config['arm']} seed {seed}", run.length.steps, run.step) as bar:
                     result = _result(identity, **_outcome(run, request, bar))
@@ -148,18 +156,18 @@ def _take_up(out: Path, config: dict[str, Any]) -> dict[str, Any] | None:
 def _decisive(config: dict[str, Any]) -> dict[str, Any]:
     """What has to be the same for a trial to go on. Fields that its recipe did not have yet have their defaults."""
     kept = {name: value for name, value in config.items() if name not in ("environment", "resolved")}
-    return {**kept, "recipe": {**json.loads(json.dumps(Recipe().to_dict())), **config["recipe"]}}
+    return {**kept, "recipe": json.loads(json.dumps(Recipe.from_dict(config["recipe"]).to_dict()))}
 
 
 def _check_model(model: nn.Module, recipe: Recipe) -> None:
     """Raise UserError where the model is not built as the recipe says: its dropout would silently be another one."""
     config = getattr(model, "config", None)
-    for name, value in recipe.model_settings.items():
-        found = getattr(config, name, "not told")
+    for name, value in recipe.model.to_config().items():
+        found = getattr(config, name, "not reported")
         if found != value:
             raise UserError(
                 f"The recipe sets {name}={value!r} of the model, and the one that is to be trained has it {found!r}. "
-                "Build it with what the recipe sets: vitmods.vit(..., **recipe.model_settings)."
+                "Build it with what the recipe sets: vitmods.vit(..., **recipe.model.to_config())."
             )
 
 
@@ -177,7 +185,7 @@ def _differences(old: Any, new: Any, name: str = "") -> list[str]:
     return [line for key in keys for line in _differences(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))]
 
 
-def _config(model: nn.Module, ds: Pictures, recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
+def _config(model: nn.Module, ds: Images, recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
     """All that decides the numbers, as JSON gives it back."""
     model_config: Any = getattr(model, "config", None)
     described = json.loads(model_config.to_json()) if hasattr(model_config, "to_json") else type(model).__name__

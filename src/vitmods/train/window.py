@@ -18,11 +18,11 @@ class Window:
 
     def __init__(self) -> None:
         self._steps: list[dict[str, Tensor]] = []
-        self.pictures = 0
+        self.images = 0
 
-    def add(self, statistics: dict[str, Tensor], pictures: int) -> None:
+    def add(self, statistics: dict[str, Tensor], images: int) -> None:
         self._steps.append(statistics)
-        self.pictures += pictures
+        self.images += images
 
     def take(self, step: int) -> dict[str, float]:
         """Means over the steps, the last of which was number `step`; empties the window.
@@ -31,7 +31,7 @@ class Window:
             Diverged: a loss or gradient norm among them is not finite; names the first such step.
         """
         columns, count = self._columns(), len(self._steps)
-        self._steps, self.pictures = [], 0
+        self._steps, self.images = [], 0
         bad = [
             (i, words)
             for name, words in _MUST_BE_FINITE.items()

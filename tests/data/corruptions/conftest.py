@@ -1,4 +1,4 @@
-"""The plain forms and the test pictures as fixtures, since test folders are no packages; textures for frost."""
+"""The plain forms and the test images as fixtures, since test folders are no packages; textures for frost."""
 
 import importlib.util
 from pathlib import Path
@@ -20,7 +20,7 @@ def plain():
 
 @pytest.fixture(scope="session")
 def made():
-    return _module("corruption_pictures")
+    return _module("corruption_images")
 
 
 @pytest.fixture(scope="session")

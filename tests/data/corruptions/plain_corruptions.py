@@ -1,5 +1,5 @@
-"""The corruptions once more, picture by picture in NumPy, SciPy, Pillow and Matplotlib, written from the definitions
-with nothing in mind but that they are right. A picture is uint8 (C, H, W); `draw` gives the random numbers."""
+"""The corruptions once more, image by image in NumPy, SciPy, Pillow and Matplotlib, written from the definitions
+with nothing in mind but that they are right. An image is uint8 (C, H, W); `draw` gives the random numbers."""
 
 import io
 
@@ -38,7 +38,7 @@ def blurred(x, sigma, mode="nearest", truncate=4.0):
     return np.stack([ndimage.gaussian_filter(c, sigma, mode=mode, truncate=truncate) if sigma else c for c in x])
 
 
-def grey(x):
+def gray(x):
     return x[:1] if len(x) == 1 else np.tensordot([0.299, 0.587, 0.114], x, 1)[None]
 
 
@@ -125,7 +125,7 @@ def snow(x, c, draw):
     flakes[flakes < c[3]] = 0
     flakes = smeared(levels(flakes).astype(float), c[4], c[5], draw.uniform(low=-135, high=-45)) / 255
     x = x / 255
-    x = c[6] * x + (1 - c[6]) * np.maximum(x, grey(x) * 1.5 + 0.5)
+    x = c[6] * x + (1 - c[6]) * np.maximum(x, gray(x) * 1.5 + 0.5)
     return levels(x + flakes + np.rot90(flakes, 2, (1, 2)))
 
 
@@ -151,8 +151,8 @@ def plasma(noise, decay):
             (middle, corner, ((-half, 0), (half, 0), (0, -half), (0, half))),
         ):
             around = sum(map_[np.ix_((rows + y) % side, (columns + x) % side)] for y, x in near)
-            share = noise[used : used + len(corner) ** 2].reshape(len(corner), -1)
-            map_[np.ix_(rows, columns)] = around / 4 + amount * share
+            fraction = noise[used : used + len(corner) ** 2].reshape(len(corner), -1)
+            map_[np.ix_(rows, columns)] = around / 4 + amount * fraction
             used += len(corner) ** 2
         step, amount = half, amount / decay**2
     map_ -= map_.min()
@@ -195,8 +195,8 @@ def contrast(x, c, draw):
 def elastic_transform(x, c, draw):
     height, width = x.shape[1:]
     amount, sigma, jitter = (part * min(height, width) for part in c)
-    half, centre = min(height, width) // 3, np.array([width // 2, height // 2])
-    points = np.array([centre + half, [centre[0] + half, centre[1] - half], centre - half])
+    half, center = min(height, width) // 3, np.array([width // 2, height // 2])
+    points = np.array([center + half, [center[0] + half, center[1] - half], center - half])
     to = points + draw.uniform(3, 2, low=-jitter, high=jitter)
     # (x, y) = origin + s (first edge) + t (second edge), before and after alike
     edges, to_edges = (points[1:] - points[0]).T, (to[1:] - to[0]).T
@@ -234,20 +234,20 @@ def jpeg_compression(x, c, draw):
 def spatter(x, c, draw):
     liquid = blurred(draw.normal(1, *x.shape[1:]) * c[1] + c[0], c[2])[0]
     x = x / 255
-    colour = np.array([63, 42, 20] if c[5] else [175, 238, 238])[:, None, None] / 255
-    colour = colour if len(x) == 3 else grey(colour)
+    color = np.array([63, 42, 20] if c[5] else [175, 238, 238])[:, None, None] / 255
+    color = color if len(x) == 3 else gray(color)
     if c[5]:
         cover = blurred((liquid > c[3]).astype(float)[None], c[4])
         cover[cover < 0.8] = 0
-        return levels(x * (1 - cover) + colour * cover)
+        return levels(x * (1 - cover) + color * cover)
     liquid[liquid < c[3]] = 0
     drops = levels(liquid).astype(int)
     near = ndimage.uniform_filter(np.minimum(chamfer(canny(drops)), 20), 3, mode="mirror")
-    even = equalised((near + LAST_DIGITS).astype(int))
+    even = equalized((near + LAST_DIGITS).astype(int))
     relief = np.clip(ndimage.correlate(even, np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]]), mode="mirror"), 0, 255)
     shine = drops * np.rint(ndimage.uniform_filter(relief.astype(float), 3, mode="mirror"))
     shine = shine / shine.max() if shine.max() else shine
-    return levels(x + shine * c[4] * colour)
+    return levels(x + shine * c[4] * color)
 
 
 def canny(drops):
@@ -289,7 +289,7 @@ def chamfer(edge):
     return near[2:-2, 2:-2]
 
 
-def equalised(values):
+def equalized(values):
     counts = np.bincount(values.ravel(), minlength=256)
     lowest = values.min()
     if counts[lowest] == values.size:

@@ -42,7 +42,7 @@ class Recorded(Draws):
 
 
 class Replayed:
-    """Gives one picture's recorded numbers again, in the same order and of the same shape."""
+    """Gives one image's recorded numbers again, in the same order and of the same shape."""
 
     def __init__(self, drawn, position):
         self.numbers = iter([numbers[position].numpy() for numbers in drawn])
@@ -67,21 +67,21 @@ class Replayed:
 
 
 def plain_textures(folder, scale):
-    """As OpenCV resizes them for small pictures: every fifth pixel at a scale of 0.2, or whole."""
+    """As OpenCV resizes them for small images: every fifth pixel at a scale of 0.2, or whole."""
     whole = [np.asarray(Image.open(path).convert("RGB")).transpose(2, 0, 1) for path in sorted(folder.iterdir())]
     step = round(1 / scale)
     return [t[:, step // 2 :: step, step // 2 :: step] for t in whole]
 
 
-def both(plain, name, severity, pictures, textures):
+def both(plain, name, severity, images, textures):
     """(ours, plain) on the same random numbers."""
-    numbers = strength(name, severity, min(pictures.shape[-2:]))
-    draws = Recorded(range(7, 7 + len(pictures)))
-    ours = corruption(name, textures)(pictures, numbers, draws)
+    numbers = strength(name, severity, min(images.shape[-2:]))
+    draws = Recorded(range(7, 7 + len(images)))
+    ours = corruption(name, textures)(images, numbers, draws)
     form = getattr(plain, name)
     if name == "frost":
         form = functools.partial(form, textures=plain_textures(textures, numbers[2]))
-    each = [form(picture.numpy(), numbers, Replayed(draws.drawn, i)) for i, picture in enumerate(pictures)]
+    each = [form(image.numpy(), numbers, Replayed(draws.drawn, i)) for i, image in enumerate(images)]
     return ours, torch.from_numpy(np.stack(each))
 
 
@@ -90,31 +90,31 @@ def both(plain, name, severity, pictures, textures):
 def test_equals_the_plain_form(plain, made, textures, name, size):
     if name == "frost" and table_side(min(size)) == 64:
         pytest.skip("a scale of 0.3 has a test of its own")
-    pictures = torch.from_numpy(np.stack([made.drawn(*size), made.drawn(*size)[::-1, ::-1].copy()]))
+    images = torch.from_numpy(np.stack([made.drawn(*size), made.drawn(*size)[::-1, ::-1].copy()]))
     for severity in SEVERITIES:
-        ours, expected = both(plain, name, severity, pictures, textures)
+        ours, expected = both(plain, name, severity, images, textures)
         assert torch.equal(ours, expected), severity
 
 
 @pytest.mark.parametrize("name", [n for n in CORRUPTIONS + EXTRA if n not in ("saturate", "frost")])
-def test_equals_the_plain_form_on_grey_pictures(plain, made, textures, name):
-    pictures = torch.from_numpy(np.stack([made.drawn(33, 48)[:1], made.drawn(33, 48)[2:]]))
+def test_equals_the_plain_form_on_gray_images(plain, made, textures, name):
+    images = torch.from_numpy(np.stack([made.drawn(33, 48)[:1], made.drawn(33, 48)[2:]]))
     for severity in (1, 5):
-        ours, expected = both(plain, name, severity, pictures, textures)
+        ours, expected = both(plain, name, severity, images, textures)
         assert torch.equal(ours, expected), severity
 
 
-def test_frost_on_grey_pictures_is_the_grey_of_frost(plain, made, textures):
-    pictures = torch.from_numpy(made.drawn(130, 130)[None, :1])
-    in_grey, in_colour = (
-        corruption("frost", textures)(p, (0.6, 0.4, 1), Draws([1])) for p in (pictures, pictures.expand(-1, 3, -1, -1))
+def test_frost_on_gray_images_is_the_gray_of_frost(plain, made, textures):
+    images = torch.from_numpy(made.drawn(130, 130)[None, :1])
+    in_gray, in_color = (
+        corruption("frost", textures)(p, (0.6, 0.4, 1), Draws([1])) for p in (images, images.expand(-1, 3, -1, -1))
     )
-    expected = plain.grey(in_colour[0].double().numpy())
-    assert np.abs(in_grey[0].numpy() - expected).max() <= 1.5  # two roundings
+    expected = plain.gray(in_color[0].double().numpy())
+    assert np.abs(in_gray[0].numpy() - expected).max() <= 1.5  # two roundings
 
 
 def test_textures_at_a_scale_of_three_tenths(textures):
-    """Bilinear between pixel centres, without antialiasing."""
+    """Bilinear between pixel centers, without antialiasing."""
     texture = _read(textures, 0.3, (3, 64, 64))[0]
     whole = np.asarray(Image.open(textures / "frost1.png")).astype(float)
     assert texture.shape == (3, 90, 129)
@@ -126,7 +126,7 @@ def test_textures_at_a_scale_of_three_tenths(textures):
         assert np.abs(texture[:, y, x].numpy() - value).max() <= 0.5 + 1e-6
 
 
-def test_textures_smaller_than_the_pictures_are_enlarged(textures):
+def test_textures_smaller_than_the_images_are_enlarged(textures):
     for scale, shape in ((1, (3, 600, 500)), (0.2, (3, 40, 300)), (1, (1, 300, 1000))):
         for texture in _read(textures, scale, shape):
             assert texture.shape[0] == shape[0]
@@ -142,7 +142,7 @@ def test_the_disk_sums_to_one_where_its_grid_does_not_clip_it():
 
 
 def test_a_value_in_glass_travels_on():
-    """Row by row backwards, each pixel takes its right neighbour's value: the last one's goes all the way."""
+    """Row by row backwards, each pixel takes its right neighbor's value: the last one's goes all the way."""
     offsets = torch.zeros(1, 2, 4, 4, dtype=torch.int64)
     offsets[:, 1] = 1  # within reach 2, of 8 x 8 pixels
     source = scattered(offsets, 8, 8).view(8, 8)
@@ -151,7 +151,7 @@ def test_a_value_in_glass_travels_on():
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_edges_and_distances_on_any_picture(plain, seed):
+def test_edges_and_distances_on_any_image(plain, seed):
     """Noise has edges in every direction; smoothed noise has long ones that hysteresis must follow."""
     noise = np.random.default_rng(seed).integers(0, 256, (19, 31)).astype(float)
     drops = np.floor(plain.blurred(noise[None], seed / 4)[0])
@@ -169,7 +169,7 @@ def flat(level, count=4):
 
 @pytest.mark.parametrize("severity", SEVERITIES)
 def test_noise_has_the_published_distribution(severity):
-    """Over 196,608 values; on grey, where hardly anything is clipped."""
+    """Over 196,608 values; on gray, where hardly anything is clipped."""
 
     def noisy(name, level):
         numbers = strength(name, severity, 128)

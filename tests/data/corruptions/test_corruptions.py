@@ -10,7 +10,7 @@ import torch
 
 from vitmods.data.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, check_corruptions, corrupt
 from vitmods.data.corruptions.frost import FILES
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 ALL = CORRUPTIONS + EXTRA
 RANDOM = [name for name in ALL if name not in (
@@ -19,34 +19,34 @@ RANDOM = [name for name in ALL if name not in (
 
 
 def eight(made, side):
-    """Eight different pictures."""
-    three = made.pictures(side)
+    """Eight different images."""
+    three = made.images(side)
     return torch.cat([three, three.flip(3), three.roll(9, 2)[:2]])
 
 
 @pytest.mark.parametrize("side", [32, 224])
 @pytest.mark.parametrize("name", ALL)
-def test_a_picture_does_not_depend_on_its_batch(made, textures, name, side):
-    pictures, index = eight(made, side), torch.tensor([5, 0, 3, 900, 7, 8, 11, 2])
-    kept = pictures.clone()
+def test_an_image_does_not_depend_on_its_batch(made, textures, name, side):
+    images, index = eight(made, side), torch.tensor([5, 0, 3, 900, 7, 8, 11, 2])
+    kept = images.clone()
     severity = 1 + (ALL.index(name) + side // 32) % 5
-    together = corrupt(pictures, name, severity, seed=3, index=index, textures=textures)
-    assert together.shape == pictures.shape
+    together = corrupt(images, name, severity, seed=3, index=index, textures=textures)
+    assert together.shape == images.shape
     assert together.dtype == torch.uint8
     assert together.is_contiguous()
-    assert torch.equal(pictures, kept)
+    assert torch.equal(images, kept)
     for i in range(8):
-        alone = corrupt(pictures[i : i + 1], name, severity, seed=3, index=index[i : i + 1].numpy(), textures=textures)
+        alone = corrupt(images[i : i + 1], name, severity, seed=3, index=index[i : i + 1].numpy(), textures=textures)
         assert torch.equal(alone[0], together[i])
 
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_draws_differ_by_index_seed_and_severity_alone(made, textures, name):
     """Noise of two severities must not be the same noise; what is not random must not become so."""
-    pictures = made.pictures(64)[:1].expand(2, -1, -1, -1)
+    images = made.images(64)[:1].expand(2, -1, -1, -1)
 
     def done(seed, index):
-        return corrupt(pictures, name, 2, seed=seed, index=np.array(index), textures=textures)
+        return corrupt(images, name, 2, seed=seed, index=np.array(index), textures=textures)
 
     first = done(0, [4, 5])
     assert torch.equal(first, done(0, [4, 5]))
@@ -57,15 +57,15 @@ def test_draws_differ_by_index_seed_and_severity_alone(made, textures, name):
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in RANDOM])
 def test_what_is_not_random_is_so_for_any_seed(made, name):
-    pictures = made.pictures(64)
-    first, second = (corrupt(pictures, name, 2, seed=s, index=torch.arange(3) + s) for s in (0, 1))
+    images = made.images(64)
+    first, second = (corrupt(images, name, 2, seed=s, index=torch.arange(3) + s) for s in (0, 1))
     assert torch.equal(first, second)
-    assert not torch.equal(first, pictures)
+    assert not torch.equal(first, images)
 
 
 def test_severities_have_noise_of_their_own(made):
-    grey = torch.full((1, 3, 64, 64), 128, dtype=torch.uint8)
-    one, two = (corrupt(grey, "gaussian_noise", s, seed=0, index=np.array([0])).double() - 128 for s in (1, 2))
+    gray = torch.full((1, 3, 64, 64), 128, dtype=torch.uint8)
+    one, two = (corrupt(gray, "gaussian_noise", s, seed=0, index=np.array([0])).double() - 128 for s in (1, 2))
     assert abs(np.corrcoef(one.flatten(), two.flatten())[0, 1]) < 0.05
 
 
@@ -77,9 +77,9 @@ def test_statistics_are_those_stored(made, textures, name, side):
     np.testing.assert_allclose(made.statistics(side, name, textures), stored, rtol=0.01, atol=0.2)
 
 
-# Saturate's first two rows take colour away, its others add some; those of the other two trade one number for another.
+# Saturate's first two rows take color away, its others add some; those of the other two trade one number for another.
 NOT_MONOTONE = ("glass_blur", "elastic_transform", "saturate")
-BY_CHANCE = ("motion_blur", "snow", "fog")  # one draw decides for the whole picture
+BY_CHANCE = ("motion_blur", "snow", "fog")  # one draw decides for the whole image
 
 
 @pytest.mark.parametrize("side", [32, 64, 224])
@@ -97,46 +97,46 @@ def test_the_error_on_photographs_grows_with_the_severity(made, textures, name, 
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("shape", [(3, 8, 8), (3, 9, 200), (3, 200, 11), (1, 28, 28)], ids=str)
-def test_small_long_and_grey_pictures(textures, name, shape):
+def test_small_long_and_gray_images(textures, name, shape):
     if name == "saturate" and shape[0] == 1:
         pytest.skip("refused, see below")
-    pictures = torch.randint(0, 256, (2, *shape), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    images = torch.randint(0, 256, (2, *shape), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     for severity in (1, 5):
-        done = corrupt(pictures, name, severity, seed=0, index=np.arange(2), textures=textures)
-        assert done.shape == pictures.shape
+        done = corrupt(images, name, severity, seed=0, index=np.arange(2), textures=textures)
+        assert done.shape == images.shape
         if (name, severity, min(shape[1:])) != ("zoom_blur", 1, 8):  # an eighth of 8 pixels is less than one
-            assert not torch.equal(done, pictures)
+            assert not torch.equal(done, images)
 
 
-def test_no_pictures_give_none(textures):
+def test_no_images_give_none(textures):
     for name in ALL:
         none = torch.zeros(0, 3, 32, 32, dtype=torch.uint8)
         assert corrupt(none, name, 1, seed=0, index=np.arange(0), textures=textures).shape == (0, 3, 32, 32)
 
 
-PICTURE = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
+IMAGE = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
 
 
 @pytest.mark.parametrize(
-    ("name", "severity", "pictures", "words"),
+    ("name", "severity", "images", "words"),
     [
-        ("gausian_noise", 1, PICTURE, "Did you mean 'gaussian_noise'"),
-        ("jpeg", 1, PICTURE, "jpeg_compression"),
-        ("fog", 0, PICTURE, "from 1 to 5, not 0"),
-        ("fog", 6, PICTURE, "not 6"),
-        ("fog", True, PICTURE, "not True"),
-        ("fog", 2.5, PICTURE, "not 2.5"),
-        ("fog", 1, PICTURE.float(), "uint8"),
-        ("fog", 1, PICTURE[0], r"\(3, 32, 32\)"),
-        ("fog", 1, PICTURE.expand(1, 3, 32, 32)[:, :2], "1 or 3 channels"),
-        ("fog", 1, PICTURE[..., :7], "at least 8 pixels"),
-        ("fog", 1, torch.cat([PICTURE, PICTURE]), "2 pictures came with 1 indices"),
-        ("saturate", 1, PICTURE[:, :1], "needs colour"),
+        ("gausian_noise", 1, IMAGE, "Did you mean 'gaussian_noise'"),
+        ("jpeg", 1, IMAGE, "jpeg_compression"),
+        ("fog", 0, IMAGE, "from 1 to 5, not 0"),
+        ("fog", 6, IMAGE, "not 6"),
+        ("fog", True, IMAGE, "not True"),
+        ("fog", 2.5, IMAGE, "not 2.5"),
+        ("fog", 1, IMAGE.float(), "uint8"),
+        ("fog", 1, IMAGE[0], r"\(3, 32, 32\)"),
+        ("fog", 1, IMAGE.expand(1, 3, 32, 32)[:, :2], "1 or 3 channels"),
+        ("fog", 1, IMAGE[..., :7], "at least 8 pixels"),
+        ("fog", 1, torch.cat([IMAGE, IMAGE]), "2 images came with 1 indices"),
+        ("saturate", 1, IMAGE[:, :1], "needs color"),
     ],
 )
-def test_bad_input_has_one_clear_error(name, severity, pictures, words):
+def test_bad_input_has_one_clear_error(name, severity, images, words):
     with pytest.raises(UserError, match=words):
-        corrupt(pictures, name, severity, seed=0, index=np.arange(1))
+        corrupt(images, name, severity, seed=0, index=np.arange(1))
 
 
 def test_frost_without_textures_says_which_files_go_where(tmp_path, textures, monkeypatch):
@@ -150,17 +150,17 @@ def test_frost_without_textures_says_which_files_go_where(tmp_path, textures, mo
     with pytest.raises(UserError, match=f"finds no frost1.png, frost3.png, frost4.jpg, frost5.jpg in {tmp_path}"):
         check_corruptions(["frost"], textures=tmp_path)
     with pytest.raises(UserError, match=r"finds no frost1\.png"):
-        corrupt(PICTURE, "frost", 1, seed=0, index=np.arange(1), textures=tmp_path)
+        corrupt(IMAGE, "frost", 1, seed=0, index=np.arange(1), textures=tmp_path)
     monkeypatch.setenv("VITMODS_FROST", str(textures))
     check_corruptions(ALL)
-    assert corrupt(PICTURE, "frost", 1, seed=0, index=np.arange(1)).any()
+    assert corrupt(IMAGE, "frost", 1, seed=0, index=np.arange(1)).any()
 
 
 def test_a_broken_texture_is_named(tmp_path):
     for name in FILES:
-        (tmp_path / name).write_bytes(b"not a picture")
+        (tmp_path / name).write_bytes(b"not an image")
     with pytest.raises(UserError, match=r"frost1.png cannot be read .* Copy it anew"):
-        corrupt(PICTURE, "frost", 1, seed=0, index=np.arange(1), textures=tmp_path)
+        corrupt(IMAGE, "frost", 1, seed=0, index=np.arange(1), textures=tmp_path)
 
 
 @pytest.fixture

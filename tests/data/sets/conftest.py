@@ -1,4 +1,4 @@
-"""Pictures, tars and ImageNet layouts of a few small files."""
+"""Images, tars and ImageNet layouts of a few small files."""
 
 import io
 import tarfile
@@ -19,7 +19,7 @@ WriteFiles = Callable[[Path, dict[str, bytes]], None]
 
 @pytest.fixture
 def jpeg() -> Jpeg:
-    """jpeg(7) -> the bytes of a picture that no other number gives."""
+    """jpeg(7) -> the bytes of an image that no other number gives."""
 
     def make(number: int) -> bytes:
         pixels = np.random.default_rng(number).integers(0, 256, (12, 12, 3), dtype=np.uint8)
@@ -57,7 +57,7 @@ def write_tar() -> WriteTar:
 
 @pytest.fixture
 def write_devkit() -> Callable[[Path, list[int]], None]:
-    """write_devkit(root, classes): ILSVRC2012_devkit_t12.tar.gz, which says that validation picture i is of class
+    """write_devkit(root, classes): ILSVRC2012_devkit_t12.tar.gz, which says that validation image i is of class
     classes[i - 1]; its own numbers count the classes backwards, and it lists groups of classes too."""
 
     def write(root: Path, classes: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""ImageNet-1k: every layout gives the same pictures with the same labels."""
+"""ImageNet-1k: every layout gives the same images with the same labels."""
 
 import gzip
 import sys
@@ -14,12 +14,12 @@ from vitmods.data.sets import imagenet as module
 from vitmods.data.sets import tars
 from vitmods.data.sets.classes import titles, wnids
 from vitmods.data.sources import open_source
-from vitmods.errors import UserError
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
+from vitmods.util.errors import UserError
 
 CLASSES = (2, 517, 999)  # of the 1,000: what the small layouts hold
-VAL = (999, 2, 517, 2, 999, 517)  # validation picture i + 1 is of this class
-RECIPE = Recipe(crop="none", flip=0.0, eval_crop=1.0)
+VAL = (999, 2, 517, 2, 999, 517)  # validation image i + 1 is of this class
+AUGMENT = Augment(crop="none", flip=0.0, eval_crop=1.0)
 
 
 def val_name(number: int) -> str:
@@ -28,7 +28,7 @@ def val_name(number: int) -> str:
 
 @pytest.fixture
 def train(jpeg) -> dict[str, bytes]:
-    """Four pictures of each class, by class/name."""
+    """Four images of each class, by class/name."""
     return {
         f"{wnids()[c]}/{wnids()[c]}_{i}.JPEG": jpeg(10 * c + i) for c in CLASSES for i in range(4)
     }  # their names go by class
@@ -45,7 +45,7 @@ def in_folders(root: Path, train, val, write_files) -> None:
 
 
 def content(source: Source) -> dict[str, dict[bytes, str]]:
-    """For each split the title of every picture's class, by its bytes."""
+    """For each split the title of every image's class, by its bytes."""
     return {
         split: {r.fetch(int(r.keys[i])): source.classes[r.labels[i]] for i in range(len(r))}
         for split, r in source.splits.items()
@@ -77,8 +77,8 @@ def test_folders(tmp_path: Path, train, val, expected, write_files) -> None:
     assert source.class_map == CLASSES
     assert source.splits["train"].ids[0] == "train/n01484850/n01484850_0.JPEG"
     assert [w for w in source.warnings if "ImageNet-1k as published" in w] == [
-        "train has 12 pictures; ImageNet-1k as published has 1,281,167.",
-        "val has 6 pictures; ImageNet-1k as published has 50,000.",
+        "train has 12 images; ImageNet-1k as published has 1,281,167.",
+        "val has 6 images; ImageNet-1k as published has 50,000.",
     ]
 
 
@@ -140,7 +140,7 @@ def test_the_devkit_is_read_as_torchvision_reads_it(tmp_path: Path, write_devkit
 
 @pytest.fixture
 def archives(tmp_path: Path, train, val, write_tar, write_devkit) -> Path:
-    """The official files: a tar of tars, a tar of pictures, the devkit."""
+    """The official files: a tar of tars, a tar of images, the devkit."""
     root = tmp_path / "archives"
     inner = {}
     for c in CLASSES:
@@ -160,10 +160,10 @@ def test_official_archives_are_read_in_place(archives: Path, expected) -> None:
     assert source.splits["val"].ids[0] == f"ILSVRC2012_img_val.tar/{val_name(1)}"
     assert source.splits["train"].ids[0] == "ILSVRC2012_img_train.tar/n01484850/n01484850_0.JPEG"
     assert sorted(archives.iterdir()) == before
-    pictures = data.load(f"imagenet:{archives}", img_size=8, recipe=RECIPE)
-    assert next(iter(pictures.eval_batches("val", 6))).targets.tolist() == [CLASSES.index(c) for c in VAL]
-    assert pictures.class_map == CLASSES
-    assert pictures.summary()["class_map"] == list(CLASSES)
+    dataset = data.load(f"imagenet:{archives}", img_size=8, augment=AUGMENT)
+    assert next(iter(dataset.eval_batches("val", 6))).targets.tolist() == [CLASSES.index(c) for c in VAL]
+    assert dataset.class_map == CLASSES
+    assert dataset.summary()["class_map"] == list(CLASSES)
 
 
 def test_the_list_of_a_large_archive_is_kept(archives: Path, own_cache: Path, monkeypatch) -> None:
@@ -209,7 +209,7 @@ def test_archives_of_other_things(archives: Path, write_tar, name: str) -> None:
         open_source(f"imagenet:{archives}")
 
 
-def test_damage_inside_an_archive_is_told(archives: Path) -> None:
+def test_damage_inside_an_archive_is_reported(archives: Path) -> None:
     path = archives / "ILSVRC2012_img_val.tar"
     second = int(tars.open_tar(path).offsets[1])
     content = bytearray(path.read_bytes())
@@ -261,8 +261,8 @@ def test_minival(tmp_path: Path, val, write_files) -> None:
     moved = open_source(f"imagenet:{tmp_path / 'moved'}?minival=1").splits["val"].ids
     assert [name.split("/")[-1] for name in moved] == [name.split("/")[-1] for name in source.splits["val"].ids]
     assert [w for w in source.warnings if "as published" in w] == [
-        "train has 300 pictures; ImageNet-1k as published has 1,281,167.",
-        "val has 6 pictures; ImageNet-1k as published has 50,000.",
+        "train has 300 images; ImageNet-1k as published has 1,281,167.",
+        "val has 6 images; ImageNet-1k as published has 50,000.",
     ]
     assert source.warnings[-1] == "minival: val is 1% of train, and test is the published val."
     in_folders(tmp_path / "val-alone", {}, val, write_files)
@@ -275,14 +275,14 @@ def test_minival(tmp_path: Path, val, write_files) -> None:
 
 def test_val_alone_is_an_evaluation_set(tmp_path: Path, train, val, write_files) -> None:
     in_folders(tmp_path, {}, val, write_files)
-    pictures = data.load(f"imagenet:{tmp_path}", img_size=8, recipe=RECIPE)
-    assert (list(pictures.splits), pictures.eval_split) == (["val"], "val")
-    assert len(pictures.samples(2)) == 2
-    assert "There is no train split: this set is for evaluation only." in pictures.summary()["warnings"]
+    dataset = data.load(f"imagenet:{tmp_path}", img_size=8, augment=AUGMENT)
+    assert (list(dataset.splits), dataset.eval_split) == (["val"], "val")
+    assert len(dataset.samples(2)) == 2
+    assert "There is no train split: this set is for evaluation only." in dataset.summary()["warnings"]
     with pytest.raises(UserError, match="ImageNet-1k is an evaluation set"):
-        pictures.steps_per_epoch(2)
+        dataset.steps_per_epoch(2)
     with pytest.raises(UserError, match="ImageNet-1k is an evaluation set"):
-        pictures.train_batches(seed=0, epoch=0, batch_size=2)
+        dataset.train_batches(seed=0, epoch=0, batch_size=2)
     assert data.check(f"imagenet:{tmp_path}").fit
 
 
@@ -296,7 +296,7 @@ def test_val_alone_is_an_evaluation_set(tmp_path: Path, train, val, write_files)
         ({"train/n01484850/a.JPEG": b"", f"val/{val_name(1)}": b""}, "neither class folders nor a list of labels"),
     ],
 )
-def test_what_is_missing_is_told_with_all_layouts(tmp_path: Path, write_files, files, reason: str) -> None:
+def test_what_is_missing_is_reported_with_all_layouts(tmp_path: Path, write_files, files, reason: str) -> None:
     write_files(tmp_path, files)
     with pytest.raises(UserError) as caught:
         open_source(f"imagenet:{tmp_path}")
@@ -313,9 +313,9 @@ def test_what_is_missing_is_told_with_all_layouts(tmp_path: Path, write_files, f
     [
         ({f"val/{val_name(1)}": b"", "val/n01484850/b.JPEG": b""}, "two layouts are mixed"),
         ({"val/n01484850/b.JPEG": b"", "val/cats/b.JPEG": b""}, "no class of this set: cats"),
-        ({"val/n01484850/readme": b""}, "No pictures in class folders under"),
+        ({"val/n01484850/readme": b""}, "No images in class folders under"),
         ({f"val/{val_name(1)}": b"", "val.txt": b"1\n"}, "Numbers alone do not suffice"),
-        ({f"val/{val_name(1)}": b"", "val.txt": b"a.jpg 7\n"}, "name no picture and class of ImageNet: 'a.jpg 7'"),
+        ({f"val/{val_name(1)}": b"", "val.txt": b"a.jpg 7\n"}, "name no image and class of ImageNet: 'a.jpg 7'"),
         ({f"val/{val_name(2)}": b"", "val.txt": f"{val_name(1)} 7\n".encode()}, "lacks 1 of the 1 validation"),
         ({f"val/{val_name(1)}": b"", "val.txt": b"n00000000\n"}, "Line 1 of the labels in .* names no class"),
         ({f"val/{val_name(1)}": b"", "ILSVRC2012_devkit_t12.tar.gz": b"x"}, "devkit .* cannot be read"),

@@ -8,7 +8,7 @@ import pytest
 from vitmods.data.sets import KNOWN, open_known
 from vitmods.data.sets.vtab import TASKS
 from vitmods.data.sources import open_source
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 PAGE = (Path(__file__).parents[3] / "docs" / "data-sets.md").read_text()
 ROWS = {

@@ -12,14 +12,14 @@ from PIL import Image
 from vitmods import data
 from vitmods.data.sets.known import KNOWN
 from vitmods.data.sources import open_source
-from vitmods.errors import UserError
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
+from vitmods.util.errors import UserError
 
-RECIPE = Recipe(crop="none", flip=0.0, eval_crop=1.0)
+AUGMENT = Augment(crop="none", flip=0.0, eval_crop=1.0)
 
 
 def flowers(root: Path, write_files, jpeg) -> None:
-    """Twelve pictures: 1-4 train, 5-6 val, 7-12 test; of classes 1, 2, 3 in turn."""
+    """Twelve images: 1-4 train, 5-6 val, 7-12 test; of classes 1, 2, 3 in turn."""
     base = root / "flowers-102"
     write_files(base, {f"jpg/image_{i:05d}.jpg": jpeg(i) for i in range(1, 13)})
     scipy.io.savemat(base / "setid.mat", {"trnid": [[1, 2, 3, 4]], "valid": [[5, 6]], "tstid": [list(range(7, 13))]})
@@ -59,9 +59,9 @@ def test_flowers_are_trained_on_train_and_val_together(tmp_path: Path, write_fil
     assert len(set(fetched)) == 6
     shuffled = train.take(np.array([4, 0]))
     assert [np.asarray(shuffled.fetch(int(key))).tobytes() for key in shuffled.keys] == [fetched[4], fetched[0]]
-    assert "train has 6 pictures; Oxford Flowers-102 as published has 2,040." in source.warnings
-    pictures = data.load(f"flowers102:{tmp_path}", img_size=8, recipe=RECIPE, limit_val=3)
-    assert {name: len(split) for name, split in pictures.splits.items()} == {"train": 3, "val": 3, "test": 6}
+    assert "train has 6 images; Oxford Flowers-102 as published has 2,040." in source.warnings
+    dataset = data.load(f"flowers102:{tmp_path}", img_size=8, augment=AUGMENT, limit_val=3)
+    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 3, "val": 3, "test": 6}
 
 
 def test_cars(tmp_path: Path, write_files, jpeg) -> None:
@@ -79,9 +79,9 @@ def test_cifar(tmp_path: Path, monkeypatch) -> None:
         (base / part).write_bytes(pickle.dumps({"data": pixels, "fine_labels": [i % 5 for i in range(20)]}))
     (base / "meta").write_bytes(pickle.dumps({"fine_label_names": list("abcde")}))
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *arguments: True)
-    pictures = data.load(f"cifar100:{tmp_path}", img_size=32, recipe=RECIPE)
-    assert {name: len(split) for name, split in pictures.splits.items()} == {"train": 15, "val": 5, "test": 20}
-    assert any(w.startswith("15 pictures of test are also in train") for w in pictures.summary()["warnings"])
+    dataset = data.load(f"cifar100:{tmp_path}", img_size=32, augment=AUGMENT)
+    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 15, "val": 5, "test": 20}
+    assert any(w.startswith("15 images of test are also in train") for w in dataset.summary()["warnings"])
 
 
 def test_sun_without_lists_is_split_by_name_whatever_the_disks_order(tmp_path: Path, write_files, jpeg) -> None:
@@ -91,8 +91,8 @@ def test_sun_without_lists_is_split_by_name_whatever_the_disks_order(tmp_path: P
     assert (list(source.splits), train.ids) == (["train"], tuple(sorted(train.ids)))
     assert train.ids[10] == "b/bow_window/indoor/sun_00.jpg"
     assert train.labels.tolist() == [0] * 10 + [1] * 10
-    picture = np.asarray(train.fetch(int(train.keys[10])))
-    assert np.array_equal(picture, np.asarray(Image.open(tmp_path / "SUN397" / train.ids[10])))
+    image = np.asarray(train.fetch(int(train.keys[10])))
+    assert np.array_equal(image, np.asarray(Image.open(tmp_path / "SUN397" / train.ids[10])))
     assert any("its splits are made" in text for text in source.warnings)
 
 
@@ -119,7 +119,7 @@ def test_sun_with_its_partitions(tmp_path: Path, write_files, jpeg) -> None:
     source = open_source(f"sun397:{tmp_path}?partition=3")
     assert {name: records.labels.tolist() for name, records in source.splits.items()} == {"train": [0, 1], "test": [0]}
     (folder / "Testing_03.txt").write_text("/a/abbey/sun_99.jpg\n")
-    with pytest.raises(UserError, match=r"names 1 pictures that are not in .*SUN397, .* a/abbey/sun_99\.jpg"):
+    with pytest.raises(UserError, match=r"names 1 images that are not in .*SUN397, .* a/abbey/sun_99\.jpg"):
         open_source(f"sun397:{tmp_path}?partition=3")
     with pytest.raises(UserError, match="partitions 1 to 10, not 11"):
         open_source(f"sun397:{tmp_path}?partition=11")
@@ -154,12 +154,12 @@ def inaturalist(root: Path, year: int, write_files, jpeg) -> None:
 @pytest.mark.parametrize("year", [2018, 2019])
 def test_inaturalist(tmp_path: Path, write_files, jpeg, year: int) -> None:
     inaturalist(tmp_path, year, write_files, jpeg)
-    pictures = data.load(f"inat{year}:{tmp_path}", img_size=8, recipe=RECIPE, val_fraction=0)
-    assert {name: len(split) for name, split in pictures.splits.items()} == {"train": 6, "test": 3}
-    assert pictures.classes == ("Apis mellifera", "Bufo bufo (1)", "Bufo bufo (2)")
-    train = dict(zip(pictures.splits["train"].ids, pictures.splits["train"].labels.tolist(), strict=True))
+    dataset = data.load(f"inat{year}:{tmp_path}", img_size=8, augment=AUGMENT, val_fraction=0)
+    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 6, "test": 3}
+    assert dataset.classes == ("Apis mellifera", "Bufo bufo (1)", "Bufo bufo (2)")
+    train = dict(zip(dataset.splits["train"].ids, dataset.splits["train"].labels.tolist(), strict=True))
     assert train == {f"train_val{year}/Animalia/{n % 3}/{n}.jpg": (n - 1) % 3 for n in range(1, 7)}
-    assert f"test has 3 pictures; iNaturalist {year} as published has" in " ".join(pictures.summary()["warnings"])
+    assert f"test has 3 images; iNaturalist {year} as published has" in " ".join(dataset.summary()["warnings"])
     (tmp_path / f"val{year}.json").write_text('{"images": []}')
     with pytest.raises(UserError, match=f"val{year}.json is not iNaturalist's table"):
         open_source(f"inat{year}:{tmp_path}")
@@ -173,5 +173,5 @@ def test_inaturalist_tables_of_different_years(tmp_path: Path, write_files, jpeg
     table = json.loads((tmp_path / "val2018.json").read_text())
     table["annotations"][0]["category_id"] = 999
     (tmp_path / "val2018.json").write_text(json.dumps(table))
-    with pytest.raises(UserError, match="labels pictures or classes that are not listed"):
+    with pytest.raises(UserError, match="labels images or classes that are not listed"):
         open_source(f"inat2018:{tmp_path}")

@@ -11,10 +11,10 @@ from vitmods import data
 from vitmods.data.sets.classes import titles, wnids
 from vitmods.data.sets.variants import ARCHIVES, V2_VARIANTS, corruption_specs
 from vitmods.data.sources import open_source
-from vitmods.errors import UserError
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
+from vitmods.util.errors import UserError
 
-RECIPE = Recipe(crop="none", flip=0.0, eval_crop=1.0)
+AUGMENT = Augment(crop="none", flip=0.0, eval_crop=1.0)
 
 
 def val_name(number: int) -> str:
@@ -31,10 +31,10 @@ def test_v2_goes_by_numbers_not_by_names(tmp_path: Path, write_files, variant: s
         assert [int(name.split("/")[-1][:3]) for name in records.ids] == records.labels.tolist()
         assert (list(source.splits), source.class_map, source.classes) == (["test"], None, titles())
         assert source.name == f"ImageNet-V2 {variant}"
-    assert source.warnings == ["test has 1,000 pictures; ImageNet-V2 as published has 10,000."]
+    assert source.warnings == ["test has 1,000 images; ImageNet-V2 as published has 10,000."]
 
 
-def test_v2_takes_matched_frequency_unless_told(tmp_path: Path, write_files) -> None:
+def test_v2_takes_matched_frequency_unless_reported(tmp_path: Path, write_files) -> None:
     for i, variant in enumerate(V2_VARIANTS):
         write_files(tmp_path / f"imagenetv2-{variant}-format-val", {f"0/{n}.jpeg": b"" for n in range(i + 1)})
     assert len(open_source(f"imagenet-v2:{tmp_path}").splits["test"]) == 1
@@ -47,17 +47,17 @@ def test_r_maps_its_classes_to_the_thousand(tmp_path: Path, write_files, jpeg, i
     two_hundred = tuple(map(int, indices))
     write_files(tmp_path / inner, {f"{wnids()[c]}/art_{c}.jpg": jpeg(c) for c in two_hundred})
     write_files(tmp_path / inner, {"README.txt": b""})
-    pictures = data.load(f"imagenet-r:{tmp_path}", img_size=8, recipe=RECIPE)
-    assert pictures.class_map == two_hundred
-    assert pictures.classes == tuple(titles()[c] for c in two_hundred)
-    test = pictures.splits["test"]
-    assert [f"art_{pictures.class_map[label]}.jpg" for label in test.labels] == [n.split("/")[-1] for n in test.ids]
-    assert pictures.summary()["class_map"] == list(two_hundred)
+    dataset = data.load(f"imagenet-r:{tmp_path}", img_size=8, augment=AUGMENT)
+    assert dataset.class_map == two_hundred
+    assert dataset.classes == tuple(titles()[c] for c in two_hundred)
+    test = dataset.splits["test"]
+    assert [f"art_{dataset.class_map[label]}.jpg" for label in test.labels] == [n.split("/")[-1] for n in test.ids]
+    assert dataset.summary()["class_map"] == list(two_hundred)
 
 
 @pytest.fixture
 def corrupted(tmp_path: Path, write_files) -> Path:
-    """ImageNet-C with one picture a folder; half of its archives unpacked with their names, half without."""
+    """ImageNet-C with one image a folder; half of its archives unpacked with their names, half without."""
     for archive, names in ARCHIVES.items():
         base = archive if archive in ("noise", "extra") else ""
         write_files(
@@ -98,7 +98,7 @@ LABELS = [[3], [], [3, 8], [999], [8]]
 
 @pytest.fixture
 def real(tmp_path: Path, write_files, jpeg) -> Path:
-    """Five validation pictures, of which ImageNet says that they are of classes 3, 3, 3, 8, 8."""
+    """Five validation images, of which ImageNet says that they are of classes 3, 3, 3, 8, 8."""
     files = {f"val/{wnids()[c]}/{val_name(i)}": jpeg(i) for i, c in enumerate((3, 3, 3, 8, 8), 1)}
     write_files(tmp_path, files)
     return tmp_path
@@ -106,25 +106,25 @@ def real(tmp_path: Path, write_files, jpeg) -> Path:
 
 def test_real_labels_follow_the_numbers_of_the_files(real: Path) -> None:
     (real / "real.json").write_text(json.dumps(LABELS))
-    pictures = data.load(f"imagenet-real:{real}", img_size=8, recipe=RECIPE)
-    test = pictures.splits["test"]
+    dataset = data.load(f"imagenet-real:{real}", img_size=8, augment=AUGMENT)
+    test = dataset.splits["test"]
     assert [name.split("/")[-1] for name in test.ids] == [val_name(i) for i in (1, 3, 4, 5)]
     assert test.label_sets == ((3,), (3, 8), (999,), (8,))
     assert test.labels.tolist() == [3, 3, 8, 8]
-    assert (pictures.class_map, pictures.num_classes) == (None, 1000)
-    summary = pictures.summary()
+    assert (dataset.class_map, dataset.num_classes) == (None, 1000)
+    summary = dataset.summary()
     assert summary["label_sets"] == ["test"]
-    assert any("1 pictures without a ReaL label are left out" in text for text in summary["warnings"])
+    assert any("1 images without a ReaL label are left out" in text for text in summary["warnings"])
     (real / "other.json").write_text(json.dumps([[3], [], [3], [999], [8]]))
-    other = data.load(f"imagenet-real:{real}?labels={real / 'other.json'}", img_size=8, recipe=RECIPE)
+    other = data.load(f"imagenet-real:{real}?labels={real / 'other.json'}", img_size=8, augment=AUGMENT)
     assert other.summary()["fingerprint"] != summary["fingerprint"]
 
 
-def test_real_labels_stay_with_their_pictures_when_some_cannot_be_read(real: Path) -> None:
+def test_real_labels_stay_with_their_images_when_some_cannot_be_read(real: Path) -> None:
     (real / "real.json").write_text(json.dumps(LABELS))
     (real / "val" / wnids()[3] / val_name(1)).write_bytes(b"")
-    pictures = data.load(f"imagenet-real:{real}", img_size=8, recipe=RECIPE, unreadable="skip")
-    assert pictures.splits["test"].label_sets == ((3, 8), (999,), (8,))
+    dataset = data.load(f"imagenet-real:{real}", img_size=8, augment=AUGMENT, unreadable="skip")
+    assert dataset.splits["test"].label_sets == ((3, 8), (999,), (8,))
 
 
 def test_real_labels_come_with_timm_too(real: Path) -> None:
@@ -147,8 +147,8 @@ def test_real_labels_come_with_timm_too(real: Path) -> None:
         ("imagenet-c:{root}?corruption=fogg&severity=1", "Did you mean 'fog'"),
         ("imagenet-c:{root}?corruption=fog&severity=6", 'severity from 1 to 5, not "6"'),
         ("imagenet-c:{root}?corruption=fog&severity=1", "there is no folder fog/1"),
-        ("imagenet-real:{root}", "there are no validation pictures"),
-        ("imagenet-real:{root}/..?labels=none.json", "no validation pictures"),
+        ("imagenet-real:{root}", "there are no validation images"),
+        ("imagenet-real:{root}/..?labels=none.json", "no validation images"),
         ("imagenet-r:{root}/none", "there is no such folder"),
         ("imagenet:", "does not say where the files are: write imagenet:FOLDER"),
     ],
@@ -165,7 +165,7 @@ def test_specs_of_what_is_not_there(tmp_path: Path, spec: str, message: str) -> 
         ("[[1], 2]", "not a JSON list of lists"),
         ("{", "not a JSON list of lists"),
         ("[[1000]]", "outside 0 to 999"),
-        ("[[1]]", "4 validation pictures are not called"),
+        ("[[1]]", "4 validation images are not called"),
     ],
 )
 def test_label_files_that_are_not_reals(real: Path, content: str, message: str) -> None:

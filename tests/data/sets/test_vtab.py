@@ -9,10 +9,10 @@ import pytest
 from vitmods import data
 from vitmods.data.sets.vtab import TASKS, vtab_specs
 from vitmods.data.sources import open_source
-from vitmods.errors import UserError
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
+from vitmods.util.errors import UserError
 
-RECIPE = Recipe(crop="none", flip=0.0, eval_crop=1.0)
+AUGMENT = Augment(crop="none", flip=0.0, eval_crop=1.0)
 
 
 def counts(spec: str) -> dict[str, int]:
@@ -28,7 +28,7 @@ def test_there_are_nineteen() -> None:
 
 @pytest.fixture
 def lists(tmp_path: Path, write_files, jpeg) -> Path:
-    """A copy of VTAB-1k with a few pictures of one task, KITTI-Dist."""
+    """A copy of VTAB-1k with a few images of one task, KITTI-Dist."""
     base = tmp_path / "vtab-1k" / "kitti"
     write_files(
         base, {f"images/{split}/{i}.jpg": jpeg(100 * len(split) + i) for split in ("train", "test") for i in range(8)}
@@ -41,23 +41,23 @@ def lists(tmp_path: Path, write_files, jpeg) -> Path:
 
 def test_lists_are_followed_exactly(lists: Path) -> None:
     for root in (lists, lists / "vtab-1k"):
-        pictures = data.load(f"vtab:kitti-dist?root={root}", img_size=8, recipe=RECIPE)
-        train = pictures.splits["train"]
+        dataset = data.load(f"vtab:kitti-dist?root={root}", img_size=8, augment=AUGMENT)
+        train = dataset.splits["train"]
         assert train.ids == tuple(f"images/train/{i}.jpg" for i in (5, 0, 3, 2, 1))
         assert train.labels.tolist() == [1, 0, 3, 2, 1]
-        assert {name: len(split) for name, split in pictures.splits.items()} == {"train": 5, "val": 2, "test": 8}
-    assert pictures.summary()["warnings"][:3] == [
-        "test has 8 pictures; VTAB's KITTI-Dist has 711.",
-        "train has 5 pictures; VTAB-1k as published has 800.",
-        "val has 2 pictures; VTAB-1k as published has 200.",
+        assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 5, "val": 2, "test": 8}
+    assert dataset.summary()["warnings"][:3] == [
+        "test has 8 images; VTAB's KITTI-Dist has 711.",
+        "train has 5 images; VTAB-1k as published has 800.",
+        "val has 2 images; VTAB-1k as published has 200.",
     ]
-    assert pictures.name == "VTAB-1k KITTI-Dist"
+    assert dataset.name == "VTAB-1k KITTI-Dist"
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("val200.txt", "images/a.jpg 4\n", "Line 1 of .*val200.txt is not a picture's path and a class from 0 to 3"),
+        ("val200.txt", "images/a.jpg 4\n", "Line 1 of .*val200.txt is not an image's path and a class from 0 to 3"),
         ("test.txt", "images/a.jpg 0\nimages/b.jpg\n", "Line 2 of .*test.txt"),
         ("test.txt", "\n", "test.txt is empty"),
         ("test.txt", None, "kitti lacks test.txt"),
@@ -139,7 +139,7 @@ def test_eurosat_has_no_test_of_its_own(tmp_path: Path, write_files, monkeypatch
 
 def test_too_few_for_val(tmp_path: Path, write_files) -> None:
     write_files(tmp_path / "dmlab", {f"train/{c}/{i}.jpg": b"" for c in "ab" for i in range(50)})
-    with pytest.raises(UserError, match="200 pictures for val cannot be taken out of"):
+    with pytest.raises(UserError, match="200 images for val cannot be taken out of"):
         open_source(f"vtab:dmlab?root={tmp_path}")
 
 

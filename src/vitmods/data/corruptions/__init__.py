@@ -1,4 +1,4 @@
-"""The corruptions of ImageNet-C, made on the fly for any pictures at five severities.
+"""The corruptions of ImageNet-C, made on the fly for any images at five severities.
 
 Source: Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations",
 ICLR 2019, arXiv:1903.12261. What is exact and what is not: docs/corruptions.md.
@@ -19,7 +19,7 @@ from vitmods.data.corruptions.frost import frost, texture_folder
 from vitmods.data.corruptions.spatter import spatter
 from vitmods.data.corruptions.tables import SEVERITIES, Strength, strength
 from vitmods.data.rng import Stream, bits
-from vitmods.errors import UserError, nearest
+from vitmods.util.errors import UserError, nearest
 
 __all__ = ["CORRUPTIONS", "EXTRA", "SEVERITIES", "check_corruptions", "corrupt"]
 
@@ -57,7 +57,7 @@ _AT_ONCE = 2**18  # values that are worked on together: what is made of them sta
 
 
 def corrupt(
-    pictures: Tensor,
+    images: Tensor,
     name: str,
     severity: int,
     *,
@@ -65,28 +65,28 @@ def corrupt(
     index: Tensor | NDArray[np.int64],
     textures: Path | None = None,
 ) -> Tensor:
-    """Pictures, uint8 (B, C, H, W) with C 1 or 3, as this corruption leaves them: a new uint8 tensor of the same shape.
+    """Images, uint8 (B, C, H, W) with C 1 or 3, as this corruption leaves them: a new uint8 tensor of the same shape.
 
-    What is drawn at random for a picture depends on the seed, the corruption, the severity and the picture's index, an
+    What is drawn at random for an image depends on the seed, the corruption, the severity and the image's index, an
     int64 (B,), alone: not on the batch. The severity's numbers are those published for 32, 64 or 224 pixels, whichever
     is nearest to the short side. `textures` is the folder with frost's textures, by default $VITMODS_FROST.
 
-    UserError: unknown name, severity not 1 to 5, pictures of another shape or type or below 8 pixels, textures missing,
-    saturate on grey pictures.
+    UserError: unknown name, severity not 1 to 5, images of another shape or type or below 8 pixels, textures missing,
+    saturate on gray images.
     """
     check_corruptions([name], textures=textures)
     if isinstance(severity, bool) or severity not in SEVERITIES:
         raise UserError(f"The severity of a corruption is a whole number from 1 to 5, not {severity!r}.")
-    _check_pictures(pictures)
+    _check_images(images)
     change = corruption(name, textures)
-    numbers = strength(name, int(severity), min(pictures.shape[-2:]))
+    numbers = strength(name, int(severity), min(images.shape[-2:]))
     seeds = bits(seed, Stream.CORRUPTION, _ALL.index(name), int(severity), np.asarray(index)).tolist()
-    if len(seeds) != len(pictures):
-        raise UserError(f"{len(pictures)} pictures came with {len(seeds)} indices; give each its place in the split.")
-    part = max(1, _AT_ONCE // pictures[:1].numel()) if len(pictures) else 1
-    starts = range(0, len(pictures), part)
-    done = [change(pictures[i : i + part], numbers, Draws(seeds[i : i + part])) for i in starts]
-    return torch.cat(done) if done else pictures.clone()
+    if len(seeds) != len(images):
+        raise UserError(f"{len(images)} images came with {len(seeds)} indices; give each its place in the split.")
+    part = max(1, _AT_ONCE // images[:1].numel()) if len(images) else 1
+    starts = range(0, len(images), part)
+    done = [change(images[i : i + part], numbers, Draws(seeds[i : i + part])) for i in starts]
+    return torch.cat(done) if done else images.clone()
 
 
 def check_corruptions(names: Iterable[str], *, textures: Path | None = None) -> None:
@@ -103,10 +103,10 @@ def corruption(name: str, textures: Path | None = None) -> Corruption:
     return partial(frost, folder=texture_folder(textures)) if name == "frost" else (_FIFTEEN | _FOUR)[name]
 
 
-def _check_pictures(pictures: Tensor) -> None:
-    fits = pictures.dtype == torch.uint8 and pictures.ndim == 4 and pictures.shape[1] in (1, 3)
-    if not fits or min(pictures.shape[-2:]) < _SMALLEST:
+def _check_images(images: Tensor) -> None:
+    fits = images.dtype == torch.uint8 and images.ndim == 4 and images.shape[1] in (1, 3)
+    if not fits or min(images.shape[-2:]) < _SMALLEST:
         raise UserError(
-            f"Corruptions need uint8 pictures (batch, 1 or 3 channels, height, width) of at least {_SMALLEST} pixels a "
-            f"side; these are {pictures.dtype} {tuple(pictures.shape)}."
+            f"Corruptions need uint8 images (batch, 1 or 3 channels, height, width) of at least {_SMALLEST} pixels a "
+            f"side; these are {images.dtype} {tuple(images.shape)}."
         )

@@ -11,20 +11,20 @@ from vitmods.data.corruptions.filters import correlate, gaussian, levels, motion
 from vitmods.data.corruptions.tables import Strength
 
 
-def gaussian_blur(pictures: Tensor, strength: Strength, draws: Draws) -> Tensor:
+def gaussian_blur(images: Tensor, strength: Strength, draws: Draws) -> Tensor:
     """A Gaussian of `sigma` pixels."""
     (sigma,) = strength
-    return levels(gaussian(unit(pictures), sigma))
+    return levels(gaussian(unit(images), sigma))
 
 
-def defocus_blur(pictures: Tensor, strength: Strength, draws: Draws) -> Tensor:
+def defocus_blur(images: Tensor, strength: Strength, draws: Draws) -> Tensor:
     """The mean over a disk of `radius` pixels whose edge is softened by a Gaussian of `soft` pixels."""
     radius, soft = strength
-    return levels(correlate(unit(pictures), disk(radius, soft)))
+    return levels(correlate(unit(images), disk(radius, soft)))
 
 
 def disk(radius: float, soft: float) -> Tensor:
-    """(K, K), K odd: the pixels within `radius`, normalised, then smoothed over 3 x 3 pixels (up to a radius of 8, on a
+    """(K, K), K odd: the pixels within `radius`, normalized, then smoothed over 3 x 3 pixels (up to a radius of 8, on a
     grid of 17 x 17 that clips the smoothing) or 5 x 5. Empty borders are left out."""
     half, reach = (8, 1) if radius <= 8 else (math.ceil(radius), 2)
     line = torch.arange(-half, half + 1).double()
@@ -37,17 +37,17 @@ def disk(radius: float, soft: float) -> Tensor:
     return smooth[half - used : half + used + 1, half - used : half + used + 1]
 
 
-def motion_blur(pictures: Tensor, strength: Strength, draws: Draws) -> Tensor:
+def motion_blur(images: Tensor, strength: Strength, draws: Draws) -> Tensor:
     """A smear along a line at most 45 degrees off the horizontal; rounded, as ImageMagick does."""
     radius, sigma = strength
     angles = torch.deg2rad(draws.uniform(low=-45, high=45))
-    return motion(pictures.double(), radius, sigma, angles).round_().to(torch.uint8)
+    return motion(images.double(), radius, sigma, angles).round_().to(torch.uint8)
 
 
-def zoom_blur(pictures: Tensor, strength: Strength, draws: Draws) -> Tensor:
-    """The mean of the picture and its enlargements by 1, 1 + step, ... below `stop`."""
+def zoom_blur(images: Tensor, strength: Strength, draws: Draws) -> Tensor:
+    """The mean of the image and its enlargements by 1, 1 + step, ... below `stop`."""
     stop, step = strength
-    values = unit(pictures)
+    values = unit(images)
     factors = np.arange(1, stop, step).tolist()  # rounding makes some one longer than they look: part of the definition
     total = values.clone()
     for factor in factors:
@@ -55,17 +55,17 @@ def zoom_blur(pictures: Tensor, strength: Strength, draws: Draws) -> Tensor:
     return levels(total / (len(factors) + 1))
 
 
-def glass_blur(pictures: Tensor, strength: Strength, draws: Draws) -> Tensor:
+def glass_blur(images: Tensor, strength: Strength, draws: Draws) -> Tensor:
     """Pixels are copied from up to `reach` away, `rounds` times, between two Gaussian blurs of `sigma` pixels."""
     sigma, reach, rounds = strength[0], int(strength[1]), int(strength[2])
-    blurred = levels(gaussian(unit(pictures), sigma))
-    height, width = pictures.shape[-2:]
-    sources = torch.arange(height * width).expand(len(pictures), -1)
+    blurred = levels(gaussian(unit(images), sigma))
+    height, width = images.shape[-2:]
+    sources = torch.arange(height * width).expand(len(images), -1)
     for _ in range(rounds):
         shape = (2, height - 2 * reach, width - 2 * reach)
         sources = sources.gather(1, scattered(draws.integers(-reach, reach, *shape), height, width))
-    moved = blurred.flatten(2).gather(2, sources[:, None].expand(-1, pictures.shape[1], -1))
-    return levels(gaussian(unit(moved.view_as(pictures)), sigma))
+    moved = blurred.flatten(2).gather(2, sources[:, None].expand(-1, images.shape[1], -1))
+    return levels(gaussian(unit(moved.view_as(images)), sigma))
 
 
 def scattered(offsets: Tensor, height: int, width: int) -> Tensor:

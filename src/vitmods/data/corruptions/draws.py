@@ -1,4 +1,4 @@
-"""Random numbers of a corruption: every picture has a generator of its own, whatever batch it comes in."""
+"""Random numbers of a corruption: every image has a generator of its own, whatever batch it comes in."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Draws:
-    """Draws for B pictures from 64-bit seeds (B,); results are (B, *shape) in float64."""
+    """Draws for B images from 64-bit seeds (B,); results are (B, *shape) in float64."""
 
     def __init__(self, seeds: Iterable[int]) -> None:
         self._generators = [torch.Generator().manual_seed(seed >> 1) for seed in seeds]  # torch takes 63 bits

@@ -1,4 +1,4 @@
-"""What several corruptions share. Pictures are float64 (B, C, H, W) in 0..1 unless it says otherwise.
+"""What several corruptions share. Images are float64 (B, C, H, W) in 0..1 unless it says otherwise.
 
 float64, as in the published scripts, and because results are cut to whole levels: sums made in another order, as in a
 batch of another size, differ in digits that then cannot be seen.
@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_LAST_DIGITS = 1e-6  # in levels: far more than float64 loses, far less than a picture can tell
+_LAST_DIGITS = 1e-6  # in levels: far more than float64 loses, far less than an image can tell
 
 
-def unit(pictures: Tensor) -> Tensor:
+def unit(images: Tensor) -> Tensor:
     """uint8 -> 0..1."""
-    return pictures.double().div_(255)
+    return images.double().div_(255)
 
 
 def levels(values: Tensor) -> Tensor:
@@ -24,8 +24,8 @@ def levels(values: Tensor) -> Tensor:
     return values.mul_(255).add_(_LAST_DIGITS).clamp_(0, 255).to(torch.uint8)
 
 
-def grey(values: Tensor) -> Tensor:
-    """Luma (B, 1, H, W) of ITU-R BT.601; grey pictures are their own."""
+def gray(values: Tensor) -> Tensor:
+    """Luma (B, 1, H, W) of ITU-R BT.601; gray images are their own."""
     if values.shape[1] == 1:
         return values
     red, green, blue = values.unbind(1)
@@ -34,7 +34,7 @@ def grey(values: Tensor) -> Tensor:
 
 def gaussian(values: Tensor, sigma: float, *, reflect: bool = False, truncate: float = 4.0) -> Tensor:
     """Gaussian blur of (..., H, W), cut off at `truncate` sigmas. Beyond the edge lies the edge pixel, or with
-    `reflect` the mirrored picture (edge pixel repeated), however far."""
+    `reflect` the mirrored image (edge pixel repeated), however far."""
     rows, columns = (_gaussian_matrix(n, sigma, truncate, reflect) for n in values.shape[-2:])
     return rows @ (values @ columns.T)
 
@@ -55,7 +55,7 @@ def _gaussian_matrix(size: int, sigma: float, truncate: float, reflect: bool) ->
 
 
 def correlate(values: Tensor, kernel: Tensor) -> Tensor:
-    """Each pixel's neighbourhood times the kernel (K, K), K odd; beyond the edge the picture is mirrored (edge pixel
+    """Each pixel's neighborhood times the kernel (K, K), K odd; beyond the edge the image is mirrored (edge pixel
     not repeated), which needs sides above K / 2."""
     height, width = values.shape[-2:]
     reach = len(kernel) // 2
@@ -74,20 +74,20 @@ def motion(values: Tensor, radius: float, sigma: float, angles: Tensor) -> Tenso
     height, width = values.shape[-2:]
     steps = torch.arange(2 * math.ceil(radius) + 1).double()
     weights = torch.exp(-(steps**2) / (2 * sigma**2))
-    shares = (weights / weights.sum()).tolist()
-    reach = len(shares) - 1
+    fractions = (weights / weights.sum()).tolist()
+    reach = len(fractions) - 1
     padded = F.pad(values, [reach] * 4, mode="replicate")
     right = torch.ceil(steps * torch.cos(angles)[:, None] - 0.5).long() + reach
     down = torch.ceil(steps * torch.sin(angles)[:, None] - 0.5).long() + reach
     smeared = torch.zeros_like(values)
     for result, source, lefts, tops in zip(smeared, padded, right.tolist(), down.tolist(), strict=True):
-        for weight, left, top in zip(shares, lefts, tops, strict=True):
+        for weight, left, top in zip(fractions, lefts, tops, strict=True):
             result.add_(source[:, top : top + height, left : left + width], alpha=weight)
     return smeared
 
 
 def zoom(values: Tensor, factor: float) -> Tensor:
-    """The middle of (B, C, H, W), a `factor`-th of each side, linearly enlarged to fill the picture: corner pixels stay
+    """The middle of (B, C, H, W), a `factor`-th of each side, linearly enlarged to fill the image: corner pixels stay
     corner pixels, and what is then too large is trimmed."""
     size = values.shape[-2:]
     cut = [math.ceil(n / factor) for n in size]

@@ -1,4 +1,4 @@
-"""Frost: one of five photographs of frozen glass is laid over the picture. They are read from a folder."""
+"""Frost: one of five photographs of frozen glass is laid over the image. They are read from a folder."""
 
 import os
 from functools import lru_cache
@@ -11,25 +11,23 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from vitmods.data.corruptions.draws import Draws
-from vitmods.data.corruptions.filters import grey, levels, unit
+from vitmods.data.corruptions.filters import gray, levels, unit
 from vitmods.data.corruptions.tables import Strength
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 VARIABLE = "VITMODS_FROST"
 FILES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")  # the authors' sixth is never drawn
 SOURCE = "They are in the folder ImageNet-C/create_c of https://github.com/hendrycks/robustness."
 
 
-def frost(pictures: Tensor, strength: Strength, draws: Draws, folder: Path) -> Tensor:
+def frost(images: Tensor, strength: Strength, draws: Draws, folder: Path) -> Tensor:
     """kept x + laid texture, at a random place of a random texture."""
     kept, laid, scale = strength
-    textures = _read(folder, scale, tuple(pictures.shape[1:]))
+    textures = _read(folder, scale, tuple(images.shape[1:]))
     which = draws.integers(0, len(textures)).tolist()
     corners = draws.uniform(2).tolist()
-    cut = torch.stack(
-        [_cut(textures[w], corner, pictures.shape[-2:]) for w, corner in zip(which, corners, strict=True)]
-    )
-    return levels(unit(pictures).mul_(kept).add_(unit(cut).mul_(laid)))
+    cut = torch.stack([_cut(textures[w], corner, images.shape[-2:]) for w, corner in zip(which, corners, strict=True)])
+    return levels(unit(images).mul_(kept).add_(unit(cut).mul_(laid)))
 
 
 def texture_folder(folder: Path | None) -> Path:
@@ -57,7 +55,7 @@ def _cut(texture: Tensor, corner: list[float], size: torch.Size) -> Tensor:
 
 @lru_cache(maxsize=2)  # decoding takes longer than laying it over a batch
 def _read(folder: Path, scale: float, shape: tuple[int, int, int]) -> tuple[Tensor, ...]:
-    """The textures (C, H, W), uint8, `scale` times their size and at least as large as pictures of `shape`."""
+    """The textures (C, H, W), uint8, `scale` times their size and at least as large as images of `shape`."""
     return tuple(_fitted(_decoded(folder / name), scale, shape) for name in FILES)
 
 
@@ -78,5 +76,5 @@ def _fitted(texture: Tensor, scale: float, shape: tuple[int, int, int]) -> Tenso
     elif needed > 1:
         size = [max(n, round(n_old * needed)) for n, n_old in zip((height, width), texture.shape[1:], strict=True)]
         values = F.interpolate(values, size, mode="bilinear", align_corners=False)
-    values = grey(values) if channels == 1 else values
+    values = gray(values) if channels == 1 else values
     return values[0].round().to(torch.uint8)

@@ -1,6 +1,6 @@
 """Spatter: drops of water (severities 1 to 3) or of mud (4 and 5) on the lens.
 
-Edges, distances and equalisation are defined as OpenCV defines them, which the published scripts call.
+Edges, distances and equalization are defined as OpenCV defines them, which the published scripts call.
 """
 
 import torch
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitmods.data.corruptions.draws import Draws
-from vitmods.data.corruptions.filters import gaussian, grey, levels, unit
+from vitmods.data.corruptions.filters import gaussian, gray, levels, unit
 from vitmods.data.corruptions.tables import Strength
 
 _WATER, _MUD = (175, 238, 238), (63, 42, 20)
@@ -18,29 +18,29 @@ _KNIGHT, _DIAGONAL = 2.1969, 1.4  # lengths of the moves (2, 1) and (1, 1); (1, 
 _TAN_22 = 13573  # tan(22.5 degrees), in parts of 2**15
 
 
-def spatter(pictures: Tensor, strength: Strength, draws: Draws) -> Tensor:
+def spatter(images: Tensor, strength: Strength, draws: Draws) -> Tensor:
     """Smoothed noise above a threshold is liquid. Water glistens by the distance to the drops' edges, mud covers."""
     mean, std, sigma, threshold, last, mud = strength
-    liquid = gaussian(draws.normal(1, *pictures.shape[-2:]) * std + mean, sigma)
-    values = unit(pictures)
-    colour = torch.tensor(_MUD if mud else _WATER).double().div(255).view(1, 3, 1, 1)
-    colour = colour if pictures.shape[1] == 3 else grey(colour)
+    liquid = gaussian(draws.normal(1, *images.shape[-2:]) * std + mean, sigma)
+    values = unit(images)
+    color = torch.tensor(_MUD if mud else _WATER).double().div(255).view(1, 3, 1, 1)
+    color = color if images.shape[1] == 3 else gray(color)
     if mud:
         cover = gaussian((liquid > threshold).double(), last)
         cover = cover.masked_fill(cover < 0.8, 0)
-        return levels(values * (1 - cover) + colour * cover)
+        return levels(values * (1 - cover) + color * cover)
     drops = levels(liquid.masked_fill(liquid < threshold, 0)).double()
     shine = drops * _relief(edges(drops))
     brightest = shine.amax((1, 2, 3), keepdim=True)
     shine = torch.where(brightest > 0, shine / brightest, 0) * last
-    return levels(values + shine * colour)
+    return levels(values + shine * color)
 
 
 def _relief(edge: Tensor) -> Tensor:
     """How strongly water shines (B, 1, H, W), 0 to 255, from where the drops' edges are."""
     near = _box_blur(distance(edge)).add(1e-6).floor()
     emboss = torch.tensor([[-2.0, -1, 0], [-1, 1, 1], [0, 1, 2]], dtype=near.dtype)
-    return _box_blur(_filter(_equalised(near), emboss, "reflect").clamp(0, 255)).round()
+    return _box_blur(_filter(_equalized(near), emboss, "reflect").clamp(0, 255)).round()
 
 
 def edges(drops: Tensor) -> Tensor:
@@ -88,8 +88,8 @@ def distance(edge: Tensor) -> Tensor:
         near = nearer
 
 
-def _equalised(values: Tensor) -> Tensor:
-    """Whole numbers 0 to 255 mapped so that they are evenly used, each picture for itself; the lowest becomes 0."""
+def _equalized(values: Tensor) -> Tensor:
+    """Whole numbers 0 to 255 mapped so that they are evenly used, each image for itself; the lowest becomes 0."""
     flat = values.long().flatten(1)
     counts = torch.zeros(len(flat), 256, dtype=torch.float64)
     counts.scatter_add_(1, flat, torch.ones(1, dtype=torch.float64).expand_as(flat))

@@ -1,8 +1,8 @@
-"""Severities 1 to 5 of every corruption, as published for pictures of 32, 64 and 224 pixels.
+"""Severities 1 to 5 of every corruption, as published for images of 32, 64 and 224 pixels.
 
 The numbers are those of the authors' scripts for CIFAR-10-C, Tiny ImageNet-C and ImageNet-C (Hendrycks and Dietterich,
 "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations", ICLR 2019, arXiv:1903.12261). Lengths
-are in pixels, amounts in parts of the full range; elastic_transform's are in sides of the picture.
+are in pixels, amounts in parts of the full range; elastic_transform's are in sides of the image.
 """
 
 Strength = tuple[float, ...]
@@ -13,7 +13,7 @@ def _amounts(*values: float) -> Severities:
     return tuple((value,) for value in values)
 
 
-_ELASTIC = 244 / 224  # the published script has 244 where it means the side of its pictures, 224
+_ELASTIC = 244 / 224  # the published script has 244 where it means the side of its images, 224
 
 _AT_32: dict[str, Severities] = {
     "gaussian_noise": _amounts(0.04, 0.06, 0.08, 0.09, 0.10),
@@ -134,11 +134,11 @@ TABLES = {32: _AT_32, 64: _AT_64, 224: _AT_224}
 
 
 def table_side(side: int) -> int:
-    """Which table serves pictures of this short side: that of the nearest published size, by ratio (up to 45: 32; up to
+    """Which table serves images of this short side: that of the nearest published size, by ratio (up to 45: 32; up to
     119: 64; else 224)."""
     return min(TABLES, key=lambda known: max(side / known, known / side))
 
 
 def strength(name: str, severity: int, side: int) -> Strength:
-    """The numbers of one corruption at severity 1 to 5 for pictures of this short side, in pixels."""
+    """The numbers of one corruption at severity 1 to 5 for images of this short side, in pixels."""
     return TABLES[table_side(side)][name][severity - 1]

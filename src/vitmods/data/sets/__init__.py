@@ -8,8 +8,8 @@ from urllib.parse import parse_qsl
 from vitmods.data.records import ALLOWED, Source, printable
 from vitmods.data.sets import imagenet, inaturalist, transfer, variants, vtab
 from vitmods.data.sets.known import KNOWN, count_warnings
-from vitmods.errors import UserError, nearest
-from vitmods.files import expand_user
+from vitmods.util.errors import UserError, nearest
+from vitmods.util.files import expand_user
 
 __all__ = ["KNOWN", "open_known"]
 
@@ -33,7 +33,7 @@ assert _READERS.keys() == KNOWN.keys()
 def open_known(spec: str, name: str, rest: str) -> Source:
     """The set NAME of KNOWN; rest is what follows "NAME:" in the spec, a folder and options after "?".
 
-    Its splits are others', so what is odd in them (pictures or classes of test, see ALLOWED) is a warning. Raises
+    Its splits are others', so what is odd in them (images or classes of test, see ALLOWED) is a warning. Raises
     UserError that says which files to put where if they are missing, and for unknown options.
     """
     read, allowed = _READERS[name]

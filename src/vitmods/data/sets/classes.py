@@ -32,7 +32,7 @@ def titles() -> tuple[str, ...]:
 
 
 def present(source: Source, names: Sequence[str]) -> Source:
-    """The source, whose labels are positions in `names`, with the classes alone that have a picture; class_map has
+    """The source, whose labels are positions in `names`, with the classes alone that have an image; class_map has
     their positions where some are left out."""
     used = np.unique(np.concatenate([records.labels for records in source.splits.values()]))
     source.classes = tuple(names[i] for i in used)

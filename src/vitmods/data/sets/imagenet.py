@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitmods.data.folder import ENDINGS, class_folders, file_records, loose_pictures
+from vitmods.data.folder import ENDINGS, class_folders, file_records, loose_images
 from vitmods.data.hf import hf_set
 from vitmods.data.records import Records, Source, printable
 from vitmods.data.rng import text_bits
@@ -15,7 +15,7 @@ from vitmods.data.sets.classes import present, titles, wnids
 from vitmods.data.sets.known import KNOWN
 from vitmods.data.sets.tars import Tar, open_tar
 from vitmods.data.sets.val_labels import number_of, val_labels
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 MINIVAL = 0.99  # train[:99%] and train[99%:], as big_vision's ImageNet recipes have it
 _BASES = ("", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC", "CLS-LOC")  # the others are Kaggle's
@@ -58,13 +58,13 @@ def _train_readers(root: Path) -> dict[str, Reader]:
 
 
 def val_readers(root: Path, labels: str | None) -> dict[str, Reader]:
-    """Every way in which val is there. labels: the list for pictures without class folders."""
+    """Every way in which val is there. labels: the list for images without class folders."""
     lists = [root, root / "val", *(root / base for base in _BASES)]
     found: dict[str, Reader] = {}
     for folder in (root / base / "val" for base in _BASES):
         if _has_classes(folder):
             found[printable(str(folder))] = lambda folder=folder: _folders(root, folder)  # type: ignore[misc]
-        elif folder.is_dir() and any(number_of(name) for name in loose_pictures(folder)):
+        elif folder.is_dir() and any(number_of(name) for name in loose_images(folder)):
             found[printable(str(folder))] = lambda folder=folder: _flat(root, folder, lists, labels)  # type: ignore[misc]
     if (archive := root / "ILSVRC2012_img_val.tar").is_file():
         found[archive.name] = lambda: _val_tar(root, archive, lists, labels)
@@ -84,9 +84,9 @@ def _what_is_there(root: Path, train: bool) -> str:
 
 
 def _folders(root: Path, folder: Path) -> Found:
-    if folder.name == "val" and (mixed := [n for n in loose_pictures(folder) if number_of(n)]):
+    if folder.name == "val" and (mixed := [n for n in loose_images(folder) if number_of(n)]):
         raise UserError(
-            f"{printable(str(folder))} holds class folders and, beside them, {len(mixed)} pictures such as {mixed[0]}: "
+            f"{printable(str(folder))} holds class folders and, beside them, {len(mixed)} images such as {mixed[0]}: "
             "two layouts are mixed. Finish sorting them into the class folders, or take all out of them."
         )
     _, splits, warnings = class_folders(root, {"train": folder}, wnids())
@@ -94,7 +94,7 @@ def _folders(root: Path, folder: Path) -> Found:
 
 
 def _flat(root: Path, folder: Path, lists: list[Path], chosen: str | None) -> Found:
-    files = sorted((number, name) for name in loose_pictures(folder) if (number := number_of(name)) is not None)
+    files = sorted((number, name) for name in loose_images(folder) if (number := number_of(name)) is not None)
     paths = [folder / name for _, name in files]
     labels = _val_classes(root, [number for number, _ in files], lists, chosen)
     ids = tuple(path.relative_to(root).as_posix() for path in paths)
@@ -104,10 +104,10 @@ def _flat(root: Path, folder: Path, lists: list[Path], chosen: str | None) -> Fo
 def _val_classes(root: Path, numbers: list[int], lists: list[Path], chosen: str | None) -> np.ndarray:
     labels = val_labels(lists, chosen)
     if labels is None:
-        raise KNOWN["imagenet"].missing(root, "the validation pictures have neither class folders nor a list of labels")
+        raise KNOWN["imagenet"].missing(root, "the validation images have neither class folders nor a list of labels")
     if unknown := [number for number in numbers if number not in labels]:
         raise UserError(
-            f"The list of labels lacks {len(unknown)} of the {len(numbers)} validation pictures, the first of them "
+            f"The list of labels lacks {len(unknown)} of the {len(numbers)} validation images, the first of them "
             f"number {unknown[0]}. Give the list of ILSVRC 2012, with labels=FILE if there are several."
         )
     return np.array([labels[number] for number in numbers], dtype=np.int64)
@@ -120,7 +120,7 @@ def _train_tar(path: Path) -> Found:
     if not members or None in labels:
         raise UserError(
             f"{printable(str(path))} is not ILSVRC 2012's: it should hold n01440764.tar and 999 more, each with the "
-            "pictures of its class. Fetch it again, or unpack it to train/n01440764/*.JPEG."
+            "images of its class. Fetch it again, or unpack it to train/n01440764/*.JPEG."
         )
     return _in_tar(tar, members, labels), []
 
@@ -170,5 +170,5 @@ def minival(source: Source, asked: str) -> Source:
     order = np.array([i for _, i in sorted(draws)], dtype=np.int64)
     kept = round(MINIVAL * len(order))
     parts = {"train": train.take(np.sort(order[:kept])), "val": train.take(np.sort(order[kept:]))}
-    told = f"minival: val is {1 - MINIVAL:.0%} of train, and test is the published val."
-    return replace(source, splits=parts | {"test": source.splits["val"]}, warnings=[*source.warnings, told])
+    record = f"minival: val is {1 - MINIVAL:.0%} of train, and test is the published val."
+    return replace(source, splits=parts | {"test": source.splits["val"]}, warnings=[*source.warnings, record])

@@ -1,4 +1,4 @@
-"""iNaturalist 2018 and 2019 (Van Horn et al., CVPR 2018): pictures in folders, splits and labels in JSON tables."""
+"""iNaturalist 2018 and 2019 (Van Horn et al., CVPR 2018): images in folders, splits and labels in JSON tables."""
 
 import json
 from collections import Counter
@@ -10,7 +10,7 @@ import numpy as np
 from vitmods.data.folder import file_records
 from vitmods.data.records import Records, Source, printable
 from vitmods.data.sets.known import KNOWN
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 _COLUMNS = (
     ("images", "id"),
@@ -61,6 +61,6 @@ def _records(root: Path, table: dict[str, Any], number: dict[int, int], path: Pa
     files = {image["id"]: image["file_name"] for image in table["images"]}
     rows = sorted((files.get(a["image_id"], ""), number.get(a["category_id"], -1)) for a in table["annotations"])
     if rows[0][0] == "" or min(label for _, label in rows) < 0:
-        raise UserError(f"{printable(str(path))} labels pictures or classes that are not listed. Fetch it again.")
+        raise UserError(f"{printable(str(path))} labels images or classes that are not listed. Fetch it again.")
     ids = tuple(name for name, _ in rows)
     return file_records(ids, np.array([label for _, label in rows], dtype=np.int64), [root / name for name in ids])

@@ -1,15 +1,15 @@
-"""KNOWN: what each published set is, how many pictures it has, and which files to put where."""
+"""KNOWN: what each published set is, how many images it has, and which files to put where."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitmods.data.records import Source, printable
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 
 @dataclass(frozen=True)
 class Known:
-    """usage: the spec. counts: pictures of each split as published. layout: what the files are called below the folder,
+    """usage: the spec. counts: images of each split as published. layout: what the files are called below the folder,
     one way a line. origin: who gives them. used_in: tables of the papers. terms: conditions of use that are stated."""
 
     title: str
@@ -34,10 +34,10 @@ class Known:
 
 
 def count_warnings(known: Known, source: Source) -> list[str]:
-    """Where the pictures found are not as many as were published."""
+    """Where the images found are not as many as were published."""
     found = {name: len(records) for name, records in source.splits.items()}
     return [
-        f"{name} has {found[name]:,} pictures; {known.title} as published has {count:,}."
+        f"{name} has {found[name]:,} images; {known.title} as published has {count:,}."
         for name, count in known.counts.items()
         if name in found and found[name] != count
     ]
@@ -62,7 +62,7 @@ KNOWN: dict[str, Known] = {
             "data/train-*.parquet and validation-*.parquet (Hugging Face)",
         ),
         _IMAGENET,
-        "Dual PatchNorm, Tables 1, 2, 6; DTN, Tables 1-3, 5; Three Things, Tables 1-5, 7",
+        "Dual PatchNorm, Tables 1, 2, 4, 6; DTN, Tables 1-3, 5, 7-10, 12; Three Things, Tables 1-3, 5, 7",
         _FREE,
     ),
     "imagenet-v2": Known(
@@ -82,7 +82,7 @@ KNOWN: dict[str, Known] = {
         {"test": 30_000},
         ("imagenet-r/n01443537/*.jpg, 200 folders",),
         "Hendrycks et al. 2021 (github.com/hendrycks/imagenet-r)",
-        "none; the robustness protocol",
+        "DTN, appendix B.2",
     ),
     "imagenet-c": Known(
         "ImageNet-C",

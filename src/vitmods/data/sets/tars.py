@@ -1,4 +1,4 @@
-"""Pictures inside uncompressed tar files, tars within a tar included, read in place: only their places are listed."""
+"""Images inside uncompressed tar files, tars within a tar included, read in place: only their places are listed."""
 
 import tarfile
 from collections.abc import Iterator
@@ -12,10 +12,10 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from vitmods.cache import user_cache
 from vitmods.data.read import Unreadable, reading
 from vitmods.data.records import printable
-from vitmods.errors import UserError
+from vitmods.util.cache import user_cache
+from vitmods.util.errors import UserError
 
 _REMEMBERED = 1 << 28  # bytes: a larger file takes long enough to list for the list to be kept
 

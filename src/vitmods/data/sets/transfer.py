@@ -9,7 +9,7 @@ import numpy as np
 from vitmods.data.records import Records, Source, joined, printable
 from vitmods.data.sets.known import KNOWN
 from vitmods.data.torchvision_sets import torchvision_set
-from vitmods.errors import UserError
+from vitmods.util.errors import UserError
 
 SETS = {
     "cifar10": "CIFAR10",
@@ -23,7 +23,7 @@ SETS = {
 
 
 def from_torchvision(spec: str, root: Path, options: dict[str, str]) -> Source:
-    """One of SETS. Flowers-102 is trained on its train and val together, 2,040 pictures, in the transfer tables."""
+    """One of SETS. Flowers-102 is trained on its train and val together, 2,040 images, in the transfer tables."""
     name = spec.partition(":")[0]
     source = open_torchvision(name, SETS[name], root, options)
     if name == "flowers102":
@@ -68,19 +68,19 @@ def sun397(spec: str, root: Path, options: dict[str, str]) -> Source:
 
 
 def by_list(records: Records, folder: Path, path: Path) -> Records:
-    """The pictures that a text file names, one a line, by their path below the folder."""
+    """The images that a text file names, one a line, by their path below the folder."""
     position = {name: i for i, name in enumerate(records.ids)}
     names = [line.strip().lstrip("/") for line in path.read_text().splitlines() if line.strip()]
     if absent := [name for name in names if name not in position]:
         raise UserError(
-            f"{printable(str(path))} names {len(absent)} pictures that are not in {printable(str(folder))}, the first "
+            f"{printable(str(path))} names {len(absent)} images that are not in {printable(str(folder))}, the first "
             f"of them {printable(absent[0])}. Put them there, or remove the list."
         )
     return records.take(np.array([position[name] for name in names], dtype=np.int64))
 
 
 def shifted(records: Records, values: Sequence[int]) -> Records:
-    """The pictures whose label is one of the values, labelled by its place among them."""
+    """The images whose label is one of the values, labeled by its place among them."""
     kept = np.flatnonzero(np.isin(records.labels, values))
     part = records.take(kept)
     part.labels[:] = np.searchsorted(values, part.labels)

@@ -1,4 +1,4 @@
-"""Labels of ImageNet's validation pictures where they lie in one folder or tar: from whichever list is at hand."""
+"""Labels of ImageNet's validation images where they lie in one folder or tar: from whichever list is at hand."""
 
 import csv
 import io
@@ -11,8 +11,8 @@ import numpy as np
 
 from vitmods.data.records import printable
 from vitmods.data.sets.classes import wnids
-from vitmods.errors import UserError
-from vitmods.files import expand_user
+from vitmods.util.errors import UserError
+from vitmods.util.files import expand_user
 
 DEVKIT = "ILSVRC2012_devkit_t12"
 _TRUTH, _META = "data/ILSVRC2012_validation_ground_truth.txt", "data/meta.mat"
@@ -32,7 +32,7 @@ def number_of(name: str) -> int | None:
 
 
 def val_labels(folders: list[Path], chosen: str | None) -> dict[int, int] | None:
-    """Class (0 to 999) of each validation picture by the number in its name, or None where there is no list.
+    """Class (0 to 999) of each validation image by the number in its name, or None where there is no list.
 
     Looked for in the folders: the devkit (archive or folder), a list of "file class", one of WordNet numbers, Kaggle's
     table. chosen: the path of the list to use instead. Raises UserError for one that cannot be understood.
@@ -83,9 +83,9 @@ def _from_list(path: Path) -> dict[int, int]:
         position = {wnid: i for i, wnid in enumerate(wnids())}
         return _numbered([position.get(row[0]) for row in words], printable(str(path)))
     raise UserError(
-        f"{printable(str(path))} does not say which class each validation picture has. Numbers alone do not suffice: "
+        f"{printable(str(path))} does not say which class each validation image has. Numbers alone do not suffice: "
         f"they count classes in an order that only {DEVKIT}.tar.gz knows. Put that beside it, or a list with lines of "
-        "picture and class, where the class is a WordNet number (n01440764) or its position, 0 to 999."
+        "image and class, where the class is a WordNet number (n01440764) or its position, 0 to 999."
     )
 
 
@@ -94,7 +94,7 @@ def _from_pairs(pairs: list[tuple[str, str]], path: Path) -> dict[int, int]:
     found = {number_of(name): position.get(label.split()[0]) for name, label in pairs}
     strange = [f"{name} {label}" for name, label in pairs if None in (number_of(name), position.get(label.split()[0]))]
     if strange:
-        raise UserError(f"{printable(str(path))} has lines that name no picture and class of ImageNet: {strange[0]!r}.")
+        raise UserError(f"{printable(str(path))} has lines that name no image and class of ImageNet: {strange[0]!r}.")
     return {number: label for number, label in found.items() if number is not None and label is not None}
 
 

@@ -17,8 +17,8 @@ from vitmods.data.sets.classes import present, titles, wnids
 from vitmods.data.sets.imagenet import val_readers
 from vitmods.data.sets.known import KNOWN
 from vitmods.data.sets.val_labels import number_of
-from vitmods.errors import UserError, nearest
-from vitmods.files import expand_user
+from vitmods.util.errors import UserError, nearest
+from vitmods.util.files import expand_user
 
 V2_VARIANTS = ("matched-frequency", "threshold0.7", "top-images")
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -93,27 +93,27 @@ def corruption_specs(root: Path | str, *, extra: bool = False) -> Iterator[tuple
 
 
 def real(spec: str, root: Path, options: dict[str, str]) -> Source:
-    """ImageNet's validation pictures with the ReaL labels (Beyer et al. 2020, "Are we done with ImageNet?").
+    """ImageNet's validation images with the ReaL labels (Beyer et al. 2020, "Are we done with ImageNet?").
 
-    A prediction is correct if it is among a picture's labels; pictures that have none are left out, as they are there.
+    A prediction is correct if it is among an image's labels; images that have none are left out, as they are there.
     labels: real.json, by default the one in the folder, or else the copy that comes with timm.
     """
     readers = val_readers(root, None)
     if not readers:
-        raise KNOWN["imagenet-real"].missing(root, "there are no validation pictures")
+        raise KNOWN["imagenet-real"].missing(root, "there are no validation images")
     records, warnings = next(iter(readers.values()))()
     label_sets, origin = _real_labels(root, options.get("labels"))
     numbers = [number_of(name) for name in records.ids]
     if unknown := [name for name, n in zip(records.ids, numbers, strict=True) if n is None or n > len(label_sets)]:
         raise UserError(
-            f"{len(unknown)} validation pictures are not called ILSVRC2012_val_00000001.JPEG, ... (such as "
+            f"{len(unknown)} validation images are not called ILSVRC2012_val_00000001.JPEG, ... (such as "
             f"{printable(unknown[0])}): the labels go by those names. Give them back their names."
         )
     sets = tuple(label_sets[n - 1] for n in numbers if n is not None)
-    labelled = np.flatnonzero([bool(labels) for labels in sets])
-    source = Source("ImageNet-ReaL", spec, titles(), {"test": replace(records, label_sets=sets).take(labelled)})
-    out = len(sets) - len(labelled)
-    source.warnings = [*warnings, f"Labels from {origin}; {out:,} pictures without a ReaL label are left out."]
+    labeled = np.flatnonzero([bool(labels) for labels in sets])
+    source = Source("ImageNet-ReaL", spec, titles(), {"test": replace(records, label_sets=sets).take(labeled)})
+    out = len(sets) - len(labeled)
+    source.warnings = [*warnings, f"Labels from {origin}; {out:,} images without a ReaL label are left out."]
     return source
 
 

@@ -1,7 +1,7 @@
 """VTAB-1k (Zhai et al. 2019, "A Large-scale Study of Representation Learning with the Visual Task Adaptation
-Benchmark"): 19 tasks with 800 pictures to train on, 200 to choose by and the whole test set.
+Benchmark"): 19 tasks with 800 images to train on, 200 to choose by and the whole test set.
 
-The benchmark's own 1,000 pictures are the first of TensorFlow Datasets' order, which cannot be had from the original
+The benchmark's own 1,000 images are the first of TensorFlow Datasets' order, which cannot be had from the original
 files. Lists that were made from it are followed exactly; everything else is a draw of ours, and the warnings say so.
 """
 
@@ -17,17 +17,17 @@ from vitmods.data.records import Records, Source, printable
 from vitmods.data.sets.known import KNOWN
 from vitmods.data.sets.transfer import open_torchvision, shifted
 from vitmods.data.splits import cut, limit, take_out
-from vitmods.errors import UserError, nearest
+from vitmods.util.errors import UserError, nearest
 
 TRAIN, VAL = 800, 200
 _SEED = 0  # of the draws that stand in for the benchmark's own
-_TEST = 0.2  # share of a set without splits of its own: VTAB's for EuroSAT, Resisc45 and, nearly, SUN397
+_TEST = 0.2  # fraction of a set without splits of its own: VTAB's for EuroSAT, Resisc45 and, nearly, SUN397
 _LISTS = {"train": "train800.txt", "val": "val200.txt", "test": "test.txt"}
 
 
 @dataclass(frozen=True)
 class Task:
-    """classes, and test pictures as in VTAB. lists: its folder in copies of VTAB-1k. torchvision: its class there, for
+    """classes, and test images as in VTAB. lists: its folder in copies of VTAB-1k. torchvision: its class there, for
     the original files; values: the labels that this gives, where they are not 0, 1, ..."""
 
     title: str
@@ -80,7 +80,7 @@ def vtab(spec: str, root: Path, options: dict[str, str]) -> Source:
         source.warnings.append(f"{len(source.classes)} classes; VTAB's {task.title} has {task.classes}.")
     if len(source.splits["test"]) != task.test:
         found = len(source.splits["test"])
-        source.warnings.append(f"test has {found:,} pictures; VTAB's {task.title} has {task.test:,}.")
+        source.warnings.append(f"test has {found:,} images; VTAB's {task.title} has {task.test:,}.")
     return source
 
 
@@ -102,7 +102,7 @@ def _listed(where: Path, path: Path, task: Task) -> Records:
     for number, row in enumerate(rows, 1):
         if len(row) != 2 or not row[1].isdecimal() or int(row[1]) >= task.classes:
             raise UserError(
-                f"Line {number} of {printable(str(path))} is not a picture's path and a class from 0 to "
+                f"Line {number} of {printable(str(path))} is not an image's path and a class from 0 to "
                 f"{task.classes - 1}: {printable(' '.join(row))!r}. Mend it, or fetch the copy again."
             )
     if not rows:
@@ -134,7 +134,7 @@ def _from_torchvision(root: Path, task: Task, options: dict[str, Any]) -> Source
 
 
 def _drawn(source: Source) -> Source:
-    """800 and 200 pictures of the set's own train and val, class by class."""
+    """800 and 200 images of the set's own train and val, class by class."""
     splits = source.splits
     if "test" not in splits:
         parts = cut(splits["train"], _SEED, {"test": _TEST})
@@ -145,5 +145,5 @@ def _drawn(source: Source) -> Source:
     else:
         splits["train"], splits["val"] = take_out(splits["train"], VAL, _SEED)
     splits["train"] = limit(splits["train"], TRAIN, _SEED)
-    source.warnings.append(f"{TRAIN} and {VAL} pictures are a draw of ours: VTAB-1k's own lists were not there.")
+    source.warnings.append(f"{TRAIN} and {VAL} images are a draw of ours: VTAB-1k's own lists were not there.")
     return source

@@ -1,16 +1,16 @@
 """Normalizers of tokens, one file each. Contract: (B, N, C) or (B, rows, columns, C) in and out, float32 statistics,
 output in the input's type, explicit eps; ``token_wise`` says whether a token's output depends on that token alone."""
 
-from .batch import BatchNorm
-from .dynamic_token import DynamicTokenNorm
-from .group import GroupNorm
-from .instance import InstanceNorm
-from .layer import LayerNorm
-from .power import PowerNorm
-from .rms import RMSNorm, rms_norm
-from .scale import ScaleNorm
-from .scale_shift import ScaleShift
-from .switchable import SwitchableNorm
+from vitmods.layers.norms.batch import BatchNorm
+from vitmods.layers.norms.dynamic_token import DynamicTokenNorm
+from vitmods.layers.norms.group import GroupNorm
+from vitmods.layers.norms.instance import InstanceNorm
+from vitmods.layers.norms.layer import LayerNorm
+from vitmods.layers.norms.power import PowerNorm
+from vitmods.layers.norms.rms import RMSNorm, rms_norm
+from vitmods.layers.norms.scale import ScaleNorm
+from vitmods.layers.norms.scale_shift import ScaleShift
+from vitmods.layers.norms.switchable import SwitchableNorm
 
 __all__ = [
     "BatchNorm",

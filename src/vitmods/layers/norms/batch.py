@@ -6,22 +6,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .contract import RunningNorm, tokens, wide_type, widen
-from .moments import batch_moments, normalise, processes
+from vitmods.layers.norms.contract import RunningNorm, tokens, upcast, wide_type
+from vitmods.ops.moments import batch_moments, normalize, processes
 
 
 class BatchNorm(RunningNorm):
     """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with statistics over batch and tokens, for each channel.
 
-    Shapes: (B, N, C) or (B, rows, columns, C) in and out. Training normalises by the batch (biased variance) and
+    Shapes: (B, N, C) or (B, rows, columns, C) in and out. Training normalizes by the batch (biased variance) and
     gathers ``running_mean`` and ``running_var`` (unbiased) with weight ``momentum`` for the newest batch; evaluation
     uses those. Prefix tokens are counted as any other token. Statistics are in float32 whatever the input type; the
     output has the input's type.
 
-    Processes: when torch.distributed is initialised, training takes the statistics over the batches of all processes,
+    Processes: when torch.distributed is initialized, training takes the statistics over the batches of all processes,
     so that they agree with one process on the whole batch, as do the gradients.
 
-    Warns once below 8 pictures a batch.
+    Warns once below 8 images a batch.
     """
 
     running_mean: Tensor
@@ -45,16 +45,16 @@ class BatchNorm(RunningNorm):
         flat = tokens(x)
         self.warn_of_small_batches(flat.shape[0] * processes())
         if self.training and processes() > 1:
-            return normalise(flat, partial(self._over_processes, flat.shape[1]), self.parameters()).view_as(x)
+            return normalize(flat, partial(self._over_processes, flat.shape[1]), self.parameters()).view_as(x)
         running = self.running_mean, self.running_var
         if self.training and not self.gathers:
             running = self.running_mean.clone(), self.running_var.clone()
         # (B N, C) is a view with channels last: the transposed view that BatchNorm1d wants costs 2 to 5 times as much.
         y = F.batch_norm(
-            widen(flat.flatten(0, 1)),
+            upcast(flat.flatten(0, 1)),
             *running,
-            None if self.weight is None else widen(self.weight),
-            None if self.bias is None else widen(self.bias),
+            None if self.weight is None else upcast(self.weight),
+            None if self.bias is None else upcast(self.bias),
             self.training,
             self.momentum,
             self.eps,
@@ -62,11 +62,11 @@ class BatchNorm(RunningNorm):
         return y.view_as(x).to(x.dtype)
 
     def _over_processes(self, length: int, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-        mean, var, pictures = batch_moments(mean, var)
+        mean, var, images = batch_moments(mean, var)
         if self.gathers:
             with torch.no_grad():
                 self.running_mean.lerp_(mean.flatten().to(self.running_mean.dtype), self.momentum)
-                count = pictures * length
+                count = images * length
                 unbiased = var.flatten() * (count / (count - 1))
                 self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
         return self.scale_and_shift(mean, var)

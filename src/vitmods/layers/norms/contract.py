@@ -11,7 +11,7 @@ SMALL_BATCH = 8
 
 
 class SmallBatchWarning(UserWarning):
-    """Statistics are taken from so few pictures that they are noisy."""
+    """Statistics are taken from so few images that they are noisy."""
 
 
 def check(name: str, dim: int, eps: float, groups: int = 1) -> None:
@@ -22,7 +22,7 @@ def check(name: str, dim: int, eps: float, groups: int = 1) -> None:
         raise ValueError(f"{name}: {groups} groups do not divide {dim} channels: choose groups that do.")
 
 
-def widen(x: Tensor) -> Tensor:
+def upcast(x: Tensor) -> Tensor:
     """The type for statistics: float32, and float64 for float64."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
@@ -43,7 +43,7 @@ def tokens(x: Tensor, least: int = 1) -> Tensor:
         raise ValueError(f"This norm mixes tokens: give (B, N, C) or (B, rows, columns, C), not {tuple(x.shape)}.")
     x = x.flatten(1, 2) if x.ndim == 4 else x
     if x.shape[1] < least:
-        raise ValueError(f"This norm needs at least {least} tokens a picture for its variance, got {x.shape[1]}.")
+        raise ValueError(f"This norm needs at least {least} tokens an image for its variance, got {x.shape[1]}.")
     return x
 
 
@@ -108,12 +108,12 @@ class RunningNorm(AffineNorm):
         """Whether this forward adds to the running statistics. One that gradient checkpointing runs again does not."""
         return self.training and (torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1)
 
-    def warn_of_small_batches(self, pictures: int) -> None:
-        if not self.training or pictures >= SMALL_BATCH or torch.compiler.is_compiling() or self._warned:
+    def warn_of_small_batches(self, images: int) -> None:
+        if not self.training or images >= SMALL_BATCH or torch.compiler.is_compiling() or self._warned:
             return
         self._warned = True
         warnings.warn(
-            f"{type(self).__name__} takes its statistics from {pictures} pictures: below {SMALL_BATCH} they are noisy. "
+            f"{type(self).__name__} takes its statistics from {images} images: below {SMALL_BATCH} they are noisy. "
             "Use a larger batch, or a norm without the batch as LayerNorm.",
             SmallBatchWarning,
             stacklevel=3,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .contract import transformed, widen
-from .separable import Grid, Layout, axis_kernels, separable_norm, without_autocast
+from vitmods.layers.norms.contract import transformed, upcast
+from vitmods.ops.separable import Grid, Layout, axis_kernels, separable_norm, without_autocast
 
 Statistic = Literal["both", "mean", "variance"]
 CHOICES = {
@@ -119,12 +119,12 @@ class DynamicTokenNorm(nn.Module):
             )
         with without_autocast(x):
             if x.ndim == 4:
-                return self._normalise(x.flatten(1, 2), (x.shape[1], x.shape[2])).view(x.shape)
+                return self._normalize(x.flatten(1, 2), (x.shape[1], x.shape[2])).view(x.shape)
             grid, prefix = self._grid_of(x), self.prefix_tokens
             if not prefix:
-                return self._normalise(x, grid)
-            first = F.layer_norm(widen(x[:, :prefix]), (x.shape[-1],), *self._affine(x), self.eps).to(x.dtype)
-            return torch.cat([first, self._normalise(x[:, prefix:], grid)], dim=1)
+                return self._normalize(x, grid)
+            first = F.layer_norm(upcast(x[:, :prefix]), (x.shape[-1],), *self._affine(x), self.eps).to(x.dtype)
+            return torch.cat([first, self._normalize(x[:, prefix:], grid)], dim=1)
 
     def kernels(self, grid: Grid) -> tuple[Tensor, Tensor]:
         """P as its factors over columns and rows, (H, columns, columns) and (H, rows, rows), in float32.
@@ -145,7 +145,7 @@ class DynamicTokenNorm(nn.Module):
 
     def _lambda(self, omega: Tensor | None, other: Statistic) -> Tensor:
         if omega is not None:
-            return torch.sigmoid(widen(omega))
+            return torch.sigmoid(upcast(omega))
         fixed = 1.0 if self.statistics == other or self.trade_off is None else self.trade_off
         reference = self.weight if self.weight is not None else self.a
         wide = torch.float64 if reference is not None and reference.dtype == torch.float64 else torch.float32
@@ -156,7 +156,7 @@ class DynamicTokenNorm(nn.Module):
             width = self.band or (2 * max(grid) + 1)
             like = self.lambdas()[0]
             return _band_kernel(grid[1], width, like), _band_kernel(grid[0], width, like)
-        return axis_kernels(widen(self.a), grid)
+        return axis_kernels(upcast(self.a), grid)
 
     def _grid_of(self, x: Tensor) -> Grid:
         tokens = x.shape[1] - self.prefix_tokens
@@ -169,9 +169,9 @@ class DynamicTokenNorm(nn.Module):
             )
         return self.grid_size
 
-    def _normalise(self, x: Tensor, grid: Grid) -> Tensor:
+    def _normalize(self, x: Tensor, grid: Grid) -> Tensor:
         """(B, T, C) on a grid"""
-        wide = widen(x)
+        wide = upcast(x)
         released = self.variant == "released"
         if released:
             heads = wide.unflatten(-1, (self.num_heads, -1))
@@ -185,9 +185,9 @@ class DynamicTokenNorm(nn.Module):
 
     def _affine(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.weight is None or self.bias is None:
-            one = widen(x.new_ones(x.shape[-1]))
+            one = upcast(x.new_ones(x.shape[-1]))
             return one, torch.zeros_like(one)
-        return widen(self.weight), widen(self.bias)
+        return upcast(self.weight), upcast(self.bias)
 
     def _pooled(self, x: Tensor, weight: Tensor, bias: Tensor, layout: Layout) -> Tensor:
         """Statistics across tokens from averages of pool x pool tokens, which share them."""
@@ -257,7 +257,7 @@ def _check(
     if not eps > 0:
         raise ValueError(f"eps must be positive, got {eps}.")
     if trade_off is not None and not 0 <= trade_off <= 1:
-        raise ValueError(f"trade_off is a share between 0 and 1, got {trade_off}.")
+        raise ValueError(f"trade_off is a fraction between 0 and 1, got {trade_off}.")
     if band is not None and (band < 1 or band % 2 == 0):
         raise ValueError(f"band is an odd number of tokens, got {band}.")
     if pool < 1:

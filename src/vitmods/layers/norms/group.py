@@ -3,18 +3,18 @@
 import torch
 from torch import Tensor
 
-from .contract import AffineNorm, tokens
-from .moments import normalise
+from vitmods.layers.norms.contract import AffineNorm, tokens
+from vitmods.ops.moments import normalize
 
 
 class GroupNorm(AffineNorm):
     """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with statistics over all tokens and the channels of a group,
-    for each picture; biased variance.
+    for each image; biased variance.
 
     Shapes: (B, N, C) or (B, rows, columns, C) in and out. Groups are the attention heads unless ``groups`` is given
     (as in the code of Dynamic Token Normalization); they must divide the channels, else ValueError. Prefix tokens are
     counted as any other token. Statistics are in float32 whatever the input type; the output has the input's type.
-    Nothing is shared between pictures, so there is no state and nothing to synchronise.
+    Nothing is shared between images, so there is no state and nothing to synchronize.
     """
 
     takes = ("num_heads",)
@@ -32,7 +32,7 @@ class GroupNorm(AffineNorm):
         super().__init__(dim, eps, affine, device, dtype, groups=num_heads if groups is None else groups)
 
     def forward(self, x: Tensor) -> Tensor:
-        return normalise(tokens(x), self._solve, self.parameters()).view_as(x)
+        return normalize(tokens(x), self._solve, self.parameters()).view_as(x)
 
     def _solve(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         mean, var = (m.unflatten(-1, (self.groups, -1)) for m in (mean, var))

@@ -1,19 +1,19 @@
-"""Instance normalization over the tokens of each picture (Ulyanov, Vedaldi & Lempitsky, 2016)."""
+"""Instance normalization over the tokens of each image (Ulyanov, Vedaldi & Lempitsky, 2016)."""
 
 import torch
 from torch import Tensor
 
-from .contract import AffineNorm, tokens
-from .moments import normalise
+from vitmods.layers.norms.contract import AffineNorm, tokens
+from vitmods.ops.moments import normalize
 
 
 class InstanceNorm(AffineNorm):
-    """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with statistics over the tokens, for each picture and channel.
+    """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with statistics over the tokens, for each image and channel.
 
     Shapes: (B, N, C) or (B, rows, columns, C) in and out, N at least 2 (else ValueError). The variance is unbiased
     (divided by N - 1), as in the code that Dynamic Token Normalization compares with. Prefix tokens are counted as any
     other token. Statistics are in float32 whatever the input type; the output has the input's type. Nothing is shared
-    between pictures, so there is no state and nothing to synchronise.
+    between images, so there is no state and nothing to synchronize.
     """
 
     def __init__(
@@ -29,6 +29,6 @@ class InstanceNorm(AffineNorm):
     def forward(self, x: Tensor) -> Tensor:
         flat = tokens(x, least=2)
         unbiased = flat.shape[1] / (flat.shape[1] - 1)
-        return normalise(flat, lambda mean, var: self.scale_and_shift(mean, var * unbiased), self.parameters()).view_as(
+        return normalize(flat, lambda mean, var: self.scale_and_shift(mean, var * unbiased), self.parameters()).view_as(
             x
         )

@@ -4,14 +4,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .contract import check
+from vitmods.layers.norms.contract import check
 
 
 class LayerNorm(nn.LayerNorm):
     """``y = gamma * (x - mean) / sqrt(var + eps) + beta`` over the last dimension, biased variance.
 
     Shapes: (B, N, C) or (B, rows, columns, C) in and out. Statistics are in float32 whatever the input type
-    (PyTorch accumulates in float32); the output has the input's type. Every token is normalised by itself.
+    (PyTorch accumulates in float32); the output has the input's type. Every token is normalized by itself.
     Raises ValueError on an eps that is not positive.
     """
 

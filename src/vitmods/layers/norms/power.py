@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .contract import RunningNorm, tokens, wide_type, widen
-from .moments import processes, sum_over_processes
-from .rms import rms_backward, rms_forward, rms_norm, rms_quadratic_means
+from vitmods.layers.norms.contract import RunningNorm, tokens, upcast, wide_type
+from vitmods.layers.norms.rms import rms_backward, rms_forward, rms_norm, rms_quadratic_means
+from vitmods.ops.moments import processes, sum_over_processes
 
 KEPT = 0.9  # weight of the past in both running means
 
@@ -63,8 +63,8 @@ class PowerNorm(RunningNorm):
     (B, N), True for tokens that are filling, leaves those out of phi. Statistics are in float32 whatever the input
     type; the output has the input's type.
 
-    Processes: when torch.distributed is initialised, phi and nu are means over all processes' batches (of one size).
-    Gradient checkpointing is exact as long as one forward is followed by its backward. Warns once below 8 pictures.
+    Processes: when torch.distributed is initialized, phi and nu are means over all processes' batches (of one size).
+    Gradient checkpointing is exact as long as one forward is followed by its backward. Warns once below 8 images.
     """
 
     takes = ("num_heads",)
@@ -106,15 +106,15 @@ class PowerNorm(RunningNorm):
 
     def _gain_and_shift(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         if self.weight is None or self.bias is None:
-            return widen(rows).new_ones(self.dim), widen(rows).new_zeros(self.dim)
-        return widen(self.weight), widen(self.bias)
+            return upcast(rows).new_ones(self.dim), upcast(rows).new_zeros(self.dim)
+        return upcast(self.weight), upcast(self.bias)
 
     def _quadratic_means(self, rows: Tensor, padding: Tensor | None) -> Tensor:
         """Means of x'^2 for each channel (2, C): over the tokens that are not padding, and over all."""
         if padding is None:
             mean = sum_over_processes(rms_quadratic_means(rows, self.groups, self.eps)) / processes()
             return torch.stack([mean, mean])
-        squares = rms_forward(widen(rows), None, self.eps, groups=self.groups)[0].square_()
+        squares = rms_forward(upcast(rows), None, self.eps, groups=self.groups)[0].square_()
         mean = sum_over_processes(squares.mean(0)) / processes()
         kept = (~padding).flatten().to(squares.dtype)
         return torch.stack([sum_over_processes(kept @ squares) / sum_over_processes(kept.sum()), mean])

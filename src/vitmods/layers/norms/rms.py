@@ -1,4 +1,4 @@
-"""Root mean square normalization (Zhang & Sennrich, 2019): no centring, no bias."""
+"""Root mean square normalization (Zhang & Sennrich, 2019): no centering, no bias."""
 
 from typing import Any
 
@@ -6,25 +6,25 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ..native import rms as native
-from ..native import usable
-from .contract import check, transformed, widen
+from vitmods.layers.norms.contract import check, transformed, upcast
+from vitmods.ops.native import rms as native
+from vitmods.ops.native import usable
 
 
 def rms_rstd(x: Tensor, eps: float) -> Tensor:
     """``1 / sqrt(mean(x^2) + eps)`` over the last dimension in float32 (float64 stays), (..., C) -> (...)"""
-    return torch.linalg.vector_norm(widen(x), dim=-1).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    return torch.linalg.vector_norm(upcast(x), dim=-1).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
 
 
 def rms_forward(
     x: Tensor, gain: Tensor | None, eps: float, shift: Tensor | None = None, groups: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """``y = gain z + shift`` with ``z = x rstd``, where groups of channels are normalised by themselves.
+    """``y = gain z + shift`` with ``z = x rstd``, where groups of channels are normalized by themselves.
 
     (..., C) -> y, in the type of x, and rstd (..., groups) in float32 (float64 stays)."""
     if usable("rms", x, gain, shift):
         return native.forward(x, gain, shift, groups, eps)
-    wide = widen(x).unflatten(-1, (groups, -1))
+    wide = upcast(x).unflatten(-1, (groups, -1))
     rstd = rms_rstd(wide, eps)
     y = (wide * rstd[..., None]).flatten(-2)
     if gain is not None:
@@ -36,7 +36,7 @@ def rms_quadratic_means(x: Tensor, groups: int, eps: float) -> Tensor:
     """The mean over rows of z^2 for each channel, (rows, C) -> (C,), in float32 (float64 stays)."""
     if usable("rms", x):
         return native.quadratic_means(x, groups, eps)
-    return rms_forward(widen(x), None, eps, groups=groups)[0].square_().mean(0)
+    return rms_forward(upcast(x), None, eps, groups=groups)[0].square_().mean(0)
 
 
 def rms_backward(
@@ -55,7 +55,7 @@ def rms_backward(
 
 
 def _by_tokens(grad: Tensor, x: Tensor, gain: Tensor | None, rstd: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Gradients of x and gain, for one group. LayerNorm's own backward kernel, told that the mean is 0, differs from
+    """Gradients of x and gain, for one group. LayerNorm's own backward kernel, given a mean of 0, differs from
     what is needed by ``rstd * mean(grad * gain)`` for each token: adding that back takes half the time of a
     composition."""
     dim = x.shape[-1]
@@ -101,7 +101,7 @@ class _RMSNormFunction(torch.autograd.Function):
 
 
 def _composed(x: Tensor, gain: Tensor | None, eps: float, shift: Tensor | None, groups: int) -> Tensor:
-    wide = widen(x).unflatten(-1, (groups, -1))
+    wide = upcast(x).unflatten(-1, (groups, -1))
     y = (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()).flatten(-2)
     y = y if gain is None else y * gain
     return (y if shift is None else y + shift).to(x.dtype)
@@ -125,7 +125,7 @@ class RMSNorm(nn.Module):
     """``y = gamma * x / sqrt(mean(x^2) + eps)`` over the last dimension.
 
     Shapes: (B, N, C) or (B, rows, columns, C) in and out. Statistics are in float32 whatever the input type; the
-    output has the input's type. Every token is normalised by itself. Raises ValueError on an eps that is not positive.
+    output has the input's type. Every token is normalized by itself. Raises ValueError on an eps that is not positive.
     """
 
     token_wise = True

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from .contract import check, transformed, widen
+from vitmods.layers.norms.contract import check, transformed, upcast
 
 
 class _ScaleNorm(torch.autograd.Function):
@@ -15,7 +15,7 @@ class _ScaleNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = widen(x)
+        wide = upcast(x)
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         ctx.eps = eps
         ctx.save_for_backward(x, weight, length)
@@ -25,7 +25,7 @@ class _ScaleNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, length = ctx.saved_tensors
-        wide, grad, gain = widen(x), grad.to(length.dtype), weight.to(length.dtype)
+        wide, grad, gain = upcast(x), grad.to(length.dtype), weight.to(length.dtype)
         inverse = 1 / length.clamp_min(ctx.eps)
         product = (grad * wide).flatten(0, -2)
         if len(gain) == 1:
@@ -47,7 +47,7 @@ class ScaleNorm(nn.Module):
     Shapes: (..., C) in and out. ``gain="channel"`` learns g for each channel, as in the code of Dynamic Token
     Normalization; ``"scalar"`` learns one g, as in the original paper. Without ``affine`` g stays sqrt(C). Statistics
     are in float32 whatever the input type; the output has the input's type. Every token, prefix tokens too, is
-    normalised by itself: no state, nothing to synchronise. Raises ValueError on another gain or an eps that is not
+    normalized by itself: no state, nothing to synchronize. Raises ValueError on another gain or an eps that is not
     positive.
     """
 
@@ -72,9 +72,9 @@ class ScaleNorm(nn.Module):
         self.weight = nn.Parameter(start) if affine else None
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = widen(x).new_full((1,), math.sqrt(self.dim)) if self.weight is None else self.weight
+        weight = upcast(x).new_full((1,), math.sqrt(self.dim)) if self.weight is None else self.weight
         if transformed():
-            wide = widen(x)
+            wide = upcast(x)
             length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
             return (wide / length.clamp_min(self.eps) * weight).to(x.dtype)
         out: Tensor = _ScaleNorm.apply(x, weight, self.eps)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 class ScaleShift(nn.Module):
     """``y = gamma * x + beta`` for each channel (Kumar et al., Dual PatchNorm, 2023, Table 6).
 
-    Shapes: (..., C) in and out; the output has the input's type. Nothing is normalised, so there is no eps.
+    Shapes: (..., C) in and out; the output has the input's type. Nothing is normalized, so there is no eps.
     """
 
     token_wise = True

@@ -3,16 +3,16 @@
 import torch
 from torch import Tensor, nn
 
-from .contract import RunningNorm, tokens, wide_type
-from .moments import batch_moments, normalise, processes
+from vitmods.layers.norms.contract import RunningNorm, tokens, wide_type
+from vitmods.ops.moments import batch_moments, normalize, processes
 
 
 class SwitchableNorm(RunningNorm):
     """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with ``mean = sum_k softmax(mean_weight)_k mean_k`` and the
     variances mixed alike by ``var_weight``, over k in instance, layer and, with ``batch``, batch.
 
-    Instance statistics are over the tokens of a picture for each channel, with the unbiased variance; layer statistics
-    over all tokens and channels of a picture, batch statistics over all tokens of all pictures for each channel, both
+    Instance statistics are over the tokens of an image for each channel, with the unbiased variance; layer statistics
+    over all tokens and channels of an image, batch statistics over all tokens of all images for each channel, both
     made from the instance ones: ``var_k = E_k[var_in + mean_in^2] - mean_k^2``. All mixtures start equal.
 
     Shapes: (B, N, C) or (B, rows, columns, C) in and out, N at least 2 (else ValueError). Prefix tokens are counted as
@@ -20,8 +20,8 @@ class SwitchableNorm(RunningNorm):
     branch gathers ``running_mean`` and ``running_var`` with weight ``momentum`` for the newest batch, and evaluation
     uses those.
 
-    Processes: when torch.distributed is initialised, training takes the batch branch's statistics over the batches of
-    all processes. Warns once below 8 pictures a batch, with the batch branch.
+    Processes: when torch.distributed is initialized, training takes the batch branch's statistics over the batches of
+    all processes. Warns once below 8 images a batch, with the batch branch.
     """
 
     running_mean: Tensor | None
@@ -54,7 +54,7 @@ class SwitchableNorm(RunningNorm):
         if self.running_mean is not None:
             self.warn_of_small_batches(flat.shape[0] * processes())
         unbiased = flat.shape[1] / (flat.shape[1] - 1)
-        return normalise(flat, lambda mean, var: self._solve(mean, var * unbiased), self.parameters()).view_as(x)
+        return normalize(flat, lambda mean, var: self._solve(mean, var * unbiased), self.parameters()).view_as(x)
 
     def _solve(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         center = mean.mean(-1, keepdim=True)
@@ -83,8 +83,8 @@ class SwitchableNorm(RunningNorm):
 
 
 def _mix(weight: Tensor, parts: list[Tensor]) -> Tensor:
-    shares = weight.to(parts[0].dtype).softmax(0)
-    mixed = shares[0] * parts[0]
-    for share, part in zip(shares[1:], parts[1:], strict=True):
-        mixed = mixed + share * part
+    fractions = weight.to(parts[0].dtype).softmax(0)
+    mixed = fractions[0] * parts[0]
+    for fraction, part in zip(fractions[1:], parts[1:], strict=True):
+        mixed = mixed + fraction * part
     return mixed

@@ -1,12 +1,12 @@
-"""Stems, one file each: pictures (B, channels, height, width) -> patch tokens (B, T, C) in row-major order."""
+"""Stems, one file each: images (B, channels, height, width) -> patch tokens (B, T, C) in row-major order."""
 
-from .base import Stem, patchify
-from .dual_patchnorm import DualPatchNormStem
-from .hmlp import HMLPStem
-from .levit import LeViTStem
-from .linear import LinearStem
-from .local import LocalTransformerStem
-from .tokens_to_token import TokensToTokenStem
+from vitmods.layers.stems.base import Stem, patchify
+from vitmods.layers.stems.dual_patchnorm import DualPatchNormStem
+from vitmods.layers.stems.hmlp import HMLPStem
+from vitmods.layers.stems.levit import LeViTStem
+from vitmods.layers.stems.linear import LinearStem
+from vitmods.layers.stems.local import LocalTransformerStem
+from vitmods.layers.stems.tokens_to_token import TokensToTokenStem
 
 __all__ = [
     "DualPatchNormStem",

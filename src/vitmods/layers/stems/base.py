@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from ...errors import UserError
+from vitmods.util.errors import UserError
 
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
@@ -11,7 +11,7 @@ def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
 
 
 class Stem(nn.Module):
-    """Pictures (B, channels, height, width) -> patch tokens (B, T, C) in row-major order.
+    """Images (B, channels, height, width) -> patch tokens (B, T, C) in row-major order.
 
     With ``keep`` (B, K), the indices of visible patches, only these are computed: (B, K, C) in the order of ``keep``,
     equal to computing all tokens and selecting. A norm that takes statistics over the batch in training takes them
@@ -20,7 +20,7 @@ class Stem(nn.Module):
     A subclass makes ``proj``, the last linear map, and ``norm``, the slot after it, and gives ``project`` and, where
     a token depends on its own patch alone (``patch_wise``), ``project_patches``.
 
-    Raises ValueError when a picture does not have the size that the stem was made for, and UserError on a ``keep``
+    Raises ValueError when an image does not have the size that the stem was made for, and UserError on a ``keep``
     that is empty, repeats itself or names patches that do not exist, and where the stem is not patch-wise.
     """
 
@@ -28,7 +28,7 @@ class Stem(nn.Module):
     norm: nn.Module
     patch_wise = True
     first_layer = "proj"
-    """Name of the layer that reads the pictures."""
+    """Name of the layer that reads the images."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Stem(nn.Module):
         return self.grid_size[0] * self.grid_size[1]
 
     def dynamic_feat_size(self, img_size: tuple[int, int]) -> tuple[int, int]:
-        """(rows, columns) of patch tokens of a picture of ``img_size`` pixels."""
+        """(rows, columns) of patch tokens of an image of ``img_size`` pixels."""
         return img_size[0] // self.patch_size[0], img_size[1] // self.patch_size[1]
 
     def feat_ratio(self, as_scalar: bool = True) -> int | tuple[int, int]:
@@ -85,7 +85,7 @@ class Stem(nn.Module):
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
     ) -> None:
-        """Another picture size (weights stay) or patch size, where the stem can follow one."""
+        """Another image size (weights stay) or patch size, where the stem can follow one."""
         if patch_size is not None and _pair(patch_size) != self.patch_size:
             self._resize_patch(_pair(patch_size))
         if img_size is not None:
@@ -113,13 +113,11 @@ class Stem(nn.Module):
         size = tuple(images.shape[-2:])
         if self.strict_img_size and size != self.img_size:
             raise ValueError(
-                f"The pictures are {size[0]}x{size[1]} pixels and the model is made for {self.img_size[0]}x"
+                f"The images are {size[0]}x{size[1]} pixels and the model is made for {self.img_size[0]}x"
                 f"{self.img_size[1]}: resize them, or call set_input_size on the model."
             )
         if size[0] % self.patch_size[0] or size[1] % self.patch_size[1]:
-            raise ValueError(
-                f"A picture of {size[0]}x{size[1]} pixels cannot be cut into patches of {self.patch_size}."
-            )
+            raise ValueError(f"An image of {size[0]}x{size[1]} pixels cannot be cut into patches of {self.patch_size}.")
 
     def _format(self, tokens: Tensor, images: Tensor) -> Tensor:
         if self.output_fmt != "NHWC":
@@ -140,7 +138,7 @@ def patchify(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
 
 
 def take_patches(images: Tensor, keep: Tensor, patch_size: tuple[int, int]) -> Tensor:
-    """The patches ``keep`` (B, K) of pictures (B, channels, height, width), as ``patchify`` gives them.
+    """The patches ``keep`` (B, K) of images (B, channels, height, width), as ``patchify`` gives them.
 
     Each row of pixels of a visible patch is found by its number among all of them, so that no others are read.
     """
@@ -153,23 +151,25 @@ def take_patches(images: Tensor, keep: Tensor, patch_size: tuple[int, int]) -> T
     return images.reshape(-1, columns).index_select(0, number.flatten()).view(b, keep.shape[1], -1)
 
 
-def check_keep(keep: Tensor, pictures: int, patches: int) -> None:
-    """Raises UserError unless ``keep`` is (B, K), K >= 1 different indices of patches for each picture.
+def check_keep(keep: Tensor, patches_as_images: int, patches: int) -> None:
+    """Raises UserError unless ``keep`` is (B, K), K >= 1 different indices of patches for each image.
 
     Looking at the values makes the host wait for the device, and cannot be done while a graph is traced.
     """
     if not isinstance(keep, Tensor) or keep.dtype not in (torch.int64, torch.int32) or keep.ndim != 2:
-        raise UserError("keep is a tensor (B, K) of whole numbers: the indices of the visible patches of each picture.")
-    if len(keep) != pictures:
-        raise UserError(f"keep has rows for {len(keep)} pictures, and there are {pictures}: give one row for each.")
+        raise UserError("keep is a tensor (B, K) of whole numbers: the indices of the visible patches of each image.")
+    if len(keep) != patches_as_images:
+        raise UserError(
+            f"keep has rows for {len(keep)} images, and there are {patches_as_images}: give one row for each."
+        )
     if not keep.shape[1]:
-        raise UserError("keep is empty: at least one patch of each picture must be visible.")
+        raise UserError("keep is empty: at least one patch of each image must be visible.")
     if torch.compiler.is_compiling():
         return
     ordered = keep.sort(dim=1).values
     if ordered[:, 0].min() < 0 or ordered[:, -1].max() >= patches:
         outside = sorted({int(i) for i in keep.flatten() if not 0 <= i < patches})
-        raise UserError(f"keep names the patches {outside[:5]}; a picture has {patches}, numbered from 0.")
+        raise UserError(f"keep names the patches {outside[:5]}; an image has {patches}, numbered from 0.")
     if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
         row = int((ordered[:, 1:] == ordered[:, :-1]).any(1).nonzero()[0])
-        raise UserError(f"keep repeats a patch of picture {row}: each visible patch is named once.")
+        raise UserError(f"keep repeats a patch of image {row}: each visible patch is named once.")

@@ -1,11 +1,11 @@
-"""A stem of several convolutions on whole pictures: a norm after each, GELU between them."""
+"""A stem of several convolutions on whole images: a norm after each, GELU between them."""
 
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
-from .base import Stem
+from vitmods.layers.stems.base import Stem
 
 NormFactory = Callable[[int], nn.Module]
 

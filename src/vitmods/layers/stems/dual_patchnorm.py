@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..linear import fold_affine, inference_linear
-from ..native import patch_norm as native
-from ..native import usable
-from ..norms import LayerNorm
-from .base import patchify
-from .linear import LinearStem
-from .resize import resize_pixels
+from vitmods.layers.linear import fold_affine, inference_linear
+from vitmods.layers.norms import LayerNorm
+from vitmods.layers.stems.base import patchify
+from vitmods.layers.stems.linear import LinearStem
+from vitmods.layers.stems.resize import resize_pixels
+from vitmods.ops.native import patch_norm as native
+from vitmods.ops.native import usable
 
 NormFactory = Callable[[int], nn.Module]
 
@@ -22,9 +22,9 @@ class DualPatchNormStem(LinearStem):
     """``norm(proj(norm_before(patches)))``; (B, channels, height, width) -> (B, T, C).
 
     ``norm_before`` acts on the values of one patch, in the order of the projection's kernel (channel, row, column);
-    its gain can be looked at as a picture with ``norm_before.weight.view(channels, rows, columns)``. Either norm may
+    its gain can be looked at as an image with ``norm_before.weight.view(channels, rows, columns)``. Either norm may
     be left out (None). With a LayerNorm in front, training multiplies its gain and bias into the projection, which is
-    the same function and spares the gradient of the normalised patches.
+    the same function and spares the gradient of the normalized patches.
     """
 
     def __init__(
@@ -41,26 +41,26 @@ class DualPatchNormStem(LinearStem):
     def project(self, images: Tensor) -> Tensor:
         if isinstance(self.norm_before, nn.Identity):
             return super().project(images)
-        return self._normalise_and_map(images)
+        return self._normalize_and_map(images)
 
     def project_patches(self, patches: Tensor) -> Tensor:
         if isinstance(self.norm_before, nn.Identity):
             return super().project_patches(patches)
-        pictures = patches.reshape(-1, self.in_chans, *self.patch_size)
-        return self._normalise_and_map(pictures).view(*patches.shape[:2], -1)
+        patches_as_images = patches.reshape(-1, self.in_chans, *self.patch_size)
+        return self._normalize_and_map(patches_as_images).view(*patches.shape[:2], -1)
 
     def finish(self, tokens: Tensor) -> Tensor:
         return self.act(self._norm_after(tokens))
 
-    def _normalise_and_map(self, images: Tensor) -> Tensor:
+    def _normalize_and_map(self, images: Tensor) -> Tensor:
         weight, norm = self.proj.weight.flatten(1), self.norm_before
         if not _known(norm):
             return inference_linear(norm(patchify(images, self.patch_size)), weight, self.proj.bias)
         if not torch.is_grad_enabled():
-            patches = _normalised_patches(images, self.patch_size, norm.weight, norm.bias, norm.eps)
+            patches = _normalized_patches(images, self.patch_size, norm.weight, norm.bias, norm.eps)
             return inference_linear(patches, weight, self.proj.bias)
         one = weight.new_ones(weight.shape[1])  # PyTorch's kernel is faster with a gain and a bias than without them
-        patches = _normalised_patches(images, self.patch_size, one, torch.zeros_like(one), norm.eps)
+        patches = _normalized_patches(images, self.patch_size, one, torch.zeros_like(one), norm.eps)
         return F.linear(patches, *fold_affine(weight, self.proj.bias, norm.weight, norm.bias))
 
     def _norm_after(self, tokens: Tensor) -> Tensor:
@@ -86,8 +86,8 @@ def _known(norm: nn.Module) -> TypeGuard[LayerNorm]:
     return isinstance(norm, LayerNorm) and norm.weight is not None and not watched
 
 
-def _normalised_patches(images: Tensor, patch_size: tuple[int, int], gain: Tensor, shift: Tensor, eps: float) -> Tensor:
-    """LayerNorm of the patches of pictures, (B, channels, height, width) -> (B, T, values)."""
+def _normalized_patches(images: Tensor, patch_size: tuple[int, int], gain: Tensor, shift: Tensor, eps: float) -> Tensor:
+    """LayerNorm of the patches of images, (B, channels, height, width) -> (B, T, values)."""
     recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (images, gain, shift))
     if not recorded and usable("patch_norm", images, gain, shift):
         return native.patch_norm(images, gain, shift, *patch_size, eps)

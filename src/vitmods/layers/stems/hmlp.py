@@ -5,21 +5,21 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from ...stem_shapes import hmlp_layers
-from ..linear import inference_linear
-from ..norms import BatchNorm
-from .convolutions import ConvolutionStem, NormFactory
+from vitmods.layers.linear import inference_linear
+from vitmods.layers.norms import BatchNorm
+from vitmods.layers.stems.convolutions import ConvolutionStem, NormFactory
+from vitmods.layers.stems.shapes import hmlp_layers
 
 
 class HMLPStem(ConvolutionStem):
-    """Patches of 4 x 4 pixels grow to the patch of the model by joining 2 x 2 neighbours; no value leaves its patch.
+    """Patches of 4 x 4 pixels grow to the patch of the model by joining 2 x 2 neighbors; no value leaves its patch.
 
     Each layer is a linear map, a norm and, except for the last, a GELU: for 16 x 16 pixels, 4 x 4 pixels -> C/4,
-    2 x 2 neighbours -> C/4, 2 x 2 neighbours -> C. Takes what timm passes to ``embed_layer``; the norms are
+    2 x 2 neighbors -> C/4, 2 x 2 neighbors -> C. Takes what timm passes to ``embed_layer``; the norms are
     ``inner_norm`` between the layers and ``norm_layer`` after the last. See ``Stem`` for shapes and ``keep``.
 
-    Whole pictures go through strided convolutions. Visible patches go through the same maps as products: with the
-    windows of a patch in the order of its tree (quarters of quarters), the neighbours of every layer lie side by side.
+    Whole images go through strided convolutions. Visible patches go through the same maps as products: with the
+    windows of a patch in the order of its tree (quarters of quarters), the neighbors of every layer lie side by side.
     """
 
     order: Tensor
@@ -57,7 +57,7 @@ class HMLPStem(ConvolutionStem):
 def _join(x: Tensor, conv: nn.Module) -> Tensor:
     """A strided convolution whose windows lie one after another in ``x`` (B, N, C): (B, windows, out)."""
     assert isinstance(conv, nn.Conv2d)
-    reads_pixels = conv.kernel_size == (4, 4)  # channel first as in a picture; what layers give has channels last
+    reads_pixels = conv.kernel_size == (4, 4)  # channel first as in an image; what layers give has channels last
     weight = (conv.weight if reads_pixels else conv.weight.permute(0, 2, 3, 1)).flatten(1)
     return inference_linear(x.reshape(len(x), -1, weight.shape[1]), weight, conv.bias)
 

@@ -5,16 +5,16 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from ...stem_shapes import levit_widths
-from ..norms import BatchNorm
-from .convolutions import ConvolutionStem, NormFactory
+from vitmods.layers.norms import BatchNorm
+from vitmods.layers.stems.convolutions import ConvolutionStem, NormFactory
+from vitmods.layers.stems.shapes import levit_widths
 
 
 class LeViTStem(ConvolutionStem):
     """3 x 3 convolutions with stride 2 until a patch is one token; a norm after each, GELU between them.
 
     For patches of 16 pixels the widths are C/8, C/4, C/2 and C. The windows overlap, so that a token depends on its
-    neighbours' pixels too and there is no ``keep``. Takes what timm passes to ``embed_layer``; the norms are
+    neighbors' pixels too and there is no ``keep``. Takes what timm passes to ``embed_layer``; the norms are
     ``inner_norm`` between the convolutions and ``norm_layer`` after the last. See ``Stem`` for shapes.
     """
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .base import Stem
-from .resize import resize_projection
+from vitmods.layers.stems.base import Stem
+from vitmods.layers.stems.resize import resize_projection
 
 
 class LinearStem(Stem):

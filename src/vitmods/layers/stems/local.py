@@ -5,10 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ...stem_shapes import LOCAL_CELLS, LOCAL_DEPTH, LOCAL_HEADS, local_width
-from ..block import Block
-from ..norms import LayerNorm
-from .base import Stem, patchify
+from vitmods.layers.block import Block
+from vitmods.layers.norms import LayerNorm
+from vitmods.layers.stems.base import Stem, patchify
+from vitmods.layers.stems.shapes import LOCAL_CELLS, LOCAL_DEPTH, LOCAL_HEADS, local_width
 
 
 class LocalTransformerStem(Stem):
@@ -53,6 +53,6 @@ class LocalTransformerStem(Stem):
         return {"position"}
 
     def project_patches(self, patches: Tensor) -> Tensor:
-        pictures = patches.reshape(-1, self.in_chans, *self.patch_size)
-        cells = self.embed(patchify(pictures, self.cell_size)) + self.position
+        images = patches.reshape(-1, self.in_chans, *self.patch_size)
+        cells = self.embed(patchify(images, self.cell_size)) + self.position
         return self.proj(self.norm_cells(self.blocks(cells)).view(*patches.shape[:2], -1))

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..mlp import Mlp
-from ..norms import LayerNorm
-from .linear import LinearStem
+from vitmods.layers.mlp import Mlp
+from vitmods.layers.norms import LayerNorm
+from vitmods.layers.stems.linear import LinearStem
 
 WIDTH = 64  # of the tokens between the splits
 FIRST, NEXT = (7, 4, 2), (3, 2, 1)  # side, stride and padding of the soft splits
@@ -18,12 +18,12 @@ class TokensToTokenStem(LinearStem):
     """Three soft splits with a small Transformer layer after each of the first two; (B, channels, height, width) ->
     (B, T, C), a token for 16 x 16 pixels.
 
-    A soft split takes overlapping squares of the picture (7 x 7 pixels every 4) or of the tokens laid out as one
+    A soft split takes overlapping squares of the image (7 x 7 pixels every 4) or of the tokens laid out as one
     (3 x 3 tokens every 2), and makes each a token. The last one and the map to C channels are a convolution, ``proj``.
     ``norm_layer`` fills the slot after it. Raises ValueError for another patch side than 16.
 
     The layers attend over 16 and 4 times the tokens of the blocks: a quarter of the multiply-adds of T2T-14. A token
-    depends on the whole picture: there is no ``keep``.
+    depends on the whole image: there is no ``keep``.
     """
 
     patch_wise = False

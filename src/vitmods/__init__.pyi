@@ -1,0 +1,33 @@
+from . import adapters as adapters
+from . import changes as changes
+from . import data as data
+from . import finetune as finetune
+from . import recipes as recipes
+from .adapters import replace_norms as replace_norms
+from .adapters.apply import apply as apply
+from .adapters.apply import diff as diff
+from .adapters.apply import verify as verify
+from .changes import parse_changes as parse_changes
+from .changes.dual_patchnorm import DualPatchNorm as DualPatchNorm
+from .changes.dynamic_token_norm import DynamicTokenNorm as DynamicTokenNorm
+from .changes.layer_scale import LayerScale as LayerScale
+from .changes.norm import Norm as Norm
+from .changes.normformer import NormFormer as NormFormer
+from .changes.parallel import Parallel as Parallel
+from .changes.placement import Placement as Placement
+from .changes.positional_attention import PositionalAttention as PositionalAttention
+from .changes.stem import Stem as Stem
+from .changes.subln import SubLN as SubLN
+from .fast import optimize_for_inference as optimize_for_inference
+from .fast.export import export as export
+from .finetune import MultiTask as MultiTask
+from .finetune import load_delta as load_delta
+from .finetune import save_delta as save_delta
+from .finetune import train_only as train_only
+from .model.config import ViTConfig as ViTConfig
+from .model.vit import ViT as ViT
+from .model.vit import vit as vit
+from .recipes import Recipe as Recipe
+from .study import Study as Study
+
+__version__: str

@@ -1,0 +1,291 @@
+"""Apply changes to a model, verify what they promise to preserve, and show what became different."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitmods.changes import Change, Weights
+from vitmods.layers import Mlp
+from vitmods.model.branch_names import parallel_name, sequential_name
+from vitmods.model.config import ViTConfig
+from vitmods.model.flops import count_macs, count_params
+from vitmods.model.vit import ViT
+from vitmods.util.errors import NoEffect, SlotConflict, UserError
+
+_STRENGTH = ("nothing", "weights", "function")
+
+
+def apply(model: nn.Module, *changes: Change) -> ViT:
+    """A new model with the changes, in order; the old one is untouched.
+
+    ``model`` is a vitmods ViT, or one of timm, Hugging Face or torchvision (imported exactly). Weights are carried as
+    each change says, new parameters start from PyTorch's global generator; device, type, mode and frozen parameters
+    are the old model's.
+
+    Raises NoEffect for a change that alters nothing here, SlotConflict when two changes claim one slot, UserError for
+    a model that cannot be read or has one parameter at two places, and AssertionError when a change breaks its promise
+    (a bug in that change).
+    """
+    check_conflicts(changes)
+    old = as_vit(model)
+    _check_shared(old)
+    config, parallel = old.config, old.config.parallel
+    weights = {sequential_name(name, parallel): value.clone() for name, value in old.state_dict().items()}
+    for change in changes:
+        config, weights = _apply_one(change, config, weights)
+    new = _build(config, weights, old)
+    new.changes = (*old.changes, *changes)
+    verify(old, new, *changes)
+    return new
+
+
+def as_vit(model: nn.Module) -> ViT:
+    """The model as a vitmods ViT: itself, or an exact import of one of timm, Hugging Face or torchvision.
+
+    Raises UserError for other models, for parts that have no counterpart (docs/foreign-models.md), and for models
+    without weights, on the meta device.
+    """
+    if isinstance(model, ViT):
+        if any(parameter.is_meta for parameter in model.parameters()):
+            raise UserError("The model is on the meta device and has no weights: load them first.")
+        return model
+    from vitmods.adapters.models import read_model
+
+    return read_model(model)[0]
+
+
+def _check_shared(model: ViT) -> None:
+    places: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        other = places.setdefault(id(parameter), name)
+        if other != name:
+            raise UserError(
+                f"{other} and {name} are one parameter, and in the new model they would be two: give each place a copy "
+                "(copy.deepcopy) first."
+            )
+
+
+def check_conflicts(changes: Sequence[Change]) -> None:
+    """Raises SlotConflict, naming both, when two changes claim the same slot; UserError for what is no change."""
+    owner: dict[str, Change] = {}
+    for change in changes:
+        if not isinstance(change, Change):
+            raise UserError(f"{change!r} is no change: give one as DualPatchNorm(), or parse_changes('dpn').")
+        for slot in sorted(change.fills):
+            if slot in owner:
+                raise SlotConflict(
+                    f"'{owner[slot]}' and '{change}' both claim the slot '{slot}': "
+                    "leave one out, or compare them as two arms."
+                )
+            owner[slot] = change
+
+
+def edit(config: ViTConfig, changes: Sequence[Change]) -> ViTConfig:
+    """The config with the changes, without building a model. Raises as ``apply`` does for what a config can show."""
+    check_conflicts(changes)
+    for change in changes:
+        config = _edit_one(change, config)
+    return config
+
+
+def _edit_one(change: Change, config: ViTConfig) -> ViTConfig:
+    edited = change.edit(config)
+    if edited == config:
+        raise NoEffect(f"'{change}' alters nothing: the model is built that way already. Leave it out.")
+    return edited
+
+
+def _apply_one(change: Change, config: ViTConfig, weights: Weights) -> tuple[ViTConfig, Weights]:
+    edited = _edit_one(change, config)
+    versions = {name: value._version for name, value in weights.items()}
+    carried = change.carry(dict(weights), config.unrolled, edited.unrolled)
+    written = [name for name, value in weights.items() if value._version != versions[name]]
+    assert not written, f"'{change}' writes into {written[0]} in place: `carry` must make new tensors"
+    drops = change.drops(config.unrolled, edited.unrolled)
+    _check_carried(change, weights, carried, drops)
+    gone = {n for n in carried if carried[n] is weights.get(n) and any(fnmatch(n, pattern) for pattern in drops)}
+    return edited, {name: value for name, value in carried.items() if name not in gone}
+
+
+def _check_carried(change: Change, weights: Weights, carried: Weights, drops: Sequence[str]) -> None:
+    """Nothing is lost that the change did not declare, and nothing is altered where it promises the weights."""
+    kept = {id(value) for value in carried.values()}
+    for name, value in weights.items():
+        if id(value) in kept or any(fnmatch(name, pattern) for pattern in drops):
+            continue
+        assert change.preserves != "weights", f"'{change}' promises the weights and loses or alters {name}"
+        assert name in carried, f"'{change}' loses {name} without saying so"
+
+
+def _build(config: ViTConfig, weights: Weights, old: ViT) -> ViT:
+    reference = next(old.parameters())
+    new = ViT(config).to(device=reference.device, dtype=reference.dtype)
+    weights = {parallel_name(name, config.parallel): value for name, value in weights.items()}
+    own = new.state_dict()
+    for name, value in weights.items():
+        assert name in own, f"{name} has no place in the new model, and no change says that it drops it"
+        assert own[name].shape == value.shape, f"{name}: carried {tuple(value.shape)}, needed {tuple(own[name].shape)}"
+    new.load_state_dict(weights, strict=False)
+    frozen = {sequential_name(n, old.config.parallel) for n, p in old.named_parameters() if not p.requires_grad}
+    for name, parameter in new.named_parameters():
+        parameter.requires_grad_(sequential_name(name, config.parallel) not in frozen)
+    new.grad_checkpointing = old.grad_checkpointing
+    for block in new.blocks:
+        block.recompute = any(b.recompute for b in old.blocks)  # type: ignore[assignment]
+    for before, after in zip(old.blocks, new.blocks, strict=False):
+        recompute = any(m.recompute_frozen for m in before.modules() if isinstance(m, Mlp))
+        for module in after.modules():
+            if isinstance(module, Mlp):
+                module.recompute_frozen = recompute
+    fitting = {key: new.pretrained_cfg[key] for key in ("input_size", "num_classes", "first_conv")}
+    new.pretrained_cfg = new.default_cfg = {**old.pretrained_cfg, **fitting}
+    return new.train(old.training)
+
+
+def preserved(changes: Sequence[Change]) -> str:
+    """What a row of changes promises together: the weakest of their promises."""
+    return min((change.preserves for change in changes), key=_STRENGTH.index, default="function")
+
+
+@torch.no_grad()
+def verify(old: nn.Module, new: nn.Module, *changes: Change, images: torch.Tensor | None = None) -> float:
+    """The largest difference of outputs on two random images, or on those given, relative to the largest output.
+
+    Raises AssertionError if the changes promise the function and the outputs differ by more than float32 rounding.
+    Runs in evaluation mode and leaves the random state and the models' modes alone.
+    """
+    before, after = as_vit(old), as_vit(new)
+    difference = _difference(before, after, images)
+    tolerance = 1e-5 if next(after.parameters()).dtype in (torch.float32, torch.float64) else 5e-2
+    promised = bool(changes) and preserved(changes) == "function"
+    assert not promised or difference <= tolerance, f"outputs differ by {difference:.1e}, promised the same function"
+    return difference
+
+
+def _difference(old: ViT, new: ViT, images: torch.Tensor | None) -> float:
+    if (old.config.in_chans, old.config.img_size) != (new.config.in_chans, new.config.img_size):
+        return float("nan")
+    p = next(new.parameters())
+    if images is None:
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(2, new.config.in_chans, *new.config.img_size, generator=generator)
+    images = images.to(p.device, p.dtype)
+    outputs = []
+    for model in (old, new):
+        training = model.training
+        outputs.append(_read_out(model.eval(), images))
+        model.train(training)
+    a, b = (out.double() for out in outputs)
+    if a.shape != b.shape:
+        return float("nan")
+    moved = a - b
+    if _silent(old):
+        moved = moved - moved.mean(0)  # the bias of a head can stand for what is the same for all images
+    return float(moved.abs().max() / a.abs().max().clamp_min(1e-12))
+
+
+def _read_out(model: ViT, images: torch.Tensor) -> torch.Tensor:
+    if _silent(model):
+        return model.forward_head(model.forward_features(images), pre_logits=True)
+    out: torch.Tensor = model(images)
+    return out
+
+
+def _silent(model: ViT) -> bool:
+    """A head that starts at zero hides every difference behind it."""
+    head = model.head
+    return isinstance(head, nn.Linear) and not bool(head.weight.any())
+
+
+@dataclass(frozen=True)
+class Diff:
+    """What is different between two models; prints as a table."""
+
+    params: tuple[int, int]
+    macs: tuple[int, int]
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+    preserves: str
+    drift: float
+    """Largest difference of outputs on these images, relative to the largest output."""
+    images: str
+    changes: tuple[str, ...]
+    papers: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "params": list(self.params),
+            "flops": list(self.macs),
+            "added": list(self.added),
+            "removed": list(self.removed),
+            "changed": list(self.changed),
+            "preserves": self.preserves,
+            "drift": self.drift,
+            "images": self.images,
+            "changes": list(self.changes),
+            "papers": list(self.papers),
+        }
+
+    def __str__(self) -> str:
+        rows = [
+            ("changes", " + ".join(self.changes) or "none"),
+            ("parameters", _compare(self.params, 1e6, "M")),
+            ("multiply-adds", _compare(self.macs, 1e9, "G")),
+            *((kind, names) for kind in ("added", "removed", "changed") for names in _group(getattr(self, kind))),
+            ("preserves", f"{self.preserves} (outputs on {self.images} differ by {self.drift:.1e} of the largest)"),
+            *(("paper", paper) for paper in self.papers),
+        ]
+        lines, last = [], ""
+        for label, text in rows:
+            lines.append(f"{'' if label == last else label:<14} {text}")
+            last = label
+        return "\n".join(lines)
+
+
+def _compare(pair: tuple[int, int], unit: float, sign: str) -> str:
+    old, new = pair
+    return f"{old / unit:.2f} {sign} -> {new / unit:.2f} {sign}  ({new - old:+,}, x{new / old:.4f})"
+
+
+def _group(names: Sequence[str]) -> list[str]:
+    """The same module in every block becomes one line."""
+    patterns = Counter(".".join("*" if part.isdigit() else part for part in name.split(".")) for name in names)
+    return [f"{pattern}  ({count}x)" if count > 1 else pattern for pattern, count in patterns.items()]
+
+
+def diff(old: nn.Module, new: nn.Module, images: torch.Tensor | None = None) -> Diff:
+    """What ``new`` has that ``old`` has not: modules, parameters, multiply-adds, what was preserved, papers.
+
+    Both are models that ``apply`` takes. ``images`` (B, in_chans, height, width), made as for training, are what the
+    outputs are compared on; without them two random images are. ``print`` it for a table. Raises UserError for other
+    models.
+    """
+    before, after = as_vit(old), as_vit(new)
+    changes = after.changes[len(before.changes) :]
+    first, second = _leaves(before), _leaves(after)
+    return Diff(
+        params=(count_params(before), count_params(after)),
+        macs=(count_macs(before.config), count_macs(after.config)),
+        added=tuple(n for n in second if n not in first),
+        removed=tuple(n for n in first if n not in second),
+        changed=tuple(f"{n}: {first[n]} -> {second[n]}" for n in second if n in first and first[n] != second[n]),
+        preserves=preserved(changes),
+        drift=verify(before, after, images=images),
+        images="random images" if images is None else f"{len(images)} given images",
+        changes=tuple(map(str, changes)),
+        papers=tuple(dict.fromkeys(change.describe()["paper"] for change in changes)),
+    )
+
+
+def _leaves(model: ViT) -> dict[str, str]:
+    """Modules without children that are not empty slots, by name, with what they are."""
+    modules = ((n, m) for n, m in model.named_modules() if not list(m.children()) or n == "patch_embed")
+    return {
+        n: type(m).__name__ if n == "patch_embed" else repr(m) for n, m in modules if not isinstance(m, nn.Identity)
+    }

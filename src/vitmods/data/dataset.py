@@ -1,0 +1,238 @@
+"""ImageDataset: images ready for training and evaluation."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitmods.data.augment import erase, flip, normalize, pad_crop, resized_crops
+from vitmods.data.boxes import Ints, crop_boxes, erase_boxes
+from vitmods.data.geometry import Geometry
+from vitmods.data.inception import inception_boxes
+from vitmods.data.mixing import mix
+from vitmods.data.prefetch import in_order
+from vitmods.data.randaugment import randaugment
+from vitmods.data.repeats import apart, positions, repeated
+from vitmods.data.rng import Stream, bits, permutation, uniform
+from vitmods.data.store import Store
+from vitmods.recipes import Augment
+from vitmods.util.errors import UserError
+
+Change = Callable[[Tensor, Tensor], Tensor]
+"""Images uint8 (B, C, H, W) and their positions in the split int64 (B,) -> changed images of that kind."""
+
+
+_BOXES = {"random_resized": crop_boxes, "inception": inception_boxes}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """images float32 (B, C, H, W), normalized; targets int64 (B,), or float32 (B, K) where images were mixed;
+    index int64 (B,): positions in the split."""
+
+    images: Tensor
+    targets: Tensor
+    index: Tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """The images of one split, those that could be read; ids and labels (n,) are in the same order.
+
+    label_sets: in the same order all classes that are right for an image, where that may be several; a prediction is
+    correct if it is among them. labels then has the one that the set gave before (ImageNet's, for ReaL)."""
+
+    name: str
+    ids: tuple[str, ...]
+    labels: NDArray[np.int64]
+    store: Store
+    geometry: Geometry
+    label_sets: tuple[tuple[int, ...], ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class ImageDataset:
+    """A classification set at one image size, with one augment's augmentation.
+
+    Order, augmentation and mixing are pure functions of (seed, epoch, sample or batch number): workers, prefetching and
+    resuming change nothing. class_map: positions of `classes` among those of the model that the set is meant to
+    evaluate, where they are some of a larger set's; None where they are the model's own. A set without a train split is
+    for evaluation only.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    splits: dict[str, Split]
+    img_size: tuple[int, int]
+    in_chans: int
+    augment: Augment
+    facts: dict[str, Any]
+    workers: int = 0
+    rank: int = 0
+    world_size: int = 1
+    class_map: tuple[int, ...] | None = None
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def train(self) -> Split:
+        """The split to train on. UserError where the set is for evaluation only."""
+        if "train" not in self.splits:
+            raise UserError(f"{self.name} is an evaluation set: it has no images to train on. Train on another set.")
+        return self.splits["train"]
+
+    @property
+    def eval_split(self) -> str:
+        """The split whose numbers are reported: test, or val where there is no test."""
+        return "test" if "test" in self.splits else "val"
+
+    @property
+    def val_split(self) -> str:
+        """The split to choose by: val, or test where there is no val."""
+        return "val" if "val" in self.splits else "test"
+
+    def summary(self) -> dict[str, Any]:
+        """What was found, in plain types for JSON: see docs/data.md for the fields."""
+        return self.facts
+
+    def samples(self, n: int) -> list[tuple[str, NDArray[np.uint8]]]:
+        """n training images with their class names, going round the classes; uint8 (H, W, 3). Of an evaluation set:
+        those that it is evaluated on."""
+        train = self.splits["train" if "train" in self.splits else self.eval_split]
+        rank = np.zeros(len(train), dtype=np.int64)
+        for label in range(self.num_classes):
+            members = train.labels == label
+            rank[members] = np.arange(members.sum())
+        chosen = np.lexsort((train.labels, rank))[:n]
+        stored = [train.store.image(int(i)) for i in chosen]
+        if not train.geometry.shrink:  # originals may be large, and are shown small
+            stored = [replace(train.geometry, shrink=True).store(image) for image in stored]
+        pixels = [np.broadcast_to(p, (3, *p.shape[1:])) for p in stored]
+        shown = [np.ascontiguousarray(p.transpose(1, 2, 0)) for p in pixels]
+        return [(self.classes[train.labels[i]], p) for i, p in zip(chosen, shown, strict=True)]
+
+    def for_process(self, rank: int, world_size: int) -> Self:
+        """The fraction of process `rank` of `world_size`: each batch is dealt out, so together they see what one would.
+
+        batch_size stays that of all processes together. Raises UserError for a rank outside 0..world_size - 1.
+        """
+        if not 0 <= rank < world_size:
+            raise UserError(f"rank must lie between 0 and world_size - 1, not {rank} of {world_size}.")
+        return replace(self, rank=rank, world_size=world_size)
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        """Whole batches in an epoch; 1 where the set is smaller than a batch."""
+        return max(1, len(self.train) // batch_size)
+
+    def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
+        """The epoch's batches from number `start` on. What does not fill a last batch is dropped (other images each
+        epoch); a set smaller than a batch gives one batch of all. With repeats there are as many batches, of so many
+        times fewer images."""
+        views = repeated(self._order(seed, epoch), self.augment.repeats)
+        if (largest := min(batch_size, len(views))) < self.world_size:
+            raise UserError(f"A batch of {largest} images is too small for {self.world_size} processes.")
+
+        def make(number: int) -> Batch:
+            part = views[number * batch_size : (number + 1) * batch_size]
+            return self._train_batch(self._fraction(part), seed, epoch, number)
+
+        return in_order(make, range(start, self.steps_per_epoch(batch_size)), self.workers)
+
+    def eval_batches(self, split: str, batch_size: int, change: Change | None = None) -> Iterator[Batch]:
+        """All images of a split in order, as evaluation sees them: resized, center cropped, not augmented.
+
+        change, a corruption for instance, is applied to the view before it is normalized.
+        """
+        if split not in self.splits:
+            raise UserError(f'There is no split "{split}"; this set has {", ".join(self.splits)}.')
+
+        def make(start: int) -> Batch:
+            index = self._fraction(np.arange(start, min(start + batch_size, len(self.splits[split]))))
+            pixels = self._centre_views(self.splits[split], index)
+            if change is not None:
+                pixels = change(pixels, torch.from_numpy(index))
+            return self._batch(self._normalized(pixels), split, index)
+
+        n = len(self.splits[split])
+        starts = [start for start in range(0, n, batch_size) if self.rank < min(batch_size, n - start)]
+        return in_order(make, starts, self.workers)
+
+    def _order(self, seed: int, epoch: int) -> Ints:
+        """The order (n,) in which an epoch visits the training images."""
+        return permutation(seed, epoch, len(self.train))
+
+    def _fraction(self, index: Ints) -> Ints:
+        """What of a batch belongs to this process."""
+        return index[self.rank :: self.world_size]
+
+    def _train_batch(self, views: Ints, seed: int, epoch: int, number: int) -> Batch:
+        augment = self.augment
+        views = apart(views)
+        pixels = self._cropped(views, seed, epoch)
+        if augment.flip > 0:
+            pixels = flip(pixels, uniform(seed, Stream.FLIP, epoch, views) < augment.flip)
+        if augment.randaugment is not None:
+            pixels = randaugment(pixels, seed, epoch, views, augment)
+        images = self._normalized(pixels)
+        if augment.erasing > 0:
+            erased, boxes = erase_boxes(seed, epoch, views, self.img_size, augment.erasing)
+            images = erase(images, erased, boxes, bits(seed, Stream.ERASE_NOISE, epoch, views[erased]))
+        batch = self._batch(images, "train", positions(views))
+        if augment.mixup == 0 and augment.cutmix == 0:
+            return batch
+        amounts = {"mixup": augment.mixup, "cutmix": augment.cutmix}
+        mixed = mix(images, batch.targets, self.num_classes, **amounts, seed=seed, epoch=epoch, batch=number)
+        return Batch(*mixed, batch.index)
+
+    def _cropped(self, views: Ints, seed: int, epoch: int) -> Tensor:
+        """Training views, uint8 (B, C, H, W), which the caller may change."""
+        train, index = self.train, positions(views)
+        if self.augment.crop in _BOXES:
+            whole = [train.store.image(i) for i in index.tolist()]
+            sizes = np.array([image.shape[1:] for image in whole])
+            draw = _BOXES[self.augment.crop]
+            boxes = draw(seed, epoch, views, sizes, self.augment.crop_scale, self.augment.crop_ratio)
+            return resized_crops(whole, boxes, self.img_size, train.geometry.crop_method)
+        pixels = self._centre_views(train, index)
+        if self.augment.crop == "none":
+            return pixels
+        pad = (self.img_size[0] // 8, self.img_size[1] // 8)
+        top, left = (
+            (uniform(seed, stream, epoch, views) * (2 * p + 1)).astype(np.int64)
+            for stream, p in zip((Stream.CROP_TOP, Stream.CROP_LEFT), pad, strict=True)
+        )
+        return pad_crop(pixels.numpy(), top, left, pad)
+
+    def _centre_views(self, split: Split, index: Ints) -> Tensor:
+        """Copies, uint8 (B, C, H, W)."""
+        if (stack := split.store.stack) is not None:
+            return split.geometry.view(torch.from_numpy(stack[index])).contiguous()
+        pixels = (torch.from_numpy(split.store.image(i).copy())[None] for i in index.tolist())
+        return torch.cat([split.geometry.view(image) for image in pixels])
+
+    def _normalized(self, pixels: Tensor) -> Tensor:
+        return normalize(pixels, *self._mean_and_std)
+
+    @cached_property
+    def _mean_and_std(self) -> tuple[Tensor, Tensor]:
+        return self._per_channel(self.augment.mean), self._per_channel(self.augment.std)
+
+    def _per_channel(self, values: tuple[float, ...]) -> Tensor:
+        """(C, 1, 1); one value serves all channels, and gray images take the mean of three."""
+        tensor = torch.tensor(values, dtype=torch.float32).reshape(-1, 1, 1)
+        if len(tensor) == self.in_chans:
+            return tensor
+        return tensor.mean(0, keepdim=True).expand(self.in_chans, 1, 1)
+
+    def _batch(self, images: Tensor, split: str, index: Ints) -> Batch:
+        return Batch(images, torch.from_numpy(self.splits[split].labels[index]), torch.from_numpy(index))

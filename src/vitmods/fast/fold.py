@@ -1,0 +1,163 @@
+"""The same function with fewer operations: what is linear beside a linear map becomes part of it.
+
+- A norm that a map V reads: ``V (g n + b) + c = (V g) n + (c + V b)``, g and b its gain and bias. V is the map of
+  queries, keys and values, the first of the MLP, for norms inside the branches the last, and for Dual PatchNorm the
+  patch projection. BatchNorm in evaluation is such a gain and bias altogether, and leaves its slot.
+- BatchNorm behind a map, as in convolutional stems, goes into that map.
+- Factors of heads go into the output projection.
+- LayerScale behind a map: ``s (W h + c) = (s W) h + s c``; behind a norm on the branch it goes into that norm's gain.
+
+The final norm stays, so that features are the same as well as logits. The arithmetic is in float64, rounded once.
+"""
+
+import math
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from vitmods.model.config import BranchConfig, NormConfig, StemConfig, ViTConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Weights = dict[str, Tensor]
+
+WHOLLY_AFFINE = ("batch", "scale_shift")
+"""Norms that are a gain and a bias for each channel and nothing else, in evaluation."""
+
+
+def fold(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
+    """Config and weights of a model with the same outputs in evaluation. The tensors given stay as they are."""
+    new, scales_fold = dict(weights), _scales_fold(config)
+    _fold_stem(new, config)
+    for i in range(config.depth):
+        attn, mlp = config.branches(i)
+        for branch, n, first, part, last in ((attn, 1, "qkv", "attn", "proj"), (mlp, 2, "fc1", "mlp", "fc2")):
+            block, writer = f"blocks.{i}", f"blocks.{i}.{part}.{last}"
+            _fold_into_reader(new, branch.before, f"{block}.norm{n}", f"{block}.{part}.{first}")
+            _fold_into_reader(new, branch.inner, f"{block}.{part}.norm", writer)
+            _fold_into_writer(new, branch.branch, f"{block}.norm{n}_branch", writer)
+            if scales_fold and f"{block}.ls{n}.gamma" in new:
+                scaled = f"{block}.norm{n}_branch" if _keeps_slot(branch.branch) else writer
+                _scale(new, scaled, new.pop(f"{block}.ls{n}.gamma"))
+        if config.head_scale and not _keeps_slot(attn.inner):
+            _fold_head_scale(new, f"blocks.{i}.attn")
+    edited = _edit(config, scales_fold)
+    if edited.stem.bias:
+        for name in ("patch_embed.proj", *_stem_layers(new)):
+            new.setdefault(f"{name}.bias", new[f"{name}.weight"].new_zeros(len(new[f"{name}.weight"])))
+    if edited.qkv_bias:
+        for i in range(config.depth):
+            rows = new[f"blocks.{i}.attn.qkv.weight"]
+            new.setdefault(f"blocks.{i}.attn.qkv.bias", rows.new_zeros(len(rows)))
+    return edited, new
+
+
+def _edit(config: ViTConfig, scales_fold: bool) -> ViTConfig:
+    readers = [config.branches(i)[0].before for i in range(config.depth)]
+    return config.with_slots(_edit_branch, _edit_branch).with_(
+        stem=_edit_stem(config.stem),
+        qkv_bias=config.qkv_bias or any(map(_shifts, readers)),
+        head_scale=config.head_scale and any(_keeps_slot(config.branches(i)[0].inner) for i in range(config.depth)),
+        layer_scale=None if scales_fold else config.layer_scale,
+    )
+
+
+def _edit_stem(stem: StemConfig) -> StemConfig:
+    inner, after = (norm if _keeps_slot(norm) else None for norm in (stem.inner, stem.after))
+    shifted = _shifts(stem.before) or any(norm and not _keeps_slot(norm) for norm in (stem.inner, stem.after))
+    return replace(stem, before=_folded(stem.before), bias=stem.bias or shifted, inner=inner, after=after)
+
+
+def _edit_branch(branch: BranchConfig) -> BranchConfig:
+    on_branch = None if not _keeps_slot(branch.branch) else branch.branch
+    return replace(branch, before=_folded(branch.before), inner=_folded(branch.inner), branch=on_branch)
+
+
+def _folded(norm: NormConfig | None) -> NormConfig | None:
+    return replace(norm, affine=False) if norm is not None and _keeps_slot(norm) else None
+
+
+def _keeps_slot(norm: NormConfig | None) -> bool:
+    return norm is not None and norm.kind not in WHOLLY_AFFINE
+
+
+def _shifts(norm: NormConfig | None) -> bool:
+    """Whether folding the norm adds to the bias of the map that reads it."""
+    return norm is not None and (norm.kind == "batch" or (norm.affine and norm.kind not in ("rms", "scale")))
+
+
+def _scales_fold(config: ViTConfig) -> bool:
+    """Whether each LayerScale stands behind a map, or behind a norm with a gain for each channel."""
+    norms = [branch.branch for i in range(config.depth) for branch in config.branches(i)]
+    return all(not _keeps_slot(n) or (n.affine and dict(n.options).get("gain") != "scalar") for n in norms if n)
+
+
+def _stem_layers(weights: "Weights") -> list[str]:
+    """The convolutions of a stem of several, in front of its last; each has its norm as the next layer."""
+    found = re.compile(r"(patch_embed\.layers\.\d+)\.weight")
+    return [m[1] for name, w in weights.items() if w.ndim == 4 and (m := found.fullmatch(name))]
+
+
+def _fold_stem(weights: "Weights", config: ViTConfig) -> None:
+    stem = config.stem
+    _fold_into_reader(weights, stem.before, "patch_embed.norm_before", "patch_embed.proj")
+    _fold_into_writer(weights, stem.after, "patch_embed.norm", "patch_embed.proj")
+    for layer in _stem_layers(weights):
+        prefix, _, number = layer.rpartition(".")
+        _fold_into_writer(weights, stem.inner, f"{prefix}.{int(number) + 1}", layer)
+
+
+def _fold_into_reader(weights: "Weights", norm: NormConfig | None, name: str, reader: str) -> None:
+    """``V (g n + b) + c``: gain and bias of the norm become part of V and c."""
+    if norm is None:
+        return
+    matrix = weights[f"{reader}.weight"]
+    wide = matrix.double().flatten(1)
+    gain, shift = _take_affine(weights, norm, name, wide.shape[1])
+    weights[f"{reader}.weight"] = (wide * gain).view_as(matrix).to(matrix)
+    if _shifts(norm):
+        bias = weights.get(f"{reader}.bias")
+        weights[f"{reader}.bias"] = (wide @ shift + (0 if bias is None else bias.double())).to(matrix)
+
+
+def _fold_into_writer(weights: "Weights", norm: NormConfig | None, name: str, writer: str) -> None:
+    """``g (W h + c) + b``, where the norm on the branch is nothing else."""
+    if norm is None or _keeps_slot(norm):
+        return
+    gain, shift = _take_affine(weights, norm, name, len(weights[f"{writer}.weight"]))
+    _scale(weights, writer, gain)
+    bias = weights.get(f"{writer}.bias")
+    weights[f"{writer}.bias"] = (shift + (0 if bias is None else bias.double())).to(weights[f"{writer}.weight"])
+
+
+def _scale(weights: "Weights", name: str, gain: "Tensor") -> None:
+    """Rows of a map (or channels of a norm) and of its bias times a factor each."""
+    for key in (f"{name}.weight", f"{name}.bias"):
+        if key in weights:
+            old = weights[key]
+            weights[key] = (old.double() * gain.double().view(-1, *[1] * (old.ndim - 1))).to(old)
+
+
+def _fold_head_scale(weights: "Weights", attn: str) -> None:
+    factors, matrix = weights.pop(f"{attn}.head_scale").double(), weights[f"{attn}.proj.weight"]
+    columns = factors.repeat_interleave(matrix.shape[1] // len(factors))
+    weights[f"{attn}.proj.weight"] = (matrix.double() * columns).to(matrix)
+
+
+def _take_affine(weights: "Weights", norm: NormConfig, name: str, dim: int) -> "tuple[Tensor, Tensor]":
+    """Gain and bias of a norm's last step, (dim,) each in float64, and out of the weights with what made them."""
+
+    def take(part: str, default: float) -> "Tensor":
+        found = weights.pop(f"{name}.{part}", None)
+        like = next(iter(weights.values()))
+        return torch.full((dim,), default, dtype=torch.float64, device=like.device) if found is None else found.double()
+
+    start = math.sqrt(dim) if norm.kind == "scale" else 1.0
+    gain, shift = take("weight", start) / start, take("bias", 0.0)
+    if norm.kind == "batch":
+        gain = gain * (take("running_var", 1.0) + norm.eps).rsqrt()
+        shift = shift - take("running_mean", 0.0) * gain
+    return gain, shift

@@ -1,0 +1,59 @@
+"""Linear maps whose weights lie in memory as the CPU's product reads them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitmods.layers.linear import onednn_fits
+
+
+class PackedLinear(nn.Linear):
+    """A linear map (..., in) -> (..., out) for inference on a CPU, optionally with the GELU that follows it.
+
+    oneDNN, which PyTorch ships, wants the weights in blocks: they are laid out so once and kept beside the weights
+    themselves, and made anew when those change (writes through ``.data`` leave no trace and are not seen). Without
+    gradients, in float32 or bfloat16, the product then runs on that copy; in all other cases, and while compiling or
+    exporting, this is ``F.linear`` with ``F.gelu``.
+    """
+
+    gelu: str | None = None
+    """None, or the approximation of the GELU that follows: "none" or "tanh"."""
+
+    @classmethod
+    def of(cls, linear: nn.Linear, gelu: str | None = None) -> "PackedLinear":
+        """The map with the same parameters (shared, not copied)."""
+        packed = cls(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+        packed.weight, packed.bias, packed.gelu = linear.weight, linear.bias, gelu
+        packed._blocks = None
+        return packed.train(linear.training)
+
+    _blocks: tuple[Any, Tensor] | None
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not _fits(input, self.weight):
+            y = F.linear(input, self.weight, self.bias)
+            return y if self.gelu is None else F.gelu(y, approximate=self.gelu)
+        name = "none" if self.gelu is None else "gelu"
+        y = torch.ops.mkldnn._linear_pointwise(input, self._packed(), self.bias, name, [], self.gelu or "")
+        return y
+
+    def _packed(self) -> Tensor:
+        weight = self.weight
+        key = (weight.data_ptr(), None if weight.is_inference() else weight._version, weight.dtype)
+        if self._blocks is None or self._blocks[0] != key:
+            self._blocks = key, torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        return self._blocks[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_blocks": None}
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + ("" if self.gelu is None else f", gelu={self.gelu}")
+
+
+def _fits(x: Tensor, weight: Tensor) -> bool:
+    if x.dtype != weight.dtype or not onednn_fits(x, torch.float32, torch.bfloat16):
+        return False
+    return x.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -1,0 +1,284 @@
+"""A frozen description of a Vision Transformer: every slot that a change may fill, and nothing of PyTorch."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from vitmods.model.names import MODELS, SIZES, parse_name
+from vitmods.model.slots import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig, check_types
+from vitmods.util.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """Everything that defines a Vision Transformer's function.
+
+    Sizes are in pixels, ``img_size`` and ``patch_size`` as (rows, columns); one number stands for both. Defaults are
+    ViT-S/16 as in timm. Raises UserError when the parts do not fit.
+    """
+
+    img_size: tuple[int, int] = (224, 224)
+    patch_size: tuple[int, int] = (16, 16)
+    in_chans: int = 3
+    num_classes: int = 1000
+    embed_dim: int = 384
+    depth: int = 12
+    parallel: int = 1  # attention branches, and MLP branches, side by side in each block
+    num_heads: int = 6
+    mlp_dim: int = 1536
+    qkv_bias: bool = True
+    qk_norm: NormConfig | None = None
+    activation: Literal["gelu", "gelu_tanh"] = "gelu"
+
+    stem: StemConfig = field(default_factory=StemConfig)
+    position: Literal["learn", "sincos2d", "sincos2d_centered", "none"] = "learn"
+    position_on_prefix: bool = True  # the class and register tokens have position entries too
+    position_norm: NormConfig | None = None
+    position_norm_on_prefix: bool = False
+    class_token: bool = True
+    reg_tokens: int = 0
+    mask_token: bool = False  # a learned token for patches that are masked
+    prefix_from: int = 0  # the block before which the class and register tokens join the patch tokens
+
+    attn: BranchConfig = field(default_factory=BranchConfig)
+    mlp: BranchConfig = field(default_factory=BranchConfig)
+    first_blocks: FirstBlocks | None = None
+    positional: PositionalConfig | None = None
+    head_scale: bool = False
+    layer_scale: float | None = None
+
+    final_norm: NormConfig | None = field(default_factory=NormConfig)
+    pool: Literal["token", "avg", "map", "none"] = "token"
+    norm_after_pool: bool = False  # the final norm reads the pooled token (timm's fc_norm)
+    pool_norm: NormConfig | None = None  # the norm inside map pooling, where it is not as the final norm
+    representation: bool = False  # a linear layer and tanh before the head
+    head_bias: float = 0.0  # initial bias of the head
+
+    pos_drop: float = 0.0
+    proj_drop: float = 0.0
+    attn_drop: float = 0.0
+    head_drop: float = 0.0
+    drop_path: float = 0.0
+    drop_path_shape: Literal["linear", "constant"] = "linear"
+    init: Literal["timm", "big_vision"] = "timm"
+
+    def __post_init__(self) -> None:
+        for name in ("img_size", "patch_size"):
+            object.__setattr__(self, name, _pair(name, getattr(self, name)))
+        check_types(self)
+        _check(self)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(rows, columns) of patch tokens."""
+        return self.img_size[0] // self.patch_size[0], self.img_size[1] // self.patch_size[1]
+
+    @property
+    def num_patches(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        return int(self.class_token) + self.reg_tokens
+
+    def prefix_tokens(self, block: int) -> int:
+        """The number of class and register tokens that the block of that index sees."""
+        return self.num_prefix_tokens if block >= self.prefix_from else 0
+
+    def branches(self, block: int) -> tuple[BranchConfig, BranchConfig]:
+        """The norm slots of attention and MLP in the block of that index."""
+        if self.first_blocks is not None and block < self.first_blocks.count:
+            return self.first_blocks.attn, self.first_blocks.mlp
+        return self.attn, self.mlp
+
+    @property
+    def unrolled(self) -> "ViTConfig":
+        """The sequential model that has the same branches, block after block."""
+        return self._counted(1, lambda count: count * self.parallel)
+
+    def rolled(self, k: int) -> "ViTConfig":
+        """The inverse of ``unrolled``: every k blocks of a sequential model as the branches of one."""
+        assert self.parallel == 1
+        assert not any(count % k for count in self.counts.values()), self.counts
+        return self._counted(k, lambda count: count // k)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Whatever is a number of blocks, under the name of its field."""
+        parts = {"first_blocks": self.first_blocks, "positional": self.positional}
+        found = {name: part.count for name, part in parts.items() if part is not None}
+        return {"depth": self.depth, "prefix_from": self.prefix_from, **found}
+
+    def _counted(self, parallel: int, change: Callable[[int], int]) -> "ViTConfig":
+        changed: dict[str, Any] = {"parallel": parallel}
+        for name, count in self.counts.items():
+            part = getattr(self, name)
+            changed[name] = change(count) if part == count else dataclasses.replace(part, count=change(count))
+        return self.with_(**changed)
+
+    def with_slots(
+        self, attn: Callable[[BranchConfig], BranchConfig], mlp: Callable[[BranchConfig], BranchConfig]
+    ) -> "ViTConfig":
+        """A copy in which both branches of all blocks are edited, those of the first blocks too."""
+        first = self.first_blocks
+        if first is not None:
+            first = dataclasses.replace(first, attn=attn(first.attn), mlp=mlp(first.mlp))
+        return self.with_(attn=attn(self.attn), mlp=mlp(self.mlp), first_blocks=first)
+
+    def with_(self, **overrides: Any) -> "ViTConfig":
+        """A copy with some fields replaced; an unknown field raises UserError naming the nearest."""
+        known = [f.name for f in dataclasses.fields(self)]
+        for name in overrides:
+            if name not in known:
+                raise UserError(f"A ViT has no setting '{name}'. {nearest(name, known)}")
+        return dataclasses.replace(self, **overrides)
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> "ViTConfig":
+        """The inverse of ``to_json``. Raises UserError on fields that this version does not know, or of other types."""
+        return cls.from_dict(json.loads(text))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "ViTConfig":
+        try:
+            return cls().with_(**cls._parts(values))
+        except (TypeError, AttributeError) as error:  # a word where a number belongs, nothing where a slot does
+            raise UserError(f"These settings describe no ViT: {error}.") from error
+
+    @staticmethod
+    def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
+        parts = dict(values)
+        for name in ("qk_norm", "position_norm", "final_norm", "pool_norm"):
+            if name in parts:
+                parts[name] = _build(NormConfig, parts[name])
+        if "positional" in parts:
+            parts["positional"] = _build(PositionalConfig, parts["positional"])
+        if isinstance(parts.get("first_blocks"), Mapping):
+            first = dict(parts["first_blocks"])
+            slots = {key: _build_slots(BranchConfig, first[key]) for key in ("attn", "mlp") if key in first}
+            parts["first_blocks"] = _build(FirstBlocks, {**first, **slots})
+        for name, kind in (("stem", StemConfig), ("attn", BranchConfig), ("mlp", BranchConfig)):
+            if name in parts:
+                parts[name] = _build_slots(kind, parts[name])
+        return parts
+
+    @classmethod
+    def from_name(cls, name: str, **overrides: Any) -> "ViTConfig":
+        """The config of a name: ``S/16``, ``Ti/4``, ``S36/16`` (36 blocks), ``S18x2/16`` (18 blocks of two parallel
+        branches), timm's ``vit_small_patch16_224``, or a whole model's (``T2T-14``).
+
+        Widths, depths and heads as published (Steiner et al., 2022; ``mu`` is big_vision's smallest, for tests and
+        digits; timm's names carry the input size). Keywords replace fields. Raises UserError on an unknown name.
+        """
+        if name in MODELS:
+            return cls.from_dict({**MODELS[name], **overrides})
+        size, depth, parallel, patch, img_size = parse_name(name)
+        width, default_depth, mlp_dim, heads = SIZES[size]
+        shape: dict[str, Any] = {
+            "patch_size": patch,
+            "embed_dim": width,
+            "depth": default_depth if depth is None else depth,
+            "parallel": parallel,
+            "num_heads": heads,
+            "mlp_dim": mlp_dim,
+        }
+        if img_size is not None:
+            shape["img_size"] = img_size
+        return cls().with_(**(shape | overrides))
+
+
+def _pair(name: str, value: Any) -> tuple[int, int]:
+    sides = tuple(value) if isinstance(value, list | tuple) else (value, value)
+    if len(sides) != 2 or not all(isinstance(side, int) and 0 < side < 2**31 for side in sides):
+        raise UserError(f"{name} must be one or two positive whole numbers (rows, columns), got {str(value)[:60]}.")
+    return sides
+
+
+def _build(kind: type, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    known = {f.name for f in dataclasses.fields(kind)}
+    for name in value:
+        if name not in known:
+            raise UserError(f"{kind.__name__} has no setting '{name}'. {nearest(name, known)}")
+    return kind(**value)
+
+
+def _build_slots(kind: type, value: Any) -> Any:
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, Mapping):
+        raise UserError(f"A {kind.__name__} is described by its settings, got {value!r}.")
+    return _build(kind, {key: _build(NormConfig, v) for key, v in value.items()})
+
+
+def _check(config: ViTConfig) -> None:
+    for axis, side, patch in zip(("height", "width"), config.img_size, config.patch_size, strict=True):
+        if side % patch:
+            nearby = f"{max(1, side // patch) * patch} or {(side // patch + 1) * patch}"
+            raise UserError(f"The image's {axis} {side} is not a multiple of the patch side {patch}; use {nearby}.")
+    if config.stem.kind == "t2t" and config.patch_size != (16, 16):
+        raise UserError(f"The stages of a t2t stem make patches of 16 pixels, not {config.patch_size}: set patch_size.")
+    for name in ("in_chans", "embed_dim", "depth", "parallel", "num_heads", "mlp_dim"):
+        if getattr(config, name) < 1:
+            raise UserError(f"{name} must be at least 1, got {getattr(config, name)}.")
+    if config.stem.kind in ("hmlp", "levit", "local"):
+        from vitmods.layers.stems.shapes import hmlp_layers, levit_widths, local_width  # layers import torch
+
+        fits = {"hmlp": hmlp_layers, "levit": levit_widths, "local": local_width}
+        fits[config.stem.kind](config.embed_dim, config.patch_size)
+    if config.layer_scale == 0:
+        raise UserError("layer_scale=0 would cut every branch off: use None for none, or a small number as 1e-4.")
+    for name in ("num_classes", "reg_tokens"):
+        if getattr(config, name) < 0:
+            raise UserError(f"{name} cannot be negative, got {getattr(config, name)}.")
+    if config.embed_dim % config.num_heads:
+        raise UserError(f"embed_dim {config.embed_dim} is not a multiple of num_heads {config.num_heads}.")
+    for name in ("pos_drop", "proj_drop", "attn_drop", "head_drop", "drop_path"):
+        if not 0 <= getattr(config, name) < 1:
+            raise UserError(f"{name} is a probability below 1, got {getattr(config, name)}.")
+    choices = {
+        "activation": ("gelu", "gelu_tanh"),
+        "position": ("learn", "sincos2d", "sincos2d_centered", "none"),
+        "pool": ("token", "avg", "map", "none"),
+        "drop_path_shape": ("linear", "constant"),
+        "init": ("timm", "big_vision"),
+    }
+    for name, known in choices.items():
+        if getattr(config, name) not in known:
+            raise UserError(f"{name} cannot be '{getattr(config, name)}'. {nearest(str(getattr(config, name)), known)}")
+    if config.pool == "token" and not config.class_token:
+        raise UserError("pool='token' needs a class token: set class_token=True, or pool='avg' or 'map'.")
+    if config.norm_after_pool and config.pool == "map":
+        raise UserError("pool='map' has a norm of its own after pooling: set norm_after_pool=False.")
+    if config.pool_norm and config.pool != "map":
+        raise UserError("pool_norm is the norm inside map pooling: set pool='map', or leave it out.")
+    fixed = config.position.startswith("sincos2d")
+    if fixed and config.embed_dim % 4:
+        raise UserError(f"position='{config.position}' needs a width that is a multiple of 4, got {config.embed_dim}.")
+    if not 0 <= config.prefix_from < config.depth:
+        raise UserError(
+            f"prefix_from names one of the {config.depth} blocks, 0 to {config.depth - 1}, not {config.prefix_from}."
+        )
+    if config.prefix_from and (config.position_on_prefix or config.position_norm_on_prefix):
+        raise UserError(
+            "With prefix_from above 0 the class and register tokens come after the positions: set position_on_prefix "
+            "and position_norm_on_prefix to False."
+        )
+    if config.parallel > 1 and any(b.after for i in (0, config.depth - 1) for b in config.branches(i)):
+        raise UserError(
+            "Parallel branches share one residual sum, and a norm after it (post-norm) has no published form there: "
+            "put the norm on the branches (placement with reading=branch), or before them."
+        )
+    for part in (config.first_blocks, config.positional):
+        if part is not None and part.count > config.depth:
+            raise UserError(f"The first {part.count} blocks are more than the model's depth {config.depth}.")
+    if fixed and config.position_on_prefix and config.num_prefix_tokens:
+        raise UserError(
+            f"position='{config.position}' has no entries for class or register tokens: set position_on_prefix=False."
+        )

@@ -1,0 +1,50 @@
+"""Size names of ViTs: ``S/16``, ``Ti/4``, ``S36/16``, ``S18x2/16``, ``S*/16``, and timm's."""
+
+import re
+
+from vitmods.util.errors import UserError, nearest
+
+# name: width, depth, width of the MLP, heads; the last three are Dynamic Token Normalization's
+SIZES = {
+    "mu": (32, 1, 128, 2),
+    "Ti": (192, 12, 768, 3),
+    "S": (384, 12, 1536, 6),
+    "B": (768, 12, 3072, 12),
+    "L": (1024, 24, 4096, 16),
+    "H": (1280, 32, 5120, 16),
+    "T*": (192, 12, 768, 4),
+    "S*": (432, 12, 1728, 9),
+    "B*": (768, 12, 3072, 16),
+}
+# Whole models with a name of their own: fields of their config.
+MODELS = {
+    "T2T-14": {  # T2T-ViT_t-14 of Yuan et al., 2021, with fixed two-dimensional positions
+        "stem": {"kind": "t2t"},
+        "embed_dim": 384,
+        "depth": 14,
+        "num_heads": 6,
+        "mlp_dim": 1152,
+        "qkv_bias": False,
+        "position": "sincos2d",
+        "position_on_prefix": False,
+    },
+}
+_TIMM_SIZES = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
+
+
+def parse_name(name: str) -> tuple[str, int | None, int, int, int | None]:
+    """(size, depth if given, parallel branches, patch side, image side if given)"""
+    if match := re.fullmatch(r"vit_([a-z]+)_patch(\d+)_(?:(\d+)x(\d+)_)?(\d+)", name):
+        size, patch, depth, parallel, side = match.groups()
+        if size in _TIMM_SIZES:
+            return _TIMM_SIZES[size], int(depth) if depth else None, int(parallel or 1), int(patch), int(side)
+    elif match := re.fullmatch(r"([A-Za-z]+?\*?)(?:(\d+)(?:x(\d+))?)?/(\d+)", name):
+        size, depth, parallel, patch = match.groups()
+        if size in SIZES:
+            return size, int(depth) if depth else None, int(parallel or 1), int(patch), None
+    examples = [*MODELS] + [f"{size}/16" for size in SIZES] + [f"vit_{size}_patch16_224" for size in _TIMM_SIZES]
+    raise UserError(
+        f"'{name}' names no ViT. Give a size and a patch side as in 'S/16' (sizes: {', '.join(SIZES)}), with a depth "
+        "as in 'S36/16', with parallel branches as in 'S18x2/16', timm's name as in 'vit_small_patch16_224', or "
+        f"{', '.join(MODELS)}. {nearest(name, examples)}"
+    )

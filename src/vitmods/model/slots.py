@@ -1,0 +1,136 @@
+"""The parts of a ViT's description: what fills a slot, and which blocks it concerns."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, Literal, get_args
+
+from vitmods.util.errors import UserError, nearest
+
+NORM_KINDS = (
+    "layer", "rms", "scale_shift", "scale", "batch", "instance", "group", "power", "switchable", "dynamic_token",
+)  # fmt: skip
+STEM_KINDS = ("linear", "hmlp", "levit", "local", "t2t")
+
+_KINDS = {bool: (bool, "True or False"), int: (Integral, "a whole number"), float: (Real, "a finite number")}
+_LARGEST = 2**31  # of sizes and counts, so that products of some fit
+
+
+def check_types(config: Any) -> None:
+    """Raise UserError for a field of a description whose value is of another type than its own. Types other than
+    numbers, truth values, words and parts are left to others."""
+    for name, (kinds, shown) in _types(config.__class__).items():
+        value = getattr(config, name)
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        fits = isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds)
+        if not fits or (number and not (math.isfinite(value) and abs(value) < _LARGEST)):
+            below = f" below {_LARGEST:,}" if number and isinstance(value, Integral) else ""
+            raise UserError(f"{name} of a {type(config).__name__} is {shown}{below}, not {str(value)[:60]!r}.")
+
+
+@cache
+def _types(config: Any) -> dict[str, tuple[tuple[type, ...], str]]:
+    found = {}
+    for field in fields(config):
+        options = [kind for kind in get_args(field.type) or (field.type,) if isinstance(kind, type)]
+        if options and field.name not in ("img_size", "patch_size", "options"):
+            kinds, shown = zip(*(_KINDS.get(kind, (kind, kind.__name__)) for kind in options if kind is not NoneType))
+            none = (NoneType,) if NoneType in options else ()
+            found[field.name] = ((*kinds, *none), " or ".join([*shown, *("None" for _ in none)]))
+    return found
+
+
+@dataclass(frozen=True)
+class NormConfig:
+    """What fills a norm slot. ``affine`` False leaves the learned gain and bias out; ``options`` are further keywords
+    of the norm's class, as pairs (a mapping is taken too)."""
+
+    kind: str = "layer"
+    eps: float = 1e-6
+    affine: bool = True
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        pairs = self.options.items() if isinstance(self.options, Mapping) else self.options
+        object.__setattr__(self, "options", tuple((str(key), value) for key, value in pairs))
+        check_types(self)
+        if self.kind not in NORM_KINDS:
+            raise UserError(f"There is no normalizer '{self.kind}'. {nearest(self.kind, NORM_KINDS)}")
+        if not self.eps > 0:
+            raise UserError(f"A norm's eps must be positive, got {self.eps}.")
+
+
+@dataclass(frozen=True)
+class StemConfig:
+    """From images to patch tokens: the kind of map (one of STEM_KINDS), and norms around and inside it.
+
+    ``linear`` may have a norm on the pixels of a patch before it and a GELU at the end; ``hmlp`` and ``levit`` have
+    norms between their layers; ``t2t`` has tokens-to-token stages before its linear map (``bias`` is the map's).
+    """
+
+    bias: bool = True
+    before: NormConfig | None = None
+    after: NormConfig | None = None
+    kind: str = "linear"
+    inner: NormConfig | None = None
+    gelu: bool = False
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.kind not in STEM_KINDS:
+            raise UserError(f"There is no stem '{self.kind}'. {nearest(self.kind, STEM_KINDS)}")
+        if self.kind != "linear" and (self.before or self.gelu):
+            part = "A norm on the pixels of a patch" if self.before else "A GELU at the end"
+            raise UserError(f"{part} belongs to the linear stem; the stem here is '{self.kind}'.")
+        if self.inner and self.kind not in ("hmlp", "levit"):
+            raise UserError(f"The stem '{self.kind}' has no layers to put a norm between: leave inner out.")
+
+
+@dataclass(frozen=True)
+class BranchConfig:
+    """Norm slots of one residual branch F: ``x = after(x + scale * branch(F(before(x))))``; ``inner`` sits inside F,
+    before its last linear map (for attention on the concatenated heads, for the MLP after the activation)."""
+
+    before: NormConfig | None = NormConfig()
+    inner: NormConfig | None = None
+    branch: NormConfig | None = None
+    after: NormConfig | None = None
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+
+@dataclass(frozen=True)
+class FirstBlocks:
+    """Norm slots of the first ``count`` blocks, where they differ from those of the others."""
+
+    count: int
+    attn: BranchConfig
+    mlp: BranchConfig
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.count < 1:
+            raise UserError(f"The number of first blocks must be at least 1, got {self.count}: leave them out instead.")
+
+
+@dataclass(frozen=True)
+class PositionalConfig:
+    """Attention of the first ``count`` blocks is mixed with a learned kernel over the grid: where the kernels start
+    (``init``, as in dynamic token norms) and the logit of their fraction (``gate``)."""
+
+    count: int
+    init: Literal["local", "noise"] = "local"
+    gate: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.count < 1:
+            raise UserError(f"The number of blocks with positions must be at least 1, got {self.count}.")
+        if self.init not in ("local", "noise"):
+            raise UserError(f"Kernels start as 'local' or 'noise', not '{self.init}'.")
+        if not math.isfinite(self.gate):
+            raise UserError(f"The gate of positions is a number, got {self.gate}.")

@@ -1,0 +1,190 @@
+"""A small drawing of a model's stem and block from its config, with what differs from base marked.
+
+Three columns: the way through the model, the attention branch, the MLP branch. A slot that base leaves empty is drawn
+only where it is filled; a slot that is filled in base alone is drawn struck out.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+NORMS = {
+    "layer": "LayerNorm",
+    "rms": "RMSNorm",
+    "scale_shift": "scale + shift",
+    "batch": "BatchNorm",
+    "instance": "InstanceNorm",
+    "group": "GroupNorm",
+    "scale": "ScaleNorm",
+    "power": "PowerNorm",
+    "switchable": "SwitchableNorm",
+    "dynamic_token": "Dynamic Token",
+}
+POSITIONS = {"learn": "+ position", "sincos2d": "+ position, fixed", "sincos2d_centered": "+ position, fixed"}
+STEMS = {"linear": "linear", "hmlp": "hMLP", "levit": "LeViT convolutions", "local": "local transformer"}
+ACTIVATIONS = {"gelu": "GELU", "gelu_tanh": "tanh GELU"}
+POOLS = {"token": "class token", "avg": "mean of tokens", "map": "attention pool", "none": "all tokens"}
+
+COLUMN, GAP, BOX, STEP, TOP = 124, 14, 22, 31, 26
+FONT, BOLD = 11.5, 140  # pixels; as many letters as BOLD pixels hold of them fit into a box in bold, smaller if need be
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Box:
+    """One step of a column: its slot, its words, and whether it is a fixed part, a slot or the residual add."""
+
+    slot: str
+    text: str
+    kind: str = "part"  # "part", "slot", "add"
+    state: str = "same"  # "same", "added", "changed", "removed"
+
+
+def draw(config: Config, base: Config | None = None, name: str = "model") -> Markup:
+    """The SVG element for one model; `base` None draws without marks."""
+    columns = [
+        _column(build(config), build(base) if base else None)
+        for build in (_through, lambda c: list(_branch(c, "attn")), lambda c: list(_branch(c, "mlp")))
+    ]
+    height = TOP + STEP * max(len(column) for column in columns) + 4
+    width = 3 * COLUMN + 2 * GAP
+    depth, first = config.get("depth", ""), config.get("first_blocks")
+    times = f"{first['count']} of {depth} ×" if first else f"{depth} ×"
+    times += f" {config['parallel']}" if config.get("parallel", 1) > 1 else ""
+    heads = ("model", f"attention, {times}", f"MLP, {times}")
+    body = "".join(
+        _draw_column(column, i * (COLUMN + GAP), head, residual=i > 0)
+        for i, (column, head) in enumerate(zip(columns, heads))
+    )
+    label = html.escape(describe(columns, name), quote=True)
+    return Markup(f'<svg class="drawing" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{body}</svg>')
+
+
+def describe(columns: list[list[Box]], name: str) -> str:
+    """The drawing in words, for those who cannot see it."""
+    words = {"same": "", "added": " (new)", "changed": " (changed)", "removed": " (removed)"}
+    parts = [", ".join(box.text + words[box.state] for box in column) for column in columns]
+    return f"{name}. Model: {parts[0]}. Attention branch: {parts[1]}. MLP branch: {parts[2]}."
+
+
+def _column(boxes: list[Box], base: list[Box] | None) -> list[Box]:
+    """Boxes with their state against base's; removed ones keep base's place."""
+    if base is None:
+        return boxes
+    before = {box.slot: box for box in base}
+    now = {box.slot for box in boxes}
+    marked = [Box(box.slot, box.text, box.kind, _state(box, before.get(box.slot))) for box in boxes]
+    for i, box in enumerate(base):
+        if box.slot not in now:
+            earlier = {b.slot for b in base[:i]}
+            place = max((k + 1 for k, b in enumerate(marked) if b.slot in earlier), default=0)
+            marked.insert(place, Box(box.slot, box.text, box.kind, "removed"))
+    return marked
+
+
+def _state(box: Box, before: Box | None) -> str:
+    if before is None:
+        return "added"
+    return "same" if before.text == box.text else "changed"
+
+
+def _through(config: Config) -> list[Box]:
+    """From pixels to the head, blocks as one box."""
+    rows, columns = _pair(config.get("patch_size", "?"))
+    final = _norm("final_norm", config.get("final_norm"))
+    pool = [Box("pool", POOLS.get(config.get("pool", "token"), str(config.get("pool"))))]
+    return [
+        Box("patches", f"{rows} × {columns} patches"),
+        *_stem(config["stem"]),
+        *([Box("position", POSITIONS[config["position"]])] if config.get("position", "learn") in POSITIONS else []),
+        *_norm("position_norm", config.get("position_norm")),
+        *_blocks(config),
+        *(pool + final if config.get("norm_after_pool") else final + pool),
+        Box("head", "head"),
+    ]
+
+
+def _stem(stem: Config) -> Iterator[Box]:
+    kind = stem.get("kind", "linear")
+    yield from _norm("stem.before", stem.get("before"))
+    yield Box("linear", STEMS.get(kind, str(kind)))
+    if stem.get("inner"):
+        yield Box("stem.inner", f"{_norm_text(stem['inner'])} inside", "slot")
+    yield from _norm("stem.after", stem.get("after"))
+    if stem.get("gelu"):
+        yield Box("stem.gelu", "GELU", "slot")
+
+
+def _blocks(config: Config) -> list[Box]:
+    """All blocks as one box, or two where the class and register tokens join between them."""
+    depth, joins = config.get("depth", ""), config.get("prefix_from", 0)
+    of = f" of {config['parallel']}" if config.get("parallel", 1) > 1 else ""
+    if not joins:
+        return [Box("blocks", f"{depth} blocks{of}")]
+    token = "+ class token" if config.get("class_token", True) else "+ register tokens"
+    first, rest = (f"{count} block{'s' * (count != 1)}{of}" for count in (joins, depth - joins))
+    return [Box("first", first), Box("prefix", token, "slot"), Box("blocks", rest)]
+
+
+def _branch(config: Config, which: str) -> Iterator[Box]:
+    """One residual branch in the order of computation; of the first blocks where they differ from the others."""
+    slots, attention = (config.get("first_blocks") or config)[which], which == "attn"
+    yield from _norm(f"{which}.before", slots.get("before"))
+    if attention and config.get("qk_norm"):
+        yield Box("qk_norm", f"{_norm_text(config['qk_norm'])} on q, k", "slot")
+    core = "attention + place" if config.get("positional") else "attention"
+    yield Box(f"{which}.core", core if attention else "linear, " + ACTIVATIONS[config.get("activation", "gelu")])
+    if attention and config.get("head_scale"):
+        yield Box("head_scale", "scale of heads", "slot")
+    yield from _norm(f"{which}.inner", slots.get("inner"))
+    yield Box(f"{which}.out", "linear")
+    yield from _norm(f"{which}.branch", slots.get("branch"))
+    if config.get("layer_scale") is not None:
+        yield Box(f"{which}.layer_scale", f"scale, {config['layer_scale']:g}", "slot")
+    yield Box(f"{which}.add", "+", "add")
+    yield from _norm(f"{which}.after", slots.get("after"))
+
+
+def _norm(slot: str, norm: Config | None) -> list[Box]:
+    return [Box(slot, _norm_text(norm), "slot")] if norm else []
+
+
+def _norm_text(norm: Config) -> str:
+    name = NORMS.get(norm["kind"], str(norm["kind"]))
+    return name if norm.get("affine", True) else f"{name}, fixed"
+
+
+def _pair(size: Any) -> tuple[Any, Any]:
+    return (size[0], size[1]) if isinstance(size, (list, tuple)) else (size, size)
+
+
+def _draw_column(boxes: list[Box], x: float, head: str, residual: bool) -> str:
+    middle = x + COLUMN / 2
+    bottom = TOP + STEP * (len(boxes) - 1) + BOX / 2
+    parts = [f'<text class="head" x="{middle:g}" y="14">{html.escape(head)}</text>']
+    parts.append(f'<path class="flow" d="M{middle:g} {TOP - 7}V{bottom + BOX / 2 + 8:g}"/>')
+    for i, box in enumerate(boxes):
+        y = TOP + STEP * i + BOX / 2
+        if box.kind == "add" and residual:
+            edge = x + 4
+            parts.append(f'<path class="flow" d="M{middle:g} {TOP - 4}H{edge:g}V{y:g}H{middle - 9:g}"/>')
+        parts.append(_draw_box(box, x, y))
+    return "".join(parts)
+
+
+def _draw_box(box: Box, x: float, y: float) -> str:
+    middle = x + COLUMN / 2
+    if box.kind == "add":
+        plus = f"M{middle - 5:g} {y:g}h10M{middle:g} {y - 5:g}v10"
+        return f'<circle class="add" cx="{middle:g}" cy="{y:g}" r="9"/><path class="plus" d="{plus}"/>'
+    left, top, width = x + 12, y - BOX / 2, COLUMN - 24
+    text = html.escape(box.text)
+    shape = f'<rect class="{box.kind}" x="{left:g}" y="{top:g}" width="{width:g}" height="{BOX}" rx="5"/>'
+    bold = box.state in ("added", "changed")
+    size = f' style="font-size: {BOLD / len(box.text):.1f}px"' if bold and len(box.text) > BOLD / FONT else ""
+    return f'<g class="{box.state}">{shape}<text x="{middle:g}" y="{y + 4:g}"{size}>{text}</text></g>'

@@ -1,0 +1,216 @@
+"""The figures of an evaluation, each a file of its own: SVG and PNG."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitmods.evals.calibration import BINS
+from vitmods.report.figures import clipped, style
+from vitmods.report.svg import figure
+from vitmods.stats.intervals import wilson
+from vitmods.util.files import make_folder, write_atomically
+
+Colors = Mapping[str, str]
+_NAMED_CLASSES, _COUNTED_CLASSES = 40, 20  # of a confusion matrix: more do not fit
+_PIXELS_PER_INCH = 144
+
+
+def draw_evaluation(found: Mapping[str, Any], folder: Path, prefix: str = "") -> list[Path]:
+    """Draw what `evaluate` found; the files, in order.
+
+    reliability, confusion, fewshot and corruptions, for those protocols that were run.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    drawings: dict[str, tuple[str, Callable[[Mapping[str, Any], Colors, Path], None]]] = {
+        "calibration": ("reliability", _reliability),
+        "confusion": ("confusion", _confusion),
+        "fewshot": ("fewshot", _fewshot),
+        "corruptions": ("corruptions", _corruptions),
+    }
+    wanted = [drawings[name] for name in found["protocols"] if name in drawings]
+    if "matrix" not in found["protocols"].get("confusion", {"matrix": None}):
+        wanted.remove(drawings["confusion"])
+    if wanted:
+        make_folder(folder)
+    written = []
+    for name, draw in wanted:
+        path = folder / f"{prefix}{name}"
+        draw(found, light(), path)
+        written += [path.with_name(f"{path.name}.{kind}") for kind in ("svg", "png")]
+    return written
+
+
+def light() -> Colors:
+    """The report's colors on white paper, by their names in its style sheet."""
+    sheet = (files("vitmods.report") / "style.css").read_text()
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", sheet.partition("}")[0]))
+
+
+def _reliability(found: Mapping[str, Any], colors: Colors, path: Path) -> None:
+    """Accuracy by confidence with an interval for each bin, above how many images have that confidence."""
+    detail, rows = found["protocols"]["calibration"], found["protocols"]["calibration"]["reliability"]
+    confidence, accuracy, dataset, number = (
+        np.array([row[key] for row in rows]) for key in ("confidence", "accuracy", "images", "bin")
+    )
+    bars: dict[str, Any] = {"x": number / BINS, "width": 1 / BINS - 0.006, "align": "edge", "lw": 0}
+    low, high = wilson(np.rint(accuracy * dataset), dataset)
+    with figure(430, 510) as drawn:
+        upper, lower = drawn.add_axes((0.14, 0.34, 0.82, 0.52)), drawn.add_axes((0.14, 0.1, 0.82, 0.17))
+        upper.plot([0, 1], [0, 1], color=colors["muted"], lw=1.2, ls=(0, (4, 3)))
+        upper.bar(height=accuracy, color=colors["accent"], **bars)
+        upper.vlines(confidence, low, high, color=colors["arm"], lw=2.2)
+        marks: dict[str, Any] = {"ms": 6.5, "mec": colors["paper"], "mew": 1.2, "clip_on": False}
+        upper.plot(confidence, accuracy, "D", color=colors["arm"], **marks)
+        upper.set(xlim=(0, 1), ylim=(0, 1.01))
+        lower.bar(height=dataset / dataset.sum(), color=colors["base"], **bars)
+        lower.set(xlim=(0, 1))
+        lower.set_xlabel("confidence", color=colors["muted"], fontsize=12)
+        for axes, label in ((upper, "accuracy"), (lower, "images")):
+            style(axes, colors)
+            axes.grid(axis="y", color=colors["line"], lw=0.8)
+            axes.set_axisbelow(True)
+            axes.set_ylabel(label, color=colors["muted"], fontsize=12)
+            axes.tick_params(labelsize=11)
+            for scale in (axes.xaxis, axes.yaxis):
+                scale.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+        text = f"ECE {100 * found['metrics']['ece']:.1f} %; {detail['images']:,} images, 95 % intervals"
+        _title(drawn, "Accuracy by confidence", text, colors)
+        _save(drawn, path, colors)
+
+
+def _confusion(found: Mapping[str, Any], colors: Colors, path: Path) -> None:
+    """Shares of each true class, darker for more; numbers where they fit."""
+    detail = found["protocols"]["confusion"]
+    matrix, classes = np.array(detail["matrix"], dtype=float), detail["classes"]
+    fractions = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    count = len(classes)
+    cell = 34 if count <= _COUNTED_CLASSES else max(4, 640 // count)
+    named = count <= _NAMED_CLASSES
+    names = [clipped(str(name), 16) for name in classes] if named else []
+    margin = 36 + (7 * max(map(len, names)) if named else 20)
+    side, top = cell * count, 66
+    width, height = max(margin + side + 24, 330), top + side + margin
+    with figure(width, height) as drawn:
+        axes = drawn.add_axes((margin / width, margin / height, side / width, side / height))
+        axes.imshow(fractions, cmap=_shades(colors["paper"], colors["arm"]), vmin=0, vmax=1, interpolation="nearest")
+        _frame(axes, colors, names, names)
+        for spine in axes.spines.values():
+            spine.set(visible=True, color=colors["line"])
+        axes.tick_params(axis="x", rotation=90 if named and max(map(len, names)) > 3 else 0)
+        if count <= _COUNTED_CLASSES:
+            _write_fractions(axes, fractions, colors)
+        axes.set_xlabel("taken for", color=colors["muted"], fontsize=12)
+        axes.set_ylabel("true class", color=colors["muted"], fontsize=12)
+        text = f"{detail['images']:,} images; percent of each true class"
+        _title(drawn, "What is taken for what", text, colors)
+        _save(drawn, path, colors)
+
+
+def _corruptions(found: Mapping[str, Any], colors: Colors, path: Path) -> None:
+    """The error at each corruption and severity, and its mean."""
+    detail = found["protocols"]["corruptions"]
+    names, severities = list(detail["errors"]), [str(severity) for severity in detail["severities"]]
+    errors = np.array([detail["errors"][name] for name in names])
+    table = np.column_stack([errors, errors.mean(axis=1)])
+    order = np.argsort(-table[:, -1], kind="stable")
+    table, labels = table[order], [names[i].replace("_", " ") for i in order]
+    row, column, left, top, foot = 25, 52, 150, 70, 44
+    width, height = max(470, left + column * table.shape[1] + 20), top + row * len(names) + foot
+    with figure(width, height) as drawn:
+        box = (left / width, foot / height, column * table.shape[1] / width, row * len(names) / height)
+        axes = drawn.add_axes(box)
+        axes.imshow(table, cmap=_shades(colors["paper"], colors["hurts"]), vmin=0, vmax=1, aspect="auto")
+        _frame(axes, colors, [*severities, "mean"], labels)
+        axes.axvline(len(severities) - 0.5, color=colors["paper"], lw=4)
+        _write_fractions(axes, table, colors)
+        axes.set_xlabel("severity", color=colors["muted"], fontsize=12)
+        text = (
+            f"percent of {detail['images']:,} images; without corruption {100 * detail['clean_error']:.1f} %, "
+            f"mean {100 * table[:, -1].mean():.1f} %"
+        )
+        _title(drawn, "Error on corrupted images", text, colors)
+        _save(drawn, path, colors)
+
+
+def _fewshot(found: Mapping[str, Any], colors: Colors, path: Path) -> None:
+    """Accuracy by images a class: mean, interval, and a dot for each choice of images."""
+    detail = found["protocols"]["fewshot"]
+    values = {int(shots): 100 * np.array(row["values"]) for shots, row in sorted(detail["shots"].items(), key=_shots)}
+    shots, means = list(values), [row.mean() for row in values.values()]
+    with figure(470, 350) as drawn:
+        axes = drawn.add_axes((0.125, 0.16, 0.845, 0.64))
+        axes.set_xscale("log")
+        for number, row in values.items():
+            low, high = found["intervals"][f"fewshot{number}"]
+            axes.plot([number] * 2, [100 * low, 100 * high], color=colors["arm"], lw=2.6, solid_capstyle="round")
+            axes.plot([number * 1.06] * len(row), row, "o", color=colors["arm"], ms=4, alpha=0.6, mew=0)
+        axes.plot(shots, means, "-D", color=colors["arm"], lw=1.4, ms=7.5, mec=colors["paper"], mew=1.4)
+        for number, mean in zip(shots, means, strict=True):
+            axes.annotate(f"{mean:.1f}", (number, mean), (-9, 7), textcoords="offset points", ha="right", fontsize=11,
+                          color=colors["ink"])  # fmt: skip
+        style(axes, colors)
+        axes.grid(axis="y", color=colors["line"], lw=0.8)
+        axes.set_xticks(shots, labels=[str(number) for number in shots])
+        axes.minorticks_off()
+        axes.set(xlim=(min(shots) * 0.6, max(shots) * 1.5))
+        axes.tick_params(labelsize=11)
+        axes.set_xlabel("training images of each class", color=colors["muted"], fontsize=12)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
+        text = f"accuracy on {detail['images']:,} images; {detail['seeds']} choices, 95 % interval of their mean"
+        _title(drawn, "Learning from few images", text, colors)
+        _save(drawn, path, colors)
+
+
+def _shots(item: tuple[str, Any]) -> int:
+    return int(item[0])
+
+
+def _shades(light_end: str, dark_end: str) -> Any:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("shades", [light_end, dark_end])
+
+
+def _frame(axes: Any, colors: Colors, columns: list[str], rows: list[str]) -> None:
+    style(axes, colors)
+    axes.spines["bottom"].set_visible(False)
+    axes.set_xticks(range(len(columns)), labels=columns)
+    axes.set_yticks(range(len(rows)), labels=rows)
+    axes.tick_params(labelsize=11, colors=colors["ink"])
+    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        label.set_parse_math(False)  # names are the user's: no mathematics between dollar signs
+
+
+def _write_fractions(axes: Any, fractions: np.ndarray, colors: Colors) -> None:
+    for (row, column), fraction in np.ndenumerate(fractions):
+        if fraction >= 0.005:
+            color = colors["paper"] if fraction > 0.7 else colors["ink"]
+            axes.text(column, row, f"{100 * fraction:.0f}", ha="center", va="center_baseline", fontsize=11, color=color)
+
+
+def _title(drawn: Any, title: str, text: str, colors: Colors) -> None:
+    """Two lines at the top left, in units of the figure."""
+    height = 72 * drawn.get_figheight()
+    drawn.text(12 / (72 * drawn.get_figwidth()), 1 - 22 / height, title, fontsize=14, color=colors["ink"])
+    drawn.text(12 / (72 * drawn.get_figwidth()), 1 - 42 / height, text, fontsize=11, color=colors["muted"])
+
+
+def _save(drawn: Any, path: Path, colors: Colors) -> None:
+    settings: dict[str, Any] = {"facecolor": colors["paper"], "dpi": _PIXELS_PER_INCH}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # matplotlib's own font lacks many scripts
+        for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
+
+            def write(file: Any, kind: str = kind, metadata: dict[str, None] = metadata) -> None:
+                drawn.savefig(file, format=kind, metadata=metadata, **settings)
+
+            write_atomically(path.with_name(f"{path.name}.{kind}"), write)

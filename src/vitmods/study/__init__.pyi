@@ -1,0 +1,3 @@
+from .arms import Arm as Arm
+from .result import StudyResult as StudyResult
+from .study import Study as Study

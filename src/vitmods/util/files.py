@@ -1,0 +1,160 @@
+"""Files that are either whole or not there, errors of the disk that say what to do, and output that nobody reads."""
+
+import errno
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TextIO
+
+from vitmods.util.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_REMEDIES = {
+    errno.ENOSPC: "the disk is full; free some space and run the same command again to go on",
+    errno.EDQUOT: "the disk quota is used up; free some space and run the same command again to go on",
+    errno.EFBIG: "a file may not grow further here; raise the limit and run the same command again to go on",
+    errno.EACCES: "it may not be written; choose another folder or change its permissions",
+    errno.EPERM: "it may not be written; choose another folder or change its permissions",
+    errno.EROFS: "the disk is read-only; choose another folder",
+    errno.ENOENT: "there is no such folder, or it cannot be made; choose another one",
+    errno.ENOTDIR: "a part of the path is a file, not a folder; choose another folder",
+    errno.EEXIST: "there is a file of that name where a folder is needed; choose another folder",
+    errno.EISDIR: "there is a folder of that name where a file is needed; choose another name",
+    errno.ELOOP: "a link on the way points to itself; choose another folder",
+    errno.ENAMETOOLONG: "the name is too long; choose a shorter folder",
+    errno.EIO: "the disk reports an input/output error; check it",
+}
+
+
+def expand_user(path: str | Path) -> Path:
+    """The path with ~ and ~user replaced. UserError where there is no such home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"There is no home folder for {path}: write the path without ~, or set HOME.") from None
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn an error of the disk, also one that a library has wrapped in its own, into a UserError about `path`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None or cause.errno not in _REMEDIES:
+            raise
+        raise UserError(f"Cannot write {path}: {_REMEDIES[cause.errno]}.") from error
+
+
+def make_folder(path: Path) -> Path:
+    """Make `path` with its parents; UserError if that cannot be, or if nothing can be written in it."""
+    with disk_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    return path
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], Any], keep_previous: Path | None = None) -> None:
+    """Write a file so that a reader, or a restart after a crash, sees the old one or the new one and never a part.
+
+    `write` gets the open file. With `keep_previous` the old file is kept under that name.
+
+    Raises:
+        UserError: the disk is full or may not be written; the old file is as it was.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    with disk_errors(path):
+        try:
+            with open(temporary, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            if keep_previous is not None and path.exists():
+                os.replace(path, keep_previous)
+            os.replace(temporary, path)
+            _sync_folder(path.parent)
+        except Exception:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, atomically; NaN and infinity are refused, since JSON has neither."""
+    text = json.dumps(value, indent=1, allow_nan=False) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+class LenientStream:
+    """A text stream whose reader may leave (`| head -1`, a dying `tee` or ssh): from then on nothing is written.
+
+    Any other error of the disk is dropped too where `needed` is false, and a UserError otherwise.
+    """
+
+    def __init__(self, stream: TextIO | None, needed: bool = False) -> None:
+        """stream: None where the process was started without one."""
+        self._stream = stream if stream is not None else open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+        self._needed = needed
+
+    def write(self, text: str) -> int:
+        self._attempt(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._attempt(self._stream.flush)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _attempt(self, act: Callable[[], Any]) -> None:
+        try:
+            act()
+        except OSError as error:
+            with suppress(OSError, ValueError):  # what is still in the buffer would fail again when the process ends
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, self._stream.fileno())
+                os.close(null)
+            if self._needed and error.errno not in (errno.EPIPE, errno.EIO):
+                raise UserError(f"Cannot write the output: {error.strerror}.") from error
+
+
+@contextmanager
+def lenient_output() -> Iterator[None]:
+    """While inside, work goes on though nobody reads what is printed."""
+    with (
+        redirect_stdout(LenientStream(sys.stdout, needed=True)),
+        redirect_stderr(LenientStream(sys.stderr)),
+    ):
+        try:
+            yield
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(UserError):
+                    stream.flush()
+
+
+def progress_console() -> "Console":
+    """rich's console for bars on stderr, which never stops the work."""
+    from rich.console import Console
+
+    return Console(file=LenientStream(sys.stderr))  # type: ignore[arg-type]
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames survive a power cut. Only POSIX can open a folder."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,53 @@
+"""Settings as the shell writes them in parentheses: `dpn(before=false)`, `augreg(level=light1,warmup_epochs=2)`."""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from vitmods.util.errors import UserError, nearest
+
+
+def split_form(text: str) -> tuple[str, str] | None:
+    """`NAME` or `NAME(SETTINGS)` as (name, what is in the parentheses); None for anything else."""
+    match = re.fullmatch(r"([\w-]+)\s*(?:\((.*)\))?", text.strip())
+    return (match[1], match[2] or "") if match else None
+
+
+def read_settings(name: str, kind: str, inside: str, types: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of `a=1,b=false`, by the types of the settings; a setting without a value is true.
+
+    Args:
+        name, kind: of what is set, for errors: `dpn`, `change`.
+        inside: the text in the parentheses.
+        types: setting -> its type: bool, int, float, anything else a word, each perhaps `| None`.
+
+    Raises:
+        UserError: there is no such setting (the nearest is named), it is given twice, or its value is of another type.
+    """
+    found: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in inside.split(","))):
+        key, equals, value = (piece.strip() for piece in item.partition("="))
+        if key in found:
+            raise UserError(f"{name}({key}=...) is given twice: leave one out.")
+        if key not in types:
+            hint = nearest(key, types) if types else "It has none."
+            raise UserError(f"The {kind} '{name}' has no setting '{key}'. {hint}")
+        found[key] = _value(f"{name}({key}=...)", types[key], value if equals else "true")
+    return found
+
+
+def _value(what: str, kind: Any, text: str) -> Any:
+    wanted = next((t for t in typing.get_args(kind) if t in (int, float)), kind)  # of "int | None"
+    if wanted is bool:
+        if text.lower() not in ("true", "false"):
+            raise UserError(f"{what} is true or false, got '{text}'.")
+        return text.lower() == "true"
+    if wanted in (int, float):
+        try:
+            return wanted(text)
+        except ValueError:
+            raise UserError(f"{what} is a number, got '{text}'.") from None
+    return text
