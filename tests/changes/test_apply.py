@@ -330,7 +330,9 @@ def test_two_changes_of_one_name_are_refused(liar):
 def test_a_slot_that_is_none_is_an_error(base, liar):
     change = liar("weights", with_layer_scale(0.5))
     type(change).fills = frozenset({"mlp nrom before"})
-    with pytest.raises(UserError, match=r"'liar' fills 'mlp nrom before', and there is no such slot.*'mlp norm before'"):
+    with pytest.raises(
+        UserError, match=r"'liar' fills 'mlp nrom before', and there is no such slot.*'mlp norm before'"
+    ):
         vm.apply(base, change)
 
 

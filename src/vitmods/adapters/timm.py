@@ -1,9 +1,5 @@
-"""timm's VisionTransformer as a vitmods ViT and back, exactly; and vitmods models in timm's registry.
+"""timm's VisionTransformer as a vitmods ViT and back, exactly."""
 
-Importing this file registers ``vitmods_tiny_patch16_224`` and its sisters with ``timm.create_model``.
-"""
-
-import sys
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -11,19 +7,16 @@ from typing import Any
 
 import timm.layers
 import torch
-from timm.models import register_model
 from timm.models import vision_transformer as timm_vit
 from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
-from vitmods.adapters.apply import apply
 from vitmods.adapters.tensors import Coverage, Row
 from vitmods.adapters.transfer import check_readable, export_model, fields, import_model, refuse, refuse_slots
-from vitmods.changes import parse_changes
 from vitmods.layers import Attention, Block, BlockConfig, BranchNorms, LayerNorm, Mlp
 from vitmods.model.config import BranchConfig, NormConfig, StemConfig, ViTConfig
 from vitmods.model.vit import ViT
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import UserError
 
 _POOLS = {"token": "token", "avg": "avg", "map": "map", "": "none"}
 
@@ -43,8 +36,7 @@ def read(model: Any) -> tuple[ViT, Coverage]:
         raise UserError(f"{source} is not covered: there is no slot for its distillation token and second head.")
     if type(model) is not timm_vit.VisionTransformer:
         raise UserError(f"{source} is not covered; VisionTransformer is.")
-    refuse(source, uncovered(model))
-    config = _read_config(model)
+    config = read_config(model)
     new, coverage = import_model(source, model, config, _rows(config), _look)
     new.set_grad_checkpointing(model.grad_checkpointing)
     new.pretrained_cfg = new.default_cfg = getattr(model, "pretrained_cfg", new.pretrained_cfg)
@@ -116,7 +108,7 @@ def _block_problems(block: Any) -> list[str]:
     problems = []
     attn: Any = block.attn
     mlp: Any = block.mlp
-    if type(attn) is not timm.layers.Attention or attn.gate is not None:
+    if type(attn) is not timm.layers.Attention or getattr(attn, "gate", None) is not None:
         problems.append("an attention other than timm's plain one")
     if type(mlp) is not timm.layers.Mlp or not isinstance(mlp.act, nn.GELU):
         problems.append(f"MLP {type(mlp).__name__} with {type(getattr(mlp, 'act', None)).__name__}")
@@ -144,7 +136,9 @@ def _read_norm(module: Any) -> NormConfig | None:
     return NormConfig(kind, float(module.eps), module.weight is not None)
 
 
-def _read_config(model: Any) -> ViTConfig:
+def read_config(model: Any) -> ViTConfig:
+    """The config of a timm VisionTransformer, its weights aside. Raises UserError as ``from_timm``."""
+    refuse(f"timm's {type(model).__name__}", uncovered(model))
     block: Any = _first_branches(model.blocks[0])
     stem: Any = model.patch_embed
     rates = [getattr(_first_branches(b).drop_path1, "drop_prob", 0.0) or 0.0 for b in model.blocks]
@@ -186,7 +180,9 @@ def _read_config(model: Any) -> ViTConfig:
 
 def _read_layer_scale(model: Any) -> float | None:
     scale = _first_branches(model.blocks[0]).ls1
-    return None if isinstance(scale, nn.Identity) else float(scale.gamma.detach().float().mean()) or 1e-5
+    if isinstance(scale, nn.Identity):
+        return None
+    return scale.init_values if scale.gamma.is_meta else float(scale.gamma.detach().float().mean()) or 1e-5
 
 
 _COPIED = (
@@ -281,8 +277,14 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
     return {
         **fields(config, "img_size patch_size in_chans num_classes embed_dim depth num_heads qkv_bias reg_tokens"),
         "block_fn": timm_vit.Block if config.parallel == 1 else block,
-        **{theirs: getattr(config, ours) for theirs, ours in _FROM_TIMM.items()},
         "global_pool": "" if config.pool == "none" else config.pool,
+        "fc_norm": config.norm_after_pool,
+        "init_values": config.layer_scale,
+        "drop_rate": config.head_drop,
+        "pos_drop_rate": config.pos_drop,
+        "proj_drop_rate": config.proj_drop,
+        "attn_drop_rate": config.attn_drop,
+        "drop_path_rate": config.drop_path,
         "mlp_ratio": (config.mlp_dim + 0.5) / config.embed_dim,  # timm rounds the product down
         "qk_norm": config.qk_norm is not None,
         "scale_attn_norm": config.attn.inner is not None,
@@ -296,63 +298,3 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
         "embed_norm_layer": _norm_layer(config.stem.after) if config.stem.after else None,
         "act_layer": partial(nn.GELU, approximate="tanh" if config.activation == "gelu_tanh" else "none"),
     }
-
-
-_FROM_TIMM = {
-    "drop_rate": "head_drop",
-    "pos_drop_rate": "pos_drop",
-    "proj_drop_rate": "proj_drop",
-    "attn_drop_rate": "attn_drop",
-    "drop_path_rate": "drop_path",
-    "init_values": "layer_scale",
-    "global_pool": "pool",
-    "fc_norm": "norm_after_pool",
-}
-_SAME = (  # arguments that a ViTConfig has under the same name
-    "num_classes", "in_chans", "img_size", "patch_size", "embed_dim", "depth", "num_heads", "qkv_bias", "reg_tokens",
-    "class_token",
-)  # fmt: skip
-
-
-def create(name: str, changes: str = "", pretrained: bool = False, **kwargs: Any) -> ViT:
-    """A vitmods model from the arguments that ``timm.create_model`` passes on; ``changes`` as in the shell ("dpn+rms").
-
-    Raises UserError on pretrained weights (there are none) and on arguments that have no counterpart.
-    """
-    if pretrained:
-        raise UserError(f"There are no pretrained weights for {name}: load a timm model and call vitmods.apply on it.")
-    fields: dict[str, Any] = {}
-    for key, value in kwargs.items():
-        if key in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
-            continue
-        if key == "no_embed_class":
-            fields["position_on_prefix"] = not value
-        elif key in _FROM_TIMM or key in _SAME:
-            fields[_FROM_TIMM.get(key, key)] = value
-        else:
-            known = [*_FROM_TIMM, *_SAME, "no_embed_class", "changes"]
-            raise UserError(f"{name} has no argument '{key}'. {nearest(key, known)}")
-    if "pool" in fields:
-        fields["pool"] = _POOLS.get(fields["pool"], fields["pool"])
-        fields.setdefault("norm_after_pool", fields["pool"] == "avg")
-    if "embed_dim" in fields:
-        fields["mlp_dim"] = 4 * fields["embed_dim"]  # timm gives the MLP's width as a ratio
-    config = ViTConfig.from_name(name.replace("vitmods_", "vit_"), **fields)
-    model = ViT(config)
-    chosen = parse_changes(changes)
-    return apply(model, *chosen) if chosen else model
-
-
-def _register(name: str) -> None:
-    def entry(pretrained: bool = False, **kwargs: Any) -> ViT:
-        return create(name, pretrained=pretrained, **kwargs)
-
-    entry.__name__ = entry.__qualname__ = name
-    entry.__doc__ = f"{name.replace('vitmods_', 'vit_')} built by vitmods; ``changes`` as in the shell."
-    registered: Callable[..., ViT] = register_model(entry)
-    setattr(sys.modules[__name__], name, registered)
-
-
-for _size, _patches in {"tiny": (16,), "small": (16, 32), "base": (16, 32), "large": (16, 32), "huge": (14,)}.items():
-    for _patch in _patches:
-        _register(f"vitmods_{_size}_patch{_patch}_224")

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-
 class PackedLinear(nn.Linear):
     """A linear map (..., in) -> (..., out) for inference on a CPU, optionally with the GELU that follows it.
 

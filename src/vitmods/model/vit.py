@@ -18,8 +18,9 @@ from vitmods.model.build import (
     make_stem,
     timm_cfg,
 )
-from vitmods.model.config import ViTConfig
+from vitmods.model.config import ViTConfig, pruned_config
 from vitmods.model.init import initialize
+from vitmods.model.tracing import given, keep_whole, scriptable
 from vitmods.util.errors import UserError, nearest
 
 Resampling = Literal["bicubic", "bilinear"]
@@ -42,10 +43,14 @@ class ViT(nn.Module):
     ``forms`` runs the blocks: by default ``vitmods.fast.Forms()``, which gives the same in less time (of the last block
     ``forward`` then computes only what the head reads); None calls each block as it is written.
 
-    Both take one of two keywords for masked pre-training. ``keep`` (B, K) names the visible patches of each image;
-    the others are not computed, and the patch tokens are K, in its order (He et al., 2022, MAE). ``mask`` (B, T) is
-    True where the learned mask token stands in for a patch (Bao et al., 2022, BEiT; the config's ``mask_token`` makes
-    one). UserError says what does not fit.
+    Both take masks. ``attn_mask`` is for attention, True or 0 where a token may look, and ``is_causal`` lets it look at
+    no later token. One of two is for masked pre-training: ``keep`` (B, K) names the visible patches of each image; the
+    others are not computed, and the patch tokens are K, in its order (He et al., 2022, MAE). ``mask`` (B, T) is True
+    where the learned mask token stands in for a patch (Bao et al., 2022, BEiT; the config's ``mask_token`` makes one).
+    UserError says what does not fit.
+
+    torch.fx traces the model, in the mode that it is in, with what it is called with; ``torch.jit.script`` takes that
+    graph.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -84,18 +89,36 @@ class ViT(nn.Module):
     num_prefix_tokens = property(lambda self: self.vit_config.num_prefix_tokens)
     global_pool = property(lambda self: "" if self.vit_config.pool == "none" else self.vit_config.pool)
 
-    def forward(self, x: Tensor, *, keep: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        keep: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
         """(B, in_chans, height, width) -> (B, num_classes); with ``pool="none"`` (B, N, num_classes)."""
+        attn_mask, is_causal, keep, mask = given(attn_mask, is_causal, keep, mask)
+        if attn_mask is not None or is_causal:
+            return self.forward_head(self.forward_features(x, attn_mask, is_causal, keep, mask))
         x = self._embed(x, keep, mask)
         for i in range(len(self.blocks)):
             x = self._run(i, x, for_head=i == len(self.blocks) - 1)
         return self.forward_head(self.norm(x))
 
-    def forward_features(self, x: Tensor, *, keep: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward_features(
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        keep: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
         """(B, in_chans, height, width) -> all tokens (B, N, C) after the final norm, prefix tokens first."""
+        attn_mask, is_causal, keep, mask = given(attn_mask, is_causal, keep, mask)
         x = self._embed(x, keep, mask)
         for i in range(len(self.blocks)):
-            x = self._run(i, x)
+            x = self._run_masked(i, x, attn_mask, is_causal)
         return self.norm(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -115,29 +138,91 @@ class ViT(nn.Module):
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
+        output_dict: bool = False,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Any:
         """The outputs of chosen blocks, as in timm: the last ``indices`` blocks, or those listed, or all.
 
         Returns (final tokens, list), or the list alone. Entries are (B, C, rows, columns), or (B, T, C) with
-        ``output_fmt="NLC"``, paired with the prefix tokens (B, prefix, C) if asked for. Raises ValueError on an
-        unknown format or block.
+        ``output_fmt="NLC"``, paired with the prefix tokens (B, prefix, C) if asked for. With ``output_dict`` a
+        dictionary of ``image_features``, ``image_intermediates`` and ``image_intermediates_prefix``. Raises ValueError
+        on an unknown format or block.
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt is 'NCHW' or 'NLC', got '{output_fmt}'.")
         take = self._block_indices(indices)
         grid = self.patch_embed.dynamic_feat_size((x.shape[-2], x.shape[-1]))
-        x, found = self._embed(x), []
+        x, found, before = self._embed(x), [], []
         for i in range(max(take) + 1 if stop_early else len(self.blocks)):
-            x = self._run(i, x)
+            x = self._run_masked(i, x, attn_mask, is_causal)
             if i not in take:
                 continue
-            prefix = self.vit_config.num_prefix_tokens if i >= self.vit_config.prefix_from else 0
-            out = self.norm(x) if norm else x
+            out, prefix = self.norm(x) if norm else x, self.vit_config.prefix_tokens(i)
             patches = out[:, prefix:]
-            if output_fmt == "NCHW":
-                patches = patches.transpose(1, 2).unflatten(2, grid).contiguous()
-            found.append((patches, out[:, :prefix]) if return_prefix_tokens and prefix else patches)
-        return found if intermediates_only else (self.norm(x), found)
+            found.append(patches.mT.unflatten(2, grid).contiguous() if output_fmt == "NCHW" else patches)
+            before.append(out[:, :prefix])
+        with_prefix = return_prefix_tokens and self.num_prefix_tokens > 0
+        if output_dict:
+            parts: dict[str, Any] = {"image_intermediates": found}
+            if with_prefix:
+                parts["image_intermediates_prefix"] = before
+            return parts if intermediates_only else {**parts, "image_features": self.norm(x)}
+        listed = list(zip(found, before, strict=True)) if with_prefix else found
+        return listed if intermediates_only else (self.norm(x), listed)
+
+    def get_intermediate_layers(
+        self,
+        x: Tensor,
+        n: int | Sequence[int] = 1,
+        reshape: bool = False,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        attn_mask: Tensor | None = None,
+    ) -> Any:
+        """``forward_intermediates`` under the name and with the arguments of DINO: the last ``n`` blocks or those
+        listed, as (B, T, C), or with ``reshape`` as (B, C, rows, columns)."""
+        form = "NCHW" if reshape else "NLC"
+        return self.forward_intermediates(
+            x, n, return_prefix_tokens, norm, output_fmt=form, intermediates_only=True, attn_mask=attn_mask
+        )
+
+    def prune_intermediate_layers(
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Takes off, in place, the blocks after the last of ``indices``, and if asked for the final norm, and the head
+        with what pools for it; what is left gives the same intermediates. Returns the blocks' numbers.
+
+        Raises ValueError on an unknown block, and UserError where the head would be left without its class token.
+        """
+        chosen, config = sorted(self._block_indices(indices)), self.vit_config
+        depth = max(chosen) + 1
+        pruned = pruned_config(config, depth, prune_norm, prune_head)
+        self.blocks = self.blocks[:depth]
+        if not pruned.num_prefix_tokens:
+            self.cls_token = self.reg_token = None
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.attn_pool, self.pre_logits, self.fc_norm = None, None, nn.Identity()
+            self.reset_classifier(0, "")
+        self.vit_config = pruned
+        return chosen
+
+    @torch.no_grad()
+    def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
+        """Draws all weights anew, in place: by the config's rule, or by ``mode`` ("timm", "big_vision"), which the
+        config then has. With ``needs_reset`` norms, scales and buffers start anew too, so that a model that ``to_empty``
+        has brought from the meta device is as a new one. Raises UserError for another mode."""
+        if mode:
+            self.vit_config = self.vit_config.with_(init=mode)
+        if not needs_reset:
+            initialize(self)
+            return
+        fresh = ViT(self.vit_config)
+        start = dict([*fresh.named_parameters(), *fresh.named_buffers()])
+        for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
+            tensor.copy_(start[name])
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that are matrices but not weights: positions and tokens."""
@@ -150,6 +235,9 @@ class ViT(nn.Module):
             "stem": r"^cls_token|^reg_token|^mask_token|^pos_embed|^patch_embed|^norm_pre",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm|^fc_norm|^attn_pool|^pre_logits", (99999,))],
         }
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        return scriptable(self)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keep the input of each block alone and run the block again in backward."""
@@ -214,6 +302,7 @@ class ViT(nn.Module):
 
     def _embed(self, images: Tensor, keep: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Images -> tokens with positions (B, prefix + T, C), or (B, prefix + K, C) where ``keep`` is (B, K)."""
+        keep_whole(images)
         config = self.vit_config
         x = self.patch_embed(images) if keep is None else self._visible(images, keep, mask)
         if mask is not None:
@@ -272,6 +361,26 @@ class ViT(nn.Module):
             return self.forms.run(self, index, x, for_head)
         out: Tensor = self.blocks[index](x)
         return out
+
+    def _run_masked(self, index: int, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+        if attn_mask is None and not is_causal:
+            return self._run(index, x)
+        if index == self.vit_config.prefix_from > 0:
+            x = self._prepend(x)
+        if is_causal:
+            self._check_causal(attn_mask)
+            attn_mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        out: Tensor = self.blocks[index](x, attn_mask=attn_mask)
+        return out
+
+    def _check_causal(self, attn_mask: Tensor | None) -> None:
+        if attn_mask is not None:
+            raise UserError("is_causal is a mask of its own: give it or attn_mask, not both.")
+        mixing = {type(m).__name__ for m in self.modules() if not getattr(m, "token_wise", True)}
+        if mixing:
+            raise UserError(
+                f"{', '.join(sorted(mixing))} mixes tokens, and a token would see later ones: no is_causal."
+            )
 
     def _pool(self, x: Tensor) -> Tensor:
         pool, prefix = self.vit_config.pool, self.vit_config.num_prefix_tokens

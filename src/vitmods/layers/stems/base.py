@@ -110,6 +110,8 @@ class Stem(nn.Module):
         return take_patches(images, keep, self.patch_size)
 
     def _check(self, images: Tensor) -> None:
+        if isinstance(images, torch.fx.Proxy):
+            return  # a traced graph takes what it is given
         size = tuple(images.shape[-2:])
         if self.strict_img_size and size != self.img_size:
             raise ValueError(
