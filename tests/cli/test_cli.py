@@ -356,7 +356,11 @@ def test_finetune_trains_a_part_and_leaves_its_delta(trial, capsys, tmp_path):
     assert "positions" in said
     assert f"{start} has all but" in said
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert (config["recipe"]["train"], config["recipe"]["weight_decay"], config["recipe"]["flip"]) == (
+    assert (
+        config["recipe"]["train"],
+        config["recipe"]["optimizer"]["weight_decay"],
+        config["recipe"]["augment"]["flip"],
+    ) == (
         "attention",
         0.1,
         0,
