@@ -26,7 +26,7 @@ def test_mean_and_std_of_the_images_go_along(tmp_path):
 @pytest.mark.parametrize("pixels", ["3", '{"mean": 3}', '{"mean": ["a"]}', "{"])
 def test_pixels_that_are_none(tmp_path, pixels):
     model = small()
-    metadata = {"vitmods_config": model.config.to_json(), "vitmods_pixels": pixels}
+    metadata = {"vitmods_config": model.vit_config.to_json(), "vitmods_pixels": pixels}
     save_file(model.state_dict(), tmp_path / "m.safetensors", metadata=metadata)
     with pytest.raises(UserError, match="may be damaged"):
         load(tmp_path / "m.safetensors")
@@ -50,7 +50,7 @@ def test_pixels_that_are_none(tmp_path, pixels):
 )
 def test_configs_that_do_not_belong_to_the_weights(tmp_path, edit, words):
     model = small()
-    config = json.dumps({**json.loads(model.config.to_json()), **edit})
+    config = json.dumps({**json.loads(model.vit_config.to_json()), **edit})
     save_file(model.state_dict(), tmp_path / "m.safetensors", metadata={"vitmods_config": config})
     with pytest.raises(UserError, match=words):
         load(tmp_path / "m.safetensors")  # without making anything of that size, or it would be a MemoryError
@@ -73,7 +73,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, name, fields):
     assert [file.name for file in tmp_path.iterdir()] == [name]
     monkeypatch.undo()
     save(model, path)
-    assert load(path, **({"num_heads": 2} if name == "m.pth" else {})).config.embed_dim == 32
+    assert load(path, **({"num_heads": 2} if name == "m.pth" else {})).vit_config.embed_dim == 32
 
 
 @pytest.mark.parametrize("source", ["S/16", "timm:no_such", "hf:folder"])
@@ -85,7 +85,7 @@ def test_names_without_weights_are_no_checkpoints(source):
 def test_a_trials_config_says_what_the_weights_are(tmp_path):
     model = small()
     save_file(model.state_dict(), tmp_path / "model.safetensors")
-    record = {"model": json.loads(model.config.to_json()), "recipe": {"mean": [0.4], "std": [0.3]}}
+    record = {"model": json.loads(model.vit_config.to_json()), "recipe": {"mean": [0.4], "std": [0.3]}}
     (tmp_path / "config.json").write_text(json.dumps(record))
     found = load(tmp_path)
     assert (found.pretrained_cfg["mean"], found.pretrained_cfg["std"]) == ((0.4,), (0.3,))

@@ -85,7 +85,7 @@ def test_model_settings_reach_the_model():
     model = vm.vit("mu2/8", img_size=16, num_classes=5, **settings)
     assert model.head.bias.tolist() == pytest.approx([-6.9] * 5)
     assert not model.head.weight.any()
-    assert model.config.drop_path == 0.1
+    assert model.vit_config.drop_path == 0.1
     assert model.pre_logits is not None
 
 

@@ -34,7 +34,7 @@ def apply(model: nn.Module, *changes: Change) -> ViT:
     check_conflicts(changes)
     old = as_vit(model)
     _check_shared(old)
-    config, parallel = old.config, old.config.parallel
+    config, parallel = old.vit_config, old.vit_config.parallel
     weights = {sequential_name(name, parallel): value.clone() for name, value in old.state_dict().items()}
     for change in changes:
         config, weights = _apply_one(change, config, weights)
@@ -131,7 +131,7 @@ def _build(config: ViTConfig, weights: Weights, old: ViT) -> ViT:
         assert name in own, f"{name} has no place in the new model, and no change says that it drops it"
         assert own[name].shape == value.shape, f"{name}: carried {tuple(value.shape)}, needed {tuple(own[name].shape)}"
     new.load_state_dict(weights, strict=False)
-    frozen = {sequential_name(n, old.config.parallel) for n, p in old.named_parameters() if not p.requires_grad}
+    frozen = {sequential_name(n, old.vit_config.parallel) for n, p in old.named_parameters() if not p.requires_grad}
     for name, parameter in new.named_parameters():
         parameter.requires_grad_(sequential_name(name, config.parallel) not in frozen)
     new.grad_checkpointing = old.grad_checkpointing
@@ -168,12 +168,12 @@ def verify(old: nn.Module, new: nn.Module, *changes: Change, images: torch.Tenso
 
 
 def _difference(old: ViT, new: ViT, images: torch.Tensor | None) -> float:
-    if (old.config.in_chans, old.config.img_size) != (new.config.in_chans, new.config.img_size):
+    if (old.vit_config.in_chans, old.vit_config.img_size) != (new.vit_config.in_chans, new.vit_config.img_size):
         return float("nan")
     p = next(new.parameters())
     if images is None:
         generator = torch.Generator().manual_seed(0)
-        images = torch.randn(2, new.config.in_chans, *new.config.img_size, generator=generator)
+        images = torch.randn(2, new.vit_config.in_chans, *new.vit_config.img_size, generator=generator)
     images = images.to(p.device, p.dtype)
     outputs = []
     for model in (old, new):
@@ -271,7 +271,7 @@ def diff(old: nn.Module, new: nn.Module, images: torch.Tensor | None = None) -> 
     first, second = _leaves(before), _leaves(after)
     return Diff(
         params=(count_params(before), count_params(after)),
-        macs=(count_macs(before.config), count_macs(after.config)),
+        macs=(count_macs(before.vit_config), count_macs(after.vit_config)),
         added=tuple(n for n in second if n not in first),
         removed=tuple(n for n in first if n not in second),
         changed=tuple(f"{n}: {first[n]} -> {second[n]}" for n in second if n in first and first[n] != second[n]),

@@ -66,7 +66,7 @@ def write_own(model: ViT, path: Path) -> None:
 
     weights = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
     pixels = {name: model.pretrained_cfg[name] for name in ("mean", "std") if name in model.pretrained_cfg}
-    metadata = {"format": "pt", KEY: model.config.to_json(), PIXELS: json.dumps(pixels)}
+    metadata = {"format": "pt", KEY: model.vit_config.to_json(), PIXELS: json.dumps(pixels)}
     write_atomically(path, lambda file: file.write(save(weights, metadata)))
 
 

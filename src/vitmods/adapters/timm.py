@@ -55,7 +55,7 @@ def to_timm(model: ViT) -> timm_vit.VisionTransformer:
 
     Raises UserError naming the slots for which timm has no counterpart.
     """
-    target, config = "timm's VisionTransformer", model.config
+    target, config = "timm's VisionTransformer", model.vit_config
     refuse_slots(target, config, _counterpart(config))
     check_readable("The model", model)
     with torch.random.fork_rng(devices=[]):

@@ -34,9 +34,9 @@ def optimize_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -
     than 1e-5 of the largest (a bug).
     """
     old = as_vit(model)
-    branches = old.config.parallel
+    branches = old.vit_config.parallel
     named = {sequential_name(name, branches): value for name, value in old.state_dict().items()}
-    folded, weights = fold(old.config.unrolled, named)
+    folded, weights = fold(old.vit_config.unrolled, named)
     config = folded.rolled(branches)
     reference = next(old.parameters())
     new = ViT(config).to(device=reference.device, dtype=reference.dtype)
@@ -65,7 +65,7 @@ def _pack(model: ViT) -> None:
 def _to_pack(model: ViT) -> list[nn.Module]:
     """All modules but those in narrow parallel branches, which are faster together, as plain maps, than packed."""
     modules = list(model.modules())
-    if model.config.embed_dim > FUSED_UP_TO:
+    if model.vit_config.embed_dim > FUSED_UP_TO:
         return modules
     together = {part for m in modules if isinstance(m, Branches) and m.parts for part in m.modules()}
     return [module for module in modules if module not in together]

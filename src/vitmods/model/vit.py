@@ -30,7 +30,7 @@ def vit(config: ViTConfig | str = "S/16", **overrides: Any) -> "ViT":
 
 
 class ViT(nn.Module):
-    """A Vision Transformer with timm's parameter names and model contract; ``config`` describes it completely.
+    """A Vision Transformer with timm's parameter names and model contract; ``vit_config`` describes it completely.
 
     Images (B, in_chans, height, width) -> logits (B, num_classes). ``forward`` computes of the last block only what
     the head reads, which is exact; ``forward_features`` gives all tokens (B, N, C).
@@ -43,7 +43,7 @@ class ViT(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.config = config
+        self.vit_config = config
         self.changes: tuple[Any, ...] = ()  # what `apply` did to get here, in order
         dim = config.embed_dim
         self.patch_embed = make_stem(config)
@@ -68,13 +68,13 @@ class ViT(nn.Module):
         initialize(self)
 
     # What timm's tools read.
-    num_classes = property(lambda self: self.config.num_classes)
-    in_chans = property(lambda self: self.config.in_chans)
-    embed_dim = property(lambda self: self.config.embed_dim)
-    num_features = property(lambda self: self.config.embed_dim)
-    head_hidden_size = property(lambda self: self.config.embed_dim)
-    num_prefix_tokens = property(lambda self: self.config.num_prefix_tokens)
-    global_pool = property(lambda self: "" if self.config.pool == "none" else self.config.pool)
+    num_classes = property(lambda self: self.vit_config.num_classes)
+    in_chans = property(lambda self: self.vit_config.in_chans)
+    embed_dim = property(lambda self: self.vit_config.embed_dim)
+    num_features = property(lambda self: self.vit_config.embed_dim)
+    head_hidden_size = property(lambda self: self.vit_config.embed_dim)
+    num_prefix_tokens = property(lambda self: self.vit_config.num_prefix_tokens)
+    global_pool = property(lambda self: "" if self.vit_config.pool == "none" else self.vit_config.pool)
 
     def forward(self, x: Tensor, *, keep: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """(B, in_chans, height, width) -> (B, num_classes); with ``pool="none"`` (B, N, num_classes)."""
@@ -125,7 +125,7 @@ class ViT(nn.Module):
             x = self._run(i, x)
             if i not in take:
                 continue
-            prefix = self.config.num_prefix_tokens if i >= self.config.prefix_from else 0
+            prefix = self.vit_config.num_prefix_tokens if i >= self.vit_config.prefix_from else 0
             out = self.norm(x) if norm else x
             patches = out[:, prefix:]
             if output_fmt == "NCHW":
@@ -188,15 +188,15 @@ class ViT(nn.Module):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A fresh head for another number of classes (0: no head), and another pooling if given ("" for none)."""
-        pool = self.config.pool if global_pool is None else (global_pool or "none")
+        pool = self.vit_config.pool if global_pool is None else (global_pool or "none")
         if pool == "map" and self.attn_pool is None:
             raise UserError("Map pooling has weights of its own: build the model with pool='map' instead.")
-        pool_norm = self.config.pool_norm if pool == "map" else None
-        self.config = self.config.with_(num_classes=num_classes, pool=pool, pool_norm=pool_norm)
+        pool_norm = self.vit_config.pool_norm if pool == "map" else None
+        self.vit_config = self.vit_config.with_(num_classes=num_classes, pool=pool, pool_norm=pool_norm)
         if pool != "map":
             self.attn_pool = None
         weight = next(self.parameters())
-        head = nn.Linear(self.config.embed_dim, num_classes) if num_classes else nn.Identity()
+        head = nn.Linear(self.vit_config.embed_dim, num_classes) if num_classes else nn.Identity()
         self.head = head.to(device=weight.device, dtype=weight.dtype).train(self.training)
         if num_classes:
             initialize(self, only="head")
@@ -213,28 +213,28 @@ class ViT(nn.Module):
         if positions not in get_args(Resampling):
             known = get_args(Resampling)
             raise UserError(f"Positions cannot be resampled by '{positions}'. {nearest(str(positions), known)}")
-        old = self.config
+        old = self.vit_config
         new = old.with_(img_size=img_size or old.img_size, patch_size=patch_size or old.patch_size)
         self.patch_embed.set_input_size(new.img_size, new.patch_size)
-        self.config = new
+        self.vit_config = new
         for module in self.modules():
             if "grid_size" in getattr(module, "takes", ()):
-                module.grid_size = self.config.grid  # type: ignore[assignment]
-        if self.pos_embed is None or self.config.grid == old.grid:
+                module.grid_size = self.vit_config.grid  # type: ignore[assignment]
+        if self.pos_embed is None or self.vit_config.grid == old.grid:
             return
         prefix = old.num_prefix_tokens if old.position_on_prefix else 0
         if old.position != "learn":
-            fixed = initial_positions(self.config)
+            fixed = initial_positions(self.vit_config)
             assert fixed is not None
             self._set_positions(fixed.to(self.pos_embed))
             return
         trained = self.pos_embed.requires_grad
         aligned = positions == "bilinear"
-        self._set_positions(resample(self.pos_embed.detach(), old.grid, self.config.grid, prefix, aligned))
+        self._set_positions(resample(self.pos_embed.detach(), old.grid, self.vit_config.grid, prefix, aligned))
         self.pos_embed.requires_grad_(trained)
 
     def _set_positions(self, positions: Tensor | None) -> None:
-        if self.config.position == "learn":
+        if self.vit_config.position == "learn":
             assert positions is not None
             self.pos_embed = nn.Parameter(positions)
         else:
@@ -242,7 +242,7 @@ class ViT(nn.Module):
 
     def _embed(self, images: Tensor, keep: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Images -> tokens with positions (B, prefix + T, C), or (B, prefix + K, C) where ``keep`` is (B, K)."""
-        config = self.config
+        config = self.vit_config
         x = self.patch_embed(images) if keep is None else self._visible(images, keep, mask)
         if mask is not None:
             x = self._masked(x, mask)
@@ -282,12 +282,12 @@ class ViT(nn.Module):
         if not prefix:
             return x
         tokens = torch.cat(prefix, dim=1)
-        if self.config.position_on_prefix and self.pos_embed is not None:
-            tokens = tokens + self.pos_embed[:, : self.config.num_prefix_tokens]
+        if self.vit_config.position_on_prefix and self.pos_embed is not None:
+            tokens = tokens + self.pos_embed[:, : self.vit_config.num_prefix_tokens]
         return torch.cat([tokens.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)
 
     def _run(self, index: int, x: Tensor, **read: int) -> Tensor:
-        if index == self.config.prefix_from > 0:
+        if index == self.vit_config.prefix_from > 0:
             x = self._prepend(x)
         block = self.blocks[index]
         if self.grad_checkpointing and torch.is_grad_enabled():
@@ -298,15 +298,15 @@ class ViT(nn.Module):
     def _read_by_head(self) -> dict[str, int]:
         """What of the last block's output reaches the head; nothing said means all of it."""
         last: Any = self.blocks[-1]
-        pool, norm_is_tokenwise = self.config.pool, isinstance(self.norm, nn.Identity) or self.norm.token_wise
+        pool, norm_is_tokenwise = self.vit_config.pool, isinstance(self.norm, nn.Identity) or self.norm.token_wise
         if pool == "token" and last.tokenwise and norm_is_tokenwise:
             return {"first": 1}
         if pool == "avg" and last.mean_commutes and isinstance(self.norm, nn.Identity):
-            return {"mean_from": self.config.num_prefix_tokens}
+            return {"mean_from": self.vit_config.num_prefix_tokens}
         return {}
 
     def _pool(self, x: Tensor) -> Tensor:
-        pool, prefix = self.config.pool, self.config.num_prefix_tokens
+        pool, prefix = self.vit_config.pool, self.vit_config.num_prefix_tokens
         if pool == "none":
             return x
         if pool == "map":

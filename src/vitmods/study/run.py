@@ -242,7 +242,7 @@ def _workers(how: Running, base: ViT, settings: Settings, trials: int) -> int:
 
 def _trial_bytes(base: ViT, settings: Settings) -> int:
     """Roughly the memory of one trial: the interpreter, weights with gradients and Adam's state, and activations."""
-    config = base.config
+    config = base.vit_config
     tokens = config.num_patches + config.num_prefix_tokens
     width = 10 * config.embed_dim + 2 * config.mlp_dim  # floats that a block keeps for each token
     activations = 4 * settings.recipe.part_size * config.depth * tokens * width
