@@ -442,3 +442,10 @@ def test_defaults_are_peeked_at_before_parsing():
     assert peek(["--data"], "data") is None
     assert readable_folder("path/to/my pets/", "S/16") == Path("runs/my-pets-S-16")
     assert readable_folder("torchvision:CIFAR10?root=/x", "Ti/4") == Path("runs/torchvision-CIFAR10-Ti-4")
+
+
+@pytest.mark.parametrize("name", ["a" * 4096, "a/" * 2048])
+@pytest.mark.parametrize("command", [["data"], ["report"], ["evaluate"], ["data", "wds:"]])
+def test_a_path_that_is_too_long_is_named(command, name, capsys):
+    *words, last = [*command, ""] if len(command) == 1 else command
+    assert "not foreseen" not in refused(capsys, *words, last + name)

@@ -44,7 +44,7 @@ def own_description(weights: Path) -> Description | None:
         return Description(
             config, {name: tuple(map(float, pixels[name])) for name in ("mean", "std") if name in pixels}
         )
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         where = weights if KEY in metadata else beside
         raise UserError(f"{where} cannot be read; it may be damaged: {error}") from error
 

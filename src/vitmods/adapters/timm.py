@@ -116,7 +116,7 @@ def _block_problems(block: Any) -> list[str]:
     problems = []
     attn: Any = block.attn
     mlp: Any = block.mlp
-    if type(attn) is not timm.layers.Attention or attn.gate is not None:
+    if type(attn) is not timm.layers.Attention or getattr(attn, "gate", None) is not None:
         problems.append("an attention other than timm's plain one")
     if type(mlp) is not timm.layers.Mlp or not isinstance(mlp.act, nn.GELU):
         problems.append(f"MLP {type(mlp).__name__} with {type(getattr(mlp, 'act', None)).__name__}")

@@ -134,7 +134,7 @@ def read_delta(path: str | Path) -> Delta:
         config = ViTConfig.from_json(metadata["config"])
         digests, base = dict(json.loads(metadata["digests"])), metadata["base"]
         names = [str(name) for name in json.loads(metadata["own"])]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{path.name} is damaged: what it says of its model cannot be read ({error}).") from error
     missing = [name for name in names if name not in own]
     if missing:
