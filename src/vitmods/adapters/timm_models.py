@@ -38,7 +38,7 @@ def create(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
         return _build(name.replace("vitmods_", "vit_"), **given)
 
     features = {"out_indices": arguments.pop("out_indices", 3), "feature_cls": "getter"}
-    model: Any = build_model_with_cfg(build, name, False, feature_cfg=features, **arguments)
+    model: nn.Module = build_model_with_cfg(build, name, False, feature_cfg=features, **arguments)
     if isinstance(model, ViT):
         own = timm_cfg(model.vit_config, model.patch_embed)
         fitting = {key: own[key] for key in ("input_size", "num_classes", "first_conv")}

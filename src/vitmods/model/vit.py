@@ -1,19 +1,20 @@
 """The reference Vision Transformer: a config, its slots filled with modules, and the forward pass."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.utils.checkpoint import checkpoint
 
 from vitmods.layers.mlp import Mlp
 from vitmods.layers.position import resample
 from vitmods.layers.recompute import is_frozen
 from vitmods.model.build import initial_positions, make_attn_pool, make_block, make_norm, make_stem, timm_cfg
-from vitmods.model.config import ViTConfig, pruned_config
+from vitmods.model.config import ViTConfig
 from vitmods.model.init import initialize
+from vitmods.model.intermediates import Intermediates
 from vitmods.model.tracing import given, keep_whole, scriptable
 from vitmods.util.errors import UserError, nearest
 
@@ -30,7 +31,7 @@ def vit(config: ViTConfig | str = "S/16", **overrides: Any) -> "ViT":
     return ViT(config)
 
 
-class ViT(nn.Module):
+class ViT(Intermediates):
     """A Vision Transformer with timm's parameter names and model contract; ``vit_config`` describes it completely.
 
     Images (B, in_chans, height, width) -> logits (B, num_classes). ``forward`` computes of the last block only what
@@ -91,7 +92,7 @@ class ViT(nn.Module):
     ) -> Tensor:
         """(B, in_chans, height, width) -> (B, num_classes); with ``pool="none"`` (B, N, num_classes)."""
         attn_mask, is_causal, keep, mask = given(attn_mask, is_causal, keep, mask)
-        if attn_mask is not None or is_causal:
+        if attn_mask is not None or is_causal or isinstance(x, Proxy):  # a graph is asked for any block's output
             return self.forward_head(self.forward_features(x, attn_mask, is_causal, keep, mask))
         x = self._embed(x, keep, mask)
         last = len(self.blocks) - 1
@@ -120,94 +121,14 @@ class ViT(nn.Module):
         x = self.fc_norm(self._pool(x))
         if self.pre_logits is not None:
             x = torch.tanh(self.pre_logits(x))
-        x = self.head_drop(x)
-        return x if pre_logits else self.head(x)
-
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | Sequence[int] | None = None,
-        return_prefix_tokens: bool = False,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-        output_dict: bool = False,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-    ) -> Any:
-        """The outputs of chosen blocks, as in timm: the last ``indices`` blocks, or those listed, or all.
-
-        Returns (final tokens, list), or the list alone. Entries are (B, C, rows, columns), or (B, T, C) with
-        ``output_fmt="NLC"``, paired with the prefix tokens (B, prefix, C) if asked for. With ``output_dict`` a
-        dictionary of ``image_features``, ``image_intermediates`` and ``image_intermediates_prefix``. Raises ValueError
-        on an unknown format or block.
-        """
-        if output_fmt not in ("NCHW", "NLC"):
-            raise ValueError(f"output_fmt is 'NCHW' or 'NLC', got '{output_fmt}'.")
-        take = self._block_indices(indices)
-        grid = self.patch_embed.dynamic_feat_size((x.shape[-2], x.shape[-1]))
-        x, found, before = self._embed(x), [], []
-        for i in range(max(take) + 1 if stop_early else len(self.blocks)):
-            x = self._run_masked(i, x, attn_mask, is_causal)
-            if i not in take:
-                continue
-            out, prefix = self.norm(x) if norm else x, self.vit_config.prefix_tokens(i)
-            patches = out[:, prefix:]
-            found.append(patches.mT.unflatten(2, grid).contiguous() if output_fmt == "NCHW" else patches)
-            before.append(out[:, :prefix])
-        with_prefix = return_prefix_tokens and self.num_prefix_tokens > 0
-        if output_dict:
-            parts: dict[str, Any] = {"image_intermediates": found}
-            if with_prefix:
-                parts["image_intermediates_prefix"] = before
-            return parts if intermediates_only else {**parts, "image_features": self.norm(x)}
-        listed = list(zip(found, before, strict=True)) if with_prefix else found
-        return listed if intermediates_only else (self.norm(x), listed)
-
-    def get_intermediate_layers(
-        self,
-        x: Tensor,
-        n: int | Sequence[int] = 1,
-        reshape: bool = False,
-        return_prefix_tokens: bool = False,
-        norm: bool = False,
-        attn_mask: Tensor | None = None,
-    ) -> Any:
-        """``forward_intermediates`` under the name and with the arguments of DINO: the last ``n`` blocks or those
-        listed, as (B, T, C), or with ``reshape`` as (B, C, rows, columns)."""
-        form = "NCHW" if reshape else "NLC"
-        return self.forward_intermediates(
-            x, n, return_prefix_tokens, norm, output_fmt=form, intermediates_only=True, attn_mask=attn_mask
-        )
-
-    def prune_intermediate_layers(
-        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Takes off, in place, the blocks after the last of ``indices``, and if asked for the final norm, and the head
-        with what pools for it; what is left gives the same intermediates. Returns the blocks' numbers.
-
-        Raises ValueError on an unknown block, and UserError where the head would be left without its class token.
-        """
-        chosen, config = sorted(self._block_indices(indices)), self.vit_config
-        depth = max(chosen) + 1
-        pruned = pruned_config(config, depth, prune_norm, prune_head)
-        self.blocks = self.blocks[:depth]
-        if not pruned.num_prefix_tokens:
-            self.cls_token = self.reg_token = None
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.attn_pool, self.pre_logits, self.fc_norm = None, None, nn.Identity()
-            self.reset_classifier(0, "")
-        self.vit_config = pruned
-        return chosen
+        features: Tensor = self.head_drop(x)
+        return features if pre_logits else self.head(features)
 
     @torch.no_grad()
     def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
         """Draws all weights anew, in place: by the config's rule, or by ``mode`` ("timm", "big_vision"), which the
-        config then has. With ``needs_reset`` norms, scales and buffers start anew too, so that a model that ``to_empty``
-        has brought from the meta device is as a new one. Raises UserError for another mode."""
+        config then has. With ``needs_reset`` norms, scales and buffers start anew too: what ``to_empty`` has brought
+        from the meta device is then as a new model. Raises UserError for another mode."""
         if mode:
             self.vit_config = self.vit_config.with_(init=mode)
         if not needs_reset:
@@ -400,7 +321,9 @@ class ViT(nn.Module):
             raise UserError("is_causal is a mask of its own: give it or attn_mask, not both.")
         mixing = {type(m).__name__ for m in self.modules() if not getattr(m, "token_wise", True)}
         if mixing:
-            raise UserError(f"{', '.join(sorted(mixing))} mixes tokens, and a token would see later ones: no is_causal.")
+            raise UserError(
+                f"{', '.join(sorted(mixing))} mixes tokens, and a token would see later ones: no is_causal."
+            )
 
     def _read_by_head(self) -> dict[str, int]:
         """What of the last block's output reaches the head; nothing said means all of it."""
@@ -422,12 +345,3 @@ class ViT(nn.Module):
         if pool == "token" or x.shape[1] == 1:
             return x[:, 0]
         return x[:, prefix:].mean(1)
-
-    def _block_indices(self, indices: int | Sequence[int] | None) -> set[int]:
-        depth = len(self.blocks)
-        if indices is None:
-            return set(range(depth))
-        chosen = range(depth - indices, depth) if isinstance(indices, int) else indices
-        if not all(-depth <= i < depth for i in chosen) or not chosen:
-            raise ValueError(f"indices must name some of the {depth} blocks, got {indices}.")
-        return {i % depth for i in chosen}
