@@ -8,7 +8,6 @@ from torch import nn
 
 from vitmods.adapters.tensors import Coverage
 from vitmods.changes import Change, Weights
-from vitmods.layers import Mlp
 from vitmods.model.branch_names import parallel_name, sequential_name
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT
@@ -99,7 +98,7 @@ def check_conflicts(changes: Sequence[Change]) -> None:
     for change in changes:
         if not isinstance(change, Change):
             raise UserError(f"{change!r} is no change: give one as DualPatchNorm(), or parse_changes('dpn').")
-        for slot in sorted(change.fills):
+        for slot in sorted(change.claims):
             if slot in owner:
                 raise SlotConflict(
                     f"'{owner[slot]}' and '{change}' both claim the slot '{slot}': "
@@ -158,13 +157,7 @@ def _build(config: ViTConfig, weights: Weights, old: ViT) -> ViT:
     for name, parameter in new.named_parameters():
         parameter.requires_grad_(sequential_name(name, config.parallel) not in frozen)
     new.grad_checkpointing = old.grad_checkpointing
-    for block in new.blocks:
-        block.recompute = any(b.recompute for b in old.blocks)  # type: ignore[assignment]
-    for before, after in zip(old.blocks, new.blocks, strict=False):
-        recompute = any(m.recompute_frozen for m in before.modules() if isinstance(m, Mlp))
-        for module in after.modules():
-            if isinstance(module, Mlp):
-                module.recompute_frozen = recompute
+    new.forms = old.forms
     fitting = {key: new.pretrained_cfg[key] for key in ("input_size", "num_classes", "first_conv")}
     new.pretrained_cfg = new.default_cfg = {**old.pretrained_cfg, **fitting}
     return new.train(old.training)

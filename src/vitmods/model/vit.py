@@ -1,6 +1,5 @@
 """The reference Vision Transformer: a config, its slots filled with modules, and the forward pass."""
 
-from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -8,10 +7,17 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.utils.checkpoint import checkpoint
 
-from vitmods.layers.mlp import Mlp
 from vitmods.layers.position import resample
-from vitmods.layers.recompute import is_frozen
-from vitmods.model.build import initial_positions, make_attn_pool, make_block, make_norm, make_stem, timm_cfg
+from vitmods.model.build import (
+    Forms,
+    default_forms,
+    initial_positions,
+    make_attn_pool,
+    make_block,
+    make_norm,
+    make_stem,
+    timm_cfg,
+)
 from vitmods.model.config import ViTConfig
 from vitmods.model.init import initialize
 from vitmods.model.intermediates import Intermediates
@@ -34,8 +40,9 @@ def vit(config: ViTConfig | str = "S/16", **overrides: Any) -> "ViT":
 class ViT(Intermediates):
     """A Vision Transformer with timm's parameter names and model contract; ``vit_config`` describes it completely.
 
-    Images (B, in_chans, height, width) -> logits (B, num_classes). ``forward`` computes of the last block only what
-    the head reads, which is exact; ``forward_features`` gives all tokens (B, N, C).
+    Images (B, in_chans, height, width) -> logits (B, num_classes); ``forward_features`` gives all tokens (B, N, C).
+    ``forms`` runs the blocks: by default ``vitmods.fast.Forms()``, which gives the same in less time (of the last block
+    ``forward`` then computes only what the head reads); None calls each block as it is written.
 
     Both take masks. ``attn_mask`` is for attention, True or 0 where a token may look, and ``is_causal`` lets it look at
     no later token. One of two is for masked pre-training: ``keep`` (B, K) names the visible patches of each image; the
@@ -67,6 +74,7 @@ class ViT(Intermediates):
         self.head_drop = nn.Dropout(config.head_drop)
         self.head = nn.Linear(dim, config.num_classes) if config.num_classes else nn.Identity()
         self.grad_checkpointing = False
+        self.forms: Forms | None = default_forms()
         self.feature_info = [
             {"module": f"blocks.{i}", "num_chs": dim, "reduction": max(config.patch_size)} for i in range(config.depth)
         ]
@@ -95,10 +103,8 @@ class ViT(Intermediates):
         if attn_mask is not None or is_causal or isinstance(x, Proxy):  # a graph is asked for any block's output
             return self.forward_head(self.forward_features(x, attn_mask, is_causal, keep, mask))
         x = self._embed(x, keep, mask)
-        last = len(self.blocks) - 1
-        for i in range(last):
-            x = self._run(i, x)
-        x = self._run(last, x, **self._read_by_head())
+        for i in range(len(self.blocks)):
+            x = self._run(i, x, for_head=i == len(self.blocks) - 1)
         return self.forward_head(self.norm(x))
 
     def forward_features(
@@ -157,40 +163,6 @@ class ViT(Intermediates):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keep the input of each block alone and run the block again in backward."""
         self.grad_checkpointing = enable
-
-    def set_recompute(self, enable: bool = True) -> None:
-        """Keep fewer tensors for backward: outputs of norms and GELUs are made again, with the same gradients.
-
-        Raises UserError where no part of the model has a recompute form (norms other than LayerNorm and RMSNorm before
-        the branches).
-        """
-        if enable and not any(block.can_recompute for block in self.blocks):
-            raise UserError(
-                "No block of this model has a recompute form: it needs LayerNorm or RMSNorm before its branches."
-            )
-        for block in self.blocks:
-            block.recompute = enable  # type: ignore[assignment]
-
-    def set_frozen_mlp_recompute(self, enable: bool = True, keep_last: int = 0) -> None:
-        """Keep of each frozen MLP branch its input alone and run its first linear map again in backward, but for the
-        last ``keep_last`` blocks: less time for more memory.
-
-        Same gradients; independent of ``set_recompute``; of no effect on what is trained. Raises UserError where
-        no MLP is frozen, none can be run again (norms other than LayerNorm and RMSNorm before it, or one inside), or
-        ``keep_last`` leaves no block.
-        """
-        if not 0 <= keep_last < len(self.blocks):
-            raise UserError(f"keep_last is a number of blocks from 0 to {len(self.blocks) - 1}, not {keep_last}.")
-        if enable and not any(is_frozen(module) for module in self.blocks.modules() if isinstance(module, Mlp)):
-            raise UserError("No MLP of this model is frozen: call vitmods.train_only(model, 'attention') first.")
-        if enable and not any(block.can_recompute_mlp for block in self.blocks):
-            raise UserError(
-                "No MLP of this model can be run again: it needs LayerNorm or RMSNorm before it, and no norm inside."
-            )
-        for number, block in enumerate(self.blocks):
-            for module in block.modules():
-                if isinstance(module, Mlp):
-                    module.recompute_frozen = enable and number < len(self.blocks) - keep_last
 
     def get_classifier(self) -> nn.Module:
         return self.head
@@ -296,14 +268,20 @@ class ViT(Intermediates):
             tokens = tokens + self.pos_embed[:, : self.vit_config.num_prefix_tokens]
         return torch.cat([tokens.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)
 
-    def _run(self, index: int, x: Tensor, **read: int) -> Tensor:
+    def _run(self, index: int, x: Tensor, for_head: bool = False) -> Tensor:
+        """The block of that index; ``for_head`` says that nothing but the head reads its output."""
         if index == self.vit_config.prefix_from > 0:
             x = self._prepend(x)
-        block = self.blocks[index]
         if self.grad_checkpointing and torch.is_grad_enabled():
-            out: Tensor = checkpoint(partial(block, **read), x, use_reentrant=False)
+            out: Tensor = checkpoint(self._run_block, index, x, for_head, use_reentrant=False)
             return out
-        return block(x, **read)
+        return self._run_block(index, x, for_head)
+
+    def _run_block(self, index: int, x: Tensor, for_head: bool) -> Tensor:
+        if self.forms is not None:
+            return self.forms.run(self, index, x, for_head)
+        out: Tensor = self.blocks[index](x)
+        return out
 
     def _run_masked(self, index: int, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
         if attn_mask is None and not is_causal:
@@ -325,16 +303,6 @@ class ViT(Intermediates):
                 f"{', '.join(sorted(mixing))} mixes tokens, and a token would see later ones: no is_causal."
             )
 
-    def _read_by_head(self) -> dict[str, int]:
-        """What of the last block's output reaches the head; nothing said means all of it."""
-        last: Any = self.blocks[-1]
-        pool, norm_is_tokenwise = self.vit_config.pool, isinstance(self.norm, nn.Identity) or self.norm.token_wise
-        if pool == "token" and last.tokenwise and norm_is_tokenwise:
-            return {"first": 1}
-        if pool == "avg" and last.mean_commutes and isinstance(self.norm, nn.Identity):
-            return {"mean_from": self.vit_config.num_prefix_tokens}
-        return {}
-
     def _pool(self, x: Tensor) -> Tensor:
         pool, prefix = self.vit_config.pool, self.vit_config.num_prefix_tokens
         if pool == "none":
@@ -342,6 +310,6 @@ class ViT(Intermediates):
         if pool == "map":
             assert self.attn_pool is not None
             return self.attn_pool(x[:, prefix:])
-        if pool == "token" or x.shape[1] == 1:
+        if pool == "token":
             return x[:, 0]
         return x[:, prefix:].mean(1)
