@@ -113,7 +113,7 @@ def test_training_losses_are_the_same_under_one_seed():
     ("make", "says"),
     [
         (lambda: small(block_fn=timm.models.vision_transformer.ParallelScalingBlock), "ParallelScalingBlock"),
-        (lambda: small(dynamic_img_size=True), "dynamic_img_size"),
+        (lambda: small(dynamic_img_size=True, dynamic_img_pad=True), "dynamic_img_pad"),
         (lambda: small(act_layer=nn.ReLU), "ReLU"),
         (lambda: small(global_pool="avgmax"), "avgmax"),
         (lambda: small(patch_drop_rate=0.5), "patch dropout"),

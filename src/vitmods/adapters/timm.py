@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from vitmods.adapters.tensors import Coverage, Row
 from vitmods.adapters.transfer import check_readable, export_model, fields, import_model, refuse, refuse_slots
-from vitmods.layers import Attention, Block, BlockConfig, BranchNorms, LayerNorm, Mlp
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.model.vit import ViT
@@ -91,8 +90,8 @@ def uncovered(model: Any) -> list[str]:
     missing = []
     if type(model.patch_embed) is not timm_layers.PatchEmbed:
         missing.append(f"stem {type(model.patch_embed).__name__}")
-    if model.dynamic_img_size:
-        missing.append("dynamic_img_size (resize to one size and call set_input_size)")
+    if getattr(model.patch_embed, "dynamic_img_pad", False):
+        missing.append("dynamic_img_pad")
     if model.global_pool not in _POOLS or model.pool_include_prefix:
         missing.append(f"pooling '{model.global_pool}' with pool_include_prefix={model.pool_include_prefix}")
     if not isinstance(model.patch_drop, nn.Identity):
@@ -191,6 +190,7 @@ def read_config(model: Any) -> ViTConfig:
         attn_drop=block.attn.attn_drop.p,
         head_drop=model.head_drop.p,
         drop_path=round(rates[-1], 6),  # timm has it in float32
+        dynamic_img_size=model.dynamic_img_size,
         drop_path_shape="constant" if len(rates) > 1 and rates[0] == rates[-1] > 0 else "linear",
     )
 
@@ -210,7 +210,7 @@ def _read_layer_scale(model: Any) -> float | None:
 _COPIED = (
     "img_size patch_size in_chans num_classes embed_dim depth parallel num_heads mlp_dim qkv_bias activation "
     "position_on_prefix class_token reg_tokens layer_scale pool norm_after_pool pos_drop proj_drop attn_drop head_drop "
-    "drop_path init head_bias"
+    "drop_path dynamic_img_size init head_bias"
 )
 
 
@@ -243,56 +243,6 @@ def _norm_layer(norm: NormConfig) -> Callable[[int], nn.Module]:
     return partial(kind, eps=norm.eps, affine=norm.affine)
 
 
-def timm_block(
-    dim: int,
-    num_heads: int,
-    mlp_ratio: float = 4.0,
-    qkv_bias: bool = True,
-    qk_norm: bool = False,
-    scale_attn_norm: bool = False,
-    scale_mlp_norm: bool = False,
-    proj_bias: bool = True,
-    proj_drop: float = 0.0,
-    attn_drop: float = 0.0,
-    init_values: float | None = None,
-    drop_path: float = 0.0,
-    act_layer: Callable[[], nn.Module] = nn.GELU,
-    norm_layer: Callable[[int], nn.Module] = LayerNorm,
-    mlp_layer: Any = None,
-    attn_layer: Any = None,
-    depth: int = 0,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> Block:
-    """Our block from the arguments of timm's: ``VisionTransformer(block_fn=timm_block)``.
-
-    Raises UserError for a ``mlp_layer`` or ``attn_layer`` other than timm's ordinary ones.
-    """
-    for name, layer, standard in (("mlp_layer", mlp_layer, "Mlp"), ("attn_layer", attn_layer, "Attention")):
-        if layer is not None and getattr(layer, "__name__", layer) not in (standard, ""):
-            raise UserError(f"This block has its own attention and MLP: leave {name} at its default.")
-    attn = partial(
-        Attention,
-        qkv_bias=qkv_bias,
-        proj_bias=proj_bias,
-        qk_norm=norm_layer if qk_norm else None,
-        attn_drop=attn_drop,
-        proj_drop=proj_drop,
-    )
-    config = BlockConfig(
-        dim,
-        num_heads,
-        int(dim * mlp_ratio),
-        attn=attn,
-        mlp=partial(Mlp, act=act_layer(), bias=proj_bias, drop=proj_drop),
-        attn_norms=BranchNorms(before=norm_layer, inner=norm_layer if scale_attn_norm else None),
-        mlp_norms=BranchNorms(before=norm_layer, inner=norm_layer if scale_mlp_norm else None),
-        layer_scale=init_values,
-        drop_path=drop_path,
-    )
-    return Block(config).to(device=device, dtype=dtype)
-
-
 def _arguments(config: ViTConfig) -> dict[str, Any]:
     """What makes timm's VisionTransformer from a config that it can express."""
     block = partial(timm_vit.ParallelThingsBlock, num_parallel=config.parallel)
@@ -307,6 +257,7 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
         "proj_drop_rate": config.proj_drop,
         "attn_drop_rate": config.attn_drop,
         "drop_path_rate": config.drop_path,
+        "dynamic_img_size": config.dynamic_img_size,
         "mlp_ratio": (config.mlp_dim + 0.5) / config.embed_dim,  # timm rounds the product down
         "qk_norm": config.qk_norm is not None,
         "scale_attn_norm": config.attn.inner is not None,

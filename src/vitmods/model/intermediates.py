@@ -1,14 +1,17 @@
-"""The outputs of chosen blocks, with timm's names and arguments: what dense prediction and ``features_only`` read."""
+"""The outputs of chosen blocks and masks of attention, with timm's names and arguments: what dense prediction and
+``features_only`` read."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vitmods.layers.attention import AttentionPool
 from vitmods.layers.stems import Stem
 from vitmods.model.config import ViTConfig
+from vitmods.model.sizes import Grid, set_grid
 from vitmods.util.errors import UserError
 
 
@@ -16,6 +19,7 @@ class Intermediates(nn.Module):
     """What a ViT inherits to give the outputs of its blocks, and to be cut off behind one of them."""
 
     vit_config: ViTConfig
+    _grid: Grid | None
     patch_embed: Stem
     blocks: nn.ModuleList
     norm: nn.Module
@@ -28,7 +32,10 @@ class Intermediates(nn.Module):
     def _embed(self, images: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def _run_masked(self, index: int, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+    def _prepend(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _run(self, index: int, x: Tensor) -> Tensor:
         raise NotImplementedError
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
@@ -113,6 +120,27 @@ class Intermediates(nn.Module):
             self.reset_classifier(0, "")
         self.vit_config = pruned
         return chosen
+
+    def _run_masked(self, index: int, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+        """The block of that index; one with a mask on its attention is called as it is written."""
+        if attn_mask is None and not is_causal:
+            return self._run(index, x)
+        if index == self.vit_config.prefix_from > 0:
+            x = self._prepend(x)
+        if is_causal:
+            self._check_causal(attn_mask)
+            attn_mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        if self._grid is not None:
+            set_grid(self.blocks[index], self._grid)
+        out: Tensor = self.blocks[index](x, attn_mask=attn_mask)
+        return out
+
+    def _check_causal(self, attn_mask: Tensor | None) -> None:
+        if attn_mask is not None:
+            raise UserError("is_causal is a mask of its own: give it or attn_mask, not both.")
+        mixing = {type(m).__name__ for m in self.modules() if not getattr(m, "token_wise", True)}
+        if mixing:
+            raise UserError(f"{', '.join(sorted(mixing))} mixes tokens: with is_causal a token would see later ones.")
 
     def _block_indices(self, indices: int | Sequence[int] | None) -> set[int]:
         depth = len(self.blocks)

@@ -1,13 +1,13 @@
 """The reference Vision Transformer: a config, its slots filled with modules, and the forward pass."""
 
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.utils.checkpoint import checkpoint
 
-from vitmods.layers.position import resample
+from vitmods.layers.position import positions_on_grid
 from vitmods.model.build import (
     Forms,
     default_forms,
@@ -21,10 +21,11 @@ from vitmods.model.build import (
 from vitmods.model.config import ViTConfig
 from vitmods.model.init import initialize
 from vitmods.model.intermediates import Intermediates
+from vitmods.model.sizes import Grid, Resampling, grid_of_images, reads_grid, resize, set_grid
 from vitmods.model.tracing import given, keep_whole, scriptable
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import UserError
 
-Resampling = Literal["bicubic", "bilinear"]
+torch.fx.wrap("positions_on_grid")  # what it does depends on the size of the images
 
 
 def vit(config: ViTConfig | str = "S/16", **overrides: Any) -> "ViT":
@@ -50,6 +51,9 @@ class ViT(Intermediates):
     where the learned mask token stands in for a patch (Bao et al., 2022, BEiT; the config's ``mask_token`` makes one).
     UserError says what does not fit.
 
+    With the config's ``dynamic_img_size`` images may have any size that patches fill, another at each call: positions
+    are resampled for them (bicubic, as in timm; fixed tables are computed), and norms that read the grid follow.
+
     torch.fx traces the model, in the mode that it is in, with what it is called with; ``torch.jit.script`` takes that
     graph.
     """
@@ -60,6 +64,8 @@ class ViT(Intermediates):
         self.changes: tuple[Any, ...] = ()  # what `apply` did to get here, in order
         dim = config.embed_dim
         self.patch_embed = make_stem(config)
+        self.patch_embed.strict_img_size = not config.dynamic_img_size
+        self._grid: Grid | None = None  # of the images that are in the model, where they may have any size
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, config.reg_tokens, dim)) if config.reg_tokens else None
         self.mask_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.mask_token else None
@@ -120,7 +126,8 @@ class ViT(Intermediates):
         x = self._embed(x, keep, mask)
         for i in range(len(self.blocks)):
             x = self._run_masked(i, x, attn_mask, is_causal)
-        return self.norm(x)
+        tokens: Tensor = self.norm(x)
+        return tokens
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Tokens (B, N, C) -> logits (B, num_classes), or the pooled features (B, C) that the head reads."""
@@ -187,32 +194,13 @@ class ViT(Intermediates):
         img_size: int | tuple[int, int] | None = None,
         patch_size: int | tuple[int, int] | None = None,
         positions: Resampling = "bicubic",
+        dynamic_img_size: bool | None = None,
     ) -> None:
         """Another image or patch size, keeping all weights: learned positions are resampled (``bicubic`` as timm,
         ``bilinear`` with aligned corners as big_vision), the projection and the gain of a patch norm are resized with
-        the patch. Raises UserError when the sizes do not fit or the resampling is unknown."""
-        if positions not in get_args(Resampling):
-            known = get_args(Resampling)
-            raise UserError(f"Positions cannot be resampled by '{positions}'. {nearest(str(positions), known)}")
-        old = self.vit_config
-        new = old.with_(img_size=img_size or old.img_size, patch_size=patch_size or old.patch_size)
-        self.patch_embed.set_input_size(new.img_size, new.patch_size)
-        self.vit_config = new
-        for module in self.modules():
-            if "grid_size" in getattr(module, "takes", ()):
-                module.grid_size = self.vit_config.grid  # type: ignore[assignment]
-        if self.pos_embed is None or self.vit_config.grid == old.grid:
-            return
-        prefix = old.num_prefix_tokens if old.position_on_prefix else 0
-        if old.position != "learn":
-            fixed = initial_positions(self.vit_config)
-            assert fixed is not None
-            self._set_positions(fixed.to(self.pos_embed))
-            return
-        trained = self.pos_embed.requires_grad
-        aligned = positions == "bilinear"
-        self._set_positions(resample(self.pos_embed.detach(), old.grid, self.vit_config.grid, prefix, aligned))
-        self.pos_embed.requires_grad_(trained)
+        the patch. ``dynamic_img_size`` says whether images of other sizes are taken too. Raises UserError when the
+        sizes do not fit or the resampling is unknown."""
+        resize(self, img_size, patch_size, positions, dynamic_img_size)
 
     def _set_positions(self, positions: Tensor | None) -> None:
         if self.vit_config.position == "learn":
@@ -225,12 +213,13 @@ class ViT(Intermediates):
         """Images -> tokens with positions (B, prefix + T, C), or (B, prefix + K, C) where ``keep`` is (B, K)."""
         keep_whole(images)
         config = self.vit_config
+        if config.dynamic_img_size:
+            self._grid = grid_of_images(self, images)
         x = self.patch_embed(images) if keep is None else self._visible(images, keep, mask)
         if mask is not None:
             x = self._masked(x, mask)
-        entries = config.num_prefix_tokens if config.position_on_prefix else 0
         if self.pos_embed is not None:
-            positions = self.pos_embed[:, entries:]
+            positions = self._positions_for(images)
             x = x + (positions if keep is None else positions[0, keep])
         if not config.position_norm_on_prefix:
             x = self.norm_pre(x)
@@ -238,18 +227,30 @@ class ViT(Intermediates):
             x = self._prepend(x)
         if config.position_norm_on_prefix:
             x = self.norm_pre(x)
-        return self.pos_drop(x)
+        tokens: Tensor = self.pos_drop(x)
+        return tokens
+
+    def _positions_for(self, images: Tensor) -> Tensor:
+        """The positions of the images' patches, (1, T, C)."""
+        assert self.pos_embed is not None
+        config = self.vit_config
+        positions: Tensor = self.pos_embed[:, config.num_prefix_tokens if config.position_on_prefix else 0 :]
+        if not config.dynamic_img_size:
+            return positions
+        grid = self.patch_embed.dynamic_feat_size((images.shape[-2], images.shape[-1]))
+        return positions_on_grid(positions, config.grid, grid, config.position)
 
     def _visible(self, images: Tensor, keep: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
             raise UserError("Give keep (visible patches alone) or mask (mask tokens in their place), not both.")
-        on_grid = {type(m).__name__ for m in self.modules() if "grid_size" in getattr(m, "takes", ())}
+        on_grid = {type(module).__name__ for module in reads_grid(self)}
         if on_grid:
             raise UserError(
                 f"{', '.join(sorted(on_grid))} reads the whole grid of patches, which visible ones alone do not form: "
                 "use mask, which keeps all tokens in place."
             )
-        return self.patch_embed(images, keep)
+        visible: Tensor = self.patch_embed(images, keep)
+        return visible
 
     def _masked(self, x: Tensor, mask: Tensor) -> Tensor:
         if self.mask_token is None:
@@ -273,35 +274,17 @@ class ViT(Intermediates):
         if index == self.vit_config.prefix_from > 0:
             x = self._prepend(x)
         if self.grad_checkpointing and torch.is_grad_enabled():
-            out: Tensor = checkpoint(self._run_block, index, x, for_head, use_reentrant=False)
+            out: Tensor = checkpoint(self._run_block, index, x, for_head, self._grid, use_reentrant=False)
             return out
-        return self._run_block(index, x, for_head)
+        return self._run_block(index, x, for_head, self._grid)
 
-    def _run_block(self, index: int, x: Tensor, for_head: bool) -> Tensor:
+    def _run_block(self, index: int, x: Tensor, for_head: bool, grid: Grid | None) -> Tensor:
+        if grid is not None:
+            set_grid(self.blocks[index], grid)
         if self.forms is not None:
             return self.forms.run(self, index, x, for_head)
         out: Tensor = self.blocks[index](x)
         return out
-
-    def _run_masked(self, index: int, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
-        if attn_mask is None and not is_causal:
-            return self._run(index, x)
-        if index == self.vit_config.prefix_from > 0:
-            x = self._prepend(x)
-        if is_causal:
-            self._check_causal(attn_mask)
-            attn_mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
-        out: Tensor = self.blocks[index](x, attn_mask=attn_mask)
-        return out
-
-    def _check_causal(self, attn_mask: Tensor | None) -> None:
-        if attn_mask is not None:
-            raise UserError("is_causal is a mask of its own: give it or attn_mask, not both.")
-        mixing = {type(m).__name__ for m in self.modules() if not getattr(m, "token_wise", True)}
-        if mixing:
-            raise UserError(
-                f"{', '.join(sorted(mixing))} mixes tokens, and a token would see later ones: no is_causal."
-            )
 
     def _pool(self, x: Tensor) -> Tensor:
         pool, prefix = self.vit_config.pool, self.vit_config.num_prefix_tokens
@@ -309,7 +292,8 @@ class ViT(Intermediates):
             return x
         if pool == "map":
             assert self.attn_pool is not None
-            return self.attn_pool(x[:, prefix:])
+            pooled: Tensor = self.attn_pool(x[:, prefix:])
+            return pooled
         if pool == "token":
             return x[:, 0]
         return x[:, prefix:].mean(1)
