@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import vitmods as vm
+from vitmods import fast
 
 OVERRIDES = [
     {},
@@ -67,7 +68,7 @@ def test_the_same_with_every_kind_of_block(changes, pool):
 def test_the_same_with_recompute_activations_checkpointing_and_stochastic_depth(pool, option):
     overrides = {"pool": pool, "norm_after_pool": pool == "avg"}
     model = build(overrides | ({"drop_path": 0.5} if option == "drop_path" else {}))
-    model.set_recompute(option == "recompute")
+    fast.recompute(model, option == "recompute")
     model.set_grad_checkpointing(option == "checkpointing")
     assert_exact(model, torch.randn(4, 3, 8, 12, dtype=torch.float64))
 
