@@ -1,10 +1,12 @@
 """timm's VisionTransformer as a vitmods ViT and back, exactly."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
+import timm
 import timm.layers
 import torch
 from timm.models import vision_transformer as timm_vit
@@ -13,11 +15,13 @@ from torch import Tensor, nn
 
 from vitmods.adapters.tensors import Coverage, Row
 from vitmods.adapters.transfer import check_readable, export_model, fields, import_model, refuse, refuse_slots
-from vitmods.layers import Attention, Block, BlockConfig, BranchNorms, LayerNorm, Mlp
-from vitmods.model.config import BranchConfig, NormConfig, StemConfig, ViTConfig
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
 
+timm_layers: Any = timm.layers
+_GELUS = (nn.GELU, timm_layers.GELU, timm_layers.GELUTanh)
 _POOLS = {"token": "token", "avg": "avg", "map": "map", "": "none"}
 
 
@@ -41,6 +45,18 @@ def read(model: Any) -> tuple[ViT, Coverage]:
     new.set_grad_checkpointing(model.grad_checkpointing)
     new.pretrained_cfg = new.default_cfg = getattr(model, "pretrained_cfg", new.pretrained_cfg)
     return new, coverage
+
+
+def read_saved(weights: Path, tensors: Mapping[str, Tensor]) -> tuple[ViT, Coverage]:
+    """timm's own reading of the config, and of tensors that were read here: timm opens no file of weights, since some
+    of its versions run the code that a pickle holds. Raises UserError."""
+    given = {"state_dict": dict(tensors), "source": "", "file": None}
+    try:
+        model: Any = timm.create_model(f"local-dir:{weights.parent}", pretrained=True, pretrained_cfg_overlay=given)
+    except Exception as error:  # whatever timm and torch raise for a damaged config or an unknown model
+        raise UserError(f"{weights.parent} cannot be read by timm: {error}") from error
+    model.pretrained_cfg.pop("state_dict", None)
+    return read(model)
 
 
 def to_timm(model: ViT) -> timm_vit.VisionTransformer:
@@ -72,10 +88,10 @@ def _rows(config: ViTConfig) -> list[Row]:
 def uncovered(model: Any) -> list[str]:
     """What of a timm VisionTransformer has no counterpart in a ViTConfig; empty when all of it can be read."""
     missing = []
-    if type(model.patch_embed) is not timm.layers.PatchEmbed:
+    if type(model.patch_embed) is not timm_layers.PatchEmbed:
         missing.append(f"stem {type(model.patch_embed).__name__}")
-    if model.dynamic_img_size:
-        missing.append("dynamic_img_size (resize to one size and call set_input_size)")
+    if getattr(model.patch_embed, "dynamic_img_pad", False):
+        missing.append("dynamic_img_pad")
     if model.global_pool not in _POOLS or model.pool_include_prefix:
         missing.append(f"pooling '{model.global_pool}' with pool_include_prefix={model.pool_include_prefix}")
     if not isinstance(model.patch_drop, nn.Identity):
@@ -108,9 +124,9 @@ def _block_problems(block: Any) -> list[str]:
     problems = []
     attn: Any = block.attn
     mlp: Any = block.mlp
-    if type(attn) is not timm.layers.Attention or getattr(attn, "gate", None) is not None:
+    if type(attn) is not timm_layers.Attention or getattr(attn, "gate", None) is not None:
         problems.append("an attention other than timm's plain one")
-    if type(mlp) is not timm.layers.Mlp or not isinstance(mlp.act, nn.GELU):
+    if type(mlp) is not timm_layers.Mlp or not isinstance(mlp.act, _GELUS):
         problems.append(f"MLP {type(mlp).__name__} with {type(getattr(mlp, 'act', None)).__name__}")
     elif attn.proj.bias is None or mlp.fc1.bias is None:
         problems.append("proj_bias=False")
@@ -126,7 +142,7 @@ def _parts(block: Any) -> list[tuple[str, str]]:
 
 
 def _can_read_norm(module: nn.Module) -> bool:
-    return isinstance(module, nn.Identity | nn.LayerNorm | timm.layers.RmsNorm)
+    return isinstance(module, nn.Identity | nn.LayerNorm | timm_layers.RmsNorm)
 
 
 def _read_norm(module: Any) -> NormConfig | None:
@@ -155,7 +171,7 @@ def read_config(model: Any) -> ViTConfig:
         mlp_dim=block.mlp.fc1.out_features,
         qkv_bias=block.attn.qkv.bias is not None,
         qk_norm=_read_norm(block.attn.q_norm),
-        activation="gelu_tanh" if block.mlp.act.approximate == "tanh" else "gelu",
+        activation=_activation(block.mlp.act),
         stem=StemConfig(bias=stem.proj.bias is not None, after=_read_norm(stem.norm)),
         position="none" if model.pos_embed is None else "learn",
         position_on_prefix=not model.no_embed_class,
@@ -173,9 +189,15 @@ def read_config(model: Any) -> ViTConfig:
         proj_drop=block.attn.proj_drop.p,
         attn_drop=block.attn.attn_drop.p,
         head_drop=model.head_drop.p,
-        drop_path=rates[-1],
+        drop_path=round(rates[-1], 6),  # timm has it in float32
+        dynamic_img_size=model.dynamic_img_size,
         drop_path_shape="constant" if len(rates) > 1 and rates[0] == rates[-1] > 0 else "linear",
     )
+
+
+def _activation(act: nn.Module) -> Literal["gelu", "gelu_tanh"]:
+    tanh = isinstance(act, timm_layers.GELUTanh) or getattr(act, "approximate", "none") == "tanh"
+    return "gelu_tanh" if tanh else "gelu"
 
 
 def _read_layer_scale(model: Any) -> float | None:
@@ -188,7 +210,7 @@ def _read_layer_scale(model: Any) -> float | None:
 _COPIED = (
     "img_size patch_size in_chans num_classes embed_dim depth parallel num_heads mlp_dim qkv_bias activation "
     "position_on_prefix class_token reg_tokens layer_scale pool norm_after_pool pos_drop proj_drop attn_drop head_drop "
-    "drop_path init head_bias"
+    "drop_path dynamic_img_size init head_bias"
 )
 
 
@@ -217,58 +239,8 @@ def _counterpart(config: ViTConfig) -> ViTConfig:
 
 
 def _norm_layer(norm: NormConfig) -> Callable[[int], nn.Module]:
-    kind = timm.layers.LayerNorm if norm.kind == "layer" else timm.layers.RmsNorm
+    kind = timm_layers.LayerNorm if norm.kind == "layer" else timm_layers.RmsNorm
     return partial(kind, eps=norm.eps, affine=norm.affine)
-
-
-def timm_block(
-    dim: int,
-    num_heads: int,
-    mlp_ratio: float = 4.0,
-    qkv_bias: bool = True,
-    qk_norm: bool = False,
-    scale_attn_norm: bool = False,
-    scale_mlp_norm: bool = False,
-    proj_bias: bool = True,
-    proj_drop: float = 0.0,
-    attn_drop: float = 0.0,
-    init_values: float | None = None,
-    drop_path: float = 0.0,
-    act_layer: Callable[[], nn.Module] = nn.GELU,
-    norm_layer: Callable[[int], nn.Module] = LayerNorm,
-    mlp_layer: Any = None,
-    attn_layer: Any = None,
-    depth: int = 0,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> Block:
-    """Our block from the arguments of timm's: ``VisionTransformer(block_fn=timm_block)``.
-
-    Raises UserError for a ``mlp_layer`` or ``attn_layer`` other than timm's ordinary ones.
-    """
-    for name, layer, standard in (("mlp_layer", mlp_layer, "Mlp"), ("attn_layer", attn_layer, "Attention")):
-        if layer is not None and getattr(layer, "__name__", layer) not in (standard, ""):
-            raise UserError(f"This block has its own attention and MLP: leave {name} at its default.")
-    attn = partial(
-        Attention,
-        qkv_bias=qkv_bias,
-        proj_bias=proj_bias,
-        qk_norm=norm_layer if qk_norm else None,
-        attn_drop=attn_drop,
-        proj_drop=proj_drop,
-    )
-    config = BlockConfig(
-        dim,
-        num_heads,
-        int(dim * mlp_ratio),
-        attn=attn,
-        mlp=partial(Mlp, act=act_layer(), bias=proj_bias, drop=proj_drop),
-        attn_norms=BranchNorms(before=norm_layer, inner=norm_layer if scale_attn_norm else None),
-        mlp_norms=BranchNorms(before=norm_layer, inner=norm_layer if scale_mlp_norm else None),
-        layer_scale=init_values,
-        drop_path=drop_path,
-    )
-    return Block(config).to(device=device, dtype=dtype)
 
 
 def _arguments(config: ViTConfig) -> dict[str, Any]:
@@ -285,6 +257,7 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
         "proj_drop_rate": config.proj_drop,
         "attn_drop_rate": config.attn_drop,
         "drop_path_rate": config.drop_path,
+        "dynamic_img_size": config.dynamic_img_size,
         "mlp_ratio": (config.mlp_dim + 0.5) / config.embed_dim,  # timm rounds the product down
         "qk_norm": config.qk_norm is not None,
         "scale_attn_norm": config.attn.inner is not None,

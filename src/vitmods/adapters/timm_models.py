@@ -1,7 +1,9 @@
 """vitmods models in timm's registry: after ``import vitmods.adapters.timm_models``, ``timm.create_model`` knows
-``vitmods_tiny_patch16_224`` and its sisters."""
+``vitmods_tiny_patch16_224`` and its sisters. And our block, for timm's VisionTransformer."""
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 from vitmods.adapters.apply import apply, edit
 from vitmods.adapters.timm import read_config
 from vitmods.changes import parse_changes
+from vitmods.layers import Attention, Block, BlockConfig, BranchNorms, LayerNorm, Mlp
 from vitmods.model.build import timm_cfg
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
@@ -38,12 +41,62 @@ def create(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
         return _build(name.replace("vitmods_", "vit_"), **given)
 
     features = {"out_indices": arguments.pop("out_indices", 3), "feature_cls": "getter"}
-    model: Any = build_model_with_cfg(build, name, False, feature_cfg=features, **arguments)
+    model: nn.Module = build_model_with_cfg(build, name, False, feature_cfg=features, **arguments)
     if isinstance(model, ViT):
         own = timm_cfg(model.vit_config, model.patch_embed)
         fitting = {key: own[key] for key in ("input_size", "num_classes", "first_conv")}
         model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **fitting}
     return model
+
+
+def timm_block(
+    dim: int,
+    num_heads: int,
+    mlp_ratio: float = 4.0,
+    qkv_bias: bool = True,
+    qk_norm: bool = False,
+    scale_attn_norm: bool = False,
+    scale_mlp_norm: bool = False,
+    proj_bias: bool = True,
+    proj_drop: float = 0.0,
+    attn_drop: float = 0.0,
+    init_values: float | None = None,
+    drop_path: float = 0.0,
+    act_layer: Callable[[], nn.Module] = nn.GELU,
+    norm_layer: Callable[[int], nn.Module] = LayerNorm,
+    mlp_layer: Any = None,
+    attn_layer: Any = None,
+    depth: int = 0,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Block:
+    """Our block from the arguments of timm's: ``VisionTransformer(block_fn=timm_block)``.
+
+    Raises UserError for a ``mlp_layer`` or ``attn_layer`` other than timm's ordinary ones.
+    """
+    for name, layer, standard in (("mlp_layer", mlp_layer, "Mlp"), ("attn_layer", attn_layer, "Attention")):
+        if layer is not None and getattr(layer, "__name__", layer) not in (standard, ""):
+            raise UserError(f"This block has its own attention and MLP: leave {name} at its default.")
+    attn = partial(
+        Attention,
+        qkv_bias=qkv_bias,
+        proj_bias=proj_bias,
+        qk_norm=norm_layer if qk_norm else None,
+        attn_drop=attn_drop,
+        proj_drop=proj_drop,
+    )
+    config = BlockConfig(
+        dim,
+        num_heads,
+        int(dim * mlp_ratio),
+        attn=attn,
+        mlp=partial(Mlp, act=act_layer(), bias=proj_bias, drop=proj_drop),
+        attn_norms=BranchNorms(before=norm_layer, inner=norm_layer if scale_attn_norm else None),
+        mlp_norms=BranchNorms(before=norm_layer, inner=norm_layer if scale_mlp_norm else None),
+        layer_scale=init_values,
+        drop_path=drop_path,
+    )
+    return Block(config).to(device=device, dtype=dtype)
 
 
 def _build(

@@ -62,6 +62,7 @@ class ViTConfig:
     head_drop: float = 0.0
     drop_path: float = 0.0
     drop_path_shape: Literal["linear", "constant"] = "linear"
+    dynamic_img_size: bool = False  # images of other sizes than img_size are taken too
     init: Literal["timm", "big_vision"] = "timm"
 
     def __post_init__(self) -> None:
@@ -282,30 +283,3 @@ def _check(config: ViTConfig) -> None:
         raise UserError(
             f"position='{config.position}' has no entries for class or register tokens: set position_on_prefix=False."
         )
-
-
-def pruned_config(config: ViTConfig, depth: int, norm: bool, head: bool) -> ViTConfig:
-    """The first ``depth`` blocks of a model; without its final norm where ``norm``, its pooling and head where ``head``.
-
-    Raises UserError where class and register tokens join the blocks later, and a head is left that reads them.
-    """
-    fields: dict[str, Any] = {"depth": depth}
-    if config.drop_path_shape == "linear":  # the last block that is left keeps its rate
-        fields["drop_path"] = config.drop_path * (depth - 1) / max(config.depth - 1, 1)
-    for name in ("first_blocks", "positional"):
-        part = getattr(config, name)
-        if part is not None:
-            fields[name] = dataclasses.replace(part, count=min(part.count, depth))
-    if config.prefix_from >= depth:
-        if not head:
-            raise UserError(
-                f"The class token joins at block {config.prefix_from}, after the blocks that are left: let "
-                "prune_head take the head off too."
-            )
-        fields |= {"prefix_from": 0, "class_token": False, "reg_tokens": 0}
-    if head:
-        none = {"pool_norm": None, "representation": False, "norm_after_pool": False}
-        fields |= {"num_classes": 0, "pool": "none", **none}
-    if head if config.norm_after_pool else norm:
-        fields["final_norm"] = None
-    return config.with_(**fields)

@@ -35,7 +35,7 @@ def keep_whole(images: Tensor) -> None:
     tracer = images.tracer
     if isinstance(tracer, Tracer) and "is_leaf_module" not in vars(tracer):
         is_leaf = tracer.is_leaf_module
-        tracer.is_leaf_module = lambda m, name: _is_whole(m) or is_leaf(m, name)  # type: ignore[method-assign]
+        tracer.is_leaf_module = lambda m, name: _is_whole(m) or is_leaf(m, name)
 
 
 def _is_whole(module: nn.Module) -> bool:
