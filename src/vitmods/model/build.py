@@ -26,7 +26,8 @@ from vitmods.layers import (
 )
 from vitmods.layers.norms import NORMS
 from vitmods.layers.position import sincos2d
-from vitmods.model.config import BranchConfig, NormConfig, ViTConfig
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import BranchConfig, NormConfig
 
 MLPS: dict[str, Any] = {"mlp": Mlp}
 """Kinds of MLP: classes that are built as ``Mlp`` is, and have its ``macs``."""
@@ -107,6 +108,7 @@ def block_config(config: ViTConfig, index: int) -> BlockConfig:
         return Attention(
             dim,
             num_heads,
+            config.head_dim,
             qkv_bias=config.qkv_bias,
             qk_norm=norm_factory(config.qk_norm),
             positions=_positions(config, index),
