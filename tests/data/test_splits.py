@@ -17,7 +17,7 @@ def records(labels: list[int], order: list[int] | None = None) -> Records:
 
 
 def source(*splits: str, n: int = 100) -> Source:
-    return Source("set", "set", ("a", "b"), {split: records([0, 1] * (n // 2)) for split in splits})
+    return Source("set", ("a", "b"), {split: records([0, 1] * (n // 2)) for split in splits})
 
 
 label_lists = st.lists(st.integers(0, 4), min_size=1, max_size=120)

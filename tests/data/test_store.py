@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from vitmods.data import store as store_module
-from vitmods.data.folder import folder
 from vitmods.data.geometry import Geometry
 from vitmods.data.records import Records
+from vitmods.data.sources.folder import folder
 from vitmods.data.store import cache_key, open_store, read_cache
 from vitmods.util.errors import UserError
 

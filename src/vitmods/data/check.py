@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitmods.data.build import build
 from vitmods.data.dataset import Split
 from vitmods.data.geometry import Geometry
 from vitmods.data.sources import open_source
 from vitmods.data.splits import make_splits
-from vitmods.data.store import Store
+from vitmods.data.store import Store, build
 from vitmods.data.summary import facts, problems, unreadable_text
 
 _THUMB = Geometry((8, 8))

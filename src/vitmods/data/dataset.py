@@ -15,11 +15,11 @@ from vitmods.data.boxes import Ints, crop_boxes, erase_boxes
 from vitmods.data.geometry import Geometry
 from vitmods.data.inception import inception_boxes
 from vitmods.data.mixing import mix
-from vitmods.data.prefetch import in_order
 from vitmods.data.randaugment import randaugment
 from vitmods.data.repeats import apart, positions, repeated
 from vitmods.data.rng import Stream, bits, permutation, uniform
 from vitmods.data.store import Store
+from vitmods.data.threads import in_order
 from vitmods.recipes import Recipe
 from vitmods.util.errors import UserError
 

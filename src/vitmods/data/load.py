@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitmods.data.build import cores
 from vitmods.data.dataset import ImageDataset, Split
 from vitmods.data.geometry import Geometry
 from vitmods.data.records import Records, printable
@@ -12,6 +11,7 @@ from vitmods.data.splits import limit, make_splits
 from vitmods.data.store import open_store
 from vitmods.data.stream import StreamSet, is_streamed, open_lazily
 from vitmods.data.summary import facts, problems, unreadable_text
+from vitmods.data.threads import cores
 from vitmods.recipes import Recipe
 from vitmods.util.errors import UserError
 

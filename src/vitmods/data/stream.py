@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitmods.data.boxes import Ints
-from vitmods.data.build import Index, build
 from vitmods.data.dataset import ImageDataset
 from vitmods.data.geometry import Geometry
 from vitmods.data.read import Unreadable, decode
 from vitmods.data.records import Records, Streaming, printable
 from vitmods.data.rng import Stream, bits, uniform
-from vitmods.data.store import Store, cache_key, estimate
+from vitmods.data.store import Index, Store, build, cache_key, estimate
 from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_atomically

@@ -64,7 +64,8 @@ def correlate(values: Tensor, kernel: Tensor) -> Tensor:
     padded = F.pad(values, [reach] * 4, mode="reflect")
     size = [-(-n // 16) * 16 for n in padded.shape[-2:]]  # lengths that transform quickly
     spectrum = torch.fft.rfft2(padded, s=size) * torch.fft.rfft2(kernel, s=size).conj()
-    return torch.fft.irfft2(spectrum, s=size)[..., :height, :width]
+    correlated: Tensor = torch.fft.irfft2(spectrum, s=size)
+    return correlated[..., :height, :width]
 
 
 def motion(values: Tensor, radius: float, sigma: float, angles: Tensor) -> Tensor:

@@ -164,7 +164,7 @@ def _affine(moves: Tensor, height: int, width: int) -> Tensor:
     center = torch.tensor([width // 2, height // 2]).double()
     points = center + torch.tensor([[1, 1], [1, -1], [-1, -1]]) * (min(height, width) // 3)
     targets = torch.cat((points + moves, torch.ones(len(moves), 3, 1)), -1)
-    back = torch.linalg.solve(targets, points.expand(len(moves), -1, -1))  # (B, 3, 2)
+    back: Tensor = torch.linalg.solve(targets, points.expand(len(moves), -1, -1))  # (B, 3, 2)
     return _grid(height, width) @ back[:, None, :2] + back[:, None, 2:]
 
 

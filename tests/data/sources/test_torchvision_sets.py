@@ -11,7 +11,7 @@ from PIL import Image
 
 from vitmods import data
 from vitmods.data.sources import open_source
-from vitmods.data.torchvision_sets import _labels
+from vitmods.data.sources.torchvision import _labels
 from vitmods.recipes import plain
 from vitmods.util.errors import UserError
 
@@ -168,7 +168,7 @@ def test_stamps_change_with_the_files(tmp_path: Path) -> None:
             "SEMEION cannot be read from .*: Dataset not found",
         ),  # downloads unless reported
         ("torchvision:CIFAR1?root={root}", "Did you mean 'CIFAR10'"),
-        ("torchvision:?root={root}", "lacks a name"),
+        ("torchvision:?root={root}", "does not say where the images are: write torchvision:NAME"),
         ("", "No data given"),
     ],
 )

@@ -1,16 +1,22 @@
-"""Labels of ImageNet's validation images where they lie in one folder or tar: from whichever list is at hand."""
+"""ImageNet's 1,000 classes, and the labels of its validation images where they lie in one folder or tar.
+
+Classes are WordNet numbers in their order, which is the order of the models' logits, and names. Labels are read from
+whichever list is at hand.
+"""
 
 import csv
 import io
 import re
 import tarfile
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitmods.data.records import printable
-from vitmods.data.sets.classes import wnids
+from vitmods.data.records import Source, printable
 from vitmods.util.errors import UserError
 
 DEVKIT = "ILSVRC2012_devkit_t12"
@@ -22,6 +28,43 @@ _LISTS = (
     "ILSVRC2012_validation_ground_truth.txt",
 )
 _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
+
+
+def _info() -> Any:
+    from timm.data.imagenet_info import ImageNetInfo
+
+    return ImageNetInfo("imagenet-1k")  # type: ignore[no-untyped-call]
+
+
+@cache
+def wnids() -> tuple[str, ...]:
+    """n01440764, n01443537, ...: the name at position i is class i."""
+    return tuple(_info().label_names())
+
+
+@cache
+def titles() -> tuple[str, ...]:
+    """A readable name for each class, no two alike: the first of its WordNet lemmas, with more where that is shared."""
+    lemmas = _info().label_descriptions()
+    first = [text.split(", ")[0] for text in lemmas]
+    shared, twice = Counter(first), Counter(lemmas)
+    return tuple(
+        short if shared[short] == 1 else text if twice[text] == 1 else f"{text} ({wnid})"
+        for short, text, wnid in zip(first, lemmas, wnids(), strict=True)
+    )
+
+
+def present(source: Source, names: Sequence[str]) -> Source:
+    """The source, whose labels are positions in `names`, with the classes alone that have an image; class_map has
+    their positions where some are left out."""
+    used = np.unique(np.concatenate([records.labels for records in source.splits.values()]))
+    source.classes = tuple(names[i] for i in used)
+    if len(used) == len(names):
+        return source
+    source.class_map = tuple(used.tolist())
+    for records in source.splits.values():
+        records.labels[:] = np.searchsorted(used, records.labels)
+    return source
 
 
 def number_of(name: str) -> int | None:

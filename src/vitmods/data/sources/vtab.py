@@ -5,17 +5,16 @@ The benchmark's own 1,000 images are the first of TensorFlow Datasets' order, wh
 files. Lists that were made from it are followed exactly; everything else is a draw of ours, and the warnings say so.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from vitmods.data.folder import file_records, folder
 from vitmods.data.records import Records, Source, printable
-from vitmods.data.sets.known import KNOWN
-from vitmods.data.sets.transfer import open_torchvision, shifted
+from vitmods.data.sources import SOURCES, Spec, data_source
+from vitmods.data.sources.folder import file_records, folder
+from vitmods.data.sources.transfer import open_torchvision, shifted
 from vitmods.data.splits import cut, limit, take_out
 from vitmods.util.errors import UserError, nearest
 
@@ -64,17 +63,32 @@ TASKS = {
 }
 
 
-def vtab(spec: str, root: Path, options: dict[str, str]) -> Source:
-    """The task options["task"]: from lists, from class folders, or from torchvision's set, whichever is there first."""
-    name = options["task"]
+@data_source(
+    "vtab",
+    "vtab:TASK?root=FOLDER",
+    "VTAB-1k",
+    options=("download",),
+    layout=(
+        "FOLDER-OF-TASK/train800.txt, val200.txt and test.txt, lines of path and class number, as the usual copies "
+        "of VTAB-1k have them",
+        "TASK/train/CLASS/*.jpg and TASK/test/CLASS/*.jpg (and val), from which 800 and 200 are drawn",
+        "the files of torchvision's set, for the tasks that it has",
+    ),
+    origin="Zhai et al. 2019 (github.com/google-research/task_adaptation)",
+    counts={"train": TRAIN, "val": VAL},
+    used_in="Dual PatchNorm, Table 3",
+)
+def vtab(spec: Spec) -> Source:
+    """The task that the spec names: from lists, class folders or torchvision's set, whichever is there first."""
+    root, name = spec.folder, spec.rest
     if name not in TASKS:
         raise UserError(f'VTAB has no task "{name}". {nearest(name, TASKS)}')
     task = TASKS[name]
     lists = [base / task.lists for base in (root, root / "vtab-1k") if (base / task.lists / _LISTS["train"]).is_file()]
     if lists:
-        source = _from_lists(spec, lists[0], task)
+        source = _from_lists(lists[0], task)
     else:
-        source = _drawn(_from_folders(root, name) or _from_torchvision(root, task, options))
+        source = _drawn(_from_folders(root, name) or _from_torchvision(root, task, spec.options))
     source.name = f"VTAB-1k {task.title}"
     if len(source.classes) != task.classes:
         source.warnings.append(f"{len(source.classes)} classes; VTAB's {task.title} has {task.classes}.")
@@ -89,11 +103,11 @@ def vtab_specs(root: Path | str) -> Iterator[tuple[str, str]]:
     return ((name, f"vtab:{name}?root={root}") for name in TASKS)
 
 
-def _from_lists(spec: str, where: Path, task: Task) -> Source:
+def _from_lists(where: Path, task: Task) -> Source:
     if absent := [name for name in _LISTS.values() if not (where / name).is_file()]:
-        raise KNOWN["vtab"].missing(where.parent, f"{printable(str(where))} lacks {' and '.join(absent)}")
+        raise SOURCES["vtab"].missing(where.parent, f"{printable(str(where))} lacks {' and '.join(absent)}")
     splits = {split: _listed(where, where / name, task) for split, name in _LISTS.items()}
-    return Source(task.title, spec, tuple(str(i) for i in range(task.classes)), splits)
+    return Source(task.title, tuple(str(i) for i in range(task.classes)), splits)
 
 
 def _listed(where: Path, path: Path, task: Task) -> Records:
@@ -120,11 +134,11 @@ def _is_torchvisions(path: Path) -> bool:
     return any((path / inner).exists() for inner in ("dtd", "2750"))
 
 
-def _from_torchvision(root: Path, task: Task, options: dict[str, Any]) -> Source:
+def _from_torchvision(root: Path, task: Task, options: Mapping[str, str]) -> Source:
     if task.torchvision is None:
         reason = f"there is no {task.lists}/{_LISTS['train']}, no folder of the task, and torchvision lacks it"
-        raise KNOWN["vtab"].missing(root, reason)
-    source = open_torchvision("vtab", task.torchvision, root, {k: v for k, v in options.items() if k != "task"})
+        raise SOURCES["vtab"].missing(root, reason)
+    source = open_torchvision("vtab", task.torchvision, root, {k: v for k, v in options.items() if k != "root"})
     if task.values:
         source.splits = {split: shifted(records, task.values) for split, records in source.splits.items()}
         source.classes = tuple(source.classes[value] for value in task.values)

@@ -1,7 +1,7 @@
 """torchvision's classification sets that are on the disk. Nothing is downloaded unless the spec says download=1."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from operator import index
 from pathlib import Path
@@ -13,6 +13,7 @@ from PIL import Image
 
 from vitmods.data.read import reading
 from vitmods.data.records import Records, Source, printable
+from vitmods.data.sources import Spec, data_source
 from vitmods.util.errors import UserError, nearest
 
 # How torchvision's sets are asked for a split: train=True, or split="trainval" and the like.
@@ -28,18 +29,26 @@ _LABELS = ("targets", "_labels", "labels", "y")  # attributes that hold the labe
 _PAIRS = ("_samples", "samples")  # attributes that hold (path, label)
 
 
-def torchvision_set(spec: str, name: str, options: dict[str, str]) -> Source:
-    """The set torchvision.datasets.NAME under options["root"]; the other options go to its constructor. download=1 lets
-    torchvision fetch what is missing.
+@data_source(
+    "torchvision",
+    "torchvision:NAME?root=FOLDER",
+    "any classification set of torchvision that is on the disk; downloads only with `&download=1`",
+    options=None,
+)
+def torchvision(spec: Spec) -> Source:
+    """The set torchvision.datasets.NAME under root; the other options go to its constructor."""
+    return torchvision_set(spec.rest, spec.folder, {k: v for k, v in spec.options.items() if k != "root"})
+
+
+def torchvision_set(name: str, root: Path, options: Mapping[str, str]) -> Source:
+    """The set torchvision.datasets.NAME in a folder; the options go to its constructor. download=1 lets torchvision
+    fetch what is missing.
 
     Raises UserError for unknown names, missing files and sets that are not for classification.
     """
     make = _constructor(name)
-    given = {key: _typed(value) for key, value in options.items() if key != "root"}
+    given = {key: _typed(value) for key, value in options.items()}
     download = bool(given.pop("download", False))
-    if not options.get("root"):
-        raise UserError(f'"{spec}" does not say where the files are: write torchvision:{name}?root=FOLDER.')
-    root = Path(options["root"]).expanduser()
     arguments = _arguments(make)
     if download and "download" not in arguments:
         raise UserError(f"torchvision cannot download {name}: put its files under {printable(str(root))} yourself.")
@@ -48,7 +57,7 @@ def torchvision_set(spec: str, name: str, options: dict[str, str]) -> Source:
     choice = next((a for a in ("train", "split") if a in arguments and a not in given), None)
     found = _open(make, root, given, choice)
     files = _stamp(root)
-    source = Source(name, spec, (), {})
+    source = Source(name, (), {})
     for split, dataset in found.items():
         labels = _labels(dataset, name)
         if labels is None:

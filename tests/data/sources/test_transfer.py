@@ -10,8 +10,7 @@ import scipy.io
 from PIL import Image
 
 from vitmods import data
-from vitmods.data.sets.known import KNOWN
-from vitmods.data.sources import open_source
+from vitmods.data.sources import SOURCES, open_source
 from vitmods.recipes import Recipe
 from vitmods.util.errors import UserError
 
@@ -130,9 +129,9 @@ def test_missing_files_are_named_with_their_places(tmp_path: Path, name: str) ->
     with pytest.raises(UserError) as caught:
         open_source(f"{name}:{tmp_path}")
     text = str(caught.value)
-    assert text.startswith(f"{KNOWN[name].title} was not found in {tmp_path}: torchvision's")
-    assert f"  {tmp_path}/{KNOWN[name].layout[0]}\n" in text
-    assert KNOWN[name].origin in text
+    assert text.startswith(f"{SOURCES[name].title} was not found in {tmp_path}: torchvision's")
+    assert f"  {tmp_path}/{SOURCES[name].layout[0]}\n" in text
+    assert SOURCES[name].origin in text
     assert "download=True" not in text
 
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from vitmods.data.prefetch import in_order
+from vitmods.data.threads import in_order
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])

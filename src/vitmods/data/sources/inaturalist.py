@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from vitmods.data.folder import file_records
 from vitmods.data.records import Records, Source, printable
-from vitmods.data.sets.known import KNOWN
+from vitmods.data.sources import Spec, data_source
+from vitmods.data.sources.folder import file_records
 from vitmods.util.errors import UserError
 
 _COLUMNS = (
@@ -22,17 +22,16 @@ _COLUMNS = (
 )
 
 
-def inaturalist(spec: str, root: Path, options: dict[str, str]) -> Source:
+def _open(spec: Spec) -> Source:
     """The year that the spec names; the published val, on which papers report, is test."""
-    name = spec.partition(":")[0]
-    year = name.removeprefix("inat")
+    root, year = spec.folder, spec.kind.name.removeprefix("inat")
     tables = {split: root / f"{part}{year}.json" for split, part in (("train", "train"), ("test", "val"))}
     for path in (*tables.values(), root / f"train_val{year}"):
         if not path.exists():
-            raise KNOWN[name].missing(root, f"there is no {path.name}")
+            raise spec.kind.missing(root, f"there is no {path.name}")
     loaded = {split: _load(path) for split, path in tables.items()}
     number = {c["id"]: i for i, c in enumerate(sorted(loaded["train"]["categories"], key=lambda c: c["id"]))}
-    source = Source(KNOWN[name].title, spec, _names(loaded["train"]["categories"]), {})
+    source = Source(spec.kind.title, _names(loaded["train"]["categories"]), {})
     for split, table in loaded.items():
         source.splits[split] = _records(root, table, number, tables[split])
     return source
@@ -40,7 +39,7 @@ def inaturalist(spec: str, root: Path, options: dict[str, str]) -> Source:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        table = json.loads(path.read_text())
+        table: dict[str, Any] = json.loads(path.read_text())
         for part, column in _COLUMNS:
             table[part][0][column]
     except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -64,3 +63,18 @@ def _records(root: Path, table: dict[str, Any], number: dict[int, int], path: Pa
         raise UserError(f"{printable(str(path))} labels images or classes that are not listed. Fetch it again.")
     ids = tuple(name for name, _ in rows)
     return file_records(ids, np.array([label for _, label in rows], dtype=np.int64), [root / name for name in ids])
+
+
+for _year, _classes, _train, _test in ((2018, 8_142, 437_513, 24_426), (2019, 1_010, 265_213, 3_030)):
+    data_source(
+        f"inat{_year}",
+        f"inat{_year}:FOLDER",
+        f"iNaturalist {_year}",
+        layout=(f"train_val{_year}/*/*/*.jpg, train{_year}.json and val{_year}.json",),
+        origin="github.com/visipedia/inat_comp",
+        classes=_classes,
+        counts={"train": _train, "test": _test},
+        used_in="Three Things, Table 6",
+        terms="non-commercial research and education",
+        notes=("test is the published val, on which the papers report; the published test has no labels",),
+    )(_open)

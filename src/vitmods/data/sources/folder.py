@@ -17,17 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitmods.data.read import Unreadable, reading
-from vitmods.data.records import Records, Source, printable
+from vitmods.data.records import ENDINGS, SPLIT_NAMES, Records, Source, printable
+from vitmods.data.shards import is_packed, packed
+from vitmods.data.sources import Spec, data_source, known_specs
 from vitmods.util.errors import UserError
 
-SPLIT_NAMES = {
-    "train": ("train", "training"),
-    "val": ("val", "valid", "validation", "dev"),
-    "test": ("test", "testing"),
-}
-ENDINGS = frozenset(
-    ".avif .bmp .dib .gif .ico .jfif .jp2 .jpe .jpeg .jpg .pbm .pcx .pgm .png .pnm .ppm .tga .tif .tiff .webp".split()  # noqa: SIM905
-)
 LAYOUT = "Expected FOLDER/class/image.jpg, or FOLDER/train/class/image.jpg with val and test beside train."
 
 
@@ -43,29 +37,62 @@ class _Files:
     empty: list[str] = field(default_factory=list)
 
 
-def folder(spec: str) -> Source:
+@data_source(
+    "folder",
+    "path/to/folder",
+    "one sub-folder per class, alone or below `train`, `val` and `test` folders; or shards of `vitmods data pack`",
+    options=("stream", "buffer"),
+)
+def open_folder(spec: Spec) -> Source:
+    """A folder of class folders, or one that `vitmods data pack` wrote."""
+    found = packed(spec.folder) if is_packed(spec.folder) else folder(spec.rest)
+    found.streaming = spec.streaming()
+    return found
+
+
+def folder(path: str | Path) -> Source:
     """List the images of a folder. Raises UserError if it is missing, not a folder, or holds no class folder."""
-    root = Path(spec).expanduser()
+    shown, root = printable(str(path)), Path(path).expanduser()
     if not os.path.exists(root):  # unlike Path.exists, says no to a name that is too long for the system
-        raise UserError(f"There is no folder {printable(spec)}. Give a folder of images, or one of: {KNOWN_SPECS}.")
+        raise UserError(f"There is no folder {shown}. Give a folder of images, or one of: {known_specs()}.")
     if not root.is_dir():
-        raise UserError(f"{printable(spec)} is a file. Give the folder that holds the class folders. {LAYOUT}")
+        raise UserError(f"{shown} is a file. Give the folder that holds the class folders. {LAYOUT}")
     with _listing():
-        _refuse_shards(spec, root)
+        _refuse_shards(shown, root)
         found = _split_folders(root)
         unused = _unused_folders(root, found)
     classes, splits, warnings = class_folders(root, found or {"train": root})
+    if not found and (below := _deeper(root, classes)):
+        raise UserError(f"{shown} lies above the folders of the classes. Give {' or '.join(below)}. {LAYOUT}")
     name = printable(root.resolve().name)
-    return Source(name, spec, tuple(printable(c) for c in classes), splits, unused + warnings)
+    return Source(name, tuple(printable(c) for c in classes), splits, unused + warnings)
 
 
-def _refuse_shards(spec: str, root: Path) -> None:
+def _deeper(root: Path, classes: Sequence[str]) -> list[str]:
+    """The folders up to two levels below that look like what is meant, where these are no classes: each has a train
+    folder with class folders below it, or there is but one and what is below it are the classes."""
+    level = [path for path in _directories(root) if normalize("NFC", path.name) in classes]
+    for _ in range(2):
+        found = [path for path in level if _has_train(path)]
+        if len(level) == 1 and sum(bool(loose_images(path)) for path in _directories(level[0])) > 1:
+            found = found or level
+        if found and (len(found) == len(level) or len(classes) == 1):
+            return [printable(str(path)) for path in found]
+        level = [inner for path in level for inner in _directories(path)]
+    return []
+
+
+def _has_train(path: Path) -> bool:
+    return any(p.name.lower() in SPLIT_NAMES["train"] and len(_directories(p)) > 1 for p in _directories(path))
+
+
+def _refuse_shards(shown: str, root: Path) -> None:
     """Raise UserError for tar files without class folders: an unfinished pack, or shards from elsewhere."""
     entries = list(root.iterdir())
     if any(entry.suffix == ".tar" for entry in entries) and not any(entry.is_dir() for entry in entries):
         raise UserError(
-            f"{printable(spec)} holds tar files and no manifest.json. If `vitmods data pack` was stopped before its "
-            f"end, run it again; shards from elsewhere are read as wds:{printable(spec)}."
+            f"{shown} holds tar files and no manifest.json. If `vitmods data pack` was stopped before its "
+            f"end, run it again; shards from elsewhere are read as wds:{shown}."
         )
 
 
@@ -102,11 +129,6 @@ def _listing() -> Iterator[None]:
         raise UserError(
             f"The folder {where} cannot be listed: {error.strerror}. Make it readable or move it."
         ) from error
-
-
-KNOWN_SPECS = (
-    "digits, NAME:FOLDER for a known set (imagenet, cifar10, ...), torchvision:NAME?root=FOLDER, hf:NAME, wds:SHARDS"
-)
 
 
 def _split_folders(root: Path) -> dict[str, Path]:

@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from vitmods.data.sets import KNOWN, open_known
-from vitmods.data.sets.vtab import TASKS
-from vitmods.data.sources import open_source
+from vitmods.data.sources import SOURCES, open_source
+from vitmods.data.sources.vtab import TASKS
 from vitmods.util.errors import UserError
 
+PUBLISHED = [name for name, kind in SOURCES.items() if kind.layout]
 PAGE = (Path(__file__).parents[3] / "docs" / "data-sets.md").read_text()
 ROWS = {
     cells[0].strip("` "): cells for cells in (line.strip("|").split("|") for line in PAGE.splitlines() if "|" in line)
 }
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_the_page_has_the_facts(name: str) -> None:
-    known = KNOWN[name]
+    known = SOURCES[name]
     row = "|".join(ROWS[known.usage.replace("?corruption=fog&severity=3", "")])
     assert known.title in row
     assert known.used_in in row
@@ -38,12 +38,13 @@ def test_the_page_has_the_tasks_of_vtab(name: str) -> None:
     assert cells[6] == (f"{task.torchvision}" if task.torchvision else "no")
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_every_set_says_what_it_lacks(name: str, tmp_path: Path) -> None:
-    folder = f"dtd?root={tmp_path / 'none'}" if name == "vtab" else f"{tmp_path / 'none'}"
+    where = str(tmp_path / "none")
+    spec = SOURCES[name].usage.replace("FOLDER", where).replace("TASK", "dtd")
     with pytest.raises(UserError, match="there is no such folder") as caught:
-        open_known("spec", name, folder)
-    assert KNOWN[name].layout[-1] in str(caught.value)
+        open_source(spec)
+    assert SOURCES[name].layout[-1] in str(caught.value)
 
 
 def test_a_name_that_is_nearly_known() -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from vitmods import data
-from vitmods.data.sets.vtab import TASKS, vtab_specs
 from vitmods.data.sources import open_source
+from vitmods.data.sources.vtab import TASKS, vtab_specs
 from vitmods.recipes import Recipe
 from vitmods.util.errors import UserError
 

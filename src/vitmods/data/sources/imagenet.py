@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from vitmods.data.folder import ENDINGS, class_folders, file_records, loose_images
-from vitmods.data.hf import hf_set
-from vitmods.data.records import Records, Source, printable
+from vitmods.data.records import ENDINGS, Records, Source, printable
 from vitmods.data.rng import text_bits
-from vitmods.data.sets.classes import present, titles, wnids
-from vitmods.data.sets.known import KNOWN
-from vitmods.data.sets.tars import Tar, open_tar
-from vitmods.data.sets.val_labels import number_of, val_labels
+from vitmods.data.sources import SOURCES, Spec, data_source
+from vitmods.data.sources.folder import class_folders, file_records, loose_images
+from vitmods.data.sources.hf import hf_set
+from vitmods.data.sources.imagenet_labels import number_of, present, titles, val_labels, wnids
+from vitmods.data.tars import Tar, open_tar
 from vitmods.util.errors import UserError
 
+ORIGIN = "image-net.org (ILSVRC 2012; needs an account)"
 MINIVAL = 0.99  # train[:99%] and train[99%:], as big_vision's ImageNet recipes have it
 _BASES = ("", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC", "CLS-LOC")  # the others are Kaggle's
 _WNID = re.compile(r"n\d{8}")
@@ -25,17 +25,37 @@ Found = tuple[Records, list[str]]  # labels are 0 to 999; warnings
 Reader = Callable[[], Found]
 
 
-def imagenet(spec: str, root: Path, options: dict[str, str]) -> Source:
+@data_source(
+    "imagenet",
+    "imagenet:FOLDER",
+    "ImageNet-1k",
+    options=("minival", "labels"),
+    layout=(
+        "train/n01440764/*.JPEG and val/n01440764/*.JPEG, 1,000 folders each",
+        "val/ILSVRC2012_val_00000001.JPEG, ... with ILSVRC2012_devkit_t12.tar.gz or a list of labels beside val",
+        "ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz as they come",
+        "ILSVRC/Data/CLS-LOC/train and val, with LOC_val_solution.csv (Kaggle)",
+        "data/train-*.parquet and validation-*.parquet (Hugging Face)",
+    ),
+    origin=ORIGIN,
+    classes=1000,
+    counts={"train": 1_281_167, "val": 50_000},
+    used_in="Dual PatchNorm, Tables 1, 2, 4, 6; DTN, Tables 1-3, 5, 7-10, 12; Three Things, Tables 1-3, 5, 7",
+    terms="non-commercial research and education",
+    arrange=lambda spec, source: minival(source, spec.options["minival"]) if "minival" in spec.options else source,
+)
+def imagenet(spec: Spec) -> Source:
     """train and val of ImageNet-1k.
 
     Where val alone is there, an evaluation set. A part of the classes is taken as it is, with their class_map.
     """
+    root = spec.folder
     if list(root.glob("data/train-*.parquet")) or list(root.glob("data/validation-*.parquet")):
-        return _parquet(spec, root)
-    readers = {"train": _train_readers(root), "val": val_readers(root, options.get("labels"))}
+        return _parquet(root)
+    readers = {"train": _train_readers(root), "val": val_readers(root, spec.options.get("labels"))}
     if not readers["val"]:
-        raise KNOWN["imagenet"].missing(root, _what_is_there(root, bool(readers["train"])))
-    source = Source("ImageNet-1k", spec, (), {})
+        raise SOURCES["imagenet"].missing(root, _what_is_there(root, bool(readers["train"])))
+    source = Source("ImageNet-1k", (), {})
     for split, found in readers.items():
         if found:
             source.splits[split], warnings = next(iter(found.values()))()
@@ -104,7 +124,7 @@ def _flat(root: Path, folder: Path, lists: list[Path], chosen: str | None) -> Fo
 def _val_classes(root: Path, numbers: list[int], lists: list[Path], chosen: str | None) -> np.ndarray:
     labels = val_labels(lists, chosen)
     if labels is None:
-        raise KNOWN["imagenet"].missing(root, "the validation images have neither class folders nor a list of labels")
+        raise SOURCES["imagenet"].missing(root, "the validation images have neither class folders nor a list of labels")
     if unknown := [number for number in numbers if number not in labels]:
         raise UserError(
             f"The list of labels lacks {len(unknown)} of the {len(numbers)} validation images, the first of them "
@@ -142,9 +162,9 @@ def _in_tar(tar: Tar, members: "list[int]", labels: "list[int | None] | np.ndarr
     return Records(ids, np.array(labels, dtype=np.int64), stamps, tar.read, np.array(members, dtype=np.int64))
 
 
-def _parquet(spec: str, root: Path) -> Source:
+def _parquet(root: Path) -> Source:
     """Hugging Face's copy; its classes are in the same order, and its test has no labels."""
-    source = hf_set(spec, str(root), {})
+    source = hf_set(str(root), {})
     if len(source.classes) != len(wnids()):
         raise UserError(f"The parquet files in {printable(str(root))} have {len(source.classes)} classes, not 1,000.")
     splits = {name: records for name, records in source.splits.items() if name != "test"}

@@ -8,9 +8,9 @@ import pytest
 from timm.data import RealLabelsImagenet
 
 from vitmods import data
-from vitmods.data.sets.classes import titles, wnids
-from vitmods.data.sets.variants import ARCHIVES, V2_VARIANTS, corruption_specs
 from vitmods.data.sources import open_source
+from vitmods.data.sources.imagenet_labels import titles, wnids
+from vitmods.data.sources.imagenet_variants import ARCHIVES, V2_VARIANTS, corruption_specs
 from vitmods.recipes import Recipe
 from vitmods.util.errors import UserError
 
@@ -150,7 +150,7 @@ def test_real_labels_come_with_timm_too(real: Path) -> None:
         ("imagenet-real:{root}", "there are no validation images"),
         ("imagenet-real:{root}/..?labels=none.json", "no validation images"),
         ("imagenet-r:{root}/none", "there is no such folder"),
-        ("imagenet:", "does not say where the files are: write imagenet:FOLDER"),
+        ("imagenet:", "does not say where the images are: write imagenet:FOLDER"),
     ],
 )
 def test_specs_of_what_is_not_there(tmp_path: Path, spec: str, message: str) -> None:

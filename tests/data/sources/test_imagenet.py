@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from vitmods import data
+from vitmods.data import tars
 from vitmods.data.records import Records, Source
-from vitmods.data.sets import imagenet as module
-from vitmods.data.sets import tars
-from vitmods.data.sets.classes import titles, wnids
+from vitmods.data.sources import imagenet as module
 from vitmods.data.sources import open_source
+from vitmods.data.sources.imagenet_labels import titles, wnids
 from vitmods.recipes import Recipe
 from vitmods.util.errors import UserError
 
@@ -128,7 +128,7 @@ def test_the_devkit_is_read_as_torchvision_reads_it(tmp_path: Path, write_devkit
     import torch
     from torchvision.datasets import imagenet as theirs
 
-    from vitmods.data.sets.val_labels import val_labels
+    from vitmods.data.sources.imagenet_labels import val_labels
 
     write_devkit(tmp_path, [5, 999, 0, 321])
     monkeypatch.setattr(theirs, "_verify_archive", lambda *arguments: None)
@@ -195,7 +195,7 @@ def test_an_archive_that_is_cut_short(archives: Path, cut: float) -> None:
 def test_a_class_whose_own_archive_is_cut_short(archives: Path, tmp_path: Path, write_tar) -> None:
     inner = (tmp_path / "inner.tar").read_bytes().rstrip(b"\0")
     write_tar(archives / "ILSVRC2012_img_train.tar", {"n01484850.tar": inner[:-20], "n01491361.tar": inner})
-    with pytest.raises(UserError, match=r"_3\.JPEG is not whole"):
+    with pytest.raises(UserError, match=r"_3\.JPEG: the tar file is cut off within it"):
         open_source(f"imagenet:{archives}")
 
 
@@ -215,7 +215,7 @@ def test_damage_inside_an_archive_is_reported(archives: Path) -> None:
     content = bytearray(path.read_bytes())
     content[second - 512 : second] = b"x" * 512
     path.write_bytes(content)
-    with pytest.raises(UserError, match=f"no header at byte {second - 512:,}, after 1 members"):
+    with pytest.raises(UserError, match=f"the header at byte {second - 512:,} is damaged; .*, after 1 members"):
         open_source(f"imagenet:{archives}")
 
 
@@ -233,9 +233,9 @@ def test_parquet_goes_to_hugging_faces_reader(tmp_path: Path, monkeypatch) -> No
     none = Records((), np.zeros(0, np.int64), (), lambda key: b"", np.zeros(0, np.int64))
     seen = []
 
-    def fake(spec: str, name: str, options: dict[str, str]) -> Source:
+    def fake(name: str, options: dict[str, str]) -> Source:
         seen.append(name)
-        return Source("x", spec, tuple(map(str, range(1000))), {"train": none, "val": none, "test": none})
+        return Source("x", tuple(map(str, range(1000))), {"train": none, "val": none, "test": none})
 
     monkeypatch.setattr(module, "hf_set", fake)
     source = open_source(f"imagenet:{tmp_path}")

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitmods.data.folder import folder
 from vitmods.data.read import Unreadable
+from vitmods.data.sources.folder import folder
 from vitmods.util.errors import UserError
 
 

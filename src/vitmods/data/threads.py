@@ -1,5 +1,6 @@
-"""Prepare batches ahead, in order."""
+"""Work ahead in threads, with the results in order."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -7,6 +8,11 @@ from itertools import islice
 from typing import TypeVar
 
 Item = TypeVar("Item")
+
+
+def cores() -> int:
+    """Cores this process may use; not every system can tell that."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_order(make: Callable[[int], Item], numbers: Iterable[int], workers: int) -> Iterator[Item]:
