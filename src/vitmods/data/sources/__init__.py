@@ -156,7 +156,7 @@ def _read(text: str) -> Spec:
         if option not in (known or ()) and f"?{option}=" not in kind.usage:
             advice = nearest(option, known) if known else "It takes none."
             raise UserError(f'"{printable(text)}": {kind.name} has no option "{option}". {advice}')
-    usage = kind.usage.replace("NAME", rest or "NAME").replace("TASK", rest or "TASK")
+    usage = kind.usage.replace("NAME", rest or "NAME")
     if not rest or ("?root=" in kind.usage and not options.get("root")):
         raise UserError(f'"{printable(text)}" does not say where the images are: write {usage}.')
     return Spec(text, kind, rest, options)
