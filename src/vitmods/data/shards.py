@@ -74,7 +74,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
         found = manifest["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{printable(str(path))} cannot be read ({error}). {_AGAIN}") from error
     if found != MANIFEST_FORMAT:
         raise UserError(f"{printable(str(path))} is of the format {found!r}; this version reads {MANIFEST_FORMAT!r}.")
@@ -98,6 +98,14 @@ def file_sha256(path: Path) -> str:
 def packed(folder: Path) -> Source:
     """The source in a folder that `vitmods data pack` wrote. Raises UserError where a shard is missing or another."""
     manifest = read_manifest(folder)
+    try:
+        return _listed(folder, manifest)
+    except (KeyError, TypeError, AttributeError) as error:
+        where = printable(str(folder / MANIFEST))
+        raise UserError(f"{where} does not list what was packed ({error!r}). {_AGAIN}") from error
+
+
+def _listed(folder: Path, manifest: dict[str, Any]) -> Source:
     splits = {}
     listed: dict[Path, dict[str, Any]] = {}
     for split, facts in manifest["splits"].items():

@@ -32,6 +32,7 @@ from vitmods.data.records import Records, printable
 from vitmods.data.threads import cores
 from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
+from vitmods.util.files import progress_console
 
 MEMORY_LIMIT = 1 << 30  # bytes; a larger split is memory-mapped
 VERIFIED_BYTES = 1 << 30  # when a cache is opened: all of most caches, evenly spread images of larger ones
@@ -131,10 +132,9 @@ def _progress(chunks: range, images: int) -> "Iterator[int]":
     if images < _SHOW_PROGRESS:
         yield from chunks
         return
-    from rich.console import Console
     from rich.progress import track
 
-    console = Console(stderr=True)
+    console = progress_console()
     yield from track(chunks, f"Reading {images:,} images", console=console, disable=not console.is_terminal)
 
 

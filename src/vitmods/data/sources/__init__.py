@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl
 
 from vitmods.data.records import ALLOWED, Source, Streaming, printable
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.files import expand_user
 from vitmods.util.registry import Registry
 
 
@@ -85,7 +86,7 @@ class Spec:
     @property
     def folder(self) -> Path:
         """The folder that the spec names, as "root" or before the question mark."""
-        return Path(self.options["root"] if "root=" in self.kind.usage else self.rest).expanduser()
+        return expand_user(self.options["root"] if "root=" in self.kind.usage else self.rest)
 
     def streaming(self, word: str = "stream", buffer: int = Streaming.buffer) -> Streaming:
         """The options `stream` (0 or 1; or another word) and `buffer` (images). Raises UserError for other values."""
@@ -128,7 +129,8 @@ def open_source(spec: str | Path) -> Source:
     if kind.layout:
         found = replace(found, warnings=[*found.warnings, *kind.count_warnings(found)], allow=frozenset(ALLOWED))
     found = kind.arrange(read, found) if kind.arrange else found
-    return replace(found, spec=text, allow=found.allow | allow)
+    classes = tuple(map(printable, found.classes))
+    return replace(found, spec=text, allow=found.allow | allow, classes=classes)
 
 
 def known_specs() -> str:
@@ -165,7 +167,7 @@ def _read(text: str) -> Spec:
 def _folder_and_options(text: str) -> tuple[str, dict[str, str]]:
     """A folder's own name may have a question mark."""
     name, mark, query = text.rpartition("?")
-    if not mark or os.path.exists(Path(text).expanduser()):
+    if not mark or os.path.exists(expand_user(text)):
         return text, {}
     return name, dict(parse_qsl(query, keep_blank_values=True))
 

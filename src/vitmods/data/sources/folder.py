@@ -21,6 +21,7 @@ from vitmods.data.records import ENDINGS, SPLIT_NAMES, Records, Source, printabl
 from vitmods.data.shards import is_packed, packed
 from vitmods.data.sources import Spec, data_source, known_specs
 from vitmods.util.errors import UserError
+from vitmods.util.files import expand_user
 
 LAYOUT = "Expected FOLDER/class/image.jpg, or FOLDER/train/class/image.jpg with val and test beside train."
 
@@ -52,7 +53,7 @@ def open_folder(spec: Spec) -> Source:
 
 def folder(path: str | Path) -> Source:
     """List the images of a folder. Raises UserError if it is missing, not a folder, or holds no class folder."""
-    shown, root = printable(str(path)), Path(path).expanduser()
+    shown, root = printable(str(path)), expand_user(path)
     if not os.path.exists(root):  # unlike Path.exists, says no to a name that is too long for the system
         raise UserError(f"There is no folder {shown}. Give a folder of images, or one of: {known_specs()}.")
     if not root.is_dir():

@@ -15,6 +15,7 @@ from vitmods.data.read import Unreadable, decode, reading
 from vitmods.data.records import SPLIT_NAMES, Records, Source, Streaming, printable
 from vitmods.data.sources import Spec, data_source
 from vitmods.util.errors import UserError
+from vitmods.util.files import expand_user
 
 BUFFER = 1000  # rows, as in datasets: unlike files of which any part can be read, they fill the memory
 _LOOKED_AT = 4  # images of a stream that are read before training; all others are when they are needed
@@ -62,8 +63,8 @@ def _load(name: str, options: Mapping[str, str], streaming: bool) -> Any:
         import datasets
     except ImportError:
         raise UserError('Hugging Face sets need the extra packages: pip install "vitmods[hf]"') from None
-    if any((Path(name).expanduser() / saved).is_file() for saved in _SAVED):
-        saved = datasets.load_from_disk(str(Path(name).expanduser()))
+    if any((expand_user(name) / saved).is_file() for saved in _SAVED):
+        saved = datasets.load_from_disk(str(expand_user(name)))
         return _as_stream(saved) if streaming else saved
     try:
         return datasets.load_dataset(name, options.get("config"), revision=options.get("revision"), streaming=streaming)
