@@ -13,8 +13,8 @@ from PIL import Image
 
 from vitmods import data
 from vitmods.data import Batch, ImageDataset
-from vitmods.data.inception import inception_boxes
-from vitmods.data.resize import resize
+from vitmods.data.boxes import inception_boxes
+from vitmods.data.geometry import resize
 from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 

@@ -10,14 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.data.augment import erase, flip, normalize, pad_crop, resized_crops
-from vitmods.data.boxes import Ints, crop_boxes, erase_boxes
+from vitmods.data.augment import erase, flip, mix, normalize, pad_crop, resized_crops
+from vitmods.data.boxes import Ints, crop_boxes, erase_boxes, inception_boxes
 from vitmods.data.geometry import Geometry
-from vitmods.data.inception import inception_boxes
-from vitmods.data.mixing import mix
 from vitmods.data.randaugment import randaugment
-from vitmods.data.repeats import apart, positions, repeated
 from vitmods.data.rng import Stream, bits, permutation, uniform
+from vitmods.data.sampler import apart, positions, repeated
 from vitmods.data.store import Store
 from vitmods.data.threads import in_order
 from vitmods.recipes import Augment

@@ -34,7 +34,7 @@ _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 def _info() -> Any:
     from timm.data.imagenet_info import ImageNetInfo
 
-    return ImageNetInfo("imagenet-1k")  # type: ignore[no-untyped-call]
+    return ImageNetInfo("imagenet-1k")
 
 
 @cache

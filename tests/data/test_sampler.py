@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from timm.data.distributed_sampler import RepeatAugSampler
 
-from vitmods.data.repeats import apart, positions, repeated
+from vitmods.data.sampler import apart, positions, repeated
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 256, 600])
