@@ -19,6 +19,7 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from vitmods.data.read import Unreadable, digest, shown_size
@@ -46,6 +47,7 @@ _REMEDY = (
     'unreadable="skip" (--unreadable skip).'
 )
 EMPTY = 2 * tarfile.BLOCKSIZE  # the end mark of a tar file
+_SHOWN = 20  # equal images
 _TOGETHER = 16  # images that a thread reads at a time
 
 
@@ -58,12 +60,14 @@ class Item(NamedTuple):
 
 @dataclass
 class Packed:
-    """What was done. manifest: as in manifest.json; shards, kept: how many, and how many were there already."""
+    """What was done. manifest: as in manifest.json; shards, kept: how many, and how many were there already; equal: the
+    images that are equal byte for byte, those that are in one line."""
 
     folder: Path
     manifest: dict[str, Any]
     shards: int = 0
     kept: int = 0
+    equal: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = []
@@ -72,6 +76,13 @@ class Packed:
             lines.append(f"{split}: {facts['images']:,} images, {megabytes:,.1f} MB, shards: {shards}")
         if self.manifest["unreadable"]:
             lines.append(f"Left out: {unreadable_text(self.manifest['unreadable'])}")
+        if self.equal:
+            more = [f"  and {len(self.equal) - _SHOWN} more"] if len(self.equal) > _SHOWN else []
+            lines += [
+                "Warning: these images are equal, byte for byte:",
+                *(f"  {t}" for t in self.equal[:_SHOWN]),
+                *more,
+            ]
         there = f" ({self.kept} of {self.shards} were there, and were compared)" if self.kept else ""
         lines.append(f"Packed in {printable(str(self.folder))}{there}. Use it as --data {printable(str(self.folder))}")
         return "\n".join(lines)
@@ -129,7 +140,7 @@ def pack(
             raise other_shards(folder)
         remove_leftovers(folder, facts)
         write_json(folder / MANIFEST, manifest)
-        return Packed(folder, manifest, packer.shards, packer.kept)
+        return Packed(folder, manifest, packer.shards, packer.kept, packer.equal())
 
 
 def _refuse_rich_labels(source: Source) -> None:
@@ -157,6 +168,16 @@ class _Packer:
     shards: int = 0
     kept: int = 0
     unreadable: list[dict[str, str]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+
+    def equal(self) -> tuple[str, ...]:
+        """Names of the images packed that are equal, a line for each kind."""
+        _, kind, count = np.unique(np.array(self.digests, dtype="S16"), return_inverse=True, return_counts=True)
+        found: dict[int, list[str]] = {}
+        for i in np.flatnonzero(count[kind] > 1).tolist():
+            found.setdefault(int(kind[i]), []).append(printable(self.names[i]))
+        return tuple(sorted(" = ".join(sorted(names)) for names in found.values()))
 
     def split(self, split: str, records: Records, classes: Sequence[str], step: Any) -> dict[str, Any]:
         """Write the shards of one split; what the manifest says of it."""
@@ -165,6 +186,8 @@ class _Packer:
             shards.append(self._shard(self.folder / f"{split}-{number:06d}.tar", items))
             for item in items:
                 counts[int(item.row.label)] += 1
+                self.names.append(item.row.id)
+                self.digests.append(bytes.fromhex(item.row.digest))
         return {
             "images": sum(counts),
             "bytes": sum(shard["bytes"] for shard in shards),

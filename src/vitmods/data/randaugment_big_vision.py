@@ -58,7 +58,8 @@ def _stretched(plane: Pixels) -> Numbers:
     if low == high:
         return _VALUES
     scale = np.float32(255) / (high - low)
-    return (_VALUES.astype(np.float32) * scale - low * scale).clip(0, 255)
+    stretched: Numbers = (_VALUES.astype(np.float32) * scale - low * scale).clip(0, 255)
+    return stretched
 
 
 def _equalized(plane: Pixels) -> Numbers:

@@ -181,3 +181,23 @@ def test_records_take(make_folder) -> None:
     records = folder(str(make_folder({"cat": 3}))).splits["train"].take(np.array([2, 0]))
     assert records.ids == ("cat/002.png", "cat/000.png")
     assert records.keys.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("classes", "meant"),
+    [
+        ({"all/pets/train/cat": 2, "all/pets/train/dog": 2, "all/pets/test/cat": 1}, "all/pets"),
+        ({"pets/train/cat": 2, "pets/train/dog": 2}, "pets"),
+        ({"all/pets/cat": 2, "all/pets/dog": 2}, "all/pets"),
+        ({"pets/train/cat": 2, "pets/train/dog": 2, "cars/train/bus": 2, "cars/train/van": 2}, "cars or .*pets"),
+    ],
+)
+def test_a_folder_above_the_one_that_is_meant(make_folder, classes: dict[str, int], meant: str) -> None:
+    with pytest.raises(UserError, match=f"lies above the folders of the classes. Give .*{meant}"):
+        folder(make_folder(classes, under="root"))
+
+
+def test_folders_below_a_class_are_its_own(make_folder) -> None:
+    root = make_folder({"cat/train": 2, "cat/wild": 2, "dog/train": 2, "dog/wild": 1})
+    assert folder(root).classes == ("cat", "dog")
+    assert folder(make_folder({"cat": 3}, under="alone")).classes == ("cat",)
