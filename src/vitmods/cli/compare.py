@@ -97,7 +97,8 @@ def main(arguments: Sequence[str]) -> int:
     study = _study(options)
     machine = options.machine
     if options.dry_run:
-        print(study.dry_run(out, workers=options.workers, device=machine.device, data_workers=machine.data_workers))
+        where = {"device": machine.device, "data_workers": machine.data_workers, "cache_dir": machine.cache_dir}
+        print(study.dry_run(out, workers=options.workers, **where))
         return 0
     result = study.run(
         out,
@@ -107,6 +108,7 @@ def main(arguments: Sequence[str]) -> int:
         checkpoint_minutes=machine.checkpoint_minutes,
         cost_seconds=options.cost_seconds,
         progress=not machine.quiet,
+        cache_dir=machine.cache_dir,
         command=shlex.join(["vitmods", "compare", *arguments]),
     )
     return _show(result)
@@ -149,6 +151,7 @@ def _study(options: Compare) -> Study:
         split_seed=dataset.split_seed,
         val_fraction=dataset.val_fraction,
         test_fraction=dataset.test_fraction,
+        groups=dataset.groups,
         limit_train=dataset.limit_train,
         limit_val=dataset.limit_val,
         unreadable=dataset.unreadable,

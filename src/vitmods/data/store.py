@@ -1,4 +1,4 @@
-"""Images decoded once: uint8, in memory when the set is small, otherwise a memory-mapped file.
+"""Images decoded once: uint8, in memory when the set is small, otherwise a memory-mapped file that all processes share.
 
 A cache is a folder named by a hash of everything that decides its content. It is written under a temporary name and
 renamed when complete, so a reader never sees half of one; of two processes that build the same, the first wins and the
@@ -34,11 +34,12 @@ from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
 from vitmods.util.files import progress_console
 
-MEMORY_LIMIT = 1 << 30  # bytes; a larger split is memory-mapped
+SMALL = 1 << 24  # bytes: a split of so few is decoded in each process; of others all processes map one file
+MEMORY_LIMIT = 1 << 30  # bytes: a split of more is not kept in memory where no file can be written
 VERIFIED_BYTES = 1 << 30  # when a cache is opened: all of most caches, evenly spread images of larger ones
-SAMPLED = 16  # images that are decoded to estimate what all will take
+SAMPLED = 16  # images that are read to estimate what all will take, and to know them again
 ABANDONED_AFTER = 7 * 24 * 3600  # seconds
-_FORMAT = "vitmods images 1"
+_FORMAT = "vitmods images 2"
 _CHUNK = 512  # images in flight: bounds the memory of decoded images that wait to be written
 _SHOW_PROGRESS = 5000  # images; fewer are read before a progress bar could be seen
 
@@ -165,20 +166,23 @@ class Store:
 def open_store(records: Records, geometry: Geometry, channels: int, cache_dir: Path | None) -> Store:
     """The records' images, read now or taken from a cache.
 
-    With cache_dir they are kept there for later runs and other processes. Without, they stay in memory, or go to the
-    user's cache folder where they would fill more than MEMORY_LIMIT. Raises UserError if a cache cannot be written.
+    With cache_dir they are kept there for later runs and other processes. Without, they go to the user's cache folder;
+    but those that take no more than SMALL stay in memory, and so do those that take no more than MEMORY_LIMIT where
+    nothing can be written there. Raises UserError if a cache cannot be written.
     """
-    if cache_dir is None and estimate(records, geometry, channels) <= MEMORY_LIMIT:
-        memory = io.BytesIO()
-        index = build(records, geometry, channels, memory)
-        return Store(np.frombuffer(memory.getbuffer(), dtype=np.uint8), index)
-    parent = user_cache() if cache_dir is None else Path(cache_dir)
-    folder = parent / cache_key(records, geometry, channels)
-    if (store := read_cache(folder)) is not None:
-        return store
+    size = estimate(records, geometry, channels) if cache_dir is None else 0
+    if cache_dir is None and size <= SMALL:
+        return _in_memory(records, geometry, channels)
     try:
+        folder = (cache_dir or user_cache()) / cache_key(records, geometry, channels)
+        if (store := read_cache(folder)) is not None:
+            return store
         _write_cache(folder, records, geometry, channels)
-    except OSError as error:
+    except (OSError, UserError) as error:
+        if cache_dir is None and size <= MEMORY_LIMIT:
+            return _in_memory(records, geometry, channels)
+        if isinstance(error, UserError):
+            raise
         raise UserError(
             f"The image cache {printable(str(folder))} cannot be written: {error.strerror}. "
             "Free some space or give another folder as cache_dir."
@@ -188,9 +192,19 @@ def open_store(records: Records, geometry: Geometry, channels: int, cache_dir: P
     return store
 
 
+def _in_memory(records: Records, geometry: Geometry, channels: int) -> Store:
+    memory = io.BytesIO()
+    index = build(records, geometry, channels, memory)
+    return Store(np.frombuffer(memory.getbuffer(), dtype=np.uint8), index)
+
+
 def cache_key(records: Records, geometry: Geometry, channels: int) -> str:
-    """A name for the cache of these images at this geometry."""
+    """A name for the cache of these images at this geometry: of their stamps, and of the bytes of some, since two
+    sources may have the same stamps."""
     content = [_FORMAT, repr(geometry), str(channels), *records.stamps]
+    for key in records.some(SAMPLED).keys:
+        with suppress(Unreadable):
+            content.append(digest(records.fetch(int(key))).hex())
     return sha256("\0".join(content).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 

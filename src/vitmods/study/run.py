@@ -51,6 +51,7 @@ class Running:
     checkpoint_minutes: float = 5.0
     cost_seconds: float = 30.0
     progress: bool = True
+    cache_dir: str | None = None
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
@@ -112,7 +113,8 @@ def _refuse_other_study(folder: StudyFolder, settings: Settings) -> None:
 
 def _open(folder: StudyFolder, settings: Settings, how: Running) -> tuple[TrialRunner, ImageDataset]:
     """The images, and settings that name their content, so that a folder with other images is another study."""
-    runner = TrialRunner(folder, settings, how.device, how.data_workers, how.checkpoint_minutes, how.progress)
+    where = (how.device, how.data_workers, how.checkpoint_minutes, how.progress, how.cache_dir)
+    runner = TrialRunner(folder, settings, *where)
     dataset = runner.dataset(settings.recipe)
     fixed = {**settings.fixed, "images": dataset.summary()["fingerprint"]}
     runner.settings = dataclasses.replace(settings, fixed=fixed)
@@ -207,7 +209,7 @@ def _executor(runner: TrialRunner, how: Running, workers: int, lock: int) -> Exe
         device=how.device,
         lock_descriptor=lock,
         imports=_foreign_modules(runner.settings.arms),
-        options={"data_workers": how.data_workers, "checkpoint_minutes": how.checkpoint_minutes},
+        options={name: getattr(how, name) for name in ("data_workers", "checkpoint_minutes", "cache_dir")},
     )
 
 

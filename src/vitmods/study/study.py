@@ -40,6 +40,8 @@ class Study:
         img_size: side, or (rows, columns), in pixels; None: what fits the images.
         in_chans: channels that the model reads; None: what fits the images.
         split_seed, val_fraction, test_fraction: for images that are not split yet; None: what fits the images.
+        groups: what keeps images of one kind (a patient, a video) in one split: "folder", "name:REGEX" or "file:CSV"
+            (docs/data.md).
         limit_train: use only so many training images.
         limit_val: use only so many images for val, which are taken out of train where there is no val split.
         unreadable: "stop" at images that cannot be read, or "skip" them and say so in the report.
@@ -70,6 +72,7 @@ class Study:
         split_seed: int = 0,
         val_fraction: float | None = None,
         test_fraction: float | None = None,
+        groups: str | None = None,
         limit_train: int | None = None,
         limit_val: int | None = None,
         unreadable: Literal["stop", "skip"] = "stop",
@@ -96,6 +99,7 @@ class Study:
             split_seed=split_seed,
             val_fraction=val_fraction,
             test_fraction=test_fraction,
+            groups=groups,
             limit_train=limit_train,
             limit_val=limit_val,
             unreadable=unreadable,
@@ -125,6 +129,7 @@ class Study:
         checkpoint_minutes: float = 5.0,
         cost_seconds: float = 30.0,
         progress: bool = True,
+        cache_dir: str | Path | None = None,
         command: str | None = None,
     ) -> StudyResult:
         """Run what is missing in the folder `out` and return the answer; results.json and results.csv lie there too.
@@ -140,6 +145,7 @@ class Study:
             checkpoint_minutes: time between the checkpoints of a trial.
             cost_seconds: how long the measurement of costs may take, about; 0: costs are not measured.
             progress: a line a trial on stderr, and a bar if that is a terminal.
+            cache_dir: where decoded images are kept for all trials and later runs; None: the user's cache folder.
             command: the shell command that the report names; None: the Python call.
 
         Raises:
@@ -149,11 +155,18 @@ class Study:
         from vitmods.study.describe import python_call
         from vitmods.study.run import Running, run_study
 
-        how = Running(workers, device, data_workers, checkpoint_minutes, cost_seconds, progress)
+        cache = None if cache_dir is None else str(cache_dir)
+        how = Running(workers, device, data_workers, checkpoint_minutes, cost_seconds, progress, cache)
         return run_study(self.settings, Path(out), how, command or python_call(self.settings, str(out)))
 
     def dry_run(
-        self, out: str | Path | None = None, *, workers: int | None = None, device: str = "auto", data_workers: int = 0
+        self,
+        out: str | Path | None = None,
+        *,
+        workers: int | None = None,
+        device: str = "auto",
+        data_workers: int = 0,
+        cache_dir: str | Path | None = None,
     ) -> Estimate:
         """Arms, trials, sizes, and the time that `run` would take, from a few timed steps. Writes no file.
 
@@ -161,7 +174,8 @@ class Study:
         """
         from vitmods.study.run import Running, dry_run
 
-        how = Running(workers, device, data_workers)
+        cache = None if cache_dir is None else str(cache_dir)
+        how = Running(workers, device, data_workers, cache_dir=cache)
         return dry_run(self.settings, None if out is None else Path(out), how)
 
 
@@ -176,6 +190,7 @@ def fixed_settings(
     in_chans: int | None,
     val_fraction: float | None,
     test_fraction: float | None,
+    groups: str | None = None,
     **others: Any,
 ) -> dict[str, Any]:
     """What every trial of a study has in common, as JSON gives it back; None becomes what fits the images."""
@@ -202,6 +217,7 @@ def fixed_settings(
         "in_chans": defaults.in_chans if in_chans is None else in_chans,
         "val_fraction": defaults.val_fraction if val_fraction is None else val_fraction,
         "test_fraction": defaults.test_fraction if test_fraction is None else test_fraction,
+        **({} if groups is None else {"groups": groups}),
         **others,
         "base": base if isinstance(base, str) else json.loads(base.to_json()),
         "recipe": json.loads(json.dumps(recipe.to_dict())),

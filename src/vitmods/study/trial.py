@@ -36,6 +36,7 @@ IMAGE_SETTINGS = (
     "split_seed",
     "val_fraction",
     "test_fraction",
+    "groups",
     "limit_train",
     "limit_val",
     "unreadable",
@@ -47,10 +48,12 @@ def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
     return {name: fixed[name] for name in IMAGE_SETTINGS if name in fixed}
 
 
-def load_images(settings: Mapping[str, Any], augment: Augment, workers: int = 0) -> ImageDataset:
+def load_images(
+    settings: Mapping[str, Any], augment: Augment, workers: int = 0, cache_dir: str | None = None
+) -> ImageDataset:
     """The data set that image settings describe, augmented so. UserError lists what cannot be read."""
     options = image_settings(settings)
-    return data.load(options.pop("data"), augment=augment, workers=workers, **options)
+    return data.load(options.pop("data"), augment=augment, workers=workers, cache_dir=cache_dir, **options)
 
 
 def base_config(settings: Settings, num_classes: int) -> ViTConfig:
@@ -95,7 +98,7 @@ def task_of(recipe: Recipe) -> Classification:
 class TrialRunner:
     """Runs trials of one study, one after the other; the images are read once.
 
-    device, data_workers, checkpoint_minutes and progress decide how a trial is run, never what comes out.
+    device, data_workers, checkpoint_minutes, progress and cache_dir decide how a trial is run, never what comes out.
     """
 
     def __init__(
@@ -106,16 +109,18 @@ class TrialRunner:
         data_workers: int = 0,
         checkpoint_minutes: float = 5.0,
         progress: bool = False,
+        cache_dir: str | None = None,
     ):
         self.folder, self.settings = folder, settings
-        self._data_workers = data_workers
+        self._data_workers, self._cache_dir = data_workers, cache_dir
         self._device, self._checkpoint_minutes, self._progress = device, checkpoint_minutes, progress
         self._datasets: dict[Augment, ImageDataset] = {}
 
     def dataset(self, recipe: Recipe) -> ImageDataset:
         """The images as a recipe prepares them; recipes of the same augmentation share them."""
         if recipe.augment not in self._datasets:
-            self._datasets[recipe.augment] = load_images(self.settings.fixed, recipe.augment, self._data_workers)
+            how = (self._data_workers, self._cache_dir)
+            self._datasets[recipe.augment] = load_images(self.settings.fixed, recipe.augment, *how)
         return self._datasets[recipe.augment]
 
     def __call__(self, work: Work) -> None:
