@@ -18,7 +18,7 @@ from vitmods.adapters.pixels import pixels_beside
 from vitmods.adapters.tensors import Coverage
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
-from vitmods.util.files import write_atomically
+from vitmods.util.files import check_weights, write_atomically
 
 _TORCH = (".pth", ".pt", ".bin", ".ckpt")
 
@@ -160,6 +160,7 @@ def _from_safetensors(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    check_weights(path)
     try:
         return load_file(path)
     except SafetensorError as error:

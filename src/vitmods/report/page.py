@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from vitmods.evals.metrics import Metric
+from vitmods.tasks.metrics import Metric
 from vitmods.report.drawing import draw
 from vitmods.report.figures import Row, axes_of, curve_panel, forest
 from vitmods.report.images import thumbnails

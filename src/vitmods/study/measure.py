@@ -11,7 +11,7 @@ from vitmods.evals.options import Options
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
-    from vitmods.evals.metrics import Metric
+    from vitmods.tasks.metrics import Metric
 
 TOP1 = "top1"
 PAPERS = Options()

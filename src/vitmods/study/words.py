@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vitmods.evals.metrics import Metric
+from vitmods.tasks.metrics import Metric
 from vitmods.stats.effects import CANNOT_TELL, FRACTION, HELPS, HURTS, NO_WORSE, VERDICTS, Effect, digits_of, scale_of
 from vitmods.study.tuning import show_value
 
