@@ -75,7 +75,7 @@ class Classification(Task):
     @classmethod
     def from_recipe(cls, recipe: Recipe) -> Self:
         """With the recipe's loss and label smoothing."""
-        return cls(recipe.loss, recipe.label_smoothing)
+        return cls(recipe.loss.name, recipe.loss.label_smoothing)
 
     def loss(self, model: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss of the batch, and `top1`: how often the first class is the one with the largest fraction."""
@@ -120,7 +120,7 @@ class Classification(Task):
     def synthetic(self, count: int, shape: tuple[int, int, int], classes: int, recipe: Recipe) -> Batch:
         """Classes in turn; halves of two where the recipe mixes images."""
         targets = torch.arange(count) % classes
-        if recipe.mixup or recipe.cutmix:
+        if recipe.augment.mixup or recipe.augment.cutmix:
             whole = F.one_hot(targets, classes).float()
             targets = 0.5 * (whole + whole.roll(1, 0))
         return Batch(noise(count, shape), targets, torch.arange(count))

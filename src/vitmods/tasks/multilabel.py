@@ -41,17 +41,17 @@ class MultiLabel(Task):
     @classmethod
     def from_recipe(cls, recipe: Recipe) -> Self:
         """With the recipe's loss and label smoothing. UserError for a softmax, in which labels exclude each other."""
-        if recipe.loss == "softmax":
+        if recipe.loss.name == "softmax":
             raise UserError(
                 "multilabel decides each label by itself, and the recipe's loss is a softmax, in which they exclude each "
                 "other: set loss to sigmoid or bce (--loss sigmoid)."
             )
-        return cls(recipe.loss, recipe.label_smoothing)
+        return cls(recipe.loss.name, recipe.loss.label_smoothing)
 
     @classmethod
     def fitted(cls, recipe: Recipe) -> Recipe:
         """With a sigmoid in place of a softmax."""
-        return recipe.with_(loss="sigmoid") if recipe.loss == "softmax" else recipe
+        return recipe.with_(loss="sigmoid") if recipe.loss.name == "softmax" else recipe
 
     def loss(self, model: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss of the batch; nothing else for the log."""
