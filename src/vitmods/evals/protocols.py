@@ -12,6 +12,7 @@ from vitmods.evals import corruptions, fewshot
 from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult
 from vitmods.evals.options import Options
 from vitmods.evals.outputs import ModelOutputs, Progress, silent
+from vitmods.tasks.base import TASKS
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError, nearest
 
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 
 
 def metrics() -> dict[str, Metric]:
-    """The metrics that there are, by name."""
-    return {metric.name: metric for protocol in PROTOCOLS.values() for metric in protocol.metrics}
+    """The metrics that there are, by name: of the tasks, and of the protocols."""
+    every = [*TASKS.values(), *PROTOCOLS.values()]
+    return {metric.name: metric for kind in every for metric in kind.metrics}
 
 
 def metric_named(name: str) -> Metric:

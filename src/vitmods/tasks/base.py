@@ -47,7 +47,7 @@ class Task(ABC):
     """what it asks the data for, of each image: "class" or "labels" (any number of them)"""
     metrics: ClassVar[tuple[Metric, ...]]
     """of `evaluate`; trials are compared by the first unless the user names another"""
-    joint: Joint | None = None
+    joint: ClassVar[Joint | None] = None
     """augments images and targets together; None: the data augments images alone, and mixes them, as the recipe says"""
 
     @classmethod

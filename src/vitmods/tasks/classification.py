@@ -67,7 +67,7 @@ class Classification(Task):
 
     name = DEFAULT
     title = "one class an image"
-    metrics = (Metric("top1", "top-1 accuracy", "top1"), Metric("top5", "top-5 accuracy", "top1"))
+    metrics = (Metric("top1", "top-1", "top1"), Metric("top5", "top-5", "top1"))
 
     loss_name: Literal["softmax", "sigmoid", "bce"] = "softmax"
     label_smoothing: float = 0.0
