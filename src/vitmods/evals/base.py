@@ -28,7 +28,7 @@ class ProtocolResult:
     metrics: dict[str, float]
     detail: dict[str, Any] = field(default_factory=dict)
     intervals: dict[str, Interval] = field(default_factory=dict)
-    per_image: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    per_image: Mapping[str, NDArray[Any]] = field(default_factory=dict, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types for JSON, without the scores of each image."""

@@ -7,6 +7,7 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
@@ -15,11 +16,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors
 
 WORTH_TELLING = 0.05  # fraction of the time in which the model waits for images
-_NOT_SHOWN = ("step", "epoch", "wall_s", "split", "loss", "lr", "grad_norm", "images_per_s", "data_wait")
 _MUST_BE_FINITE = {"loss": "loss", "grad_norm": "gradient"}
 
 
@@ -155,13 +156,14 @@ class TensorBoard:
 
 
 class ProgressBar:
-    """Steps done, loss, accuracy, images/s and time left on the terminal's error stream.
+    """Steps done, loss, those of the metrics that each step has, images/s and time left on the terminal's error stream.
 
     Silent when `shown` is false, in continuous integration (the variable CI is set) and where there is no terminal.
     """
 
-    def __init__(self, shown: bool, title: str, total: int, done: int) -> None:
+    def __init__(self, shown: bool, title: str, total: int, done: int, metrics: Sequence[Metric] = ()) -> None:
         self._bar: Any = None
+        self._metrics = metrics
         if not (shown and sys.stderr.isatty() and not os.environ.get("CI")):
             return
         from rich.console import Console
@@ -193,11 +195,11 @@ class ProgressBar:
             self._bar.update(self._task, completed=step)
 
     def show(self, row: dict[str, Any]) -> None:
-        """The newest training row: the loss and what else the task tells, speed."""
+        """The newest training row."""
         if self._bar is None:
             return
         parts = [f"loss {row['loss']:.3f}"]
-        parts += [f"{name} {row[name]:.3f}" for name in row if name not in _NOT_SHOWN]
+        parts += [f"{metric.title} {metric.shown(row[metric.name])}" for metric in self._metrics if metric.name in row]
         parts.append(f"{row['images_per_s']:.0f} images/s")
         if row["data_wait"] >= WORTH_TELLING:
             parts.append(f"{100 * row['data_wait']:.0f} % waiting for images")

@@ -79,7 +79,8 @@ def train_trial(
         try:
             with torch.random.fork_rng(devices=[]), stop_on_signals() as request:
                 run = TrialRun(model, task, ds, recipe, folder=out, seed=seed, how=how)
-                with ProgressBar(how.progress, f"{config['arm']} seed {seed}", run.length.steps, run.step) as bar:
+                title = f"{config['arm']} seed {seed}"
+                with ProgressBar(how.progress, title, run.length.steps, run.step, task.metrics) as bar:
                     result = _result(identity, **_outcome(run, request, bar))
                 write_json(out / RESULT, result)
         except Exception as error:
