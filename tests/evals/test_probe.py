@@ -33,7 +33,7 @@ def test_the_fit_is_sklearn_s(l2):
     np.testing.assert_allclose(found.weights[:-1], known.coef_.T, atol=2e-3)
     centered = found.weights[-1] - found.weights[-1].mean()
     np.testing.assert_allclose(centered, known.intercept_ - known.intercept_.mean(), atol=2e-3)
-    assert found.hits(on) / 200 == pytest.approx(known.score(x, on.targets.numpy()), abs=0.005)
+    assert found.right(on).double().mean().item() == pytest.approx(known.score(x, on.targets.numpy()), abs=0.005)
 
 
 def test_the_strength_is_chosen_on_val(outputs_of, made_up, small_model):

@@ -77,7 +77,7 @@ def measure(
         rounds = interleave(kinds, list(models), bench.seconds, budget_s)
         peaks = bench.peaks()
     base = next(iter(models))
-    sizes = {name: (count_params(model), count_macs(model.config)) for name, model in models.items()}
+    sizes = {name: (count_params(model), count_macs(model.vit_config)) for name, model in models.items()}
 
     def ratios(arm: str) -> dict[str, Any]:
         timed = {kind: asdict(Ratio.of_rounds([t[arm] / t[base] for t in rounds[kind]])) for kind in kinds}
@@ -189,7 +189,7 @@ class _Bench:
         return batch
 
     def _batch(self, count: int) -> Batch:
-        config = self.models[self.base].config
+        config = self.models[self.base].vit_config
         shape = (config.in_chans, *config.img_size)
         return self.task.synthetic(count, shape, config.num_classes, self.recipe).to(self.device)
 

@@ -28,7 +28,7 @@ def describe_base(settings: Settings, model: ViT) -> dict[str, Any]:
     base = settings.fixed["base"]
     start = settings.fixed.get("start")
     name = start["source"] if start else base if isinstance(base, str) else "ViTConfig"
-    return {"name": name, "config": json.loads(model.config.to_json())}
+    return {"name": name, "config": json.loads(model.vit_config.to_json())}
 
 
 def describe_arm(arm: Arm, model: ViT) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def describe_arm(arm: Arm, model: ViT) -> dict[str, Any]:
         record.append(_describe_start(arm.start))
     if "train" in arm.recipe:
         record.append(_describe_training(arm.recipe["train"]))
-    return {"describe": record, "config": json.loads(model.config.to_json())}
+    return {"describe": record, "config": json.loads(model.vit_config.to_json())}
 
 
 def _describe_start(source: str) -> dict[str, Any]:

@@ -166,6 +166,13 @@ class Settings:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Settings:
         """The inverse of `to_dict`; folders of older versions tune nothing."""
+        try:
+            return cls._from_dict(values)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"These are no settings of a study ({error!r}): study.json is damaged.") from error
+
+    @classmethod
+    def _from_dict(cls, values: Mapping[str, Any]) -> Settings:
         from vitmods.changes import parse_changes
 
         rest = dict(values)

@@ -117,9 +117,9 @@ class TaskModel(nn.Module):
         self.backbone = backbone
 
     @property
-    def config(self) -> Any:
+    def vit_config(self) -> Any:
         """The backbone's."""
-        return self.backbone.config
+        return self.backbone.vit_config
 
     @property
     def changes(self) -> Any:

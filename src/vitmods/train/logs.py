@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
-from vitmods.util.files import disk_errors
+from vitmods.util.files import LenientStream, disk_errors, progress_console
 
 WORTH_TELLING = 0.05  # fraction of the time in which the model waits for images
 _MUST_BE_FINITE = {"loss": "loss", "grad_norm": "gradient"}
@@ -164,9 +164,8 @@ class ProgressBar:
     def __init__(self, shown: bool, title: str, total: int, done: int, metrics: Sequence[Metric] = ()) -> None:
         self._bar: Any = None
         self._metrics = metrics
-        if not (shown and sys.stderr.isatty() and not os.environ.get("CI")):
+        if not (shown and LenientStream(sys.stderr).isatty() and not os.environ.get("CI")):
             return
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._bar = Progress(
@@ -175,7 +174,7 @@ class ProgressBar:
             MofNCompleteColumn(),
             TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=progress_console(),
         )
         self._task = self._bar.add_task(title, total=total, completed=done, numbers="")
 
