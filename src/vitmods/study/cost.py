@@ -7,6 +7,7 @@ by a percent or two, while wall time with all threads can be off by a factor. On
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -198,13 +199,16 @@ class _Bench:
 
     def _train_call(self, name: str, batch: int) -> Work:
         model, optimizer, made = self.models[name], self.optimizers[name], self._batch(batch)
+        task = copy.copy(self.task)  # what it keeps from step to step belongs to a model
+        task.begin(model)
 
         def step() -> None:
             model.train()
             with self._autocast():
-                loss, _ = self.task.loss(model, made)
+                loss, _ = task.loss(model, made)
             loss.backward()
             optimizer.step()
+            task.after_step(model, 1, 1)
             optimizer.zero_grad(set_to_none=True)
 
         return step

@@ -188,7 +188,7 @@ def _with_images(all_opened: Sequence[_Opened], workers: int) -> list[tuple[_Ope
 
 def _check_classes(opened: _Opened, dataset: ImageDataset) -> None:
     """As many classes are not enough: under other names, or in another order, every number would be wrong."""
-    found, outputs = dataset.classes, opened.model.config.num_classes
+    found, outputs = dataset.classes, opened.model.vit_config.num_classes
     remedy = "Give images of the same classes, in folders of the same names; fewshot, probe and knn take any."
     if dataset.class_map is not None:
         if max(dataset.class_map) >= outputs:
