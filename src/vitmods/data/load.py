@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.cells import cell_len
 
-from vitmods.data.dataset import ImageDataset, Split
+from vitmods.data.dataset import ImageDataset, Joint, Split
 from vitmods.data.geometry import Geometry
 from vitmods.data.groups import groups_of
+from vitmods.data.multilabel import with_target
 from vitmods.data.records import Records, Source, printable
 from vitmods.data.sources import open_source
 from vitmods.data.splits import TEST_FRACTION, VAL_FRACTION, limit, make_splits
@@ -40,6 +41,8 @@ def load(
     limit_train: int | None = None,
     limit_val: int | None = None,
     workers: int = 0,
+    target: str = "class",
+    joint: Joint | None = None,
 ) -> ImageDataset:
     """Find a data set, split it, read every image once and return it ready to train on.
 
@@ -51,14 +54,15 @@ def load(
     be read, "skip" leaves them out and says so. cache_dir keeps decoded images for later runs and other processes.
     limit_train: at most so many training images, classes in proportion; limit_val: so many for val, taken out of
     train first where there is no val split (VTAB: 800 and 200). workers: threads that prepare batches ahead (0: none;
-    of streamed images: one a core). Raises UserError with all that is wrong with the set at once.
+    of streamed images: one a core). target: what is asked of each image, "class" or "labels"; joint: see ImageDataset
+    (a task names both). Raises UserError with all that is wrong with the set at once.
     """
     size = _size(img_size)
     if in_chans not in (1, 3):
         raise UserError(f"Images are read with 1 channel (gray) or 3 (RGB), not {in_chans}: set in_chans to 1 or 3.")
     if unreadable not in ("stop", "skip"):
         raise UserError(f'unreadable must be "stop" or "skip", not "{unreadable}".')
-    source = open_source(spec)
+    source = with_target(open_source(spec), target)
     cache = None if cache_dir is None else Path(cache_dir)
     streamed = False
 
@@ -75,7 +79,17 @@ def load(
     bad = found["unreadable"] if unreadable == "stop" else []
     _stop_on_problems(problems(source, splits, groups), bad, source.spec)
     whole = ImageDataset(
-        source.name, source.classes, splits, size, in_chans, augment, found, workers, class_map=source.class_map
+        source.name,
+        source.classes,
+        splits,
+        size,
+        in_chans,
+        augment,
+        found,
+        workers,
+        class_map=source.class_map,
+        target=target,
+        joint=joint,
     )
     if not streamed:
         return whole

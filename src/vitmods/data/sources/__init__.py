@@ -21,7 +21,8 @@ class SourceKind:
     """How a source is opened, and what is known of it before.
 
     usage: the spec, as "imagenet:FOLDER" or "digits". title: what it is, in a line. options: that may follow the
-    question mark; None: its reader knows. needs: packages beyond vitmods' own.
+    question mark; None: its reader knows. needs: packages beyond vitmods' own. claims: whether a path that is given
+    without a name is one of it; where nobody claims it, it is a folder of class folders.
 
     Of a published set in a folder also: layout: what the files are called below the folder, one way a line. origin: who
     gives them. classes; counts: images of each split as published. used_in: tables of the papers. terms: conditions of
@@ -35,6 +36,7 @@ class SourceKind:
     open: "Callable[[Spec], Source]"
     options: tuple[str, ...] | None = ()
     needs: str = ""
+    claims: Callable[[Path], bool] | None = None
     layout: tuple[str, ...] = ()
     origin: str = ""
     classes: int = 0
@@ -146,7 +148,9 @@ def _read(text: str) -> Spec:
     name, colon, rest = text.partition(":")
     kind = SOURCES.get(name) if colon else None
     if kind is None or not kind.usage.startswith(f"{name}:"):
-        kind, (rest, options) = SOURCES["folder"], _folder_and_options(text)
+        rest, options = _folder_and_options(text)
+        path = expand_user(rest)
+        kind = next((one for one in SOURCES.values() if one.claims and one.claims(path)), SOURCES["folder"])
         prefixes = [other for other in SOURCES if SOURCES[other].usage.startswith(f"{other}:")]
         if colon and not os.path.exists(text) and (hint := nearest(name, prefixes)).startswith("Did you"):
             raise UserError(f'There is neither a folder "{printable(text)}" nor a set called "{name}". {hint}')

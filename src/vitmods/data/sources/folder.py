@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from vitmods.data.read import Unreadable, reading
 from vitmods.data.records import ENDINGS, SPLIT_NAMES, Records, Source, printable
-from vitmods.data.shards import is_packed, packed
 from vitmods.data.sources import Spec, data_source, known_specs
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user
@@ -41,12 +40,12 @@ class _Files:
 @data_source(
     "folder",
     "path/to/folder",
-    "one sub-folder per class, alone or below `train`, `val` and `test` folders; or shards of `vitmods data pack`",
+    "one sub-folder per class, alone or below `train`, `val` and `test` folders",
     options=("stream", "buffer"),
 )
 def open_folder(spec: Spec) -> Source:
-    """A folder of class folders, or one that `vitmods data pack` wrote."""
-    found = packed(spec.folder) if is_packed(spec.folder) else folder(spec.rest)
+    """A folder of class folders."""
+    found = folder(spec.rest)
     found.streaming = spec.streaming()
     return found
 
