@@ -74,9 +74,9 @@ def mix(
     Partners and amount are a function of (seed, epoch, batch number).
 
     images (B, C, H, W) float and labels (B,), or float (B, K) of several labels each -> images and targets (B, K).
-    mixup and cutmix are the alphas of the Beta(alpha, alpha) that says how much of each image stays; 0 is off; with both on, each batch takes
-    one or the other with equal chance. Mixup: Zhang et al., ICLR 2018. CutMix: Yun et al., ICCV 2019. With one image
-    in the batch there is no partner and only the targets change their form.
+    mixup and cutmix are the alphas of the Beta(alpha, alpha) that says how much of each image stays; 0 is off; with
+    both on, each batch takes one or the other with equal chance. Mixup: Zhang et al., ICLR 2018. CutMix: Yun et al.,
+    ICCV 2019. With one image in the batch there is no partner and only the targets change their form.
     """
 
     def draw(stream: Stream) -> float:

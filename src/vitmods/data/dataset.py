@@ -28,8 +28,8 @@ Change = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Draw:
-    """What the random numbers of a training batch may depend on: seed, epoch, and the views (B,) as `data.repeats` numbers
-    them, `index` being the positions of their images in the split."""
+    """What the random numbers of a training batch may depend on: seed, epoch, and the views (B,) as `data.sampler`
+    numbers them, `index` being the positions of their images in the split."""
 
     seed: int
     epoch: int
@@ -52,8 +52,8 @@ class Split:
     """The images of one split, those that could be read; ids and labels (n,) are in the same order.
 
     label_sets: in the same order all classes that are right for an image, where that may be several; a prediction is
-    correct if it is among them. labels then has the one that the set gave before (ImageNet's, for ReaL). Where the set's
-    target is "labels", they are the labels of each image, and `labels` has the rarest of them (`data.multilabel`)."""
+    correct if it is among them. labels then has the one that the set gave before (ImageNet's, for ReaL). Where the
+    set's target is "labels", they are the labels of each image, and `labels` has the rarest of them."""
 
     name: str
     ids: tuple[str, ...]
@@ -135,7 +135,7 @@ class ImageDataset:
     def _names(self, split: Split, i: int) -> str:
         """The class of an image, or all its labels."""
         if self.target == "class" or split.label_sets is None:
-            return self.classes[split.labels[i]]
+            return self.classes[int(split.labels[i])]
         return " + ".join(self.classes[label] for label in split.label_sets[i]) or "no label"
 
     def for_process(self, rank: int, world_size: int) -> Self:

@@ -50,8 +50,8 @@ def label_problems(sets: Sets, labels: tuple[str, ...]) -> list[str]:
     if any(0 < count < len(sets) for count in counts):
         return []
     return [
-        f"No label tells training images apart: all {len(sets)} have the same ({', '.join(labels[:_SHOWN])}). Give some "
-        "that other images lack; an image may also have none."
+        f"No label tells training images apart: all {len(sets)} have the same ({', '.join(labels[:_SHOWN])}). Give "
+        "some that other images lack; an image may also have none."
     ]
 
 

@@ -113,8 +113,8 @@ def _refuse_other_study(folder: StudyFolder, settings: Settings) -> None:
 
 def _open(folder: StudyFolder, settings: Settings, how: Running) -> tuple[TrialRunner, ImageDataset]:
     """The images, and settings that name their content, so that a folder with other images is another study."""
-    where = (how.device, how.data_workers, how.checkpoint_minutes, how.progress, how.cache_dir)
-    runner = TrialRunner(folder, settings, *where)
+    here = (how.device, how.data_workers, how.checkpoint_minutes, how.progress)
+    runner = TrialRunner(folder, settings, *here, cache_dir=how.cache_dir)
     dataset = runner.dataset(settings.recipe)
     fixed = {**settings.fixed, "images": dataset.summary()["fingerprint"]}
     runner.settings = dataclasses.replace(settings, fixed=fixed)

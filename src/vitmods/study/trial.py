@@ -107,8 +107,8 @@ def with_modules(backbone: ViT, task: Task, seed: int) -> Any:
 class TrialRunner:
     """Runs trials of one study, one after the other; the images are read once.
 
-    device, data_workers, checkpoint_minutes, progress, recompute, checkpointing and cache_dir decide how a trial is run,
-    never what comes out.
+    device, data_workers, checkpoint_minutes, progress, recompute, checkpointing and cache_dir decide how a trial is
+    run, never what comes out.
     """
 
     def __init__(

@@ -30,6 +30,14 @@ def test_the_page_has_the_facts(name: str) -> None:
         assert line in section, f"the page lacks how {name}'s files lie: {line}"
 
 
+@pytest.mark.parametrize("name", [name for name in SOURCES if name not in PUBLISHED])
+def test_the_page_has_the_other_sources(name: str) -> None:
+    rows = (Path(__file__).parents[3] / "docs" / "data.md").read_text().splitlines()
+    row = next(row for row in rows if row.startswith(f"| `{SOURCES[name].usage}` |"))
+    assert SOURCES[name].title in row
+    assert SOURCES[name].needs in "".join(rows)
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_the_page_has_the_tasks_of_vtab(name: str) -> None:
     task = TASKS[name]

@@ -100,7 +100,7 @@ def _add(rows: _Rows, row: dict[str, str | None], line: int, folder: Path, known
     labels = {label.strip() for label in (row["labels"] or "").replace("|", ";").split(";")} - {""}
     split = _split_of((row.get("split") or "train").strip().lower())
     where = f"line {line}: {printable(name) or '(no file)'}"
-    if None in row:  # type: ignore[comparison-overlap]
+    if None in row:
         rows.wrong.append(f"{where} has more columns than the first line; labels are separated by ; and not by a comma")
     elif split is None:
         rows.wrong.append(f"{where} has the split {printable(str(row['split']))}, which is none of train, val and test")

@@ -30,7 +30,11 @@ _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?\d+)?\}")
 
 
 @data_source(
-    "wds", "wds:path/to/shards", "those, or any tar files in WebDataset's layout", options=("stream", "buffer")
+    "wds",
+    "wds:path/to/shards",
+    "any tar files in WebDataset's layout; those of `vitmods data pack` by their folder's path alone",
+    options=("stream", "buffer"),
+    claims=is_packed,
 )
 def shards(spec: Spec) -> Source:
     """The source in a folder of shards, or in the tar files of a pattern such as train-{0000..0009}.tar.
