@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitmods.layers.drop import DropPath, LayerScale
-from vitmods.layers.norms import LayerNorm, RMSNorm, rms_norm
-from vitmods.layers.norms.contract import upcast
+from vitmods.layers.norms import LayerNorm, RMSNorm
 from vitmods.layers.recompute import compute_dtype
-from vitmods.ops.separable import without_autocast
+from vitmods.ops.context import upcast, without_autocast
+from vitmods.ops.rms import rms_norm
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from vitmods.layers.mlp import Mlp
 from vitmods.layers.norms import LayerNorm, RMSNorm
-from vitmods.layers.norms.rms import rms_backward, rms_forward
+from vitmods.ops.rms import rms_backward, rms_forward
 
 aten = torch.ops.aten
 FEW_ROWS = 1024  # enough for matrix products at full speed, few enough that memory is used again while in the cache
@@ -109,7 +109,7 @@ def _norm_again(
             return None, None, None
         grad = grad @ following.to(grad.dtype)
         if mean is None:
-            return rms_backward(grad, x, weight, rstd)
+            return *rms_backward(grad, x, weight, rstd), None
         found: tuple[Tensor | None, ...] = aten.native_layer_norm_backward(
             grad.to(x.dtype), x, shape, mean, rstd, weight, bias, list(needs[:3])
         )

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitmods.layers.norms.contract import transformed, upcast
-from vitmods.ops.separable import Grid, Layout, axis_kernels, separable_norm, without_autocast
+from vitmods.ops.context import transformed, upcast, without_autocast
+from vitmods.ops.separable import Grid, Layout, axis_kernels, separable_norm
 
 Statistic = Literal["both", "mean", "variance"]
 CHOICES = {
