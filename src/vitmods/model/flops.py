@@ -122,7 +122,8 @@ def _block_macs(config: ViTConfig, block: int, dense_norms: bool) -> int:
 
 
 def _norm_macs(config: ViTConfig, block: int, dense: bool) -> int:
-    """Two moments of every channel for each dynamic token norm before a branch."""
-    kinds = [branch.before.kind for branch in config.branches(block) if branch.before is not None]
+    """Two moments of every channel for each dynamic token norm before a branch; those of a band are sums."""
+    norms = [b.before for b in config.branches(block) if b.before is not None and b.before.kind == "dynamic_token"]
+    products = [norm for norm in norms if dict(norm.options).get("band") is None]
     reach = config.num_patches if dense else sum(config.grid)
-    return kinds.count("dynamic_token") * 2 * config.num_patches * reach * config.embed_dim
+    return len(products) * 2 * config.num_patches * reach * config.embed_dim
