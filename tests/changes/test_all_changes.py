@@ -40,7 +40,7 @@ def test_every_registered_change_is_tried(all_changes):
 
 
 def test_it_alters_the_graph_and_the_output_as_declared(base, change, changed, images):
-    assert leaves(changed) != leaves(base)
+    assert leaves(changed) != leaves(base) or change.acts_in == "training"
     assert changed.vit_config != base.vit_config
     assert changed.changes == (change,)
     with torch.no_grad():
@@ -51,6 +51,18 @@ def test_it_alters_the_graph_and_the_output_as_declared(base, change, changed, i
         assert moved <= 1e-5
     else:
         assert moved > 1e-4
+
+
+def test_it_acts_in_training_alone_if_it_says_so(base, change, changed, images):
+    if change.acts_in != "training":
+        pytest.skip("it alters the model")
+    assert change.preserves == "function"
+    assert changed.state_dict().keys() == base.state_dict().keys()
+    weights = base.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in changed.state_dict().items())
+    old, new, again = (gradients(model.train(), images)[0] for model in (base, changed, changed))
+    assert float((old - new).abs().max()) > 1e-4  # ... but differs in training,
+    assert torch.equal(new, again)  # by PyTorch's own random numbers
 
 
 def test_it_leaves_the_old_model_alone(base, change):

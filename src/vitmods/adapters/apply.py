@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fnmatch import fnmatch
 from typing import Any
 
@@ -37,7 +37,7 @@ def apply(model: nn.Module, *changes: Change) -> ViT:
     weights = {sequential_name(name, parallel): value.clone() for name, value in old.state_dict().items()}
     for change in changes:
         config, weights = _apply_one(change, config, weights)
-    new = _build(config, weights, old)
+    new = _build(config, weights, old, "+".join(map(str, changes)))
     new.changes = (*old.changes, *changes)
     verify(old, new, *changes)
     return new
@@ -121,14 +121,22 @@ def _check_carried(change: Change, weights: Weights, carried: Weights, drops: Se
         assert name in carried, f"'{change}' loses {name} without saying so"
 
 
-def _build(config: ViTConfig, weights: Weights, old: ViT) -> ViT:
+def _build(config: ViTConfig, weights: Weights, old: ViT, row: str) -> ViT:
     reference = next(old.parameters())
     new = ViT(config).to(device=reference.device, dtype=reference.dtype)
     weights = {parallel_name(name, config.parallel): value for name, value in weights.items()}
     own = new.state_dict()
     for name, value in weights.items():
-        assert name in own, f"{name} has no place in the new model, and no change says that it drops it"
-        assert own[name].shape == value.shape, f"{name}: carried {tuple(value.shape)}, needed {tuple(own[name].shape)}"
+        if name not in own:
+            raise UserError(
+                f"{row} leaves no place for {name} in the new model: give the weight its new name in the change's "
+                "`carry`, or name it in `drops`."
+            )
+        if own[name].shape != value.shape:
+            raise UserError(
+                f"{row} gives {name} another shape, {tuple(own[name].shape)} instead of {tuple(value.shape)}: say in "
+                "the change's `carry` how the old weight becomes the new one, or name it in `drops` to train it anew."
+            )
     new.load_state_dict(weights, strict=False)
     frozen = {sequential_name(n, old.vit_config.parallel) for n, p in old.named_parameters() if not p.requires_grad}
     for name, parameter in new.named_parameters():
@@ -267,13 +275,23 @@ def diff(old: nn.Module, new: nn.Module, images: torch.Tensor | None = None) -> 
         macs=(count_macs(before.vit_config), count_macs(after.vit_config)),
         added=tuple(n for n in second if n not in first),
         removed=tuple(n for n in first if n not in second),
-        changed=tuple(f"{n}: {first[n]} -> {second[n]}" for n in second if n in first and first[n] != second[n]),
+        changed=(
+            *(f"{n}: {first[n]} -> {second[n]}" for n in second if n in first and first[n] != second[n]),
+            *(_in_training(before, after) if any(change.acts_in == "training" for change in changes) else ()),
+        ),
         preserves=preserved(changes),
         drift=verify(before, after, images=images),
         images="random images" if images is None else f"{len(images)} given images",
         changes=tuple(map(str, changes)),
         papers=tuple(dict.fromkeys(change.describe()["paper"] for change in changes)),
     )
+
+
+def _in_training(before: ViT, after: ViT) -> list[str]:
+    """What a change that acts in training alone has set, which need not be a module."""
+    names = [f.name for f in fields(before.vit_config) if f.name.endswith(("_drop", "_path"))]
+    pairs = [(name, getattr(before.vit_config, name), getattr(after.vit_config, name)) for name in names]
+    return [f"{name}: {old:g} -> {new:g} in training" for name, old, new in pairs if old != new]
 
 
 def _leaves(model: ViT) -> dict[str, str]:

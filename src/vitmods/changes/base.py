@@ -61,7 +61,9 @@ class Change:
         """``fills``, checked. Raises UserError for what is no slot."""
         for name in self.fills:
             if name not in list(Slot):
-                raise UserError(f"The change '{self.name}' fills '{name}', and there is no such slot. {nearest(name, Slot)}")
+                raise UserError(
+                    f"The change '{self.name}' fills '{name}', and there is no such slot. {nearest(name, Slot)}"
+                )
         return frozenset(map(Slot, self.fills))
 
     def edit(self, config: ViTConfig) -> ViTConfig:

@@ -51,9 +51,13 @@ class Placement(Change):
 
     @property
     def fills(self) -> frozenset[Slot]:
-        attn, mlp = (Slot.ATTN_AFTER, Slot.MLP_AFTER) if self.reading == "residual" else (Slot.ATTN_BRANCH, Slot.MLP_BRANCH)
+        attn, mlp = (
+            (Slot.ATTN_AFTER, Slot.MLP_AFTER) if self.reading == "residual" else (Slot.ATTN_BRANCH, Slot.MLP_BRANCH)
+        )
         post = {attn: self.attn, mlp: self.mlp}
-        return frozenset({Slot.ATTN_BEFORE, Slot.MLP_BEFORE, *(slot for slot, place in post.items() if "post" in place)})
+        return frozenset(
+            {Slot.ATTN_BEFORE, Slot.MLP_BEFORE, *(slot for slot, place in post.items() if "post" in place)}
+        )
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         if config.first_blocks is not None:

@@ -45,7 +45,8 @@ class ViT(nn.Module):
     Both take one of two keywords for masked pre-training. ``keep`` (B, K) names the visible patches of each image;
     the others are not computed, and the patch tokens are K, in its order (He et al., 2022, MAE). ``mask`` (B, T) is
     True where the learned mask token stands in for a patch (Bao et al., 2022, BEiT; the config's ``mask_token`` makes
-    one). UserError says what does not fit.
+    one). UserError says what does not fit. Training with the config's ``patch_drop`` draws a ``keep`` where none of
+    them is given (``forward_intermediates`` does not).
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -86,14 +87,14 @@ class ViT(nn.Module):
 
     def forward(self, x: Tensor, *, keep: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """(B, in_chans, height, width) -> (B, num_classes); with ``pool="none"`` (B, N, num_classes)."""
-        x = self._embed(x, keep, mask)
+        x = self._embed(x, self._keep(x) if keep is None and mask is None else keep, mask)
         for i in range(len(self.blocks)):
             x = self._run(i, x, for_head=i == len(self.blocks) - 1)
         return self.forward_head(self.norm(x))
 
     def forward_features(self, x: Tensor, *, keep: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """(B, in_chans, height, width) -> all tokens (B, N, C) after the final norm, prefix tokens first."""
-        x = self._embed(x, keep, mask)
+        x = self._embed(x, self._keep(x) if keep is None and mask is None else keep, mask)
         for i in range(len(self.blocks)):
             x = self._run(i, x)
         return self.norm(x)
@@ -229,6 +230,15 @@ class ViT(nn.Module):
         if config.position_norm_on_prefix:
             x = self.norm_pre(x)
         return self.pos_drop(x)
+
+    def _keep(self, images: Tensor) -> Tensor | None:
+        """Patches that patch dropout leaves in this batch, (B, K) in the order of the grid; None for all."""
+        config = self.vit_config
+        if not (self.training and config.patch_drop):
+            return None
+        kept = round(config.num_patches * (1 - config.patch_drop))
+        order = torch.rand(len(images), config.num_patches, device=images.device).argsort(dim=1)
+        return order[:, :kept].sort(dim=1).values
 
     def _visible(self, images: Tensor, keep: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
