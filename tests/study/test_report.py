@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import vitmods as vm
+from vitmods.model.slots import NormConfig
 from vitmods.report import read_results, write_report, write_samples
 from vitmods.report.drawing import NORMS, draw
 from vitmods.report.figures import _common as common_points
@@ -329,7 +330,7 @@ def test_a_single_evaluation_is_a_dot_that_can_be_seen():
 @pytest.mark.parametrize("kind", [kind for kind in NORMS if kind != "layer"])
 def test_long_words_of_a_drawing_fit_their_boxes(synthetic, kind):
     """A bold letter is up to 0.7 of its size wide, and a box has 100 pixels."""
-    arm = synthetic.edited({"mlp": {"before": {"kind": kind}}})
+    arm = synthetic.edited({"mlp": {"before": NormConfig(kind)}})
     drawing = str(draw(arm, synthetic.edited({}), "arm"))
     (style,) = re.findall(rf'<g class="changed"><rect[^>]*><text([^>]*)>{re.escape(NORMS[kind])}<', drawing)
     size = re.search(r"font-size: ([\d.]+)px", style)
