@@ -10,6 +10,8 @@ import torch
 
 from vitmods.layers.norms import (
     BatchNorm,
+    DynamicErf,
+    DynamicTanh,
     DynamicTokenNorm,
     GroupNorm,
     InstanceNorm,
@@ -19,7 +21,6 @@ from vitmods.layers.norms import (
     ScaleNorm,
     SwitchableNorm,
 )
-
 from vitmods.util.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*takes its statistics from", "ignore:.*torch.jit")
@@ -27,6 +28,8 @@ DIM = 6
 NORMS = {
     "layer": LayerNorm,
     "rms": RMSNorm,
+    "dyt": DynamicTanh,
+    "derf": DynamicErf,
     "scale": ScaleNorm,
     "scale, one gain": partial(ScaleNorm, gain="scalar"),
     "instance": InstanceNorm,
@@ -148,6 +151,8 @@ def plain_dtn(norm, x):
 PLAIN = {
     "layer": lambda n, x: affine(n, x, x.mean(-1, keepdim=True), x.var(-1, unbiased=False, keepdim=True)),
     "rms": lambda n, x: rms(n, x) * n.weight,
+    "dyt": lambda n, x: torch.tanh(n.alpha * x) * n.weight + n.bias,
+    "derf": lambda n, x: torch.erf(n.alpha * x + n.shift) * n.weight + n.bias,
     "scale": lambda n, x: x / x.square().sum(-1, keepdim=True).sqrt() * n.weight,
     "scale, one gain": lambda n, x: x / x.square().sum(-1, keepdim=True).sqrt() * n.weight,
     "instance": lambda n, x: affine(n, x, x.mean(1, keepdim=True), x.var(1, keepdim=True)),
@@ -186,12 +191,13 @@ def hvp_of_func(loss, inputs, along):
     return torch.func.jvp(torch.func.grad(loss, tuple(range(len(inputs)))), tuple(inputs), tuple(along))[1]
 
 
+CASES = [*((name, False) for name in NORMS), ("batch", True), ("switchable", True)]
 WAYS = [hvp_of_autograd, hvp_of_two_backwards, hvp_of_func]
 
 
 @pytest.mark.parametrize("reduce", [weighted, cubed])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("name", "training"), [(name, False) for name in NORMS] + [("batch", True), ("switchable", True)])
+@pytest.mark.parametrize(("name", "training"), CASES)
 def test_second_derivatives_of_input_and_parameters(name, training, way, reduce):
     if training and way is hvp_of_func:
         pytest.skip("torch.func does not take statistics that are gathered")

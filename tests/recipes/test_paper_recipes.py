@@ -200,12 +200,12 @@ EXPECTED = [
 
 @pytest.mark.parametrize(("name", "arguments", "expected"), EXPECTED, ids=lambda value: str(value)[:40])
 def test_numbers_are_the_papers(name, arguments, expected):
-    found = RECIPES[name](**arguments).to_dict()
+    found = RECIPES[name](**arguments).settings()
     assert {key: found[key] for key in expected} == expected
 
 
 def test_transfer_has_the_authors_batch_and_follows_it():
-    assert (transfer().batch_size, transfer().lr_batch) == (768, 768)
+    assert (transfer().batch_size, transfer().optimizer.lr_batch) == (768, 768)
     assert resolve(transfer("cars", batch_size=96, epochs=10), 8144).lr == pytest.approx(0.01 / 8)
 
 
@@ -265,7 +265,7 @@ def test_sun397_takes_every_point_of_its_grids():
     points = list(itertools.product(*plain.values(), *augmented.values()))
     found = [sun397(**dict(zip((*plain, *augmented), point, strict=True))) for point in points]
     assert len(set(found)) == 12 * 12
-    assert {recipe.randaugment for recipe in found} == {(2, 0), (2, 5), (2, 10), (2, 15)}
+    assert {recipe.augment.randaugment for recipe in found} == {(2, 0), (2, 5), (2, 10), (2, 15)}
 
 
 @pytest.mark.parametrize(
@@ -285,6 +285,6 @@ def test_what_no_paper_says_is_refused_with_a_remedy(make, words):
 
 
 def test_other_models_take_values_that_are_given():
-    assert augreg("light1", "H/14").dropout == 0.0
-    assert a2(model="B36/16", lr=3e-3, drop_path=0.3).drop_path == 0.3
+    assert augreg("light1", "H/14").model.dropout == 0.0
+    assert a2(model="B36/16", lr=3e-3, drop_path=0.3).model.drop_path == 0.3
     assert augreg(model="vit_small_patch16_224") == augreg(model="S/16")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import vitmods as vm
+from vitmods.model.slots import NormConfig
 from vitmods.report import read_results, write_report, write_samples
 from vitmods.report.drawing import NORMS, draw
 from vitmods.report.figures import _common as common_points
@@ -183,6 +184,45 @@ def test_a_folder_without_a_study_is_a_clear_error(tmp_path):
         write_report(tmp_path)
 
 
+DAMAGES = [
+    b"",
+    b"PK",
+    b"no zip at all",
+    lambda whole: whole[: len(whole) // 2],
+    lambda whole: whole.replace(b"names.npy", b"NAMES.npy"),
+    lambda whole: whole[:60] + bytes(20) + whole[80:],
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=range(len(DAMAGES)))
+def test_a_report_does_without_damaged_samples(synthetic, tmp_path, damage):
+    folder = synthetic.make_study(tmp_path / "s", arms=1)
+    path = write_samples(folder, [("a", np.zeros((8, 8, 3), np.uint8))])
+    assert "data:image/" in write_report(folder).read_text()
+    path.write_bytes(damage if isinstance(damage, bytes) else damage(path.read_bytes()))
+    with pytest.warns(UserWarning, match=r"samples\.npz is damaged"):
+        text = write_report(folder).read_text()
+    assert "data:image/" not in text
+
+
+def test_samples_that_are_no_images_are_damaged(synthetic, tmp_path):
+    folder = synthetic.make_study(tmp_path / "s", arms=1)
+    for image in (np.zeros((0, 8, 3), np.uint8), np.zeros(8, np.uint8), np.full((8, 8), "x")):
+        write_samples(folder, [("a", image)])
+        with pytest.warns(UserWarning, match="no image"):
+            write_report(folder)
+
+
+def test_samples_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = write_samples(tmp_path, [("a", np.zeros((8, 8, 3), np.uint8))])
+    whole = path.read_bytes()
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+    with pytest.raises(UserError, match="the disk is full"):
+        write_samples(tmp_path, [("b", np.ones((8, 8, 3), np.uint8))])
+    assert path.read_bytes() == whole
+    assert [file.name for file in tmp_path.iterdir()] == ["samples.npz"]
+
+
 def test_curves_are_not_read_from_outside_the_study(study):
     outside = study.parent / "metrics.jsonl"
     outside.write_text('{"step": 1, "split": "val", "top1": 0.5, "wall_s": 1}\n')
@@ -290,7 +330,7 @@ def test_a_single_evaluation_is_a_dot_that_can_be_seen():
 @pytest.mark.parametrize("kind", [kind for kind in NORMS if kind != "layer"])
 def test_long_words_of_a_drawing_fit_their_boxes(synthetic, kind):
     """A bold letter is up to 0.7 of its size wide, and a box has 100 pixels."""
-    arm = synthetic.edited({"mlp": {"before": {"kind": kind}}})
+    arm = synthetic.edited({"mlp": {"before": NormConfig(kind)}})
     drawing = str(draw(arm, synthetic.edited({}), "arm"))
     (style,) = re.findall(rf'<g class="changed"><rect[^>]*><text([^>]*)>{re.escape(NORMS[kind])}<', drawing)
     size = re.search(r"font-size: ([\d.]+)px", style)

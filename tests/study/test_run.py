@@ -15,6 +15,7 @@ from vitmods.study import Study, StudyResult
 from vitmods.study.arms import Arm, arm_from_text
 from vitmods.study.describe import python_call
 from vitmods.study.plan import OTHER_SEEDS, Trial
+from vitmods.study.results import _no_formula as no_formula
 from vitmods.study.run import Running, _executor, _foreign_modules, _workers
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config, build_model
@@ -119,7 +120,7 @@ def test_a_changed_setting_is_refused_and_shown(finished):
     _, out = finished
     before = contents(out)
     changed = make(noise_floor=True, recipe=RECIPE.with_(lr=0.5), limit_train=200)
-    with pytest.raises(UserError, match=r"limit_train: 256 -> 200; .*recipe\.lr: 0\.001 -> 0\.5"):
+    with pytest.raises(UserError, match=r"limit_train: 256 -> 200; .*recipe\.optimizer\.lr: 0\.001 -> 0\.5"):
         run(changed, out)
     with pytest.raises(UserError, match=r"arm x: .* -> \(missing\)"):
         run(make(["dpn"], noise_floor=True), out)
@@ -351,3 +352,15 @@ def test_changes_from_elsewhere_are_imported_by_workers():
     assert _foreign_modules([ours, Arm("mine", (kinds["my.changes"](),))]) == ("my.changes",)
     with pytest.raises(UserError, match="workers=1"):
         _foreign_modules([Arm("mine", (kinds["__main__"](),))])
+
+
+def test_no_cell_of_the_csv_is_a_formula():
+    assert [no_formula(cell) for cell in ("=1+1", "+dpn", "-x", "@x")] == ["'=1+1", "'+dpn", "'-x", "'@x"]
+    assert [no_formula(cell) for cell in ("dpn+rms", "-0.5", "", 3, -1.5, None)] == [
+        "dpn+rms",
+        "-0.5",
+        "",
+        3,
+        -1.5,
+        None,
+    ]

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from vitmods.study.arms import Arm
-from vitmods.study.plan import Trial
+from vitmods.study.plan import Settings, Trial
 from vitmods.study.store import StudyFolder, read_json, slug
 from vitmods.util.errors import UserError
 
@@ -38,6 +38,32 @@ def test_slugs_are_safe_and_different():
 def test_a_folder_without_a_study_says_so(tmp_path):
     with pytest.raises(UserError, match="no study in"):
         StudyFolder(tmp_path).facts()
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "3", "[" * 100_000, '{"settings": {}}', '{"settings": 3}'])
+def test_what_is_no_study_is_named(tmp_path, text):
+    (tmp_path / "study.json").write_text(text)
+    for read in (StudyFolder(tmp_path).facts, lambda: StudyFolder(tmp_path).check_same_study({})):
+        with pytest.raises(UserError, match=r"study\.json is damaged"):
+            read()
+
+
+def test_settings_that_are_none_are_damaged():
+    for values in ({}, {"arms": 3}, {"arms": {"a": 3}}):
+        with pytest.raises(UserError, match=r"study\.json is damaged"):
+            Settings.from_dict(values)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "{", "[" * 100_000])
+def test_a_damaged_result_is_a_failure_of_its_trial_alone(tmp_path, text):
+    folder, trial = StudyFolder(tmp_path), Trial(Arm("dpn"), 0)
+    path = folder.trial(trial) / "result.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert folder.trial_result(trial) is None
+    assert "is damaged" in folder.result(trial)["message"]
+    folder.record_failure(trial, "val", "later")
+    assert path.read_text() == text
 
 
 def test_a_damaged_file_is_named(tmp_path):

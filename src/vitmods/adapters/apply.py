@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fnmatch import fnmatch
 from typing import Any
 
@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from vitmods.changes import Change, Weights
-from vitmods.layers import Mlp
 from vitmods.model.branch_names import parallel_name, sequential_name
 from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_macs, count_params
@@ -34,11 +33,11 @@ def apply(model: nn.Module, *changes: Change) -> ViT:
     check_conflicts(changes)
     old = as_vit(model)
     _check_shared(old)
-    config, parallel = old.config, old.config.parallel
+    config, parallel = old.vit_config, old.vit_config.parallel
     weights = {sequential_name(name, parallel): value.clone() for name, value in old.state_dict().items()}
     for change in changes:
         config, weights = _apply_one(change, config, weights)
-    new = _build(config, weights, old)
+    new = _build(config, weights, old, "+".join(map(str, changes)))
     new.changes = (*old.changes, *changes)
     verify(old, new, *changes)
     return new
@@ -76,7 +75,7 @@ def check_conflicts(changes: Sequence[Change]) -> None:
     for change in changes:
         if not isinstance(change, Change):
             raise UserError(f"{change!r} is no change: give one as DualPatchNorm(), or parse_changes('dpn').")
-        for slot in sorted(change.fills):
+        for slot in sorted(change.claims):
             if slot in owner:
                 raise SlotConflict(
                     f"'{owner[slot]}' and '{change}' both claim the slot '{slot}': "
@@ -122,26 +121,28 @@ def _check_carried(change: Change, weights: Weights, carried: Weights, drops: Se
         assert name in carried, f"'{change}' loses {name} without saying so"
 
 
-def _build(config: ViTConfig, weights: Weights, old: ViT) -> ViT:
+def _build(config: ViTConfig, weights: Weights, old: ViT, row: str) -> ViT:
     reference = next(old.parameters())
     new = ViT(config).to(device=reference.device, dtype=reference.dtype)
     weights = {parallel_name(name, config.parallel): value for name, value in weights.items()}
     own = new.state_dict()
     for name, value in weights.items():
-        assert name in own, f"{name} has no place in the new model, and no change says that it drops it"
-        assert own[name].shape == value.shape, f"{name}: carried {tuple(value.shape)}, needed {tuple(own[name].shape)}"
+        if name not in own:
+            raise UserError(
+                f"{row} leaves no place for {name} in the new model: give the weight its new name in the change's "
+                "`carry`, or name it in `drops`."
+            )
+        if own[name].shape != value.shape:
+            raise UserError(
+                f"{row} gives {name} another shape, {tuple(own[name].shape)} instead of {tuple(value.shape)}: say in "
+                "the change's `carry` how the old weight becomes the new one, or name it in `drops` to train it anew."
+            )
     new.load_state_dict(weights, strict=False)
-    frozen = {sequential_name(n, old.config.parallel) for n, p in old.named_parameters() if not p.requires_grad}
+    frozen = {sequential_name(n, old.vit_config.parallel) for n, p in old.named_parameters() if not p.requires_grad}
     for name, parameter in new.named_parameters():
         parameter.requires_grad_(sequential_name(name, config.parallel) not in frozen)
     new.grad_checkpointing = old.grad_checkpointing
-    for block in new.blocks:
-        block.recompute = any(b.recompute for b in old.blocks)  # type: ignore[assignment]
-    for before, after in zip(old.blocks, new.blocks, strict=False):
-        recompute = any(m.recompute_frozen for m in before.modules() if isinstance(m, Mlp))
-        for module in after.modules():
-            if isinstance(module, Mlp):
-                module.recompute_frozen = recompute
+    new.forms = old.forms
     fitting = {key: new.pretrained_cfg[key] for key in ("input_size", "num_classes", "first_conv")}
     new.pretrained_cfg = new.default_cfg = {**old.pretrained_cfg, **fitting}
     return new.train(old.training)
@@ -168,12 +169,12 @@ def verify(old: nn.Module, new: nn.Module, *changes: Change, images: torch.Tenso
 
 
 def _difference(old: ViT, new: ViT, images: torch.Tensor | None) -> float:
-    if (old.config.in_chans, old.config.img_size) != (new.config.in_chans, new.config.img_size):
+    if (old.vit_config.in_chans, old.vit_config.img_size) != (new.vit_config.in_chans, new.vit_config.img_size):
         return float("nan")
     p = next(new.parameters())
     if images is None:
         generator = torch.Generator().manual_seed(0)
-        images = torch.randn(2, new.config.in_chans, *new.config.img_size, generator=generator)
+        images = torch.randn(2, new.vit_config.in_chans, *new.vit_config.img_size, generator=generator)
     images = images.to(p.device, p.dtype)
     outputs = []
     for model in (old, new):
@@ -271,16 +272,26 @@ def diff(old: nn.Module, new: nn.Module, images: torch.Tensor | None = None) -> 
     first, second = _leaves(before), _leaves(after)
     return Diff(
         params=(count_params(before), count_params(after)),
-        macs=(count_macs(before.config), count_macs(after.config)),
+        macs=(count_macs(before.vit_config), count_macs(after.vit_config)),
         added=tuple(n for n in second if n not in first),
         removed=tuple(n for n in first if n not in second),
-        changed=tuple(f"{n}: {first[n]} -> {second[n]}" for n in second if n in first and first[n] != second[n]),
+        changed=(
+            *(f"{n}: {first[n]} -> {second[n]}" for n in second if n in first and first[n] != second[n]),
+            *(_in_training(before, after) if any(change.acts_in == "training" for change in changes) else ()),
+        ),
         preserves=preserved(changes),
         drift=verify(before, after, images=images),
         images="random images" if images is None else f"{len(images)} given images",
         changes=tuple(map(str, changes)),
         papers=tuple(dict.fromkeys(change.describe()["paper"] for change in changes)),
     )
+
+
+def _in_training(before: ViT, after: ViT) -> list[str]:
+    """What a change that acts in training alone has set, which need not be a module."""
+    names = [f.name for f in fields(before.vit_config) if f.name.endswith(("_drop", "_path"))]
+    pairs = [(name, getattr(before.vit_config, name), getattr(after.vit_config, name)) for name in names]
+    return [f"{name}: {old:g} -> {new:g} in training" for name, old, new in pairs if old != new]
 
 
 def _leaves(model: ViT) -> dict[str, str]:

@@ -5,9 +5,11 @@ from typing import Literal
 
 from vitmods.changes.base import Change, Weights
 from vitmods.changes.prefix_tokens import carry_positions, dropped_positions, first_blocks, join_late
-from vitmods.model.config import FirstBlocks, NormConfig, ViTConfig
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import FirstBlocks, NormConfig, Slot
 from vitmods.ops.token_mixing import TokenMixing
 from vitmods.util.errors import UserError
+
 
 @dataclass(frozen=True)
 class DynamicTokenNorm(Change, TokenMixing):
@@ -40,9 +42,9 @@ class DynamicTokenNorm(Change, TokenMixing):
             raise UserError(f"dtn(blocks=...) is a whole number, at least 1, got {self.blocks}.")
 
     @property
-    def fills(self) -> frozenset[str]:
-        slots = {"attn": {"attn norm before"}, "both": {"attn norm before", "mlp norm before"}}
-        return frozenset(slots[self.norms] | {"class-token position"})
+    def fills(self) -> frozenset[Slot]:
+        slots = {"attn": {Slot.ATTN_BEFORE}, "both": {Slot.ATTN_BEFORE, Slot.MLP_BEFORE}}
+        return frozenset(slots[self.norms] | {Slot.PREFIX_POSITION})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         blocks = first_blocks(self.name, self.blocks, config)

@@ -1,15 +1,21 @@
 """From the slots of a config to the modules that fill them."""
 
 from functools import partial
-from typing import Any
+from importlib import import_module
+from inspect import signature
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from vitmods.layers import (
+    MLPS,
+    Attention,
     AttentionPool,
     Block,
+    BlockConfig,
     BranchNorms,
+    DropKey,
     DualPatchNormStem,
     GatedPositions,
     HMLPStem,
@@ -20,36 +26,33 @@ from vitmods.layers import (
     ParallelBlock,
     Stem,
     TokensToTokenStem,
-    norms,
 )
+from vitmods.layers.norms import NORMS
 from vitmods.layers.position import sincos2d
 from vitmods.model.config import BranchConfig, NormConfig, ViTConfig
 
-NORMS: dict[str, Any] = {
-    "layer": norms.LayerNorm,
-    "rms": norms.RMSNorm,
-    "scale": norms.ScaleNorm,
-    "batch": norms.BatchNorm,
-    "instance": norms.InstanceNorm,
-    "group": norms.GroupNorm,
-    "power": norms.PowerNorm,
-    "switchable": norms.SwitchableNorm,
-    "dynamic_token": norms.DynamicTokenNorm,
-}
+
+class Forms(Protocol):
+    """How a ViT runs its blocks; ``for_head`` says that nothing but the head reads the output, so that what it does not
+    read may be anything, or left out."""
+
+    def run(self, model: Any, index: int, x: Tensor, for_head: bool) -> Tensor: ...
+
+
+def default_forms() -> Forms:
+    """What new models run their blocks by. It is found by its name: nothing below ``vitmods.fast`` knows of it."""
+    forms: Forms = import_module("vitmods.fast.forms").Forms()
+    return forms
 
 
 def norm_factory(config: NormConfig | None, **model: Any) -> Any:
     """From a slot's config to a callable that takes the number of channels, or None for an empty slot.
 
-    ``model`` is what the slot knows of the model; a norm gets of it what its class names in ``takes``.
+    ``model`` is what the slot knows of the model; a norm gets of it what it takes.
     """
     if config is None:
         return None
-    if config.kind == "scale_shift":
-        return norms.ScaleShift
-    norm = NORMS[config.kind]
-    taken = {name: model[name] for name in getattr(norm, "takes", ()) if name in model}
-    return partial(norm, eps=config.eps, affine=config.affine, **(taken | dict(config.options)))
+    return NORMS[config.kind].factory(config.eps, config.affine, dict(config.options), **model)
 
 
 def _branch_norms(branch: BranchConfig, config: ViTConfig, index: int) -> BranchNorms:
@@ -91,48 +94,64 @@ def make_stem(config: ViTConfig) -> Stem:
 def make_block(config: ViTConfig, index: int) -> Block | ParallelBlock:
     """The block of that index, with its norm slots and its fraction of the drop path rate."""
     if config.parallel == 1:
-        return _make_branches(config, index)
-    return ParallelBlock([_make_branches(config, index) for _ in range(config.parallel)])
+        return Block(block_config(config, index))
+    return ParallelBlock([Block(block_config(config, index)) for _ in range(config.parallel)])
 
 
-def _make_branches(config: ViTConfig, index: int) -> Block:
-    """One attention and one MLP branch."""
+def block_config(config: ViTConfig, index: int) -> BlockConfig:
+    """What the block of that index is made of: one attention and one MLP branch."""
     attn, mlp = config.branches(index)
     fraction = index / max(config.depth - 1, 1) if config.drop_path_shape == "linear" else 1.0
-    return Block(
+
+    def make_attn(dim: int, num_heads: int, norm: nn.Module) -> Attention:
+        return Attention(
+            dim,
+            num_heads,
+            qkv_bias=config.qkv_bias,
+            qk_norm=norm_factory(config.qk_norm),
+            mask=DropKey(config.key_drop_at(index)) if config.key_drop else None,
+            positions=_positions(config, index),
+            head_scale=config.head_scale,
+            norm=norm,
+            attn_drop=config.attn_drop,
+            proj_drop=config.proj_drop,
+        )
+
+    return BlockConfig(
         config.embed_dim,
         config.num_heads,
-        mlp_ratio=(config.mlp_dim + 0.5) / config.embed_dim,  # the block rounds down; mlp_dim / embed_dim may lose one
-        qkv_bias=config.qkv_bias,
-        qk_norm_layer=norm_factory(config.qk_norm),
-        proj_drop=config.proj_drop,
-        attn_drop=config.attn_drop,
-        init_values=config.layer_scale,
-        drop_path=config.drop_path * fraction,
-        act_layer=_activation(config),
+        config.mlp_dim,
+        attn=make_attn,
+        mlp=_mlp(config),
         attn_norms=_branch_norms(attn, config, index),
         mlp_norms=_branch_norms(mlp, config, index),
-        head_scale=config.head_scale,
-        positions=_positions(config, index),
+        layer_scale=config.layer_scale,
+        drop_path=config.drop_path * fraction,
     )
 
 
-def _positions(config: ViTConfig, index: int) -> Any:
+def _mlp(config: ViTConfig) -> Any:
+    kind = MLPS[config.mlp_kind]
+    act = {"act": _activation(config)} if "act" in signature(kind).parameters else {}
+    return partial(kind, drop=config.proj_drop, **act)
+
+
+def _positions(config: ViTConfig, index: int) -> nn.Module | None:
     """What mixes positions into the attention of the block of that index."""
     found = config.positional
     if found is None or index >= found.count:
         return None
-    place = (config.num_heads, config.grid, config.prefix_tokens(index))
-    return partial(GatedPositions, *place, init=found.init, gate=found.gate)
+    prefix = config.prefix_tokens(index)
+    return GatedPositions(config.num_heads, config.grid, prefix, init=found.init, gate=found.gate)
 
 
-def _activation(config: ViTConfig) -> Any:
-    return partial(nn.GELU, approximate="tanh" if config.activation == "gelu_tanh" else "none")
+def _activation(config: ViTConfig) -> nn.Module:
+    return nn.GELU(approximate="tanh" if config.activation == "gelu_tanh" else "none")
 
 
 def make_attn_pool(config: ViTConfig) -> AttentionPool:
     """Map pooling, (B, T, C) -> (B, C)."""
-    mlp = Mlp(config.embed_dim, config.mlp_dim, act=_activation(config)())
+    mlp = Mlp(config.embed_dim, config.pool_mlp_dim or config.mlp_dim, act=_activation(config))
     norm = config.pool_norm or config.final_norm or NormConfig()
     return AttentionPool(config.embed_dim, config.num_heads, mlp, make_norm(norm, config.embed_dim))
 

@@ -2,21 +2,88 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from functools import cache
+from numbers import Integral, Real
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vitmods.util.errors import UserError, nearest
 
-NORM_KINDS = (
-    "layer", "rms", "scale_shift", "scale", "batch", "instance", "group", "power", "switchable", "dynamic_token",
-)  # fmt: skip
+if TYPE_CHECKING:
+    from vitmods.layers.norms import NormKind
+
 STEM_KINDS = ("linear", "hmlp", "levit", "local", "t2t")
+
+_KINDS = {bool: (bool, "True or False"), int: (Integral, "a whole number"), float: (Real, "a finite number")}
+_LARGEST = 2**31  # of sizes and counts, so that products of some fit
+
+
+def check_types(config: Any) -> None:
+    """Raise UserError for a field of a description whose value is of another type than its own. Types other than
+    numbers, truth values, words and parts are left to others."""
+    for name, (kinds, shown) in _types(config.__class__).items():
+        value = getattr(config, name)
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        fits = isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds)
+        if not fits or (number and not (math.isfinite(value) and abs(value) < _LARGEST)):
+            below = f" below {_LARGEST:,}" if number and isinstance(value, Integral) else ""
+            raise UserError(f"{name} of a {type(config).__name__} is {shown}{below}, not {str(value)[:60]!r}.")
+
+
+@cache
+def _types(config: Any) -> dict[str, tuple[tuple[type, ...], str]]:
+    found = {}
+    for field in fields(config):
+        options = [kind for kind in get_args(field.type) or (field.type,) if isinstance(kind, type)]
+        if options and field.name not in ("img_size", "patch_size", "options"):
+            kinds, shown = zip(*(_KINDS.get(kind, (kind, kind.__name__)) for kind in options if kind is not NoneType))
+            none = (NoneType,) if NoneType in options else ()
+            found[field.name] = ((*kinds, *none), " or ".join([*shown, *("None" for _ in none)]))
+    return found
+
+
+class Slot(StrEnum):
+    """The places of a ViT that a change may claim, so that two changes of one arm do not alter the same."""
+
+    STEM = "stem"
+    STEM_BEFORE = "stem norm before"
+    STEM_AFTER = "stem norm after"
+    PATCHES_KEPT = "patches kept"
+    POSITION_NORM = "position norm"
+    PREFIX_POSITION = "class-token position"
+    ATTN_BEFORE = "attn norm before"
+    ATTN_INNER = "attn inner norm"
+    ATTN_BRANCH = "attn norm on branch"
+    ATTN_AFTER = "attn norm after residual"
+    MLP_BEFORE = "mlp norm before"
+    MLP_INNER = "mlp inner norm"
+    MLP_BRANCH = "mlp norm on branch"
+    MLP_AFTER = "mlp norm after residual"
+    NORM_KIND = "kind of norm"
+    QK_NORM = "norm of queries and keys"
+    ATTN_MASK = "mask of attention"
+    ATTN_POSITIONS = "positions in attention"
+    HEAD_SCALE = "head scale"
+    MLP = "mlp"
+    LAYER_SCALE = "layer scale"
+    PARALLEL = "parallel branches"
+    QKV_BIAS = "bias of queries, keys and values"
+    ACTIVATION = "activation"
+    POSITION = "position"
+    PREFIX_TOKENS = "class and register tokens"
+    FINAL_NORM = "final norm"
+    POOL = "pool"
+    HEAD = "head"
+    DROPOUT = "dropout"
+    INITIALIZATION = "initialization"
 
 
 @dataclass(frozen=True)
 class NormConfig:
-    """What fills a norm slot. ``affine`` False leaves the learned gain and bias out; ``options`` are further keywords
-    of the norm's class, as pairs (a mapping is taken too)."""
+    """What fills a norm slot: a kind of ``vitmods.layers.norms``. ``affine`` False leaves the learned gain and bias
+    out; ``options`` are further keywords of the norm's class, as pairs (a mapping is taken too)."""
 
     kind: str = "layer"
     eps: float = 1e-6
@@ -26,10 +93,18 @@ class NormConfig:
     def __post_init__(self) -> None:
         pairs = self.options.items() if isinstance(self.options, Mapping) else self.options
         object.__setattr__(self, "options", tuple((str(key), value) for key, value in pairs))
-        if self.kind not in NORM_KINDS:
-            raise UserError(f"There is no normalizer '{self.kind}'. {nearest(self.kind, NORM_KINDS)}")
+        check_types(self)
+        if self.kind != "layer" or self.options:
+            self.facts.check(self.affine, dict(self.options))
         if not self.eps > 0:
             raise UserError(f"A norm's eps must be positive, got {self.eps}.")
+
+    @property
+    def facts(self) -> "NormKind":
+        """What is known of the kind. Raises UserError where there is none of that name."""
+        from vitmods.layers.norms import NORMS  # layers import torch, and a plain ViT is described without
+
+        return NORMS[self.kind]
 
 
 @dataclass(frozen=True)
@@ -48,6 +123,7 @@ class StemConfig:
     gelu: bool = False
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.kind not in STEM_KINDS:
             raise UserError(f"There is no stem '{self.kind}'. {nearest(self.kind, STEM_KINDS)}")
         if self.kind != "linear" and (self.before or self.gelu):
@@ -67,6 +143,9 @@ class BranchConfig:
     branch: NormConfig | None = None
     after: NormConfig | None = None
 
+    def __post_init__(self) -> None:
+        check_types(self)
+
 
 @dataclass(frozen=True)
 class FirstBlocks:
@@ -77,6 +156,7 @@ class FirstBlocks:
     mlp: BranchConfig
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.count < 1:
             raise UserError(f"The number of first blocks must be at least 1, got {self.count}: leave them out instead.")
 
@@ -91,6 +171,7 @@ class PositionalConfig:
     gate: float = 1.0
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.count < 1:
             raise UserError(f"The number of blocks with positions must be at least 1, got {self.count}.")
         if self.init not in ("local", "noise"):

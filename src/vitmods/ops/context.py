@@ -24,7 +24,7 @@ def transformed() -> bool:
     """Whether torch.func differentiates or maps here, or torch.jit traces: they take single operations alone."""
     if torch.compiler.is_compiling():
         return False
-    return torch._C._are_functorch_transforms_active() or torch.jit.is_tracing()
+    return torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None
 
 
 def differentiates_again() -> bool:
@@ -39,9 +39,6 @@ def gradients_with_graph(
 
     For the backward of a function whose own rule cannot be differentiated: ``form`` is the same in single operations.
     """
-    needed = [i for i, t in enumerate(inputs) if t is not None and t.requires_grad]
-    found = torch.autograd.grad(form(*inputs), [inputs[i] for i in needed], grad, create_graph=True)
-    gradients: list[Tensor | None] = [None] * len(inputs)
-    for i, gradient in zip(needed, found, strict=True):
-        gradients[i] = gradient
-    return tuple(gradients)
+    needed = [t for t in inputs if t is not None and t.requires_grad]
+    found = iter(torch.autograd.grad(form(*inputs), needed, grad, create_graph=True))
+    return tuple(next(found) if t is not None and t.requires_grad else None for t in inputs)

@@ -19,7 +19,8 @@ class _SumOverProcesses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         assert dist.group.WORLD is not None
-        return collectives.wait_tensor(collectives.all_reduce(x.contiguous(), "sum", dist.group.WORLD))
+        total: Tensor = collectives.wait_tensor(collectives.all_reduce(x.contiguous(), "sum", dist.group.WORLD))  # type: ignore[no-untyped-call]
+        return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:

@@ -41,12 +41,12 @@ def _axis_kernel(quadratic: Tensor, linear: Tensor, length: int) -> Tensor:
 
 def to_heads(x: Tensor, grid: Grid, heads: int) -> Tensor:
     """(B, T, C) -> a view (H, columns, rows, B, D)."""
-    return x.unflatten(1, grid).unflatten(-1, (heads, -1)).permute(3, 2, 1, 0, 4)
+    return torch.unflatten(torch.unflatten(x, 1, grid), -1, (heads, -1)).permute(3, 2, 1, 0, 4)
 
 
 def per_token(x: Tensor, grid: Grid) -> Tensor:
     """(B, T) -> a view (1, columns, rows, B, 1)."""
-    return x.unflatten(1, grid).permute(2, 1, 0)[None, ..., None]
+    return torch.unflatten(x, 1, grid).permute(2, 1, 0)[None, ..., None]
 
 
 def columns(kernel: Tensor, x: Tensor) -> Tensor:
@@ -250,14 +250,16 @@ def _deviation(
 def _reciprocal_deviation(v: Tensor, var: Tensor, mix_var: Tensor, layout: Layout, out: Tensor) -> Tensor:
     """1 / sqrt(mix_var var + (1 - mix_var) v + eps)"""
     lv = mix_var.view(-1, 1, 1, 1, 1)
-    return torch.addcmul(lv * per_token(var, layout.grid) + layout.eps, v, 1 - lv, out=out).rsqrt_()
+    torch.addcmul(lv * per_token(var, layout.grid) + layout.eps, v, 1 - lv, out=out)
+    return out.rsqrt_()
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
     """Sum of products for each head, (H,)"""
     if a.shape != b.shape:
         return (a * b).sum((1, 2, 3, 4))
-    return torch.linalg.vecdot(a.flatten(1), b.flatten(1))
+    products: Tensor = torch.linalg.vecdot(a.flatten(1), b.flatten(1))
+    return products
 
 
 def _outer_columns(a: Tensor, b: Tensor) -> Tensor:

@@ -52,8 +52,8 @@ def augreg(
     Model: vm.vit("B/16", activation="gelu_tanh", position_on_prefix=False, representation=True); S/32 without
         representation
     Command: vitmods train --data path/to/imagenet --base B/16 --img-size 224 --recipe augreg --accumulate 16
-    Expected number: top-1 Ti/16 72.5, S/32 72.1, S/16 78.6, B/32 74.8, B/16 80.4; with Dual PatchNorm 73.9, 74.0,
-        79.7, 76.2, 81.1
+    Expected number: top-1 Ti/16 72.5 ± 0.07, S/32 72.1 ± 0.07, S/16 78.6 ± 0.32, B/32 74.8 ± 0.06, B/16 80.4 ± 0.06;
+        with Dual PatchNorm 73.9 ± 0.09, 74.0 ± 0.09, 79.7 ± 0.2, 76.2 ± 0.07, 81.1 ± 0.09
     Not stated: dropout and stochastic depth of L/16, which has none here. big_vision's public config has none for any
         model; 0.1 for B is Dual PatchNorm's listing
 
@@ -94,9 +94,10 @@ def augreg_21k(
     Data: ImageNet-21k at 224 px
     Model: vm.vit("B/16", activation="gelu_tanh", position_on_prefix=False, class_token=False, pool="avg")
     Command: vitmods train --data path/to/imagenet21k --base B/16 --img-size 224 --recipe augreg_21k --accumulate 16
-    Expected number: 25-shot top-1 on ImageNet-1k after 930,000 steps Ti/16 61.0, S/32 63.8, B/32 72.8, S/16 72.5, B/16
-        78.0; with Dual PatchNorm 61.2, 65.1, 73.1, 72.5, 78.4. After 93,000 steps 52.2, 54.1, 60.9, 64.3, 70.8; with
-        Dual PatchNorm 53.6, 56.7, 63.7, 65.0, 72.0
+    Expected number: 25-shot top-1 on ImageNet-1k after 930,000 steps Ti/16 61.0 ± 0.03, S/32 63.8 ± 0.00, B/32
+        72.8 ± 0.03, S/16 72.5 ± 0.1, B/16 78.0 ± 0.06; with Dual PatchNorm 61.2 ± 0.03, 65.1 ± 0.12, 73.1 ± 0.07,
+        72.5 ± 0.1, 78.4 ± 0.03. After 93,000 steps 52.2 ± 0.07, 54.1 ± 0.03, 60.9 ± 0.03, 64.3 ± 0.15, 70.8 ± 0.09;
+        with Dual PatchNorm 53.6 ± 0.07, 56.7 ± 0.03, 63.7 ± 0.03, 65.0 ± 0.06, 72.0 ± 0.03
 
     Args:
         level: of augmentation, as in `augreg`; None: the model's own.
@@ -117,7 +118,7 @@ def augreg_21k(
 
 def big_vision_views() -> Recipe:
     """Images in [-1, 1], Inception crop, flip, and a center crop of 224 in 256 for evaluation, as in big_vision."""
-    return Recipe(
+    return Recipe().with_(
         crop="inception",
         crop_scale=(0.05, 1.0),
         crop_ratio=(0.75, 1.33),

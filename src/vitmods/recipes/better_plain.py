@@ -13,7 +13,8 @@ def better_plain(epochs: int = 90, *, batch_size: int = 1024, warmup_epochs: flo
     Model: vm.vit("S/16", activation="gelu_tanh", position_on_prefix=False, class_token=False, pool="avg",
         position="sincos2d", representation=True)
     Command: vitmods train --data path/to/imagenet --base S/16 --img-size 224 --recipe better_plain --accumulate 4
-    Expected number: top-1 76.5 in 90 epochs, 80.0 in 300; Dual PatchNorm's own run has 79.7, with Dual PatchNorm 80.2
+    Expected number: top-1 76.5 in 90 epochs, 80.0 in 300; Dual PatchNorm's own baseline has
+        79.7 ± 0.09, with Dual PatchNorm 80.2 ± 0.03
     Not stated: the epochs of Dual PatchNorm's run
 
     Args:

@@ -22,7 +22,7 @@ def sun397(
 ) -> Recipe:
     """SUN397 from scratch: one point of the paper's two grids, `recipes.SUN397_GRIDS`.
 
-    Paper: Kumar et al., "Dual PatchNorm" (arXiv:2302.01327), section 5.5 and appendix F
+    Paper: Kumar et al., "Dual PatchNorm" (arXiv:2302.01327), section 6.1 and appendix F
     Data: SUN397 at 224 px
     Model: vm.vit("B/16", activation="gelu_tanh", position_on_prefix=False, representation=True)
     Command: vitmods compare --data path/to/sun397 --base B/32 --img-size 224 --arms dpn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from vitmods.util.errors import UserError
+from vitmods.util.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,10 @@ def _points(study: Path, folder: str, metric: str) -> Iterator[tuple[float, floa
 
 
 def read_samples(study: Path) -> list[tuple[str, np.ndarray]]:
-    """(name, H W C uint8) pairs of samples.npz; none where there is no such file.
+    """(name, H W C uint8) pairs of samples.npz; none where there is no such file, or a damaged one.
 
     The file holds `names` and either `images` (n, H, W[, C]) or, for images of several sizes, `image0`, `image1`, ...
+    A damaged one is warned of.
     """
     path = study / "samples.npz"
     if not path.is_file():
@@ -79,8 +82,11 @@ def read_samples(study: Path) -> list[tuple[str, np.ndarray]]:
         with np.load(path, allow_pickle=False) as arrays:
             names = [str(name) for name in arrays["names"]]
             images = list(arrays["images"]) if "images" in arrays else [arrays[f"image{i}"] for i in range(len(names))]
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path} is damaged ({error}). Remove it; the report works without images.") from error
+        if not all(image.dtype == np.uint8 and image.ndim in (2, 3) and image.size for image in images):
+            raise ValueError("a part of it is no image")
+    except Exception as error:  # decoration: whatever numpy, zipfile and zlib raise, the report does without
+        warnings.warn(f"{path} is damaged ({error}); the report has no images. Remove that file.", stacklevel=2)
+        return []
     return list(zip(names, images, strict=False))
 
 
@@ -88,5 +94,6 @@ def write_samples(study: Path, samples: list[tuple[str, np.ndarray]]) -> Path:
     """The inverse of `read_samples`."""
     path = study / "samples.npz"
     arrays = {f"image{i}": image for i, (_, image) in enumerate(samples)}
-    np.savez_compressed(path, names=np.array([name for name, _ in samples], dtype=str), **arrays)  # type: ignore[arg-type]
+    names = np.array([name for name, _ in samples], dtype=str)
+    write_atomically(path, lambda file: np.savez_compressed(file, names=names, **arrays))  # type: ignore[arg-type]
     return path

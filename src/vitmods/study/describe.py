@@ -28,7 +28,7 @@ def describe_base(settings: Settings, model: ViT) -> dict[str, Any]:
     base = settings.fixed["base"]
     start = settings.fixed.get("start")
     name = start["source"] if start else base if isinstance(base, str) else "ViTConfig"
-    return {"name": name, "config": json.loads(model.config.to_json())}
+    return {"name": name, "config": json.loads(model.vit_config.to_json())}
 
 
 def describe_arm(arm: Arm, model: ViT) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def describe_arm(arm: Arm, model: ViT) -> dict[str, Any]:
         record.append(_describe_start(arm.start))
     if "train" in arm.recipe:
         record.append(_describe_training(arm.recipe["train"]))
-    return {"describe": record, "config": json.loads(model.config.to_json())}
+    return {"describe": record, "config": json.loads(model.vit_config.to_json())}
 
 
 def _describe_start(source: str) -> dict[str, Any]:
@@ -68,15 +68,15 @@ def _describe_training(what: str) -> dict[str, Any]:
 def python_call(settings: Settings, out: str) -> str:
     """The lines of Python that run this study, for a report whose study was not started from the shell."""
     fixed = dict(settings.fixed)
-    base, start, usual = fixed.pop("base"), fixed.pop("start", None), Recipe().to_dict()
-    recipe = {name: value for name, value in settings.recipe.to_dict().items() if value != usual[name]}
+    base, start, usual = fixed.pop("base"), fixed.pop("start", None), Recipe().settings()
+    recipe = {name: value for name, value in settings.recipe.settings().items() if value != usual[name]}
     data, _ = fixed.pop("data"), fixed.pop("recipe")
     from_size = repr(base) if isinstance(base, str) else f"vm.ViTConfig.from_dict({base!r})"
     given = {
         **({"start": repr(start["source"])} if start else {"base": from_size}),
         "arms": f"[{', '.join(map(_arm_call, settings.arms))}]",
         "data": repr(data),
-        "recipe": f"vm.Recipe({', '.join(f'{name}={value!r}' for name, value in recipe.items())})",
+        "recipe": f"vm.Recipe().with_({', '.join(f'{name}={value!r}' for name, value in recipe.items())})",
         "seeds": repr(list(settings.seeds)),
         **{name: repr(value) for name, value in fixed.items()},
         **_measure_call(settings.measure),

@@ -161,9 +161,11 @@ def _open_trial(folder: Path, config: Mapping[str, Any], data: str | None) -> _O
 def _open_other(source: str, data: str) -> _Opened:
     """Images in the model's size and channels, normalized and cropped as its library says, split as by default."""
     model = open_checkpoint(source)
-    seen, shape = model.pretrained_cfg, model.config
+    seen, shape = model.pretrained_cfg, model.vit_config
     view = {"eval_crop": seen.get("crop_pct"), "resample": seen.get("interpolation")}
-    recipe = Recipe(mean=tuple(seen["mean"]), std=tuple(seen["std"])).with_(**{k: v for k, v in view.items() if v})
+    recipe = (
+        Recipe().with_(mean=tuple(seen["mean"]), std=tuple(seen["std"])).with_(**{k: v for k, v in view.items() if v})
+    )
     fractions = {"val_fraction": ORDINARY.val_fraction, "test_fraction": ORDINARY.test_fraction}
     settings = {"data": data, "img_size": shape.img_size, "in_chans": shape.in_chans, **fractions}
     return _Opened(source, model, recipe, settings)
@@ -178,7 +180,7 @@ def _with_images(all_opened: Sequence[_Opened], workers: int) -> list[tuple[_Ope
             found.append((opened, last[1]))
             continue
         settings = dict(opened.settings)
-        found.append((opened, load(settings.pop("data"), recipe=opened.recipe, workers=workers, **settings)))
+        found.append((opened, load(settings.pop("data"), augment=opened.recipe.augment, workers=workers, **settings)))
     return found
 
 

@@ -127,7 +127,8 @@ class Processes:
             log.parent.mkdir(parents=True, exist_ok=True)
             with open(log, "ab") as output:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "vitmods.study.worker", json.dumps(self._task(index))],
+                    # -P: what lies where the user stands is not imported; what was on sys.path comes by PYTHONPATH.
+                    [sys.executable, "-P", "-m", "vitmods.study.worker", json.dumps(self._task(index))],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=output,

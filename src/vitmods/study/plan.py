@@ -93,7 +93,7 @@ def make_seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
 class Settings:
     """Everything that defines a study.
 
-    fixed:       name -> JSON value, nested where it helps (`recipe.lr`): what every trial depends on; may never change
+    fixed:       name -> JSON value, nested where it helps (`recipe.schedule`): of every trial; may never change
     arms, seeds: what is compared; may grow
     noise_floor: whether base is also run with other seeds; may be switched on
     margin:      how much worse an arm may be and count as no worse, in the unit of differences
@@ -162,6 +162,13 @@ class Settings:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Settings:
         """The inverse of `to_dict`; folders of older versions tune nothing and compare top-1."""
+        try:
+            return cls._from_dict(values)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"These are no settings of a study ({error!r}): study.json is damaged.") from error
+
+    @classmethod
+    def _from_dict(cls, values: Mapping[str, Any]) -> Settings:
         from vitmods.changes import parse_changes
 
         rest = dict(values)

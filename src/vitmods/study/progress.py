@@ -14,6 +14,7 @@ from vitmods.study.measure import Measure
 from vitmods.study.plan import Evaluation, Work
 from vitmods.study.store import StudyFolder
 from vitmods.study.words import metric_words
+from vitmods.util.files import LenientStream, progress_console
 
 _TAIL = 512  # bytes that surely hold the last row of a metrics.jsonl
 
@@ -38,7 +39,9 @@ class Progress:
         self._finished, self._total = done, done + len(self._steps)
         self._started: dict[Work, float] = {}
         self._past_steps = 0
-        self._bar = self._make_bar() if bar and not quiet and sys.stderr.isatty() and not os.environ.get("CI") else None
+        self._stream = LenientStream(sys.stderr)
+        shown = bar and not quiet and self._stream.isatty() and not os.environ.get("CI")
+        self._bar = self._make_bar() if shown else None
 
     def started(self, trial: Work) -> None:
         self._started[trial] = time.monotonic()
@@ -59,7 +62,7 @@ class Progress:
         if self._bar is not None:
             self._bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
         elif not self._quiet:
-            print(line, file=sys.stderr, flush=True)
+            print(line, file=self._stream, flush=True)
 
     def close(self) -> None:
         if self._bar is not None:
@@ -81,14 +84,13 @@ class Progress:
 
     def _make_bar(self) -> Any:
         from rich import progress
-        from rich.console import Console
 
         bar = progress.Progress(
             progress.TextColumn("all trials"),
             progress.BarColumn(),
             progress.TaskProgressColumn(),
             progress.TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=progress_console(),
         )
         self._task = bar.add_task("", total=sum(self._steps.values()))
         bar.start()

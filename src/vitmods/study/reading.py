@@ -9,7 +9,7 @@ from typing import Any
 from vitmods.study.measure import Measure
 from vitmods.study.plan import Candidate, Settings, Trial
 from vitmods.study.selection import Selection, at_the_edge, selections
-from vitmods.study.store import StudyFolder, read_json
+from vitmods.study.store import StudyFolder
 from vitmods.study.tuning import VAL, mean_of
 
 
@@ -40,7 +40,7 @@ class TrialEnd:
 def trial_end(folder: StudyFolder, trial: Trial, split: str, measure: Measure) -> TrialEnd:
     """A trial as its folder tells; finished is one whose metric on the split is known."""
     path = folder.trial(trial)
-    result = read_json(path / "result.json") or {}
+    result = folder.result(trial)
     status, message = result.get("status", "unfinished"), result.get("message")
     if status == "finished" and not folder.is_done(trial, split, measure):
         message = folder.found(trial, split)["failed"]

@@ -123,8 +123,19 @@ def _as_csv(folder: StudyFolder, results: Mapping[str, Any]) -> str:
         apart = arm.name != BASE and "" not in pair and None not in pair
         gap = scale_of(metric["unit"]) * (pair[0] - pair[1]) if apart else ""
         start = [arm.name, arm.text, *own, end.trial.seed, end.status]
-        rows.writerow([*start, *record, gap, end.wall_s, end.folder])
+        rows.writerow([*map(_no_formula, start), *record, gap, end.wall_s, end.folder])
     return text.getvalue()
+
+
+def _no_formula(cell: Any) -> Any:
+    """Text that a spreadsheet would run gets an apostrophe in front, as spreadsheets mark text; numbers stay."""
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def every_trial(results: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:

@@ -30,7 +30,7 @@ from vitmods.study.warnings import already_reported, study_warnings
 from vitmods.train.device import make_fabric, resolve
 from vitmods.train.optim import freeze
 from vitmods.util.errors import UserError
-from vitmods.util.files import disk_errors, write_json
+from vitmods.util.files import write_json
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
@@ -105,7 +105,7 @@ def dry_run(settings: Settings, path: Path | None, how: Running) -> Estimate:
 def _refuse_other_study(folder: StudyFolder, settings: Settings) -> None:
     """Before the images are read, which may take a while: all that can be known without them."""
     folder.refuse_trial()
-    facts = read_json(folder.settings_file)
+    facts = folder.known()
     if facts is not None:
         folder.check_same_study({**settings.to_dict(), "images": facts["settings"]["images"]})
 
@@ -152,11 +152,10 @@ def _write_facts(
 ) -> None:
     """study.json, before the first trial: from then on the study can be read, and continued, from its folder."""
     folder.check_same_study(settings.to_dict())
-    before = read_json(folder.settings_file) or {}
+    before = folder.known() or {}
     if before.get("settings") == settings.to_dict():
         return
-    with disk_errors(folder.path):
-        write_samples(folder.path, dataset.samples(SAMPLES))
+    write_samples(folder.path, dataset.samples(SAMPLES))
     write_json(
         folder.settings_file,
         {
@@ -242,7 +241,7 @@ def _workers(how: Running, base: ViT, settings: Settings, trials: int) -> int:
 
 def _trial_bytes(base: ViT, settings: Settings) -> int:
     """Roughly the memory of one trial: the interpreter, weights with gradients and Adam's state, and activations."""
-    config = base.config
+    config = base.vit_config
     tokens = config.num_patches + config.num_prefix_tokens
     width = 10 * config.embed_dim + 2 * config.mlp_dim  # floats that a block keeps for each token
     activations = 4 * settings.recipe.part_size * config.depth * tokens * width

@@ -34,13 +34,18 @@ WARNINGS = "warnings.json"  # in a trial's folder: what the report should tell a
 ORPHAN_GRACE_S = 10.0  # workers of a killed run notice within milliseconds; a loaded machine may take a little longer
 
 
-def read_json(path: Path) -> Any | None:
-    """The parsed file, or None where there is none. UserError when it is no JSON (every file here is written whole)."""
+def read_json(path: Path, *keys: str) -> Any | None:
+    """The parsed file, or None where there is none. UserError when it is no JSON (every file here is written whole), or
+    lacks one of the keys."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        missing = [key for key in keys if not isinstance(found, dict) or key not in found]
+        if missing:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        return found
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}). Remove it and run the same command again.") from error
 
 
@@ -99,8 +104,15 @@ class StudyFolder:
 
     def trial_result(self, trial: Trial) -> dict[str, Any] | None:
         """How its training ended (`finished` or `diverged`); None while that is to come, also after a failure."""
-        result: dict[str, Any] | None = read_json(self.trial(trial) / "result.json")
-        return None if result is None or result["status"] == "failed" else result
+        result = self.result(trial)
+        return None if result.get("status") in (None, "failed") else result
+
+    def result(self, trial: Trial) -> dict[str, Any]:
+        """What its result.json holds, empty without one; a damaged one is a failure of this trial alone."""
+        try:
+            return read_json(self.trial(trial) / "result.json", "status", "metrics") or {}
+        except UserError as error:
+            return {"status": "failed", "metrics": {}, "message": str(error)}
 
     def metrics(self, trial: Trial, split: str, measure: Measure) -> dict[str, float]:
         """All that is known of the final weights on a split: what the training reported, and what protocols found.
@@ -131,17 +143,22 @@ class StudyFolder:
         """For work that ended without a word of its own, e.g. with its process, and for an evaluation."""
         trial = work.trial if isinstance(work, Evaluation) else work
         path = self.trial(trial) / "result.json"
-        result = read_json(path)
-        if result is None:
+        result = self.result(trial)
+        if not result:
             make_folder(path.parent)
             failed = {"schema": 1, "status": "failed", "arm": trial.arm.name, "seed": trial.seed}
             write_json(path, {**failed, "metrics": {}, "message": reason})
         elif result["status"] != "failed":
             write_json(path.parent / f"{split}.json", {**self.found(trial, split), "failed": reason})
 
+    def known(self) -> dict[str, Any] | None:
+        """What study.json holds, its settings at the least; None without one."""
+        return read_json(self.settings_file, "settings")
+
     def facts(self) -> dict[str, Any]:
         """What study.json holds: the settings, and all that is known before the first trial. UserError without one."""
-        facts: dict[str, Any] | None = read_json(self.settings_file)
+        needed = ("settings", "created", "command", "metric", "base", "arms", "data", "environment")
+        facts: dict[str, Any] | None = read_json(self.settings_file, *needed)
         if facts is None:
             raise UserError(
                 f"There is no study in {self.path}: it has no study.json. Give the folder that --out named."
@@ -150,8 +167,13 @@ class StudyFolder:
 
     def check_same_study(self, settings: Mapping[str, Any]) -> None:
         """UserError, showing each difference, if the folder holds a study that these settings do not continue."""
-        facts = read_json(self.settings_file)
-        changed = differences(facts["settings"], settings) if facts else []
+        facts = self.known()
+        try:
+            changed = differences(facts["settings"], settings) if facts else []
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{self.settings_file} is damaged ({error!r}). Choose another folder with --out."
+            ) from error
         if changed:
             raise UserError(
                 f"{self.path} holds a study with other settings: {'; '.join(changed)}. Repeat the old ones to go on "

@@ -62,7 +62,7 @@ KNOWN: dict[str, Known] = {
             "data/train-*.parquet and validation-*.parquet (Hugging Face)",
         ),
         _IMAGENET,
-        "Dual PatchNorm, Tables 1, 2, 6; DTN, Tables 1-3, 5; Three Things, Tables 1-5, 7",
+        "Dual PatchNorm, Tables 1, 2, 4, 6; DTN, Tables 1-3, 5, 7-10, 12; Three Things, Tables 1-3, 5, 7",
         _FREE,
     ),
     "imagenet-v2": Known(
@@ -82,7 +82,7 @@ KNOWN: dict[str, Known] = {
         {"test": 30_000},
         ("imagenet-r/n01443537/*.jpg, 200 folders",),
         "Hendrycks et al. 2021 (github.com/hendrycks/imagenet-r)",
-        "none; the robustness protocol",
+        "DTN, appendix B.2",
     ),
     "imagenet-c": Known(
         "ImageNet-C",

@@ -8,12 +8,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitmods.layers.norms.contract import check
+from vitmods.layers.norms.contract import check, dtn_table, norm_kind
 from vitmods.ops.context import transformed, upcast, without_autocast
 from vitmods.ops.separable import Grid, Layout, axis_kernels, separable_norm
 from vitmods.ops.token_mixing import TokenMixing
 
 
+def _macs(grid: Grid, width: int, dense: bool) -> int:
+    """Two moments of every channel, by the kernels of both axes or by T x T ones."""
+    tokens = grid[0] * grid[1]
+    return 2 * tokens * (tokens if dense else sum(grid)) * width
+
+
+@norm_kind(
+    "dynamic_token",
+    title="Dynamic Token",
+    paper="Shao et al.: Dynamic Token Normalization Improves Vision Transformers. ICLR 2022",
+    url="https://arxiv.org/abs/2112.02624",
+    how="a learned mixture of statistics within a token and over its neighborhood, for each head",
+    published=dtn_table(80.6, 81.7),
+    replaces=False,
+    folds=True,
+    macs=_macs,
+)
 class DynamicTokenNorm(nn.Module):
     """``y = gamma (x - mu) / sqrt(s2 + eps) + beta`` with, for each head h (equations 4 to 7),
 
@@ -35,13 +52,14 @@ class DynamicTokenNorm(nn.Module):
         eps: added to the variance; the paper's code has 1e-5.
         affine: learn gamma and beta.
         prefix_tokens: class and register tokens in front of the grid.
-        mixing: the fields of ``TokenMixing``: ``variant``, ``init``, ``trade_off``, ``band``, ...
+        variant, init, offsets, trade_off, lambda_init, kernel, statistics, band, window, pool: as in ``TokenMixing``,
+            whose docstring says what they are.
 
     Raises ValueError when these do not fit, or the input does not fit the grid.
     """
 
     takes = ("num_heads", "grid_size", "prefix_tokens")
-    token_wise = False
+    token_wise, image_wise = False, True
 
     def __init__(
         self,
@@ -51,15 +69,26 @@ class DynamicTokenNorm(nn.Module):
         eps: float = 1e-5,
         affine: bool = True,
         prefix_tokens: int = 0,
+        variant: Literal["paper", "released"] = "paper",
+        init: Literal["local", "noise"] = "local",
+        offsets: Literal["centered", "whole"] = "centered",
+        trade_off: float | None = None,
+        lambda_init: float = 0.5,
+        kernel: Literal["learned", "uniform"] = "learned",
+        statistics: Literal["both", "mean", "variance"] = "both",
+        band: int | None = None,
+        window: int | None = None,
+        pool: int = 1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **mixing: Any,
     ) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:
             raise ValueError(f"{num_heads} heads do not divide {dim} channels: choose a divisor.")
         check("DynamicTokenNorm", dim, eps)
-        self.mixing = m = TokenMixing(**mixing)
+        self.mixing = m = TokenMixing(
+            variant, init, offsets, trade_off, lambda_init, kernel, statistics, band, window, pool
+        )
         self.dim, self.num_heads, self.eps, self.prefix_tokens = dim, num_heads, eps, prefix_tokens
         self.grid_size = (1, grid_size) if isinstance(grid_size, int) else grid_size
 
@@ -143,14 +172,18 @@ class DynamicTokenNorm(nn.Module):
         wide, m = upcast(x), self.mixing
         released = m.variant == "released"
         if released:
-            heads = wide.unflatten(-1, (self.num_heads, -1))
+            heads = self._heads(wide)
             wide = (heads * (heads.square().mean(-1, keepdim=True) + self.eps).rsqrt()).flatten(-2)
         weight, bias = self._affine(x)
         layout = Layout(grid, self.num_heads, self.eps, unbiased=released)
-        mixes = [t if isinstance(t, Tensor) else wide.new_full((self.num_heads,), t) for t in self.lambdas()]
+        lm, lv = (t if isinstance(t, Tensor) else wide.new_full((self.num_heads,), t) for t in self.lambdas())
         if m.band is not None or m.pool > 1:
-            return (self._averaged(wide, *mixes, layout) * weight + bias).to(x.dtype)
-        return separable_norm(wide, *self.kernels(grid, wide), *mixes, weight, bias, layout).to(x.dtype)
+            return (self._averaged(wide, lm, lv, layout) * weight + bias).to(x.dtype)
+        return separable_norm(wide, *self.kernels(grid, wide), lm, lv, weight, bias, layout).to(x.dtype)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(B, T, C) -> (B, T, H, D)"""
+        return torch.unflatten(x, -1, (self.num_heads, -1))
 
     def _affine(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.weight is None or self.bias is None:
@@ -163,8 +196,8 @@ class DynamicTokenNorm(nn.Module):
         average = self._in_pools if self.mixing.pool > 1 else self._in_band
         center = x.mean(1, keepdim=True)
         m, q = (average(value, layout.grid) for value in (x - center, (x - center).square()))
-        v = (q - m.square()).clamp_min(0).unflatten(-1, (self.num_heads, -1))
-        heads, m = (t.unflatten(-1, (self.num_heads, -1)) for t in (x, m + center))  # (B, T, H, D)
+        v = (q - m.square()).clamp_min(0)
+        heads, m, v = (self._heads(t) for t in (x, m + center, v))
         lm, lv = mix_mean[:, None], mix_var[:, None]
         mean, var = x.mean(-1)[..., None, None], x.var(-1, unbiased=layout.unbiased)[..., None, None]
         return ((heads - lm * mean - (1 - lm) * m) * (lv * var + (1 - lv) * v + self.eps).rsqrt()).flatten(-2)
@@ -181,12 +214,12 @@ class DynamicTokenNorm(nn.Module):
         if rows % pool or columns % pool:
             raise ValueError(f"A grid of {rows} x {columns} tokens cannot be pooled by {pool}: choose a divisor.")
         px, py = self.kernels((rows // pool, columns // pool), x)
-        small = F.avg_pool2d(x.mT.unflatten(2, grid), pool).unflatten(1, (self.num_heads, -1))
+        small = torch.unflatten(F.avg_pool2d(torch.unflatten(x.mT, 2, grid), pool), 1, (self.num_heads, -1))
         mixed = torch.einsum("hrs,hcw,bhdsw->bhdrc", py, px, small).flatten(1, 2)
         return mixed.repeat_interleave(pool, 2).repeat_interleave(pool, 3).flatten(2).mT
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_cached": None}
+        return {**super().__getstate__(), "_cached": None}  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
         given = [f"{f.name}={getattr(self.mixing, f.name)}" for f in fields(self.mixing)]

@@ -3,9 +3,20 @@
 import torch
 from torch import Tensor
 
-from vitmods.layers.norms.contract import AffineNorm
+from vitmods.layers.norms.contract import AffineNorm, dtn_table, norm_kind
 
 
+@norm_kind(
+    "group",
+    title="GroupNorm",
+    shorts=("groupnorm",),
+    paper="Wu & He: Group Normalization. ECCV 2018",
+    url="https://arxiv.org/abs/1803.08494",
+    how="statistics over the tokens of an image and the channels of a head",
+    published=dtn_table(78.3, 79.5),
+    lineup="norms",
+    folds=True,
+)
 class GroupNorm(AffineNorm):
     """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with statistics over all tokens and the channels of a group,
     for each image; biased variance.
@@ -34,7 +45,7 @@ class GroupNorm(AffineNorm):
         return self.normalize(self.tokens(x)).view_as(x)
 
     def statistics(self, mean: Tensor, var: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        means, variances = (m.unflatten(-1, (self.groups, -1)) for m in (mean, var))
+        means, variances = (torch.unflatten(m, -1, (self.groups, -1)) for m in (mean, var))
         center = means.mean(-1, keepdim=True)
         spread = (variances + (means - center).square()).mean(-1, keepdim=True)
         return center.expand_as(means).flatten(-2), spread.expand_as(means).flatten(-2)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmods.layers.norms.contract import RunningNorm, running_dtype
+from vitmods.layers.norms.contract import RunningNorm, dtn_table, norm_kind, running_dtype
 from vitmods.ops.context import differentiates_again, upcast
 from vitmods.ops.processes import processes, sum_over_processes
 from vitmods.ops.rms import rms_norm
@@ -48,6 +48,17 @@ class _PowerNorm(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None, None, None, None
 
 
+@norm_kind(
+    "power",
+    title="PowerNorm",
+    shorts=("powernorm",),
+    paper="Shen et al.: PowerNorm: Rethinking Batch Normalization in Transformers. ICML 2020",
+    url="https://arxiv.org/abs/2003.07845",
+    how="division by the quadratic mean over all tokens of the batch, steadied over time, for each channel",
+    published=dtn_table(79.8, 80.4),
+    lineup="norms",
+    folds=True,
+)
 class PowerNorm(RunningNorm):
     """``y = gamma x / sqrt(phi + eps) + beta`` with phi the mean of x^2 over batch and tokens, for each channel.
 
@@ -82,6 +93,8 @@ class PowerNorm(RunningNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dim, eps, affine, device, dtype, groups=num_heads if groups is None else groups)
+        if warmup < 0:
+            raise UserError(f"PowerNorm(warmup=...) is a number of training batches, got {warmup}.")
         self.warmup = warmup
         self.register_buffer("running_phi", torch.ones(dim, device=device, dtype=running_dtype(dtype)))
         self.register_buffer("ema_gz", torch.zeros(dim, device=device, dtype=running_dtype(dtype)))
@@ -91,7 +104,7 @@ class PowerNorm(RunningNorm):
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         flat = self.tokens(x)
         self.warn_of_small_batches(flat.shape[0] * processes())
-        groups = upcast(flat).flatten(0, 1).unflatten(-1, (self.groups, -1))
+        groups = torch.unflatten(upcast(flat).flatten(0, 1), -1, (self.groups, -1))
         rows = rms_norm(groups, None, self.eps).flatten(-2)
         weight = rows.new_ones(self.dim) if self.weight is None else upcast(self.weight)
         bias = rows.new_zeros(self.dim) if self.bias is None else upcast(self.bias)

@@ -3,10 +3,21 @@
 import torch
 from torch import Tensor, nn
 
-from vitmods.layers.norms.contract import check
+from vitmods.layers.norms.contract import check, norm_kind
 from vitmods.ops.rms import rms_norm
 
 
+@norm_kind(
+    "rms",
+    title="RMSNorm",
+    shorts=("rms", "rmsnorm"),
+    paper="Zhang & Sennrich: Root Mean Square Layer Normalization. NeurIPS 2019",
+    url="https://arxiv.org/abs/1910.07467",
+    how="a token is divided by the root mean square of its channels",
+    published="none for ViTs; as part of Dual PatchNorm it loses 0.0 to 1.7 (Dual PatchNorm, Table 6)",
+    lineup="norms",
+    folds=True,
+)
 class RMSNorm(nn.Module):
     """``y = gamma * x / sqrt(mean(x^2) + eps)`` over the last dimension.
 
@@ -15,7 +26,7 @@ class RMSNorm(nn.Module):
     and on an input of another width.
     """
 
-    token_wise = True
+    token_wise = image_wise = True
 
     def __init__(
         self,

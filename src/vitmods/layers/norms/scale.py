@@ -1,15 +1,28 @@
 """ScaleNorm: tokens of a learned length (Nguyen & Salazar, 2019)."""
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitmods.layers.norms.contract import check
+from vitmods.layers.norms.contract import check, dtn_table, norm_kind
 from vitmods.ops.context import upcast
 
 
+@norm_kind(
+    "scale",
+    title="ScaleNorm",
+    shorts=("scalenorm",),
+    paper="Nguyen & Salazar: Transformers without Tears. IWSLT 2019",
+    url="https://arxiv.org/abs/1910.05895",
+    how="a token is divided by its length",
+    published=dtn_table(80.0, 80.6),
+    lineup="norms",
+    folds=True,
+    unit=math.sqrt,
+)
 class ScaleNorm(nn.Module):
     """``y = g x / max(||x||, eps)`` over the last dimension; g starts at sqrt(C), so that fresh outputs are of size 1.
 
@@ -20,14 +33,14 @@ class ScaleNorm(nn.Module):
     positive.
     """
 
-    token_wise = True
+    token_wise = image_wise = True
 
     def __init__(
         self,
         dim: int,
         eps: float = 1e-5,
         affine: bool = True,
-        gain: str = "channel",
+        gain: Literal["channel", "scalar"] = "channel",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -1,8 +1,8 @@
 """A faster form in plain C++ for float32 on the CPU: built on first use, kept, never required.
 
-``NAME.cpp`` has C functions on pointers, and ``NAME.py`` makes them operators of PyTorch; wherever ``library`` gives None,
-and for all other input, the Python form runs. ``VITMODS_NATIVE=0`` switches native forms off; it is looked at when one
-is first asked for.
+``NAME.cpp`` has C functions on pointers, and ``NAME.py`` makes them operators of PyTorch; wherever ``library`` gives
+None, and for all other input, the Python form runs. ``VITMODS_NATIVE=0`` switches native forms off; it is looked at
+when one is first asked for.
 
 What runs before each call is kept short: between the products of a model it runs from a cold cache, ten times slower
 than in a loop, and with one image the numbers of a norm take no longer.
@@ -23,7 +23,7 @@ from vitmods.ops.native.build import load
 
 __all__ = ["function", "library", "operator", "usable"]
 
-NAMESPACE = torch.library.Library("vitmods", "FRAGMENT")
+NAMESPACE: Any = torch.library.Library("vitmods", "FRAGMENT")  # type: ignore[no-untyped-call]
 TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 _PLAIN = (Tensor, Parameter)  # of which other subclasses may have no numbers in memory, or elsewhere
 
