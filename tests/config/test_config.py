@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from vitmods import ViTConfig
-from vitmods.model.config import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig
 from vitmods.layers.norms import NORMS
+from vitmods.model.config import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig
 from vitmods.util.errors import UserError, nearest
 
 options = st.sampled_from([(), (("variant", "released"), ("pool", 2), ("trade_off", None))])

@@ -1,4 +1,4 @@
-"""Changes as the shell writes them: ``dpn``, ``placement(attn=post,mlp=pre+post)``, joined by +; and line-ups of them."""
+"""Changes as the shell writes them: ``dpn``, ``placement(attn=post,mlp=pre+post)``, joined by +; and line-ups."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
 """Sizes and costs that follow from a model or a config by counting."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from vitmods.layers.mlp import MLPS
 from vitmods.layers.stems.shapes import LOCAL_CELLS, LOCAL_DEPTH, hmlp_layers, levit_widths, local_width
 from vitmods.model.config import ViTConfig
 
@@ -26,7 +27,8 @@ def count_macs(config: ViTConfig, dense_norms: bool = False) -> int:
     blocks = sum(_block_macs(config, index, dense_norms) for index in range(config.depth))
     pool = 0
     if config.pool == "map":
-        pool = 2 * c * c + 2 * config.num_patches * c * c + 2 * config.num_patches * c + 2 * c * config.mlp_dim
+        pool = 2 * c * c + 2 * config.num_patches * c * c + 2 * config.num_patches * c
+        pool += 2 * c * (config.pool_mlp_dim or config.mlp_dim)
     head = c * config.num_classes + (c * c if config.representation else 0)
     return blocks + _stem_macs(config) + pool + head
 
@@ -118,7 +120,9 @@ def _block_macs(config: ViTConfig, block: int, dense_norms: bool) -> int:
     attention = 4 * n * c * c + 2 * n * n * c
     if config.positional is not None and block < config.positional.count:
         attention += config.num_patches * sum(config.grid) * c
-    return config.parallel * (attention + 2 * n * c * config.mlp_dim + _norm_macs(config, block, dense_norms))
+    kind: Any = MLPS[config.mlp_kind]
+    mlp = n * kind.macs(c, config.mlp_dim)
+    return config.parallel * (attention + mlp + _norm_macs(config, block, dense_norms))
 
 
 def _norm_macs(config: ViTConfig, block: int, dense: bool) -> int:

@@ -82,8 +82,8 @@ class Slot(StrEnum):
 
 @dataclass(frozen=True)
 class NormConfig:
-    """What fills a norm slot: a kind of ``vitmods.layers.norms``. ``affine`` False leaves the learned gain and bias out;
-    ``options`` are further keywords of the norm's class, as pairs (a mapping is taken too)."""
+    """What fills a norm slot: a kind of ``vitmods.layers.norms``. ``affine`` False leaves the learned gain and bias
+    out; ``options`` are further keywords of the norm's class, as pairs (a mapping is taken too)."""
 
     kind: str = "layer"
     eps: float = 1e-6
