@@ -77,8 +77,8 @@ def test_the_shell_knows_them_and_a_study_takes_them_along(tmp_path):
     given = ("--plugin", NORM, f"--plugin={CHANGE}")
     names = [change["name"] for change in json.loads(vitmods("changes", "--json", *given).stdout)]
     assert "stochastic" in names
-    words = ("compare", "--base", "mu2/4", "--arms", "peaknorm", "stochastic", "--seeds", "2", "--epochs", "1",
-             "--limit-train", "64", "--workers", "2", "--cost-seconds", "0", "--out", tmp_path / "study", "--quiet")  # fmt: skip
+    how = "--base mu2/4 --seeds 2 --epochs 1 --limit-train 64 --workers 2 --cost-seconds 0 --quiet"
+    words = ("compare", "--arms", "peaknorm", "stochastic", *how.split(), "--out", tmp_path / "study")
     missing = vitmods(*words, check=False)
     assert missing.returncode == 2
     assert "There is no change 'peaknorm'" in missing.stderr
