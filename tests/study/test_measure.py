@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vitmods.evals.options import Options
-from vitmods.evals.protocols import METRICS, PROTOCOLS
+from vitmods.evals import PROTOCOLS, metrics
 from vitmods.recipes import plain
 from vitmods.report import write_report
 from vitmods.stats.effects import effects
@@ -140,8 +140,8 @@ def test_a_metric_that_is_no_share_is_not_multiplied():
 
 def test_every_metric_can_be_asked_for():
     """What the protocols do with images is their own tests' matter."""
-    assert {metric.unit for metric in METRICS.values()} <= set(MARGINS)
-    for name, metric in METRICS.items():
+    assert {metric.unit for metric in metrics().values()} <= set(MARGINS)
+    for name, metric in metrics().items():
         study = make(metric=name)
         assert study.settings.measure.metric == metric
         assert study.settings.margin == MARGINS[metric.unit]

@@ -27,7 +27,10 @@ class DataOptions:
     """The images. Defaults of the other options follow from them."""
 
     data: str = "digits"
-    """digits, a folder of class folders or of shards, torchvision:NAME?root=FOLDER, hf:NAME, or wds:SHARDS"""
+    """digits, a folder of class folders or of shards, a CSV file of labels, torchvision:NAME?root=FOLDER, hf:NAME, or
+    wds:SHARDS"""
+    task: str = "classification"
+    """what is learned of them: classification (one class each) or multilabel (any number of labels)"""
     img_size: tuple[int, ...] = (8,)
     """image side, or rows and columns, in pixels"""
     in_chans: int = 1
@@ -66,6 +69,7 @@ class Asked:
 
     data: str | None = None
     recipe: str | None = None
+    task: str | None = None
     base: str | None = None
     model: str | None = None
     start: Annotated[str | None, tyro.conf.arg(name="from")] = None
@@ -106,6 +110,10 @@ def defaults_from(asked: Asked, start: str | None = None) -> tuple[Defaults, Dat
     name = asked.recipe or ("finetune" if start else defaults.recipe_name)
     model = None if start else asked.base or defaults.base
     recipe = parse_recipe(name, like=defaults.recipe, model=model)
+    if asked.task is not None:
+        from vitmods.tasks.base import TASKS  # torch, which the shell's help does without
+
+        recipe = TASKS[asked.task].fitted(recipe)
     return defaults, options, name, _in_other_units(recipe, asked).with_(**normalized)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from vitmods.stats.effects import scale_of
+from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_atomically
 
@@ -45,7 +47,7 @@ def read_results(study: Path) -> dict[str, Any]:
     return dict(results)
 
 
-def read_curves(study: Path, trials: list[Mapping[str, Any]], metric: str) -> list[Curve]:
+def read_curves(study: Path, trials: list[Mapping[str, Any]], metric: Metric) -> list[Curve]:
     """The curves of an arm's trials; a trial that has not been evaluated yet has none."""
     curves = []
     for trial in trials:
@@ -55,7 +57,7 @@ def read_curves(study: Path, trials: list[Mapping[str, Any]], metric: str) -> li
     return curves
 
 
-def _points(study: Path, folder: str, metric: str) -> Iterator[tuple[float, float, float]]:
+def _points(study: Path, folder: str, metric: Metric) -> Iterator[tuple[float, float, float]]:
     path = (study / folder / "metrics.jsonl").resolve()
     if not path.is_relative_to(study.resolve()) or not path.is_file():
         return
@@ -64,9 +66,9 @@ def _points(study: Path, folder: str, metric: str) -> Iterator[tuple[float, floa
             row = json.loads(line)
         except json.JSONDecodeError:
             continue  # the last line of a trial that is being written, or was killed
-        score = row.get(metric)
+        score = row.get(metric.name)
         if row.get("split") == "val" and score is not None and math.isfinite(score):
-            yield row["step"], row.get("wall_s", math.nan), 100 * score
+            yield row["step"], row.get("wall_s", math.nan), scale_of(metric.unit) * score
 
 
 def read_samples(study: Path) -> list[tuple[str, np.ndarray]]:

@@ -11,7 +11,6 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from vitmods.evals.metrics import Metric
 from vitmods.report.drawing import draw
 from vitmods.report.figures import Row, axes_of, curve_panel, forest
 from vitmods.report.images import thumbnails
@@ -21,14 +20,14 @@ from vitmods.report.svg import Inliner
 from vitmods.report.tuning import tuning_panel
 from vitmods.stats.effects import CANNOT_TELL, FRACTION, Effect, digits_of, scale_of
 from vitmods.study import words
-from vitmods.study.measure import TOP1
 from vitmods.study.results import every_trial
 from vitmods.study.store import write_text
 from vitmods.study.tuning import mean_of
+from vitmods.tasks.base import TASKS
+from vitmods.tasks.metrics import Metric
 from vitmods.util.files import disk_errors
 
 FEW_SEEDS = 5
-LOGGED = (TOP1, "top5")
 
 
 def write_report(study_dir: str | Path, out: str | Path | None = None) -> Path:
@@ -242,9 +241,9 @@ class Page:
     @cached_property
     def curves(self) -> list[dict[str, Any]]:
         """One entry for each axis: its label and a panel an arm."""
-        metric = self.metric.name if self.metric.name in LOGGED else TOP1
-        base = read_curves(self.study, self.base["trials"], metric)
-        arms = [(view, read_curves(self.study, view.raw["trials"], metric)) for view in self.arms]
+        logged = self.logged
+        base = read_curves(self.study, self.base["trials"], logged)
+        arms = [(view, read_curves(self.study, view.raw["trials"], logged)) for view in self.arms]
         groups: list[list[Curve]] = [base, *(curves for _, curves in arms)]
         if not any(groups):
             return []
@@ -262,9 +261,18 @@ class Page:
         ]
 
     @property
+    def logged(self) -> Metric:
+        """What the training logs on the way: the study's metric, or the task's own where the task does not log that."""
+        metrics = {metric.name: metric for metric in TASKS[self.results["settings"]["task"]].metrics}
+        return metrics.get(self.metric.name, next(iter(metrics.values())))
+
+    @property
     def curve_metric(self) -> str:
-        """What the training logs on the way: top-1, whatever the study compares."""
-        return self.metric.title if self.metric.name in LOGGED else words.METRICS[TOP1]
+        return self.logged.title
+
+    @property
+    def curve_unit(self) -> str:
+        return f" in {self.logged.unit}" if self.logged.unit else ""
 
     @property
     def base_drawing(self) -> Markup:

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vitmods.evals.metrics import Metric
+from vitmods.tasks.metrics import Metric
 from vitmods.report.figures import style
 from vitmods.report.svg import COLOUR, Inliner, figure
 from vitmods.stats.effects import scale_of

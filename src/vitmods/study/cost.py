@@ -7,6 +7,7 @@ by a percent or two, while wall time with all threads can be off by a factor. On
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,12 +17,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
+from vitmods.data.batch import Batch
 from vitmods.model.flops import count_macs, count_params
 from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
 from vitmods.study.memory import peak_bytes
+from vitmods.tasks.base import Task
 from vitmods.train.optim import make_optimizer
 
 BLOCK_S = 0.1  # a timed block repeats its work until it lasts about this long
@@ -54,11 +56,14 @@ class _Timed:
     repeats: int
 
 
-def measure(models: Mapping[str, ViT], recipe: Recipe, device: torch.device, budget_s: float = 30.0) -> dict[str, Any]:
+def measure(
+    models: Mapping[str, ViT], task: Task, recipe: Recipe, device: torch.device, budget_s: float = 30.0
+) -> dict[str, Any]:
     """Costs of the models, the first of which is base. They are trained a few steps on `device`: pass copies.
 
     Args:
         models: name -> ViT with a `config`; all take the same images.
+        task: what is trained.
         recipe: gives the precision, the optimizer and the largest training batch.
         budget_s: seconds after which no further round begins; three rounds are always made.
 
@@ -68,7 +73,7 @@ def measure(models: Mapping[str, ViT], recipe: Recipe, device: torch.device, bud
         and how it was measured: device, threads, clock, rounds.
     """
     with quiet_threads(device):
-        bench = _Bench(dict(models), recipe, device)
+        bench = _Bench(dict(models), task, recipe, device)
         kinds = bench.kinds()
         rounds = interleave(kinds, list(models), bench.seconds, budget_s)
         peaks = bench.peaks()
@@ -120,8 +125,8 @@ def interleave(
 class _Bench:
     """The models with their inputs and optimizers, ready to be timed."""
 
-    def __init__(self, models: dict[str, ViT], recipe: Recipe, device: torch.device):
-        self.models, self.recipe, self.device = models, recipe, device
+    def __init__(self, models: dict[str, ViT], task: Task, recipe: Recipe, device: torch.device):
+        self.models, self.task, self.recipe, self.device = models, task, recipe, device
         self.base = next(iter(models))
         for model in models.values():
             model.to(device)
@@ -184,36 +189,37 @@ class _Bench:
             batch //= 2
         return batch
 
-    def _dataset(self, batch: int) -> Tensor:
+    def _batch(self, count: int) -> Batch:
         config = self.models[self.base].vit_config
-        rows, columns = config.img_size
-        generator = torch.Generator().manual_seed(0)
-        return torch.randn(batch, config.in_chans, rows, columns, generator=generator).to(self.device)
+        shape = (config.in_chans, *config.img_size)
+        return self.task.synthetic(count, shape, config.num_classes, self.recipe).to(self.device)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16-mixed")
 
     def _train_call(self, name: str, batch: int) -> Work:
-        model, optimizer, dataset = self.models[name], self.optimizers[name], self._dataset(batch)
-        targets = torch.arange(batch, device=self.device) % model.vit_config.num_classes
+        model, optimizer, made = self.models[name], self.optimizers[name], self._batch(batch)
+        task = copy.copy(self.task)  # what it keeps from step to step belongs to a model
+        task.begin(model)
 
         def step() -> None:
             model.train()
             with self._autocast():
-                loss = cross_entropy(model(dataset), targets)
+                loss, _ = task.loss(model, made)
             loss.backward()
             optimizer.step()
+            task.after_step(model, 1, 1)
             optimizer.zero_grad(set_to_none=True)
 
         return step
 
     def _infer_call(self, name: str, batch: int) -> Work:
-        model, dataset = self.models[name], self._dataset(batch)
+        model, images = self.models[name], self._batch(batch).images
 
         def infer() -> None:
             model.eval()
             with torch.inference_mode(), self._autocast():
-                model(dataset)
+                model(images)
 
         return infer
 

@@ -13,7 +13,7 @@ import torch
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm
-from vitmods.study.measure import TOP1, Measure, make_measure
+from vitmods.study.measure import Measure, make_measure, measure_of
 from vitmods.study.plan import Settings
 from vitmods.study.tuning import VAL
 
@@ -79,7 +79,7 @@ def python_call(settings: Settings, out: str) -> str:
         "recipe": f"vm.Recipe().with_({', '.join(f'{name}={value!r}' for name, value in recipe.items())})",
         "seeds": repr(list(settings.seeds)),
         **{name: repr(value) for name, value in fixed.items()},
-        **_measure_call(settings.measure),
+        **_measure_call(settings.measure, settings.fixed["task"]),
         "margin": repr(settings.margin),
         "noise_floor": repr(settings.noise_floor),
         **({"tune": repr(settings.grid.to_dict()), "tune_on": repr(VAL)} if settings.grid else {}),
@@ -88,9 +88,9 @@ def python_call(settings: Settings, out: str) -> str:
     return f"import vitmods as vm\nfrom vitmods.study import Arm\n\nvm.Study({arguments}).run({out!r})"
 
 
-def _measure_call(measure: Measure) -> dict[str, str]:
+def _measure_call(measure: Measure, task: str) -> dict[str, str]:
     if measure == make_measure(measure.name):
-        return {} if measure.name == TOP1 else {"metric": repr(measure.name)}
+        return {} if measure == measure_of(task) else {"metric": repr(measure.name)}
     options = f"vm.study.measure.options_from({measure.to_dict()['options']!r})"
     return {"metric": repr(measure.name), "metric_options": options}
 

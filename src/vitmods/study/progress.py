@@ -13,7 +13,6 @@ from typing import Any
 from vitmods.study.measure import Measure
 from vitmods.study.plan import Evaluation, Work
 from vitmods.study.store import StudyFolder
-from vitmods.study.words import metric_words
 from vitmods.util.files import LenientStream, progress_console
 
 _TAIL = 512  # bytes that surely hold the last row of a metrics.jsonl
@@ -76,7 +75,7 @@ class Progress:
         if result.get("status") != "finished":
             return str(result.get("message") or result.get("status", "unknown"))
         score = self._folder.metrics(evaluated, self._split, self._measure)[self._measure.name]
-        return f"{metric_words(self._measure.name, self._measure.metric.title)} {self._measure.metric.shown(score)}"
+        return f"{self._measure.metric.title} {self._measure.metric.shown(score)}"
 
     def _metrics(self, trial: Work) -> Path:
         evaluated = trial.trial if isinstance(trial, Evaluation) else trial

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitmods import __version__
-from vitmods.evals.metrics import Metric
+from vitmods.tasks.metrics import Metric
 from vitmods.evals.protocols import metric_named
 from vitmods.stats.effects import FRACTION, effects, noise_floor, scale_of
 from vitmods.study.arms import BASE

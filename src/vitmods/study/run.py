@@ -25,7 +25,7 @@ from vitmods.study.result import StudyResult
 from vitmods.study.results import assemble, describe_metric, write_results
 from vitmods.study.selection import evaluations
 from vitmods.study.store import StudyFolder, read_json
-from vitmods.study.trial import TrialRunner, base_config, build_model
+from vitmods.study.trial import TrialRunner, base_config, build_model, task_of, with_modules
 from vitmods.study.warnings import already_reported, study_warnings
 from vitmods.train.device import make_fabric, resolve
 from vitmods.train.optim import freeze
@@ -127,7 +127,8 @@ def _build_arms(settings: Settings, num_classes: int) -> dict[str, ViT]:
     for arm in (Arm(BASE), *settings.arms):
         try:
             recipe = settings.recipe_of(arm)
-            models[arm.name] = build_model(config, arm, settings.seeds[0], settings.fixed.get("start"), recipe)
+            backbone = build_model(config, arm, settings.seeds[0], settings.fixed.get("start"), recipe)
+            models[arm.name] = with_modules(backbone, task_of(settings.fixed, recipe), settings.seeds[0])
             freeze(models[arm.name], recipe)  # costs are of what is trained
         except UserError as error:
             raise type(error)(f"Arm {arm.name}: {error}") from error
@@ -253,7 +254,8 @@ def _measure_costs(folder: StudyFolder, settings: Settings, models: dict[str, Vi
     from vitmods.study.cost import measure
 
     with already_reported():
-        costs = measure({BASE: models[BASE], **missing}, settings.recipe, how.torch_device, how.cost_seconds)
+        task = task_of(settings.fixed, settings.recipe)
+        costs = measure({BASE: models[BASE], **missing}, task, settings.recipe, how.torch_device, how.cost_seconds)
     costs["arms"] = {**known["arms"], **costs["arms"]}
     costs["base"] = known["base"] or costs["base"]
     write_json(folder.costs_file, costs)

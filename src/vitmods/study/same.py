@@ -8,7 +8,7 @@ from typing import Any
 from vitmods.recipes import Recipe
 
 _MAY_DIFFER = ("arms", "seeds", "noise_floor", "margin", "metric", "tune", "tune_on")
-_NEWER: dict[str, Any] = {"limit_val": None}
+_NEWER: dict[str, Any] = {"limit_val": None, "task": "classification"}
 """settings that older folders do not name, as they were then"""
 
 

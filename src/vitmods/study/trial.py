@@ -21,8 +21,8 @@ from vitmods.study.plan import Evaluation, Settings, Trial, Work
 from vitmods.study.start import Start
 from vitmods.study.store import WARNINGS, StudyFolder, read_json
 from vitmods.study.warnings import already_reported
-from vitmods.tasks import Classification
-from vitmods.train import train_trial
+from vitmods.tasks.base import DEFAULT, TASKS, Task
+from vitmods.train import RunOptions, train_trial
 from vitmods.util.files import write_json
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 IMAGE_SETTINGS = (
+    "task",
     "data",
     "img_size",
     "in_chans",
@@ -50,7 +51,9 @@ def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
 def load_images(settings: Mapping[str, Any], augment: Augment, workers: int = 0) -> ImageDataset:
     """The data set that image settings describe, augmented so. UserError lists what cannot be read."""
     options = image_settings(settings)
-    return data.load(options.pop("data"), augment=augment, workers=workers, **options)
+    task = TASKS[options.pop("task", DEFAULT)]
+    how = {"augment": augment, "workers": workers, "target": task.target, "joint": task.joint}
+    return data.load(options.pop("data"), **how, **options)
 
 
 def base_config(settings: Settings, num_classes: int) -> ViTConfig:
@@ -87,15 +90,22 @@ def build_model(
     return apply(base, *arm.changes)
 
 
-def task_of(recipe: Recipe) -> Classification:
-    """The task that a recipe trains: classification with its loss."""
-    return Classification.from_recipe(recipe)
+def task_of(settings: Mapping[str, Any], recipe: Recipe) -> Task:
+    """The task of a study's or a trial's settings, with the recipe's loss."""
+    return TASKS[settings.get("task", DEFAULT)].from_recipe(recipe)
+
+
+def with_modules(backbone: ViT, task: Task, seed: int) -> Any:
+    """The trained model: with the task's modules, if it has any, drawn from the seed."""
+    torch.manual_seed(seed)
+    return task.wrap(backbone)
 
 
 class TrialRunner:
     """Runs trials of one study, one after the other; the images are read once.
 
-    device, data_workers, checkpoint_minutes and progress decide how a trial is run, never what comes out.
+    device, data_workers, checkpoint_minutes, progress, recompute and checkpointing decide how a trial is run, never
+    what comes out.
     """
 
     def __init__(
@@ -106,10 +116,18 @@ class TrialRunner:
         data_workers: int = 0,
         checkpoint_minutes: float = 5.0,
         progress: bool = False,
+        recompute: bool = False,
+        checkpointing: bool = False,
     ):
         self.folder, self.settings = folder, settings
         self._data_workers = data_workers
-        self._device, self._checkpoint_minutes, self._progress = device, checkpoint_minutes, progress
+        self.how = RunOptions(
+            device,
+            checkpoint_every_minutes=checkpoint_minutes,
+            progress=progress,
+            recompute=recompute,
+            checkpointing=checkpointing,
+        )
         self._datasets: dict[Augment, ImageDataset] = {}
 
     def dataset(self, recipe: Recipe) -> ImageDataset:
@@ -130,8 +148,8 @@ class TrialRunner:
 
     def _evaluate_trial(self, trial: Trial, split: str) -> None:
         recipe = self.settings.recipe_of(trial.arm, trial.point)
-        dataset, measure = self.dataset(recipe), self.settings.measure
-        evaluate_trial(self.folder.trial(trial), dataset, recipe, measure, split, self._device)
+        dataset, measure, task = self.dataset(recipe), self.settings.measure, task_of(self.settings.fixed, recipe)
+        evaluate_trial(self.folder.trial(trial), dataset, task, recipe, measure, split, self.how.device)
 
     def _train(self, trial: Trial) -> None:
         """Train, or go on training, and keep what was warned of."""
@@ -151,20 +169,19 @@ class TrialRunner:
         dataset = self.dataset(recipe)
         start = self.settings.fixed.get("start")
         config = base_config(self.settings, dataset.num_classes)
-        model = build_model(config, trial.arm, trial.seed, start, recipe)
+        task = task_of(self.settings.fixed, recipe)
+        model = with_modules(build_model(config, trial.arm, trial.seed, start, recipe), task, trial.seed)
         record = {"arm": trial.arm.name, "changes": trial.arm.short, "images": image_settings(self.settings.fixed)}
         record |= {"start": {**start, "arm": trial.arm.start} if trial.arm.start else start} if start else {}
         return train_trial(
             model,
-            task_of(recipe),
+            task,
             EvaluatedOnVal(dataset) if self.settings.grid else dataset,
             recipe,
             seed=trial.seed,
             out=out,
-            device=self._device,
-            checkpoint_every_minutes=self._checkpoint_minutes,
-            progress=self._progress,
-            extra_config=record,
+            how=self.how,
+            record=record,
         )
 
 

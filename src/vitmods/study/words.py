@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vitmods.evals.metrics import Metric
+from vitmods.tasks.metrics import Metric
 from vitmods.stats.effects import CANNOT_TELL, FRACTION, HELPS, HURTS, NO_WORSE, VERDICTS, Effect, digits_of, scale_of
 from vitmods.study.tuning import show_value
 
 GLYPHS = {HELPS: "▲", NO_WORSE: "≈", CANNOT_TELL: "?", HURTS: "▼"}
-METRICS = {"top1": "top-1", "top5": "top-5"}
 PRESERVES = {
     "function": "starts with base's outputs",
     "weights": "keeps base's weights",
@@ -36,14 +35,9 @@ def rank(effect: Effect | None) -> tuple[int, float]:
 
 
 def metric_name(results: Mapping[str, Any]) -> str:
-    """`top-1` for `top1`; others by their title."""
+    """The title of the study's metric."""
     metric = results["metric"]
-    return metric_words(metric["name"], metric.get("title"))
-
-
-def metric_words(name: str, title: str | None = None) -> str:
-    """The same, from the name and the title."""
-    return METRICS.get(name, title or name)
+    return str(metric.get("title") or metric["name"])
 
 
 def metric_of(results: Mapping[str, Any]) -> Metric:
