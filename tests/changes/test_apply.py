@@ -105,7 +105,7 @@ def liar():
             name = "liar"
             title = paper = url = summary = cost = published = "-"
             preserves = promise
-            fills = frozenset({"lie"})
+            fills = frozenset({"head"})
 
             def edit(self, config):
                 return edit(config)
@@ -119,7 +119,8 @@ def liar():
         return Liar()
 
     yield make
-    REGISTRY.pop("liar", None)
+    if "liar" in REGISTRY:
+        REGISTRY.remove("liar")
 
 
 def with_layer_scale(value):
@@ -197,8 +198,13 @@ def test_a_weight_lost_without_saying_so_is_caught_even_where_nothing_is_promise
 
 def test_a_slot_removed_with_its_weights_without_saying_so_is_caught(base, liar):
     """The weights are carried, but the new model has no place for them."""
-    with pytest.raises(AssertionError, match=r"norm\.(weight|bias)"):
+    with pytest.raises(UserError, match=r"'?liar'? leaves no place for norm\.(weight|bias).*`carry`.*`drops`"):
         vm.apply(base, liar("weights", lambda c: c.with_(final_norm=None)))
+
+
+def test_weights_of_another_shape_point_the_author_to_carry(base, liar):
+    with pytest.raises(UserError, match=r"liar gives blocks\.0\.mlp\.fc1\.\w+ another shape.*\(40.*`carry`.*`drops`"):
+        vm.apply(base, liar("weights", lambda c: c.with_(mlp_dim=40)))
 
 
 def test_verify_measures_and_leaves_modes_and_the_random_state_alone(base):
@@ -305,7 +311,7 @@ def test_a_new_file_in_changes_is_all_that_a_change_needs(tmp_path):
         "class NoBias(Change):\n"
         "    name = 'nobias'\n"
         "    title = paper = url = summary = cost = published = '-'\n"
-        "    fills = frozenset({'qkv bias'})\n"
+        "    fills = frozenset({'bias of queries, keys and values'})\n"
         "    def edit(self, config): return config.with_(qkv_bias=False)\n"
         "    def drops(self, old, new): return ('blocks.*.attn.qkv.bias',)\n"
     )
@@ -324,6 +330,15 @@ def test_two_changes_of_one_name_are_refused(liar):
             name = "dpn"
 
     assert REGISTRY["dpn"] is vm.DualPatchNorm
+
+
+def test_a_slot_that_is_none_is_an_error(base, liar):
+    change = liar("weights", with_layer_scale(0.5))
+    type(change).fills = frozenset({"mlp nrom before"})
+    with pytest.raises(
+        UserError, match=r"'liar' fills 'mlp nrom before', and there is no such slot.*'mlp norm before'"
+    ):
+        vm.apply(base, change)
 
 
 def test_models_without_weights_are_refused(base):

@@ -10,7 +10,6 @@
 The final norm stays, so that features are the same as well as logits. The arithmetic is in float64, rounded once.
 """
 
-import math
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from vitmods.model.config import BranchConfig, NormConfig, StemConfig, ViTConfig
+from vitmods.model.rms_conversion import mlp_readers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,13 +30,13 @@ WHOLLY_AFFINE = ("batch", "scale_shift")
 
 def fold(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
     """Config and weights of a model with the same outputs in evaluation. The tensors given stay as they are."""
-    new, scales_fold = dict(weights), _scales_fold(config)
+    new, scales_fold, readers = dict(weights), _scales_fold(config), mlp_readers(config)
     _fold_stem(new, config)
     for i in range(config.depth):
         attn, mlp = config.branches(i)
-        for branch, n, first, part, last in ((attn, 1, "qkv", "attn", "proj"), (mlp, 2, "fc1", "mlp", "fc2")):
+        for branch, n, first, part, last in ((attn, 1, ("qkv",), "attn", "proj"), (mlp, 2, readers, "mlp", "fc2")):
             block, writer = f"blocks.{i}", f"blocks.{i}.{part}.{last}"
-            _fold_into_reader(new, branch.before, f"{block}.norm{n}", f"{block}.{part}.{first}")
+            _fold_into_reader(new, branch.before, f"{block}.norm{n}", *(f"{block}.{part}.{name}" for name in first))
             _fold_into_reader(new, branch.inner, f"{block}.{part}.norm", writer)
             _fold_into_writer(new, branch.branch, f"{block}.norm{n}_branch", writer)
             if scales_fold and f"{block}.ls{n}.gamma" in new:
@@ -77,7 +77,14 @@ def _edit_branch(branch: BranchConfig) -> BranchConfig:
 
 
 def _folded(norm: NormConfig | None) -> NormConfig | None:
-    return replace(norm, affine=False) if norm is not None and _keeps_slot(norm) else None
+    if norm is None or not _keeps_slot(norm):
+        return None
+    return replace(norm, affine=False) if _folds(norm) else norm
+
+
+def _folds(norm: NormConfig) -> bool:
+    """Whether its last step is a gain and a bias, of which we know."""
+    return norm.facts.folds or norm.kind in WHOLLY_AFFINE
 
 
 def _keeps_slot(norm: NormConfig | None) -> bool:
@@ -86,7 +93,7 @@ def _keeps_slot(norm: NormConfig | None) -> bool:
 
 def _shifts(norm: NormConfig | None) -> bool:
     """Whether folding the norm adds to the bias of the map that reads it."""
-    return norm is not None and (norm.kind == "batch" or (norm.affine and norm.kind not in ("rms", "scale")))
+    return norm is not None and _folds(norm) and (norm.kind == "batch" or (norm.affine and norm.facts.biased))
 
 
 def _scales_fold(config: ViTConfig) -> bool:
@@ -110,17 +117,18 @@ def _fold_stem(weights: "Weights", config: ViTConfig) -> None:
         _fold_into_writer(weights, stem.inner, f"{prefix}.{int(number) + 1}", layer)
 
 
-def _fold_into_reader(weights: "Weights", norm: NormConfig | None, name: str, reader: str) -> None:
-    """``V (g n + b) + c``: gain and bias of the norm become part of V and c."""
-    if norm is None:
+def _fold_into_reader(weights: "Weights", norm: NormConfig | None, name: str, *readers: str) -> None:
+    """``V (g n + b) + c``: gain and bias of the norm become part of V and c, for each V that reads it."""
+    if norm is None or not _folds(norm):
         return
-    matrix = weights[f"{reader}.weight"]
-    wide = matrix.double().flatten(1)
-    gain, shift = _take_affine(weights, norm, name, wide.shape[1])
-    weights[f"{reader}.weight"] = (wide * gain).view_as(matrix).to(matrix)
-    if _shifts(norm):
-        bias = weights.get(f"{reader}.bias")
-        weights[f"{reader}.bias"] = (wide @ shift + (0 if bias is None else bias.double())).to(matrix)
+    gain, shift = _take_affine(weights, norm, name, weights[f"{readers[0]}.weight"][0].numel())
+    for reader in readers:
+        matrix = weights[f"{reader}.weight"]
+        wide = matrix.double().flatten(1)
+        weights[f"{reader}.weight"] = (wide * gain).view_as(matrix).to(matrix)
+        if _shifts(norm):
+            bias = weights.get(f"{reader}.bias")
+            weights[f"{reader}.bias"] = (wide @ shift + (0 if bias is None else bias.double())).to(matrix)
 
 
 def _fold_into_writer(weights: "Weights", norm: NormConfig | None, name: str, writer: str) -> None:
@@ -155,7 +163,7 @@ def _take_affine(weights: "Weights", norm: NormConfig, name: str, dim: int) -> "
         like = next(iter(weights.values()))
         return torch.full((dim,), default, dtype=torch.float64, device=like.device) if found is None else found.double()
 
-    start = math.sqrt(dim) if norm.kind == "scale" else 1.0
+    start = norm.facts.unit(dim)
     gain, shift = take("weight", start) / start, take("bias", 0.0)
     if norm.kind == "batch":
         gain = gain * (take("running_var", 1.0) + norm.eps).rsqrt()

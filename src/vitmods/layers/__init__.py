@@ -3,11 +3,14 @@
 from vitmods.layers.attention import Attention, AttentionPool
 from vitmods.layers.block import Block, BlockConfig, BranchNorms
 from vitmods.layers.drop import DropPath, LayerScale
-from vitmods.layers.mlp import Mlp
-from vitmods.layers.norms import DynamicTokenNorm, LayerNorm, RMSNorm, ScaleShift
+from vitmods.layers.drop_key import DropKey
+from vitmods.layers.mlp import MLPS, Mlp
+from vitmods.layers.norms import *  # noqa: F403
+from vitmods.layers.norms import __all__ as _norms
 from vitmods.layers.parallel import ParallelBlock
 from vitmods.layers.positional_attention import GatedPositions
 from vitmods.layers.stems import (
+    STEMS,
     DualPatchNormStem,
     HMLPStem,
     LeViTStem,
@@ -16,27 +19,29 @@ from vitmods.layers.stems import (
     Stem,
     TokensToTokenStem,
 )
+from vitmods.layers.swiglu import SwiGLU
 
 __all__ = [
+    "MLPS",
+    "STEMS",
     "Attention",
     "AttentionPool",
     "Block",
     "BlockConfig",
     "BranchNorms",
+    "DropKey",
     "DropPath",
     "DualPatchNormStem",
-    "DynamicTokenNorm",
     "GatedPositions",
     "HMLPStem",
-    "LayerNorm",
     "LayerScale",
     "LeViTStem",
     "LinearStem",
     "LocalTransformerStem",
     "Mlp",
     "ParallelBlock",
-    "RMSNorm",
-    "ScaleShift",
     "Stem",
+    "SwiGLU",
     "TokensToTokenStem",
+    *_norms,
 ]

@@ -13,20 +13,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-NORMS = {
-    "layer": "LayerNorm",
-    "rms": "RMSNorm",
-    "scale_shift": "scale + shift",
-    "batch": "BatchNorm",
-    "instance": "InstanceNorm",
-    "group": "GroupNorm",
-    "scale": "ScaleNorm",
-    "power": "PowerNorm",
-    "switchable": "SwitchableNorm",
-    "dynamic_token": "Dynamic Token",
-}
+from vitmods.layers import NORMS, STEMS
+
 POSITIONS = {"learn": "+ position", "sincos2d": "+ position, fixed", "sincos2d_centered": "+ position, fixed"}
-STEMS = {"linear": "linear", "hmlp": "hMLP", "levit": "LeViT convolutions", "local": "local transformer"}
 ACTIVATIONS = {"gelu": "GELU", "gelu_tanh": "tanh GELU"}
 POOLS = {"token": "class token", "avg": "mean of tokens", "map": "attention pool", "none": "all tokens"}
 
@@ -112,7 +101,7 @@ def _through(config: Config) -> list[Box]:
 def _stem(stem: Config) -> Iterator[Box]:
     kind = stem.get("kind", "linear")
     yield from _norm("stem.before", stem.get("before"))
-    yield Box("linear", STEMS.get(kind, str(kind)))
+    yield Box("linear", STEMS[kind].title if kind in STEMS else str(kind))
     if stem.get("inner"):
         yield Box("stem.inner", f"{_norm_text(stem['inner'])} inside", "slot")
     yield from _norm("stem.after", stem.get("after"))
@@ -155,7 +144,8 @@ def _norm(slot: str, norm: Config | None) -> list[Box]:
 
 
 def _norm_text(norm: Config) -> str:
-    name = NORMS.get(norm["kind"], str(norm["kind"]))
+    known = NORMS.get(norm["kind"])
+    name = known.title if known else str(norm["kind"])
     return name if norm.get("affine", True) else f"{name}, fixed"
 
 

@@ -3,10 +3,21 @@
 import torch
 from torch import Tensor
 
-from vitmods.layers.norms.contract import AffineNorm, tokens
-from vitmods.ops.moments import normalize
+from vitmods.layers.norms.contract import AffineNorm, dtn_table, norm_kind
 
 
+@norm_kind(
+    "instance",
+    title="InstanceNorm",
+    shorts=("instancenorm",),
+    paper="Ulyanov, Vedaldi & Lempitsky: Instance Normalization. 2016",
+    url="https://arxiv.org/abs/1607.08022",
+    how="statistics over the tokens of an image, for each channel",
+    published=dtn_table(77.7, 77.6),
+    lineup="norms",
+    least_tokens=2,
+    folds=True,
+)
 class InstanceNorm(AffineNorm):
     """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with statistics over the tokens, for each image and channel.
 
@@ -27,8 +38,7 @@ class InstanceNorm(AffineNorm):
         super().__init__(dim, eps, affine, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        flat = tokens(x, least=2)
-        unbiased = flat.shape[1] / (flat.shape[1] - 1)
-        return normalize(flat, lambda mean, var: self.scale_and_shift(mean, var * unbiased), self.parameters()).view_as(
-            x
-        )
+        return self.normalize(self.tokens(x, least=2)).view_as(x)
+
+    def statistics(self, mean: Tensor, var: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        return mean, var * (length / (length - 1))
