@@ -1,3 +1,3 @@
 from .arms import Arm as Arm
-from .result import StudyResult as StudyResult
+from .answer import Answer as Answer
 from .study import Study as Study

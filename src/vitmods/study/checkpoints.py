@@ -9,8 +9,8 @@ from typing import Any
 
 from vitmods.study.arms import BASE, Arm, split_training
 from vitmods.study.plan import OTHER_SEEDS, Settings
-from vitmods.study.selection import Selection, selections
-from vitmods.study.store import StudyFolder, read_json
+from vitmods.study.state import Selection, StudyState
+from vitmods.study.store import StudyFolder
 from vitmods.util.errors import UserError
 
 _FILES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
@@ -48,11 +48,11 @@ def arms_in(source: str) -> dict[str, Arm]:
     folder = Path(source)
     if not folder.is_dir() or _is_checkpoint(folder):
         return {}
-    if facts := read_json(folder / "study.json"):
-        study, settings = StudyFolder(folder), Settings.from_dict(facts["settings"])
+    study = StudyFolder(folder)
+    if facts := study.facts():
         return {
             selection.candidate.arm.name: _begun(study, selection)
-            for selection in selections(study, settings)
+            for selection in StudyState(study, Settings.from_dict(facts.settings), facts.split).selections
             if not selection.candidate.is_noise_floor
         }
     found = {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vitmods.evals.options import Options
     from vitmods.model.vit import Resampling
     from vitmods.study.estimate import Estimate
-    from vitmods.study.result import StudyResult
+    from vitmods.study.answer import Answer
 
 
 class Study:
@@ -126,7 +126,7 @@ class Study:
         cost_seconds: float = 30.0,
         progress: bool = True,
         command: str | None = None,
-    ) -> StudyResult:
+    ) -> Answer:
         """Run what is missing in the folder `out` and return the answer; results.json and results.csv lie there too.
 
         Calling it again after an end of any kind finishes the study and changes nothing that is finished. Nothing but
