@@ -87,7 +87,7 @@ def small(rounds: int) -> dict[str, Any]:
     steps = [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(*NORMALISE)]
     tensors = [v2.ToImage(), v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()]
     tensors += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(*NORMALISE)]
-    base = ours(raw, Recipe(crop="pad"), Geometry((32, 32)))
+    base = ours(raw, Recipe().with_(crop="pad"), Geometry((32, 32)))
     added = {"mixup": {"mixup": 0.2}, "cutmix": {"cutmix": 1.0}, "erasing": {"erasing": 0.25}}
     added |= {"mixup and cutmix": {"mixup": 0.2, "cutmix": 1.0}}
     added |= {f"{space}'s randaugment": {"randaugment": (2, 9), "randaugment_space": space} for space in SPACES}
@@ -124,8 +124,8 @@ def large(raw: list[bytes], rounds: int) -> dict[str, Any]:
         "timm": lambda: iter(timm_loader(raw)),
     }
     kept = Geometry((224, 224), KEPT_RATIO, whole=True)
-    base = ours(raw, Recipe(crop="random_resized"), kept)
-    exact = ours(raw, Recipe(crop="inception", resample="big_vision"), replace(kept, shrink=False))
+    base = ours(raw, Recipe().with_(crop="random_resized"), kept)
+    exact = ours(raw, Recipe().with_(crop="inception", resample="big_vision"), replace(kept, shrink=False))
     exact = on_demand(exact, replace(kept, resample="big_vision", shrink=False), exact.splits["train"].store)
     decoding = on_demand(base, replace(kept, shrink=False), Decoding(raw))
     variants = peers | {
@@ -205,7 +205,7 @@ def rates(
 def fraction_of_a_step(rounds: int) -> dict[str, Any]:
     """Loading a batch of 64 at 32 px against forward and backward of Ti/4 and of a toy on it."""
     raw = list(np.random.default_rng(0).integers(0, 256, (50_000, 32, 32, 3), dtype=np.uint8))
-    images = ours(raw, Recipe(crop="pad"), Geometry((32, 32)))
+    images = ours(raw, Recipe().with_(crop="pad"), Geometry((32, 32)))
     images = next(images.train_batches(seed=0, epoch=0, batch_size=64)).images
     results = {}
     for name in ("Ti/4", "mu2/4"):

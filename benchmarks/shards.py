@@ -46,7 +46,7 @@ def reading(source: Source, use: Callable[[Any], Any]) -> Callable[[], None]:
 
 
 def batches(spec: Path | str) -> Callable[[], None]:
-    dataset = replace(data.load(spec, img_size=SIZE, recipe=default()), workers=0)
+    dataset = replace(data.load(spec, img_size=SIZE, augment=default().augment), workers=0)
 
     def run() -> None:
         for _ in islice(dataset.train_batches(seed=0, epoch=0, batch_size=BATCH), BATCHES):

@@ -41,14 +41,14 @@ def write_photographs(folder: Path) -> None:
 def main(out: Path) -> None:
     torch.manual_seed(0)
     recipe = vm.recipes.digits(epochs=15)
-    digits = vm.data.load("digits", img_size=(8, 8), in_chans=1, recipe=recipe)
+    digits = vm.data.load("digits", img_size=(8, 8), in_chans=1, augment=recipe.augment)
     base = vm.vit("mu3/2", img_size=8, in_chans=1, num_classes=10)
     print(f"digits: top-1 {train(base, digits, recipe, out / 'digits'):.3f}\n")
 
     if not (out / "photographs").exists():
         write_photographs(out / "photographs")
     recipe = vm.recipes.finetune(like=vm.recipes.small_images(), epochs=20).with_(lr=3e-3, batch_size=32)
-    photographs = vm.data.load(str(out / "photographs"), img_size=(SIDE, SIDE), in_chans=1, recipe=recipe)
+    photographs = vm.data.load(str(out / "photographs"), img_size=(SIDE, SIDE), in_chans=1, augment=recipe.augment)
     model = copy.deepcopy(base)
     model.set_input_size(SIDE)  # positions of 4 x 4 patches become those of 8 x 8
     model.reset_classifier(2)

@@ -267,7 +267,7 @@ def test_a_dry_run_shows_what_the_line_up_is(line_up, capsys):
 def test_compare_refuses_a_changed_setting(study, capsys):
     _, out = study
     said = refused(capsys, *COMPARE, "--out", out, "--lr", "0.5")
-    assert "recipe.lr: " in said
+    assert "recipe.optimizer.lr: " in said
     assert " -> 0.5" in said
 
 

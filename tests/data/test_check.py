@@ -32,6 +32,6 @@ def test_check_agrees_with_load(make_folder) -> None:
     from vitmods.recipes import plain
 
     root = make_folder({"cat": 20, "dog": 10})
-    loaded = data.load(root, img_size=8, recipe=plain(), split_seed=3).summary()
+    loaded = data.load(root, img_size=8, augment=plain(), split_seed=3).summary()
     checked = data.check(root, split_seed=3).summary
     assert {key: checked[key] for key in loaded} == loaded

@@ -1,5 +1,6 @@
-"""Batches are pure functions of seed, epoch and sample, and every option of the recipe does something."""
+"""Batches are pure functions of seed, epoch and sample, and every option of the augment does something."""
 
+import dataclasses
 from dataclasses import replace
 from functools import cache
 
@@ -14,10 +15,10 @@ from vitmods import data
 from vitmods.data import Batch, ImageDataset
 from vitmods.data.inception import inception_boxes
 from vitmods.data.resize import resize
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
-PLAIN = Recipe(crop="none", flip=0.0, eval_crop=1.0)
+PLAIN = Augment(crop="none", flip=0.0, eval_crop=1.0)
 BUSY = {"flip": 0.5, "randaugment": (2, 9), "erasing": 0.5, "mixup": 0.4, "cutmix": 1.0}
 CROPS = ("none", "pad", "random_resized", "inception")
 RESAMPLES = ("bicubic", "bilinear", "big_vision")
@@ -25,11 +26,13 @@ RESAMPLES = ("bicubic", "bilinear", "big_vision")
 
 @cache
 def digits(crop: str = "none", size: int = 8, channels: int = 3) -> ImageDataset:
-    return data.load("digits", img_size=size, in_chans=channels, recipe=PLAIN.with_(crop=crop), limit_train=150)
+    return data.load(
+        "digits", img_size=size, in_chans=channels, augment=dataclasses.replace(PLAIN, crop=crop), limit_train=150
+    )
 
 
 def with_(dataset: ImageDataset, **overrides) -> ImageDataset:
-    return replace(dataset, recipe=dataset.recipe.with_(**overrides))
+    return replace(dataset, augment=dataclasses.replace(dataset.augment, **overrides))
 
 
 def epoch_of(dataset: ImageDataset, **chosen) -> list[Batch]:
@@ -158,7 +161,7 @@ def test_every_way_of_resizing_alters_the_images(crop: str, make_folder) -> None
     root = make_folder({"a": 9, "b": 9}, size=(30, 40))
     views, shown = [], []
     for resample in RESAMPLES:
-        dataset = data.load(root, img_size=16, recipe=PLAIN.with_(crop=crop, resample=resample))
+        dataset = data.load(root, img_size=16, augment=dataclasses.replace(PLAIN, crop=crop, resample=resample))
         views.append(epoch_of(dataset, batch_size=14)[0].images)
         shown.append(next(iter(dataset.eval_batches("val", 9))).images)
     assert len({view.numpy().tobytes() for view in views}) == 3
@@ -167,13 +170,15 @@ def test_every_way_of_resizing_alters_the_images(crop: str, make_folder) -> None
 
 def test_big_visions_random_crops_are_cut_from_the_original(make_folder) -> None:
     root = make_folder({"a": 9, "b": 9}, size=(30, 40))
-    recipe = PLAIN.with_(crop="inception", resample="big_vision")
-    dataset = data.load(root, img_size=16, recipe=recipe)
+    augment = dataclasses.replace(PLAIN, crop="inception", resample="big_vision")
+    dataset = data.load(root, img_size=16, augment=augment)
     train = dataset.splits["train"]
     assert (train.store.index.shapes == (3, 30, 40)).all()
     assert {shown.shape for _, shown in dataset.samples(4)} == {(18, 24, 3)}
     batch = epoch_of(dataset, batch_size=14)[0]
-    boxes = inception_boxes(1, 2, batch.index.numpy(), np.tile([30, 40], (14, 1)), recipe.crop_scale, recipe.crop_ratio)
+    boxes = inception_boxes(
+        1, 2, batch.index.numpy(), np.tile([30, 40], (14, 1)), augment.crop_scale, augment.crop_ratio
+    )
     for image, i, (top, left, height, width) in zip(batch.images, batch.index, boxes.tolist(), strict=True):
         original = np.asarray(Image.open(root / train.ids[i])).transpose(2, 0, 1)
         cut = torch.from_numpy(original[:, top : top + height, left : left + width].copy())
@@ -245,7 +250,7 @@ def test_evaluation_shows_every_image_in_order_unaugmented() -> None:
         assert torch.cat([b.index for b in batches]).tolist() == list(range(len(dataset.splits[split])))
         assert torch.cat([b.targets for b in batches]).tolist() == dataset.splits[split].labels.tolist()
         assert torch.cat([b.images for b in batches]).shape[1:] == (3, 8, 8)
-        again = replace(dataset, workers=2, recipe=PLAIN).eval_batches(split, 64)
+        again = replace(dataset, workers=2, augment=PLAIN).eval_batches(split, 64)
         assert all_same(batches, list(again))
     with pytest.raises(UserError, match='no split "dev"; this set has train, val, test'):
         list(dataset.eval_batches("dev", 8))
@@ -263,7 +268,9 @@ def test_rectangles_and_mixed_sizes(make_folder) -> None:
     make_folder({"b": 6}, size=(50, 20))
     make_folder({"c": 6}, size=(9, 9))
     for crop in CROPS:
-        dataset = data.load(root, img_size=(16, 24), recipe=PLAIN.with_(crop=crop, eval_crop=0.875, **BUSY))
+        dataset = data.load(
+            root, img_size=(16, 24), augment=dataclasses.replace(PLAIN, crop=crop, eval_crop=0.875, **BUSY)
+        )
         batches = epoch_of(dataset, batch_size=4)
         assert all(b.images.shape == (4, 3, 16, 24) for b in batches)
         assert all_same(epoch_of(replace(dataset, workers=2), batch_size=4), batches)

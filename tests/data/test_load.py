@@ -1,5 +1,6 @@
 """load: everything wrong is reported at once and before training; what is left out is counted."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,14 +9,14 @@ import pytest
 from PIL import Image
 
 from vitmods import data
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
-RECIPE = Recipe(crop="none", flip=0.0, eval_crop=1.0)
+AUGMENT = Augment(crop="none", flip=0.0, eval_crop=1.0)
 
 
 def load(root: Path, **options):
-    return data.load(root, **{"img_size": 8, "recipe": RECIPE, **options})
+    return data.load(root, **{"img_size": 8, "augment": AUGMENT, **options})
 
 
 @pytest.fixture
@@ -182,7 +183,7 @@ def test_eval_and_val_split(make_folder) -> None:
 def test_very_long_images_keep_their_middle_and_are_warned_of(make_folder) -> None:
     root = make_folder({"a": 9, "b": 9})
     Image.new("RGB", (5000, 1)).save(root / "a" / "line.png")
-    dataset = load(root, recipe=RECIPE.with_(crop="random_resized"), img_size=64)
+    dataset = load(root, augment=dataclasses.replace(AUGMENT, crop="random_resized"), img_size=64)
     assert "1 images are longer than 8:1; only their middle is used." in dataset.summary()["warnings"]
     assert next(iter(dataset.eval_batches("train", 100))).images.shape[-2:] == (64, 64)
 
@@ -215,4 +216,4 @@ def test_limit_train(make_folder) -> None:
 )
 def test_settings_out_of_range(options: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        data.load("digits", **{"img_size": 8, "recipe": RECIPE, **options})
+        data.load("digits", **{"img_size": 8, "augment": AUGMENT, **options})

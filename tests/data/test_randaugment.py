@@ -13,7 +13,7 @@ from vitmods.data.randaugment_big_vision import change as change_big_vision
 from vitmods.data.randaugment_torchvision import OPERATIONS as TORCHVISION
 from vitmods.data.randaugment_torchvision import SIGNED as TORCHVISION_SIGNED
 from vitmods.data.randaugment_torchvision import change as change_torchvision
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
 
 SPACES = ("torchvision", "big_vision", "timm")
 
@@ -26,15 +26,15 @@ def images(n: int = 32, channels: int = 3) -> torch.Tensor:
     return torch.from_numpy((base + noise).clip(0, 240).astype(np.uint8))
 
 
-def recipe(space: str, count: int = 2, magnitude: float = 9, noise: float = 0.0) -> Recipe:
+def augment(space: str, count: int = 2, magnitude: float = 9, noise: float = 0.0) -> Augment:
     noise = noise if space == "timm" else 0.0
-    return Recipe(randaugment=(count, magnitude), randaugment_space=space, randaugment_noise=noise)
+    return Augment(randaugment=(count, magnitude), randaugment_space=space, randaugment_noise=noise)
 
 
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_an_image_is_changed_alike_in_any_batch(space: str, channels: int) -> None:
-    batch, index, chosen = images(64, channels), np.arange(64), recipe(space, noise=0.5)
+    batch, index, chosen = images(64, channels), np.arange(64), augment(space, noise=0.5)
     together = randaugment(batch.clone(), 3, 1, index, chosen)
     alone = torch.cat([randaugment(batch[i : i + 1].clone(), 3, 1, index[i : i + 1], chosen) for i in index])
     assert torch.equal(together, alone)
@@ -50,7 +50,7 @@ def test_no_global_generator_is_touched(space: str) -> None:
         return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
 
     before = states()
-    randaugment(images(200), 0, 0, np.arange(200), recipe(space, noise=0.5))
+    randaugment(images(200), 0, 0, np.arange(200), augment(space, noise=0.5))
     assert states() == before
 
 
@@ -72,7 +72,7 @@ def test_every_operation_is_drawn_alike_often(space: str, names, signed, change)
                 result = change(one.numpy(), name, sign * magnitude, lambda _: np.zeros(1))
                 results[name, sign] = result.tobytes()
     assert len(set(results.values())) == len(results)
-    changed = randaugment(one.repeat(n, 1, 1, 1), 0, 0, np.arange(n), recipe(space, 1, magnitude))
+    changed = randaugment(one.repeat(n, 1, 1, 1), 0, 0, np.arange(n), augment(space, 1, magnitude))
     counts = dict.fromkeys(results, 0) | ({("Cutout", 1): 0} if "Cutout" in names else {})
     by_content = {content: key for key, content in results.items()}
     for image in changed.numpy():

@@ -1,5 +1,6 @@
 """timm's increasing operations, with our draws in place of its generators'."""
 
+import dataclasses
 import random
 
 import numpy as np
@@ -12,10 +13,10 @@ from timm.data.auto_augment import AugmentOp
 
 from vitmods.data.randaugment import randaugment
 from vitmods.data.randaugment_timm import SIGNED, _drawn, fill, operation, operations
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
 
 MEAN = (0.485, 0.456, 0.406)
-DEIT = Recipe(randaugment=(2, 9), randaugment_space="timm", randaugment_noise=0.5, mean=MEAN)
+DEIT = Augment(randaugment=(2, 9), randaugment_space="timm", randaugment_noise=0.5, mean=MEAN)
 
 
 def deit() -> list[AugmentOp]:
@@ -96,12 +97,12 @@ def test_the_fill_is_the_mean_and_the_resampling_the_recipes() -> None:
     assert fill(MEAN, 1) == 114
     batch = torch.stack([torch.from_numpy(np.array(img(i)).transpose(2, 0, 1)) for i in range(60)])
     views = [
-        randaugment(batch.clone(), 0, 0, np.arange(60), recipe)
-        for recipe in (
+        randaugment(batch.clone(), 0, 0, np.arange(60), augment)
+        for augment in (
             DEIT,
-            DEIT.with_(mean=(0.1,)),
-            DEIT.with_(resample="bilinear"),
-            DEIT.with_(randaugment_noise=2.0),
+            dataclasses.replace(DEIT, mean=(0.1,)),
+            dataclasses.replace(DEIT, resample="bilinear"),
+            dataclasses.replace(DEIT, randaugment_noise=2.0),
         )
     ]
     assert len({view.numpy().tobytes() for view in views}) == 4

@@ -15,10 +15,10 @@ from vitmods.data import shard_index
 from vitmods.data.foreign_shards import expand
 from vitmods.data.pack import pack
 from vitmods.data.sources import open_source
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
-RECIPE = Recipe(crop="random_resized", flip=0.5, erasing=0.5)
+AUGMENT = Augment(crop="random_resized", flip=0.5, erasing=0.5)
 Members = list[tuple[str, bytes]]
 
 
@@ -34,7 +34,7 @@ def pets(make_folder) -> Path:
 
 
 def load(spec: object, **options) -> data.ImageDataset:
-    return data.load(str(spec), **{"img_size": 8, "recipe": RECIPE, **options})
+    return data.load(str(spec), **{"img_size": 8, "augment": AUGMENT, **options})
 
 
 def png(seed: int) -> bytes:

@@ -1,5 +1,6 @@
 """Streamed sets: the images of a set that is kept, in an order that follows the shards; none twice, none lost."""
 
+import dataclasses
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -19,10 +20,10 @@ from vitmods.data.pack import pack
 from vitmods.data.read import Unreadable
 from vitmods.data.records import Records
 from vitmods.data.stream import StreamSet, shard_order
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
-BUSY = Recipe(crop="random_resized", flip=0.5, randaugment=(2, 9), erasing=0.5)
+BUSY = Augment(crop="random_resized", flip=0.5, randaugment=(2, 9), erasing=0.5)
 CROPS = ("none", "pad", "random_resized")
 
 
@@ -48,7 +49,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def load(spec: object, **options) -> ImageDataset:
-    return data.load(str(spec), **{"img_size": 16, "recipe": BUSY, **options})
+    return data.load(str(spec), **{"img_size": 16, "augment": BUSY, **options})
 
 
 def by_sample(batches: Iterator[Batch]) -> dict[int, bytes]:
@@ -65,9 +66,9 @@ def indices(batches: Iterator[Batch]) -> list[list[int]]:
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("which", ["pets", "shards"])
 def test_streamed_images_are_those_of_a_set_that_is_kept(root: Path, crop: str, channels: int, which: str) -> None:
-    recipe = BUSY.with_(crop=crop)
-    kept = load(root / "pets", recipe=recipe, in_chans=channels)
-    streamed = load(f"{root / which}?stream=1", recipe=recipe, in_chans=channels)
+    augment = dataclasses.replace(BUSY, crop=crop)
+    kept = load(root / "pets", augment=augment, in_chans=channels)
+    streamed = load(f"{root / which}?stream=1", augment=augment, in_chans=channels)
     assert (type(kept), type(streamed)) == (ImageDataset, StreamSet)
     assert streamed.summary() == kept.summary() | {"spec": f"{root / which}?stream=1"}
     everything = {"seed": 4, "epoch": 2, "batch_size": len(kept.splits["train"])}
@@ -148,8 +149,8 @@ def numbers_set(sizes: list[int], buffer: int) -> StreamSet:
     records = Records(names, np.zeros(n, dtype=np.int64), names, fetch, np.arange(n), shards, **known)
     store = stream.open_lazily(records, Geometry((1, 1)), 1, None)
     split = data.Split("train", names, records.labels, store, store.geometry)
-    recipe = Recipe(crop="none", flip=0.0)
-    return StreamSet("numbers", ("one",), {"train": split}, (1, 1), 1, recipe, {}, buffer=buffer)
+    augment = Augment(crop="none", flip=0.0)
+    return StreamSet("numbers", ("one",), {"train": split}, (1, 1), 1, augment, {}, buffer=buffer)
 
 
 def test_processes_see_the_same_images_as_one(root: Path) -> None:

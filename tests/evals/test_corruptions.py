@@ -104,7 +104,7 @@ def test_images_that_are_too_small_are_reported(made_up):
 
 def test_real_corruptions_of_real_images():
     """Digits: through the image set, the corruptions and the protocol; other batches, the same errors."""
-    dataset = vm.data.load("digits", img_size=8, in_chans=1, recipe=vm.recipes.digits(), limit_train=300)
+    dataset = vm.data.load("digits", img_size=8, in_chans=1, augment=vm.recipes.digits().augment, limit_train=300)
     model = vm.vit("mu/4", img_size=8, in_chans=1, num_classes=10)
     options = Options(corruptions=("gaussian_noise", "contrast", "pixelate"), severities=(1, 5))
     found = [

@@ -15,7 +15,7 @@ def test_importing_it_does_not_import_torch():
 
 def test_big_visions_three_hundred_epochs_are_93k_steps():
     # 99 % of ImageNet's training split; the published configuration speaks of 93k.
-    length = resolve(Recipe(epochs=300, batch_size=4096, warmup_steps=10_000), 1_268_355)
+    length = resolve(Recipe().with_(epochs=300, batch_size=4096, warmup_steps=10_000), 1_268_355)
     assert (length.steps_per_epoch, length.steps, length.warmup_steps) == (309, 92_700, 10_000)
     assert length.epochs == 300
     assert length.images_seen == 92_700 * 4096
@@ -39,17 +39,17 @@ def test_steps_may_end_inside_an_epoch():
     ],
 )
 def test_warmup(fields, expected):
-    assert resolve(Recipe(batch_size=100, **fields), 1_000).warmup_steps == pytest.approx(expected)
+    assert resolve(Recipe().with_(batch_size=100, **fields), 1_000).warmup_steps == pytest.approx(expected)
 
 
 def test_an_epoch_of_repeated_views_has_as_many_steps():
-    assert resolve(Recipe(repeats=3), 1_000) == resolve(Recipe(), 1_000)
+    assert resolve(Recipe().with_(repeats=3), 1_000) == resolve(Recipe(), 1_000)
 
 
 def test_rates_follow_the_batch_size():
-    length = resolve(Recipe(lr=5e-4, min_lr=1e-5, lr_batch=512, batch_size=1024), 5_000)
+    length = resolve(Recipe().with_(lr=5e-4, min_lr=1e-5, lr_batch=512, batch_size=1024), 5_000)
     assert (length.lr, length.min_lr) == (1e-3, 2e-5)
-    length = resolve(Recipe(lr=5e-4, min_lr=1e-5, batch_size=1024), 5_000)
+    length = resolve(Recipe().with_(lr=5e-4, min_lr=1e-5, batch_size=1024), 5_000)
     assert (length.lr, length.min_lr) == (5e-4, 1e-5)
 
 
@@ -74,7 +74,7 @@ def test_a_data_set_says_its_own_length():
 )
 def test_what_does_not_fit_the_images_is_refused(fields, images, words):
     with pytest.raises(UserError, match=words):
-        resolve(Recipe(**fields), images)
+        resolve(Recipe().with_(**fields), images)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,6 @@ def test_what_does_not_fit_the_images_is_refused(fields, images, words):
     ],
 )
 def test_a_trial_is_evaluated_every_epoch_but_a_hundred_times_at_most(fields, images, every, count):
-    length = resolve(Recipe(**fields), images)
+    length = resolve(Recipe().with_(**fields), images)
     assert (length.evaluate_every(), length.evaluations()) == (every, count)
     assert length.evaluate_every(500) == 500 * length.steps_per_epoch

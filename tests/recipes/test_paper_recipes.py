@@ -200,7 +200,7 @@ EXPECTED = [
 
 @pytest.mark.parametrize(("name", "arguments", "expected"), EXPECTED, ids=lambda value: str(value)[:40])
 def test_numbers_are_the_papers(name, arguments, expected):
-    found = RECIPES[name](**arguments).to_dict()
+    found = RECIPES[name](**arguments).settings()
     assert {key: found[key] for key in expected} == expected
 
 
@@ -265,7 +265,7 @@ def test_sun397_takes_every_point_of_its_grids():
     points = list(itertools.product(*plain.values(), *augmented.values()))
     found = [sun397(**dict(zip((*plain, *augmented), point, strict=True))) for point in points]
     assert len(set(found)) == 12 * 12
-    assert {recipe.randaugment for recipe in found} == {(2, 0), (2, 5), (2, 10), (2, 15)}
+    assert {recipe.augment.randaugment for recipe in found} == {(2, 0), (2, 5), (2, 10), (2, 15)}
 
 
 @pytest.mark.parametrize(

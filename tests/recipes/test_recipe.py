@@ -23,16 +23,16 @@ def test_every_recipe_survives_json_and_says_what_it_is(name):
 
 
 def test_what_is_in_order_is_accepted():
-    Recipe(warmup_lr=8e-4, lr=5e-4, lr_batch=32, batch_size=64)  # the rate is 1e-3
-    Recipe(schedule="epoch_cosine", warmup_epochs=0.0)
-    Recipe(steps=10, warmup_epochs=40.0)  # how many steps that are, the images decide
+    Recipe().with_(warmup_lr=8e-4, lr=5e-4, lr_batch=32, batch_size=64)  # the rate is 1e-3
+    Recipe().with_(schedule="epoch_cosine", warmup_epochs=0.0)
+    Recipe().with_(steps=10, warmup_epochs=40.0)  # how many steps that are, the images decide
 
 
 def test_a_recipe_is_a_key_and_cannot_be_changed():
     recipe = Recipe()
     assert {recipe: 1}[Recipe()] == 1
     with pytest.raises(dataclasses.FrozenInstanceError):
-        recipe.lr = 1.0
+        recipe.optimizer.lr = 1.0
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_values_out_of_range_and_unknown_fields_are_refused(override, words):
 
 def test_what_is_set_of_the_model_is_named_as_the_config_names_it():
     assert Recipe().model_settings == {}
-    recipe = Recipe(dropout=0.1, drop_path=0.2, drop_path_shape="constant", init="big_vision", head_bias=-6.9)
-    assert recipe.model_settings == {
+    recipe = Recipe().with_(dropout=0.1, drop_path=0.2, drop_path_shape="constant", init="big_vision", head_bias=-6.9)
+    assert recipe.model.to_config() == {
         "pos_drop": 0.1,
         "proj_drop": 0.1,
         "drop_path": 0.2,

@@ -15,7 +15,7 @@ BIG_VISION = {
 
 
 def rates(at, dataset=64, **fields):
-    length = resolve(Recipe(**{"batch_size": 64, **fields}), dataset)
+    length = resolve(Recipe().with_(**{"batch_size": 64, **fields}), dataset)
     return [lr_at(length, step) for step in at]
 
 

@@ -15,7 +15,7 @@ KINDS = ("layer", "rms", "scale", "batch", "instance", "group", "power", "switch
 
 @pytest.fixture(scope="module")
 def dataset():
-    return vm.data.load("digits", img_size=(8, 8), in_chans=1, recipe=vm.Recipe(), limit_train=100)
+    return vm.data.load("digits", img_size=(8, 8), in_chans=1, augment=vm.Recipe().augment, limit_train=100)
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def record(dataset):
 def warnings_of(dataset, texts, **recipe):
     base = vm.vit("mu2/4", img_size=8, in_chans=1)
     models = {"base": base} | {arm.name: vm.apply(base, *arm.changes) for arm in make_arms(texts)}
-    return study_warnings(models, {name: vm.Recipe(**recipe) for name in models}, dataset)
+    return study_warnings(models, {name: vm.Recipe().with_(**recipe) for name in models}, dataset)
 
 
 def test_norms_over_small_batches_are_named_together(record):

@@ -104,7 +104,7 @@ def test_every_other_change_is_a_difference_and_is_shown():
     new = settings({"dpn": "dpn(before=false)"}, data="other", recipe={**FIXED["recipe"], "lr": 0.3}).to_dict()
     assert differences(old, new) == [
         "data: digits -> other",
-        "recipe.lr: 0.1 -> 0.3",
+        "recipe.optimizer.lr: 0.1 -> 0.3",
         "arm dpn: dpn -> dpn(before=false)",
         "arm rms: norm(kind=rms) -> (missing)" if str(Norm("rms")) != "rms" else "arm rms: rms -> (missing)",
         "seeds: [0, 1, 2] -> [0, 1]",

@@ -49,7 +49,7 @@ def played(monkeypatch):
         return found(record["seed"]) if callable(found) else found
 
     def train(model, task, dataset, recipe, *, seed, out, extra_config, **options):
-        record = {"arm": extra_config["arm"], "lr": recipe.lr, "seed": seed}
+        record = {"arm": extra_config["arm"], "lr": recipe.optimizer.lr, "seed": seed}
         asked.append(("train", *record.values()))
         make_folder(out)
         write_json(out / "config.json", record)

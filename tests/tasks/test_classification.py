@@ -30,7 +30,7 @@ def test_binary_cross_entropy_equals_timms_with_its_threshold():
     fractions[torch.arange(6), torch.tensor([3, 1, 0, 4, 2, 1])] += 0.03
     expected = BinaryCrossEntropy(smoothing=0.0, target_threshold=0.0)(logits, fractions)
     torch.testing.assert_close(binary_cross_entropy(logits, fractions).mean(), expected)
-    assert Classification.from_recipe(Recipe(loss="bce")).loss_name == "bce"
+    assert Classification.from_recipe(Recipe().with_(loss="bce")).loss_name == "bce"
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -63,7 +63,7 @@ def test_training_accuracy_of_mixed_targets_counts_the_largest_share():
 def test_evaluation_is_without_smoothing():
     logits, classes = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 0, 1])
     batch = SimpleNamespace(images=logits, targets=classes)
-    task = Classification.from_recipe(Recipe(loss="sigmoid", label_smoothing=0.3))
+    task = Classification.from_recipe(Recipe().with_(loss="sigmoid", label_smoothing=0.3))
     metrics = task.evaluate(lambda images: images, [batch])
     assert metrics["loss"] == pytest.approx(sigmoid_cross_entropy(logits, classes).mean().item(), rel=1e-6)
     assert task.metric in metrics

@@ -17,7 +17,7 @@ from vitmods.train import train_trial
 from vitmods.train.interrupt import Interrupted
 from vitmods.train.loop import TrialRun
 
-RECIPE = Recipe(epochs=3, batch_size=40, lr=5e-3, crop="none", flip=0.0, eval_crop=1.0)
+RECIPE = Recipe().with_(epochs=3, batch_size=40, lr=5e-3, crop="none", flip=0.0, eval_crop=1.0)
 WALL = ("wall_s", "images_per_s", "data_wait")
 
 
@@ -31,7 +31,7 @@ class Bench:
         return RECIPE.with_(**overrides)
 
     def images_for(self, recipe):
-        return dataclasses.replace(self.dataset, recipe=recipe)
+        return dataclasses.replace(self.dataset, augment=recipe.augment)
 
     def model(self, **overrides):
         torch.manual_seed(7)
@@ -118,7 +118,7 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def bench():
-    return Bench(data.load("digits", img_size=(8, 8), in_chans=1, recipe=RECIPE, limit_train=160))
+    return Bench(data.load("digits", img_size=(8, 8), in_chans=1, augment=RECIPE.augment, limit_train=160))
 
 
 @pytest.fixture

@@ -184,7 +184,7 @@ def boards_have_each_row_once(bench, out):
 
 
 def main(folder):
-    dataset = data.load("digits", img_size=(8, 8), in_chans=1, recipe=RECIPE, limit_train=160)
+    dataset = data.load("digits", img_size=(8, 8), in_chans=1, augment=RECIPE.augment, limit_train=160)
     bench = bench_module.Bench(dataset)
     assert wait_for(in_child(lambda: train(bench, folder / "unbroken"))) == 0
     expected = bench.numbers(folder / "unbroken")

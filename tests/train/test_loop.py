@@ -28,7 +28,10 @@ def test_equals_a_bare_loop(bench, tmp_path):
     dataset = bench.images_for(recipe)
     decaying = [p for n, p in bare.named_parameters() if p.ndim > 1 and n not in bare.no_weight_decay()]
     others = [p for n, p in bare.named_parameters() if p.ndim <= 1 or n in bare.no_weight_decay()]
-    groups = [{"params": decaying, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0}]
+    groups = [
+        {"params": decaying, "weight_decay": recipe.optimizer.weight_decay},
+        {"params": others, "weight_decay": 0},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=1.0, fused=False, foreach=False)
     losses, step, length = [], 0, resolve_on(recipe, dataset)
     assert (length.steps, length.warmup_steps) == (12, pytest.approx(0.3 * 4))
@@ -70,7 +73,7 @@ def test_a_batch_in_parts_gives_the_gradient_of_the_whole(bench, tmp_path, accum
 def test_clipping_is_by_the_global_norm(given_gradients):
     values = {"a": torch.zeros(2, 2), "b": torch.zeros(3)}
     gradient = {"a": torch.full((2, 2), 3.0), "b": torch.full((3,), 4.0)}
-    run = given_gradients(values, [gradient], Recipe(epochs=1, clip_norm=0.5))
+    run = given_gradients(values, [gradient], Recipe().with_(epochs=1, clip_norm=0.5))
     next(steps(run, 1))
     norm = math.sqrt(4 * 9 + 3 * 16)
     torch.testing.assert_close(run.model.a.grad, gradient["a"] * 0.5 / norm, rtol=1e-6, atol=0)

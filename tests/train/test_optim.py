@@ -69,7 +69,7 @@ def test_parameters_without_gradient_are_named():
 
 def test_sgd_with_momentum():
     model = nn.Linear(3, 2)
-    optimizer = make_optimizer(model, Recipe(optimizer="sgd", momentum=0.8, lr=0.1, weight_decay=0.2))
+    optimizer = make_optimizer(model, Recipe().with_(optimizer="sgd", momentum=0.8, lr=0.1, weight_decay=0.2))
     assert type(optimizer) is torch.optim.SGD
     assert [(group["momentum"], group["weight_decay"]) for group in optimizer.param_groups] == [(0.8, 0.2), (0.8, 0.0)]
     weight = model.weight.detach().clone()
@@ -81,7 +81,7 @@ def test_sgd_with_momentum():
 def test_lamb_is_timms_without_its_own_clipping():
     from timm.optim import Lamb
 
-    optimizer = make_optimizer(nn.Linear(3, 2), Recipe(optimizer="lamb", weight_decay=0.02))
+    optimizer = make_optimizer(nn.Linear(3, 2), Recipe().with_(optimizer="lamb", weight_decay=0.02))
     assert type(optimizer) is Lamb
     assert optimizer.defaults["max_grad_norm"] is None
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.02, 0.0]
@@ -89,14 +89,16 @@ def test_lamb_is_timms_without_its_own_clipping():
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lamb"])
 def test_the_first_rate_is_that_of_the_batch_size(optimizer):
-    optimizer = make_optimizer(nn.Linear(3, 2), Recipe(optimizer=optimizer, lr=1e-3, batch_size=64, lr_batch=256))
+    optimizer = make_optimizer(
+        nn.Linear(3, 2), Recipe().with_(optimizer=optimizer, lr=1e-3, batch_size=64, lr_batch=256)
+    )
     assert [group["lr"] for group in optimizer.param_groups] == [2.5e-4, 2.5e-4]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_means_of_gradients_are_stored_in_bfloat16_and_stay_so_when_loaded(optimizer):
     model = nn.Linear(3, 2)
-    recipe = Recipe(optimizer=optimizer, moment="bfloat16")
+    recipe = Recipe().with_(optimizer=optimizer, moment="bfloat16")
     first, second = make_optimizer(model, recipe), make_optimizer(model, recipe)
     model(torch.randn(4, 3)).square().sum().backward()
     first.step()
@@ -109,7 +111,7 @@ def test_means_of_gradients_are_stored_in_bfloat16_and_stay_so_when_loaded(optim
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_all_parameters_at_once_as_on_a_gpu_make_the_same_step(optimizer, monkeypatch):
-    recipe, ends = Recipe(optimizer=optimizer, moment="bfloat16"), []
+    recipe, ends = Recipe().with_(optimizer=optimizer, moment="bfloat16"), []
     for together in (None, lambda parameters: [parameters]):
         if together:
             monkeypatch.setattr("vitmods.train.bfloat16._together", together)
@@ -171,7 +173,7 @@ def test_layers_learn_at_their_share_of_the_rate(bench, tmp_path, fields):
     scales, held = layer_scales(model, 0.5), 0
     for group in run.optimizer.param_groups:
         for name in names_of(model, group):
-            assert group["lr"] == recipe.lr * scales[name]
+            assert group["lr"] == recipe.optimizer.lr * scales[name]
             held += 1
     assert held == sum(p.requires_grad for p in model.parameters()) < len(list(model.parameters()))
 
@@ -184,4 +186,4 @@ def test_one_is_the_rate_of_all():
 
 def test_a_model_that_does_not_say_its_layers_is_refused():
     with pytest.raises(UserError, match=r"layer_decay needs a model that says .* Linear has no group_matcher"):
-        make_optimizer(nn.Linear(3, 2), Recipe(layer_decay=0.5))
+        make_optimizer(nn.Linear(3, 2), Recipe().with_(layer_decay=0.5))

@@ -12,11 +12,11 @@ from vitmods.train.loop import TrialRun
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 BIG_VISION_NAMES = {"kernel": "a/kernel", "bias": "a/bias", "scale": "ln/scale"}
-ADAM = Recipe(
+ADAM = Recipe().with_(
     steps=12, warmup_steps=4, lr=1e-2, weight_decay=weight_decay_from_big_vision(1e-2, lr=1e-2), clip_norm=1.0
 )
-MOMENTUM = Recipe(optimizer="sgd", steps=12, warmup_steps=2, lr=3e-2, weight_decay=0.0, clip_norm=1.0)
-LAMB = Recipe(
+MOMENTUM = Recipe().with_(optimizer="sgd", steps=12, warmup_steps=2, lr=3e-2, weight_decay=0.0, clip_norm=1.0)
+LAMB = Recipe().with_(
     optimizer="lamb", steps=9, warmup_steps=0, schedule="linear", lr=3e-3, min_lr=3e-3, weight_decay=0.02, adam_eps=1e-6
 )
 BIG_VISION = {

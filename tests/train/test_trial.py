@@ -267,7 +267,7 @@ def test_a_model_that_is_not_built_as_the_recipe_says_is_refused(bench, tmp_path
         bench.train(tmp_path, recipe=recipe)
     with pytest.raises(ValueError, match="has it 'not reported'"):
         bench.train(tmp_path, torch.nn.Linear(2, 2), recipe)
-    assert bench.train(tmp_path, bench.model(**recipe.model_settings), recipe)["status"] == "finished"
+    assert bench.train(tmp_path, bench.model(**recipe.model.to_config()), recipe)["status"] == "finished"
 
 
 def test_a_batch_larger_than_the_set_is_refused(bench, tmp_path):

@@ -135,7 +135,7 @@ def _recipe(options: Show, name: str, settings: dict[str, Any]) -> Recipe:
 def _config(shown: Shown, options: Show) -> ViTConfig:
     from vitmods.model.config import ViTConfig
 
-    settings = {**shown.architecture, **shown.recipe.model_settings}
+    settings = {**shown.architecture, **shown.recipe.model.to_config()}
     return ViTConfig.from_name(shown.model, img_size=options.img_size, num_classes=options.classes, **settings)
 
 

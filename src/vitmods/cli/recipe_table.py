@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vitmods.study.words import duration, plural
+
+from vitmods.util.text import duration, plural
 
 if TYPE_CHECKING:
     from vitmods.cli.recipe import Shown
@@ -60,31 +61,42 @@ def _length(shown: Shown) -> Iterator[Row]:
     yield "warm-up", f"{length.warmup_steps:,.0f} steps, {100 * length.warmup_steps / length.steps:.3g} % of all"
     yield (
         "views",
-        f"{length.images_seen:,}" + (f", {recipe.repeats} of an image in an epoch" if recipe.repeats > 1 else ""),
+        f"{length.images_seen:,}"
+        + (f", {recipe.augment.repeats} of an image in an epoch" if recipe.augment.repeats > 1 else ""),
     )
 
 
 def _rates(shown: Shown) -> Iterator[Row]:
     recipe, length = shown.recipe, shown.length
-    scaled = f" ({recipe.lr:g} for a batch of {recipe.lr_batch:,})" if recipe.lr_batch is not None else ""
+    scaled = (
+        f" ({recipe.optimizer.lr:g} for a batch of {recipe.optimizer.lr_batch:,})"
+        if recipe.optimizer.lr_batch is not None
+        else ""
+    )
     yield "highest", f"{length.lr:.4g}{scaled}"
-    yield "schedule", recipe.schedule.replace("_", " ") + (f", down to {length.min_lr:g}" if length.min_lr else "")
+    yield "schedule", recipe.schedule.name.replace("_", " ") + (f", down to {length.min_lr:g}" if length.min_lr else "")
     for fraction, rate in shown.rates().items():
         yield f"at {fraction}", f"{rate:.4g}"
 
 
 def _optimizer(shown: Shown) -> Iterator[Row]:
-    recipe, name = shown.recipe, shown.recipe.optimizer
-    betas = f"betas {recipe.beta1:g}, {recipe.beta2:g}, eps {recipe.adam_eps:g}"
-    stored = f", {'momentum' if name == 'sgd' else 'first moment'} in bfloat16" if recipe.moment == "bfloat16" else ""
-    settings = f"momentum {recipe.momentum:g}" if name == "sgd" else betas
+    recipe, name = shown.recipe, shown.recipe.optimizer.name
+    betas = f"betas {recipe.optimizer.beta1:g}, {recipe.optimizer.beta2:g}, eps {recipe.optimizer.adam_eps:g}"
+    stored = (
+        f", {'momentum' if name == 'sgd' else 'first moment'} in bfloat16"
+        if recipe.optimizer.moment == "bfloat16"
+        else ""
+    )
+    settings = f"momentum {recipe.optimizer.momentum:g}" if name == "sgd" else betas
     yield {"adamw": "AdamW", "sgd": "SGD", "lamb": "LAMB"}[name], settings + stored
-    multiplied = f"{recipe.weight_decay:g} times the learning rate"
-    of_big_vision = f"; {recipe.weight_decay * shown.length.lr:.3g} where it is not multiplied, as in big_vision"
-    yield "decay", multiplied + (of_big_vision if name == "adamw" else "") if recipe.weight_decay else "none"
-    yield "clipping", "none" if recipe.clip_norm is None else f"at global norm {recipe.clip_norm:g}"
+    multiplied = f"{recipe.optimizer.weight_decay:g} times the learning rate"
+    of_big_vision = (
+        f"; {recipe.optimizer.weight_decay * shown.length.lr:.3g} where it is not multiplied, as in big_vision"
+    )
+    yield "decay", multiplied + (of_big_vision if name == "adamw" else "") if recipe.optimizer.weight_decay else "none"
+    yield "clipping", "none" if recipe.optimizer.clip_norm is None else f"at global norm {recipe.optimizer.clip_norm:g}"
     yield "trains", recipe.train if recipe.train != "all" else ""
-    yield "layer decay", "" if recipe.layer_decay is None else f"{recipe.layer_decay:g}"
+    yield "layer decay", "" if recipe.optimizer.layer_decay is None else f"{recipe.optimizer.layer_decay:g}"
     yield "precision", recipe.precision if recipe.precision != "32-true" else ""
 
 
@@ -94,12 +106,12 @@ def _loss(recipe: Recipe) -> Iterator[Row]:
         "sigmoid": "binary cross-entropy, summed over classes",
         "bce": "binary cross-entropy, mean over classes; every class of a mixed image counts as whole",
     }
-    yield recipe.loss, kinds[recipe.loss]
-    yield "smoothing", f"{recipe.label_smoothing:g}" if recipe.label_smoothing else ""
+    yield recipe.loss.name, kinds[recipe.loss.name]
+    yield "smoothing", f"{recipe.loss.label_smoothing:g}" if recipe.loss.label_smoothing else ""
 
 
 def _augmentation(recipe: Recipe) -> Iterator[Row]:
-    (low, high), (narrow, wide) = recipe.crop_scale, recipe.crop_ratio
+    (low, high), (narrow, wide) = recipe.augment.crop_scale, recipe.augment.crop_ratio
     area = f"{100 * low:g} to {100 * high:g} % of the area, aspect {narrow:.3g} to {wide:.3g}"
     crops = {
         "none": "resized only",
@@ -107,17 +119,17 @@ def _augmentation(recipe: Recipe) -> Iterator[Row]:
         "random_resized": area,
         "inception": f"{area}, drawn as in TensorFlow",
     }
-    yield "crop", crops[recipe.crop]
-    yield "flip", f"{recipe.flip:g}" if recipe.flip else "none"
-    yield "resizing", recipe.resample
-    if recipe.randaugment is not None:
-        count, magnitude = recipe.randaugment
-        noise = f" +- {recipe.randaugment_noise:g}" if recipe.randaugment_noise else ""
-        yield "RandAugment", f"{count} operations of {recipe.randaugment_space}, magnitude {magnitude:g}{noise}"
-    yield "erasing", f"{recipe.erasing:g}" if recipe.erasing else ""
-    mixed = {"mixup": recipe.mixup, "CutMix": recipe.cutmix}
+    yield "crop", crops[recipe.augment.crop]
+    yield "flip", f"{recipe.augment.flip:g}" if recipe.augment.flip else "none"
+    yield "resizing", recipe.augment.resample
+    if recipe.augment.randaugment is not None:
+        count, magnitude = recipe.augment.randaugment
+        noise = f" +- {recipe.augment.randaugment_noise:g}" if recipe.augment.randaugment_noise else ""
+        yield "RandAugment", f"{count} operations of {recipe.augment.randaugment_space}, magnitude {magnitude:g}{noise}"
+    yield "erasing", f"{recipe.augment.erasing:g}" if recipe.augment.erasing else ""
+    mixed = {"mixup": recipe.augment.mixup, "CutMix": recipe.augment.cutmix}
     yield "mixing", " or ".join(f"{name} {alpha:g}" for name, alpha in mixed.items() if alpha)
-    yield "pixels", f"(x - {_values(recipe.mean)}) / {_values(recipe.std)} of x in [0, 1]"
+    yield "pixels", f"(x - {_values(recipe.augment.mean)}) / {_values(recipe.augment.std)} of x in [0, 1]"
 
 
 def _values(numbers: tuple[float, ...]) -> str:
@@ -126,7 +138,7 @@ def _values(numbers: tuple[float, ...]) -> str:
 
 
 def _crop_of_evaluation(recipe: Recipe) -> str:
-    return f"at the center, {100 * recipe.eval_crop:.4g} % of the resized image's short side"
+    return f"at the center, {100 * recipe.augment.eval_crop:.4g} % of the resized image's short side"
 
 
 def _evaluated(recipe: Recipe) -> str:
@@ -134,7 +146,7 @@ def _evaluated(recipe: Recipe) -> str:
 
 
 def _model(shown: Shown) -> Iterator[Row]:
-    settings = {**shown.architecture, **shown.recipe.model_settings}
+    settings = {**shown.architecture, **shown.recipe.model.to_config()}
     written = ", ".join([f'"{shown.model}"', *(f"{name}={_python(value)}" for name, value in settings.items())])
     yield "call", f"vm.vit({written})"
 

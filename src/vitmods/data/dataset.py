@@ -20,7 +20,7 @@ from vitmods.data.randaugment import randaugment
 from vitmods.data.repeats import apart, positions, repeated
 from vitmods.data.rng import Stream, bits, permutation, uniform
 from vitmods.data.store import Store
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
 Change = Callable[[Tensor, Tensor], Tensor]
@@ -60,7 +60,7 @@ class Split:
 
 @dataclass(frozen=True)
 class ImageDataset:
-    """A classification set at one image size, with one recipe's augmentation.
+    """A classification set at one image size, with one augment's augmentation.
 
     Order, augmentation and mixing are pure functions of (seed, epoch, sample or batch number): workers, prefetching and
     resuming change nothing. class_map: positions of `classes` among those of the model that the set is meant to
@@ -73,7 +73,7 @@ class ImageDataset:
     splits: dict[str, Split]
     img_size: tuple[int, int]
     in_chans: int
-    recipe: Recipe
+    augment: Augment
     facts: dict[str, Any]
     workers: int = 0
     rank: int = 0
@@ -138,7 +138,7 @@ class ImageDataset:
         """The epoch's batches from number `start` on. What does not fill a last batch is dropped (other images each
         epoch); a set smaller than a batch gives one batch of all. With repeats there are as many batches, of so many
         times fewer images."""
-        views = repeated(self._order(seed, epoch), self.recipe.repeats)
+        views = repeated(self._order(seed, epoch), self.augment.repeats)
         if (largest := min(batch_size, len(views))) < self.world_size:
             raise UserError(f"A batch of {largest} images is too small for {self.world_size} processes.")
 
@@ -176,35 +176,35 @@ class ImageDataset:
         return index[self.rank :: self.world_size]
 
     def _train_batch(self, views: Ints, seed: int, epoch: int, number: int) -> Batch:
-        recipe = self.recipe
+        augment = self.augment
         views = apart(views)
         pixels = self._cropped(views, seed, epoch)
-        if recipe.flip > 0:
-            pixels = flip(pixels, uniform(seed, Stream.FLIP, epoch, views) < recipe.flip)
-        if recipe.randaugment is not None:
-            pixels = randaugment(pixels, seed, epoch, views, recipe)
+        if augment.flip > 0:
+            pixels = flip(pixels, uniform(seed, Stream.FLIP, epoch, views) < augment.flip)
+        if augment.randaugment is not None:
+            pixels = randaugment(pixels, seed, epoch, views, augment)
         images = self._normalized(pixels)
-        if recipe.erasing > 0:
-            erased, boxes = erase_boxes(seed, epoch, views, self.img_size, recipe.erasing)
+        if augment.erasing > 0:
+            erased, boxes = erase_boxes(seed, epoch, views, self.img_size, augment.erasing)
             images = erase(images, erased, boxes, bits(seed, Stream.ERASE_NOISE, epoch, views[erased]))
         batch = self._batch(images, "train", positions(views))
-        if recipe.mixup == 0 and recipe.cutmix == 0:
+        if augment.mixup == 0 and augment.cutmix == 0:
             return batch
-        amounts = {"mixup": recipe.mixup, "cutmix": recipe.cutmix}
+        amounts = {"mixup": augment.mixup, "cutmix": augment.cutmix}
         mixed = mix(images, batch.targets, self.num_classes, **amounts, seed=seed, epoch=epoch, batch=number)
         return Batch(*mixed, batch.index)
 
     def _cropped(self, views: Ints, seed: int, epoch: int) -> Tensor:
         """Training views, uint8 (B, C, H, W), which the caller may change."""
         train, index = self.train, positions(views)
-        if self.recipe.crop in _BOXES:
+        if self.augment.crop in _BOXES:
             whole = [train.store.image(i) for i in index.tolist()]
             sizes = np.array([image.shape[1:] for image in whole])
-            draw = _BOXES[self.recipe.crop]
-            boxes = draw(seed, epoch, views, sizes, self.recipe.crop_scale, self.recipe.crop_ratio)
+            draw = _BOXES[self.augment.crop]
+            boxes = draw(seed, epoch, views, sizes, self.augment.crop_scale, self.augment.crop_ratio)
             return resized_crops(whole, boxes, self.img_size, train.geometry.crop_method)
         pixels = self._centre_views(train, index)
-        if self.recipe.crop == "none":
+        if self.augment.crop == "none":
             return pixels
         pad = (self.img_size[0] // 8, self.img_size[1] // 8)
         top, left = (
@@ -225,7 +225,7 @@ class ImageDataset:
 
     @cached_property
     def _mean_and_std(self) -> tuple[Tensor, Tensor]:
-        return self._per_channel(self.recipe.mean), self._per_channel(self.recipe.std)
+        return self._per_channel(self.augment.mean), self._per_channel(self.augment.std)
 
     def _per_channel(self, values: tuple[float, ...]) -> Tensor:
         """(C, 1, 1); one value serves all channels, and gray images take the mean of three."""

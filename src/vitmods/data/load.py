@@ -12,7 +12,7 @@ from vitmods.data.splits import limit, make_splits
 from vitmods.data.store import open_store
 from vitmods.data.stream import StreamSet, is_streamed, open_lazily
 from vitmods.data.summary import facts, problems, unreadable_text
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
 KEPT_RATIO = 224 / 256  # random crops are cut from images whose short side is 256 for views of 224
@@ -22,7 +22,7 @@ def load(
     spec: str | Path,
     *,
     img_size: int | Sequence[int],
-    recipe: Recipe,
+    augment: Augment,
     in_chans: int = 3,
     split_seed: int = 0,
     val_fraction: float = 0.1,
@@ -53,14 +53,14 @@ def load(
     records, origin = make_splits(source, split_seed, val_fraction, test_fraction, limit_val)
     if "train" in records:
         records["train"] = limit(records["train"], limit_train, split_seed)
-    geometry = {name: _geometry(name, size, recipe) for name in records}
+    geometry = {name: _geometry(name, size, augment) for name in records}
     streamed = is_streamed(source.streaming, {name: (part, geometry[name]) for name, part in records.items()}, in_chans)
     cache = None if cache_dir is None else Path(cache_dir)
     splits = {name: _read(name, part, geometry[name], in_chans, cache, streamed) for name, part in records.items()}
     found = facts(source, records, splits, origin)
     _stop_on_problems(problems(source, splits), found["unreadable"] if unreadable == "stop" else [], source.spec)
     whole = ImageDataset(
-        source.name, source.classes, splits, size, in_chans, recipe, found, workers, class_map=source.class_map
+        source.name, source.classes, splits, size, in_chans, augment, found, workers, class_map=source.class_map
     )
     if not streamed:
         return whole
@@ -74,14 +74,14 @@ def _size(img_size: int | Sequence[int]) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def _geometry(split: str, size: tuple[int, int], recipe: Recipe) -> Geometry:
+def _geometry(split: str, size: tuple[int, int], augment: Augment) -> Geometry:
     """Random resized crops are cut from whole images; padded crops move the whole view; all else is centered."""
-    if split == "train" and recipe.crop in ("random_resized", "inception"):
-        shrink = recipe.resample != "big_vision"  # its crops are exact only if they are cut from the original
-        return Geometry(size, KEPT_RATIO, whole=True, resample=recipe.resample, shrink=shrink)
-    if split == "train" and recipe.crop == "pad":
-        return Geometry(size, resample=recipe.resample)
-    return Geometry(size, recipe.eval_crop, resample=recipe.resample)
+    if split == "train" and augment.crop in ("random_resized", "inception"):
+        shrink = augment.resample != "big_vision"  # its crops are exact only if they are cut from the original
+        return Geometry(size, KEPT_RATIO, whole=True, resample=augment.resample, shrink=shrink)
+    if split == "train" and augment.crop == "pad":
+        return Geometry(size, resample=augment.resample)
+    return Geometry(size, augment.eval_crop, resample=augment.resample)
 
 
 def _read(name: str, records: Records, geometry: Geometry, channels: int, cache: Path | None, streamed: bool) -> Split:

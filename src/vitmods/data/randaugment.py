@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitmods.data.boxes import Floats, Ints
 from vitmods.data.rng import Stream, uniform
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
 
 Pixels = NDArray[np.uint8]
 Draw = Callable[[Stream], Floats]
@@ -22,17 +22,17 @@ Change = Callable[[Pixels, str, float, Draw], Pixels]
 """Images (B, C, H, W), the name of an operation and its magnitude -> the changed images."""
 
 
-def randaugment(images: Tensor, seed: int, epoch: int, index: Ints, recipe: Recipe) -> Tensor:
-    """The recipe's RandAugment of uint8 (B, C, H, W), in place. index (B,) counts the draws."""
-    assert recipe.randaugment is not None
-    count, magnitude = recipe.randaugment
+def randaugment(images: Tensor, seed: int, epoch: int, index: Ints, augment: Augment) -> Tensor:
+    """The augment's RandAugment of uint8 (B, C, H, W), in place. index (B,) counts the draws."""
+    assert augment.randaugment is not None
+    count, magnitude = augment.randaugment
     pixels = images.numpy()  # numpy gathers whole images, torch single bytes
-    if recipe.randaugment_space == "timm":
+    if augment.randaugment_space == "timm":
         from vitmods.data.randaugment_timm import change_all
 
-        change_all(pixels, seed, epoch, index, recipe)
+        change_all(pixels, seed, epoch, index, augment)
         return images
-    names, signed, change = _space(recipe.randaugment_space)
+    names, signed, change = _space(augment.randaugment_space)
     for turn in range(count):
         drawn, minus = operations_and_signs(seed, epoch, index, turn, len(names))
         minus &= np.isin(drawn, [names.index(name) for name in signed])

@@ -15,7 +15,7 @@ from PIL import Image
 from vitmods.data.boxes import Ints
 from vitmods.data.randaugment import Pixels, operations_and_signs
 from vitmods.data.rng import Stream, uniform
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
 
 STRONGEST = 10.0
 FIRES = 0.5
@@ -34,12 +34,12 @@ SIGNED: dict[str, Callable[[float], float]] = {
 """strength at a signed part -1..1 of the strongest magnitude, of the operations that go either way"""
 
 
-def change_all(pixels: Pixels, seed: int, epoch: int, index: Ints, recipe: Recipe) -> None:
-    """The recipe's operations on images (B, C, H, W), in place; index (B,) counts the draws."""
-    assert recipe.randaugment is not None
-    count, magnitude = recipe.randaugment
-    turns = [_drawn(seed, epoch, index, turn, magnitude, recipe.randaugment_noise) for turn in range(count)]
-    options = {"fillcolor": fill(recipe.mean, pixels.shape[1]), "resample": _resample(recipe)}
+def change_all(pixels: Pixels, seed: int, epoch: int, index: Ints, augment: Augment) -> None:
+    """The augment's operations on images (B, C, H, W), in place; index (B,) counts the draws."""
+    assert augment.randaugment is not None
+    count, magnitude = augment.randaugment
+    turns = [_drawn(seed, epoch, index, turn, magnitude, augment.randaugment_noise) for turn in range(count)]
+    options = {"fillcolor": fill(augment.mean, pixels.shape[1]), "resample": _resample(augment)}
     for i, img in enumerate(pixels):
         chosen = [found for drawn in turns if (found := drawn[i]) is not None]
         if not chosen:
@@ -83,8 +83,8 @@ def fill(mean: Sequence[float], channels: int) -> int | tuple[int, ...]:
     return tuple(values * (3 // len(values)))
 
 
-def _resample(recipe: Recipe) -> Image.Resampling:
-    return Image.Resampling.BICUBIC if recipe.resample == "bicubic" else Image.Resampling.BILINEAR
+def _resample(augment: Augment) -> Image.Resampling:
+    return Image.Resampling.BICUBIC if augment.resample == "bicubic" else Image.Resampling.BILINEAR
 
 
 def _drawn(

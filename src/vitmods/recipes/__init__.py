@@ -7,7 +7,15 @@ from vitmods.recipes.better_plain import better_plain
 from vitmods.recipes.big_vision_transfer import high_res_finetune, vtab
 from vitmods.recipes.defaults import default, digits, finetune, finetune_sgd, plain, small_images
 from vitmods.recipes.deit import deit, deit_384
-from vitmods.recipes.recipe import Recipe, weight_decay_from_big_vision
+from vitmods.recipes.recipe import (
+    Augment,
+    Loss,
+    ModelSettings,
+    Optimizer,
+    Recipe,
+    Schedule,
+    weight_decay_from_big_vision,
+)
 from vitmods.recipes.small_data import small_data
 from vitmods.recipes.sun397 import SUN397_GRIDS, sun397
 from vitmods.recipes.three_things import a2
@@ -45,7 +53,12 @@ __all__ = [
     "FINETUNING",
     "RECIPES",
     "SUN397_GRIDS",
+    "Augment",
+    "Loss",
+    "ModelSettings",
+    "Optimizer",
     "Recipe",
+    "Schedule",
     "a2",
     "augreg",
     "augreg_21k",

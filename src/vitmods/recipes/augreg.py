@@ -118,7 +118,7 @@ def augreg_21k(
 
 def big_vision_views() -> Recipe:
     """Images in [-1, 1], Inception crop, flip, and a center crop of 224 in 256 for evaluation, as in big_vision."""
-    return Recipe(
+    return Recipe().with_(
         crop="inception",
         crop_scale=(0.05, 1.0),
         crop_ratio=(0.75, 1.33),

@@ -9,7 +9,7 @@ def plain(epochs: int = 30) -> Recipe:
     Data: any
     Expected number: none; for debugging, and for sets that need no augmentation
     """
-    return Recipe(epochs=epochs, crop="none", flip=0.0, eval_crop=1.0)
+    return Recipe().with_(epochs=epochs, crop="none", flip=0.0, eval_crop=1.0)
 
 
 def default(epochs: int = 30) -> Recipe:
@@ -21,7 +21,7 @@ def default(epochs: int = 30) -> Recipe:
     Data: images of 96 px and more
     Expected number: none published for such short training
     """
-    return Recipe(
+    return Recipe().with_(
         epochs=epochs,
         weight_decay=0.1,
         crop="random_resized",
@@ -37,7 +37,7 @@ def small_images(epochs: int = 30) -> Recipe:
     Data: up to 64 px
     Expected number: none published
     """
-    return Recipe(epochs=epochs, weight_decay=0.1, crop="pad", flip=0.5, label_smoothing=0.1, eval_crop=1.0)
+    return Recipe().with_(epochs=epochs, weight_decay=0.1, crop="pad", flip=0.5, label_smoothing=0.1, eval_crop=1.0)
 
 
 def digits(epochs: int = 40) -> Recipe:
@@ -46,7 +46,9 @@ def digits(epochs: int = 40) -> Recipe:
     Data: `digits`
     Expected number: about 95 to 96 % top-1 on a fifth of them, with mu3/2 in 760 steps
     """
-    return Recipe(epochs=epochs, lr=8e-3, weight_decay=0.1, label_smoothing=0.1, crop="none", flip=0.0, eval_crop=1.0)
+    return Recipe().with_(
+        epochs=epochs, lr=8e-3, weight_decay=0.1, label_smoothing=0.1, crop="none", flip=0.0, eval_crop=1.0
+    )
 
 
 def finetune(like: Recipe | None = None, epochs: int = 20) -> Recipe:

@@ -78,7 +78,7 @@ def deit_384(epochs: int = 30, *, batch_size: int = 512) -> Recipe:
 
 def imagenet_views() -> Recipe:
     """Random resized crop (8 to 100 %), flip, bicubic, ImageNet's mean and std, a center crop of 224 in 256."""
-    return Recipe(
+    return Recipe().with_(
         crop="random_resized",
         crop_scale=(0.08, 1.0),
         crop_ratio=(3 / 4, 4 / 3),

@@ -79,27 +79,27 @@ def resolve(recipe: Recipe, images: int, steps_per_epoch: int | None = None) -> 
     per_epoch = steps_per_epoch or images // recipe.batch_size
     steps = recipe.epochs * per_epoch if recipe.steps is None else recipe.steps
     warmup = _warmup_steps(recipe, per_epoch)
-    if warmup + recipe.cooldown_steps >= steps:
+    if warmup + recipe.schedule.cooldown_steps >= steps:
         raise UserError(
-            f"{warmup:g} steps of warm-up and {recipe.cooldown_steps} of cool-down leave nothing of the {steps} steps "
-            f"on {images} images in batches of {recipe.batch_size}: train longer, or set a shorter warm-up "
-            "(warmup_epochs or warmup_steps) or cool-down (cooldown_steps)."
+            f"{warmup:g} steps of warm-up and {recipe.schedule.cooldown_steps} of cool-down leave nothing of the "
+            f"{steps} steps on {images} images in batches of {recipe.batch_size}: train longer, or set a shorter "
+            "warm-up (warmup_epochs or warmup_steps) or cool-down (cooldown_steps)."
         )
     return Resolved(
         steps_per_epoch=per_epoch,
         steps=steps,
         epochs=steps / per_epoch,
         warmup_steps=warmup,
-        cooldown_steps=recipe.cooldown_steps,
+        cooldown_steps=recipe.schedule.cooldown_steps,
         batch_size=recipe.batch_size,
         accumulate=recipe.accumulate,
         part_size=recipe.part_size,
         images_seen=steps * recipe.batch_size,
-        schedule=recipe.schedule,
-        rsqrt_timescale=recipe.rsqrt_timescale,
-        lr=recipe.lr * recipe.lr_scale,
-        min_lr=recipe.min_lr * recipe.lr_scale,
-        warmup_lr=recipe.warmup_lr,
+        schedule=recipe.schedule.name,
+        rsqrt_timescale=recipe.schedule.rsqrt_timescale,
+        lr=recipe.optimizer.lr * recipe.lr_scale,
+        min_lr=recipe.schedule.min_lr * recipe.lr_scale,
+        warmup_lr=recipe.schedule.warmup_lr,
     )
 
 
@@ -110,10 +110,10 @@ def resolve_on(recipe: Recipe, dataset: Images) -> Resolved:
 
 
 def _warmup_steps(recipe: Recipe, steps_per_epoch: int) -> float:
-    if recipe.warmup_steps is not None:
-        return recipe.warmup_steps
-    if recipe.warmup_epochs is not None:
-        return recipe.warmup_epochs * steps_per_epoch
+    if recipe.schedule.warmup_steps is not None:
+        return recipe.schedule.warmup_steps
+    if recipe.schedule.warmup_epochs is not None:
+        return recipe.schedule.warmup_epochs * steps_per_epoch
     if recipe.steps is not None:
         return 0.1 * recipe.steps
     return min(0.1 * recipe.epochs, 5.0) * steps_per_epoch

@@ -1,87 +1,22 @@
-"""The recipe: everything about training that is neither the model nor the data. Imports without torch."""
+"""The recipe: everything about training that is neither the model nor the data, in parts. Imports without torch."""
+
+from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any, Literal, Self
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
-from vitmods.recipes.check import check
+import tyro
+
+from vitmods.recipes.check import check_augment, check_fields, check_optimizer, check_recipe
 from vitmods.util.errors import UserError, nearest
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How one trial is trained. Every field is read by the code; what is not listed here cannot be set.
-
-    Raises:
-        UserError: a value is out of its range; the message names the field and the range.
-    """
-
-    epochs: int = 30
-    """passes over the training images"""
-    steps: int | None = None
-    """optimizer steps; None: those of `epochs`"""
-    batch_size: int = 64
-    """images per optimizer step"""
-    accumulate: int = 1
-    """parts each batch is computed in, to save memory; the gradient is the one of the whole batch"""
-
-    train: str = "all"
-    """what is trained, the rest is frozen: attention, ffn, norms, head or other roles joined by + (docs/finetune.md)"""
-    optimizer: Literal["adamw", "sgd", "lamb"] = "adamw"
-    """Adam with decoupled weight decay (arXiv:1711.05101), SGD with momentum, or LAMB (arXiv:1904.00962)"""
-    moment: Literal["float32", "bfloat16"] = "float32"
-    """how Adam's mean of gradients, or the momentum of SGD, is stored"""
-    lr: float = 1e-3
-    """highest learning rate"""
-    lr_batch: int | None = None
-    """the batch size that `lr` and `min_lr` are for: they are multiplied by batch_size / lr_batch; None: as given"""
-    layer_decay: float | None = None
-    """each block learns at this fraction of the rate of the one above it, stem and positions below all; None: alike"""
-    weight_decay: float = 0.05
-    """decay per step is lr * weight_decay (PyTorch's convention); not on biases, norms, position or tokens"""
-    beta1: float = 0.9
-    """decay of the mean of gradients of Adam and LAMB"""
-    beta2: float = 0.999
-    """decay of their mean of squared gradients"""
-    momentum: float = 0.9
-    """of SGD"""
-    adam_eps: float = 1e-8
-    """added to the root in the denominator of Adam and LAMB"""
-    schedule: Literal["cosine", "linear", "rsqrt", "epoch_cosine"] = "cosine"
-    """how the rate falls: by half a cosine, by a line, as 1 / sqrt(step), or by the cosine once an epoch as in DeiT"""
-    warmup_epochs: float | None = None
-    """epochs of linear warm-up; None: a tenth of `epochs`, at most 5, or a tenth of `steps`"""
-    warmup_steps: int | None = None
-    """the same in steps; None: by `warmup_epochs`"""
-    warmup_lr: float = 0.0
-    """learning rate that the warm-up begins with, whatever the batch size"""
-    min_lr: float = 0.0
-    """learning rate that the schedule ends at"""
-    rsqrt_timescale: int = 10_000
-    """steps after the warm-up until the rate of `rsqrt` has fallen to lr / sqrt(2)"""
-    cooldown_steps: int = 0
-    """last steps, over which a line from 1 to 0 multiplies the rate"""
-    clip_norm: float | None = 1.0
-    """largest global gradient norm; None: no clipping"""
-    ema: float | None = None
-    """decay of the moving average of weights, which is then what is evaluated; None: no average"""
-
-    dropout: float | None = None
-    """of the model, after positions, attention and both layers of the MLP; None: as the model has it"""
-    drop_path: float | None = None
-    """rate of stochastic depth (arXiv:1603.09382) in the last block; None: as the model has it"""
-    drop_path_shape: Literal["linear", "constant"] | None = None
-    """whether that rate grows with depth from 0, or is every block's; None: as the model has it"""
-    init: Literal["timm", "big_vision"] | None = None
-    """whose initial weights; None: as the model has it"""
-    head_bias: float | None = None
-    """initial bias of the head; None: as the model has it"""
-
-    loss: Literal["softmax", "sigmoid", "bce"] = "softmax"
-    """cross-entropy over classes; binary cross-entropy summed over classes; or its mean, where every class that a mixed
-    image holds counts as whole (arXiv:2110.00476)"""
-    label_smoothing: float = 0.0
-    """fraction of each target that is spread evenly over all classes"""
+class Augment:
+    """How images reach the model. The images that are kept for training follow from these values alone."""
 
     crop: Literal["none", "pad", "random_resized", "inception"] = "pad"
     """resize only; pad by an eighth of the side and crop at random; or random area and aspect, drawn as torchvision
@@ -116,23 +51,145 @@ class Recipe:
     std: tuple[float, ...] = (0.5,)
     """what pixels are then divided by; one value, or one a channel"""
 
-    precision: Literal["32-true", "bf16-mixed"] = "32-true"
-    """float32 throughout, or float32 weights with bfloat16 arithmetic"""
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_augment(self)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What is minimized."""
+
+    name: Annotated[Literal["softmax", "sigmoid", "bce"], tyro.conf.arg(name="loss")] = "softmax"
+    """cross-entropy over classes; binary cross-entropy summed over classes; or its mean, where every class that a mixed
+    image holds counts as whole (arXiv:2110.00476)"""
+    label_smoothing: float = 0.0
+    """fraction of each target that is spread evenly over all classes"""
 
     def __post_init__(self) -> None:
-        check(self)
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """How gradients change the weights."""
+
+    name: Annotated[Literal["adamw", "sgd", "lamb"], tyro.conf.arg(name="optimizer")] = "adamw"
+    """Adam with decoupled weight decay (arXiv:1711.05101), SGD with momentum, or LAMB (arXiv:1904.00962)"""
+    moment: Literal["float32", "bfloat16"] = "float32"
+    """how Adam's mean of gradients, or the momentum of SGD, is stored"""
+    lr: float = 1e-3
+    """highest learning rate"""
+    lr_batch: int | None = None
+    """the batch size that `lr` and `min_lr` are for: they are multiplied by batch_size / lr_batch; None: as given"""
+    layer_decay: float | None = None
+    """each block learns at this fraction of the rate of the one above it, stem and positions below all; None: alike"""
+    weight_decay: float = 0.05
+    """decay per step is lr * weight_decay (PyTorch's convention); not on biases, norms, position or tokens"""
+    beta1: float = 0.9
+    """decay of the mean of gradients of Adam and LAMB"""
+    beta2: float = 0.999
+    """decay of their mean of squared gradients"""
+    momentum: float = 0.9
+    """of SGD"""
+    adam_eps: float = 1e-8
+    """added to the root in the denominator of Adam and LAMB"""
+    clip_norm: float | None = 1.0
+    """largest global gradient norm; None: no clipping"""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_optimizer(self)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the learning rate changes over the training."""
+
+    name: Annotated[Literal["cosine", "linear", "rsqrt", "epoch_cosine"], tyro.conf.arg(name="schedule")] = "cosine"
+    """how the rate falls: by half a cosine, by a line, as 1 / sqrt(step), or by the cosine once an epoch as in DeiT"""
+    warmup_epochs: float | None = None
+    """epochs of linear warm-up; None: a tenth of `epochs`, at most 5, or a tenth of `steps`"""
+    warmup_steps: int | None = None
+    """the same in steps; None: by `warmup_epochs`"""
+    warmup_lr: float = 0.0
+    """learning rate that the warm-up begins with, whatever the batch size"""
+    min_lr: float = 0.0
+    """learning rate that the schedule ends at"""
+    rsqrt_timescale: int = 10_000
+    """steps after the warm-up until the rate of `rsqrt` has fallen to lr / sqrt(2)"""
+    cooldown_steps: int = 0
+    """last steps, over which a line from 1 to 0 multiplies the rate"""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """What training sets of the model; None leaves it as the model has it."""
+
+    dropout: float | None = None
+    """after positions, attention and both layers of the MLP; None: as the model has it"""
+    drop_path: float | None = None
+    """rate of stochastic depth (arXiv:1603.09382) in the last block; None: as the model has it"""
+    drop_path_shape: Literal["linear", "constant"] | None = None
+    """whether that rate grows with depth from 0, or is every block's; None: as the model has it"""
+    init: Literal["timm", "big_vision"] | None = None
+    """whose initial weights; None: as the model has it"""
+    head_bias: float | None = None
+    """initial bias of the head; None: as the model has it"""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def to_config(self) -> dict[str, Any]:
+        """What is set, as fields of a ViTConfig: `vm.vit("S/16", **recipe.model.to_config())`."""
+        settings = {"pos_drop": self.dropout, "proj_drop": self.dropout, "drop_path": self.drop_path}
+        settings |= {name: getattr(self, name) for name in ("drop_path_shape", "init", "head_bias")}
+        return {name: value for name, value in settings.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one trial is trained: its length and batches, and five parts. Every field is read by the code.
+
+    Fields of the parts have one name each, so that they are set by it: `recipe.with_(lr=1e-4, crop="none")`, on the
+    command line `--lr 1e-4 --crop none`; `optimizer="sgd"` sets the name of that part.
+
+    Raises:
+        UserError: a value is out of its range; the message names the field and the range.
+    """
+
+    epochs: int = 30
+    """passes over the training images"""
+    steps: int | None = None
+    """optimizer steps; None: those of `epochs`"""
+    batch_size: int = 64
+    """images per optimizer step"""
+    accumulate: int = 1
+    """parts each batch is computed in, to save memory; the gradient is the one of the whole batch"""
+    train: str = "all"
+    """what is trained, the rest is frozen: attention, ffn, norms, head or other roles joined by + (docs/finetune.md)"""
+    ema: float | None = None
+    """decay of the moving average of weights, which is then what is evaluated; None: no average"""
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    """float32 throughout, or float32 weights with bfloat16 arithmetic"""
+    augment: Augment = field(default_factory=Augment)
+    loss: Loss = field(default_factory=Loss)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    model: ModelSettings = field(default_factory=ModelSettings)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_recipe(self)
 
     @property
     def lr_scale(self) -> float:
         """What `lr` and `min_lr` are multiplied by, for the batch size."""
-        return 1.0 if self.lr_batch is None else self.batch_size / self.lr_batch
-
-    @property
-    def model_settings(self) -> dict[str, Any]:
-        """What the recipe sets of the model, as fields of a ViTConfig: `vm.vit("S/16", **recipe.model_settings)`."""
-        settings = {"pos_drop": self.dropout, "proj_drop": self.dropout, "drop_path": self.drop_path}
-        settings |= {name: getattr(self, name) for name in ("drop_path_shape", "init", "head_bias")}
-        return {name: value for name, value in settings.items() if value is not None}
+        lr_batch = self.optimizer.lr_batch
+        return 1.0 if lr_batch is None else self.batch_size / lr_batch
 
     @property
     def part_size(self) -> int:
@@ -140,25 +197,60 @@ class Recipe:
         return -(-self.batch_size // self.accumulate)
 
     def with_(self, **overrides: Any) -> Self:
-        """A copy with some fields changed.
+        """A copy with some fields changed: of the recipe, of its parts by their own names, or whole parts.
 
         Raises:
             UserError: there is no such field (the nearest is named), or its value is out of range.
         """
-        names = [field.name for field in dataclasses.fields(self)]
-        for name in overrides:
-            if name not in names:
-                raise UserError(f"A recipe has no field {name!r}. {nearest(name, names)}")
-        return dataclasses.replace(self, **{name: _tupled(value) for name, value in overrides.items()})
+        parts: dict[str, dict[str, Any]] = {}
+        own: dict[str, Any] = {}
+        for name, value in overrides.items():
+            if dataclasses.is_dataclass(value) or name not in fields_by_name():
+                own[name] = value
+                continue
+            part, leaf, _ = fields_by_name()[name]
+            (parts.setdefault(part, {}) if part else own)[leaf] = _tupled(value)
+        unknown = sorted(set(own) - {each.name for each in dataclasses.fields(self)})
+        if unknown:
+            raise UserError(f"A recipe has no field {unknown[0]!r}. {nearest(unknown[0], fields_by_name())}")
+        for part, values in parts.items():
+            own[part] = dataclasses.replace(own.get(part, getattr(self, part)), **values)
+        return dataclasses.replace(self, **own)
+
+    def settings(self) -> dict[str, Any]:
+        """Every field by its own name: the inverse of `Recipe().with_(**settings)`."""
+        return {
+            name: getattr(getattr(self, part) if part else self, leaf)
+            for name, (part, leaf, _) in fields_by_name().items()
+        }
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; `Recipe.from_dict` gives the recipe back."""
+        """JSON-able, with a mapping for each part; `Recipe.from_dict` gives the recipe back."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The recipe that `to_dict` described; fields that are missing keep their defaults, unknown ones raise."""
-        return cls().with_(**values)
+        flat: dict[str, Any] = {}
+        for name, value in values.items():
+            part = value if isinstance(value, Mapping) and name in _PARTS else None
+            flat |= {name: value} if part is None else {name if leaf == "name" else leaf: v for leaf, v in part.items()}
+        return cls().with_(**flat)
+
+
+_PARTS = {"augment": Augment, "loss": Loss, "optimizer": Optimizer, "schedule": Schedule, "model": ModelSettings}
+
+
+@cache
+def fields_by_name() -> dict[str, tuple[str, str, Any]]:
+    """Name of a field -> (the part it is in, or "", its name there, its type). A part's `name` has the part's."""
+    found = {name: ("", name, kind) for name, kind in get_type_hints(Recipe).items() if name not in _PARTS}
+    for part, kind_of_part in _PARTS.items():
+        for leaf, kind in get_type_hints(kind_of_part).items():
+            name = part if leaf == "name" else leaf
+            assert name not in found, f"two fields of a recipe are called {name}"
+            found[name] = (part, leaf, kind)
+    return found
 
 
 def _tupled(value: Any) -> Any:
@@ -167,7 +259,7 @@ def _tupled(value: Any) -> Any:
 
 
 def weight_decay_from_big_vision(weight_decay: float, lr: float) -> float:
-    """big_vision's decay, which is not multiplied by the learning rate, in the convention of `Recipe.weight_decay`.
+    """big_vision's decay, which is not multiplied by the learning rate, in the convention of `weight_decay` here.
 
     Where the schedule runs from 1 down to 0 and lr is its peak, big_vision takes `schedule * weight_decay * w` off each
     weight, PyTorch `schedule * lr * weight_decay * w`: its 1e-4 at lr 1e-3 is 0.1 here. Of a recipe with `lr_batch`,

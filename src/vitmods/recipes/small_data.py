@@ -16,7 +16,7 @@ def small_data(epochs: int = 30, *, batch_size: int = 32) -> Recipe:
         epochs: of training.
         batch_size: images per step; the learning rate stays.
     """
-    return Recipe(
+    return Recipe().with_(
         epochs=epochs,
         batch_size=batch_size,
         lr=1e-3,

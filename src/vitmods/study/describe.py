@@ -59,15 +59,15 @@ def _describe_training(what: str) -> ChangeFacts:
 def python_call(settings: Settings, out: str) -> str:
     """The lines of Python that run this study, for a report whose study was not started from the shell."""
     fixed = dict(settings.fixed)
-    base, start, usual = fixed.pop("base"), fixed.pop("start", None), Recipe().to_dict()
-    recipe = {name: value for name, value in settings.recipe.to_dict().items() if value != usual[name]}
+    base, start, usual = fixed.pop("base"), fixed.pop("start", None), Recipe().settings()
+    recipe = {name: value for name, value in settings.recipe.settings().items() if value != usual[name]}
     data, _ = fixed.pop("data"), fixed.pop("recipe")
     from_size = repr(base) if isinstance(base, str) else f"vm.ViTConfig.from_dict({base!r})"
     given = {
         **({"start": repr(start["source"])} if start else {"base": from_size}),
         "arms": f"[{', '.join(map(_arm_call, settings.arms))}]",
         "data": repr(data),
-        "recipe": f"vm.Recipe({', '.join(f'{name}={value!r}' for name, value in recipe.items())})",
+        "recipe": f"vm.Recipe().with_({', '.join(f'{name}={value!r}' for name, value in recipe.items())})",
         "seeds": repr(list(settings.seeds)),
         **{name: repr(value) for name, value in fixed.items()},
         **_measure_call(settings.measure),

@@ -163,7 +163,9 @@ def _open_other(source: str, data: str) -> _Opened:
     model = open_checkpoint(source)
     seen, shape = model.pretrained_cfg, model.config
     view = {"eval_crop": seen.get("crop_pct"), "resample": seen.get("interpolation")}
-    recipe = Recipe(mean=tuple(seen["mean"]), std=tuple(seen["std"])).with_(**{k: v for k, v in view.items() if v})
+    recipe = (
+        Recipe().with_(mean=tuple(seen["mean"]), std=tuple(seen["std"])).with_(**{k: v for k, v in view.items() if v})
+    )
     fractions = {"val_fraction": ORDINARY.val_fraction, "test_fraction": ORDINARY.test_fraction}
     settings = {"data": data, "img_size": shape.img_size, "in_chans": shape.in_chans, **fractions}
     return _Opened(source, model, recipe, settings)
@@ -178,7 +180,7 @@ def _with_images(all_opened: Sequence[_Opened], workers: int) -> list[tuple[_Ope
             found.append((opened, last[1]))
             continue
         settings = dict(opened.settings)
-        found.append((opened, load(settings.pop("data"), recipe=opened.recipe, workers=workers, **settings)))
+        found.append((opened, load(settings.pop("data"), augment=opened.recipe.augment, workers=workers, **settings)))
     return found
 
 

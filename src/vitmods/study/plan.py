@@ -94,7 +94,7 @@ def make_seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
 class Settings:
     """Everything that defines a study.
 
-    fixed:       name -> JSON value, nested where it helps (`recipe.lr`): what every trial depends on; may never change
+    fixed:       name -> JSON value, nested where it helps (`recipe.schedule`): of every trial; may never change
     arms, seeds: what is compared; may grow
     noise_floor: whether base is also run with other seeds; may be switched on
     margin:      how much worse an arm may be and count as no worse, in the unit of differences

@@ -98,8 +98,8 @@ class _Step:
             (loss / self.parts).backward()
             computed += 1
         trained = self._now()
-        if self.recipe.clip_norm is not None:
-            clip_gradients(self.parameters, self.recipe.clip_norm)
+        if self.recipe.optimizer.clip_norm is not None:
+            clip_gradients(self.parameters, self.recipe.optimizer.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
@@ -122,7 +122,7 @@ def _noise(config: ViTConfig, recipe: Recipe, part: int, device: torch.device) -
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(part, config.in_chans, *config.img_size, generator=generator)
     targets = torch.arange(part) % config.num_classes
-    if recipe.mixup or recipe.cutmix:
+    if recipe.augment.mixup or recipe.augment.cutmix:
         classes = torch.nn.functional.one_hot(targets, config.num_classes).float()
         targets = 0.5 * (classes + classes.roll(1, 0))
     return Part(images.to(device), targets.to(device), torch.arange(part).to(device))

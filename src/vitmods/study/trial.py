@@ -14,7 +14,7 @@ from vitmods import data
 from vitmods.adapters.apply import apply
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT, vit
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment, Recipe
 from vitmods.study.arms import Arm
 from vitmods.study.evaluation import EvaluatedOnVal, evaluate_trial
 from vitmods.study.plan import Evaluation, Settings, Trial, Work
@@ -45,29 +45,19 @@ IMAGE_SETTINGS = (
 )
 
 
-TRAINING_FIELDS = frozenset({
-    "epochs", "steps", "accumulate", "train", "optimizer", "moment", "lr", "lr_batch", "layer_decay", "weight_decay",
-    "beta1", "beta2", "momentum", "adam_eps", "schedule", "warmup_epochs", "warmup_steps", "warmup_lr", "min_lr",
-    "cooldown_steps", "rsqrt_timescale",
-    "clip_norm", "ema", "dropout", "drop_path", "drop_path_shape", "init", "head_bias", "loss", "label_smoothing",
-    "precision",
-})  # fmt: skip
-"""fields of a recipe that no image depends on"""
-
-
 def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
     """What decides which images a trial sees; config.json keeps it, so that the trial can be evaluated again."""
     return {name: fixed[name] for name in IMAGE_SETTINGS if name in fixed}
 
 
-def load_images(settings: Mapping[str, Any], recipe: Recipe, workers: int = 0) -> ImageDataset:
-    """The data set that image settings describe, for this recipe.
+def load_images(settings: Mapping[str, Any], augment: Augment, workers: int = 0) -> ImageDataset:
+    """The data set that image settings describe, augmented so.
 
     Raises:
         UserError: images that cannot be read, all in one list; or a fraction for a split that is there already.
     """
     options = image_settings(settings)
-    dataset = data.load(options.pop("data"), recipe=recipe, workers=workers, **options)
+    dataset = data.load(options.pop("data"), augment=augment, workers=workers, **options)
     origin = dataset.summary()["split_origin"]
     found = {"val": origin == "found" and "val" in dataset.splits, "test": not origin.startswith("made")}
     for split, usual in (("val", Defaults.val_fraction), ("test", Defaults.test_fraction)):
@@ -102,7 +92,7 @@ def build_model(
     and is then changed; so every arm starts from base's own weights wherever shapes allow, and parameters that a change
     adds are drawn from the same seed. An arm with weights of its own has those, changed already.
     """
-    settings = recipe.model_settings if recipe else {}
+    settings = recipe.model.to_config() if recipe else {}
     torch.manual_seed(seed)
     if arm.start is not None:
         assert start is not None, "an arm has weights of its own only where base has"
@@ -137,15 +127,13 @@ class TrialRunner:
         self.folder, self.settings = folder, settings
         self._data_workers = data_workers
         self._device, self._checkpoint_minutes, self._progress = device, checkpoint_minutes, progress
-        self._dataset: dict[Recipe, ImageDataset] = {}
+        self._datasets: dict[Augment, ImageDataset] = {}
 
     def dataset(self, recipe: Recipe) -> ImageDataset:
-        """The images as a recipe prepares them; recipes that differ in the training alone share them."""
-        record = {name: value for name, value in recipe.to_dict().items() if name not in TRAINING_FIELDS}
-        recipe = Recipe().with_(**record)
-        if recipe not in self._dataset:
-            self._dataset[recipe] = load_images(self.settings.fixed, recipe, self._data_workers)
-        return self._dataset[recipe]
+        """The images as a recipe prepares them; recipes of the same augmentation share them."""
+        if recipe.augment not in self._datasets:
+            self._datasets[recipe.augment] = load_images(self.settings.fixed, recipe.augment, self._data_workers)
+        return self._datasets[recipe.augment]
 
     def __call__(self, work: Work) -> None:
         """Train, or go on training, and evaluate the weights; or evaluate a finished trial's on another split."""

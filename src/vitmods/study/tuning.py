@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from vitmods.util.errors import UserError, nearest
 
@@ -135,9 +135,9 @@ def _check_split(tune_on: str | None, tuned: bool) -> None:
 
 
 def _values(name: str, given: Any) -> tuple[Any, ...]:
-    from vitmods.recipes import Recipe
+    from vitmods.recipes.recipe import fields_by_name
 
-    types = get_type_hints(Recipe)
+    types = {each: kind for each, (_, _, kind) in fields_by_name().items()}
     if name not in types:
         raise UserError(f"A recipe has no field {name!r} to tune. {nearest(name, types)}")
     listed = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)

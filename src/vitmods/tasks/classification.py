@@ -67,7 +67,7 @@ class Classification:
     @classmethod
     def from_recipe(cls, recipe: Recipe) -> Self:
         """With the recipe's loss and label smoothing."""
-        return cls(recipe.loss, recipe.label_smoothing)
+        return cls(recipe.loss.name, recipe.loss.label_smoothing)
 
     @property
     def metric(self) -> str:

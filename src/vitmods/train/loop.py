@@ -157,8 +157,8 @@ class TrialRun:
             group["lr"] = lr * group["lr_scale"]
         self.optimizer.zero_grad(set_to_none=True)
         statistics = self._backward(batch)
-        if self.recipe.clip_norm is not None:
-            statistics["grad_norm"] = clip_gradients(self.parameters, self.recipe.clip_norm)
+        if self.recipe.optimizer.clip_norm is not None:
+            statistics["grad_norm"] = clip_gradients(self.parameters, self.recipe.optimizer.clip_norm)
         if self.step == 0:
             _warn_of_untrained(self.model)
         self.optimizer.step()

@@ -92,23 +92,27 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         ValueError: the model has nothing to train.
         UserError: the recipe has a layer_decay and the model does not say which layers it has.
     """
-    groups = parameter_groups(model, recipe.weight_decay, recipe.layer_decay)
+    groups = parameter_groups(model, recipe.optimizer.weight_decay, recipe.optimizer.layer_decay)
     if not groups:
         raise ValueError("the model has no trainable parameter; set requires_grad on those that are to be trained.")
-    lr = recipe.lr * recipe.lr_scale
-    adam: dict[str, Any] = {"lr": lr, "betas": (recipe.beta1, recipe.beta2), "eps": recipe.adam_eps}
-    if recipe.optimizer == "lamb":
+    lr = recipe.optimizer.lr * recipe.lr_scale
+    adam: dict[str, Any] = {
+        "lr": lr,
+        "betas": (recipe.optimizer.beta1, recipe.optimizer.beta2),
+        "eps": recipe.optimizer.adam_eps,
+    }
+    if recipe.optimizer.name == "lamb":
         from timm.optim import Lamb  # seconds
 
         return Lamb(groups, max_grad_norm=None, **adam)
-    if recipe.moment == "bfloat16":
-        sgd = recipe.optimizer == "sgd"
-        return BFloat16SGD(groups, lr, recipe.momentum) if sgd else BFloat16AdamW(groups, **adam)
+    if recipe.optimizer.moment == "bfloat16":
+        sgd = recipe.optimizer.name == "sgd"
+        return BFloat16SGD(groups, lr, recipe.optimizer.momentum) if sgd else BFloat16AdamW(groups, **adam)
     parameters = [parameter for group in groups for parameter in group["params"]]
     fused = all(parameter.is_floating_point() and parameter.device.type in _FUSED for parameter in parameters)
     how: dict[str, Any] = {"fused": fused, "foreach": None if fused else True}
-    if recipe.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr, momentum=recipe.momentum, **how)
+    if recipe.optimizer.name == "sgd":
+        return torch.optim.SGD(groups, lr, momentum=recipe.optimizer.momentum, **how)
     return torch.optim.AdamW(groups, **adam, **how)
 
 

@@ -156,18 +156,18 @@ def _take_up(out: Path, config: dict[str, Any]) -> dict[str, Any] | None:
 def _decisive(config: dict[str, Any]) -> dict[str, Any]:
     """What has to be the same for a trial to go on. Fields that its recipe did not have yet have their defaults."""
     kept = {name: value for name, value in config.items() if name not in ("environment", "resolved")}
-    return {**kept, "recipe": {**json.loads(json.dumps(Recipe().to_dict())), **config["recipe"]}}
+    return {**kept, "recipe": json.loads(json.dumps(Recipe.from_dict(config["recipe"]).to_dict()))}
 
 
 def _check_model(model: nn.Module, recipe: Recipe) -> None:
     """Raise UserError where the model is not built as the recipe says: its dropout would silently be another one."""
     config = getattr(model, "config", None)
-    for name, value in recipe.model_settings.items():
+    for name, value in recipe.model.to_config().items():
         found = getattr(config, name, "not reported")
         if found != value:
             raise UserError(
                 f"The recipe sets {name}={value!r} of the model, and the one that is to be trained has it {found!r}. "
-                "Build it with what the recipe sets: vitmods.vit(..., **recipe.model_settings)."
+                "Build it with what the recipe sets: vitmods.vit(..., **recipe.model.to_config())."
             )
 
 

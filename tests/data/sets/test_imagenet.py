@@ -14,12 +14,12 @@ from vitmods.data.sets import imagenet as module
 from vitmods.data.sets import tars
 from vitmods.data.sets.classes import titles, wnids
 from vitmods.data.sources import open_source
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
 CLASSES = (2, 517, 999)  # of the 1,000: what the small layouts hold
 VAL = (999, 2, 517, 2, 999, 517)  # validation image i + 1 is of this class
-RECIPE = Recipe(crop="none", flip=0.0, eval_crop=1.0)
+AUGMENT = Augment(crop="none", flip=0.0, eval_crop=1.0)
 
 
 def val_name(number: int) -> str:
@@ -160,7 +160,7 @@ def test_official_archives_are_read_in_place(archives: Path, expected) -> None:
     assert source.splits["val"].ids[0] == f"ILSVRC2012_img_val.tar/{val_name(1)}"
     assert source.splits["train"].ids[0] == "ILSVRC2012_img_train.tar/n01484850/n01484850_0.JPEG"
     assert sorted(archives.iterdir()) == before
-    dataset = data.load(f"imagenet:{archives}", img_size=8, recipe=RECIPE)
+    dataset = data.load(f"imagenet:{archives}", img_size=8, augment=AUGMENT)
     assert next(iter(dataset.eval_batches("val", 6))).targets.tolist() == [CLASSES.index(c) for c in VAL]
     assert dataset.class_map == CLASSES
     assert dataset.summary()["class_map"] == list(CLASSES)
@@ -275,7 +275,7 @@ def test_minival(tmp_path: Path, val, write_files) -> None:
 
 def test_val_alone_is_an_evaluation_set(tmp_path: Path, train, val, write_files) -> None:
     in_folders(tmp_path, {}, val, write_files)
-    dataset = data.load(f"imagenet:{tmp_path}", img_size=8, recipe=RECIPE)
+    dataset = data.load(f"imagenet:{tmp_path}", img_size=8, augment=AUGMENT)
     assert (list(dataset.splits), dataset.eval_split) == (["val"], "val")
     assert len(dataset.samples(2)) == 2
     assert "There is no train split: this set is for evaluation only." in dataset.summary()["warnings"]

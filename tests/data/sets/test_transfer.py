@@ -12,10 +12,10 @@ from PIL import Image
 from vitmods import data
 from vitmods.data.sets.known import KNOWN
 from vitmods.data.sources import open_source
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
-RECIPE = Recipe(crop="none", flip=0.0, eval_crop=1.0)
+AUGMENT = Augment(crop="none", flip=0.0, eval_crop=1.0)
 
 
 def flowers(root: Path, write_files, jpeg) -> None:
@@ -60,7 +60,7 @@ def test_flowers_are_trained_on_train_and_val_together(tmp_path: Path, write_fil
     shuffled = train.take(np.array([4, 0]))
     assert [np.asarray(shuffled.fetch(int(key))).tobytes() for key in shuffled.keys] == [fetched[4], fetched[0]]
     assert "train has 6 images; Oxford Flowers-102 as published has 2,040." in source.warnings
-    dataset = data.load(f"flowers102:{tmp_path}", img_size=8, recipe=RECIPE, limit_val=3)
+    dataset = data.load(f"flowers102:{tmp_path}", img_size=8, augment=AUGMENT, limit_val=3)
     assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 3, "val": 3, "test": 6}
 
 
@@ -79,7 +79,7 @@ def test_cifar(tmp_path: Path, monkeypatch) -> None:
         (base / part).write_bytes(pickle.dumps({"data": pixels, "fine_labels": [i % 5 for i in range(20)]}))
     (base / "meta").write_bytes(pickle.dumps({"fine_label_names": list("abcde")}))
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *arguments: True)
-    dataset = data.load(f"cifar100:{tmp_path}", img_size=32, recipe=RECIPE)
+    dataset = data.load(f"cifar100:{tmp_path}", img_size=32, augment=AUGMENT)
     assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 15, "val": 5, "test": 20}
     assert any(w.startswith("15 images of test are also in train") for w in dataset.summary()["warnings"])
 
@@ -154,7 +154,7 @@ def inaturalist(root: Path, year: int, write_files, jpeg) -> None:
 @pytest.mark.parametrize("year", [2018, 2019])
 def test_inaturalist(tmp_path: Path, write_files, jpeg, year: int) -> None:
     inaturalist(tmp_path, year, write_files, jpeg)
-    dataset = data.load(f"inat{year}:{tmp_path}", img_size=8, recipe=RECIPE, val_fraction=0)
+    dataset = data.load(f"inat{year}:{tmp_path}", img_size=8, augment=AUGMENT, val_fraction=0)
     assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 6, "test": 3}
     assert dataset.classes == ("Apis mellifera", "Bufo bufo (1)", "Bufo bufo (2)")
     train = dict(zip(dataset.splits["train"].ids, dataset.splits["train"].labels.tolist(), strict=True))

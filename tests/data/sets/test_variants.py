@@ -11,10 +11,10 @@ from vitmods import data
 from vitmods.data.sets.classes import titles, wnids
 from vitmods.data.sets.variants import ARCHIVES, V2_VARIANTS, corruption_specs
 from vitmods.data.sources import open_source
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
-RECIPE = Recipe(crop="none", flip=0.0, eval_crop=1.0)
+AUGMENT = Augment(crop="none", flip=0.0, eval_crop=1.0)
 
 
 def val_name(number: int) -> str:
@@ -47,7 +47,7 @@ def test_r_maps_its_classes_to_the_thousand(tmp_path: Path, write_files, jpeg, i
     two_hundred = tuple(map(int, indices))
     write_files(tmp_path / inner, {f"{wnids()[c]}/art_{c}.jpg": jpeg(c) for c in two_hundred})
     write_files(tmp_path / inner, {"README.txt": b""})
-    dataset = data.load(f"imagenet-r:{tmp_path}", img_size=8, recipe=RECIPE)
+    dataset = data.load(f"imagenet-r:{tmp_path}", img_size=8, augment=AUGMENT)
     assert dataset.class_map == two_hundred
     assert dataset.classes == tuple(titles()[c] for c in two_hundred)
     test = dataset.splits["test"]
@@ -106,7 +106,7 @@ def real(tmp_path: Path, write_files, jpeg) -> Path:
 
 def test_real_labels_follow_the_numbers_of_the_files(real: Path) -> None:
     (real / "real.json").write_text(json.dumps(LABELS))
-    dataset = data.load(f"imagenet-real:{real}", img_size=8, recipe=RECIPE)
+    dataset = data.load(f"imagenet-real:{real}", img_size=8, augment=AUGMENT)
     test = dataset.splits["test"]
     assert [name.split("/")[-1] for name in test.ids] == [val_name(i) for i in (1, 3, 4, 5)]
     assert test.label_sets == ((3,), (3, 8), (999,), (8,))
@@ -116,14 +116,14 @@ def test_real_labels_follow_the_numbers_of_the_files(real: Path) -> None:
     assert summary["label_sets"] == ["test"]
     assert any("1 images without a ReaL label are left out" in text for text in summary["warnings"])
     (real / "other.json").write_text(json.dumps([[3], [], [3], [999], [8]]))
-    other = data.load(f"imagenet-real:{real}?labels={real / 'other.json'}", img_size=8, recipe=RECIPE)
+    other = data.load(f"imagenet-real:{real}?labels={real / 'other.json'}", img_size=8, augment=AUGMENT)
     assert other.summary()["fingerprint"] != summary["fingerprint"]
 
 
 def test_real_labels_stay_with_their_images_when_some_cannot_be_read(real: Path) -> None:
     (real / "real.json").write_text(json.dumps(LABELS))
     (real / "val" / wnids()[3] / val_name(1)).write_bytes(b"")
-    dataset = data.load(f"imagenet-real:{real}", img_size=8, recipe=RECIPE, unreadable="skip")
+    dataset = data.load(f"imagenet-real:{real}", img_size=8, augment=AUGMENT, unreadable="skip")
     assert dataset.splits["test"].label_sets == ((3, 8), (999,), (8,))
 
 

@@ -9,10 +9,10 @@ import pytest
 from vitmods import data
 from vitmods.data.sets.vtab import TASKS, vtab_specs
 from vitmods.data.sources import open_source
-from vitmods.recipes import Recipe
+from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
-RECIPE = Recipe(crop="none", flip=0.0, eval_crop=1.0)
+AUGMENT = Augment(crop="none", flip=0.0, eval_crop=1.0)
 
 
 def counts(spec: str) -> dict[str, int]:
@@ -41,7 +41,7 @@ def lists(tmp_path: Path, write_files, jpeg) -> Path:
 
 def test_lists_are_followed_exactly(lists: Path) -> None:
     for root in (lists, lists / "vtab-1k"):
-        dataset = data.load(f"vtab:kitti-dist?root={root}", img_size=8, recipe=RECIPE)
+        dataset = data.load(f"vtab:kitti-dist?root={root}", img_size=8, augment=AUGMENT)
         train = dataset.splits["train"]
         assert train.ids == tuple(f"images/train/{i}.jpg" for i in (5, 0, 3, 2, 1))
         assert train.labels.tolist() == [1, 0, 3, 2, 1]
