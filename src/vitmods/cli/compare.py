@@ -19,7 +19,7 @@ from vitmods.study.checkpoints import names
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
-    from vitmods.study import Study, StudyResult
+    from vitmods.study import Answer, Study
 
 INCOMPLETE = 1
 
@@ -112,11 +112,11 @@ def main(arguments: Sequence[str]) -> int:
     return _show(result)
 
 
-def _show(result: StudyResult) -> int:
-    from vitmods.study.table import print_results
+def _show(result: Answer) -> int:
+    from vitmods.report import print_answer
 
     report = result.report()
-    print_results(result.to_dict())
+    print_answer(result)
     print(f"\nReport: {report}")
     if result.complete:
         return 0

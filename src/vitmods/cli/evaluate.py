@@ -104,7 +104,7 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
     if as_json or not sys.stdout.isatty():
         print(json.dumps(found, indent=1))
         return
-    from vitmods.study.evaluation_table import print_evaluation
+    from vitmods.report.tables import print_evaluation
 
     print_evaluation(found)
 

@@ -94,8 +94,8 @@ class Estimate:
                 *lines,
                 "",
                 f"Images: {splits}. A trial has {self.steps:,} steps.{tried}",
-                f"{trials} trials to run{done}, {self.workers} at a time: {lasts}. Their final weights, which stay in the "
-                f"folder, take {self.weights_bytes / 1e6:,.3g} MB.",
+                f"{trials} trials to run{done}, {self.workers} at a time: {lasts}.",
+                f"Their final weights, which stay in the folder, take {self.weights_bytes / 1e6:,.3g} MB.",
             ]
         )
 

@@ -175,11 +175,11 @@ class StudyFolder:
             found = self.found(trial, split)
         except UserError:  # a damaged file says so itself
             return
-        if not result:
+        if not path.exists():
             make_folder(path.parent)
             failed = {"schema": 1, "status": "failed", "arm": trial.arm.name, "seed": trial.seed}
             write_json(path, {**failed, "metrics": {}, "message": reason})
-        elif result.get("status") != "failed":
+        elif result.get("status") in ("finished", "diverged"):
             write_json(path.parent / f"{split}.json", {**found, "failed": reason})
 
     def facts(self) -> Facts | None:
