@@ -89,7 +89,7 @@ def measure(size: str, pixels: int, batch: int, rounds: int, variants: list[str]
     rows = paired({name: step for name, (step, _) in steps.items()}, "full", rounds)
     for name, row in rows.items():
         step, optimizer = steps[name]
-        row["expected"] = expected(name, models[name].config)
+        row["expected"] = expected(name, models[name].vit_config)
         row["kept_mb"], row["kept_ratio"] = kept[name] / 1e6, kept[name] / kept["full"]
         row["peak_mb"] = peak_bytes(step, alive(models[name], optimizer), torch.device("cpu")) / 1e6
     for row in rows.values():

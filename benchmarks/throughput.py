@@ -42,7 +42,7 @@ def build(size: str, pool: str) -> dict[str, torch.nn.Module]:
     theirs = timm.create_model(name, global_pool=pool)
     ours = vm.vit(size, pool=pool, norm_after_pool=pool == "avg")
     ours.load_state_dict(theirs.state_dict())
-    recompute = vm.vit(ours.config)
+    recompute = vm.vit(ours.vit_config)
     recompute.load_state_dict(theirs.state_dict())
     recompute.set_recompute()
     return {"timm": theirs, "vitmods": ours, "vitmods recompute": recompute}

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from vitmods.util.errors import UserError
-from vitmods.util.files import disk_errors, make_folder, write_atomically, write_json
+from vitmods.util.files import disk_errors, make_folder, progress_console, write_atomically, write_json
 
 
 def fail_after(count, error):
@@ -79,3 +79,17 @@ def test_an_unwritable_folder_is_one_clear_error(tmp_path):
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_bar_goes_on_when_its_terminal_is_gone(monkeypatch):
+    from rich.progress import track
+
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, says rich, though it is a pipe
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream, monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", stream)
+        console = progress_console()
+        assert console.is_terminal
+        assert list(track(range(3), console=console)) == [0, 1, 2]
+        console.print("more")

@@ -79,9 +79,9 @@ CONFIGS = {
 def test_there_and_back(saved, same_function, name):
     model, path = saved(**CONFIGS[name])
     again = load(path, img_size=(32, 32))
-    assert again.config == model.config
+    assert again.vit_config == model.vit_config
     assert not again.training
-    same_function(model, again, (model.config.in_chans, 32, 32))
+    same_function(model, again, (model.vit_config.in_chans, 32, 32))
 
 
 @pytest.mark.parametrize("in_chans", [1, 3])
@@ -131,7 +131,7 @@ def test_first_names_with_the_class_tokens_position_first(saved, same_function, 
     arrays["Transformer/posembed_input/pos_embedding"] = np.concatenate([table[:, :1] - 1, table], axis=1)
     old = write(tmp_path / "old.npz", arrays)
     model = load(old)
-    assert model.config.position_on_prefix
+    assert model.vit_config.position_on_prefix
     theirs = VisionTransformer(
         **{k: v for k, v in SMALL.items() if k != "mlp_dim"}, mlp_ratio=1.5,
         act_layer=partial(nn.GELU, approximate="tanh"),
@@ -141,7 +141,7 @@ def test_first_names_with_the_class_tokens_position_first(saved, same_function, 
     same_function(model, theirs)
     save(model, tmp_path / "new.npz")
     current = load(tmp_path / "new.npz")
-    assert not current.config.position_on_prefix
+    assert not current.vit_config.position_on_prefix
     same_function(model, current)
 
 
@@ -174,8 +174,8 @@ def test_bfloat16_and_the_tensors_of_another_tower(saved, tmp_path):
 def test_settings_that_are_known_to_be_otherwise(saved):
     _, path = saved()
     model = load(path, eps=1e-3, activation="gelu", drop_path=0.1)
-    assert model.config.attn.before == NormConfig("layer", 1e-3)
-    assert (model.config.activation, model.config.drop_path) == ("gelu", 0.1)
+    assert model.vit_config.attn.before == NormConfig("layer", 1e-3)
+    assert (model.vit_config.activation, model.vit_config.drop_path) == ("gelu", 0.1)
     assert model.blocks[0].norm1.eps == model.norm.eps == 1e-3
 
 

@@ -47,8 +47,8 @@ def test_every_option_that_tensors_tell(small, same_function, tmp_path, options,
     else:
         save_file(theirs.state_dict(), path)
     ours = load(path)
-    size = (ours.config.in_chans, 32, 32)
-    assert ours.config.with_(layer_scale=None) == from_timm(theirs).config.with_(layer_scale=None)
+    size = (ours.vit_config.in_chans, 32, 32)
+    assert ours.vit_config.with_(layer_scale=None) == from_timm(theirs).vit_config.with_(layer_scale=None)
     same_function(theirs, ours, size)
 
 
@@ -81,10 +81,10 @@ def test_two_parallel_branches_have_deits_names(scatter, tmp_path, layer_scale):
     gammas = {f"gamma_{n}" for n in ("1", "1_1", "2", "2_1")} if layer_scale else set()
     assert parts == {"norm1", "norm11", "attn", "attn1", "norm2", "norm21", "mlp", "mlp1"} | gammas
     again = load(tmp_path / "deit.pth")
-    assert again.config.with_(layer_scale=layer_scale) == ours.config
+    assert again.vit_config.with_(layer_scale=layer_scale) == ours.vit_config
     assert all(torch.equal(value, ours.state_dict()[name]) for name, value in again.state_dict().items())
     with pytest.raises(UserError, match="DeiT has no counterpart for: parallel=3"):
-        save(vm.vit(ours.config, parallel=3), tmp_path / "b.pth")
+        save(vm.vit(ours.vit_config, parallel=3), tmp_path / "b.pth")
 
 
 @pytest.mark.parametrize("overrides", CONFIGS, ids=str)
@@ -94,7 +94,7 @@ def test_there_and_back(scatter, same_function, tmp_path, overrides):
     tensors = torch.load(tmp_path / "deit.pth", weights_only=True)["model"]
     assert ("blocks.1.gamma_2" in tensors) == ("layer_scale" in overrides)
     again = load(tmp_path / "deit.pth")
-    assert again.config.with_(layer_scale=None) == ours.config.with_(layer_scale=None)
+    assert again.vit_config.with_(layer_scale=None) == ours.vit_config.with_(layer_scale=None)
     same_function(ours, again)
     if "layer_scale" in overrides:  # timm reads DeiT III's names too
         theirs = timm.create_model("deit3_small_patch16_224", **SMALL)
@@ -114,8 +114,8 @@ def test_what_is_assumed_is_listed_and_can_be_said(small, tmp_path):
     said = {"num_heads": 6, "img_size": (16, 64), "eps": 1e-5, "activation": "gelu_tanh", "pool": "avg"}
     assert coverage(tmp_path / "a.pth", **said).assumed == ("eps of all norms 1e-05",)
     model = load(tmp_path / "a.pth", **said)
-    assert (model.config.num_heads, model.config.grid, model.config.pool) == (6, (2, 8), "avg")
-    assert model.config.final_norm == NormConfig("layer", 1e-5)
+    assert (model.vit_config.num_heads, model.vit_config.grid, model.vit_config.pool) == (6, (2, 8), "avg")
+    assert model.vit_config.final_norm == NormConfig("layer", 1e-5)
 
 
 @pytest.mark.parametrize("width", [192, 384, 768, 1024, 1280])
@@ -132,7 +132,7 @@ def test_an_unpublished_width_needs_the_heads(small, tmp_path):
     torch.save(small(embed_dim=64, num_heads=2).state_dict(), tmp_path / "a.pth")
     with pytest.raises(UserError, match="no published ViT is 64 wide: give num_heads"):
         load(tmp_path / "a.pth")
-    assert load(tmp_path / "a.pth", num_heads=2).config.num_heads == 2
+    assert load(tmp_path / "a.pth", num_heads=2).vit_config.num_heads == 2
 
 
 def edited(tensors, **changes):
@@ -164,8 +164,8 @@ def test_two_answers_are_no_answer(small, tmp_path):
     torch.save(tensors, tmp_path / "a.pth")
     with pytest.raises(UserError, match="more than one square of patches with 5 tokens before them: give img_size"):
         load(tmp_path / "a.pth")
-    assert load(tmp_path / "a.pth", img_size=16).config.position_on_prefix
-    assert not load(tmp_path / "a.pth", img_size=24).config.position_on_prefix
+    assert load(tmp_path / "a.pth", img_size=16).vit_config.position_on_prefix
+    assert not load(tmp_path / "a.pth", img_size=24).vit_config.position_on_prefix
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_the_hmlp_stem_has_deits_names(scatter, same_function, tmp_path):
     assert {name.split(".")[2] for name in tensors if name.startswith("patch_embed.proj.")} == set("013467")
     assert not [name for name in tensors if name.startswith(("patch_embed.layers", "patch_embed.norm"))]
     again = load(tmp_path / "deit.pth")
-    assert again.config == ours.config
+    assert again.vit_config == ours.vit_config
     same_function(ours, again)
     with pytest.raises(UserError, match=r"stem\.inner=layer norm"):
         save(vm.apply(vm.vit("Ti2/16", img_size=32), vm.Stem("hmlp", norm="layer")), tmp_path / "b.pth")

@@ -172,4 +172,4 @@ def test_every_public_name_is_there():
         assert name in dir(vm.adapters)
     with pytest.raises(AttributeError, match="from_keras"):
         _ = vm.adapters.from_keras
-    assert vm.adapters.from_timm(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)).config.depth == 1
+    assert vm.adapters.from_timm(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)).vit_config.depth == 1

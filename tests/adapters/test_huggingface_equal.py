@@ -51,18 +51,18 @@ MODELS = {
 def test_there_and_back(scatter, same_function, name):
     theirs = scatter(small(**MODELS[name]))
     ours = from_huggingface(theirs)
-    size = (ours.config.in_chans, *ours.config.img_size)
+    size = (ours.vit_config.in_chans, *ours.vit_config.img_size)
     same_function(output(theirs), ours, size)
     back = to_huggingface(ours)
     assert type(back) is type(theirs)
     same_function(output(theirs), output(back), size)
     assert back.state_dict().keys() == theirs.state_dict().keys()
-    assert from_huggingface(back).config == ours.config
+    assert from_huggingface(back).vit_config == ours.vit_config
 
 
 def test_dropout_of_attention_goes_along():
     ours = from_huggingface(small(attention_probs_dropout_prob=0.2))
-    assert ours.config.attn_drop == ours.blocks[1].attn.attn_drop == 0.2
+    assert ours.vit_config.attn_drop == ours.blocks[1].attn.attn_drop == 0.2
     assert to_huggingface(ours).config.attention_probs_dropout_prob == 0.2
 
 
@@ -73,7 +73,7 @@ def test_saved_folders(scatter, same_function, tmp_path, name, form):
     theirs.save_pretrained(tmp_path)
     ours = load(tmp_path if form == "folder" else tmp_path / "model.safetensors")
     assert not ours.training
-    same_function(output(theirs), ours, (ours.config.in_chans, *ours.config.img_size))
+    same_function(output(theirs), ours, (ours.vit_config.in_chans, *ours.vit_config.img_size))
 
 
 def test_names_of_version_4(scatter, same_function):

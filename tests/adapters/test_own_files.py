@@ -26,7 +26,7 @@ def test_mean_and_std_of_the_images_go_along(tmp_path):
 @pytest.mark.parametrize("pixels", ["3", '{"mean": 3}', '{"mean": ["a"]}', "{"])
 def test_pixels_that_are_none(tmp_path, pixels):
     model = small()
-    metadata = {"vitmods_config": model.config.to_json(), "vitmods_pixels": pixels}
+    metadata = {"vitmods_config": model.vit_config.to_json(), "vitmods_pixels": pixels}
     save_file(model.state_dict(), tmp_path / "m.safetensors", metadata=metadata)
     with pytest.raises(UserError, match="may be damaged"):
         load(tmp_path / "m.safetensors")
@@ -38,11 +38,11 @@ def test_pixels_that_are_none(tmp_path, pixels):
         ({"depth": 10**9}, "more blocks than the file has tensors"),
         ({"embed_dim": 1 << 20}, "shapes do not fit"),
         ({"img_size": [1 << 20, 1 << 20]}, "shapes do not fit"),
-        ({"embed_dim": 10**13, "mlp_dim": 10**13}, "describes no ViT"),
-        ({"depth": 2.5}, "describes no ViT"),
-        ({"embed_dim": "a"}, "describe no ViT"),
+        ({"embed_dim": 10**13, "mlp_dim": 10**13}, "embed_dim of a ViTConfig is a whole number below"),
+        ({"depth": 2.5}, "depth of a ViTConfig is a whole number"),
+        ({"embed_dim": "a"}, "embed_dim of a ViTConfig is a whole number"),
         ({"attn": None}, "A BranchConfig is described by its settings"),
-        ({"stem": {"kind": "hmlp", "inner": 5}}, "describes no ViT"),
+        ({"stem": {"kind": "hmlp", "inner": 5}}, "inner of a StemConfig is NormConfig or None"),
         ({"stem": {"kind": "evil"}}, "There is no stem 'evil'"),
         ({"bogus": 1}, "no setting 'bogus'"),
     ],
@@ -50,7 +50,7 @@ def test_pixels_that_are_none(tmp_path, pixels):
 )
 def test_configs_that_do_not_belong_to_the_weights(tmp_path, edit, words):
     model = small()
-    config = json.dumps({**json.loads(model.config.to_json()), **edit})
+    config = json.dumps({**json.loads(model.vit_config.to_json()), **edit})
     save_file(model.state_dict(), tmp_path / "m.safetensors", metadata={"vitmods_config": config})
     with pytest.raises(UserError, match=words):
         load(tmp_path / "m.safetensors")  # without making anything of that size, or it would be a MemoryError
@@ -73,7 +73,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, name, fields):
     assert [file.name for file in tmp_path.iterdir()] == [name]
     monkeypatch.undo()
     save(model, path)
-    assert load(path, **({"num_heads": 2} if name == "m.pth" else {})).config.embed_dim == 32
+    assert load(path, **({"num_heads": 2} if name == "m.pth" else {})).vit_config.embed_dim == 32
 
 
 @pytest.mark.parametrize("source", ["S/16", "timm:no_such", "hf:folder"])
@@ -85,7 +85,7 @@ def test_names_without_weights_are_no_checkpoints(source):
 def test_a_trials_config_says_what_the_weights_are(tmp_path):
     model = small()
     save_file(model.state_dict(), tmp_path / "model.safetensors")
-    record = {"model": json.loads(model.config.to_json()), "recipe": {"mean": [0.4], "std": [0.3]}}
+    record = {"model": json.loads(model.vit_config.to_json()), "recipe": {"mean": [0.4], "std": [0.3]}}
     (tmp_path / "config.json").write_text(json.dumps(record))
     found = load(tmp_path)
     assert (found.pretrained_cfg["mean"], found.pretrained_cfg["std"]) == ((0.4,), (0.3,))

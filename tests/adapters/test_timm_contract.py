@@ -90,7 +90,7 @@ def test_reset_classifier(pair, images):
         model.reset_classifier(7)
     ours, theirs = pair
     assert ours(images).shape == theirs(images).shape == (2, 7)
-    assert ours.num_classes == ours.config.num_classes == 7
+    assert ours.num_classes == ours.vit_config.num_classes == 7
     for model in pair:
         model.reset_classifier(0, "avg")
     same(ours(images), theirs(images))
@@ -210,7 +210,7 @@ def test_create_model_passes_timms_arguments_on():
     ours.load_state_dict(theirs.state_dict())
     images = torch.randn(2, 1, 32, 32)
     same(ours.eval()(images), theirs.eval()(images))
-    assert (ours.config.head_drop, ours.config.drop_path) == (0.1, 0.2)
+    assert (ours.vit_config.head_drop, ours.vit_config.drop_path) == (0.1, 0.2)
 
 
 def test_create_model_with_changes():

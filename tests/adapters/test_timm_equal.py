@@ -28,7 +28,7 @@ def test_published_models_at_full_size(name, ours, depth):
     torch.manual_seed(0)
     theirs = timm.create_model(name, depth=depth).eval()
     mine = vm.vit(ours, depth=depth).eval()
-    assert mine.config == vm.ViTConfig.from_name(name, depth=depth)
+    assert mine.vit_config == vm.ViTConfig.from_name(name, depth=depth)
     assert {n: v.shape for n, v in mine.state_dict().items()} == {n: v.shape for n, v in theirs.state_dict().items()}
     mine.load_state_dict(theirs.state_dict())
     images = torch.randn(1, 3, 224, 224)
@@ -80,18 +80,18 @@ def test_every_option_is_read_exactly(options):
     theirs = small(**options)
     mine = from_timm(theirs)
     assert mine.training == theirs.training
-    images = torch.randn(2, theirs.in_chans, *mine.config.img_size, dtype=torch.float64)
+    images = torch.randn(2, theirs.in_chans, *mine.vit_config.img_size, dtype=torch.float64)
     theirs.eval()
     for a, b in zip(outputs_and_gradient(mine.eval(), images), outputs_and_gradient(theirs, images)):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
     torch.testing.assert_close(mine.forward_features(images), theirs.forward_features(images), atol=1e-10, rtol=0)
-    assert vm.vit(mine.config).state_dict().keys() == theirs.state_dict().keys()
+    assert vm.vit(mine.vit_config).state_dict().keys() == theirs.state_dict().keys()
 
 
 def test_dropout_rates_are_read():
-    config = from_timm(small(drop_rate=0.1, pos_drop_rate=0.2, proj_drop_rate=0.3, attn_drop_rate=0.4)).config
+    config = from_timm(small(drop_rate=0.1, pos_drop_rate=0.2, proj_drop_rate=0.3, attn_drop_rate=0.4)).vit_config
     assert (config.head_drop, config.pos_drop, config.proj_drop, config.attn_drop) == (0.1, 0.2, 0.3, 0.4)
-    assert from_timm(small(drop_path_rate=0.3)).config.drop_path == pytest.approx(0.3)
+    assert from_timm(small(drop_path_rate=0.3)).vit_config.drop_path == pytest.approx(0.3)
 
 
 def test_training_losses_are_the_same_under_one_seed():

@@ -44,9 +44,9 @@ def test_there_and_back(scatter, same_function, overrides):
     theirs = to_timm(ours)
     assert type(theirs) is VisionTransformer
     assert not theirs.training
-    same_function(ours, theirs, (ours.config.in_chans, *ours.config.img_size))
+    same_function(ours, theirs, (ours.vit_config.in_chans, *ours.vit_config.img_size))
     again = from_timm(theirs)
-    assert again.config.with_(layer_scale=ours.config.layer_scale) == ours.config
+    assert again.vit_config.with_(layer_scale=ours.vit_config.layer_scale) == ours.vit_config
     assert all(torch.equal(value, ours.state_dict()[name]) for name, value in again.state_dict().items())
 
 
@@ -104,8 +104,8 @@ def test_settings_without_counterpart_are_named(overrides, slot):
 
 def test_deit_and_distilled_deit():
     small = {"img_size": 32, "depth": 1, "num_classes": 3}
-    assert from_timm(timm.create_model("deit_tiny_patch16_224", **small)).config.num_heads == 3
-    assert not from_timm(timm.create_model("deit3_small_patch16_224", **small)).config.position_on_prefix
+    assert from_timm(timm.create_model("deit_tiny_patch16_224", **small)).vit_config.num_heads == 3
+    assert not from_timm(timm.create_model("deit3_small_patch16_224", **small)).vit_config.position_on_prefix
     with pytest.raises(UserError, match="distillation token"):
         from_timm(timm.create_model("deit_tiny_distilled_patch16_224", **small))
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from vitmods.layers import Block, DualPatchNormStem, LayerNorm, LinearStem, RMSNorm
+from vitmods.adapters.timm import timm_block
+from vitmods.layers import DualPatchNormStem, LayerNorm, LinearStem, RMSNorm
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
 ARGUMENTS = [
@@ -15,10 +16,10 @@ ARGUMENTS = [
     {"embed_layer": LinearStem, "pre_norm": True},
     {"norm_layer": RMSNorm},
     {"norm_layer": LayerNorm, "global_pool": "avg"},
-    {"block_fn": Block},
-    {"block_fn": Block, "norm_layer": RMSNorm, "qk_norm": True, "init_values": 0.1, "drop_path_rate": 0.1},
-    {"block_fn": Block, "scale_attn_norm": True, "scale_mlp_norm": True, "proj_bias": False, "qkv_bias": False},
-    {"block_fn": Block, "embed_layer": DualPatchNormStem, "norm_layer": RMSNorm},
+    {"block_fn": timm_block},
+    {"block_fn": timm_block, "norm_layer": RMSNorm, "qk_norm": True, "init_values": 0.1, "drop_path_rate": 0.1},
+    {"block_fn": timm_block, "scale_attn_norm": True, "scale_mlp_norm": True, "proj_bias": False, "qkv_bias": False},
+    {"block_fn": timm_block, "embed_layer": DualPatchNormStem, "norm_layer": RMSNorm},
 ]
 
 
@@ -39,7 +40,7 @@ def test_timm_builds_and_trains_with_our_parts(arguments):
 
 
 @pytest.mark.parametrize(
-    "part", [{"embed_layer": LinearStem}, {"norm_layer": LayerNorm}, {"block_fn": Block}], ids=name
+    "part", [{"embed_layer": LinearStem}, {"norm_layer": LayerNorm}, {"block_fn": timm_block}], ids=name
 )
 def test_plain_parts_are_timms_function(part):
     torch.manual_seed(0)
@@ -51,7 +52,7 @@ def test_plain_parts_are_timms_function(part):
 
 def test_an_attention_mask_reaches_our_block():
     torch.manual_seed(0)
-    theirs, mixed = VisionTransformer(**SMALL), VisionTransformer(**SMALL, block_fn=Block)
+    theirs, mixed = VisionTransformer(**SMALL), VisionTransformer(**SMALL, block_fn=timm_block)
     mixed.load_state_dict(theirs.state_dict())
     images = torch.randn(2, 3, 32, 32)
     mask = torch.rand(17, 17) > 0.3
@@ -67,7 +68,7 @@ def test_dynamic_sizes_work_through_our_stems():
 
 def test_meta_and_dtype_arguments():
     model = VisionTransformer(
-        **SMALL, block_fn=Block, embed_layer=LinearStem, norm_layer=RMSNorm, dtype=torch.bfloat16, device="meta"
+        **SMALL, block_fn=timm_block, embed_layer=LinearStem, norm_layer=RMSNorm, dtype=torch.bfloat16, device="meta"
     )
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert {p.device.type for p in model.parameters()} == {"meta"}

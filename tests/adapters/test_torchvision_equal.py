@@ -34,12 +34,12 @@ def test_there_and_back(scatter, same_function, options):
     back = to_torchvision(ours)
     same_function(theirs, back)
     assert back.state_dict().keys() == theirs.state_dict().keys()
-    assert from_torchvision(back).config == ours.config
+    assert from_torchvision(back).vit_config == ours.vit_config
     assert {m.p for m in back.modules() if isinstance(m, nn.Dropout)} == {options.get("dropout", 0)}
 
 
 def test_dropout_is_read():
-    config = from_torchvision(small(dropout=0.1, attention_dropout=0.2)).config
+    config = from_torchvision(small(dropout=0.1, attention_dropout=0.2)).vit_config
     assert (config.pos_drop, config.proj_drop, config.attn_drop) == (0.1, 0.1, 0.2)
 
 
@@ -64,7 +64,7 @@ def test_vit_b_16_with_another_head_and_changes(scatter, same_function):
     theirs.conv_proj.requires_grad_(False)
     same = vm.apply(theirs, vm.LayerScale(1.0))
     same_function(theirs, same)
-    assert same.config.num_classes == 37
+    assert same.vit_config.num_classes == 37
     assert [n for n, p in same.named_parameters() if not p.requires_grad] == [
         "patch_embed.proj.weight",
         "patch_embed.proj.bias",
@@ -77,7 +77,7 @@ def test_without_a_head(scatter, same_function, place):
     theirs = scatter(small())
     theirs.set_submodule(place, nn.Identity())
     ours = from_torchvision(theirs)
-    assert ours.config.num_classes == 0
+    assert ours.vit_config.num_classes == 0
     same_function(theirs, ours)
     same_function(theirs, to_torchvision(ours))
 

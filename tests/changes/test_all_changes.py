@@ -41,7 +41,7 @@ def test_every_registered_change_is_tried(all_changes):
 
 def test_it_alters_the_graph_and_the_output_as_declared(base, change, changed, images):
     assert leaves(changed) != leaves(base)
-    assert changed.config != base.config
+    assert changed.vit_config != base.vit_config
     assert changed.changes == (change,)
     with torch.no_grad():
         old, new = base.eval()(images), changed.eval()(images)
@@ -55,19 +55,19 @@ def test_it_alters_the_graph_and_the_output_as_declared(base, change, changed, i
 
 def test_it_leaves_the_old_model_alone(base, change):
     before = {name: value.clone() for name, value in base.state_dict().items()}
-    config, graph = base.config, leaves(base)
+    config, graph = base.vit_config, leaves(base)
     new = vm.apply(base, change)
     with torch.no_grad():
         for parameter in new.parameters():
             parameter.add_(1)
     assert all(torch.equal(value, before[name]) for name, value in base.state_dict().items())
-    assert (base.config, leaves(base), base.changes) == (config, graph, ())
+    assert (base.vit_config, leaves(base), base.changes) == (config, graph, ())
 
 
 def test_preserved_weights_are_carried_unchanged(base, change, changed):
     """Each old weight is found bit for bit in the new model unless the change says that its slot is gone. One that
     promises the function alone still loses none."""
-    dropped = change.drops(base.config, changed.config)
+    dropped = change.drops(base.vit_config, changed.vit_config)
     new = changed.state_dict()
     for name, value in base.state_dict().items():
         if any(fnmatch(name, pattern) for pattern in dropped):
@@ -98,9 +98,9 @@ def assert_compiles(model, images, backend):
 def shallow(base, change):
     """One block is enough to compile, at half the time, unless the change tells first blocks from last ones or makes
     one of two."""
-    edited = change.edit(base.config)
-    depth = 1 if edited.prefix_from == 0 and edited.depth == base.config.depth else 2
-    return vm.apply(vm.vit(base.config, depth=depth), change)
+    edited = change.edit(base.vit_config)
+    depth = 1 if edited.prefix_from == 0 and edited.depth == base.vit_config.depth else 2
+    return vm.apply(vm.vit(base.vit_config, depth=depth), change)
 
 
 def test_it_is_one_graph(shallow, images):
@@ -111,14 +111,14 @@ def test_it_is_one_graph(shallow, images):
 def test_one_change_of_each_kind_compiles_together(base, images, recompute):
     """Forward and backward graphs; the variants' own graphs are seen above."""
     together = "dpn+rms+placement(attn=pre+post,mlp=pre+post)+layerscale" if recompute else "dpn+normformer+postnorm"
-    model = vm.apply(vm.vit(base.config, depth=2), *vm.parse_changes(together))
+    model = vm.apply(vm.vit(base.vit_config, depth=2), *vm.parse_changes(together))
     model.set_recompute(recompute)
     assert_compiles(model, images, "aot_eager")
 
 
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler")
 def test_inductor(base, images):
-    model = vm.apply(vm.vit(base.config, depth=1), *vm.parse_changes("dpn+rms+normformer")).eval()
+    model = vm.apply(vm.vit(base.vit_config, depth=1), *vm.parse_changes("dpn+rms+normformer")).eval()
     torch._dynamo.reset()
     with torch.no_grad():
         compiled = torch.compile(model, fullgraph=True)
@@ -159,7 +159,7 @@ def test_gradient_checkpointing_changes_nothing(changed, images):
 
 
 def test_pickle_deepcopy_and_state_dict(changed, images):
-    fresh = vm.ViT(changed.config)
+    fresh = vm.ViT(changed.vit_config)
     fresh.load_state_dict(changed.state_dict())
     expected = changed.eval()(images)
     for other in (pickle.loads(pickle.dumps(changed)), copy.deepcopy(changed), fresh):
@@ -168,7 +168,7 @@ def test_pickle_deepcopy_and_state_dict(changed, images):
 
 
 def test_config_goes_through_json(changed):
-    assert vm.ViTConfig.from_json(changed.config.to_json()) == changed.config
+    assert vm.ViTConfig.from_json(changed.vit_config.to_json()) == changed.vit_config
 
 
 def test_training_mode_device_and_frozen_parameters_are_those_of_the_model(base, change):
@@ -179,7 +179,9 @@ def test_training_mode_device_and_frozen_parameters_are_those_of_the_model(base,
     assert not new.training
     assert new.grad_checkpointing
     assert {p.dtype for p in new.parameters()} == {torch.float64}
-    frozen = {sequential_name(name, new.config.parallel) for name, p in new.named_parameters() if not p.requires_grad}
+    frozen = {
+        sequential_name(name, new.vit_config.parallel) for name, p in new.named_parameters() if not p.requires_grad
+    }
     assert frozen == {name for name, p in base.named_parameters() if not p.requires_grad}
 
 
@@ -198,7 +200,7 @@ def test_changes_are_values(change):
 
 
 def test_edit_is_a_pure_function(change, base):
-    assert change.edit(base.config) == change.edit(base.config)
+    assert change.edit(base.vit_config) == change.edit(base.vit_config)
     assert change.fills
 
 

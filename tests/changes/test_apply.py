@@ -76,7 +76,7 @@ def test_changes_for_different_slots_go_together_in_any_order(base, changes):
     step_by_step = base
     for part in parts:
         step_by_step = vm.apply(step_by_step, part)
-    assert step_by_step.config == forward.config
+    assert step_by_step.vit_config == forward.vit_config
     assert step_by_step.changes == parts
 
 
@@ -169,7 +169,7 @@ def test_a_carry_that_writes_in_place_is_caught_and_the_old_model_is_as_it_was(b
 
 def test_a_promised_function_may_have_other_weights(base, liar):
     def double_keys_and_halve_queries(weights):
-        scale = torch.tensor([0.5, 2.0, 1.0]).repeat_interleave(base.config.embed_dim)
+        scale = torch.tensor([0.5, 2.0, 1.0]).repeat_interleave(base.vit_config.embed_dim)
         weight, bias = (weights[f"blocks.0.attn.qkv.{kind}"] for kind in ("weight", "bias"))
         return weights | {
             "blocks.0.attn.qkv.weight": weight * scale[:, None],
@@ -238,7 +238,7 @@ def test_norm_changes_every_norm_of_the_blocks_and_the_end_and_no_other(base):
     assert sum(isinstance(m, RMSNorm) for m in model.blocks.modules()) == 2 * 4
     assert isinstance(model.norm, RMSNorm)
     assert isinstance(model.patch_embed.norm, LayerNorm)
-    assert model.config.attn.branch == NormConfig("rms", 1e-5)  # eps is kept
+    assert model.vit_config.attn.branch == NormConfig("rms", 1e-5)  # eps is kept
     assert torch.equal(model.norm.weight, base.norm.weight)
     back = vm.apply(model, vm.Norm("layer"))
     assert not back.norm.bias.any()
@@ -268,7 +268,7 @@ def test_eps_are_those_of_the_papers_code(base):
 
 def test_dual_patchnorms_ablations_fill_the_slots_they_name(base):
     def slots(text):
-        config = vm.apply(base, *vm.parse_changes(text)).config
+        config = vm.apply(base, *vm.parse_changes(text)).vit_config
         return config.stem.before, config.stem.after, config.position_norm
 
     layer = NormConfig("layer")

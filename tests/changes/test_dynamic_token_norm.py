@@ -33,7 +33,7 @@ def test_ten_of_twelve_blocks(norms, mlp):
     assert [is_dtn(block.norm2) for block in model.blocks] == [mlp] * 10 + [False] * 2
     assert isinstance(model.norm, LayerNorm)
     assert model.blocks[0].norm1.grid_size == (3, 4)
-    assert model.blocks[0].norm1.num_heads == model.config.num_heads
+    assert model.blocks[0].norm1.num_heads == model.vit_config.num_heads
 
 
 @pytest.mark.parametrize(("depth", "blocks"), [(2, 1), (6, 5), (12, 10), (24, 20)])
@@ -97,11 +97,11 @@ def test_trade_off_1_is_the_base_model_with_a_later_class_token():
 def test_counts():
     base = build()
     model = vm.apply(base, vm.DynamicTokenNorm())
-    heads, dim, (rows, columns) = model.config.num_heads, model.config.embed_dim, model.config.grid
+    heads, dim, (rows, columns) = model.vit_config.num_heads, model.vit_config.embed_dim, model.vit_config.grid
     assert count_params(model) - count_params(base) == 10 * 5 * heads - dim  # the class token has no position
-    plain = model.config.with_(first_blocks=None)
-    assert count_macs(model.config) - count_macs(plain) == 10 * 2 * 12 * (rows + columns) * dim
-    assert count_macs(model.config, dense_norms=True) - count_macs(plain) == 10 * 2 * 12 * 12 * dim
+    plain = model.vit_config.with_(first_blocks=None)
+    assert count_macs(model.vit_config) - count_macs(plain) == 10 * 2 * 12 * (rows + columns) * dim
+    assert count_macs(model.vit_config, dense_norms=True) - count_macs(plain) == 10 * 2 * 12 * 12 * dim
 
 
 def test_multiply_adds_are_those_that_run():
@@ -110,7 +110,7 @@ def test_multiply_adds_are_those_that_run():
     model = vm.apply(build(), vm.DynamicTokenNorm(norms="both"))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.forward_head(model.forward_features(images()[:1]))
-    assert counter.get_total_flops() == 2 * count_macs(model.config)
+    assert counter.get_total_flops() == 2 * count_macs(model.vit_config)
 
 
 @pytest.mark.parametrize(
@@ -149,10 +149,10 @@ def test_it_shares_no_slot_with_another_placement():
 def test_other_changes_reach_the_first_blocks_in_any_order(other):
     both = vm.parse_changes(f"dtn(norms=both)+{other}")
     first, last = vm.apply(build(depth=3), *both), vm.apply(build(depth=3), *reversed(both))
-    assert first.config == last.config
+    assert first.vit_config == last.vit_config
     assert [type(m) for m in first.modules()] == [type(m) for m in last.modules()]
-    assert first.config.branches(0)[0].branch == first.config.branches(2)[0].branch
-    assert first.config.branches(0)[1].inner == first.config.branches(2)[1].inner
+    assert first.vit_config.branches(0)[0].branch == first.vit_config.branches(2)[0].branch
+    assert first.vit_config.branches(0)[1].inner == first.vit_config.branches(2)[1].inner
 
 
 def test_rms_after_dtn_keeps_the_biases_of_dtn():

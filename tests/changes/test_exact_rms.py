@@ -157,15 +157,15 @@ def test_the_norms_that_read_the_stream_are_converted_and_no_other(pair):
 
 
 def test_a_bias_of_queries_and_keys_is_added_only_to_take_up_a_norms():
-    assert vm.apply(tiny(qkv_bias=False), vm.Norm("rms")).config.qkv_bias
+    assert vm.apply(tiny(qkv_bias=False), vm.Norm("rms")).vit_config.qkv_bias
     plain = BranchConfig(NormConfig(affine=False))
-    assert not vm.apply(tiny(qkv_bias=False, attn=plain), vm.Norm("rms")).config.qkv_bias
+    assert not vm.apply(tiny(qkv_bias=False, attn=plain), vm.Norm("rms")).vit_config.qkv_bias
 
 
 def test_the_new_model_is_a_plain_one(pair):
     """Its config alone builds it, and every parameter is trained."""
     new = pair[1]
-    twin = vm.ViT(vm.ViTConfig.from_json(new.config.to_json())).double()
+    twin = vm.ViT(vm.ViTConfig.from_json(new.vit_config.to_json())).double()
     twin.load_state_dict(new.state_dict())
     assert moved(new, twin) < 1e-7  # fixed positions are made in float32
     twin.train()(torch.randn(2, 3, 12, 12, dtype=torch.float64)).square().sum().backward()
@@ -178,7 +178,7 @@ def test_positions_that_are_fixed_stay_fixed():
     new = vm.apply(model, vm.Norm("rms"))
     assert moved(model, new) < 1e-6
     assert stream_mean(new) < 1e-6
-    assert new.config.position == "sincos2d_centered"
+    assert new.vit_config.position == "sincos2d_centered"
     assert "pos_embed" not in dict(new.named_parameters())
     for resized in (model, new):
         resized.set_input_size((8, 20))
@@ -215,7 +215,7 @@ def test_layer_scale_stays(gamma):
 
 def test_new_layer_scale_does_not_change():
     model = tiny()
-    model = trained(vm.vit(model.config, layer_scale=1e-5))
+    model = trained(vm.vit(model.vit_config, layer_scale=1e-5))
     for block in model.blocks:
         nn.init.constant_(block.ls2.gamma, 1e-5)
     new = vm.apply(model, vm.Norm("rms"))
@@ -339,7 +339,7 @@ def test_a_part_that_an_earlier_change_makes_anew_is_refused():
     model = tiny()
     weights = {name: value for name, value in model.state_dict().items() if name != "blocks.1.mlp.fc2.weight"}
     with pytest.raises(UserError, match=r"blocks\.1\.mlp\.fc2\.weight is new"):
-        vm.Norm("rms").carry(weights, model.config, model.config)
+        vm.Norm("rms").carry(weights, model.vit_config, model.vit_config)
 
 
 def test_twice_has_no_effect_and_the_rest_can_follow():
@@ -367,5 +367,5 @@ def test_the_norm_inside_map_pooling_stays_and_can_follow_or_be_left():
     assert isinstance(new.attn_pool.norm, LayerNorm)
     assert isinstance(vm.apply(new, vm.Norm("rms", exact=False)).attn_pool.norm, RMSNorm)
     new.reset_classifier(3, global_pool="avg")
-    assert new.config.pool_norm is None
+    assert new.vit_config.pool_norm is None
     assert outputs(new).shape == (1, 3)

@@ -58,7 +58,7 @@ def test_norms_have_the_parameters_of_the_published_comparison():
         assert edited(name).mlp.before == edited(name).attn.before
         assert edited(name).final_norm == config.final_norm
     model = changed("norms", "group", base("mu2/8"))
-    assert model.blocks[0].norm1.groups == model.config.num_heads
+    assert model.blocks[0].norm1.groups == model.vit_config.num_heads
     dtn = edited("dtn")
     assert (dtn.first_blocks.count, dtn.prefix_from) == (10, 10)
     assert dtn.first_blocks.attn.before.kind == "dynamic_token"

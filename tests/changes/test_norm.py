@@ -43,14 +43,14 @@ def test_every_kind_becomes_every_other(base, images, first, second):
     model = base if first == "layer" else vm.apply(base, norm(first))
     new = vm.apply(model, norm(second))
     assert new(images).isfinite().all()
-    unit = math.sqrt(base.config.embed_dim) if second == "scale" else 1.0
+    unit = math.sqrt(base.vit_config.embed_dim) if second == "scale" else 1.0
     torch.testing.assert_close(new.blocks[0].norm1.weight, base.blocks[0].norm1.weight * unit)
 
 
 def test_options_reach_the_norms(base):
     assert vm.apply(base, vm.Norm("power", warmup=7)).blocks[0].norm1.warmup == 7
-    assert vm.apply(base, vm.Norm("power")).blocks[0].norm1.groups == base.config.num_heads
-    assert vm.apply(base, vm.Norm("group")).blocks[0].norm2.groups == base.config.num_heads
+    assert vm.apply(base, vm.Norm("power")).blocks[0].norm1.groups == base.vit_config.num_heads
+    assert vm.apply(base, vm.Norm("group")).blocks[0].norm2.groups == base.vit_config.num_heads
     switched = vm.apply(base, vm.Norm("switchable", batch=False))
     assert switched.blocks[0].norm1.running_mean is None
     again = vm.apply(switched, vm.Norm("switchable"))
@@ -76,8 +76,8 @@ def test_scale_norm_starts_near_rms_norm(base, images):
 def test_inner_norms_of_another_width(base, images):
     model = vm.apply(base, vm.SubLN(), vm.Norm("scale"))
     inner = model.blocks[0].mlp.norm
-    assert inner.weight.shape == (base.config.mlp_dim,)
-    torch.testing.assert_close(inner.weight, torch.full_like(inner.weight, math.sqrt(base.config.mlp_dim)))
+    assert inner.weight.shape == (base.vit_config.mlp_dim,)
+    torch.testing.assert_close(inner.weight, torch.full_like(inner.weight, math.sqrt(base.vit_config.mlp_dim)))
     assert vm.apply(model, vm.Norm("group"))(images).isfinite().all()
 
 

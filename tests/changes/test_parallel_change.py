@@ -26,7 +26,7 @@ def images(n=2):
 def test_the_formula_on_the_old_blocks(k):
     model = scattered(layer_scale=0.5)
     new = vm.apply(model, vm.Parallel(k))
-    assert (new.config.depth, new.config.parallel, len(new.blocks)) == (12 // k, k, 12 // k)
+    assert (new.vit_config.depth, new.vit_config.parallel, len(new.blocks)) == (12 // k, k, 12 // k)
     with torch.no_grad():
         x = model._embed(images())
         for i in range(0, 12, k):
@@ -40,7 +40,7 @@ def test_the_formula_on_the_old_blocks(k):
 def test_there_and_back_is_the_same_model(k):
     model = scattered(layer_scale=0.5)
     back = vm.apply(vm.apply(model, vm.Parallel(k)), *vm.parse_changes("sequential"))
-    assert back.config == model.config
+    assert back.vit_config == model.vit_config
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in back.state_dict().items())
     assert torch.equal(back(images()), model(images()))
 
@@ -79,7 +79,7 @@ def test_other_changes_on_parallel_branches_carry_as_on_sequential_blocks(other)
         torch.manual_seed(2)
         results.append(vm.apply(model, *vm.parse_changes(row)))
     first, second = results
-    assert first.config == second.config
+    assert first.vit_config == second.vit_config
     for name, value in first.state_dict().items():
         torch.testing.assert_close(value, second.state_dict()[name], atol=1e-12, rtol=1e-12)
 

@@ -78,7 +78,7 @@ def test_formula(base, attn, mlp, reading):
 def test_the_final_norm_is_dropped_exactly_where_the_last_operation_is_a_norm(base, attn, mlp, reading):
     model = vm.apply(base, vm.Placement(attn, mlp, reading))
     dropped = reading == "residual" and "post" in mlp
-    assert (model.config.final_norm is None) == dropped
+    assert (model.vit_config.final_norm is None) == dropped
     assert isinstance(model.norm, torch.nn.Identity) == dropped
     norms = sum(isinstance(m, LayerNorm) for m in model.modules())
     assert norms == 2 * (len(attn.split("+")) + len(mlp.split("+"))) + (not dropped)
@@ -97,12 +97,12 @@ def test_a_moved_norm_takes_its_weights_along(base, reading):
 def test_there_and_back_gives_the_final_norm_again(base):
     there = vm.apply(base, vm.Placement("post", "post"))
     back = vm.apply(there, vm.Placement("pre", "pre"))
-    assert back.config == base.config
+    assert back.vit_config == base.vit_config
     for i in range(2):
         assert torch.equal(back.blocks[i].norm1.weight, base.blocks[i].norm1.weight)
 
 
 def test_norms_keep_the_kind_and_eps_of_the_model(base):
     model = vm.apply(base, vm.Norm("rms"), vm.Placement("post", "post"))
-    assert model.config.attn.after == NormConfig("rms", 1e-6)
-    assert vm.apply(base, vm.Placement("post", "post"), vm.Norm("rms", exact=False)).config == model.config
+    assert model.vit_config.attn.after == NormConfig("rms", 1e-6)
+    assert vm.apply(base, vm.Placement("post", "post"), vm.Norm("rms", exact=False)).vit_config == model.vit_config

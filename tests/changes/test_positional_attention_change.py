@@ -49,15 +49,15 @@ def test_with_dtn_in_any_order():
     """Tokens join after both, whatever their numbers of blocks."""
     first, last = (vm.parse_changes(text) for text in ("dtn(blocks=4)+gpsa(blocks=7)", "gpsa(blocks=7)+dtn(blocks=4)"))
     one, other = vm.apply(build(), *first), vm.apply(build(), *last)
-    assert one.config == other.config
-    assert one.config.prefix_from == 7
+    assert one.vit_config == other.vit_config
+    assert one.vit_config.prefix_from == 7
     assert torch.equal(one.cls_token, other.cls_token)
     assert torch.equal(one.pos_embed, other.pos_embed)
 
 
 def test_prefix_tokens_from_the_beginning():
     """A config may have positions where prefix tokens are present; the change does not ask for it."""
-    config = vm.PositionalAttention().edit(build().config)
+    config = vm.PositionalAttention().edit(build().vit_config)
     model = vm.ViT(config.with_(prefix_from=0, reg_tokens=1)).eval()
     assert {block.attn.positions.prefix_tokens for block in model.blocks[:10]} == {2}
     assert model(images()).shape == (2, 5)
@@ -67,7 +67,7 @@ def test_another_image_size():
     model = vm.apply(build(), vm.PositionalAttention())
     model.set_input_size((20, 8))
     assert model.blocks[0].attn.positions.grid_size == (5, 2)
-    fresh = vm.ViT(model.config).eval()
+    fresh = vm.ViT(model.vit_config).eval()
     fresh.load_state_dict(model.state_dict())
     assert torch.equal(model(images((20, 8))), fresh(images((20, 8))))
 
@@ -98,7 +98,7 @@ def test_multiply_adds_are_those_that_run():
     model = vm.apply(build(), vm.PositionalAttention())
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.forward_head(model.forward_features(images()[:1]))
-    assert counter.get_total_flops() == 2 * count_macs(model.config)
+    assert counter.get_total_flops() == 2 * count_macs(model.vit_config)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_settings_that_do_not_fit(text, match):
 
 
 def test_more_blocks_than_there_are():
-    config = vm.PositionalAttention(blocks=12).edit(build(class_token=False, pool="avg").config)
+    config = vm.PositionalAttention(blocks=12).edit(build(class_token=False, pool="avg").vit_config)
     with pytest.raises(UserError, match="first 12 blocks are more"):
         config.with_(depth=11)
 

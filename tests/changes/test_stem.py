@@ -47,7 +47,7 @@ def test_the_linear_stem_keeps_its_projection(base):
         model = apply(base, change)
         assert torch.equal(model.patch_embed.proj.weight, base.patch_embed.proj.weight)
     again = apply(base, "dpn", "stem(kind=linear)")
-    assert again.config == base.config
+    assert again.vit_config == base.vit_config
     assert torch.equal(again.patch_embed.proj.weight, base.patch_embed.proj.weight)
 
 

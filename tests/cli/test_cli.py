@@ -356,7 +356,11 @@ def test_finetune_trains_a_part_and_leaves_its_delta(trial, capsys, tmp_path):
     assert "positions" in said
     assert f"{start} has all but" in said
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert (config["recipe"]["train"], config["recipe"]["weight_decay"], config["recipe"]["flip"]) == (
+    assert (
+        config["recipe"]["train"],
+        config["recipe"]["optimizer"]["weight_decay"],
+        config["recipe"]["augment"]["flip"],
+    ) == (
         "attention",
         0.1,
         0,
@@ -438,3 +442,10 @@ def test_defaults_are_peeked_at_before_parsing():
     assert peek(["--data"], "data") is None
     assert readable_folder("path/to/my pets/", "S/16") == Path("runs/my-pets-S-16")
     assert readable_folder("torchvision:CIFAR10?root=/x", "Ti/4") == Path("runs/torchvision-CIFAR10-Ti-4")
+
+
+@pytest.mark.parametrize("name", ["a" * 4096, "a/" * 2048])
+@pytest.mark.parametrize("command", [["data"], ["report"], ["evaluate"], ["data", "wds:"]])
+def test_a_path_that_is_too_long_is_named(command, name, capsys):
+    *words, last = [*command, ""] if len(command) == 1 else command
+    assert "not foreseen" not in refused(capsys, *words, last + name)

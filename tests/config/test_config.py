@@ -187,6 +187,14 @@ def test_unknown_settings_name_the_nearest():
         ({"pool_norm": NormConfig()}, "pool='map'"),
         ({"position": "sincos2d", "position_on_prefix": False, "embed_dim": 6}, "multiple of 4"),
         ({"layer_scale": 0.0}, "layer_scale"),
+        ({"qk_norm": [1, 2]}, "qk_norm of a ViTConfig is NormConfig or None"),
+        ({"in_chans": 10**30}, "in_chans of a ViTConfig is a whole number below 2,147,483,648"),
+        ({"img_size": 10**30}, "img_size"),
+        ({"depth": 2.5}, "depth of a ViTConfig is a whole number, not"),
+        ({"depth": True}, "depth of a ViTConfig is a whole number, not"),
+        ({"attn": {"before": 3}}, "attn of a ViTConfig is BranchConfig"),
+        ({"layer_scale": float("inf")}, "layer_scale of a ViTConfig is a finite number"),
+        ({"qkv_bias": "maybe"}, "qkv_bias of a ViTConfig is True or False"),
     ],
     ids=str,
 )
@@ -196,6 +204,10 @@ def test_parts_that_do_not_fit_are_errors_that_say_what_to_do(fields, says):
 
 
 def test_norms_check_themselves():
+    with pytest.raises(UserError, match="eps of a NormConfig is a finite number"):
+        NormConfig(eps="small")
+    with pytest.raises(UserError, match="before of a BranchConfig is NormConfig or None"):
+        BranchConfig(before=3)
     with pytest.raises(UserError, match="'layer'"):
         NormConfig("layr")
     with pytest.raises(UserError, match="eps"):

@@ -2,6 +2,9 @@
 
 import json
 
+from PIL import Image
+from rich.cells import cell_len
+
 from vitmods import data
 
 
@@ -32,6 +35,24 @@ def test_check_agrees_with_load(make_folder) -> None:
     from vitmods.recipes import plain
 
     root = make_folder({"cat": 20, "dog": 10})
-    loaded = data.load(root, img_size=8, augment=plain(), split_seed=3).summary()
+    loaded = data.load(root, img_size=8, augment=plain().augment, split_seed=3).summary()
     checked = data.check(root, split_seed=3).summary
     assert {key: checked[key] for key in loaded} == loaded
+
+
+def test_names_with_control_characters_and_wide_letters_stay_in_their_cell(tmp_path):
+    names = ["a\x1b[31mred", "b\nline", "猫猫", "right\u202eleft", "plain"]
+    for name in names:
+        folder = tmp_path / name
+        folder.mkdir()
+        for i in range(10):
+            Image.new("RGB", (8, 8), (i, 0, names.index(name))).save(folder / f"\x1b[{i}m.png")
+    (tmp_path / "plain" / "bad\n.png").write_bytes(b"no image")
+    text = data.check(str(tmp_path)).text
+    assert all(letter.isprintable() for line in text.split("\n") for letter in line)
+    assert "bad\\n.png: not an image" in text
+    rows = [
+        line for line in text.splitlines() if line.startswith(("a\\x1b[31mred", "b\\nline", "猫猫", "right", "plain"))
+    ]
+    assert len(rows) == 5
+    assert len({cell_len(row) for row in rows}) == 1

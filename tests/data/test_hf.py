@@ -34,7 +34,7 @@ def test_a_saved_set_is_read(tmp_path: Path) -> None:
     import datasets
 
     datasets.DatasetDict(train=train, test=test, extra=test).save_to_disk(tmp_path / "saved")
-    dataset = data.load(f"hf:{tmp_path / 'saved'}", img_size=9, augment=plain())
+    dataset = data.load(f"hf:{tmp_path / 'saved'}", img_size=9, augment=plain().augment)
     assert dataset.classes == ("cat", "dog")
     assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 18, "val": 2, "test": 6}
     assert "These splits were not used: extra." in dataset.summary()["warnings"]
@@ -65,7 +65,7 @@ def test_a_broken_image_is_unreadable(tmp_path: Path) -> None:
     raw[3]["image"]["bytes"] = raw[3]["image"]["bytes"][:40]
     datasets.Dataset.from_list(raw, features=rows.features).save_to_disk(tmp_path / "saved")
     with pytest.raises(UserError, match=r"1 image cannot be read:\n  train\[3\]: "):
-        data.load(f"hf:{tmp_path / 'saved'}", img_size=9, augment=plain())
+        data.load(f"hf:{tmp_path / 'saved'}", img_size=9, augment=plain().augment)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def by_sample(dataset: data.ImageDataset, **chosen) -> dict[int, bytes]:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_streamed_set_has_the_images_of_the_set(parquet: Path, workers: int) -> None:
-    augment = plain().with_(crop="random_resized", flip=0.5)
+    augment = plain().with_(crop="random_resized", flip=0.5).augment
     kept = data.load(f"hf:{parquet}", img_size=9, augment=augment)
     streamed = data.load(f"hf:{parquet}?streaming=1&buffer=8", img_size=9, augment=augment, workers=workers)
     assert {n: s.ids for n, s in streamed.splits.items()} == {n: s.ids for n, s in kept.splits.items()}
@@ -103,7 +103,7 @@ def test_a_streamed_set_has_the_images_of_the_set(parquet: Path, workers: int) -
 
 
 def test_a_streamed_set_is_resumed_and_dealt_out(parquet: Path) -> None:
-    streamed = data.load(f"hf:{parquet}?streaming=1&buffer=8", img_size=9, augment=plain())
+    streamed = data.load(f"hf:{parquet}?streaming=1&buffer=8", img_size=9, augment=plain().augment)
     arguments = {"seed": 0, "epoch": 1, "batch_size": 9}
     whole = [batch.index.tolist() for batch in streamed.train_batches(**arguments)]
     assert sorted(chain(*whole)) == list(range(54))
@@ -121,8 +121,8 @@ def test_checking_a_streamed_set(parquet: Path) -> None:
 
 def test_a_saved_set_is_streamed(tmp_path: Path) -> None:
     table(30)[0].save_to_disk(tmp_path / "saved")
-    streamed = data.load(f"hf:{tmp_path / 'saved'}?streaming=1", img_size=9, augment=plain())
-    kept = data.load(f"hf:{tmp_path / 'saved'}", img_size=9, augment=plain())
+    streamed = data.load(f"hf:{tmp_path / 'saved'}?streaming=1", img_size=9, augment=plain().augment)
+    kept = data.load(f"hf:{tmp_path / 'saved'}", img_size=9, augment=plain().augment)
     assert by_sample(streamed, batch_size=24) == by_sample(kept, batch_size=24)
 
 

@@ -14,6 +14,7 @@ from vitmods import data
 from vitmods.data import shard_index
 from vitmods.data.foreign_shards import expand
 from vitmods.data.pack import pack
+from vitmods.data.shards import MANIFEST_FORMAT
 from vitmods.data.sources import open_source
 from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
@@ -173,6 +174,19 @@ def test_shards_from_elsewhere(tmp_path: Path) -> None:
     (root / "classes.txt").unlink()
     (root / "classes.json").write_text('{"0": "wren", "1": "kite"}')
     assert open_source(f"wds:{root}").classes == ("wren", "kite")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("{0..99999999999}.tar", "more than 100,000"),
+        ("{0..999}/{0..999}.tar", "more than 100,000"),
+        ("{9..0}.tar", "is empty"),
+    ],
+)
+def test_a_range_without_end_is_refused(pattern, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        open_source(f"wds:{tmp_path}/{pattern}")
 
 
 def test_patterns(tmp_path: Path) -> None:
@@ -347,3 +361,17 @@ def test_webdataset_reads_what_was_packed(pets: Path, tmp_path: Path) -> None:
     source = open_source(pets).splits["train"]
     pixels = [np.asarray(Image.open(io.BytesIO(source.fetch(int(key))))).tobytes() for key in source.keys]
     assert found == sorted(zip(source.labels.tolist(), pixels, strict=True))
+
+
+@pytest.mark.parametrize("record", [{}, {"splits": 3}, {"splits": {"train": {"shards": [{"file": 3}]}}}])
+def test_a_manifest_that_lists_nothing_is_named(tmp_path, record):
+    found = {"format": MANIFEST_FORMAT, "name": "x", "classes": ["a"], "unreadable": [], **record}
+    (tmp_path / "manifest.json").write_text(json.dumps(found))
+    with pytest.raises(UserError, match=r"manifest\.json does not list"):
+        open_source(str(tmp_path))
+
+
+def test_a_manifest_without_end_is_named(tmp_path):
+    (tmp_path / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match=r"manifest\.json cannot be read"):
+        open_source(str(tmp_path))

@@ -102,7 +102,7 @@ def test_splits_labels_and_images_are_torchvisions(tmp_path: Path, name, make, c
 
 def test_load_trains_on_it(tmp_path: Path) -> None:
     mnist(tmp_path)
-    dataset = data.load(f"torchvision:MNIST?root={tmp_path}", img_size=28, in_chans=1, augment=plain())
+    dataset = data.load(f"torchvision:MNIST?root={tmp_path}", img_size=28, in_chans=1, augment=plain().augment)
     assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 30, "val": 10, "test": 12}
     assert dataset.classes[3] == "3 - three"
     assert next(iter(dataset.eval_batches("test", 12))).targets.tolist() == [i % 10 for i in range(12)]
@@ -128,8 +128,8 @@ def test_an_image_that_went_missing_is_unreadable(tmp_path: Path) -> None:
     (tmp_path / "oxford-iiit-pet" / "images" / "pug_1.jpg").unlink()
     spec = f"torchvision:OxfordIIITPet?root={tmp_path}"
     with pytest.raises(UserError, match=r"OxfordIIITPet/train\[1\]: No such file"):
-        data.load(spec, img_size=8, augment=plain())
-    assert data.load(spec, img_size=8, augment=plain(), unreadable="skip").summary()["left_out"] == 1
+        data.load(spec, img_size=8, augment=plain().augment)
+    assert data.load(spec, img_size=8, augment=plain().augment, unreadable="skip").summary()["left_out"] == 1
 
 
 def test_an_attribute_that_is_not_the_label_is_not_taken_for_it() -> None:

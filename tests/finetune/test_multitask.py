@@ -45,7 +45,7 @@ def test_outputs_are_those_of_the_separate_models_bit_for_bit(served):
     _, models, multi = served
     assert multi.tasks == tuple(TASKS)
     for name in [*TASKS, *TASKS]:  # going back and forth changes nothing
-        images = torch.randn(2, 3, *models[name].config.img_size)
+        images = torch.randn(2, 3, *models[name].vit_config.img_size)
         with torch.inference_mode():
             assert torch.equal(multi(images, name), models[name](images))
             assert torch.equal(multi[name].forward_features(images), models[name].forward_features(images))

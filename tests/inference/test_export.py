@@ -72,7 +72,7 @@ def test_safetensors_are_read_back_with_their_config(tmp_path):
     model = small("dtn(blocks=1)+dpn")
     assert vm.export(model, tmp_path / "m.safetensors") == 0
     again = adapters.load(tmp_path / "m.safetensors")
-    assert again.config == model.config
+    assert again.vit_config == model.vit_config
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in again.state_dict().items())
     assert "none missing" in str(adapters.coverage(tmp_path / "m.safetensors"))
 
@@ -89,8 +89,8 @@ def test_a_trial_folder_is_read(tmp_path):
 
     model = small("dpn")
     save_file(model.state_dict(), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"model": json.loads(model.config.to_json())}))
-    assert adapters.load(tmp_path).config == model.config
+    (tmp_path / "config.json").write_text(json.dumps({"model": json.loads(model.vit_config.to_json())}))
+    assert adapters.load(tmp_path).vit_config == model.vit_config
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"config\.json"):
         adapters.load(tmp_path)
@@ -146,6 +146,6 @@ def test_damaged_safetensors_are_refused(damage, tmp_path):
     else:
         weights = load_file(path)
         weights.pop("head.weight")
-        save_file(weights, path, {"vitmods_config": small().config.to_json()})
+        save_file(weights, path, {"vitmods_config": small().vit_config.to_json()})
     with pytest.raises(UserError, match=r"head\.weight" if damage == "missing tensor" else "damaged"):
         adapters.load(path)

@@ -51,7 +51,7 @@ def small(arm: str = "", **fields: object) -> vm.ViT:
 
 def random_images(model: vm.ViT, count: int = 3) -> torch.Tensor:
     p = next(model.parameters())
-    return torch.randn(count, 3, *model.config.img_size, generator=torch.Generator().manual_seed(1)).to(p)
+    return torch.randn(count, 3, *model.vit_config.img_size, generator=torch.Generator().manual_seed(1)).to(p)
 
 
 @torch.no_grad()
@@ -112,8 +112,8 @@ def test_what_is_folded_is_gone():
     new = vm.optimize_for_inference(small("dpn+layerscale"))
     left = [name for name, _ in new.named_parameters() if any(part in name for part in (".norm1", ".norm2", ".ls"))]
     assert left == []
-    assert new.config.layer_scale is None
-    assert not new.config.stem.before.affine
+    assert new.vit_config.layer_scale is None
+    assert not new.vit_config.stem.before.affine
     batch = vm.optimize_for_inference(small("norm(kind=batch)"))
     assert all(isinstance(block.norm1, nn.Identity) for block in batch.blocks)
 

@@ -29,17 +29,22 @@ def test_equation(qk_norm, norm, head_scale):
     torch.testing.assert_close(attention(x), slow_attention(attention, x), atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("queries", [1, 3, 5])
-def test_fewer_queries_give_the_leading_outputs_and_their_gradients(queries, bias):
+class OnlyItself(torch.nn.Module):
+    """Each token reads itself alone."""
+
+    def forward(self, q, k, attn_mask):
+        own = torch.eye(q.shape[2], dtype=torch.bool)
+        return own if attn_mask is None else own & attn_mask
+
+
+def test_the_slot_for_masks_sees_queries_and_keys_and_the_callers_mask():
     torch.manual_seed(0)
-    attention = Attention(12, 3, qkv_bias=bias, norm=LayerNorm(12), qk_norm=RMSNorm, head_scale=True).double()
-    x = torch.randn(2, 5, 12, dtype=torch.float64, requires_grad=True)
-    leaves = [x, *attention.parameters()]
-    some, every = attention(x, queries=queries), attention(x)[:, :queries]
-    torch.testing.assert_close(some, every, atol=1e-12, rtol=0)
-    for a, b in zip(torch.autograd.grad(some.sin().sum(), leaves), torch.autograd.grad(every.sin().sum(), leaves)):
-        torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+    attention = Attention(8, 2, mask=OnlyItself()).double()
+    x = torch.randn(2, 4, 8, dtype=torch.float64)
+    values = attention.qkv(x).chunk(3, -1)[2]
+    torch.testing.assert_close(attention(x), attention.proj(values), atol=1e-12, rtol=0)
+    everything = torch.ones(4, 4, dtype=torch.bool)
+    torch.testing.assert_close(attention(x, attn_mask=everything), attention.proj(values), atol=1e-12, rtol=0)
 
 
 def test_masked_tokens_are_not_read():

@@ -1,8 +1,13 @@
 """Native forms are built where a compiler is, kept, fixed when damaged, and done without everywhere else."""
 
 import multiprocessing
+import os
+import pwd
 import shutil
+import stat
 import sys
+import tempfile
+import types
 import warnings
 from pathlib import Path
 
@@ -123,13 +128,77 @@ def test_several_processes_at_once(source, tmp_path):
     assert all(path.suffix == ".so" for path in kept(tmp_path))
 
 
-@pytest.mark.parametrize("home", ["a file", "none"])
-def test_a_cache_that_cannot_be_written(source, tmp_path, monkeypatch, home):
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """The folder for libraries where the user's cache cannot be used."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    return tmp_path / "temporary" / f"vitmods-{os.getuid()}" / "native"
+
+
+@pytest.mark.parametrize("cache", ["a file", "no home", "noexec"])
+def test_a_cache_that_cannot_be_used_has_a_second_place(source, tmp_path, monkeypatch, temporary, cache):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    if home == "none":
-        monkeypatch.setattr(build, "user_cache", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    if cache == "no home":
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.delenv("HOME", raising=False)
+        monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
+    elif cache == "noexec":
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        monkeypatch.setattr(build, "_is_fit", lambda folder: folder == temporary)
+    calls = compiles(monkeypatch)
     assert again().twice(21) == 42
+    assert again().twice(21) == 42
+    assert calls == ["twice"]
+    assert len(list(temporary.iterdir())) == 1
+    assert stat.S_IMODE(temporary.parent.stat().st_mode) == 0o700
+
+
+def test_a_temporary_folder_that_is_noexec_does_not_matter(source, tmp_path, monkeypatch, temporary):
+    statvfs = os.statvfs
+    shm = str(tmp_path / "temporary")
+    noexec = types.SimpleNamespace(f_flag=os.ST_NOEXEC)
+    monkeypatch.setattr(os, "statvfs", lambda path: noexec if str(path).startswith(shm) else statvfs(path))
+    assert again().twice(21) == 42
+    assert len(kept(tmp_path)) == 1
+    assert not temporary.exists()
+
+
+def test_no_place_is_told_without_compiling(source, tmp_path, monkeypatch, temporary):
+    monkeypatch.setattr(os, "statvfs", lambda path: types.SimpleNamespace(f_flag=os.ST_NOEXEC))
+    calls = compiles(monkeypatch)
+    with pytest.warns(UserWarning, match="Set XDG_CACHE_HOME"):
+        assert again() is None
+    assert calls == []
+
+
+def test_what_others_can_write_is_not_loaded(source, tmp_path, monkeypatch, temporary):
+    native.library("twice")
+    [path] = kept(tmp_path)
+    calls = compiles(monkeypatch)
+    path.chmod(0o666)
+    assert again().twice(21) == 42
+    [path] = kept(tmp_path)  # built again in its place
+    assert calls == ["twice"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    foreign = types.SimpleNamespace(st_uid=os.getuid() + 1, st_mode=0o600)
+    assert not build._is_own(types.SimpleNamespace(stat=lambda: foreign))
+
+
+def test_a_relative_cache_home_is_ignored(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert again().twice(21) == 42
+    assert not (tmp_path / "relative").exists()
+    assert len(list((tmp_path / "home" / ".cache" / "vitmods" / "native").iterdir())) == 1
+
+
+def test_a_cxx_that_is_no_command_is_told(source, monkeypatch):
+    monkeypatch.setenv("CXX", "'unbalanced")
+    with pytest.warns(UserWarning, match="CXX is no command"):
+        assert again() is None
 
 
 def test_switched_off(source, monkeypatch):

@@ -97,7 +97,7 @@ def test_every_parameter_of_a_model_is_trained(changes):
     found = model(changes)
     found(images()).square().sum().backward()
     assert not [name for name, p in found.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
-    assert found.config.grid == (4, 3)
+    assert found.vit_config.grid == (4, 3)
 
 
 def test_rms_is_exact():

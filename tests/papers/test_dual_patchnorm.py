@@ -83,7 +83,7 @@ def test_class_token_passes_the_norm_after_positions_only_on_request(model_of):
     torch.testing.assert_close(left_out[:, 1:], g["out.post_posemb"], atol=1e-9, rtol=0)
 
     change = vm.DualPatchNorm(before=False, after=False, after_position=True, class_token=True)
-    included = vm.apply(vm.vit(model.config.with_(position_norm=None)).double(), change)
+    included = vm.apply(vm.vit(model.vit_config.with_(position_norm=None)).double(), change)
     included.load_state_dict(model.state_dict())
     normed = included.norm_pre(included.cls_token).expand(2, -1, -1)
     torch.testing.assert_close(embed(included, images), torch.cat([normed, g["out.post_posemb"]], 1), atol=1e-9, rtol=0)
@@ -93,7 +93,7 @@ def test_class_token_passes_the_norm_after_positions_only_on_request(model_of):
 def test_extra_parameters_are_as_published(name, extra):
     with torch.device("meta"):
         base = vm.ViT(vm.ViTConfig.from_name(name, depth=1))
-        changed = vm.ViT(vm.DualPatchNorm().edit(base.config))
+        changed = vm.ViT(vm.DualPatchNorm().edit(base.vit_config))
     assert count_params(changed) - count_params(base) == extra
 
 

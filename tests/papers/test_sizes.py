@@ -27,7 +27,7 @@ def test_counts_are_the_published_ones(name, millions, exact, giga):
     model = build(name, layer_scale=1e-4, position_on_prefix=False)
     assert count_params(model) == exact
     assert round(exact / 1e6, 1) == millions
-    assert round(count_macs(model.config) / 1e9, 1) == giga
+    assert round(count_macs(model.vit_config) / 1e9, 1) == giga
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_deep_models_have_exactly_deits_parameters(name, params):
 def test_parallel_branches_cost_what_sequential_blocks_do(sequential, parallel):
     a, b = build(sequential, layer_scale=1e-4), build(parallel, layer_scale=1e-4)
     assert count_params(a) == count_params(b)
-    assert count_macs(a.config) == count_macs(b.config)
+    assert count_macs(a.vit_config) == count_macs(b.vit_config)
 
 
 def test_parallel_models_cost_the_published():
@@ -52,7 +52,7 @@ def test_parallel_models_cost_the_published():
     for name, layer_scale, millions, giga in (("S24x2/16", None, 85.9, 18.3), ("B18x2/16", 1e-4, 256.7, 52.5)):
         model = build(name, layer_scale=layer_scale)
         assert round(count_params(model) / 1e6, 1) == millions
-        assert round(count_macs(model.config) / 1e9, 1) == pytest.approx(giga, abs=0.11)
+        assert round(count_macs(model.vit_config) / 1e9, 1) == pytest.approx(giga, abs=0.11)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_multiply_adds_are_those_that_run(overrides):
     from torch.utils.flop_counter import FlopCounterMode
 
     model = vm.vit("mu2/4", img_size=16, num_classes=7, **overrides).eval()
-    images = torch.zeros(1, model.config.in_chans, 16, 16)
+    images = torch.zeros(1, model.vit_config.in_chans, 16, 16)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.forward_head(model.forward_features(images))
-    assert counter.get_total_flops() == 2 * count_macs(model.config)
+    assert counter.get_total_flops() == 2 * count_macs(model.vit_config)

@@ -36,4 +36,4 @@ def test_multiply_adds_are_those_that_run():
     model = vm.vit("T2T-14", img_size=(64, 48), depth=2)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.forward_head(model.forward_features(torch.zeros(1, 3, 64, 48)))
-    assert counter.get_total_flops() == 2 * count_macs(model.config)
+    assert counter.get_total_flops() == 2 * count_macs(model.vit_config)

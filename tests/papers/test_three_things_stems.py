@@ -132,11 +132,11 @@ def test_counts_are_those_that_run(change, shape):
     for module in model.modules():
         if isinstance(module, LayerNorm | BatchNorm):
             module.register_forward_hook(lambda m, args, out: normed.append(out.numel()))
-    images = torch.zeros(1, model.config.in_chans, *model.config.img_size)
+    images = torch.zeros(1, model.vit_config.in_chans, *model.vit_config.img_size)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.forward_head(model.forward_features(images))
-    assert counter.get_total_flops() == 2 * count_macs(model.config)
-    assert 5 * sum(normed) == count_published(model.config) - count_macs(model.config)
+    assert counter.get_total_flops() == 2 * count_macs(model.vit_config)
+    assert 5 * sum(normed) == count_published(model.vit_config) - count_macs(model.vit_config)
 
 
 @pytest.mark.parametrize("variant", ["bn_eval", "ln"])
@@ -150,5 +150,5 @@ def test_files_with_the_official_names_of_the_stem_are_read(golden, variant, tmp
             tensors[f"patch_embed.{name.replace('running_mean', 'num_batches_tracked')}"] = torch.tensor(1)
     torch.save({"model": tensors}, tmp_path / "deit.pth")
     model = vm.adapters.load(tmp_path / "deit.pth", num_heads=2)
-    assert model.config.patch_size == (16, 16)
+    assert model.vit_config.patch_size == (16, 16)
     torch.testing.assert_close(model.patch_embed(g["in.x"].float()), g["out.y"].float(), atol=1e-4, rtol=0)

@@ -81,11 +81,11 @@ def test_models_of_settings_and_sizes_that_differ():
 
 def test_model_settings_reach_the_model():
     torch.manual_seed(0)
-    settings = {**architecture("augreg", "mu2/8", {}), **augreg(level="light1").model_settings}
+    settings = {**architecture("augreg", "mu2/8", {}), **augreg(level="light1").model.to_config()}
     model = vm.vit("mu2/8", img_size=16, num_classes=5, **settings)
     assert model.head.bias.tolist() == pytest.approx([-6.9] * 5)
     assert not model.head.weight.any()
-    assert model.config.drop_path == 0.1
+    assert model.vit_config.drop_path == 0.1
     assert model.pre_logits is not None
 
 
@@ -100,7 +100,7 @@ def test_recipes_as_the_shell_writes_them():
     assert parse_recipe("a2(model=L/16)", model="S/16") == a2(model="L/16")
     assert parse_recipe("deit", model="S/16", like=plain()) == deit()
     for name in FINETUNING:
-        assert parse_recipe(name, like=plain()).crop == "none"
+        assert parse_recipe(name, like=plain()).augment.crop == "none"
     assert parse_recipe("finetune(epochs=3)", like=plain()) == finetune(plain(), 3)
 
 

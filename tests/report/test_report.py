@@ -10,6 +10,7 @@ import pytest
 
 import vitmods as vm
 from vitmods.evals.metrics import Metric
+from vitmods.model.slots import NormConfig
 from vitmods.report import write_report
 from vitmods.report.drawing import NORMS, draw
 from vitmods.report.facts import thumbnails
@@ -276,7 +277,7 @@ def test_a_single_evaluation_is_a_dot_that_can_be_seen():
 @pytest.mark.parametrize("kind", [kind for kind in NORMS if kind != "layer"])
 def test_long_words_of_a_drawing_fit_their_boxes(synthetic, kind):
     """A bold letter is up to 0.7 of its size wide, and a box has 100 pixels."""
-    arm = synthetic.edited({"mlp": {"before": {"kind": kind}}})
+    arm = synthetic.edited({"mlp": {"before": NormConfig(kind)}})
     drawing = str(draw(arm, synthetic.edited({}), "arm"))
     (style,) = re.findall(rf'<g class="changed"><rect[^>]*><text([^>]*)>{re.escape(NORMS[kind])}<', drawing)
     size = re.search(r"font-size: ([\d.]+)px", style)

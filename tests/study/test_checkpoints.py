@@ -50,7 +50,7 @@ def test_each_arm_and_seed_begins_with_its_own_weights(pretrained, arm, seed):
     assert [arm.name for arm in study.settings.arms] == ["dpn", "post"]
     trained = open_trial(pretrained / "trials" / arm / f"seed{seed}")
     begun = model_of(study, arm, seed)
-    assert begun.config == trained.config
+    assert begun.vit_config == trained.vit_config
     for name, value in body(trained).items():
         assert torch.equal(body(begun)[name], value)
     assert not torch.equal(begun.head.weight, trained.head.weight)

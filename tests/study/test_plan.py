@@ -1,11 +1,12 @@
 import pytest
 
 from vitmods.changes import DualPatchNorm, DynamicTokenNorm, Norm
+from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm, arm_from_text, make_arms
 from vitmods.study.plan import OTHER_SEEDS, Settings, differences, make_seeds
 from vitmods.util.errors import UserError
 
-FIXED = {"data": "digits", "base": "mu/2", "recipe": {"epochs": 3, "lr": 0.1, "crop_scale": [0.1, 1.0]}}
+FIXED = {"data": "digits", "base": "mu/2", "recipe": Recipe().with_(epochs=3, lr=0.1, crop_scale=(0.1, 1.0)).to_dict()}
 
 
 def settings(arms=("dpn",), seeds=2, noise_floor=False, margin=0.5, **fixed):
@@ -89,8 +90,8 @@ def test_settings_survive_json():
 def test_an_arm_may_override_the_recipe():
     arm = Arm("slow", (DualPatchNorm(),), {"lr": 0.01})
     one = Settings(FIXED, make_arms([arm]), (0,))
-    assert one.recipe_of(one.arm("slow")).lr == 0.01
-    assert one.recipe_of(one.arm("base")).lr == 0.1
+    assert one.recipe_of(one.arm("slow")).optimizer.lr == 0.01
+    assert one.recipe_of(one.arm("base")).optimizer.lr == 0.1
 
 
 def test_adding_arms_seeds_a_noise_floor_or_another_margin_is_the_same_study():
@@ -100,7 +101,9 @@ def test_adding_arms_seeds_a_noise_floor_or_another_margin_is_the_same_study():
 
 def test_every_other_change_is_a_difference_and_is_shown():
     old = settings(["dpn", "rms"], seeds=3, noise_floor=True).to_dict()
-    new = settings({"dpn": "dpn(before=false)"}, data="other", recipe={**FIXED["recipe"], "lr": 0.3}).to_dict()
+    new = settings(
+        {"dpn": "dpn(before=false)"}, data="other", recipe=Recipe.from_dict(FIXED["recipe"]).with_(lr=0.3).to_dict()
+    ).to_dict()
     assert differences(old, new) == [
         "data: digits -> other",
         "recipe.optimizer.lr: 0.1 -> 0.3",

@@ -120,7 +120,7 @@ def test_a_changed_setting_is_refused_and_shown(finished):
     _, out = finished
     before = contents(out)
     changed = make(noise_floor=True, recipe=RECIPE.with_(lr=0.5), limit_train=200)
-    with pytest.raises(UserError, match=r"limit_train: 256 -> 200; .*recipe\.lr: 0\.001 -> 0\.5"):
+    with pytest.raises(UserError, match=r"limit_train: 256 -> 200; .*recipe\.optimizer\.lr: 0\.001 -> 0\.5"):
         run(changed, out)
     with pytest.raises(UserError, match=r"arm x: .* -> \(missing\)"):
         run(make(["dpn"], noise_floor=True), out)

@@ -90,7 +90,7 @@ def test_another_size_and_other_classes(checkpoint, positions):
     expected = open_checkpoint(str(checkpoint))
     expected.set_input_size(16, positions=positions)
     assert torch.equal(model.pos_embed, expected.pos_embed)
-    assert model.config.img_size == (16, 16)
+    assert model.vit_config.img_size == (16, 16)
     assert model(torch.randn(1, 1, 16, 16)).shape == (1, 4)
 
 

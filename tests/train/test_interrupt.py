@@ -17,13 +17,22 @@ def work(*numbers, answer):
         work.reached_the_end = True
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_is_noted_and_answered_at_the_next_check(number, code):
     before = signal.getsignal(number)
     with pytest.raises(Interrupted, match=number.name) as caught:
         work(number, answer=True)
     assert caught.value.exit_code == code
     assert signal.getsignal(number) is before
+
+
+def test_nohup_stays_in_force(monkeypatch):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        work(signal.SIGHUP, answer=True)
+        assert work.reached_the_end
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_ctrl_c_is_not_held_back():

@@ -74,7 +74,9 @@ def test_a_finished_trial_is_not_run_again(bench, tmp_path):
 
 def test_other_settings_in_the_same_folder_are_refused_with_the_difference(bench, tmp_path):
     bench.train(tmp_path)
-    with pytest.raises(UserError, match=r"recipe\.lr was 0\.005, now 0\.1; recipe\.ema was None, now 0\.5\. Choose"):
+    with pytest.raises(
+        UserError, match=r"recipe\.ema was None, now 0\.5; recipe\.optimizer\.lr was 0\.005, now 0\.1\. Choose"
+    ):
         bench.train(tmp_path, recipe=bench.recipe(lr=0.1, ema=0.5))
     with pytest.raises(UserError, match="seed was 0, now 1"):
         bench.train(tmp_path, seed=1)
@@ -263,7 +265,7 @@ def test_a_file_that_may_not_grow_is_one_clear_error(bench, tmp_path, unbroken, 
 @pytest.mark.parametrize("fields", [{"drop_path": 0.1}, {"dropout": 0.1}, {"init": "big_vision"}, {"head_bias": -1.0}])
 def test_a_model_that_is_not_built_as_the_recipe_says_is_refused(bench, tmp_path, fields):
     recipe = bench.recipe(epochs=1, **fields)
-    with pytest.raises(ValueError, match=r"The recipe sets \w+=.* of the model, .*\*\*recipe\.model_settings"):
+    with pytest.raises(ValueError, match=r"The recipe sets \w+=.* of the model, .*\*\*recipe\.model\.to_config"):
         bench.train(tmp_path, recipe=recipe)
     with pytest.raises(ValueError, match="has it 'not reported'"):
         bench.train(tmp_path, torch.nn.Linear(2, 2), recipe)
@@ -279,7 +281,7 @@ def test_a_batch_larger_than_the_set_is_refused(bench, tmp_path):
 def test_a_folder_from_before_a_field_of_the_recipe_goes_on(bench, tmp_path):
     bench.train(tmp_path, recipe=bench.recipe(epochs=1))
     config = json.loads((tmp_path / "config.json").read_text())
-    del config["resolved"], config["recipe"]["rsqrt_timescale"]
+    del config["resolved"], config["recipe"]["schedule"]["rsqrt_timescale"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     bench.train(tmp_path, recipe=bench.recipe(epochs=1))
     with pytest.raises(ValueError, match="rsqrt_timescale was 10000, now 5"):

@@ -24,12 +24,12 @@ def test_another_image_size_keeps_all_weights_but_the_positions(changes, overrid
     model = build(changes, **overrides)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.set_input_size((24, 32))
-    assert model.config.img_size == (24, 32)
+    assert model.vit_config.img_size == (24, 32)
     assert model(torch.randn(2, 3, 24, 32)).shape == (2, 5)
     after = model.state_dict()
     assert before.keys() == after.keys()
     assert {name for name in after if not torch.equal(before[name], after[name])} <= {"pos_embed"}
-    fresh = vm.vit(model.config)
+    fresh = vm.vit(model.vit_config)
     fresh.load_state_dict(after)  # the config still describes the model
 
 
@@ -46,7 +46,7 @@ def test_an_unknown_resampling_is_refused_and_nothing_is_changed():
     model = build()
     with pytest.raises(UserError, match="Did you mean 'bilinear'"):
         model.set_input_size(32, positions="bilinaer")
-    assert model.config.img_size == (16, 16)
+    assert model.vit_config.img_size == (16, 16)
 
 
 def test_positions_are_resampled_as_timm_does():
@@ -71,7 +71,7 @@ def test_another_patch_size_keeps_the_grid_and_resizes_the_stem(changes):
     model = build(changes)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.set_input_size(32, 8)
-    assert model.config.patch_size == (8, 8)
+    assert model.vit_config.patch_size == (8, 8)
     images = torch.randn(2, 3, 32, 32)
     model(images).square().sum().backward()
     with torch.no_grad():
@@ -81,7 +81,7 @@ def test_another_patch_size_keeps_the_grid_and_resizes_the_stem(changes):
         name for name in after if before[name].shape != after[name].shape or not torch.equal(before[name], after[name])
     }
     assert changed <= {"patch_embed.proj.weight", "patch_embed.norm_before.weight", "patch_embed.norm_before.bias"}
-    fresh = vm.vit(model.config)
+    fresh = vm.vit(model.vit_config)
     fresh.load_state_dict(after)
     torch.testing.assert_close(fresh.eval()(images), model(images))
 
@@ -97,10 +97,10 @@ def test_a_smooth_image_enlarged_with_its_patches_keeps_its_logits():
 
 def test_sizes_that_do_not_fit_leave_the_model_as_it_was():
     model = build()
-    config = model.config
+    config = model.vit_config
     with pytest.raises(UserError, match="16 or 20"):
         model.set_input_size(17)
-    assert model.config == config
+    assert model.vit_config == config
     assert model(torch.zeros(1, 3, 16, 16)).shape == (1, 5)
 
 

@@ -24,7 +24,7 @@ def make(changes="", **overrides):
     config = vm.ViTConfig.from_name("mu2/4", **{**shape, **overrides})
     if config.position == "sincos2d":
         config = config.with_(position_on_prefix=False)
-    model = vm.ViT(vm.apply(vm.vit(config), *vm.parse_changes(changes)).config).double()
+    model = vm.ViT(vm.apply(vm.vit(config), *vm.parse_changes(changes)).vit_config).double()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return model.eval()
@@ -51,7 +51,7 @@ def same(a, b, atol=1e-10):
 def test_visible_tokens_keep_their_positions(overrides):
     model = make(**overrides)
     all_tokens, visible = embedded(model, random_images()), embedded(model, random_images(), keep=KEEP)
-    prefix = 0 if model.config.prefix_from else model.config.num_prefix_tokens
+    prefix = 0 if model.vit_config.prefix_from else model.vit_config.num_prefix_tokens
     assert visible.shape[1] == prefix + 3
     same(visible[:, :prefix], all_tokens[:, :prefix])
     same(visible[:, prefix:], all_tokens[:, prefix:].gather(1, KEEP[..., None].expand(-1, -1, 32)))
@@ -68,7 +68,7 @@ def test_hidden_patches_reach_nothing(overrides):
     same(model(images, keep=KEEP), model(other, keep=KEEP))
     assert (model(images) - model(other)).abs().amax() > 1e-3
     out = model.forward_features(images, keep=KEEP)
-    assert out.shape == (2, model.config.num_prefix_tokens + 3, 32)
+    assert out.shape == (2, model.vit_config.num_prefix_tokens + 3, 32)
 
 
 @pytest.mark.parametrize("changes", ["", "hmlp", "local", "dpn", "norm(kind=batch)", "placement(attn=post,mlp=post)"])

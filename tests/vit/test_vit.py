@@ -19,8 +19,8 @@ def tiny(**overrides):
 @pytest.mark.parametrize("in_chans", [1, 3, 12])
 def test_rectangles_and_channels(img_size, in_chans):
     model = tiny(img_size=img_size, in_chans=in_chans)
-    rows, columns = model.config.grid
-    images = torch.randn(2, in_chans, *model.config.img_size)
+    rows, columns = model.vit_config.grid
+    images = torch.randn(2, in_chans, *model.vit_config.img_size)
     assert model(images).shape == (2, 5)
     assert model.forward_features(images).shape == (2, 1 + rows * columns, 32)
 
@@ -75,8 +75,8 @@ def test_every_head_and_token_option(overrides, shape):
     assert out.isfinite().all()
     out.square().sum().backward()
     assert not [name for name, p in model.named_parameters() if p.grad is None]
-    assert vm.ViTConfig.from_json(model.config.to_json()) == model.config
-    fresh = vm.vit(model.config)
+    assert vm.ViTConfig.from_json(model.vit_config.to_json()) == model.vit_config
+    fresh = vm.vit(model.vit_config)
     fresh.load_state_dict(model.state_dict())
     assert torch.equal(fresh.eval()(torch.ones(2, 3, 8, 8)), model.eval()(torch.ones(2, 3, 8, 8)))
 
@@ -139,7 +139,7 @@ def test_pickle_and_deepcopy():
     images = torch.randn(2, 3, 8, 8)
     for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
         assert torch.equal(other(images), model(images))
-        assert other.config == model.config
+        assert other.vit_config == model.vit_config
 
 
 def test_gradient_checkpointing_changes_nothing_but_memory():

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from vitmods.changes import Change, Weights
-from vitmods.layers import Mlp
 from vitmods.model.branch_names import parallel_name, sequential_name
 from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_macs, count_params
@@ -34,7 +33,7 @@ def apply(model: nn.Module, *changes: Change) -> ViT:
     check_conflicts(changes)
     old = as_vit(model)
     _check_shared(old)
-    config, parallel = old.config, old.config.parallel
+    config, parallel = old.vit_config, old.vit_config.parallel
     weights = {sequential_name(name, parallel): value.clone() for name, value in old.state_dict().items()}
     for change in changes:
         config, weights = _apply_one(change, config, weights)
@@ -131,17 +130,11 @@ def _build(config: ViTConfig, weights: Weights, old: ViT) -> ViT:
         assert name in own, f"{name} has no place in the new model, and no change says that it drops it"
         assert own[name].shape == value.shape, f"{name}: carried {tuple(value.shape)}, needed {tuple(own[name].shape)}"
     new.load_state_dict(weights, strict=False)
-    frozen = {sequential_name(n, old.config.parallel) for n, p in old.named_parameters() if not p.requires_grad}
+    frozen = {sequential_name(n, old.vit_config.parallel) for n, p in old.named_parameters() if not p.requires_grad}
     for name, parameter in new.named_parameters():
         parameter.requires_grad_(sequential_name(name, config.parallel) not in frozen)
     new.grad_checkpointing = old.grad_checkpointing
-    for block in new.blocks:
-        block.recompute = any(b.recompute for b in old.blocks)  # type: ignore[assignment]
-    for before, after in zip(old.blocks, new.blocks, strict=False):
-        recompute = any(m.recompute_frozen for m in before.modules() if isinstance(m, Mlp))
-        for module in after.modules():
-            if isinstance(module, Mlp):
-                module.recompute_frozen = recompute
+    new.forms = old.forms
     fitting = {key: new.pretrained_cfg[key] for key in ("input_size", "num_classes", "first_conv")}
     new.pretrained_cfg = new.default_cfg = {**old.pretrained_cfg, **fitting}
     return new.train(old.training)
@@ -168,12 +161,12 @@ def verify(old: nn.Module, new: nn.Module, *changes: Change, images: torch.Tenso
 
 
 def _difference(old: ViT, new: ViT, images: torch.Tensor | None) -> float:
-    if (old.config.in_chans, old.config.img_size) != (new.config.in_chans, new.config.img_size):
+    if (old.vit_config.in_chans, old.vit_config.img_size) != (new.vit_config.in_chans, new.vit_config.img_size):
         return float("nan")
     p = next(new.parameters())
     if images is None:
         generator = torch.Generator().manual_seed(0)
-        images = torch.randn(2, new.config.in_chans, *new.config.img_size, generator=generator)
+        images = torch.randn(2, new.vit_config.in_chans, *new.vit_config.img_size, generator=generator)
     images = images.to(p.device, p.dtype)
     outputs = []
     for model in (old, new):
@@ -271,7 +264,7 @@ def diff(old: nn.Module, new: nn.Module, images: torch.Tensor | None = None) -> 
     first, second = _leaves(before), _leaves(after)
     return Diff(
         params=(count_params(before), count_params(after)),
-        macs=(count_macs(before.config), count_macs(after.config)),
+        macs=(count_macs(before.vit_config), count_macs(after.vit_config)),
         added=tuple(n for n in second if n not in first),
         removed=tuple(n for n in first if n not in second),
         changed=tuple(f"{n}: {first[n]} -> {second[n]}" for n in second if n in first and first[n] != second[n]),

@@ -70,7 +70,7 @@ def to_big_vision(model: ViT) -> dict[str, Tensor]:
     The class token's position, which big_vision no longer has, is added to the token itself. Raises UserError naming
     the slots that big_vision's ViT does not have.
     """
-    config, weights = model.config, dict(model.state_dict())
+    config, weights = model.vit_config, dict(model.state_dict())
     refuse_slots("big_vision", config, _counterpart(config))
     check_readable("The model", model)
     if config.position == "learn" and config.position_on_prefix and config.class_token:

@@ -67,7 +67,7 @@ def to_deit(model: ViT) -> dict[str, Tensor]:
 
     Raises UserError naming the slots that these classes do not have.
     """
-    config = model.config
+    config = model.vit_config
     if config.stem.kind == "hmlp" and config.patch_size != (16, 16):
         raise UserError(f"DeiT's hMLP stem makes patches of 16 x 16 pixels, not {config.patch_size}.")
     refuse_slots("DeiT", config, _counterpart(config))

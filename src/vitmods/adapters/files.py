@@ -20,6 +20,7 @@ from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_atomically
 
+_MOST_TIMES = 100  # that weights in a .npz are larger than the file; zeros pack to a thousandth
 _TORCH = (".pth", ".pt", ".bin", ".ckpt")
 
 
@@ -88,7 +89,7 @@ def _read(path: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
 def _read_weights(path: Path, weights: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
     if timm_files.is_saved(weights):
         _refuse_settings(path, settings)
-        return timm_files.read_saved(weights)
+        return timm_files.read_saved(weights, _tensors(weights))
     tensors = _tensors(weights)
     record = own.own_description(weights)
     if record is not None:
@@ -137,7 +138,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         found = readers[path.suffix](path)
     except UserError:
         raise
-    except (OSError, ValueError, RuntimeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, RuntimeError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise UserError(f"{path.name} cannot be read; it may be damaged: {error}") from error
     odd = [name for name, value in found.items() if not isinstance(value, Tensor)]
     if odd or not found:
@@ -146,11 +147,17 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _from_npz(path: Path) -> dict[str, Tensor]:
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
+    if unpacked > _MOST_TIMES * path.stat().st_size:
+        raise ValueError(f"it would unpack to {unpacked / 2**30:.1f} GiB, more than weights can be packed")
     with np.load(path, allow_pickle=False) as arrays:
         return {name: _from_array(arrays[name]) for name in arrays.files}
 
 
-def _from_array(array: np.ndarray) -> Tensor:
+def _from_array(array: Any) -> Tensor:
+    if not isinstance(array, np.ndarray):  # numpy gives the bytes of what is no array
+        raise ValueError("a part of it is no array")
     if array.dtype == np.dtype("V2"):  # bfloat16, which numpy does not know
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
     return torch.from_numpy(array.copy())
@@ -189,7 +196,7 @@ def _hugging_face_config(weights: Path) -> dict[str, Any]:
     path = weights.with_name("config.json")
     try:
         values: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         raise UserError(
             f"{weights.name} needs a readable config.json beside it, as save_pretrained writes it."
         ) from None

@@ -82,7 +82,7 @@ def to_huggingface(model: ViT) -> nn.Module:
         from transformers import ViTForImageClassification, ViTModel
     except ImportError:
         raise UserError('This needs the extra packages: pip install "vitmods[hf]"') from None
-    target, config = "Hugging Face's ViT", model.config
+    target, config = "Hugging Face's ViT", model.vit_config
     refuse_slots(target, config, _counterpart(config))
     check_readable("The model", model)
     theirs = TheirConfig(

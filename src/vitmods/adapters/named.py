@@ -110,6 +110,6 @@ def _huggingface(name: str, img_size: int | tuple[int, int] | None) -> nn.Module
     if not (Path(name) / "config.json").is_file():
         raise UserError(f"hf:{name} is no folder with a config.json: download the model first.")
     sized = {} if img_size is None else {"image_size": img_size}
-    config = AutoConfig.from_pretrained(name, local_files_only=True, **sized)
+    config = AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False, **sized)
     model: nn.Module = AutoModelForImageClassification.from_config(config)
     return model

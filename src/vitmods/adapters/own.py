@@ -36,7 +36,7 @@ def own_description(weights: Path) -> Description | None:
             config, pixels = json.loads(metadata[KEY]), json.loads(metadata.get(PIXELS, "{}"))
         elif beside.is_file():  # a trial's
             record = json.loads(beside.read_text())
-            config, pixels = record.get("model"), record.get("recipe", {})
+            config, pixels = record.get("model"), record.get("recipe", {}).get("augment", {})
         else:
             return None
         if not isinstance(config, dict) or "embed_dim" not in config:
@@ -44,7 +44,7 @@ def own_description(weights: Path) -> Description | None:
         return Description(
             config, {name: tuple(map(float, pixels[name])) for name in ("mean", "std") if name in pixels}
         )
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         where = weights if KEY in metadata else beside
         raise UserError(f"{where} cannot be read; it may be damaged: {error}") from error
 
@@ -66,7 +66,7 @@ def write_own(model: ViT, path: Path) -> None:
 
     weights = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
     pixels = {name: model.pretrained_cfg[name] for name in ("mean", "std") if name in model.pretrained_cfg}
-    metadata = {"format": "pt", KEY: model.config.to_json(), PIXELS: json.dumps(pixels)}
+    metadata = {"format": "pt", KEY: model.vit_config.to_json(), PIXELS: json.dumps(pixels)}
     write_atomically(path, lambda file: file.write(save(weights, metadata)))
 
 

@@ -20,6 +20,7 @@ from vitmods.adapters.apply import apply
 from vitmods.adapters.tensors import Coverage, Row
 from vitmods.adapters.transfer import check_readable, export_model, fields, import_model, refuse, refuse_slots
 from vitmods.changes import parse_changes
+from vitmods.layers import Attention, Block, BlockConfig, BranchNorms, LayerNorm, Mlp
 from vitmods.model.config import BranchConfig, NormConfig, StemConfig, ViTConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError, nearest
@@ -55,7 +56,7 @@ def to_timm(model: ViT) -> timm_vit.VisionTransformer:
 
     Raises UserError naming the slots for which timm has no counterpart.
     """
-    target, config = "timm's VisionTransformer", model.config
+    target, config = "timm's VisionTransformer", model.vit_config
     refuse_slots(target, config, _counterpart(config))
     check_readable("The model", model)
     with torch.random.fork_rng(devices=[]):
@@ -115,7 +116,7 @@ def _block_problems(block: Any) -> list[str]:
     problems = []
     attn: Any = block.attn
     mlp: Any = block.mlp
-    if type(attn) is not timm.layers.Attention or attn.gate is not None:
+    if type(attn) is not timm.layers.Attention or getattr(attn, "gate", None) is not None:
         problems.append("an attention other than timm's plain one")
     if type(mlp) is not timm.layers.Mlp or not isinstance(mlp.act, nn.GELU):
         problems.append(f"MLP {type(mlp).__name__} with {type(getattr(mlp, 'act', None)).__name__}")
@@ -222,6 +223,56 @@ def _counterpart(config: ViTConfig) -> ViTConfig:
 def _norm_layer(norm: NormConfig) -> Callable[[int], nn.Module]:
     kind = timm.layers.LayerNorm if norm.kind == "layer" else timm.layers.RmsNorm
     return partial(kind, eps=norm.eps, affine=norm.affine)
+
+
+def timm_block(
+    dim: int,
+    num_heads: int,
+    mlp_ratio: float = 4.0,
+    qkv_bias: bool = True,
+    qk_norm: bool = False,
+    scale_attn_norm: bool = False,
+    scale_mlp_norm: bool = False,
+    proj_bias: bool = True,
+    proj_drop: float = 0.0,
+    attn_drop: float = 0.0,
+    init_values: float | None = None,
+    drop_path: float = 0.0,
+    act_layer: Callable[[], nn.Module] = nn.GELU,
+    norm_layer: Callable[[int], nn.Module] = LayerNorm,
+    mlp_layer: Any = None,
+    attn_layer: Any = None,
+    depth: int = 0,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Block:
+    """Our block from the arguments of timm's: ``VisionTransformer(block_fn=timm_block)``.
+
+    Raises UserError for a ``mlp_layer`` or ``attn_layer`` other than timm's ordinary ones.
+    """
+    for name, layer, standard in (("mlp_layer", mlp_layer, "Mlp"), ("attn_layer", attn_layer, "Attention")):
+        if layer is not None and getattr(layer, "__name__", layer) not in (standard, ""):
+            raise UserError(f"This block has its own attention and MLP: leave {name} at its default.")
+    attn = partial(
+        Attention,
+        qkv_bias=qkv_bias,
+        proj_bias=proj_bias,
+        qk_norm=norm_layer if qk_norm else None,
+        attn_drop=attn_drop,
+        proj_drop=proj_drop,
+    )
+    config = BlockConfig(
+        dim,
+        num_heads,
+        int(dim * mlp_ratio),
+        attn=attn,
+        mlp=partial(Mlp, act=act_layer(), bias=proj_bias, drop=proj_drop),
+        attn_norms=BranchNorms(before=norm_layer, inner=norm_layer if scale_attn_norm else None),
+        mlp_norms=BranchNorms(before=norm_layer, inner=norm_layer if scale_mlp_norm else None),
+        layer_scale=init_values,
+        drop_path=drop_path,
+    )
+    return Block(config).to(device=device, dtype=dtype)
 
 
 def _arguments(config: ViTConfig) -> dict[str, Any]:

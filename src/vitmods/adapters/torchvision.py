@@ -43,7 +43,7 @@ def to_torchvision(model: ViT) -> nn.Module:
     images. Raises UserError naming the slots for which torchvision has no counterpart."""
     from torchvision.models.vision_transformer import VisionTransformer
 
-    target, config = "torchvision's VisionTransformer", model.config
+    target, config = "torchvision's VisionTransformer", model.vit_config
     refuse_slots(target, config, _counterpart(config))
     check_readable("The model", model)
     with torch.random.fork_rng(devices=[]):

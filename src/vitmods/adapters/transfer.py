@@ -159,7 +159,9 @@ def check_same(where: str, first: tuple[Any, Look], second: tuple[Any, Look]) ->
     vit = next(model for model, _ in (first, second) if isinstance(model, ViT))
     p = next(vit.parameters())
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(1, vit.config.in_chans, *vit.config.img_size, generator=generator).to(p.device, p.dtype)
+    images = torch.randn(1, vit.vit_config.in_chans, *vit.vit_config.img_size, generator=generator).to(
+        p.device, p.dtype
+    )
     found = []
     for model, look in (first, second):
         with evaluating(model):

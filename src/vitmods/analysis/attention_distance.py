@@ -49,7 +49,7 @@ def attention_distance(model: nn.Module, images: Tensor, unit: Unit = "patches")
     spacing = _spacing(vit, unit)
     attentions = {name: module for name, module in vit.named_modules() if isinstance(module, Attention)}
     handles = [
-        module.register_forward_pre_hook(_measure(name, vit.config.grid, spacing, found))
+        module.register_forward_pre_hook(_measure(name, vit.vit_config.grid, spacing, found))
         for name, module in attentions.items()
     ]
     try:
@@ -84,7 +84,7 @@ def kernel_distance(model: nn.Module, unit: Unit = "patches") -> dict[str, Tenso
     """
     vit = as_vit(model)
     spacing = _spacing(vit, unit)
-    found = {name: _of_kernel(m, vit.config.grid, spacing) for name, m in vit.named_modules() if _has_kernel(m)}
+    found = {name: _of_kernel(m, vit.vit_config.grid, spacing) for name, m in vit.named_modules() if _has_kernel(m)}
     if not found:
         raise UserError("The model has no kernels of positions: apply dtn or gpsa, or use attention_distance.")
     return found
@@ -106,7 +106,7 @@ def _of_kernel(module: Any, grid: Grid, spacing: tuple[float, float]) -> Tensor:
 def _spacing(vit: ViT, unit: Unit) -> tuple[float, float]:
     if unit not in ("patches", "pixels"):
         raise UserError(f"Distances are in patches or pixels, not '{unit}'.")
-    rows, columns = vit.config.patch_size
+    rows, columns = vit.vit_config.patch_size
     return (float(rows), float(columns)) if unit == "pixels" else (1.0, 1.0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import shlex
 import sys
@@ -12,6 +13,7 @@ from typing import TextIO
 
 from vitmods import __version__
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.files import lenient_output
 
 COMMANDS = {
     "compare": "train a base ViT and changed ones with paired seeds; say which change helps and what it costs",
@@ -52,7 +54,11 @@ USAGE, INTERRUPTED = 2, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 (a trial failed), 2 (an error, on stderr), 130 (stopped)."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    with lenient_output():
+        return _run(list(sys.argv[1:] if argv is None else argv))
+
+
+def _run(arguments: list[str]) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -66,9 +72,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         _say(f"Stopped. What was done is saved; go on with: {shlex.join(['vitmods', *arguments])}")
         return getattr(stop, "exit_code", INTERRUPTED)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has left, e.g. `vitmods changes | head`
-        return 0
     except Exception as error:
         if debug:
             raise
@@ -85,6 +88,7 @@ def _dispatch(arguments: list[str]) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         code: int = module.main(arguments[1:])
+    sys.stdout.flush()
     return code
 
 
@@ -98,6 +102,8 @@ def _help() -> str:
 def _explain(error: Exception) -> str:
     if isinstance(error, UserError):
         return str(error)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"The name {str(error.filename)[:60]}... is too long for this system: give a shorter one."
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}\nThis was not foreseen; with --debug the command shows where it happened."
 

@@ -13,6 +13,7 @@ import tyro
 
 from vitmods.cli.options import note, parse
 from vitmods.evals.options import SEVERITIES, SHOTS, Options
+from vitmods.util.files import progress_console
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _shown(steps: Iterable[Any], total: int, kind: str) -> Iterable[Any]:
     """A bar on stderr, where that is a terminal."""
-    from rich.console import Console
     from rich.progress import track
 
-    console = Console(stderr=True)
+    console = progress_console()
     return track(steps, kind, total=total, console=console, transient=True, disable=not console.is_terminal)
 
 

@@ -106,7 +106,7 @@ def _fits_checkpoint(defaults: Defaults, start: str) -> tuple[Defaults, dict[str
 
     found = arms_in(start)
     model = open_checkpoint(checkpoint_of(found[BASE].start or start if found else start))
-    shaped = replace(defaults, base=start, img_size=model.config.img_size, in_chans=model.config.in_chans)
+    shaped = replace(defaults, base=start, img_size=model.vit_config.img_size, in_chans=model.vit_config.in_chans)
     values = {name: tuple(model.pretrained_cfg[name]) for name in ("mean", "std")}
     return shaped, {name: value[:1] if len(set(value)) == 1 else value for name, value in values.items()}
 

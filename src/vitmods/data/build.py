@@ -17,6 +17,7 @@ from PIL import Image
 from vitmods.data.geometry import Geometry
 from vitmods.data.read import Unreadable, decode
 from vitmods.data.records import Records
+from vitmods.util.files import progress_console
 
 _CHUNK = 512  # images in flight: bounds the memory of decoded images that wait to be written
 _SHOW_PROGRESS = 5000  # images; fewer are read before a progress bar could be seen
@@ -122,8 +123,7 @@ def _progress(chunks: range, images: int) -> "Iterator[int]":
     if images < _SHOW_PROGRESS:
         yield from chunks
         return
-    from rich.console import Console
     from rich.progress import track
 
-    console = Console(stderr=True)
+    console = progress_console()
     yield from track(chunks, f"Reading {images:,} images", console=console, disable=not console.is_terminal)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich.cells import cell_len
 
 from vitmods.data.build import build
 from vitmods.data.dataset import Split
@@ -51,7 +52,7 @@ def describe(summary: dict[str, Any]) -> str:
     head = ["class", *splits]
     rows = [[name, *(str(splits[s]["per_class"][name]) for s in splits)] for name in summary["classes"]]
     rows.append(["all", *(str(splits[s]["count"]) for s in splits)])
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    widths = [max(cell_len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     lines = [f"{summary['name']}: {len(summary['classes'])} classes; splits {summary['split_origin']}", ""]
     lines += [_line(row, widths) for row in [head, ["-" * w for w in widths], *rows]]
     if summary["native"]:
@@ -67,7 +68,7 @@ def describe(summary: dict[str, Any]) -> str:
 
 def _line(cells: list[str], widths: list[int]) -> str:
     rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
-    return "  ".join([cells[0].ljust(widths[0]), *rest])
+    return "  ".join([cells[0] + " " * (widths[0] - cell_len(cells[0])), *rest])
 
 
 def _size(size: list[int]) -> str:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from vitmods.data.read import Unreadable, reading
 from vitmods.data.records import Records, Source, printable
 from vitmods.util.errors import UserError
+from vitmods.util.files import expand_user
 
 SPLIT_NAMES = {
     "train": ("train", "training"),
@@ -45,7 +46,7 @@ class _Files:
 
 def folder(spec: str) -> Source:
     """List the images of a folder. Raises UserError if it is missing, not a folder, or holds no class folder."""
-    root = Path(spec).expanduser()
+    root = expand_user(spec)
     if not os.path.exists(root):  # unlike Path.exists, says no to a name that is too long for the system
         raise UserError(f"There is no folder {printable(spec)}. Give a folder of images, or one of: {KNOWN_SPECS}.")
     if not root.is_dir():

@@ -13,7 +13,8 @@ from vitmods.data.shard_records import records_of
 from vitmods.util.errors import UserError
 
 CLASS_FILES = ("classes.json", "classes.txt")
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+MOST_SHARDS = 100_000  # that one pattern may name; ImageNet-21k has about 2,000
+_RANGE = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
 
 
 def foreign_shards(spec: str, path: Path) -> Source:
@@ -64,13 +65,29 @@ def _find(path: Path) -> tuple[Path, list[Path]]:
 
 
 def expand(pattern: str) -> list[str]:
-    """Names for a pattern with ranges {0000..0009}, both ends included, as WebDataset and the shell read them."""
+    """Names for a pattern with ranges {0000..0009}, both ends included, as WebDataset and the shell read them.
+
+    Raises UserError where a range is empty or there are too many names.
+    """
+    names = 1
+    for first, last in _RANGE.findall(pattern):
+        names *= max(0, int(last) - int(first) + 1)
+        if not 0 < names <= MOST_SHARDS:
+            why = f"names more than {MOST_SHARDS:,} files" if names else "is empty: it counts from the first number up"
+            raise UserError(
+                f"The range {printable(f'{{{first}..{last}}}')} {why}. Give the numbers of the first and the last "
+                "shard, as in train-{0000..0009}.tar"
+            )
+    return _expand(pattern)
+
+
+def _expand(pattern: str) -> list[str]:
     match = _RANGE.search(pattern)
     if match is None:
         return [pattern]
     first, last = match.groups()
     numbers = (f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1))
-    return [name for number in numbers for name in expand(pattern[: match.start()] + number + pattern[match.end() :])]
+    return [name for number in numbers for name in _expand(pattern[: match.start()] + number + pattern[match.end() :])]
 
 
 def _by_split(root: Path, files: list[Path]) -> tuple[dict[str, list[Path]], list[str]]:

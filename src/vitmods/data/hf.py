@@ -1,6 +1,5 @@
 """Hugging Face sets, from their hub or saved on the disk. Needs the extra: pip install "vitmods[hf]"."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from vitmods.data.read import reading
 from vitmods.data.records import Records, Source
 from vitmods.data.shards import streaming_options
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.files import expand_user
 
 OPTIONS = ("config", "revision", "image", "label", "streaming", "buffer")
 ROWS_A_SHARD = 1000  # of a saved set that is streamed
@@ -51,8 +51,8 @@ def _load(name: str, options: dict[str, str], streaming: bool) -> Any:
         import datasets
     except ImportError:
         raise UserError('Hugging Face sets need the extra packages: pip install "vitmods[hf]"') from None
-    if any((Path(name).expanduser() / saved).is_file() for saved in _SAVED):
-        saved = datasets.load_from_disk(str(Path(name).expanduser()))
+    if any((expand_user(name) / saved).is_file() for saved in _SAVED):
+        saved = datasets.load_from_disk(str(expand_user(name)))
         return _as_stream(saved) if streaming else saved
     try:
         return datasets.load_dataset(name, options.get("config"), revision=options.get("revision"), streaming=streaming)

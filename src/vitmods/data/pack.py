@@ -30,7 +30,7 @@ from vitmods.data.shards import MANIFEST, MANIFEST_FORMAT, file_sha256, index_pa
 from vitmods.data.sources import open_source
 from vitmods.data.summary import record, unreadable_text
 from vitmods.util.errors import UserError, nearest
-from vitmods.util.files import make_folder, write_atomically, write_json
+from vitmods.util.files import expand_user, make_folder, progress_console, write_atomically, write_json
 
 MEGABYTE = 1_000_000
 _REMEDY = (
@@ -93,7 +93,7 @@ def pack(
     source = open_source(spec)
     chosen = _chosen(source, splits)
     _refuse_rich_labels(source)
-    folder = make_folder(Path(out).expanduser())
+    folder = make_folder(expand_user(out))
     with alone_in(folder):
         refuse_foreign(folder)
         packer = _Packer(folder, int(shard_mb * MEGABYTE), workers or cores(), is_packed(folder))
@@ -257,10 +257,9 @@ def _bar(images: int, progress: bool) -> AbstractContextManager[Any]:
 
 class _ProgressBar:
     def __init__(self, images: int):
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        console = Console(stderr=True)
+        console = progress_console()
         columns = (TextColumn("Packing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task = self._progress.add_task("Packing", total=images)

@@ -1,5 +1,6 @@
 """What a source of images offers: names, labels and a way to fetch each image."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Union
@@ -130,6 +131,10 @@ ALLOWED = {
 }
 
 
+_UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+
+
 def printable(name: str) -> str:
-    """A file name that any terminal and any UTF-8 file can take; bytes that are not text become backslash codes."""
-    return name.encode("utf-8", "backslashreplace").decode("utf-8")
+    """A name that any terminal, table and UTF-8 file can take: bytes that are not text, and what moves the cursor, ends
+    a line or turns the direction of writing, become backslash codes."""
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], name)

@@ -16,6 +16,7 @@ from vitmods.data.records import Source, Streaming, printable
 from vitmods.data.shard_index import ShardIndex
 from vitmods.data.shard_records import records_of
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.files import expand_user
 
 MANIFEST, MANIFEST_FORMAT = "manifest.json", "vitmods shards 1"
 _OPTIONS = ("stream", "buffer", "allow")
@@ -33,7 +34,7 @@ def shards(spec: str, name: str, options: dict[str, str]) -> Source:
     options: stream and buffer. Raises UserError where there is no shard, or one is missing or no tar file.
     """
     streaming = folder_options(spec, options)
-    path = Path(name).expanduser()
+    path = expand_user(name)
     source = _packed(spec, path) if is_packed(path) else foreign_shards(spec, path)
     source.streaming = streaming
     return source
@@ -64,7 +65,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
         found = manifest["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{printable(str(path))} cannot be read ({error}). {_AGAIN}") from error
     if found != MANIFEST_FORMAT:
         raise UserError(f"{printable(str(path))} is of the format {found!r}; this version reads {MANIFEST_FORMAT!r}.")
@@ -87,6 +88,14 @@ def file_sha256(path: Path) -> str:
 
 def _packed(spec: str, folder: Path) -> Source:
     manifest = read_manifest(folder)
+    try:
+        return _listed(spec, folder, manifest)
+    except (KeyError, TypeError, AttributeError) as error:
+        where = printable(str(folder / MANIFEST))
+        raise UserError(f"{where} does not list what was packed ({error!r}). {_AGAIN}") from error
+
+
+def _listed(spec: str, folder: Path, manifest: dict[str, Any]) -> Source:
     splits = {}
     listed: dict[Path, dict[str, Any]] = {}
     for split, facts in manifest["splits"].items():

@@ -12,6 +12,7 @@ from vitmods.data.records import ALLOWED, Records, Source, printable
 from vitmods.data.sets import KNOWN, open_known
 from vitmods.data.shards import folder_options, is_packed, shards
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.files import expand_user
 
 
 def open_source(spec: str | Path) -> Source:
@@ -21,7 +22,7 @@ def open_source(spec: str | Path) -> Source:
         raise UserError('No data given. Try "digits", or the path of a folder with one sub-folder per class.')
     bare, allow = _allowance(spec)
     source = _open(bare)
-    return replace(source, spec=spec, allow=source.allow | allow)
+    return replace(source, spec=spec, allow=source.allow | allow, classes=tuple(map(printable, source.classes)))
 
 
 def _open(spec: str) -> Source:
@@ -59,10 +60,10 @@ EXAMPLES = {
 def _folder(spec: str) -> Source:
     """A folder of class folders, or one that `vitmods data pack` wrote; options follow a question mark."""
     name, mark, query = spec.rpartition("?")
-    if not mark or os.path.exists(Path(spec).expanduser()):  # a folder's own name may have a question mark
+    if not mark or os.path.exists(expand_user(spec)):  # a folder's own name may have a question mark
         name, query = spec, ""
     options = dict(parse_qsl(query, keep_blank_values=True))
-    if is_packed(Path(name).expanduser()):
+    if is_packed(expand_user(name)):
         return shards(spec, name, options)
     source = folder(name)
     source.spec, source.streaming = spec, folder_options(spec, options)

@@ -14,6 +14,7 @@ from PIL import Image
 from vitmods.data.read import reading
 from vitmods.data.records import Records, Source, printable
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.files import expand_user
 
 # How torchvision's sets are asked for a split: train=True, or split="trainval" and the like.
 _TRAIN_FLAG = (("train", True), ("test", False))
@@ -39,7 +40,7 @@ def torchvision_set(spec: str, name: str, options: dict[str, str]) -> Source:
     download = bool(given.pop("download", False))
     if not options.get("root"):
         raise UserError(f'"{spec}" does not say where the files are: write torchvision:{name}?root=FOLDER.')
-    root = Path(options["root"]).expanduser()
+    root = expand_user(options["root"])
     arguments = _arguments(make)
     if download and "download" not in arguments:
         raise UserError(f"torchvision cannot download {name}: put its files under {printable(str(root))} yourself.")

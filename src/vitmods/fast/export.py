@@ -75,7 +75,7 @@ def _by_ending(path: Path) -> str:
 
 
 def _images(model: ViT, count: int) -> Tensor:
-    p, config = next(model.parameters()), model.config
+    p, config = next(model.parameters()), model.vit_config
     generator = torch.Generator().manual_seed(0)
     return torch.randn(count, config.in_chans, *config.img_size, generator=generator).to(p.device, p.dtype)
 

@@ -7,14 +7,10 @@ from vitmods.adapters.apply import as_vit, verify
 from vitmods.fast.fold import fold
 from vitmods.fast.packed import PackedLinear
 from vitmods.layers import Mlp
-from vitmods.layers.parallel import Branches
 from vitmods.model.branch_names import parallel_name, sequential_name
 from vitmods.model.vit import ViT
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
-FUSED_UP_TO = 192
-"""Width up to which parallel branches are computed together. On one core, packed ones of width 256 and more are 1.04 to
-1.12 times as fast as those, of 192 about as fast with one image, of 32 a third."""
 
 
 def optimize_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -> ViT:
@@ -34,9 +30,9 @@ def optimize_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -
     than 1e-5 of the largest (a bug).
     """
     old = as_vit(model)
-    branches = old.config.parallel
+    branches = old.vit_config.parallel
     named = {sequential_name(name, branches): value for name, value in old.state_dict().items()}
-    folded, weights = fold(old.config.unrolled, named)
+    folded, weights = fold(old.vit_config.unrolled, named)
     config = folded.rolled(branches)
     reference = next(old.parameters())
     new = ViT(config).to(device=reference.device, dtype=reference.dtype)
@@ -51,7 +47,7 @@ def optimize_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -
 
 
 def _pack(model: ViT) -> None:
-    modules = _to_pack(model)
+    modules = list(model.modules())
     for module in modules:
         if isinstance(module, Mlp) and isinstance(module.act, nn.GELU):
             module.fc1 = PackedLinear.of(module.fc1, gelu=module.act.approximate)
@@ -60,12 +56,3 @@ def _pack(model: ViT) -> None:
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:
                 setattr(module, name, PackedLinear.of(child))
-
-
-def _to_pack(model: ViT) -> list[nn.Module]:
-    """All modules but those in narrow parallel branches, which are faster together, as plain maps, than packed."""
-    modules = list(model.modules())
-    if model.config.embed_dim > FUSED_UP_TO:
-        return modules
-    together = {part for m in modules if isinstance(m, Branches) and m.parts for part in m.modules()}
-    return [module for module in modules if module not in together]

@@ -77,13 +77,13 @@ def save_delta(model: nn.Module, base: nn.Module, path: str | Path) -> Delta:
     digests = {name: digest(tensor) for name, tensor in tensors.items()}
     there = _digests(base)
     own = {name: tensor.clone() for name, tensor in tensors.items() if there.get(name) != digests[name]}
-    if not own and model.config == base.config:
+    if not own and model.vit_config == base.vit_config:
         raise UserError("The model equals its base: there is nothing to save. Was the base trained in place?")
-    delta = Delta(path.name, model.config, own, digests, fingerprint(base))
+    delta = Delta(path.name, model.vit_config, own, digests, fingerprint(base))
     metadata = {
         "format": FORMAT,
         "base": delta.base,
-        "config": model.config.to_json(),
+        "config": model.vit_config.to_json(),
         "digests": json.dumps(digests),
         "own": json.dumps(list(own)),
     }
@@ -134,7 +134,7 @@ def read_delta(path: str | Path) -> Delta:
         config = ViTConfig.from_json(metadata["config"])
         digests, base = dict(json.loads(metadata["digests"])), metadata["base"]
         names = [str(name) for name in json.loads(metadata["own"])]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{path.name} is damaged: what it says of its model cannot be read ({error}).") from error
     missing = [name for name in names if name not in own]
     if missing:

@@ -39,7 +39,7 @@ class MultiTask(nn.Module):
         self._keys = {name: f"task{number}" for number, name in enumerate(tasks)}  # a module's name has no dots
         for name, given in tasks.items():
             if given is None:
-                delta, tensors = Delta("The base", base.config, {}, {}, ""), shared
+                delta, tensors = Delta("The base", base.vit_config, {}, {}, ""), shared
             else:
                 delta = given if isinstance(given, Delta) else read_delta(given)
                 found = delta.tensors(base)
@@ -76,7 +76,7 @@ class MultiTask(nn.Module):
         """A table with a row a task: images, classes, weights, and those of all tasks together."""
         lines = [f"{'task':<20} {'images':>10} {'classes':>8} {'weights':>10}"]
         for task in self.tasks:
-            config = self[task].config
+            config = self[task].vit_config
             size = "x".join(map(str, config.img_size))
             lines.append(f"{task:<20} {size:>10} {config.num_classes:>8} {_mb(_distinct_bytes(self[task])):>10}")
         return "\n".join([*lines, f"{'together':<20} {'':>10} {'':>8} {_mb(self.nbytes):>10}"])

@@ -1,7 +1,7 @@
 """Modules that know tensors and nothing else; they accept what timm passes to embed_layer, norm_layer and block_fn."""
 
 from vitmods.layers.attention import Attention, AttentionPool
-from vitmods.layers.block import Block, BranchNorms
+from vitmods.layers.block import Block, BlockConfig, BranchNorms
 from vitmods.layers.drop import DropPath, LayerScale
 from vitmods.layers.mlp import Mlp
 from vitmods.layers.norms import DynamicTokenNorm, LayerNorm, RMSNorm, ScaleShift
@@ -21,6 +21,7 @@ __all__ = [
     "Attention",
     "AttentionPool",
     "Block",
+    "BlockConfig",
     "BranchNorms",
     "DropPath",
     "DualPatchNormStem",

@@ -1,21 +1,29 @@
-"""Multi-head self-attention that can compute the outputs of the leading tokens only."""
+"""Multi-head self-attention, with a slot at each place where a change may act."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitmods.layers.norms import LayerNorm
-from vitmods.layers.positional_attention import GatedPositions
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (Vaswani et al., 2017), parameters named as in timm.
+    """``proj(norm(head_scale * positions(attend(q_norm(q), k_norm(k), v))))`` with q, k, v = qkv(x).
 
-    ``norm`` is the slot between the heads and the output projection (Sub-LN's inner norm); ``head_scale`` adds one
-    learned factor a head at the same place (NormFormer). ``positions`` mixes what the heads read with what a kernel of
-    positions reads (GatedPositions).
+    Multi-head self-attention (Vaswani et al., 2017), (B, N, C) in and out, parameters named as in timm. Slots, empty by
+    default:
+
+    - ``q_norm``, ``k_norm``: on the queries and keys of each head (B, N, H, D); made by ``qk_norm(D)``.
+    - ``mask``: called with q, k (B, H, N, D) and the caller's attn_mask or None; returns the attn_mask to use, boolean
+      (True where a query may look) or added to the logits, of a shape that broadcasts to (B, H, N, N), or None.
+    - ``positions``: called with what the heads have read and their values, (B, H, N, D) each; returns the first's like.
+    - ``head_scale``: a learned factor for each head (NormFormer).
+    - ``norm``: on the concatenated heads, before the output projection (Sub-LN).
+
+    Raises ValueError where the heads do not divide the width.
     """
 
     def __init__(
@@ -25,9 +33,10 @@ class Attention(nn.Module):
         qkv_bias: bool = True,
         proj_bias: bool = True,
         qk_norm: Callable[[int], nn.Module] | None = None,
-        norm: nn.Module | None = None,
-        positions: GatedPositions | None = None,
+        mask: nn.Module | None = None,
+        positions: nn.Module | None = None,
         head_scale: bool = False,
+        norm: nn.Module | None = None,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
         device: torch.device | str | None = None,
@@ -40,6 +49,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, device=device, dtype=dtype)
         self.q_norm = qk_norm(self.head_dim) if qk_norm else nn.Identity()
         self.k_norm = qk_norm(self.head_dim) if qk_norm else nn.Identity()
+        self.mask = mask
         self.attn_drop = attn_drop
         self.positions = positions
         self.head_scale = nn.Parameter(torch.ones(num_heads, device=device, dtype=dtype)) if head_scale else None
@@ -47,48 +57,39 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim, bias=proj_bias, device=device, dtype=dtype)
         self.proj_drop = nn.Dropout(proj_drop)
 
-    def forward(self, x: Tensor, queries: int | None = None, attn_mask: Tensor | None = None) -> Tensor:
-        """(B, N, C) -> (B, N, C), or (B, queries, C): the outputs of the first ``queries`` tokens, reading all.
-
-        ``attn_mask`` is passed to scaled_dot_product_attention (True or 0 where a query may look).
-        """
-        if queries is None:
-            return self.mix(self.qkv(x), attn_mask)
-        dim = x.shape[-1]
-        bias = self.qkv.bias
-        q = F.linear(x[:, :queries], self.qkv.weight[:dim], None if bias is None else bias[:dim])
-        kv = F.linear(x, self.qkv.weight[dim:], None if bias is None else bias[dim:])
-        k, v = kv.unflatten(-1, (2, self.num_heads, self.head_dim)).unbind(2)
-        return self._attend(q.unflatten(-1, (self.num_heads, self.head_dim)), k, v, attn_mask)
-
-    def mix(self, qkv: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        """From the joint projection (B, N, 3C) on: attention, inner norm, output projection. -> (B, N, C)"""
-        q, k, v = qkv.unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(2)
-        return self._attend(q, k, v, attn_mask)
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None) -> Tensor:
-        q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        """(B, N, C) -> (B, N, C); ``attn_mask`` as scaled_dot_product_attention takes it. Raises ValueError for a mask
+        beside positions, which read the whole grid."""
+        q, k, v = self._heads(x)
+        if self.positions is not None and attn_mask is not None:
+            raise ValueError("Positions in attention read the whole grid and take no mask: leave attn_mask out.")
+        if self.mask is not None:
+            attn_mask = self.mask(q, k, attn_mask)
         drop = self.attn_drop if self.training else 0.0
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, dropout_p=drop)
         if self.positions is not None:
-            if attn_mask is not None:
-                raise ValueError("Positions in attention read the whole grid and take no mask: leave attn_mask out.")
             x = self.positions(x, v)
         if self.head_scale is not None:
             x = x * self.head_scale.view(-1, 1, 1)
-        x = x.transpose(1, 2).flatten(2)
-        return self.proj_drop(self.proj(self.norm(x)))
+        x = self.proj_drop(self.proj(self.norm(x.transpose(1, 2).flatten(2))))
+        return x
+
+    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, N, C) -> queries, keys and values of the heads, (B, H, N, D) each."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(2)
+        return self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2), v.transpose(1, 2)
 
     def weights(self, x: Tensor) -> Tensor:
         """(B, N, C) -> (B, H, N, N): the fraction of each token (last) in what a token reads; rows sum to 1.
 
-        To look at: ``forward`` never holds this matrix.
+        To look at: ``forward`` never holds this matrix. What the slot ``mask`` adds is left out.
         """
-        q, k, _ = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(2)
-        q, k = self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2)
-        weights = (q @ k.mT * self.head_dim**-0.5).softmax(-1)
-        return weights if self.positions is None else self.positions.mix_weights(weights)
+        q, k, _ = self._heads(x)
+        weights: Tensor = (q @ k.mT * self.head_dim**-0.5).softmax(-1)
+        positions: Any = self.positions
+        if positions is not None:
+            weights = positions.mix_weights(weights)
+        return weights
 
 
 class AttentionPool(nn.Module):
@@ -113,4 +114,5 @@ class AttentionPool(nn.Module):
         out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         out = self.proj(out.transpose(1, 2).flatten(2))
         out = out + self.mlp(self.norm(out))
-        return out[:, 0]
+        first: Tensor = out[:, 0]
+        return first

@@ -13,11 +13,9 @@ class DropPath(nn.Module):
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.draw(x) if self.active else x
-
-    @property
-    def active(self) -> bool:
-        return self.rate > 0.0 and self.training
+        if not self.training or self.rate == 0.0:
+            return x
+        return x * self.draw(x)
 
     def draw(self, x: Tensor) -> Tensor:
         """A new factor for each image, 0 or 1 / (1 - rate), (B, 1, ...) in the type of x (B, ...)."""

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 class Mlp(nn.Module):
     """``fc2(norm(dropout(act(fc1(x)))))`` followed by dropout; (..., C) in and out. Parameters named as in timm.
 
-    ``norm`` is the inner slot (NormFormer, Sub-LN); ``act`` GELU, exact or with the tanh approximation.
+    ``norm`` is the inner slot (NormFormer, Sub-LN); ``act`` GELU, exact or with the tanh approximation. Another kind of
+    MLP is a class that is built with these arguments; ``macs`` says what it costs.
     """
 
     def __init__(
@@ -28,11 +29,12 @@ class Mlp(nn.Module):
         self.norm = norm or nn.Identity()
         self.fc2 = nn.Linear(hidden_dim, dim, bias=bias, device=device, dtype=dtype)
         self.drop2 = nn.Dropout(drop)
-        self.recompute_frozen = False  # while not trained: fc1 runs again in backward, its output is not kept
-
-    def hidden(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., hidden): what ``fc2`` reads."""
-        return self.norm(self.drop1(self.act(self.fc1(x))))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.drop2(self.fc2(self.hidden(x)))
+        out: Tensor = self.drop2(self.fc2(self.norm(self.drop1(self.act(self.fc1(x))))))
+        return out
+
+    @staticmethod
+    def macs(dim: int, hidden_dim: int) -> int:
+        """Multiply-adds for one token."""
+        return 2 * dim * hidden_dim

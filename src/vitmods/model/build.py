@@ -1,14 +1,17 @@
 """From the slots of a config to the modules that fill them."""
 
 from functools import partial
-from typing import Any
+from importlib import import_module
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from vitmods.layers import (
+    Attention,
     AttentionPool,
     Block,
+    BlockConfig,
     BranchNorms,
     DualPatchNormStem,
     GatedPositions,
@@ -36,6 +39,22 @@ NORMS: dict[str, Any] = {
     "switchable": norms.SwitchableNorm,
     "dynamic_token": norms.DynamicTokenNorm,
 }
+
+MLPS: dict[str, Any] = {"mlp": Mlp}
+"""Kinds of MLP: classes that are built as ``Mlp`` is, and have its ``macs``."""
+
+
+class Forms(Protocol):
+    """How a ViT runs its blocks; ``for_head`` says that nothing but the head reads the output, so that what it does not
+    read may be anything, or left out."""
+
+    def run(self, model: Any, index: int, x: Tensor, for_head: bool) -> Tensor: ...
+
+
+def default_forms() -> Forms:
+    """What new models run their blocks by. It is found by its name: nothing below ``vitmods.fast`` knows of it."""
+    forms: Forms = import_module("vitmods.fast.forms").Forms()
+    return forms
 
 
 def norm_factory(config: NormConfig | None, **model: Any) -> Any:
@@ -91,48 +110,57 @@ def make_stem(config: ViTConfig) -> Stem:
 def make_block(config: ViTConfig, index: int) -> Block | ParallelBlock:
     """The block of that index, with its norm slots and its fraction of the drop path rate."""
     if config.parallel == 1:
-        return _make_branches(config, index)
-    return ParallelBlock([_make_branches(config, index) for _ in range(config.parallel)])
+        return Block(block_config(config, index))
+    return ParallelBlock([Block(block_config(config, index)) for _ in range(config.parallel)])
 
 
-def _make_branches(config: ViTConfig, index: int) -> Block:
-    """One attention and one MLP branch."""
+def block_config(config: ViTConfig, index: int) -> BlockConfig:
+    """What the block of that index is made of: one attention and one MLP branch."""
     attn, mlp = config.branches(index)
     fraction = index / max(config.depth - 1, 1) if config.drop_path_shape == "linear" else 1.0
-    return Block(
+
+    def make_attn(dim: int, num_heads: int, norm: nn.Module) -> Attention:
+        return Attention(
+            dim,
+            num_heads,
+            qkv_bias=config.qkv_bias,
+            qk_norm=norm_factory(config.qk_norm),
+            positions=_positions(config, index),
+            head_scale=config.head_scale,
+            norm=norm,
+            attn_drop=config.attn_drop,
+            proj_drop=config.proj_drop,
+        )
+
+    return BlockConfig(
         config.embed_dim,
         config.num_heads,
-        mlp_ratio=(config.mlp_dim + 0.5) / config.embed_dim,  # the block rounds down; mlp_dim / embed_dim may lose one
-        qkv_bias=config.qkv_bias,
-        qk_norm_layer=norm_factory(config.qk_norm),
-        proj_drop=config.proj_drop,
-        attn_drop=config.attn_drop,
-        init_values=config.layer_scale,
-        drop_path=config.drop_path * fraction,
-        act_layer=_activation(config),
+        config.mlp_dim,
+        attn=make_attn,
+        mlp=partial(MLPS["mlp"], act=_activation(config), drop=config.proj_drop),
         attn_norms=_branch_norms(attn, config, index),
         mlp_norms=_branch_norms(mlp, config, index),
-        head_scale=config.head_scale,
-        positions=_positions(config, index),
+        layer_scale=config.layer_scale,
+        drop_path=config.drop_path * fraction,
     )
 
 
-def _positions(config: ViTConfig, index: int) -> Any:
+def _positions(config: ViTConfig, index: int) -> nn.Module | None:
     """What mixes positions into the attention of the block of that index."""
     found = config.positional
     if found is None or index >= found.count:
         return None
-    place = (config.num_heads, config.grid, config.prefix_tokens(index))
-    return partial(GatedPositions, *place, init=found.init, gate=found.gate)
+    prefix = config.prefix_tokens(index)
+    return GatedPositions(config.num_heads, config.grid, prefix, init=found.init, gate=found.gate)
 
 
-def _activation(config: ViTConfig) -> Any:
-    return partial(nn.GELU, approximate="tanh" if config.activation == "gelu_tanh" else "none")
+def _activation(config: ViTConfig) -> nn.Module:
+    return nn.GELU(approximate="tanh" if config.activation == "gelu_tanh" else "none")
 
 
 def make_attn_pool(config: ViTConfig) -> AttentionPool:
     """Map pooling, (B, T, C) -> (B, C)."""
-    mlp = Mlp(config.embed_dim, config.mlp_dim, act=_activation(config)())
+    mlp = Mlp(config.embed_dim, config.mlp_dim, act=_activation(config))
     norm = config.pool_norm or config.final_norm or NormConfig()
     return AttentionPool(config.embed_dim, config.num_heads, mlp, make_norm(norm, config.embed_dim))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vitmods.model.names import MODELS, SIZES, parse_name
-from vitmods.model.slots import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig
+from vitmods.model.slots import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig, check_types
 from vitmods.util.errors import UserError, nearest
 
 
@@ -67,6 +67,7 @@ class ViTConfig:
     def __post_init__(self) -> None:
         for name in ("img_size", "patch_size"):
             object.__setattr__(self, name, _pair(name, getattr(self, name)))
+        check_types(self)
         _check(self)
 
     @property
@@ -193,8 +194,8 @@ class ViTConfig:
 
 def _pair(name: str, value: Any) -> tuple[int, int]:
     sides = tuple(value) if isinstance(value, list | tuple) else (value, value)
-    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise UserError(f"{name} must be one or two positive whole numbers (rows, columns), got {value!r}.")
+    if len(sides) != 2 or not all(isinstance(side, int) and 0 < side < 2**31 for side in sides):
+        raise UserError(f"{name} must be one or two positive whole numbers (rows, columns), got {str(value)[:60]}.")
     return sides
 
 

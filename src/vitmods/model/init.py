@@ -27,13 +27,13 @@ def initialize(model: "ViT", only: str = "") -> None:
     The head's bias starts at ``config.head_bias``.
     """
     rules = {"timm": _timm, "big_vision": _big_vision}
-    if model.config.init not in rules:
-        raise UserError(f"There is no initialization '{model.config.init}'. Known: {', '.join(rules)}.")
+    if model.vit_config.init not in rules:
+        raise UserError(f"There is no initialization '{model.vit_config.init}'. Known: {', '.join(rules)}.")
     for name, module in model.named_modules():
         if name.startswith(only):
-            rules[model.config.init](name, module, model)
+            rules[model.vit_config.init](name, module, model)
     if isinstance(model.head, nn.Linear) and "head".startswith(only or "head"):
-        nn.init.constant_(model.head.bias, model.config.head_bias)
+        nn.init.constant_(model.head.bias, model.vit_config.head_bias)
 
 
 def _timm(name: str, module: nn.Module, model: "ViT") -> None:
@@ -59,7 +59,7 @@ def _timm(name: str, module: nn.Module, model: "ViT") -> None:
 def _big_vision(name: str, module: nn.Module, model: "ViT") -> None:
     if module is model:
         if isinstance(model.pos_embed, nn.Parameter):
-            nn.init.normal_(model.pos_embed, std=model.config.embed_dim**-0.5)
+            nn.init.normal_(model.pos_embed, std=model.vit_config.embed_dim**-0.5)
         if model.mask_token is not None:
             nn.init.trunc_normal_(model.mask_token, std=0.02)
         for token in (model.cls_token, model.reg_token):

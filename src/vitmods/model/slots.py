@@ -2,8 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from functools import cache
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, Literal, get_args
 
 from vitmods.util.errors import UserError, nearest
 
@@ -11,6 +14,33 @@ NORM_KINDS = (
     "layer", "rms", "scale_shift", "scale", "batch", "instance", "group", "power", "switchable", "dynamic_token",
 )  # fmt: skip
 STEM_KINDS = ("linear", "hmlp", "levit", "local", "t2t")
+
+_KINDS = {bool: (bool, "True or False"), int: (Integral, "a whole number"), float: (Real, "a finite number")}
+_LARGEST = 2**31  # of sizes and counts, so that products of some fit
+
+
+def check_types(config: Any) -> None:
+    """Raise UserError for a field of a description whose value is of another type than its own. Types other than
+    numbers, truth values, words and parts are left to others."""
+    for name, (kinds, shown) in _types(config.__class__).items():
+        value = getattr(config, name)
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        fits = isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds)
+        if not fits or (number and not (math.isfinite(value) and abs(value) < _LARGEST)):
+            below = f" below {_LARGEST:,}" if number and isinstance(value, Integral) else ""
+            raise UserError(f"{name} of a {type(config).__name__} is {shown}{below}, not {str(value)[:60]!r}.")
+
+
+@cache
+def _types(config: Any) -> dict[str, tuple[tuple[type, ...], str]]:
+    found = {}
+    for field in fields(config):
+        options = [kind for kind in get_args(field.type) or (field.type,) if isinstance(kind, type)]
+        if options and field.name not in ("img_size", "patch_size", "options"):
+            kinds, shown = zip(*(_KINDS.get(kind, (kind, kind.__name__)) for kind in options if kind is not NoneType))
+            none = (NoneType,) if NoneType in options else ()
+            found[field.name] = ((*kinds, *none), " or ".join([*shown, *("None" for _ in none)]))
+    return found
 
 
 @dataclass(frozen=True)
@@ -26,6 +56,7 @@ class NormConfig:
     def __post_init__(self) -> None:
         pairs = self.options.items() if isinstance(self.options, Mapping) else self.options
         object.__setattr__(self, "options", tuple((str(key), value) for key, value in pairs))
+        check_types(self)
         if self.kind not in NORM_KINDS:
             raise UserError(f"There is no normalizer '{self.kind}'. {nearest(self.kind, NORM_KINDS)}")
         if not self.eps > 0:
@@ -48,6 +79,7 @@ class StemConfig:
     gelu: bool = False
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.kind not in STEM_KINDS:
             raise UserError(f"There is no stem '{self.kind}'. {nearest(self.kind, STEM_KINDS)}")
         if self.kind != "linear" and (self.before or self.gelu):
@@ -67,6 +99,9 @@ class BranchConfig:
     branch: NormConfig | None = None
     after: NormConfig | None = None
 
+    def __post_init__(self) -> None:
+        check_types(self)
+
 
 @dataclass(frozen=True)
 class FirstBlocks:
@@ -77,6 +112,7 @@ class FirstBlocks:
     mlp: BranchConfig
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.count < 1:
             raise UserError(f"The number of first blocks must be at least 1, got {self.count}: leave them out instead.")
 
@@ -91,6 +127,7 @@ class PositionalConfig:
     gate: float = 1.0
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.count < 1:
             raise UserError(f"The number of blocks with positions must be at least 1, got {self.count}.")
         if self.init not in ("local", "noise"):

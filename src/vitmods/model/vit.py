@@ -1,17 +1,23 @@
 """The reference Vision Transformer: a config, its slots filled with modules, and the forward pass."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitmods.layers.mlp import Mlp
 from vitmods.layers.position import resample
-from vitmods.layers.recompute import is_frozen
-from vitmods.model.build import initial_positions, make_attn_pool, make_block, make_norm, make_stem, timm_cfg
+from vitmods.model.build import (
+    Forms,
+    default_forms,
+    initial_positions,
+    make_attn_pool,
+    make_block,
+    make_norm,
+    make_stem,
+    timm_cfg,
+)
 from vitmods.model.config import ViTConfig
 from vitmods.model.init import initialize
 from vitmods.util.errors import UserError, nearest
@@ -30,10 +36,11 @@ def vit(config: ViTConfig | str = "S/16", **overrides: Any) -> "ViT":
 
 
 class ViT(nn.Module):
-    """A Vision Transformer with timm's parameter names and model contract; ``config`` describes it completely.
+    """A Vision Transformer with timm's parameter names and model contract; ``vit_config`` describes it completely.
 
-    Images (B, in_chans, height, width) -> logits (B, num_classes). ``forward`` computes of the last block only what
-    the head reads, which is exact; ``forward_features`` gives all tokens (B, N, C).
+    Images (B, in_chans, height, width) -> logits (B, num_classes); ``forward_features`` gives all tokens (B, N, C).
+    ``forms`` runs the blocks: by default ``vitmods.fast.Forms()``, which gives the same in less time (of the last block
+    ``forward`` then computes only what the head reads); None calls each block as it is written.
 
     Both take one of two keywords for masked pre-training. ``keep`` (B, K) names the visible patches of each image;
     the others are not computed, and the patch tokens are K, in its order (He et al., 2022, MAE). ``mask`` (B, T) is
@@ -43,7 +50,7 @@ class ViT(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.config = config
+        self.vit_config = config
         self.changes: tuple[Any, ...] = ()  # what `apply` did to get here, in order
         dim = config.embed_dim
         self.patch_embed = make_stem(config)
@@ -61,6 +68,7 @@ class ViT(nn.Module):
         self.head_drop = nn.Dropout(config.head_drop)
         self.head = nn.Linear(dim, config.num_classes) if config.num_classes else nn.Identity()
         self.grad_checkpointing = False
+        self.forms: Forms | None = default_forms()
         self.feature_info = [
             {"module": f"blocks.{i}", "num_chs": dim, "reduction": max(config.patch_size)} for i in range(config.depth)
         ]
@@ -68,21 +76,19 @@ class ViT(nn.Module):
         initialize(self)
 
     # What timm's tools read.
-    num_classes = property(lambda self: self.config.num_classes)
-    in_chans = property(lambda self: self.config.in_chans)
-    embed_dim = property(lambda self: self.config.embed_dim)
-    num_features = property(lambda self: self.config.embed_dim)
-    head_hidden_size = property(lambda self: self.config.embed_dim)
-    num_prefix_tokens = property(lambda self: self.config.num_prefix_tokens)
-    global_pool = property(lambda self: "" if self.config.pool == "none" else self.config.pool)
+    num_classes = property(lambda self: self.vit_config.num_classes)
+    in_chans = property(lambda self: self.vit_config.in_chans)
+    embed_dim = property(lambda self: self.vit_config.embed_dim)
+    num_features = property(lambda self: self.vit_config.embed_dim)
+    head_hidden_size = property(lambda self: self.vit_config.embed_dim)
+    num_prefix_tokens = property(lambda self: self.vit_config.num_prefix_tokens)
+    global_pool = property(lambda self: "" if self.vit_config.pool == "none" else self.vit_config.pool)
 
     def forward(self, x: Tensor, *, keep: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """(B, in_chans, height, width) -> (B, num_classes); with ``pool="none"`` (B, N, num_classes)."""
         x = self._embed(x, keep, mask)
-        last = len(self.blocks) - 1
-        for i in range(last):
-            x = self._run(i, x)
-        x = self._run(last, x, **self._read_by_head())
+        for i in range(len(self.blocks)):
+            x = self._run(i, x, for_head=i == len(self.blocks) - 1)
         return self.forward_head(self.norm(x))
 
     def forward_features(self, x: Tensor, *, keep: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
@@ -125,7 +131,7 @@ class ViT(nn.Module):
             x = self._run(i, x)
             if i not in take:
                 continue
-            prefix = self.config.num_prefix_tokens if i >= self.config.prefix_from else 0
+            prefix = self.vit_config.num_prefix_tokens if i >= self.vit_config.prefix_from else 0
             out = self.norm(x) if norm else x
             patches = out[:, prefix:]
             if output_fmt == "NCHW":
@@ -149,54 +155,20 @@ class ViT(nn.Module):
         """Keep the input of each block alone and run the block again in backward."""
         self.grad_checkpointing = enable
 
-    def set_recompute(self, enable: bool = True) -> None:
-        """Keep fewer tensors for backward: outputs of norms and GELUs are made again, with the same gradients.
-
-        Raises UserError where no part of the model has a recompute form (norms other than LayerNorm and RMSNorm before
-        the branches).
-        """
-        if enable and not any(block.can_recompute for block in self.blocks):
-            raise UserError(
-                "No block of this model has a recompute form: it needs LayerNorm or RMSNorm before its branches."
-            )
-        for block in self.blocks:
-            block.recompute = enable  # type: ignore[assignment]
-
-    def set_frozen_mlp_recompute(self, enable: bool = True, keep_last: int = 0) -> None:
-        """Keep of each frozen MLP branch its input alone and run its first linear map again in backward, but for the
-        last ``keep_last`` blocks: less time for more memory.
-
-        Same gradients; independent of ``set_recompute``; of no effect on what is trained. Raises UserError where
-        no MLP is frozen, none can be run again (norms other than LayerNorm and RMSNorm before it, or one inside), or
-        ``keep_last`` leaves no block.
-        """
-        if not 0 <= keep_last < len(self.blocks):
-            raise UserError(f"keep_last is a number of blocks from 0 to {len(self.blocks) - 1}, not {keep_last}.")
-        if enable and not any(is_frozen(module) for module in self.blocks.modules() if isinstance(module, Mlp)):
-            raise UserError("No MLP of this model is frozen: call vitmods.train_only(model, 'attention') first.")
-        if enable and not any(block.can_recompute_mlp for block in self.blocks):
-            raise UserError(
-                "No MLP of this model can be run again: it needs LayerNorm or RMSNorm before it, and no norm inside."
-            )
-        for number, block in enumerate(self.blocks):
-            for module in block.modules():
-                if isinstance(module, Mlp):
-                    module.recompute_frozen = enable and number < len(self.blocks) - keep_last
-
     def get_classifier(self) -> nn.Module:
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A fresh head for another number of classes (0: no head), and another pooling if given ("" for none)."""
-        pool = self.config.pool if global_pool is None else (global_pool or "none")
+        pool = self.vit_config.pool if global_pool is None else (global_pool or "none")
         if pool == "map" and self.attn_pool is None:
             raise UserError("Map pooling has weights of its own: build the model with pool='map' instead.")
-        pool_norm = self.config.pool_norm if pool == "map" else None
-        self.config = self.config.with_(num_classes=num_classes, pool=pool, pool_norm=pool_norm)
+        pool_norm = self.vit_config.pool_norm if pool == "map" else None
+        self.vit_config = self.vit_config.with_(num_classes=num_classes, pool=pool, pool_norm=pool_norm)
         if pool != "map":
             self.attn_pool = None
         weight = next(self.parameters())
-        head = nn.Linear(self.config.embed_dim, num_classes) if num_classes else nn.Identity()
+        head = nn.Linear(self.vit_config.embed_dim, num_classes) if num_classes else nn.Identity()
         self.head = head.to(device=weight.device, dtype=weight.dtype).train(self.training)
         if num_classes:
             initialize(self, only="head")
@@ -213,28 +185,28 @@ class ViT(nn.Module):
         if positions not in get_args(Resampling):
             known = get_args(Resampling)
             raise UserError(f"Positions cannot be resampled by '{positions}'. {nearest(str(positions), known)}")
-        old = self.config
+        old = self.vit_config
         new = old.with_(img_size=img_size or old.img_size, patch_size=patch_size or old.patch_size)
         self.patch_embed.set_input_size(new.img_size, new.patch_size)
-        self.config = new
+        self.vit_config = new
         for module in self.modules():
             if "grid_size" in getattr(module, "takes", ()):
-                module.grid_size = self.config.grid  # type: ignore[assignment]
-        if self.pos_embed is None or self.config.grid == old.grid:
+                module.grid_size = self.vit_config.grid  # type: ignore[assignment]
+        if self.pos_embed is None or self.vit_config.grid == old.grid:
             return
         prefix = old.num_prefix_tokens if old.position_on_prefix else 0
         if old.position != "learn":
-            fixed = initial_positions(self.config)
+            fixed = initial_positions(self.vit_config)
             assert fixed is not None
             self._set_positions(fixed.to(self.pos_embed))
             return
         trained = self.pos_embed.requires_grad
         aligned = positions == "bilinear"
-        self._set_positions(resample(self.pos_embed.detach(), old.grid, self.config.grid, prefix, aligned))
+        self._set_positions(resample(self.pos_embed.detach(), old.grid, self.vit_config.grid, prefix, aligned))
         self.pos_embed.requires_grad_(trained)
 
     def _set_positions(self, positions: Tensor | None) -> None:
-        if self.config.position == "learn":
+        if self.vit_config.position == "learn":
             assert positions is not None
             self.pos_embed = nn.Parameter(positions)
         else:
@@ -242,7 +214,7 @@ class ViT(nn.Module):
 
     def _embed(self, images: Tensor, keep: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Images -> tokens with positions (B, prefix + T, C), or (B, prefix + K, C) where ``keep`` is (B, K)."""
-        config = self.config
+        config = self.vit_config
         x = self.patch_embed(images) if keep is None else self._visible(images, keep, mask)
         if mask is not None:
             x = self._masked(x, mask)
@@ -282,37 +254,33 @@ class ViT(nn.Module):
         if not prefix:
             return x
         tokens = torch.cat(prefix, dim=1)
-        if self.config.position_on_prefix and self.pos_embed is not None:
-            tokens = tokens + self.pos_embed[:, : self.config.num_prefix_tokens]
+        if self.vit_config.position_on_prefix and self.pos_embed is not None:
+            tokens = tokens + self.pos_embed[:, : self.vit_config.num_prefix_tokens]
         return torch.cat([tokens.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)
 
-    def _run(self, index: int, x: Tensor, **read: int) -> Tensor:
-        if index == self.config.prefix_from > 0:
+    def _run(self, index: int, x: Tensor, for_head: bool = False) -> Tensor:
+        """The block of that index; ``for_head`` says that nothing but the head reads its output."""
+        if index == self.vit_config.prefix_from > 0:
             x = self._prepend(x)
-        block = self.blocks[index]
         if self.grad_checkpointing and torch.is_grad_enabled():
-            out: Tensor = checkpoint(partial(block, **read), x, use_reentrant=False)
+            out: Tensor = checkpoint(self._run_block, index, x, for_head, use_reentrant=False)
             return out
-        return block(x, **read)
+        return self._run_block(index, x, for_head)
 
-    def _read_by_head(self) -> dict[str, int]:
-        """What of the last block's output reaches the head; nothing said means all of it."""
-        last: Any = self.blocks[-1]
-        pool, norm_is_tokenwise = self.config.pool, isinstance(self.norm, nn.Identity) or self.norm.token_wise
-        if pool == "token" and last.tokenwise and norm_is_tokenwise:
-            return {"first": 1}
-        if pool == "avg" and last.mean_commutes and isinstance(self.norm, nn.Identity):
-            return {"mean_from": self.config.num_prefix_tokens}
-        return {}
+    def _run_block(self, index: int, x: Tensor, for_head: bool) -> Tensor:
+        if self.forms is not None:
+            return self.forms.run(self, index, x, for_head)
+        out: Tensor = self.blocks[index](x)
+        return out
 
     def _pool(self, x: Tensor) -> Tensor:
-        pool, prefix = self.config.pool, self.config.num_prefix_tokens
+        pool, prefix = self.vit_config.pool, self.vit_config.num_prefix_tokens
         if pool == "none":
             return x
         if pool == "map":
             assert self.attn_pool is not None
             return self.attn_pool(x[:, prefix:])
-        if pool == "token" or x.shape[1] == 1:
+        if pool == "token":
             return x[:, 0]
         return x[:, prefix:].mean(1)
 

@@ -73,7 +73,7 @@ def measure(models: Mapping[str, ViT], recipe: Recipe, device: torch.device, bud
         rounds = interleave(kinds, list(models), bench.seconds, budget_s)
         peaks = bench.peaks()
     base = next(iter(models))
-    sizes = {name: (count_params(model), count_macs(model.config)) for name, model in models.items()}
+    sizes = {name: (count_params(model), count_macs(model.vit_config)) for name, model in models.items()}
 
     def ratios(arm: str) -> dict[str, Any]:
         timed = {kind: asdict(Ratio.of_rounds([t[arm] / t[base] for t in rounds[kind]])) for kind in kinds}
@@ -185,7 +185,7 @@ class _Bench:
         return batch
 
     def _dataset(self, batch: int) -> Tensor:
-        config = self.models[self.base].config
+        config = self.models[self.base].vit_config
         rows, columns = config.img_size
         generator = torch.Generator().manual_seed(0)
         return torch.randn(batch, config.in_chans, rows, columns, generator=generator).to(self.device)
@@ -195,7 +195,7 @@ class _Bench:
 
     def _train_call(self, name: str, batch: int) -> Work:
         model, optimizer, dataset = self.models[name], self.optimizers[name], self._dataset(batch)
-        targets = torch.arange(batch, device=self.device) % model.config.num_classes
+        targets = torch.arange(batch, device=self.device) % model.vit_config.num_classes
 
         def step() -> None:
             model.train()

@@ -39,7 +39,7 @@ def describe_model(settings: Settings, arm: Arm, model: ViT) -> ModelFacts:
         changes.append(_describe_training(arm.recipe["train"]))
     base, start = settings.fixed["base"], settings.fixed.get("start")
     name = start["source"] if start else base if isinstance(base, str) else "ViTConfig"
-    return ModelFacts(arm.start or name, json.loads(model.config.to_json()), tuple(changes))
+    return ModelFacts(arm.start or name, json.loads(model.vit_config.to_json()), tuple(changes))
 
 
 def _describe_training(what: str) -> ChangeFacts:

@@ -152,7 +152,7 @@ def _estimate_arm(
     recipes = [runner.settings.recipe_of(arm, point) for point in points]
     trial_s = statistics.fmean(_trial_s(runner, few, recipe, tried) for tried in recipes)
     return ArmEstimate(
-        arm.name, arm.short, count_params(model), count_macs(model.config), few.step_s, trial_s, len(missing)
+        arm.name, arm.short, count_params(model), count_macs(model.vit_config), few.step_s, trial_s, len(missing)
     )
 
 

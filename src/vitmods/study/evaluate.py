@@ -161,7 +161,7 @@ def _open_trial(folder: Path, config: Mapping[str, Any], data: str | None) -> _O
 def _open_other(source: str, data: str) -> _Opened:
     """Images in the model's size and channels, normalized and cropped as its library says, split as by default."""
     model = open_checkpoint(source)
-    seen, shape = model.pretrained_cfg, model.config
+    seen, shape = model.pretrained_cfg, model.vit_config
     view = {"eval_crop": seen.get("crop_pct"), "resample": seen.get("interpolation")}
     recipe = (
         Recipe().with_(mean=tuple(seen["mean"]), std=tuple(seen["std"])).with_(**{k: v for k, v in view.items() if v})

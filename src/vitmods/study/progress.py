@@ -14,6 +14,7 @@ from vitmods.study.measure import Measure
 from vitmods.study.plan import Evaluation, Work
 from vitmods.study.state import read_trial
 from vitmods.study.store import StudyFolder
+from vitmods.util.files import LenientStream, progress_console
 from vitmods.util.text import plural
 
 _TAIL = 1024  # bytes that surely hold the last whole row of a metrics.jsonl
@@ -32,7 +33,8 @@ class Progress:
         self._finished, self._total = done, done + len(self._steps)
         self._started: dict[Work, float] = {}
         self._past_steps = 0
-        shown = workers > 1 and not quiet and sys.stderr.isatty() and not os.environ.get("CI")
+        self._stream = LenientStream(sys.stderr)
+        shown = workers > 1 and not quiet and self._stream.isatty() and not os.environ.get("CI")
         kind = "evaluation" if isinstance(next(iter(steps)), Evaluation) else "trial"
         before = f" ({done} are done)" if done else ""
         self._bar = None
@@ -58,7 +60,7 @@ class Progress:
         if self._bar is not None:
             self._bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
         elif not self._quiet:
-            print(line, file=sys.stderr, flush=True)
+            print(line, file=self._stream, flush=True)
 
     def close(self) -> None:
         if self._bar is not None:
@@ -79,14 +81,13 @@ class Progress:
 
     def _make_bar(self) -> Any:
         from rich import progress
-        from rich.console import Console
 
         bar = progress.Progress(
             progress.TextColumn("all trials"),
             progress.BarColumn(),
             progress.TaskProgressColumn(),
             progress.TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=progress_console(),
         )
         self._task = bar.add_task("", total=sum(self._steps.values()))
         bar.start()

@@ -240,7 +240,7 @@ def _steps(runner: TrialRunner, work: Work) -> int:
 
 def _trial_bytes(model: ViT, recipe: Recipe) -> int:
     """Roughly the memory of one trial: the interpreter, weights with gradients and Adam's state, and activations."""
-    config = model.config
+    config = model.vit_config
     tokens = config.num_patches + config.num_prefix_tokens
     width = 10 * config.embed_dim + 2 * config.mlp_dim  # floats that a block keeps for each token
     activations = 4 * recipe.part_size * config.depth * tokens * width

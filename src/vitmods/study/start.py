@@ -41,7 +41,7 @@ class Start:
         """The checkpoint and its config. Raises UserError as `open_checkpoint` does."""
         found = checkpoint_of(source)
         model = open_checkpoint(found)
-        return cls(source, fingerprint(model) if found == source else None, positions), model.config
+        return cls(source, fingerprint(model) if found == source else None, positions), model.vit_config
 
     def build(self, config: ViTConfig, seed: int, settings: Mapping[str, Any] | None = None) -> ViT:
         """Its model with the images and classes of `config`: positions resampled, a new head drawn from the seed.
@@ -52,9 +52,10 @@ class Start:
         model = open_checkpoint(checkpoint_of(self.source, seed))
         if self.fingerprint is not None and fingerprint(model) != self.fingerprint:
             raise UserError(f"{self.source} no longer holds the weights that this began with.")
-        if config.in_chans != model.config.in_chans:
+        if config.in_chans != model.vit_config.in_chans:
             raise UserError(
-                f"{self.source} reads {model.config.in_chans} channels, not {config.in_chans}: set in_chans to that."
+                f"{self.source} reads {model.vit_config.in_chans} channels, not {config.in_chans}: set in_chans to "
+                "that."
             )
         model = _with_settings(model, settings or {})
         torch.manual_seed(seed)
@@ -65,8 +66,8 @@ class Start:
 
 def _with_settings(model: ViT, settings: Mapping[str, Any]) -> ViT:
     """The same weights in a model with these settings."""
-    config = model.config.with_(**settings)
-    if config == model.config:
+    config = model.vit_config.with_(**settings)
+    if config == model.vit_config:
         return model
     built = vit(config)
     built.load_state_dict(model.state_dict())

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request that the loop answers between two steps."""
+"""Ctrl-C, SIGTERM and SIGHUP as a request that the loop answers between two steps."""
 
 import signal
 import threading
@@ -19,7 +19,7 @@ class Interrupted(KeyboardInterrupt):
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects of a process that a signal stopped: 130 for Ctrl-C, 143 for SIGTERM."""
+        """What a shell expects of a process that a signal stopped: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
         return 128 + self.signum
 
 
@@ -36,7 +36,8 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """While inside, the first SIGINT or SIGTERM is noted in the request; a second one has its usual effect.
+    """While inside, the first SIGINT, SIGTERM or SIGHUP (the terminal is gone) is noted in the request; a second one
+    has its usual effect. A SIGHUP that is ignored, as under nohup, stays so.
 
     A signal that nobody answered by the end (by raising Interrupted) has its usual effect then.
 
@@ -47,7 +48,10 @@ def stop_on_signals() -> Iterator[StopRequest]:
         yield request
         return
 
-    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in numbers}
 
     def note(signum: int, frame: FrameType | None) -> None:
         request.signum = signum

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from vitmods.util.errors import UserError
-from vitmods.util.files import disk_errors
+from vitmods.util.files import LenientStream, disk_errors, progress_console
 
 WORTH_TELLING = 0.05  # fraction of the time in which the model waits for images
 
@@ -104,9 +104,8 @@ class ProgressBar:
 
     def __init__(self, shown: bool, title: str, total: int, done: int) -> None:
         self._bar: Any = None
-        if not (shown and sys.stderr.isatty() and not os.environ.get("CI")):
+        if not (shown and LenientStream(sys.stderr).isatty() and not os.environ.get("CI")):
             return
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._bar = Progress(
@@ -115,7 +114,7 @@ class ProgressBar:
             MofNCompleteColumn(),
             TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=progress_console(),
         )
         self._task = self._bar.add_task(title, total=total, completed=done, numbers="")
 

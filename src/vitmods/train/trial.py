@@ -161,7 +161,7 @@ def _decisive(config: dict[str, Any]) -> dict[str, Any]:
 
 def _check_model(model: nn.Module, recipe: Recipe) -> None:
     """Raise UserError where the model is not built as the recipe says: its dropout would silently be another one."""
-    config = getattr(model, "config", None)
+    config = getattr(model, "vit_config", None)
     for name, value in recipe.model.to_config().items():
         found = getattr(config, name, "not reported")
         if found != value:
@@ -187,7 +187,7 @@ def _differences(old: Any, new: Any, name: str = "") -> list[str]:
 
 def _config(model: nn.Module, ds: Images, recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
     """All that decides the numbers, as JSON gives it back."""
-    model_config: Any = getattr(model, "config", None)
+    model_config: Any = getattr(model, "vit_config", None)
     described = json.loads(model_config.to_json()) if hasattr(model_config, "to_json") else type(model).__name__
     data = {key: value for key, value in ds.summary().items() if key in _IDENTIFIES_DATA}
     config = {"schema": 1, "arm": "base", "changes": "", **settings, "model": described, "data": data}

@@ -1,7 +1,7 @@
 """Errors that a user can fix. The message says what is wrong and what to do; the shell prints it as one paragraph."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class UserError(ValueError):
@@ -16,9 +16,16 @@ class SlotConflict(UserError):
     """Two changes of one arm want to fill the same slot."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint naming the known word closest to a mistyped one, or all of them when none is close."""
-    spelled = {name.lower(): name for name in sorted(known)}
-    begun = [name for name in spelled if word and name.startswith(word.lower())]
-    close = difflib.get_close_matches(word.lower(), spelled, n=1, cutoff=0.5) or (begun if len(begun) == 1 else [])
-    return f"Did you mean '{spelled[close[0]]}'?" if close else f"Known: {', '.join(spelled.values())}."
+def nearest(word: str, known: Iterable[str], words: Mapping[str, str] | None = None) -> str:
+    """A hint naming the known word closest to a mistyped one, or all of them when none is close.
+
+    ``words`` are other words for some of them: word -> known word.
+    """
+    names = sorted(known)
+    spelled = {other.lower(): name for other, name in (words or {}).items()} | {name.lower(): name for name in names}
+    word = word.lower()
+    close = difflib.get_close_matches(word, spelled, n=5, cutoff=0.5)
+    close.sort(key=lambda name: sorted(name) != sorted(word))  # letters that changed places come first
+    begun = [name for name in spelled if word and name.startswith(word)]
+    found = close[:1] or (begun if len(begun) == 1 else [])
+    return f"Did you mean '{spelled[found[0]]}'?" if found else f"Known: {', '.join(names)}."

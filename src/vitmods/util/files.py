@@ -1,15 +1,19 @@
-"""Files that are either whole or not there, and errors of the disk that say what to do."""
+"""Files that are either whole or not there, errors of the disk that say what to do, and output that nobody reads."""
 
 import errno
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from vitmods.util.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _REMEDIES = {
     errno.ENOSPC: "the disk is full; free some space and run the same command again to go on",
@@ -26,6 +30,14 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "the name is too long; choose a shorter folder",
     errno.EIO: "the disk reports an input/output error; check it",
 }
+
+
+def expand_user(path: str | Path) -> Path:
+    """The path with ~ and ~user replaced. UserError where there is no such home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"There is no home folder for {path}: write the path without ~, or set HOME.") from None
 
 
 @contextmanager
@@ -80,6 +92,61 @@ def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically; NaN and infinity are refused, since JSON has neither."""
     text = json.dumps(value, indent=1, allow_nan=False) + "\n"
     write_atomically(path, lambda file: file.write(text.encode()))
+
+
+class LenientStream:
+    """A text stream whose reader may leave (`| head -1`, a dying `tee` or ssh): from then on nothing is written.
+
+    Any other error of the disk is dropped too where `needed` is false, and a UserError otherwise.
+    """
+
+    def __init__(self, stream: TextIO | None, needed: bool = False) -> None:
+        """stream: None where the process was started without one."""
+        self._stream = stream if stream is not None else open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+        self._needed = needed
+
+    def write(self, text: str) -> int:
+        self._attempt(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._attempt(self._stream.flush)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _attempt(self, act: Callable[[], Any]) -> None:
+        try:
+            act()
+        except OSError as error:
+            with suppress(OSError, ValueError):  # what is still in the buffer would fail again when the process ends
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, self._stream.fileno())
+                os.close(null)
+            if self._needed and error.errno not in (errno.EPIPE, errno.EIO):
+                raise UserError(f"Cannot write the output: {error.strerror}.") from error
+
+
+@contextmanager
+def lenient_output() -> Iterator[None]:
+    """While inside, work goes on though nobody reads what is printed."""
+    with (
+        redirect_stdout(LenientStream(sys.stdout, needed=True)),
+        redirect_stderr(LenientStream(sys.stderr)),
+    ):
+        try:
+            yield
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(UserError):
+                    stream.flush()
+
+
+def progress_console() -> "Console":
+    """rich's console for bars on stderr, which never stops the work."""
+    from rich.console import Console
+
+    return Console(file=LenientStream(sys.stderr))  # type: ignore[arg-type]
 
 
 def _sync_folder(folder: Path) -> None:

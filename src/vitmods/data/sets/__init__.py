@@ -9,6 +9,7 @@ from vitmods.data.records import ALLOWED, Source, printable
 from vitmods.data.sets import imagenet, inaturalist, transfer, variants, vtab
 from vitmods.data.sets.known import KNOWN, count_warnings
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.files import expand_user
 
 __all__ = ["KNOWN", "open_known"]
 
@@ -46,7 +47,7 @@ def open_known(spec: str, name: str, rest: str) -> Source:
             raise UserError(f'"{printable(spec)}": {name} has no option "{option}". {known}')
     if not folder:
         raise UserError(f'"{printable(spec)}" does not say where the files are: write {KNOWN[name].usage}.')
-    root = Path(folder).expanduser()
+    root = expand_user(folder)
     if not root.is_dir():
         raise KNOWN[name].missing(root, "there is no such folder")
     source = read(name, root, options)

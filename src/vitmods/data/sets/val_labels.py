@@ -12,6 +12,7 @@ import numpy as np
 from vitmods.data.records import printable
 from vitmods.data.sets.classes import wnids
 from vitmods.util.errors import UserError
+from vitmods.util.files import expand_user
 
 DEVKIT = "ILSVRC2012_devkit_t12"
 _TRUTH, _META = "data/ILSVRC2012_validation_ground_truth.txt", "data/meta.mat"
@@ -37,7 +38,7 @@ def val_labels(folders: list[Path], chosen: str | None) -> dict[int, int] | None
     table. chosen: the path of the list to use instead. Raises UserError for one that cannot be understood.
     """
     if chosen is not None:
-        path = Path(chosen).expanduser()
+        path = expand_user(chosen)
         if not path.is_file():
             raise UserError(f"There is no list of labels {printable(chosen)}: correct labels=.")
         return _from_list(path)

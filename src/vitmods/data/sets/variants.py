@@ -18,6 +18,7 @@ from vitmods.data.sets.imagenet import val_readers
 from vitmods.data.sets.known import KNOWN
 from vitmods.data.sets.val_labels import number_of
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.files import expand_user
 
 V2_VARIANTS = ("matched-frequency", "threshold0.7", "top-images")
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -81,7 +82,7 @@ def corruption_specs(root: Path | str, *, extra: bool = False) -> Iterator[tuple
 
     Raises UserError before the first if a folder is missing, naming all that are.
     """
-    root = Path(root).expanduser()
+    root = expand_user(root)
     names = [name for archive, group in ARCHIVES.items() if extra or archive != "extra" for name in group]
     folders = {name: _corruption_folder(root, name) or root / name for name in names}
     missing = [f"{n}/{s}" for n, folder in folders.items() for s in SEVERITIES if not (folder / str(s)).is_dir()]
@@ -117,7 +118,7 @@ def real(spec: str, root: Path, options: dict[str, str]) -> Source:
 
 
 def _real_labels(root: Path, chosen: str | None) -> tuple[list[tuple[int, ...]], str]:
-    path = Path(chosen).expanduser() if chosen else root / "real.json"
+    path = expand_user(chosen) if chosen else root / "real.json"
     if not path.is_file():
         if chosen:
             raise UserError(f"There is no file {printable(chosen)}: correct labels=, or leave it out for timm's copy.")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from vitmods.layers.block import Block
+from vitmods.layers.block import Block, BlockConfig
 from vitmods.layers.norms import LayerNorm
 from vitmods.layers.stems.base import Stem, patchify
 from vitmods.layers.stems.shapes import LOCAL_CELLS, LOCAL_DEPTH, LOCAL_HEADS, local_width
@@ -43,7 +43,8 @@ class LocalTransformerStem(Stem):
         self.cell_size = self.patch_size[0] // LOCAL_CELLS, self.patch_size[1] // LOCAL_CELLS
         self.embed = nn.Linear(in_chans * self.cell_size[0] * self.cell_size[1], width)
         self.position = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, LOCAL_CELLS**2, width), std=0.02))
-        self.blocks = nn.Sequential(*(Block(width, LOCAL_HEADS, qkv_bias=True) for _ in range(LOCAL_DEPTH)))
+        block = BlockConfig(width, LOCAL_HEADS, 4 * width)
+        self.blocks = nn.Sequential(*(Block(block) for _ in range(LOCAL_DEPTH)))
         self.norm_cells = LayerNorm(width)
         self.proj = nn.Linear(LOCAL_CELLS**2 * width, embed_dim, bias=bias)
         self.norm = norm_layer(embed_dim) if norm_layer else nn.Identity()

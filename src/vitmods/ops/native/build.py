@@ -1,7 +1,8 @@
 """From a C++ file to a loaded library: find a compiler, build, keep, load.
 
 A library is kept under a hash of all that decides it and a hash of itself. It is written under another name and renamed
-when complete: of several processes that build the same, each gets a whole one, and a damaged one is built again.
+when complete: of several processes that build the same, each gets a whole one, and a damaged one is built again. One
+that somebody else made, or may write to, is never loaded.
 """
 
 import os
@@ -12,12 +13,14 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
 from contextlib import suppress
 from ctypes import CDLL
 from hashlib import sha256
 from pathlib import Path
 
-from vitmods.util.cache import user_cache
+from vitmods.util.cache import temporary_cache, user_cache
+from vitmods.util.errors import UserError
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
@@ -52,7 +55,11 @@ def load(name: str) -> CDLL | None:
 
 def find_compiler() -> list[str] | None:
     """The command of $CXX, or of the first compiler on the path. Raises BuildError if $CXX is no program."""
-    if given := shlex.split(os.environ.get("CXX", "")):
+    try:
+        given = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise BuildError(f"CXX is no command ({error}): {os.environ['CXX']}") from error
+    if given:
         if shutil.which(given[0]) is None:
             raise BuildError(f"there is no program {given[0]}, which CXX names.")
         return given
@@ -63,48 +70,66 @@ def build(source: Path, compiler: list[str]) -> CDLL:
     """Load the library of this source and compiler, made if it is not in the cache. Raises BuildError."""
     decides = [source.read_bytes(), repr((compiler, ALWAYS, FLAGS, SHARED)).encode()]
     decides += [_run([*compiler, "--version"]), _processor()]
-    stem, folder = f"{source.stem}-{_digest(*decides)}", _folder()
-    if (kept := _kept(folder, stem)) is not None:
-        return kept
-    with tempfile.TemporaryDirectory(prefix="vitmods-") as name:
+    stem = f"{source.stem}-{_digest(*decides)}"
+    for folder in _folders():
+        if (kept := _kept(folder, stem)) is not None:
+            return kept
+        if _is_fit(folder):
+            return _build_in(folder, stem, source, compiler)
+    raise BuildError("there is no folder to keep it in and load it from. Set XDG_CACHE_HOME to one.")
+
+
+def _build_in(folder: Path, stem: str, source: Path, compiler: list[str]) -> CDLL:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".") as name:
         made, library = _compile(source, compiler, Path(name))
-        _keep(made.read_bytes(), folder, stem)
-        return library  # which stays mapped when its file is gone
+        with suppress(OSError):
+            made.chmod(0o600)
+            made.replace(folder / f"{stem}-{_digest(made.read_bytes())}.so")
+        return library  # which stays mapped under any name, or none
 
 
 def _digest(*parts: bytes) -> str:
     return sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
-def _folder() -> Path | None:
-    try:
-        return user_cache() / "native"
-    except RuntimeError:  # a user without a home
-        return None
-
-
-def _kept(folder: Path | None, stem: str) -> CDLL | None:
-    """A cached library that is whole and loads; damaged ones of its name are removed."""
-    for path in [] if folder is None else sorted(folder.glob(f"{stem}-*.so")):
+def _folders() -> Iterator[Path]:
+    """Where libraries are kept, the best place first: the user's cache, and one that can be used where that cannot."""
+    for cache in (user_cache, temporary_cache):
         try:
+            folder = cache() / "native"
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if folder.stat().st_uid == os.getuid() and not _is_own(folder):
+                folder.chmod(0o700)
+            own = _is_own(folder)
+        except (UserError, OSError):
+            continue
+        if own:
+            yield folder
+
+
+def _is_own(path: Path) -> bool:
+    """Whether nobody but this user and root can have written it."""
+    status = path.stat()
+    return status.st_uid in (0, os.getuid()) and not status.st_mode & 0o022
+
+
+def _is_fit(folder: Path) -> bool:
+    """Whether a library can be written to the folder and loaded from it."""
+    return os.access(folder, os.W_OK | os.X_OK) and not os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0)
+
+
+def _kept(folder: Path, stem: str) -> CDLL | None:
+    """A cached library that is whole, this user's own and loads; damaged ones of its name are removed."""
+    for path in sorted(folder.glob(f"{stem}-*.so")):
+        try:
+            if not _is_own(path):
+                continue
             if path.stem.rpartition("-")[2] == _digest(path.read_bytes()):
                 return CDLL(str(path))
             path.unlink()
         except OSError:
             continue
     return None
-
-
-def _keep(content: bytes, folder: Path | None, stem: str) -> None:
-    """Add a library to the cache; a folder that cannot be written to is no reason to do without the library."""
-    if folder is None:
-        return
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".") as name:
-            path = Path(name) / "library"
-            path.write_bytes(content)
-            os.replace(path, folder / f"{stem}-{_digest(content)}.so")
 
 
 def _compile(source: Path, compiler: list[str], folder: Path) -> tuple[Path, CDLL]:

@@ -1,0 +1,230 @@
+"""Named things of one kind: what the package has in a folder, and what a user's own modules add."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import pkgutil
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from vitmods.util.errors import UserError, nearest
+
+T = TypeVar("T")
+D = TypeVar("D")
+_HOUSE = __name__.partition(".")[0]
+_READING = threading.RLock()
+_registries: list[Registry[Any]] = []
+_entered: set[str] = set()
+"""modules that entry points have brought"""
+_asked = False
+"""whether entry points were asked for"""
+
+
+class Registry(Mapping[str, T]):
+    """name -> thing, for one kind of things.
+
+    The package's own are found when the registry is first read: every file of the folder is imported, and adds what it
+    has. A user's add theirs when their module is imported: by themselves, by ``load_plugins``, or by an entry point of
+    the group ``vitmods``, which the first reading imports too.
+
+        NORMS = Registry("norm", "vitmods.layers.norms")
+
+        @NORMS.register("layer", words=("ln",))
+        class LayerNorm: ...
+
+        NORMS["layr"]  # UserError: There is no norm 'layr'. Did you mean 'layer'?
+
+    Args:
+        kind: of things, in one or two words, for errors.
+        folders: packages whose files add to it; none where the module of the registry imports them itself.
+        advice: ends the error of an unknown name (how to list all, for instance).
+    """
+
+    def __init__(self, kind: str, *folders: str, advice: str = "") -> None:
+        self.kind, self.advice = kind, advice
+        self._folders = folders
+        self._unread = True
+        self._things: dict[str, T] = {}
+        self._modules: dict[str, str] = {}
+        self._words: dict[str, str] = {}
+        _registries.append(self)
+
+    def add(self, name: str, thing: T, *, words: Iterable[str] = ()) -> T:
+        """Add a thing; ``words`` are what else one may look for it by: an error suggests it, nothing is called so.
+
+        Raises UserError where another thing has the name. The same class or module may add it again (a reload).
+        """
+        module = thing.__module__ if hasattr(thing, "__qualname__") else _calling_module()
+        if not _ours(module):
+            self._read()  # so that it is the newcomer who is refused
+        if name in self._things and self.origin(name) != _origin(thing, module):
+            raise UserError(
+                f"There are two {self.kind}s '{name}': {self.origin(name)} and {_origin(thing, module)}. Give one of "
+                "them another name."
+            )
+        self._things[name], self._modules[name] = thing, module
+        self._words.update(dict.fromkeys(words, name))
+        return thing
+
+    def origin(self, name: str) -> str:
+        """Where the thing of that name was written."""
+        return _origin(self._things[name], self._modules[name])
+
+    def remove(self, name: str) -> None:
+        """Forget a thing, after a test for instance."""
+        del self._things[name], self._modules[name]
+        self._words = {word: known for word, known in self._words.items() if known != name}
+
+    def register(self, name: str, *, words: Iterable[str] = ()) -> Callable[[D], D]:
+        """``add`` as a decorator."""
+
+        def decorate(thing: D) -> D:
+            self.add(name, thing, words=words)  # type: ignore[arg-type]
+            return thing
+
+        return decorate
+
+    def hint(self, name: str) -> str:
+        """The end of the error of an unknown name: the nearest one, or all where none is near."""
+        return f"{nearest(name, self, self._words)} {self.advice}".strip()
+
+    def _read(self) -> dict[str, T]:
+        with _READING:
+            if self._unread:
+                self._unread = False  # a file that is imported here may read what is there already
+                try:
+                    for folder in self._folders:
+                        for file in pkgutil.iter_modules(importlib.import_module(folder).__path__):
+                            importlib.import_module(f"{folder}.{file.name}")
+                except BaseException:
+                    self._unread = True
+                    raise
+                _load_entry_points()
+        return self._things
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self:
+            raise UserError(f"There is no {self.kind} '{name}'. {self.hint(name)}")
+        return self._things[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._read().get(name, default)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._read()
+
+    def __iter__(self) -> Iterator[str]:
+        """The package's own, file by file, then what was added from outside; whoever was imported first."""
+        names = self._read()
+        return iter(sorted(names, key=lambda name: (not _ours(self._modules[name]), self._modules[name])))
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __repr__(self) -> str:
+        return f"Registry({self.kind!r}: {', '.join(self)})"
+
+
+def load_plugins(names: Iterable[str]) -> None:
+    """Import a user's modules, so that they add what they have.
+
+    Args:
+        names: modules as Python finds them, or paths of .py files; a name that Python does not find is looked for as a
+            file of the working directory.
+
+    Raises:
+        UserError: there is no such module, or it cannot be imported.
+    """
+    for name in names:
+        try:
+            _import(name)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"The plugin '{name}' cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def plugins() -> list[str]:
+    """What another process gives to ``load_plugins`` to know the same: the modules outside the package that have added
+    something, each by its name, or by its path where Python would not find it. Entry points are found there too."""
+    added = {module for registry in _registries for module in registry._modules.values()}
+    return sorted(_spelled(sys.modules[name]) for name in added - _entered if not _ours(name) and name in sys.modules)
+
+
+def _spelled(module: ModuleType) -> str:
+    parent = module.__name__.rpartition(".")[0]
+    spec = PathFinder.find_spec(module.__name__, getattr(sys.modules.get(parent), "__path__", None))
+    path = getattr(module, "__file__", None)
+    return module.__name__ if path is None or (spec is not None and spec.origin == path) else path
+
+
+def _ours(module: str) -> bool:
+    return module.partition(".")[0] == _HOUSE
+
+
+def _origin(thing: object, module: str) -> str:
+    return f"{module}.{thing.__qualname__}" if hasattr(thing, "__qualname__") else module
+
+
+def _import(name: str) -> None:
+    path = Path(name if name.endswith(".py") else f"{name}.py").expanduser()
+    if not name.endswith(".py"):
+        if name in sys.modules:
+            return
+        try:
+            found = importlib.util.find_spec(name) is not None
+        except (ModuleNotFoundError, ValueError):
+            found = False
+        if found:
+            importlib.import_module(name)
+            return
+    if not path.is_file():
+        raise UserError(
+            f"There is no plugin '{name}': give the name of a module that Python finds (see PYTHONPATH), or the path "
+            "of its .py file."
+        )
+    path = path.resolve()
+    known = sys.modules.get(path.stem)
+    if known is not None:
+        if Path(getattr(known, "__file__", None) or "").resolve() == path:
+            return
+        raise UserError(f"The plugin {path} is called as the module {path.stem} is: rename the file.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
+
+
+def _load_entry_points() -> None:
+    global _asked
+    if _asked:
+        return
+    _asked = True
+    for point in importlib.metadata.entry_points(group=_HOUSE):
+        try:
+            point.load()
+        except Exception as error:  # an installed package must not stop all others
+            warnings.warn(f"The plugin {point.name} ({point.value}) is left out: {error}", stacklevel=2)
+        _entered.add(point.module)
+
+
+def _calling_module() -> str:
+    """The module that calls ``add`` or ``register``."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__") == __name__ and frame.f_back is not None:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", ""))

@@ -1,0 +1,114 @@
+"""Named things of one kind: the nearest name, no name twice, files of a folder, a user's modules."""
+
+import sys
+
+import pytest
+
+from vitmods.util.errors import UserError, nearest
+from vitmods.util.registry import Registry, load_plugins, plugins
+
+
+def test_letters_that_changed_places_come_before_other_names():
+    assert nearest("dnp", ["dtn", "dpn", "norm"]) == "Did you mean 'dpn'?"
+    assert nearest("nrom", ["dpn", "norm"]) == "Did you mean 'norm'?"
+
+
+def test_other_words_lead_to_a_name():
+    assert nearest("accuracy", ["top1", "balanced_accuracy"], {"accuracy": "top1"}) == "Did you mean 'top1'?"
+    assert nearest("acuracy", ["top1", "balanced_accuracy"], {"accuracy": "top1"}) == "Did you mean 'top1'?"
+    assert nearest("xyz", ["top1"], {"accuracy": "top1"}) == "Known: top1."
+
+
+def test_an_unknown_name_is_a_user_error_with_the_nearest():
+    metrics: Registry[int] = Registry("metric", advice="`vitmods evaluate --help` lists all.")
+    metrics.add("top1", 1, words=("accuracy",))
+    with pytest.raises(UserError, match=r"There is no metric 'accuracy'. Did you mean 'top1'\? `vitmods evaluate"):
+        metrics["accuracy"]
+    assert "accuracy" not in metrics
+    assert metrics.get("accuracy") is None
+    assert dict(metrics) == {"top1": 1}
+
+
+def test_a_second_thing_of_a_name_is_refused_naming_both():
+    changes: Registry[type] = Registry("change")
+
+    @changes.register("dpn")
+    class First:
+        pass
+
+    changes.add("dpn", First)  # the same may come again
+
+    class Second:
+        pass
+
+    with pytest.raises(UserError, match=r"two changes 'dpn': .*First and .*Second. Give one of them another name"):
+        changes.add("dpn", Second)
+
+    assert changes["dpn"] is First
+    changes.remove("dpn")
+    changes.add("dpn", Second)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    package = tmp_path / "things"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from vitmods.util.registry import Registry\nTHINGS = Registry('thing', 'things')\n"
+    )
+    (package / "one.py").write_text("from things import THINGS\nTHINGS.add('one', 1)\n")
+    (package / "two.py").write_text("from things import THINGS\nTHINGS.add('two', 2)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in [n for n in sys.modules if n.partition(".")[0] in ("things", "mine")]:
+        del sys.modules[name]
+
+
+def test_the_files_of_the_folder_are_found_when_the_names_are_read(folder):
+    from things import THINGS
+
+    assert "things.one" not in sys.modules
+    assert list(THINGS) == ["one", "two"]
+
+
+def test_a_file_that_fails_says_so_each_time(folder):
+    from things import THINGS
+
+    (folder / "things" / "wrong.py").write_text("1 / 0\n")
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            list(THINGS)
+
+
+def test_a_plugin_adds_what_it_has(folder, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("from things import THINGS\nTHINGS.add('three', 3)\n")
+    from things import THINGS
+
+    assert "three" not in THINGS
+    load_plugins(["mine"])
+    assert THINGS["three"] == 3
+    assert "mine" in plugins()
+
+
+def test_a_plugin_may_be_a_file_or_a_name_of_the_working_directory(folder, tmp_path, monkeypatch):
+    home = tmp_path / "work"
+    home.mkdir()
+    (home / "mine.py").write_text("from things import THINGS\nTHINGS.add('three', 3)\n")
+    monkeypatch.chdir(home)
+    from things import THINGS
+
+    load_plugins(["mine", str(home / "mine.py")])  # the same file twice
+    assert THINGS["three"] == 3
+    assert str(home / "mine.py") in plugins()  # another process may run elsewhere
+
+
+def test_a_plugin_that_is_missing_or_broken_is_a_user_error(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"There is no plugin 'nowhere_at_all': .*PYTHONPATH"):
+        load_plugins(["nowhere_at_all"])
+    (tmp_path / "mine.py").write_text("import nowhere_at_all\n")
+    with pytest.raises(UserError, match=r"The plugin 'mine' cannot be imported: ModuleNotFoundError: .*nowhere_at_all"):
+        load_plugins(["mine"])
+    (tmp_path / "json.py").write_text("")
+    with pytest.raises(UserError, match="is called as the module json is"):
+        load_plugins([str(tmp_path / "json.py")])
