@@ -1,7 +1,6 @@
 """The report as text: what it says, that it escapes what users name, and that it needs nothing from outside."""
 
 import dataclasses
-import json
 import re
 from html.parser import HTMLParser
 
@@ -174,7 +173,9 @@ def test_one_arm_on_one_seed(synthetic, tmp_path):
     assert "This study cannot tell whether the change helps." in text
 
 
-@pytest.mark.parametrize(("shift", "says"), [(-0.068, "as large as the one seen takes about"), (0.001, "of 0.5 points")])
+@pytest.mark.parametrize(
+    ("shift", "says"), [(-0.068, "as large as the one seen takes about"), (0.001, "of 0.5 points")]
+)
 def test_the_seeds_that_are_asked_for_are_for_what_matters(shift, says):
     """An arm at -6.8 points is not told how many seeds half a point would take."""
     base = dict(enumerate((0.70, 0.78, 0.81, 0.74)))

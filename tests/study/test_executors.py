@@ -84,7 +84,9 @@ def pool(tmp_path, monkeypatch):
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$4"\n')  # python -P -m vitmods.study.executors.worker TASK
+    python.write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$4"\n'
+    )  # python -P -m vitmods.study.executors.worker TASK
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     record = tmp_path / "record"

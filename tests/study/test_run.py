@@ -12,10 +12,10 @@ from vitmods.changes import DualPatchNorm
 from vitmods.model.config import ViTConfig
 from vitmods.recipes import plain
 from vitmods.study import Answer, Study
+from vitmods.study.answer import _no_formula as no_formula
 from vitmods.study.arms import Arm, arm_from_text
 from vitmods.study.describe import python_call
 from vitmods.study.plan import OTHER_SEEDS, Trial
-from vitmods.study.answer import _no_formula as no_formula
 from vitmods.study.run import Running, _executor, _foreign_modules
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config, build_model
@@ -402,9 +402,10 @@ def test_a_margin_may_change_before_any_score_is_seen(tmp_path, monkeypatch):
     def stop(self, trial, out):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(TrialRunner, "train", stop)
-        run(make(["dpn"], seeds=1, margin=1.0), tmp_path)
+        with pytest.raises(KeyboardInterrupt):
+            run(make(["dpn"], seeds=1, margin=1.0), tmp_path)
     assert run(make(["dpn"], seeds=1, margin=5.0), tmp_path).doubts == ()
 
 

@@ -55,7 +55,9 @@ def test_what_is_no_study_is_named(tmp_path, text):
 
 def test_a_folder_of_an_older_version_is_one_clear_error(tmp_path):
     (tmp_path / "study.json").write_text('{"schema": 1, "settings": {}}')
-    with pytest.raises(UserError, match=r"of another version of vitmods \(schema 1, this one reads 2\).*another folder"):
+    with pytest.raises(
+        UserError, match=r"of another version of vitmods \(schema 1, this one reads 2\).*another folder"
+    ):
         StudyFolder(tmp_path).facts()
 
 
@@ -93,7 +95,17 @@ def test_a_failed_trial_is_still_to_be_run_and_its_reason_is_kept(tmp_path):
     assert (record.status, record.message, record.ended) == ("failed", "killed", False)
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "{", "[" * 100_000, '{"status": "odd"}', '{"status": "finished", "split": "test", "metrics": {"top1": "x"}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "[]",
+        "{",
+        "[" * 100_000,
+        '{"status": "odd"}',
+        '{"status": "finished", "split": "test", "metrics": {"top1": "x"}}',
+    ],
+)
 def test_a_damaged_result_is_its_trial_s_alone(tmp_path, text):
     folder = StudyFolder(tmp_path)
     path = folder.trial(TRIAL) / "result.json"

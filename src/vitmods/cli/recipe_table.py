@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-
 from vitmods.util.text import duration, plural
 
 if TYPE_CHECKING:

@@ -143,7 +143,12 @@ def lines(trials: Sequence[TrialRecord], metric: Metric) -> list[Line]:
     """Of the trials that have been evaluated yet."""
     known = [trial for trial in trials if trial.curve.step]
     return [
-        Line(one.status, np.array(one.curve.step), np.array(one.curve.wall_s), scale_of(metric.unit) * np.array(one.curve.score))
+        Line(
+            one.status,
+            np.array(one.curve.step),
+            np.array(one.curve.wall_s),
+            scale_of(metric.unit) * np.array(one.curve.score),
+        )
         for one in known
     ]
 

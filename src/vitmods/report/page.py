@@ -114,10 +114,11 @@ class Page:
 
     def _incomplete(self) -> Iterator[str]:
         trials = self.answer.trials
+        done = sum(trial.ended for trial in trials)
         if not self.answer.complete:
             yield (
-                f"This study is not complete: {sum(trial.ended for trial in trials)} of {len(trials)} trials have ended. "
-                "Every verdict is provisional; run the command at the foot of the page again to finish it."
+                f"This study is not complete: {done} of {len(trials)} trials have ended. Every verdict is provisional; "
+                "run the command at the foot of the page again to finish it."
             )
 
     def _few_seeds(self) -> Iterator[str]:

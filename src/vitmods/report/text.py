@@ -53,7 +53,9 @@ def _verdict_sentence(count: Mapping[str, int]) -> str:
             CANNOT_TELL: "This study cannot tell whether the change helps.",
         }[next(iter(count))]  # fmt: skip
     words = ((HELPS, "helps", "help"), (NO_WORSE, "is no worse", "are no worse"), (HURTS, "hurts", "hurt"))
-    parts = [f"{count[verdict]} {one if count[verdict] == 1 else many}" for verdict, one, many in words if count[verdict]]
+    parts = [
+        f"{count[verdict]} {one if count[verdict] == 1 else many}" for verdict, one, many in words if count[verdict]
+    ]
     if not parts:
         return f"This study cannot tell for any of the {total} arms."
     rest = f"; for {count[CANNOT_TELL]} this study cannot tell" if count[CANNOT_TELL] else ""
@@ -114,7 +116,11 @@ def _seeds_to_tell(effect: Effect) -> str:
         return f"It could have found {detectable(effect)}{points(effect.unit)} or more."
     needed = effect.seeds_needed(sought)
     seeds = f"about {needed}" if needed <= MANY_SEEDS else f"more than {MANY_SEEDS:,}"
-    size = "as large as the one seen" if abs(effect.mean) >= effect.margin else f"of {effect.margin:g}{points(effect.unit)}"
+    size = (
+        "as large as the one seen"
+        if abs(effect.mean) >= effect.margin
+        else f"of {effect.margin:g}{points(effect.unit)}"
+    )
     if needed <= effect.n:
         return f"It could have found {detectable(effect)}{points(effect.unit)} or more."
     return f"An effect {size} takes {seeds} seeds to find."

@@ -22,7 +22,7 @@ from vitmods.study.measure import TOP1
 from vitmods.study.plan import Candidate, Settings
 from vitmods.study.state import HIDDEN, Curve, Selection, StudyState, TrialRecord, at_the_edge, read_curves
 from vitmods.study.store import SCHEMA, Facts, ModelFacts, Sample, StudyFolder, read_object
-from vitmods.study.tuning import VAL, mean_of, show_value
+from vitmods.study.tuning import mean_of, show_value
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.files import write_atomically, write_json
 
@@ -338,8 +338,9 @@ def _doubts(state: StudyState, facts: Facts) -> Iterator[str]:
     for selection in state.selections:
         if before := state.chosen_before(selection):
             yield (
-                f"{selection.candidate.arm.name}: {selection.chosen} is chosen now; with other seeds, values or another "
-                f"metric it was {' and '.join(map(str, before))}, which has been evaluated on {state.split} too."
+                f"{selection.candidate.arm.name}: {selection.chosen} is chosen now; with other seeds, values or "
+                f"another metric it was {' and '.join(map(str, before))}, which has been evaluated on {state.split} "
+                "too."
             )
     seen: dict[str, set[str]] = {}
     for record in state.records.values():

@@ -201,7 +201,7 @@ class _Bench:
             model.train()
             with self._autocast():
                 loss = cross_entropy(model(dataset), targets)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 

@@ -121,7 +121,9 @@ def estimate(
     torch.set_num_threads(max(1, threads // workers))
     try:
         arms = tuple(
-            _estimate_arm(runner, arm, model, recipe, [trial for trial in missing if trial.arm.name == arm.name], device)
+            _estimate_arm(
+                runner, arm, model, recipe, [trial for trial in missing if trial.arm.name == arm.name], device
+            )
             for arm, model, recipe in built
         )
     finally:

@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class _LiveStorages(TorchDispatchMode):
+class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the storages that are alive, by listening to every operation and to every storage's end."""
 
     def __init__(self, already: Iterable[torch.Tensor]):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
         self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         for tensor in already:

@@ -24,7 +24,14 @@ class Progress:
     """Listens to an executor. `quiet` says nothing; without a terminal, or in CI, there is no bar."""
 
     def __init__(
-        self, folder: StudyFolder, measure: Measure, split: str, steps: Mapping[Work, int], done: int, workers: int, quiet: bool
+        self,
+        folder: StudyFolder,
+        measure: Measure,
+        split: str,
+        steps: Mapping[Work, int],
+        done: int,
+        workers: int,
+        quiet: bool,
     ):
         """measure, split: what the lines tell of a trial; steps: of the work that is still to be done; done: trials
         finished before; workers: at a time."""

@@ -191,7 +191,9 @@ def _write_facts(
     return facts
 
 
-def _work(runner: TrialRunner, missing: Sequence[Work], planned: int, split: str, trial_bytes: int, how: Running) -> None:
+def _work(
+    runner: TrialRunner, missing: Sequence[Work], planned: int, split: str, trial_bytes: int, how: Running
+) -> None:
     """Do what is missing of so much planned work; what went wrong is written where the result would be."""
     if not missing:
         return

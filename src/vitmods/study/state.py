@@ -146,7 +146,9 @@ def read_trial(folder: StudyFolder, trial: Trial, split: str, measure: Measure) 
         environment = read_object(path / "config.json").get("environment", {})
         warned = tuple(map(str, read_json(path / WARNINGS) or ()))
         status, message = _status(result, path), result.get("message")
-        asked = [one["metrics"] for one in found["protocols"].values() if options_from(one["options"]) == measure.options]
+        asked = [
+            one["metrics"] for one in found["protocols"].values() if options_from(one["options"]) == measure.options
+        ]
         trained = result.get("metrics", {}) if result.get("split") == split and status != "failed" else {}
         metrics = {str(name): float(value) for some in (*asked, trained) for name, value in some.items()}
     except UserError as error:

@@ -190,13 +190,16 @@ class StudyFolder:
         schema = values.get("schema")
         if isinstance(schema, int) and schema != SCHEMA:
             raise UserError(
-                f"{self.settings_file} is of another version of vitmods (schema {schema}, this one reads {SCHEMA}). Read "
-                "the study with the version that ran it, or run it again in another folder."
+                f"{self.settings_file} is of another version of vitmods (schema {schema}, this one reads {SCHEMA}). "
+                "Read the study with the version that ran it, or run it again in another folder."
             )
         try:
             return Facts.from_dict(values)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{self.settings_file} is damaged ({error!r}). Choose another folder with --out.") from error
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> UserError:
+        return UserError(f"{self.settings_file} is damaged ({error!r}). Choose another folder with --out.")
 
     def known_facts(self) -> Facts:
         """The same; UserError where there is no study."""
@@ -213,7 +216,7 @@ class StudyFolder:
         try:
             changed = differences(facts.settings, settings) if facts else []
         except (AttributeError, KeyError, TypeError) as error:
-            raise UserError(f"{self.settings_file} is damaged ({error!r}). Choose another folder with --out.") from error
+            raise self._damaged(error) from error
         if changed:
             raise UserError(
                 f"{self.path} holds a study with other settings: {'; '.join(changed)}. Repeat the old ones to go on "

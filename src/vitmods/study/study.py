@@ -21,8 +21,8 @@ from vitmods.util.errors import UserError
 if TYPE_CHECKING:
     from vitmods.evals.options import Options
     from vitmods.model.vit import Resampling
-    from vitmods.study.estimate import Estimate
     from vitmods.study.answer import Answer
+    from vitmods.study.estimate import Estimate
 
 
 class Study:

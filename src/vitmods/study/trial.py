@@ -16,9 +16,9 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT, vit
 from vitmods.recipes import Augment, Recipe
 from vitmods.study.arms import Arm
+from vitmods.study.defaults import Defaults
 from vitmods.study.evaluation import EvaluatedOnVal, evaluate_trial
 from vitmods.study.plan import Evaluation, Settings, Trial, Work
-from vitmods.study.defaults import Defaults
 from vitmods.study.start import Start
 from vitmods.study.state import read_trial
 from vitmods.study.store import WARNINGS, StudyFolder, read_json

@@ -1,4 +1,4 @@
-"""A worker process, `python -P -m vitmods.study.executors.worker TASK`: trials come in on stdin, answers go out on stdout."""
+"""A worker process, `python -P -m vitmods.study.executors.worker TASK`: trials come on stdin, answers go to stdout."""
 
 from __future__ import annotations
 
