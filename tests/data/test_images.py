@@ -40,7 +40,7 @@ def epoch_of(dataset: ImageDataset, **chosen) -> list[Batch]:
 
 
 def same(a: Batch, b: Batch) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(vars(a).values(), vars(b).values(), strict=True))
+    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("images", "targets", "index"))
 
 
 def all_same(a: list[Batch], b: list[Batch]) -> bool:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from vitmods.evals.metrics import Metric
 from vitmods.model.config import NormConfig, ViTConfig
 from vitmods.recipes import Recipe
 from vitmods.stats.effects import effects, noise_floor
 from vitmods.study.answer import Answer, ArmAnswer, ArmCost, BaseCost, CostRatio, PointScores, Tuning
 from vitmods.study.state import Curve, TrialRecord
 from vitmods.study.store import ChangeFacts, ModelFacts
+from vitmods.tasks.metrics import Metric
 
 TOP1 = Metric("top1", "top-1 accuracy", "top1")
 LAYER, RMS = NormConfig(), NormConfig("rms")

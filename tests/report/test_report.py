@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import vitmods as vm
-from vitmods.evals.metrics import Metric
 from vitmods.model.slots import NormConfig
 from vitmods.report import write_report
 from vitmods.report.drawing import NORMS, draw
@@ -19,6 +18,7 @@ from vitmods.report.svg import Inliner
 from vitmods.report.text import detectable, finding, headline, signed
 from vitmods.stats.effects import effects
 from vitmods.study.state import Curve
+from vitmods.tasks.metrics import Metric
 
 TOP1 = Metric("top1", "top-1 accuracy", "top1")
 HOSTILE = ["<script>alert(1)</script>", "\"quoted\" & 'single'", "naïve – 腕 ΔΣ", "$x_1$ {{ 7*7 }}"]

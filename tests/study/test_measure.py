@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from vitmods.evals import PROTOCOLS, metrics
 from vitmods.evals.options import Options
-from vitmods.evals.protocols import METRICS, PROTOCOLS
 from vitmods.recipes import plain
 from vitmods.report import write_report
 from vitmods.stats.effects import effects
@@ -40,7 +40,7 @@ def test_another_metric_reads_the_same_weights(untuned, monkeypatch):
     monkeypatch.setattr("vitmods.train.trial.TrialRun", None)  # whatever trains now fails
     result = run(make(seeds=2, metric="nll"), out)
     record, effect = result.to_dict(), result["dpn"]
-    assert record["metric"] == asdict(METRICS["nll"])
+    assert record["metric"] == asdict(metrics()["nll"])
     assert record["split"] == "test"
     assert effect.margin == record["margin"] == 0.01
     base, dpn = record["base"]["scores"], record["arms"][0]["scores"]
@@ -119,8 +119,8 @@ def test_a_metric_that_is_no_share_is_not_multiplied():
 
 def test_every_metric_can_be_asked_for():
     """What the protocols do with images is their own tests' matter."""
-    assert {metric.unit for metric in METRICS.values()} <= set(MARGINS)
-    for name, metric in METRICS.items():
+    assert {metric.unit for metric in metrics().values()} <= set(MARGINS)
+    for name, metric in metrics().items():
         study = make(metric=name)
         assert study.settings.measure.metric == metric
         assert study.settings.margin == MARGINS[metric.unit]

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from vitmods.study.arms import Arm
-from vitmods.study.measure import DEFAULT
+from vitmods.study.measure import Measure
 from vitmods.study.plan import Settings, Trial
 from vitmods.study.state import read_trial
 from vitmods.study.store import Facts, StudyFolder, read_json, slug
 from vitmods.util.errors import UserError
 
+TOP1 = Measure("top1")
 TRIAL = Trial(Arm("dpn"), 1)
 
 
@@ -88,10 +89,10 @@ def test_another_study_is_refused_with_the_difference(tmp_path):
 
 def test_a_failed_trial_is_still_to_be_run_and_its_reason_is_kept(tmp_path):
     folder = StudyFolder(tmp_path)
-    assert read_trial(folder, TRIAL, "test", DEFAULT).status == "unfinished"
+    assert read_trial(folder, TRIAL, "test", TOP1).status == "unfinished"
     folder.record_failure(TRIAL, "test", "killed")
     folder.record_failure(TRIAL, "test", "a later word")
-    record = read_trial(folder, TRIAL, "test", DEFAULT)
+    record = read_trial(folder, TRIAL, "test", TOP1)
     assert (record.status, record.message, record.ended) == ("failed", "killed", False)
 
 
@@ -111,7 +112,7 @@ def test_a_damaged_result_is_its_trial_s_alone(tmp_path, text):
     path = folder.trial(TRIAL) / "result.json"
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    record = read_trial(folder, TRIAL, "test", DEFAULT)
+    record = read_trial(folder, TRIAL, "test", TOP1)
     assert (record.status, record.ended) == ("damaged", False)
     assert "damaged" in record.message
     folder.record_failure(TRIAL, "test", "later")

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from vitmods.data import ImageDataset
-from vitmods.evals.result import ProtocolResult
+from vitmods.evals import ProtocolResult
 from vitmods.recipes import plain
 from vitmods.report import render
 from vitmods.study import Answer, Study
@@ -47,13 +47,13 @@ def played(monkeypatch):
         found = scores.get((split, record["arm"], record["lr"]), scores.get((split, record["lr"]), 0.5))
         return found(record["seed"]) if callable(found) else found
 
-    def train(model, task, dataset, recipe, *, seed, out, extra_config, **options):
-        record = {"arm": extra_config["arm"], "lr": recipe.optimizer.lr, "seed": seed}
-        asked.append(("train", *record.values()))
+    def train(model, task, dataset, recipe, *, seed, out, record, **options):
+        noted = {"arm": record["arm"], "lr": recipe.optimizer.lr, "seed": seed}
+        asked.append(("train", *noted.values()))
         make_folder(out)
-        write_json(out / "config.json", record)
+        write_json(out / "config.json", noted)
         assert dataset.eval_split == "val"
-        score = value("val", record)
+        score = value("val", noted)
         status = "finished" if score is not None else "diverged"
         metrics = {} if score is None else {"top1": score}
         write_json(out / "result.json", {"status": status, "split": "val", "metrics": metrics, "message": "nan"})

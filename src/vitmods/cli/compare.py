@@ -41,6 +41,7 @@ class Compare:
       vitmods compare --from runs/pretrained --data path/to/images      (a study: each arm from its own weights)
       vitmods compare --arms dpn --tune lr=1e-4,3e-4,1e-3 --tune-on val     (the same budget for every arm)
       vitmods compare --arms dpn --metric ece
+      vitmods compare --task multilabel --data path/to/labels.csv --arms dpn rms
       vitmods compare --recipe plain --help      (defaults of that recipe)
     """
 
@@ -65,8 +66,9 @@ class Compare:
     several fields"""
     tune_on: str | None = None
     """the split that the values are chosen on: val"""
-    metric: str = "top1"
-    """what is compared: top1, balanced_accuracy, ece, nll, fewshot10, mean_corruption_error, ... (docs/tuning.md)"""
+    metric: str | None = None
+    """what is compared: top1, balanced_accuracy, ece, nll, fewshot10, mean_corruption_error, ... (docs/tuning.md); None:
+    the task's own, top1 of classes and map of labels"""
     margin: float | None = None
     """how much worse an arm may be and count as no worse; None: 0.5 points, or 0.01 where the metric is no fraction"""
     noise_floor: bool = False
@@ -143,6 +145,7 @@ def _study(options: Compare) -> Study:
         dataset.data,
         options.training,
         options.seeds,
+        task=dataset.task,
         start=options.start,
         img_size=dataset.img_size,
         in_chans=dataset.in_chans,

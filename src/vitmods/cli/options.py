@@ -30,7 +30,10 @@ class DataOptions:
     """The images. Defaults of the other options follow from them."""
 
     data: str = "digits"
-    """digits, a folder of class folders or of shards, torchvision:NAME?root=FOLDER, hf:NAME, or wds:SHARDS"""
+    """digits, a folder of class folders or of shards, a CSV file of labels, torchvision:NAME?root=FOLDER, hf:NAME, or
+    wds:SHARDS"""
+    task: str = "classification"
+    """what is learned of them: classification (one class each) or multilabel (any number of labels)"""
     img_size: tuple[int, ...] = (8,)
     """image side, or rows and columns, in pixels"""
     in_chans: int = 1
@@ -89,6 +92,10 @@ def defaults_from(arguments: Sequence[str], start: str | None = None) -> tuple[D
     name = asked or ("finetune" if start else defaults.recipe_name)
     model = None if start else peek(arguments, "base") or defaults.base
     recipe = parse_recipe(name, like=defaults.recipe, model=model)
+    if (task := peek(arguments, "task")) is not None:
+        from vitmods.tasks.base import TASKS  # torch, which the shell's help does without
+
+        recipe = TASKS[task].fitted(recipe)
     return defaults, options, name, _in_other_units(recipe, arguments).with_(**normalized)
 
 

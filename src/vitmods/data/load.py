@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitmods.data.build import cores
-from vitmods.data.dataset import ImageDataset, Split
+from vitmods.data.dataset import ImageDataset, Joint, Split
 from vitmods.data.geometry import Geometry
+from vitmods.data.multilabel import with_target
 from vitmods.data.records import Records, printable
 from vitmods.data.sources import open_source
 from vitmods.data.splits import limit, make_splits
@@ -32,6 +33,8 @@ def load(
     limit_train: int | None = None,
     limit_val: int | None = None,
     workers: int = 0,
+    target: str = "class",
+    joint: Joint | None = None,
 ) -> ImageDataset:
     """Find a data set, split it, read every image once and return it ready to train on.
 
@@ -42,14 +45,15 @@ def load(
     read, "skip" leaves them out and says so. cache_dir keeps decoded images for later runs and other processes.
     limit_train: at most so many training images, classes in proportion; limit_val: so many for val, taken out of
     train first where there is no val split (VTAB: 800 and 200). workers: threads that prepare batches ahead (0: none;
-    of streamed images: one a core). Raises UserError with all that is wrong with the set at once.
+    of streamed images: one a core). target: what is asked of each image, "class" or "labels"; joint: see ImageDataset
+    (a task names both). Raises UserError with all that is wrong with the set at once.
     """
     size = _size(img_size)
     if in_chans not in (1, 3):
         raise UserError(f"Images are read with 1 channel (gray) or 3 (RGB), not {in_chans}: set in_chans to 1 or 3.")
     if unreadable not in ("stop", "skip"):
         raise UserError(f'unreadable must be "stop" or "skip", not "{unreadable}".')
-    source = open_source(spec)
+    source = with_target(open_source(spec), target)
     records, origin = make_splits(source, split_seed, val_fraction, test_fraction, limit_val)
     if "train" in records:
         records["train"] = limit(records["train"], limit_train, split_seed)
@@ -60,7 +64,17 @@ def load(
     found = facts(source, records, splits, origin)
     _stop_on_problems(problems(source, splits), found["unreadable"] if unreadable == "stop" else [], source.spec)
     whole = ImageDataset(
-        source.name, source.classes, splits, size, in_chans, augment, found, workers, class_map=source.class_map
+        source.name,
+        source.classes,
+        splits,
+        size,
+        in_chans,
+        augment,
+        found,
+        workers,
+        class_map=source.class_map,
+        target=target,
+        joint=joint,
     )
     if not streamed:
         return whole

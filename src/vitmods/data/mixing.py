@@ -13,7 +13,7 @@ def mix(
 ) -> tuple[Tensor, Tensor]:
     """Mix each image with its predecessor in the batch, whose order is random already.
 
-    images (B, C, H, W) float and labels (B,) -> images and targets (B, K) that sum to 1. mixup and cutmix are the
+    images (B, C, H, W) float and labels (B,), or float (B, K) of several labels each -> images and targets (B, K). mixup and cutmix are the
     alphas of the Beta(alpha, alpha) that says how much of each image stays; 0 is off; with both on, each batch takes
     one or the other with equal chance. Mixup: Zhang et al., ICLR 2018. CutMix: Yun et al., ICCV 2019. With one image
     in the batch there is no partner and only the targets change their form.
@@ -22,7 +22,7 @@ def mix(
     def draw(stream: Stream) -> float:
         return float(uniform(seed, stream, epoch, batch))
 
-    targets = one_hot(labels, classes).float()
+    targets = labels if labels.is_floating_point() else one_hot(labels, classes).float()
     use_cutmix = cutmix > 0 and (mixup == 0 or draw(Stream.MIX_KIND) < 0.5)
     kept = _beta(cutmix if use_cutmix else mixup, draw(Stream.MIX_LAMBDA))
     if use_cutmix:

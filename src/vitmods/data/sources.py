@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 
 from vitmods.data.folder import folder
+from vitmods.data.multilabel import CSV, labels_csv
 from vitmods.data.records import ALLOWED, Records, Source, printable
 from vitmods.data.sets import KNOWN, open_known
 from vitmods.data.shards import folder_options, is_packed, shards
@@ -47,6 +48,9 @@ def _open(spec: str) -> Source:
         return hf_set(spec, name, options)
     if colon and not os.path.exists(spec) and (hint := nearest(kind, [*KNOWN, *EXAMPLES])).startswith("Did you"):
         raise UserError(f'There is neither a folder "{printable(spec)}" nor a set called "{kind}". {hint}')
+    path = Path(spec).expanduser()
+    if path.suffix == ".csv" or os.path.isfile(path / CSV):
+        return labels_csv(spec if path.suffix == ".csv" else str(Path(spec) / CSV))
     return _folder(spec)
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from vitmods.evals.metrics import Metric
 from vitmods.report.svg import COLOUR, Inliner, figure
 from vitmods.report.text import GLYPHS, interval, mean_effect, point_text, score
 from vitmods.stats.effects import FRACTION, Effect, scale_of
 from vitmods.study.answer import Tuning
 from vitmods.study.state import TrialRecord
 from vitmods.study.tuning import show_value
+from vitmods.tasks.metrics import Metric
 
 POINTS_A_CURVE = 80
 GAP = 0.8  # between the groups of a grid of several fields, in steps of a point

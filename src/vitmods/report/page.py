@@ -11,7 +11,6 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from vitmods.evals.metrics import Metric
 from vitmods.report import facts, text
 from vitmods.report.drawing import draw
 from vitmods.report.figures import Row, axes_of, curve_panel, forest, lines, tuning_panel
@@ -19,6 +18,7 @@ from vitmods.report.svg import Inliner
 from vitmods.stats.effects import FRACTION, Effect, digits_of, scale_of
 from vitmods.study.answer import Answer, ArmAnswer, Tuning
 from vitmods.study.tuning import mean_of
+from vitmods.tasks.metrics import Metric
 from vitmods.util.files import disk_errors, write_atomically
 from vitmods.util.text import plural
 

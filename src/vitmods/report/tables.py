@@ -11,7 +11,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from vitmods.evals.protocols import PROTOCOLS, metric_named
+from vitmods.evals.base import PROTOCOLS
+from vitmods.evals.protocols import metric_named
 from vitmods.report.text import (
     GLYPHS,
     headline,

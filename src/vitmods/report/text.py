@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from vitmods.evals.metrics import Metric
 from vitmods.stats.effects import CANNOT_TELL, FRACTION, HELPS, HURTS, NO_WORSE, VERDICTS, Effect, digits_of, scale_of
 from vitmods.study.answer import Answer, ArmAnswer, ArmCost
 from vitmods.study.tuning import show_value
+from vitmods.tasks.metrics import Metric
 from vitmods.util.text import listing, plural
 
 GLYPHS = {HELPS: "▲", NO_WORSE: "≈", CANNOT_TELL: "?", HURTS: "▼"}

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from vitmods import __version__
-from vitmods.evals.metrics import Metric
 from vitmods.evals.protocols import metric_named
 from vitmods.stats.effects import FRACTION, Effect, NoiseFloor, effects, noise_floor, scale_of
 from vitmods.study.arms import BASE
-from vitmods.study.measure import TOP1
 from vitmods.study.plan import Candidate, Settings
 from vitmods.study.state import HIDDEN, Curve, Selection, StudyState, TrialRecord, at_the_edge, read_curves
 from vitmods.study.store import SCHEMA, Facts, ModelFacts, Sample, StudyFolder, read_object
 from vitmods.study.tuning import mean_of, show_value
+from vitmods.tasks.base import TASKS
+from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.files import write_atomically, write_json
 
@@ -247,8 +247,9 @@ def read_answer(folder: StudyFolder, facts: Facts, settings: Settings | None = N
     """
     settings = settings or Settings.from_dict(facts.settings)
     state, metric = StudyState(folder, settings, facts.split), settings.measure.metric
-    logged = {trial: read_curves(folder.trial(trial), (metric.name, TOP1)) for trial in state.records}
-    curves = next((name for name in (metric.name, TOP1) if any(name in one for one in logged.values())), None)
+    names = (metric.name, TASKS[settings.fixed["task"]].metrics[0].name)
+    logged = {trial: read_curves(folder.trial(trial), names) for trial in state.records}
+    curves = next((name for name in names if any(name in one for one in logged.values())), None)
     records = {t: replace(record, curve=logged[t].get(curves or "", Curve())) for t, record in state.records.items()}
     base, *rest = [_arm(settings, facts, records, selection) for selection in state.selections]
     floor = rest.pop(0) if settings.noise_floor else None

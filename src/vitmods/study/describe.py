@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vitmods.analysis.timing import device_name
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm
-from vitmods.study.measure import TOP1, Measure, make_measure
+from vitmods.study.measure import Measure, make_measure, measure_of
 from vitmods.study.plan import Settings
 from vitmods.study.store import ChangeFacts, ModelFacts
 from vitmods.study.tuning import VAL
@@ -70,7 +71,7 @@ def python_call(settings: Settings, out: str) -> str:
         "recipe": f"vm.Recipe().with_({', '.join(f'{name}={value!r}' for name, value in recipe.items())})",
         "seeds": repr(list(settings.seeds)),
         **{name: repr(value) for name, value in fixed.items()},
-        **_measure_call(settings.measure),
+        **_measure_call(settings.measure, settings.fixed["task"]),
         "margin": repr(settings.margin),
         "noise_floor": repr(settings.noise_floor),
         **({"tune": repr(settings.grid.to_dict()), "tune_on": repr(VAL)} if settings.grid else {}),
@@ -79,9 +80,9 @@ def python_call(settings: Settings, out: str) -> str:
     return f"import vitmods as vm\nfrom vitmods.study import Arm\n\nvm.Study({arguments}).run({out!r})"
 
 
-def _measure_call(measure: Measure) -> dict[str, str]:
+def _measure_call(measure: Measure, task: str) -> dict[str, str]:
     if measure == make_measure(measure.name):
-        return {} if measure.name == TOP1 else {"metric": repr(measure.name)}
+        return {} if measure == measure_of(task) else {"metric": repr(measure.name)}
     options = f"vm.study.measure.options_from({measure.to_dict()['options']!r})"
     return {"metric": repr(measure.name), "metric_options": options}
 
@@ -110,15 +111,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def device_name(device: torch.device) -> str:
-    """The trade name of the GPU, or of the processor where the system tells it."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as info:
-            names = [line.partition(":")[2].strip() for line in info if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()

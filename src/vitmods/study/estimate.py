@@ -20,7 +20,7 @@ from vitmods.study.arms import Arm
 from vitmods.study.plan import Trial
 from vitmods.study.trial import TrialRunner, task_of
 from vitmods.study.tuning import AS_IS
-from vitmods.train import train_trial
+from vitmods.train import RunOptions, train_trial
 from vitmods.util.text import duration
 
 if TYPE_CHECKING:
@@ -148,7 +148,12 @@ def _estimate_arm(
     with tempfile.TemporaryDirectory() as nowhere:
         short = recipe.with_(epochs=1, steps=None, warmup_epochs=None, warmup_steps=None, cooldown_steps=0)
         train_trial(
-            model, task_of(recipe), few, short, out=nowhere, device=str(device), progress=False, tensorboard=False
+            model,
+            task_of(runner.settings.fixed, recipe),
+            few,
+            short,
+            out=nowhere,
+            how=RunOptions(str(device), progress=False, tensorboard=False),
         )
     points = [trial.point for trial in missing] or [AS_IS]
     recipes = [runner.settings.recipe_of(arm, point) for point in points]

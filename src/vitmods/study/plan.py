@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vitmods.study.arms import BASE, Arm
-from vitmods.study.measure import DEFAULT, Measure
+from vitmods.study.measure import Measure, measure_of
 from vitmods.study.tuning import AS_IS, UNTUNED, VAL, Grid, Point
 from vitmods.util.errors import UserError
 
@@ -99,7 +99,7 @@ class Settings:
     noise_floor: whether base is also run with other seeds; may be switched on
     margin:      how much worse an arm may be and count as no worse, in the unit of differences
     grid:        values of recipe fields that every arm is trained with; may get more values
-    measure:     the metric that is compared; it and the margin concern the reading of the results alone
+    measure:     the metric that is compared, None: the task's; it and the margin concern the reading alone
     """
 
     fixed: Mapping[str, Any]
@@ -108,7 +108,11 @@ class Settings:
     noise_floor: bool = False
     margin: float = 0.5
     grid: Grid = UNTUNED
-    measure: Measure = DEFAULT
+    measure: Measure = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.measure is None:
+            object.__setattr__(self, "measure", measure_of(self.fixed["task"]))
 
     @property
     def recipe(self) -> Recipe:

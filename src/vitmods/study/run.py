@@ -25,7 +25,7 @@ from vitmods.study.plan import Evaluation, Settings, Work
 from vitmods.study.progress import Progress
 from vitmods.study.state import StudyState
 from vitmods.study.store import Facts, ModelFacts, StudyFolder, read_object
-from vitmods.study.trial import TrialRunner, base_config, build_model
+from vitmods.study.trial import TrialRunner, base_config, build_model, task_of, with_modules
 from vitmods.study.warnings import already_reported, study_warnings
 from vitmods.train.device import make_fabric, resolve
 from vitmods.train.optim import freeze
@@ -127,7 +127,8 @@ def _built(settings: Settings, num_classes: int) -> Iterator[tuple[Arm, ViT, Rec
     for arm in (Arm(BASE), *settings.arms):
         try:
             recipe = settings.recipe_of(arm)
-            model = build_model(config, arm, settings.seeds[0], settings.fixed.get("start"), recipe)
+            backbone = build_model(config, arm, settings.seeds[0], settings.fixed.get("start"), recipe)
+            model = with_modules(backbone, task_of(settings.fixed, recipe), settings.seeds[0])
             freeze(model, recipe)
         except UserError as error:
             raise type(error)(f"Arm {arm.name}: {error}") from error
@@ -263,7 +264,8 @@ def _measure_costs(folder: StudyFolder, settings: Settings, num_classes: int, ho
 
     models = {arm.name: model for arm, model, _ in _built(settings, num_classes) if arm.name in {BASE, *names}}
     with already_reported():
-        costs = measure(models, settings.recipe, how.torch_device, how.cost_seconds)
+        task = task_of(settings.fixed, settings.recipe)
+        costs = measure(models, task, settings.recipe, how.torch_device, how.cost_seconds)
     costs["arms"] = {**known["arms"], **costs["arms"]}
     costs["base"] = known["base"] or costs["base"]
     write_json(folder.costs_file, costs)

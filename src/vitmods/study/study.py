@@ -13,7 +13,7 @@ from vitmods.recipes import Recipe
 from vitmods.study.arms import BASE, make_arms
 from vitmods.study.checkpoints import adopt, arms_in
 from vitmods.study.defaults import defaults_for
-from vitmods.study.measure import MARGINS, TOP1, make_measure
+from vitmods.study.measure import MARGINS, make_measure, measure_of
 from vitmods.study.plan import Settings, check_points, make_seeds
 from vitmods.study.tuning import make_grid
 from vitmods.util.errors import UserError
@@ -37,13 +37,15 @@ class Study:
         data: `digits`, a folder, `torchvision:NAME?root=...` or `hf:NAME`.
         recipe: how every trial is trained; None: one that fits the images.
         seeds: how many, or which.
+        task: what is trained and measured, a name of `vitmods.tasks.TASKS`: one class an image, or several labels
+            (docs/tasks.md).
         img_size: side, or (rows, columns), in pixels; None: what fits the images.
         in_chans: channels that the model reads; None: what fits the images.
         split_seed, val_fraction, test_fraction: for images that are not split yet; None: what fits the images.
         limit_train: use only so many training images.
         limit_val: use only so many images for val, which are taken out of train where there is no val split.
         unreadable: "stop" at images that cannot be read, or "skip" them and say so in the report.
-        metric: what is compared, a name of `vitmods.evals.protocols.METRICS` (docs/tuning.md).
+        metric: what is compared, a name of `vitmods.evals.metrics()` (docs/tuning.md); None: the task's first.
         metric_options: of its protocol, as `vitmods.evals.options.Options`; None: those of the papers.
         margin: how much worse an arm may be and count as no worse, in points where the metric is a fraction; None: 0.5
             points, or 0.01 where it is none.
@@ -64,6 +66,7 @@ class Study:
         recipe: Recipe | None = None,
         seeds: int | Iterable[int] = 3,
         *,
+        task: str = "classification",
         start: str | Path | None = None,
         img_size: int | tuple[int, ...] | None = None,
         in_chans: int | None = None,
@@ -73,14 +76,14 @@ class Study:
         limit_train: int | None = None,
         limit_val: int | None = None,
         unreadable: Literal["stop", "skip"] = "stop",
-        metric: str = TOP1,
+        metric: str | None = None,
         metric_options: Options | None = None,
         margin: float | None = None,
         noise_floor: bool = False,
         tune: Mapping[str, Any] | None = None,
         tune_on: str | None = None,
     ):
-        measure = make_measure(metric, metric_options)
+        measure = make_measure(metric or measure_of(task).name, metric_options)
         if margin is None:
             margin = MARGINS[measure.metric.unit]
         if not margin >= 0:
@@ -90,6 +93,7 @@ class Study:
             base,
             data,
             recipe,
+            task=task,
             start=found[BASE].start if found else start,
             img_size=img_size,
             in_chans=in_chans,
@@ -170,6 +174,7 @@ def fixed_settings(
     data: str | Path,
     recipe: Recipe | None,
     *,
+    task: str = "classification",
     start: str | Path | None = None,
     positions: Resampling = "bicubic",
     img_size: int | tuple[int, ...] | None,
@@ -195,8 +200,13 @@ def fixed_settings(
         others["start"] = asdict(begun)
         img_size, in_chans = img_size or base.img_size, in_chans or base.in_chans
     base = defaults.base if base is None else base
-    recipe = defaults.recipe if recipe is None else recipe
+    from vitmods.tasks.base import TASKS
+
+    kind = TASKS[task]
+    recipe = kind.fitted(defaults.recipe) if recipe is None else recipe
+    kind.from_recipe(recipe)  # a UserError where it does not suit the task
     return {
+        "task": task,
         "data": str(data),
         "img_size": list(_sides(defaults.img_size if img_size is None else img_size)),
         "in_chans": defaults.in_chans if in_chans is None else in_chans,

@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Metric:
-    """One number that a protocol gives.
+    """One number that a protocol of `vitmods.evals` gives, and perhaps a task's own evaluation too.
 
     Fractions (unit "%") are kept as fractions and shown as percent; all others are shown as they are.
     """
