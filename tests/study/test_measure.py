@@ -61,12 +61,12 @@ def test_metrics_are_checked_before_anything_is_trained(tmp_path):
         make(metric="briar")
     assert make(metric="fewshot3").settings.measure.options.shots == (3,)
     with pytest.raises(UserError, match=r"fewshot5 does not depend on shots=\(1,\): leave --shots out"):
-        make(metric="fewshot5", metric_options=Options(shots=(1,)))
+        make(metric=Measure("fewshot5", Options(shots=(1,))))
     with pytest.raises(UserError, match=r"ece does not depend on severities"):
-        make(metric="ece", metric_options=Options(severities=(1,)))
+        make(metric=Measure("ece", Options(severities=(1,))))
     with pytest.raises(UserError):
-        make(metric="mce", metric_options=Options(severities=(1,)))
-    assert make(metric="mean_corruption_error", metric_options=Options(severities=(1,), textures=Path("frost")))
+        make(metric=Measure("mce", Options(severities=(1,))))
+    assert make(metric=Measure("mean_corruption_error", Options(severities=(1,), textures=Path("frost"))))
     with pytest.raises(UserError, match="25 shots need as many training images"):
         run(make(metric="fewshot25", limit_train=100), tmp_path)
     assert not (tmp_path / "trials").exists()
@@ -85,7 +85,7 @@ def test_the_call_in_the_report_is_the_same_study(metric):
     names = {}
     exec(call.replace("vm.Study(", "study = vm.Study(").removesuffix(".run('out')"), names)
     assert names["study"].settings.to_dict() == study.settings.to_dict()
-    other = make(metric="mean_corruption_error", metric_options=Options(corruptions=("fog",), severities=(1, 2)))
+    other = make(metric=Measure("mean_corruption_error", Options(corruptions=("fog",), severities=(1, 2))))
     exec(python_call(other.settings, "o").replace("vm.Study(", "study = vm.Study(").removesuffix(".run('o')"), names)
     assert names["study"].settings == other.settings
 

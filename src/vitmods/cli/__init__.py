@@ -72,6 +72,8 @@ def _run(arguments: list[str]) -> int:
     except KeyboardInterrupt as stop:
         _say(f"Stopped. What was done is saved; go on with: {shlex.join(['vitmods', *arguments])}")
         return getattr(stop, "exit_code", INTERRUPTED)
+    except SystemExit as stop:  # tyro's, after help or an error that it printed
+        return int(stop.code or 0)
     except Exception as error:
         if debug:
             raise

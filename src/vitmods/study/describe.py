@@ -83,8 +83,7 @@ def python_call(settings: Settings, out: str) -> str:
 def _measure_call(measure: Measure, task: str) -> dict[str, str]:
     if measure == make_measure(measure.name):
         return {} if measure == measure_of(task) else {"metric": repr(measure.name)}
-    options = f"vm.study.measure.options_from({measure.to_dict()['options']!r})"
-    return {"metric": repr(measure.name), "metric_options": options}
+    return {"metric": f"vm.study.Measure.from_dict({measure.to_dict()!r})"}
 
 
 def _arm_call(arm: Arm) -> str:

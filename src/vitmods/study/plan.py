@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.measure import Measure, measure_of
@@ -21,6 +21,27 @@ if TYPE_CHECKING:
 
 _MAY_DIFFER = ("arms", "seeds", "noise_floor", "margin", "metric", "tune", "tune_on")
 OTHER_SEEDS = 10_000  # added to a seed, it gives the seed of the second base trial that measures the noise floor
+
+
+class ImageOptions(TypedDict, total=False):
+    """What is said of the images beside where they lie; what is not said, or None, fits them.
+
+    img_size: side, or (rows, columns), in pixels.
+    in_chans: channels that the model reads.
+    split_seed, val_fraction, test_fraction: for images that are not split yet.
+    limit_train: use only so many training images.
+    limit_val: use only so many images for val, which are taken out of train where there is no val split.
+    unreadable: "stop" at images that cannot be read, or "skip" them and say so in the report.
+    """
+
+    img_size: int | tuple[int, ...] | None
+    in_chans: int | None
+    split_seed: int
+    val_fraction: float | None
+    test_fraction: float | None
+    limit_train: int | None
+    limit_val: int | None
+    unreadable: Literal["stop", "skip"]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from vitmods.recipes import Augment, Recipe
 from vitmods.study.arms import Arm
 from vitmods.study.defaults import Defaults
 from vitmods.study.evaluation import EvaluatedOnVal, evaluate_trial
-from vitmods.study.plan import Evaluation, Settings, Trial, Work
+from vitmods.study.plan import Evaluation, ImageOptions, Settings, Trial, Work
 from vitmods.study.start import Start
 from vitmods.study.state import read_trial
 from vitmods.study.store import WARNINGS, StudyFolder, read_json
@@ -32,18 +32,7 @@ if TYPE_CHECKING:
     from vitmods.data import ImageDataset
 
 
-IMAGE_SETTINGS = (
-    "task",
-    "data",
-    "img_size",
-    "in_chans",
-    "split_seed",
-    "val_fraction",
-    "test_fraction",
-    "limit_train",
-    "limit_val",
-    "unreadable",
-)
+IMAGE_SETTINGS = ("task", "data", *ImageOptions.__annotations__)
 
 
 def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
