@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vitmods.evals.options import Options
 from vitmods.evals import PROTOCOLS, metrics
+from vitmods.evals.options import Options
 from vitmods.recipes import plain
 from vitmods.report import write_report
 from vitmods.stats.effects import effects
