@@ -49,7 +49,7 @@ def test_another_metric_reads_the_same_weights(untuned, monkeypatch):
     page = write_report(result).read_text()
     assert "nats of negative log-likelihood" in page
     assert "lower is better" in page
-    assert "Validation top-1 accuracy in %" in page
+    assert "Validation top-1 in %" in page
     assert {path: path.read_bytes() for path in before} == before
     few = run(make(seeds=2, metric="fewshot5"), out).to_dict()
     assert few["settings"]["metric"]["options"]["shots"] == [5]

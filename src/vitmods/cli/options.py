@@ -69,6 +69,7 @@ class Asked:
 
     data: str | None = None
     recipe: str | None = None
+    task: str | None = None
     base: str | None = None
     model: str | None = None
     task: str | None = None

@@ -30,11 +30,13 @@ Change = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Draw:
-    """What the random numbers of a training batch may depend on: seed, epoch, and for each view (position, which)."""
+    """What the random numbers of a training batch may depend on: seed, epoch, and the views (B,) as `data.repeats` numbers
+    them, `index` being the positions of their images in the split."""
 
     seed: int
     epoch: int
     views: Ints
+    index: Ints
     augment: Augment
     img_size: tuple[int, int]
 
@@ -216,7 +218,7 @@ class ImageDataset:
     def _joint_batch(self, joint: Joint, views: Ints, seed: int, epoch: int) -> Batch:
         index = positions(views)
         stored = [self.train.store.image(i) for i in index.tolist()]
-        draw = Draw(seed, epoch, views, self.augment, self.img_size)
+        draw = Draw(seed, epoch, views, index, self.augment, self.img_size)
         pixels, targets = joint(stored, self._targets("train", index), draw)
         first, *others = map(self._normalized, pixels)
         return Batch(first, targets, torch.from_numpy(index), tuple(others))

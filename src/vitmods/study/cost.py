@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -157,13 +158,16 @@ class _Bench:
 
     def _train_call(self, name: str, batch: int) -> Work:
         model, optimizer, made = self.models[name], self.optimizers[name], self._batch(batch)
+        task = copy.copy(self.task)  # what it keeps from step to step belongs to a model
+        task.begin(model)
 
         def step() -> None:
             model.train()
             with self._autocast():
-                loss, _ = self.task.loss(model, made)
+                loss, _ = task.loss(model, made)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+            task.after_step(model, 1, 1)
             optimizer.zero_grad(set_to_none=True)
 
         return step

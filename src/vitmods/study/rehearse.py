@@ -80,6 +80,7 @@ class _Step:
         self.recipe, self.device, self.parts = recipe, device, -(-recipe.batch_size // part)
         self.task = TASKS[task].from_recipe(recipe)
         self.model = self.task.wrap(vit(config)).to(device).train()
+        self.task.begin(self.model)
         freeze(self.model, recipe)
         self.optimizer = make_optimizer(self.model, recipe)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -103,6 +104,7 @@ class _Step:
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
             self.ema.update()
+        self.task.after_step(self.model, 1, 1)
         return computed, (trained - begin) / computed, self._now() - trained
 
     def alive(self) -> Iterator[Tensor]:

@@ -31,6 +31,7 @@ from vitmods.train.device import make_fabric, resolve
 from vitmods.train.optim import freeze
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
+from vitmods.util.registry import check_reachable, plugins
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
@@ -186,6 +187,7 @@ def _write_facts(
         environment=environment(how.torch_device),
         warnings=tuple(notices),
         margins=margins,
+        plugins=tuple(plugins()),
     )
     folder.write_samples(dataset.samples(SAMPLES))
     write_json(folder.settings_file, facts.to_dict())
@@ -213,25 +215,15 @@ def _work(
 def _executor(runner: TrialRunner, how: Running, workers: int) -> Executor:
     if workers == 1:
         return Inline(runner)
+    check_reachable()
     return Processes(
         runner.folder,
         workers,
         threads=max(1, torch.get_num_threads() // workers),
         device=how.device,
-        imports=_foreign_modules(runner.settings.arms),
+        plugins=tuple(plugins()),
         options={"data_workers": how.data_workers, "checkpoint_minutes": how.checkpoint_minutes},
     )
-
-
-def _foreign_modules(arms: Sequence[Arm]) -> tuple[str, ...]:
-    """Where changes that are not ours are defined: a worker must import them to know them."""
-    modules = {type(change).__module__ for arm in arms for change in arm.changes}
-    if "__main__" in modules:
-        raise UserError(
-            "A change that is defined in the script itself cannot reach worker processes. Move it to a module that the "
-            "script imports, or run with workers=1."
-        )
-    return tuple(sorted(module for module in modules if not module.startswith("vitmods.")))
 
 
 def _steps(runner: TrialRunner, work: Work) -> int:

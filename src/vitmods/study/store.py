@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from vitmods.study.plan import Evaluation, Trial, Work, differences
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors, make_folder, write_atomically, write_json
+from vitmods.util.registry import check_plugins
 
 SCHEMA = 2
 WARNINGS = "warnings.json"  # in a trial's folder: what the report should tell about it
@@ -111,6 +112,7 @@ class Facts:
     environment: Mapping[str, Any]
     warnings: tuple[str, ...] = ()
     margins: Mapping[str, float] = field(default_factory=dict)
+    plugins: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}
@@ -123,7 +125,8 @@ class Facts:
             name: ModelFacts(model["name"], model["config"], tuple(ChangeFacts(**one) for one in model["changes"]))
             for name, model in known["models"].items()
         }
-        return cls(**{**known, "models": models, "warnings": tuple(known["warnings"])})
+        texts = {name: tuple(known[name]) for name in ("warnings", "plugins")}
+        return cls(**{**known, **texts, "models": models})
 
 
 class StudyFolder:
@@ -208,6 +211,7 @@ class StudyFolder:
             raise UserError(
                 f"There is no study in {self.path}: it has no study.json. Give the folder that --out named."
             )
+        check_plugins(facts.plugins, str(self.path))
         return facts
 
     def check_same_study(self, settings: Mapping[str, Any]) -> None:

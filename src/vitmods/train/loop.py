@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitmods.data.batch import Batch
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import lr_at, resolve_on
-from vitmods.tasks.base import Task
+from vitmods.tasks.base import Task, TaskModel
 from vitmods.train import checkpoint
 from vitmods.train.device import make_fabric
 from vitmods.train.interrupt import Interrupted, StopRequest
@@ -71,19 +71,19 @@ class RunOptions:
     tensorboard: bool = True
     """write TensorBoard logs to `tb/`"""
     recompute: bool = False
-    """keep fewer activations for backward, by making cheap ones again (`set_recompute`)"""
+    """keep fewer activations for backward, by making cheap ones again (`vitmods.fast.recompute`)"""
     checkpointing: bool = False
-    """keep the input of each block alone, and make its activations again (`set_grad_checkpointing`)"""
+    """keep the input of each block alone, and run the block again (`vitmods.fast.checkpoint`)"""
 
     def save_memory(self, model: nn.Module) -> None:
         """Switch on in the model what is asked for. Raises UserError where it cannot do that."""
-        backbone = getattr(model, "backbone", model)
-        for name, switch in (("recompute", "set_recompute"), ("checkpointing", "set_grad_checkpointing")):
-            if not getattr(self, name):
-                continue
-            if not hasattr(backbone, switch):
-                raise UserError(f"{type(backbone).__name__} has no {switch}(): train it without {name}.")
-            getattr(backbone, switch)(True)
+        from vitmods import fast
+
+        backbone = model.backbone if isinstance(model, TaskModel) else model
+        if self.recompute:
+            fast.recompute(backbone)
+        if self.checkpointing:
+            fast.checkpoint(backbone)
 
 
 class TrialRun:

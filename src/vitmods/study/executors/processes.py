@@ -36,7 +36,7 @@ class Processes:
     workers: int
     threads: int
     device: str = "auto"
-    imports: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
 
     def run(self, trials: Sequence[Work], listener: Listener) -> dict[Work, str]:
@@ -100,7 +100,7 @@ class Processes:
         return _Worker(index, process, log, log.stat().st_size)
 
     def _task(self, index: int) -> dict[str, Any]:
-        task = {"folder": str(self.folder.path), "index": index, "device": self.device, "imports": self.imports}
+        task = {"folder": str(self.folder.path), "index": index, "device": self.device, "plugins": self.plugins}
         return {**task, **self.options}
 
     def _environment(self, index: int) -> dict[str, str]:
