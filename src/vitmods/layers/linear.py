@@ -1,4 +1,4 @@
-"""Linear maps: a faster one for inference on a CPU, and one that takes the gain and shift of a norm before it."""
+"""A faster linear map for inference on a CPU."""
 
 import torch
 from torch import Tensor
@@ -26,9 +26,3 @@ def onednn_fits(x: Tensor, *types: torch.dtype) -> bool:
         return False
     plain = x.device.type == "cpu" and x.dtype in types and type(x) is Tensor
     return bool(plain and torch.backends.mkldnn.enabled) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def fold_affine(weight: Tensor, bias: Tensor | None, gain: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight (out, in) and bias (out,) of the map from z that is ``linear(gain * z + shift)``, with gradients."""
-    offset = weight @ shift
-    return weight * gain, offset if bias is None else offset + bias
