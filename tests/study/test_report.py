@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import vitmods as vm
+from vitmods.layers import NORMS
 from vitmods.model.slots import NormConfig
 from vitmods.report import read_results, write_report, write_samples
-from vitmods.report.drawing import NORMS, draw
+from vitmods.report.drawing import draw
 from vitmods.report.figures import _common as common_points
 from vitmods.report.figures import axes_of, curve_panel
 from vitmods.report.load import Curve, read_curves, read_samples
@@ -332,6 +333,6 @@ def test_long_words_of_a_drawing_fit_their_boxes(synthetic, kind):
     """A bold letter is up to 0.7 of its size wide, and a box has 100 pixels."""
     arm = synthetic.edited({"mlp": {"before": NormConfig(kind)}})
     drawing = str(draw(arm, synthetic.edited({}), "arm"))
-    (style,) = re.findall(rf'<g class="changed"><rect[^>]*><text([^>]*)>{re.escape(NORMS[kind])}<', drawing)
+    (style,) = re.findall(rf'<g class="changed"><rect[^>]*><text([^>]*)>{re.escape(NORMS[kind].title)}<', drawing)
     size = re.search(r"font-size: ([\d.]+)px", style)
-    assert 0.7 * float(size[1] if size else 11.5) * len(NORMS[kind]) <= 100
+    assert 0.7 * float(size[1] if size else 11.5) * len(NORMS[kind].title) <= 100

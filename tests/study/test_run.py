@@ -15,8 +15,7 @@ from vitmods.study import Study, StudyResult
 from vitmods.study.arms import Arm, arm_from_text
 from vitmods.study.describe import python_call
 from vitmods.study.plan import OTHER_SEEDS, Trial
-from vitmods.study.results import _no_formula as no_formula
-from vitmods.study.run import Running, _executor, _foreign_modules, _workers
+from vitmods.study.run import Running, _executor, _workers
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config, build_model
 from vitmods.util.errors import UserError
@@ -344,23 +343,3 @@ def test_defaults_follow_the_size_of_the_images(tmp_path):
 
 def test_trials_name_themselves():
     assert str(Trial(Arm("dpn"), 3)) == "dpn, seed 3"
-
-
-def test_changes_from_elsewhere_are_imported_by_workers():
-    kinds = {module: type("Mine", (), {"__module__": module}) for module in ("my.changes", "__main__")}
-    ours = arm_from_text("dpn")
-    assert _foreign_modules([ours, Arm("mine", (kinds["my.changes"](),))]) == ("my.changes",)
-    with pytest.raises(UserError, match="workers=1"):
-        _foreign_modules([Arm("mine", (kinds["__main__"](),))])
-
-
-def test_no_cell_of_the_csv_is_a_formula():
-    assert [no_formula(cell) for cell in ("=1+1", "+dpn", "-x", "@x")] == ["'=1+1", "'+dpn", "'-x", "'@x"]
-    assert [no_formula(cell) for cell in ("dpn+rms", "-0.5", "", 3, -1.5, None)] == [
-        "dpn+rms",
-        "-0.5",
-        "",
-        3,
-        -1.5,
-        None,
-    ]

@@ -24,7 +24,7 @@ class DropKey(Change):
     url = "https://arxiv.org/abs/2208.02646"
     summary = "Leaves random keys out of each query's attention while training, fewer with every block."
     cost = "no parameters and no multiply-adds; a random number for each pair of tokens in training"
-    published = "gains for T2T, VOLO, CeiT and DeiT on ImageNet-1k; no number is quoted here"
+    published = "gains for T2T, VOLO, CeiT and DeiT on ImageNet-1k (abstract, without numbers)"
     acts_in = "training"
 
     rate: float = 0.1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vitmods.cli.options import DataOptions, MachineOptions, defaults_from, note, parse, peek, readable_folder
+from vitmods.cli.options import DataOptions, MachineOptions, asked_for, defaults_from, note, parse, readable_folder
 from vitmods.evals.options import Options
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
@@ -83,8 +83,9 @@ class Compare:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    start = peek(arguments, "from")
-    defaults, dataset, recipe_name, recipe = defaults_from(arguments, start=start)
+    asked = asked_for(arguments, "compare")
+    start = asked.start
+    defaults, dataset, recipe_name, recipe = defaults_from(asked, start)
     default = Compare(dataset, recipe, MachineOptions(), Options(), base=defaults.base, recipe=recipe_name)
     if start and (found := names(start)):
         default = replace(default, arms=found)

@@ -10,6 +10,7 @@ from vitmods.layers.norms import __all__ as _norms
 from vitmods.layers.parallel import ParallelBlock
 from vitmods.layers.positional_attention import GatedPositions
 from vitmods.layers.stems import (
+    STEMS,
     DualPatchNormStem,
     HMLPStem,
     LeViTStem,
@@ -22,6 +23,7 @@ from vitmods.layers.swiglu import SwiGLU
 
 __all__ = [
     "MLPS",
+    "STEMS",
     "Attention",
     "AttentionPool",
     "Block",

@@ -18,14 +18,9 @@ from vitmods.layers import (
     DropKey,
     DualPatchNormStem,
     GatedPositions,
-    HMLPStem,
-    LeViTStem,
-    LinearStem,
-    LocalTransformerStem,
     Mlp,
     ParallelBlock,
     Stem,
-    TokensToTokenStem,
 )
 from vitmods.layers.norms import NORMS
 from vitmods.layers.position import sincos2d
@@ -79,16 +74,13 @@ def make_stem(config: ViTConfig) -> Stem:
         "bias": stem.bias,
         "norm_layer": norm_factory(stem.after),
     }
-    if stem.kind == "t2t":
-        return TokensToTokenStem(**sizes)
-    if stem.kind == "local":
-        return LocalTransformerStem(**sizes)
-    if stem.kind in ("hmlp", "levit"):
-        kind: Any = HMLPStem if stem.kind == "hmlp" else LeViTStem
-        return kind(inner_norm=norm_factory(stem.inner), **sizes)
-    if stem.before is None:
-        return LinearStem(gelu=stem.gelu, **sizes)
-    return DualPatchNormStem(norm_before=norm_factory(stem.before), gelu=stem.gelu, **sizes)
+    if stem.before is not None:
+        return DualPatchNormStem(norm_before=norm_factory(stem.before), gelu=stem.gelu, **sizes)
+    if stem.facts.inner:
+        sizes["inner_norm"] = norm_factory(stem.inner)
+    if stem.gelu:
+        sizes["gelu"] = True
+    return stem.facts(**sizes)
 
 
 def make_block(config: ViTConfig, index: int) -> Block | ParallelBlock:

@@ -67,6 +67,7 @@ class ViTConfig:
     head_drop: float = 0.0
     drop_path: float = 0.0
     drop_path_shape: Literal["linear", "constant"] = "linear"
+    dynamic_img_size: bool = False  # images of other sizes than img_size are taken too
     init: Literal["timm", "big_vision"] = "timm"
 
     def __post_init__(self) -> None:
@@ -232,16 +233,11 @@ def _check(config: ViTConfig) -> None:
         if side % patch:
             nearby = f"{max(1, side // patch) * patch} or {(side // patch + 1) * patch}"
             raise UserError(f"The image's {axis} {side} is not a multiple of the patch side {patch}; use {nearby}.")
-    if config.stem.kind == "t2t" and config.patch_size != (16, 16):
-        raise UserError(f"The stages of a t2t stem make patches of 16 pixels, not {config.patch_size}: set patch_size.")
     for name in ("in_chans", "embed_dim", "depth", "parallel", "num_heads", "mlp_dim"):
         if getattr(config, name) < 1:
             raise UserError(f"{name} must be at least 1, got {getattr(config, name)}.")
-    if config.stem.kind in ("hmlp", "levit", "local"):
-        from vitmods.layers.stems.shapes import hmlp_layers, levit_widths, local_width  # layers import torch
-
-        fits = {"hmlp": hmlp_layers, "levit": levit_widths, "local": local_width}
-        fits[config.stem.kind](config.embed_dim, config.patch_size)
+    if config.stem.kind != "linear":
+        config.stem.facts.check(config.embed_dim, config.patch_size)
     if config.layer_scale == 0:
         raise UserError("layer_scale=0 would cut every branch off: use None for none, or a small number as 1e-4.")
     for name in ("num_classes", "reg_tokens"):
@@ -312,7 +308,7 @@ def _check_patch_drop(config: ViTConfig) -> None:
             f"patch_drop leaves patches out, and {'the norm ' + on_grid[0] if on_grid else 'attention with positions'} "
             "reads their whole grid: leave one of them out."
         )
-    if config.stem.kind in ("levit", "t2t"):
+    if config.stem.kind != "linear" and not config.stem.facts.patch_wise:
         raise UserError(f"patch_drop needs a stem that makes patches one by one, which '{config.stem.kind}' is not.")
     if round(config.num_patches * (1 - config.patch_drop)) < 1:
         raise UserError(f"patch_drop={config.patch_drop} leaves none of {config.num_patches} patches: give less.")

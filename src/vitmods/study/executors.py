@@ -74,7 +74,7 @@ class Processes:
     threads: int
     device: str = "auto"
     lock_descriptor: int | None = None
-    imports: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
 
     def run(self, trials: Sequence[Work], listener: Listener) -> dict[Work, str]:
@@ -139,7 +139,7 @@ class Processes:
         return _Worker(index, process, log, log.stat().st_size)
 
     def _task(self, index: int) -> dict[str, Any]:
-        return {"folder": str(self.folder.path), "device": self.device, "imports": self.imports, **self.options}
+        return {"folder": str(self.folder.path), "device": self.device, "plugins": self.plugins, **self.options}
 
     def _environment(self, index: int) -> dict[str, str]:
         threads = str(self.threads)

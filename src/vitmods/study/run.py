@@ -31,6 +31,7 @@ from vitmods.train.device import make_fabric, resolve
 from vitmods.train.optim import freeze
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
+from vitmods.util.registry import check_reachable, plugins
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
@@ -169,6 +170,7 @@ def _write_facts(
             "data": dataset.summary(),
             "resolved": dataclasses.asdict(resolve_on(settings.recipe, dataset)),
             "warnings": record,
+            "plugins": plugins(),
             "environment": environment(how.torch_device),
         },
     )
@@ -200,26 +202,16 @@ def _work(runner: TrialRunner, planned: Sequence[W], split: str, base: ViT, how:
 def _executor(runner: TrialRunner, how: Running, workers: int, lock: int) -> Executor:
     if workers == 1:
         return Inline(runner)
+    check_reachable()
     return Processes(
         runner.folder,
         workers,
         threads=max(1, torch.get_num_threads() // workers),
         device=how.device,
         lock_descriptor=lock,
-        imports=_foreign_modules(runner.settings.arms),
+        plugins=tuple(plugins()),
         options={"data_workers": how.data_workers, "checkpoint_minutes": how.checkpoint_minutes},
     )
-
-
-def _foreign_modules(arms: Sequence[Arm]) -> tuple[str, ...]:
-    """Where changes that are not ours are defined: a worker must import them to know them."""
-    modules = {type(change).__module__ for arm in arms for change in arm.changes}
-    if "__main__" in modules:
-        raise UserError(
-            "A change that is defined in the script itself cannot reach worker processes. Move it to a module that the "
-            "script imports, or run with workers=1."
-        )
-    return tuple(sorted(module for module in modules if not module.startswith("vitmods.")))
 
 
 def _steps(runner: TrialRunner, work: Work) -> int:

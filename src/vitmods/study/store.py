@@ -29,6 +29,7 @@ from vitmods.study.plan import Evaluation, Trial, Work
 from vitmods.study.same import differences
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors, make_folder, write_atomically, write_json
+from vitmods.util.registry import check_plugins
 
 WARNINGS = "warnings.json"  # in a trial's folder: what the report should tell about it
 ORPHAN_GRACE_S = 10.0  # workers of a killed run notice within milliseconds; a loaded machine may take a little longer
@@ -163,6 +164,7 @@ class StudyFolder:
             raise UserError(
                 f"There is no study in {self.path}: it has no study.json. Give the folder that --out named."
             )
+        check_plugins(facts.get("plugins", ()), str(self.path))
         return facts
 
     def check_same_study(self, settings: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Docstrings as a source: what `vitmods recipes` shows, commands that exist, models that can be built."""
+"""What is known of recipes: what `vitmods recipes` shows, commands that exist, models that can be built."""
 
 import re
 import shlex
@@ -8,66 +8,38 @@ import torch
 
 import vitmods as vm
 from vitmods.cli import main
-from vitmods.recipes import FINETUNING, PAPERS, PAPERS_FINETUNING, RECIPES, a2, augreg, deit, finetune, plain
-from vitmods.recipes.architecture import architecture, usual_model
-from vitmods.recipes.describe import describe
-from vitmods.recipes.parse import parse_recipe, settings_of
+from vitmods.recipes import RECIPES, a2, augreg, deit, evidence, finetune, plain
+from vitmods.recipes.registry import architecture, arguments, parse_recipe, settings_of, summary, usual_model
 from vitmods.util.errors import UserError
 
-PUBLISHED = {**PAPERS, **PAPERS_FINETUNING}
+PUBLISHED = [name for name in RECIPES if evidence(name).paper]
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_says_what_for_and_what_to_expect(name):
-    record = describe(name, RECIPES[name])
-    assert record.summary
-    assert record.data
-    assert record.expected_number
-    assert len(record.summary) <= 120
-    assert [argument.partition("=")[0] for argument in record.arguments] == list(settings_of(RECIPES[name]))
+    known = evidence(name)
+    assert known.data
+    assert known.expected
+    assert 0 < len(summary(name)) <= 120
+    assert [argument.partition("=")[0] for argument in arguments(name)] == list(settings_of(RECIPES[name]))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_papers_recipe_names_the_paper_and_a_command_that_exists(name, capsys):
-    record = describe(name, PUBLISHED[name])
-    assert re.search(r"arXiv:\d{4}\.\d{5}", record.paper)
-    program, command, *words = shlex.split(record.command)
+    known = evidence(name)
+    assert re.search(r"arXiv:\d{4}\.\d{5}", known.paper)
+    program, command, *words = shlex.split(known.command)
     assert program == "vitmods"
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
+    assert main([command, "--help"]) == 0
     options = set(re.findall(r"--[a-z][\w-]*", capsys.readouterr().out))
     assert {word for word in words if word.startswith("--")} <= options
     assert isinstance(parse_recipe(words[words.index("--recipe") + 1]), vm.Recipe)
 
 
-def test_a_description_is_what_the_docstring_says():
-    def example(level: int = 3) -> vm.Recipe:
-        """One line, `so`.
-
-        Paper: Somebody et al., "A title: with
-            a colon" (arXiv:1234.56789)
-        Expected number: 12.3
-
-        Prose.
-        """
-
-    record = describe("example", example)
-    assert record.summary == "One line, so"
-    assert record.paper == 'Somebody et al., "A title: with a colon" (arXiv:1234.56789)'
-    assert record.expected_number == "12.3"
-    assert record.arguments == ("level=3",)
-    assert record.data == ""
-
-
-CALL = re.compile(r'vm\.vit\(("[^"]+".*?)\)')
-
-
-@pytest.mark.parametrize("name", [name for name in PAPERS if CALL.search(describe(name, PAPERS[name]).model)])
-def test_the_model_that_a_docstring_names_is_the_one_that_is_built(name):
-    written = CALL.search(describe(name, PAPERS[name]).model)[1]
-    size, settings = eval(f"(lambda size, **settings: (size, settings))({written})")
-    assert architecture(name, size, {}) == settings
-    config = vm.ViTConfig.from_name(size, img_size=224, **settings)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_model_of_a_recipe_can_be_built(name):
+    model = usual_model(name)
+    config = vm.ViTConfig.from_name(model, img_size=224, **architecture(name, model, {}))
     assert config.pool == ("avg" if name in ("augreg_21k", "better_plain") else "token")
     assert config.representation == (name in ("augreg", "better_plain", "sun397"))
 
@@ -99,7 +71,7 @@ def test_recipes_as_the_shell_writes_them():
     assert parse_recipe("a2", model="S/16") == a2(model="S/16")
     assert parse_recipe("a2(model=L/16)", model="S/16") == a2(model="L/16")
     assert parse_recipe("deit", model="S/16", like=plain()) == deit()
-    for name in FINETUNING:
+    for name in ("finetune", "finetune_sgd"):
         assert parse_recipe(name, like=plain()).augment.crop == "none"
     assert parse_recipe("finetune(epochs=3)", like=plain()) == finetune(plain(), 3)
 
