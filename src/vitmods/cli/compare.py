@@ -100,7 +100,8 @@ def main(arguments: Sequence[str]) -> int:
     study = _study(options)
     machine = options.machine
     if options.dry_run:
-        print(study.dry_run(out, workers=options.workers, device=machine.device, data_workers=machine.data_workers))
+        where = {"device": machine.device, "data_workers": machine.data_workers, "cache_dir": machine.cache_dir}
+        print(study.dry_run(out, workers=options.workers, **where))
         return 0
     result = study.run(
         out,
@@ -110,6 +111,7 @@ def main(arguments: Sequence[str]) -> int:
         checkpoint_minutes=machine.checkpoint_minutes,
         cost_seconds=options.cost_seconds,
         progress=not machine.quiet,
+        cache_dir=machine.cache_dir,
         command=shlex.join(["vitmods", "compare", *arguments]),
     )
     return _show(result)

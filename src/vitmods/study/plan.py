@@ -29,6 +29,8 @@ class ImageOptions(TypedDict, total=False):
     img_size: side, or (rows, columns), in pixels.
     in_chans: channels that the model reads.
     split_seed, val_fraction, test_fraction: for images that are not split yet.
+    groups: what keeps images of one kind (a patient, a video) in one split: "folder", "name:REGEX" or "file:CSV"
+        (docs/data.md).
     limit_train: use only so many training images.
     limit_val: use only so many images for val, which are taken out of train where there is no val split.
     unreadable: "stop" at images that cannot be read, or "skip" them and say so in the report.
@@ -39,6 +41,7 @@ class ImageOptions(TypedDict, total=False):
     split_seed: int
     val_fraction: float | None
     test_fraction: float | None
+    groups: str | None
     limit_train: int | None
     limit_val: int | None
     unreadable: Literal["stop", "skip"]

@@ -51,6 +51,7 @@ class Running:
     checkpoint_minutes: float = 5.0
     cost_seconds: float = 30.0
     progress: bool = True
+    cache_dir: str | None = None
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
@@ -114,7 +115,8 @@ def _open(folder: StudyFolder, settings: Settings, how: Running) -> tuple[TrialR
     facts = folder.facts()
     if facts is not None:  # before the images are read, which may take a while: all that can be known without them
         folder.check_same_study({**settings.to_dict(), "images": facts.settings["images"]})
-    runner = TrialRunner(folder, settings, how.device, how.data_workers, how.checkpoint_minutes, how.progress)
+    here = (how.device, how.data_workers, how.checkpoint_minutes, how.progress)
+    runner = TrialRunner(folder, settings, *here, cache_dir=how.cache_dir)
     dataset = runner.dataset(settings.recipe)
     fixed = {**settings.fixed, "images": dataset.summary()["fingerprint"]}
     runner.settings = replace(settings, fixed=fixed)
@@ -222,7 +224,7 @@ def _executor(runner: TrialRunner, how: Running, workers: int) -> Executor:
         threads=max(1, torch.get_num_threads() // workers),
         device=how.device,
         plugins=tuple(plugins()),
-        options={"data_workers": how.data_workers, "checkpoint_minutes": how.checkpoint_minutes},
+        options={name: getattr(how, name) for name in ("data_workers", "checkpoint_minutes", "cache_dir")},
     )
 
 

@@ -104,6 +104,7 @@ class Study:
         checkpoint_minutes: float = 5.0,
         cost_seconds: float = 30.0,
         progress: bool = True,
+        cache_dir: str | Path | None = None,
         command: str | None = None,
     ) -> Answer:
         """Run what is missing in the folder `out` and return the answer; results.json and results.csv lie there too.
@@ -119,6 +120,7 @@ class Study:
             checkpoint_minutes: time between the checkpoints of a trial.
             cost_seconds: how long the measurement of costs may take, about; 0: costs are not measured.
             progress: a line a trial on stderr, and a bar if that is a terminal.
+            cache_dir: where decoded images are kept for all trials and later runs; None: the user's cache folder.
             command: the shell command that the report names; None: the Python call.
 
         Raises:
@@ -128,11 +130,18 @@ class Study:
         from vitmods.study.describe import python_call
         from vitmods.study.run import Running, run_study
 
-        how = Running(workers, device, data_workers, checkpoint_minutes, cost_seconds, progress)
+        cache = None if cache_dir is None else str(cache_dir)
+        how = Running(workers, device, data_workers, checkpoint_minutes, cost_seconds, progress, cache)
         return run_study(self.settings, Path(out), how, command or python_call(self.settings, str(out)))
 
     def dry_run(
-        self, out: str | Path | None = None, *, workers: int | None = None, device: str = "auto", data_workers: int = 0
+        self,
+        out: str | Path | None = None,
+        *,
+        workers: int | None = None,
+        device: str = "auto",
+        data_workers: int = 0,
+        cache_dir: str | Path | None = None,
     ) -> Estimate:
         """Arms, trials, sizes, and the time that `run` would take, from a few timed steps. Writes no file.
 
@@ -140,7 +149,8 @@ class Study:
         """
         from vitmods.study.run import Running, dry_run
 
-        how = Running(workers, device, data_workers)
+        cache = None if cache_dir is None else str(cache_dir)
+        how = Running(workers, device, data_workers, cache_dir=cache)
         return dry_run(self.settings, None if out is None else Path(out), how)
 
 

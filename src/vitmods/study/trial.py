@@ -40,7 +40,9 @@ def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
     return {name: fixed[name] for name in IMAGE_SETTINGS if name in fixed}
 
 
-def load_images(settings: Mapping[str, Any], augment: Augment, workers: int = 0) -> ImageDataset:
+def load_images(
+    settings: Mapping[str, Any], augment: Augment, workers: int = 0, cache_dir: str | None = None
+) -> ImageDataset:
     """The data set that image settings describe, augmented so.
 
     Raises:
@@ -48,7 +50,7 @@ def load_images(settings: Mapping[str, Any], augment: Augment, workers: int = 0)
     """
     options = image_settings(settings)
     task = TASKS[options.pop("task", DEFAULT)]
-    how: dict[str, Any] = {"workers": workers, "target": task.target, "joint": task.joint}
+    how: dict[str, Any] = {"workers": workers, "cache_dir": cache_dir, "target": task.target, "joint": task.joint}
     dataset = data.load(options.pop("data"), augment=augment, **how, **options)
     origin = dataset.summary()["split_origin"]
     found = {"val": origin == "found" and "val" in dataset.splits, "test": not origin.startswith("made")}
@@ -110,8 +112,8 @@ def with_modules(backbone: ViT, task: Task, seed: int) -> Any:
 class TrialRunner:
     """Runs trials of one study, one after the other; the images are read once.
 
-    device, data_workers, checkpoint_minutes, progress, recompute and checkpointing decide how a trial is run, never
-    what comes out.
+    device, data_workers, checkpoint_minutes, progress, recompute, checkpointing and cache_dir decide how a trial is
+    run, never what comes out.
     """
 
     def __init__(
@@ -124,9 +126,10 @@ class TrialRunner:
         progress: bool = False,
         recompute: bool = False,
         checkpointing: bool = False,
+        cache_dir: str | None = None,
     ):
         self.folder, self.settings = folder, settings
-        self._data_workers = data_workers
+        self._data_workers, self._cache_dir = data_workers, cache_dir
         self.how = RunOptions(
             device,
             checkpoint_every_minutes=checkpoint_minutes,
@@ -139,7 +142,8 @@ class TrialRunner:
     def dataset(self, recipe: Recipe) -> ImageDataset:
         """The images as a recipe prepares them; recipes of the same augmentation share them."""
         if recipe.augment not in self._datasets:
-            self._datasets[recipe.augment] = load_images(self.settings.fixed, recipe.augment, self._data_workers)
+            how = (self._data_workers, self._cache_dir)
+            self._datasets[recipe.augment] = load_images(self.settings.fixed, recipe.augment, *how)
         return self._datasets[recipe.augment]
 
     def __call__(self, work: Work) -> None:
