@@ -195,7 +195,11 @@ def test_class_folders_are_labels_joined_by_plus(tmp_path):
         ([("file", "labels", "split"), ("0.png", "a", "val"), ("1.png", "b", "test")], "no images with split train"),
         ([("file", "labels"), *((f"{n}.png", "a") for n in range(6))], "No label tells training images apart: all . "),
         (
-            [("file", "labels", "split"), *((f"{n}.png", "ab"[n % 2], "train") for n in range(4)), ("4.png", "c", "test")],
+            [
+                ("file", "labels", "split"),
+                *((f"{n}.png", "ab"[n % 2], "train") for n in range(4)),
+                ("4.png", "c", "test"),
+            ],
             "Classes in test without any training image: c",
         ),
     ],

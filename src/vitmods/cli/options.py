@@ -76,6 +76,7 @@ class Asked:
     task: str | None = None
     base: str | None = None
     model: str | None = None
+    task: str | None = None
     start: Annotated[str | None, tyro.conf.arg(name="from")] = None
     epochs: int | None = None
     warmup_epochs: float | None = None

@@ -104,6 +104,4 @@ def ridge(a: Floats, targets: Floats, l2: float) -> Floats:
     return a.T @ linalg.solve(a @ a.T + l2 * np.eye(n), targets, assume_a="pos")
 
 
-PROTOCOLS.add(
-    "fewshot", Protocol("fewshot", "least squares on few images", METRICS, fewshot, check, False, ("shots",))
-)
+PROTOCOLS.add("fewshot", Protocol("fewshot", "least squares on few images", METRICS, fewshot, check, False, ("shots",)))

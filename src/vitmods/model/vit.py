@@ -1,5 +1,6 @@
 """The reference Vision Transformer: a config, its slots filled with modules, and the forward pass."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -70,7 +71,8 @@ class ViT(Intermediates):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, config.reg_tokens, dim)) if config.reg_tokens else None
         self.mask_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.mask_token else None
-        self._set_positions(initial_positions(config))
+        positions = initial_positions(config)
+        self._set_positions(None if positions is None else positions.to(torch.get_default_dtype()))
         self.pos_drop = nn.Dropout(config.pos_drop)
         self.norm_pre = make_norm(config.position_norm, dim)
         self.blocks = nn.ModuleList(make_block(config, i) for i in range(config.depth))
@@ -202,6 +204,15 @@ class ViT(Intermediates):
         the patch. ``dynamic_img_size`` says whether images of other sizes are taken too. Raises UserError when the
         sizes do not fit or the resampling is unknown."""
         resize(self, img_size, patch_size, positions, dynamic_img_size)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ViT":
+        """A fixed table is computed anew for another type: ``double()`` of a float32 table would keep its rounding."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.pos_embed is not None and self.vit_config.position != "learn":
+            table = initial_positions(self.vit_config)
+            assert table is not None
+            self._set_positions(table.to(self.pos_embed))
+        return self
 
     def _set_positions(self, positions: Tensor | None) -> None:
         if self.vit_config.position == "learn":

@@ -18,12 +18,12 @@ def rms_norm(x: Tensor, gain: Tensor | None, eps: float) -> Tensor:
     if x.device.type != "cpu" or transformed():
         return _composed(x, gain, eps)
     if not torch.is_grad_enabled():
-        return rms_forward(x, gain, eps)[0]
+        return _forward(x, gain, eps)[0]
     out: Tensor = _RMSNorm.apply(x, gain, eps)
     return out
 
 
-def rms_forward(x: Tensor, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+def _forward(x: Tensor, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """The norm, in the type of x, and ``rstd = 1 / sqrt(mean(x^2) + eps)`` (..., 1) in float32 (float64 stays)."""
     wide = upcast(x)
     rstd = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
@@ -31,7 +31,7 @@ def rms_forward(x: Tensor, gain: Tensor | None, eps: float) -> tuple[Tensor, Ten
     return (y if gain is None else y.mul_(gain)).to(x.dtype), rstd
 
 
-def rms_backward(grad: Tensor, x: Tensor, gain: Tensor | None, rstd: Tensor) -> tuple[Tensor, Tensor | None]:
+def _backward(grad: Tensor, x: Tensor, gain: Tensor | None, rstd: Tensor) -> tuple[Tensor, Tensor | None]:
     """Gradients of x, in its type, and of gain, in that of rstd.
 
     LayerNorm's own backward kernel, given a mean of 0, differs from what is needed by ``rstd * mean(grad * gain)`` for
@@ -56,7 +56,7 @@ def _composed(x: Tensor, gain: Tensor | None, eps: float) -> Tensor:
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor | None, eps: float) -> Tensor:
-        y, rstd = rms_forward(x, gain, eps)
+        y, rstd = _forward(x, gain, eps)
         ctx.save_for_backward(x, gain, rstd)
         ctx.eps = eps
         return y
@@ -66,5 +66,5 @@ class _RMSNorm(torch.autograd.Function):
         x, gain, rstd = ctx.saved_tensors
         if differentiates_again():
             return *gradients_with_graph(lambda x, gain: _composed(x, gain, ctx.eps), (x, gain), grad), None
-        grad_x, grad_gain = rms_backward(grad, x, gain, rstd)
+        grad_x, grad_gain = _backward(grad, x, gain, rstd)
         return grad_x, None if grad_gain is None else grad_gain.to(gain.dtype), None

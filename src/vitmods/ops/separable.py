@@ -137,6 +137,7 @@ class _SeparableNorm(torch.autograd.Function):
         by_native: bool,
     ) -> Tensor:
         values = (x, px, py, mix_mean, mix_var, weight, bias)
+        y: Tensor
         statistics: list[Tensor] = []
         if by_native:
             y = dynamic_token.forward(*values, layout.eps, layout.unbiased)

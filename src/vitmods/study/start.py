@@ -12,14 +12,15 @@ import torch
 from vitmods.adapters import load, open_checkpoint
 from vitmods.finetune.delta import fingerprint
 from vitmods.model.config import ViTConfig
-from vitmods.model.vit import Resampling, ViT, vit
+from vitmods.model.sizes import Resampling
+from vitmods.model.vit import ViT, vit
 from vitmods.study.checkpoints import checkpoint_of
 from vitmods.train.trial import trained_model
 from vitmods.util.errors import UserError
 
 
 def open_trial(folder: Path) -> Any:
-    """The model of a finished trial, with its task's modules. UserError where the folder holds none, or damaged weights."""
+    """The model of a finished trial, with its task's modules. UserError where there is none, or it is damaged."""
     if not ((folder / "config.json").exists() and (folder / "model.safetensors").exists()):
         raise UserError(
             f"{folder} holds no finished trial: it needs config.json and model.safetensors. Trials of a study lie in "

@@ -16,32 +16,23 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT, vit
 from vitmods.recipes import Augment, Recipe
 from vitmods.study.arms import Arm
+from vitmods.study.defaults import Defaults
 from vitmods.study.evaluation import EvaluatedOnVal, evaluate_trial
-from vitmods.study.plan import Evaluation, Settings, Trial, Work
+from vitmods.study.plan import Evaluation, ImageOptions, Settings, Trial, Work
 from vitmods.study.start import Start
+from vitmods.study.state import read_trial
 from vitmods.study.store import WARNINGS, StudyFolder, read_json
 from vitmods.study.warnings import already_reported
 from vitmods.tasks.base import DEFAULT, TASKS, Task
 from vitmods.train import RunOptions, train_trial
+from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
 
 
-IMAGE_SETTINGS = (
-    "task",
-    "data",
-    "img_size",
-    "in_chans",
-    "split_seed",
-    "val_fraction",
-    "test_fraction",
-    "groups",
-    "limit_train",
-    "limit_val",
-    "unreadable",
-)
+IMAGE_SETTINGS = ("task", "data", *ImageOptions.__annotations__)
 
 
 def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,11 +43,25 @@ def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
 def load_images(
     settings: Mapping[str, Any], augment: Augment, workers: int = 0, cache_dir: str | None = None
 ) -> ImageDataset:
-    """The data set that image settings describe, augmented so. UserError lists what cannot be read."""
+    """The data set that image settings describe, augmented so.
+
+    Raises:
+        UserError: images that cannot be read, all in one list; or a fraction for a split that is there already.
+    """
     options = image_settings(settings)
     task = TASKS[options.pop("task", DEFAULT)]
-    how = {"augment": augment, "workers": workers, "cache_dir": cache_dir, "target": task.target, "joint": task.joint}
-    return data.load(options.pop("data"), **how, **options)
+    how: dict[str, Any] = {"workers": workers, "cache_dir": cache_dir, "target": task.target, "joint": task.joint}
+    dataset = data.load(options.pop("data"), augment=augment, **how, **options)
+    origin = dataset.summary()["split_origin"]
+    found = {"val": origin == "found" and "val" in dataset.splits, "test": not origin.startswith("made")}
+    for split, usual in (("val", Defaults.val_fraction), ("test", Defaults.test_fraction)):
+        fraction = settings.get(f"{split}_fraction", usual)
+        if found[split] and fraction != usual:
+            raise UserError(
+                f"{split}_fraction={fraction:g} cannot apply: these images come with splits of their own "
+                f"({', '.join(dataset.splits)}). Leave --{split}-fraction out, or give images that are not split yet."
+            )
+    return dataset
 
 
 def base_config(settings: Settings, num_classes: int) -> ViTConfig:
@@ -148,7 +153,7 @@ class TrialRunner:
             return
         self._train(work)
         split = self.settings.evaluated_on(self.dataset(self.settings.recipe).eval_split)
-        if not self.folder.is_done(work, split, self.settings.measure):
+        if not read_trial(self.folder, work, split, self.settings.measure).ended:
             self._evaluate_trial(work, split)
 
     def _evaluate_trial(self, trial: Trial, split: str) -> None:

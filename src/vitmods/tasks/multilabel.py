@@ -139,7 +139,9 @@ def ranking_precision(logits: Tensor, targets: Tensor) -> Tensor:
     1 where an image has no label or all of them (Tsoumakas et al., 2010, "Mining Multi-label Data", ranking metrics).
     """
     found = []
-    for scores, wanted in zip(*(t.split(max(1, _PAIRS // logits.shape[1] ** 2)) for t in (logits, targets)), strict=True):
+    for scores, wanted in zip(
+        *(t.split(max(1, _PAIRS // logits.shape[1] ** 2)) for t in (logits, targets)), strict=True
+    ):
         above = scores[:, None, :] >= scores[:, :, None]  # (images, label, those at least as high)
         right = (above & (wanted[:, None, :] > 0)).sum(dim=2) / above.sum(dim=2)
         count = wanted.sum(dim=1)

@@ -38,12 +38,12 @@ class RMSNorm(nn.Module):
     ) -> None:
         super().__init__()
         check("RMSNorm", dim, eps)
-        self.dim, self.eps = dim, eps
+        self.eps = eps
         self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype)) if affine else None
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-1] != self.dim:
-            raise ValueError(f"This norm has {self.dim} channels and the input {x.shape[-1]}.")
+        if self.weight is not None and len(self.weight) != x.shape[-1]:
+            raise ValueError(f"This norm has {len(self.weight)} channels and the input {x.shape[-1]}.")
         return rms_norm(x, self.weight, self.eps)
 
     def reset_parameters(self) -> None:
@@ -51,4 +51,4 @@ class RMSNorm(nn.Module):
             nn.init.ones_(self.weight)
 
     def extra_repr(self) -> str:
-        return f"{self.dim}, eps={self.eps}, affine={self.weight is not None}"
+        return f"eps={self.eps}, affine={self.weight is not None}"

@@ -1,4 +1,4 @@
-"""A worker process, `python -m vitmods.study.worker TASK`: trials come in on stdin, answers go out on stdout."""
+"""A worker process, `python -P -m vitmods.study.executors.worker TASK`: trials come on stdin, answers go to stdout."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ def main(task: dict[str, Any]) -> None:
     from vitmods.study.trial import TrialRunner
     from vitmods.util.registry import load_plugins
 
-    load_plugins(task.pop("plugins"))
     folder = StudyFolder(task.pop("folder"))
-    runner = TrialRunner(folder, Settings.from_dict(folder.facts()["settings"]), **task)
-    while True:
-        name = json.loads(names.get())
-        failure = None
-        try:
-            runner(runner.settings.work(name))
-        except Exception as error:
-            traceback.print_exc()
-            failure = describe(error)
-        answers.write(json.dumps({"failure": failure}) + "\n")
+    with folder.worker_lock(task.pop("index")):
+        load_plugins(task.pop("plugins"))
+        runner = TrialRunner(folder, Settings.from_dict(folder.known_facts().settings), **task)
+        while True:
+            name = json.loads(names.get())
+            failure = None
+            try:
+                runner(runner.settings.work(name))
+            except Exception as error:
+                traceback.print_exc()
+                failure = describe(error)
+            answers.write(json.dumps({"failure": failure}) + "\n")
 
 
 def _listen(names: queue.SimpleQueue[bytes]) -> None:

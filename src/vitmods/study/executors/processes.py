@@ -1,8 +1,4 @@
-"""Who runs the trials (and the evaluations of finished ones): this process, or N worker processes on this machine.
-
-Both take trials that are not finished, try each once and return what went wrong, trial by trial. A trial that fails
-never stops the others. Results travel through the study's folder, so an executor hands out names and nothing else.
-"""
+"""Trials in N worker processes on this machine."""
 
 from __future__ import annotations
 
@@ -12,13 +8,14 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
+from vitmods.study.executors import Listener
 from vitmods.study.plan import Work
 from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import StopRequest, stop_on_signals
@@ -27,53 +24,18 @@ from vitmods.util.files import disk_errors
 SAVE_GRACE_S = 60.0  # how long an interrupted worker may take to write its checkpoint before it is killed
 
 
-class Listener(Protocol):
-    """What an executor tells while it works."""
-
-    def started(self, trial: Work) -> None: ...
-    def ended(self, trial: Work, failure: str | None) -> None: ...
-    def waiting(self) -> None:
-        """Called about twice a second while nothing else happens."""
-
-
-class Executor(Protocol):
-    """Something that runs trials: one after the other, or in processes."""
-
-    def run(self, trials: Sequence[Work], listener: Listener) -> dict[Work, str]:
-        """Run each trial once. Returns trial -> reason for those that failed; KeyboardInterrupt passes through."""
-
-
-@dataclass
-class Inline:
-    """One trial after the other in this process."""
-
-    run_trial: Callable[[Work], Any]
-
-    def run(self, trials: Sequence[Work], listener: Listener) -> dict[Work, str]:
-        failures: dict[Work, str] = {}
-        for trial in trials:
-            listener.started(trial)
-            try:
-                self.run_trial(trial)
-            except Exception as error:
-                failures[trial] = describe(error)
-            listener.ended(trial, failures.get(trial))
-        return failures
-
-
 @dataclass
 class Processes:
     """N workers, each a fresh interpreter with its fraction of the threads (and of the GPUs).
 
-    A worker holds the study's lock descriptor and dies when this process does (its input pipe closes), so a killed run
-    leaves nothing behind that still writes.
+    A worker holds a lock of its own and dies when this process does (its input pipe closes), so a killed run leaves
+    nothing behind that still writes when the next one begins.
     """
 
     folder: StudyFolder
     workers: int
     threads: int
     device: str = "auto"
-    lock_descriptor: int | None = None
     plugins: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -128,18 +90,18 @@ class Processes:
             with open(log, "ab") as output:
                 process = subprocess.Popen(
                     # -P: what lies where the user stands is not imported; what was on sys.path comes by PYTHONPATH.
-                    [sys.executable, "-P", "-m", "vitmods.study.worker", json.dumps(self._task(index))],
+                    [sys.executable, "-P", "-m", "vitmods.study.executors.worker", json.dumps(self._task(index))],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=output,
-                    pass_fds=() if self.lock_descriptor is None else (self.lock_descriptor,),
                     env=self._environment(index),
                     process_group=0,  # Ctrl-C in a terminal reaches this process alone, which then stops the workers
                 )
         return _Worker(index, process, log, log.stat().st_size)
 
     def _task(self, index: int) -> dict[str, Any]:
-        return {"folder": str(self.folder.path), "device": self.device, "plugins": self.plugins, **self.options}
+        task = {"folder": str(self.folder.path), "index": index, "device": self.device, "plugins": self.plugins}
+        return {**task, **self.options}
 
     def _environment(self, index: int) -> dict[str, str]:
         threads = str(self.threads)
@@ -208,12 +170,6 @@ def _stop(workers: Iterable[_Worker]) -> None:
         except subprocess.TimeoutExpired:
             worker.process.kill()
         worker.dismiss()
-
-
-def describe(error: BaseException) -> str:
-    """One line for a failed trial: the message of an error made for users, type and message of any other."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
 
 
 def _signal_name(number: int) -> str:

@@ -1,7 +1,6 @@
 """The report as text: what it says, that it escapes what users name, and that it needs nothing from outside."""
 
 import dataclasses
-import json
 import re
 from html.parser import HTMLParser
 
@@ -11,16 +10,18 @@ import pytest
 import vitmods as vm
 from vitmods.layers import NORMS
 from vitmods.model.slots import NormConfig
-from vitmods.report import read_results, write_report, write_samples
+from vitmods.report import write_report
 from vitmods.report.drawing import draw
+from vitmods.report.facts import thumbnails
+from vitmods.report.figures import Line, axes_of, curve_panel
 from vitmods.report.figures import _common as common_points
-from vitmods.report.figures import axes_of, curve_panel
-from vitmods.report.load import Curve, read_curves, read_samples
 from vitmods.report.svg import Inliner
+from vitmods.report.text import detectable, finding, headline, signed
 from vitmods.stats.effects import effects
-from vitmods.study.words import detectable, headline, signed
-from vitmods.util.errors import UserError
+from vitmods.study.state import Curve
+from vitmods.tasks.metrics import Metric
 
+TOP1 = Metric("top1", "top-1 accuracy", "top1")
 HOSTILE = ["<script>alert(1)</script>", "\"quoted\" & 'single'", "naïve – 腕 ΔΣ", "$x_1$ {{ 7*7 }}"]
 
 
@@ -50,22 +51,25 @@ class Loads(HTMLParser):
 
 @pytest.fixture(scope="module")
 def study(synthetic, tmp_path_factory):
-    study = synthetic.make_study(
-        tmp_path_factory.mktemp("report") / "study",
+    answer = synthetic.make_answer(
+        tmp_path_factory.mktemp("report"),
         evaluations=200,
         diverge=[(4, 1)],
         rename=dict(enumerate(HOSTILE, 5)),
         classes=["cat", *HOSTILE],
     )
-    results = synthetic.read_results(study)
-    results["arms"][0]["describe"][0] |= {"url": "javascript:alert(1)", "paper": "<b>bold</b>"}
-    results["data"]["unreadable"] = [{"split": "train", "path": "a/<img src=x>.jpg", "reason": "truncated"}]
-    results["data"]["left_out"] = 1
-    results["warnings"].append("1 image that cannot be read was left out.")
-    results["command"] += " --data '<i>'"
-    synthetic.write_results(study, results)
-    write_samples(study, synthetic.sample_images(["cat", *HOSTILE]))
-    return study
+    first, *arms = answer.arms
+    change = dataclasses.replace(first.model.changes[0], url="javascript:alert(1)", paper="<b>bold</b>")
+    first = dataclasses.replace(first, model=dataclasses.replace(first.model, changes=(change,)))
+    bad = [{"split": "train", "path": "a/<img src=x>.jpg", "reason": "truncated"}]
+    return dataclasses.replace(
+        answer,
+        arms=(first, *arms),
+        data={**answer.data, "unreadable": bad, "left_out": 1},
+        warnings=(*answer.warnings, "1 image that cannot be read was left out."),
+        command=answer.command + " --data '<i>'",
+        samples=tuple(synthetic.sample_images(["cat", *HOSTILE])),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -78,19 +82,17 @@ def words_of(page):
 
 
 def test_ten_arms_by_five_seeds_stay_under_two_megabytes(study, page):
-    assert (study / "report.html").stat().st_size < 2_000_000
-    assert len(read_results(study)["arms"]) == 10
+    assert len(page.encode()) < 2_000_000
+    assert len(study.arms) == 10
 
 
 def test_every_arm_has_its_verdict_effect_and_cost(study, page):
     text = words_of(page)
-    verdicts = [arm["effect"]["verdict"] for arm in read_results(study)["arms"]]
-    assert headline(verdicts) in text
-    for arm in read_results(study)["arms"]:
-        effect = arm["effect"]
-        assert arm["name"] in text
-        assert f"{signed(effect['mean'])} points of top-1" in text
-        assert f"{arm['cost']['train_step']['ratio']:.2f}×" in text
+    assert headline(study) in text
+    for arm in study.arms:
+        assert arm.name in text
+        assert f"{signed(arm.effect.mean)} points of top-1 accuracy" in text
+        assert f"{arm.cost.train_step.ratio:.2f}×" in text
     assert text.index("dpn helps") < text.index("post hurts")
 
 
@@ -140,113 +142,59 @@ def test_warnings_stand_before_the_verdicts(page):
 
 def test_an_unfinished_study_says_so_and_shows_what_there_is(synthetic, tmp_path):
     missing = [(-1, 1), (0, 1), (0, 2), *((1, seed) for seed in range(3))]
-    study = synthetic.make_study(tmp_path / "s", arms=2, seeds=3, missing=missing)
-    running = study / "trials" / "arm0" / "seed1"
-    running.mkdir(parents=True)
-    row = json.dumps({"step": 90, "epoch": 1, "wall_s": 4.0, "split": "val", "loss": 1.0, "top1": 0.4})
-    (running / "metrics.jsonl").write_text(row + "\n" + row[:20])  # killed while writing
-    results = synthetic.read_results(study)
-    results["arms"][1]["effect"] = None
-    results["arms"][1]["cost"] = results["cost_base"] = None
-    synthetic.write_results(study, results)
-    text = words_of(write_report(study).read_text())
+    answer = synthetic.make_answer(tmp_path, arms=2, seeds=3, missing=missing)
+    running = dataclasses.replace(answer.arms[0].trials[1], curve=Curve((90,), (4.0,), (0.4,)))
+    first = dataclasses.replace(answer.arms[0], trials=(answer.arms[0].trials[0], running, answer.arms[0].trials[2]))
+    last = dataclasses.replace(answer.arms[1], cost=None)
+    answer = dataclasses.replace(answer, arms=(first, last), base_cost=None)
+    text = words_of(write_report(answer).read_text())
+    assert "This study is not finished: 3 of 9 trials have ended." in text
     assert "This study is not complete: 3 of 9 trials have ended" in text
     assert "3 seeds only" in text
     assert "no seed has finished in both this arm and base yet" in text
     assert "One pair has no spread" in text
+    assert "not measured" in text
 
 
 def test_nothing_finished_at_all(synthetic, tmp_path):
     missing = [(arm, seed) for arm in (-1, 0) for seed in range(2)]
-    text = words_of(write_report(synthetic.make_study(tmp_path / "s", arms=1, seeds=2, missing=missing)).read_text())
+    text = words_of(write_report(synthetic.make_answer(tmp_path, arms=1, seeds=2, missing=missing)).read_text())
     assert "base has not finished" in text
     assert "No seed has finished in both base and an arm yet." in text
 
 
 def test_an_arm_whose_every_trial_diverged(synthetic, tmp_path):
     diverge = [(0, seed) for seed in range(5)]
-    text = words_of(write_report(synthetic.make_study(tmp_path / "s", arms=2, diverge=diverge)).read_text())
+    text = words_of(write_report(synthetic.make_answer(tmp_path, arms=2, diverge=diverge)).read_text())
     assert "5 of its 5 trials diverged" in text
 
 
 def test_one_arm_on_one_seed(synthetic, tmp_path):
-    text = words_of(write_report(synthetic.make_study(tmp_path / "s", arms=1, seeds=1)).read_text())
+    text = words_of(write_report(synthetic.make_answer(tmp_path, arms=1, seeds=1)).read_text())
     assert "This study cannot tell whether the change helps." in text
 
 
-def test_a_folder_without_a_study_is_a_clear_error(tmp_path):
-    with pytest.raises(UserError, match=r"no results\.json"):
-        write_report(tmp_path)
-    (tmp_path / "results.json").write_text("{")
-    with pytest.raises(UserError, match="damaged"):
-        write_report(tmp_path)
-    (tmp_path / "results.json").write_text('{"schema": 2}')
-    with pytest.raises(UserError, match="schema 2"):
-        write_report(tmp_path)
+@pytest.mark.parametrize(
+    ("shift", "says"), [(-0.068, "as large as the one seen takes about"), (0.001, "of 0.5 points")]
+)
+def test_the_seeds_that_are_asked_for_are_for_what_matters(shift, says):
+    """An arm at -6.8 points is not told how many seeds half a point would take."""
+    base = dict(enumerate((0.70, 0.78, 0.81, 0.74)))
+    noise = (0.05, -0.06, 0.03, -0.02)
+    effect = effects(base, {"x": {seed: base[seed] + shift + noise[seed] for seed in base}}, 0.5)["x"]
+    assert effect.verdict == "cannot tell"
+    assert says in finding(effect, TOP1, 4)
 
 
-DAMAGES = [
-    b"",
-    b"PK",
-    b"no zip at all",
-    lambda whole: whole[: len(whole) // 2],
-    lambda whole: whole.replace(b"names.npy", b"NAMES.npy"),
-    lambda whole: whole[:60] + bytes(20) + whole[80:],
-]
-
-
-@pytest.mark.parametrize("damage", DAMAGES, ids=range(len(DAMAGES)))
-def test_a_report_does_without_damaged_samples(synthetic, tmp_path, damage):
-    folder = synthetic.make_study(tmp_path / "s", arms=1)
-    path = write_samples(folder, [("a", np.zeros((8, 8, 3), np.uint8))])
-    assert "data:image/" in write_report(folder).read_text()
-    path.write_bytes(damage if isinstance(damage, bytes) else damage(path.read_bytes()))
-    with pytest.warns(UserWarning, match=r"samples\.npz is damaged"):
-        text = write_report(folder).read_text()
-    assert "data:image/" not in text
-
-
-def test_samples_that_are_no_images_are_damaged(synthetic, tmp_path):
-    folder = synthetic.make_study(tmp_path / "s", arms=1)
-    for image in (np.zeros((0, 8, 3), np.uint8), np.zeros(8, np.uint8), np.full((8, 8), "x")):
-        write_samples(folder, [("a", image)])
-        with pytest.warns(UserWarning, match="no image"):
-            write_report(folder)
-
-
-def test_samples_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = write_samples(tmp_path, [("a", np.zeros((8, 8, 3), np.uint8))])
-    whole = path.read_bytes()
-    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
-    with pytest.raises(UserError, match="the disk is full"):
-        write_samples(tmp_path, [("b", np.ones((8, 8, 3), np.uint8))])
-    assert path.read_bytes() == whole
-    assert [file.name for file in tmp_path.iterdir()] == ["samples.npz"]
-
-
-def test_curves_are_not_read_from_outside_the_study(study):
-    outside = study.parent / "metrics.jsonl"
-    outside.write_text('{"step": 1, "split": "val", "top1": 0.5, "wall_s": 1}\n')
-    assert read_curves(study, [{"folder": "..", "seed": 0, "status": "finished"}], "top1") == []
-
-
-def test_samples_of_several_sizes_and_kinds_round_trip(tmp_path):
+def test_thumbnails_of_several_sizes_and_kinds():
     samples = [
         ("gray", np.zeros((8, 9), np.uint8)),
         ("one channel", np.ones((8, 8, 1), np.uint8)),
         ("photo", np.full((300, 200, 3), 128, np.uint8)),
         ("many channels", np.ones((8, 8, 5), np.uint8)),
     ]
-    write_samples(tmp_path, samples)
-    read = read_samples(tmp_path)
-    assert [name for name, _ in read] == [name for name, _ in samples]
-    assert all(np.array_equal(a, b) for (_, a), (_, b) in zip(read, samples))
-    from vitmods.report.images import thumbnails
-
-    shown = thumbnails(read)
+    shown = thumbnails(samples)
     assert [image["uri"][:15] for image in shown] == ["data:image/png;"] * 2 + ["data:image/jpeg"] + ["data:image/png;"]
-    np.savez(tmp_path / "samples.npz", images=np.zeros((2, 4, 4, 3), np.uint8), names=np.array(["a", "b"]))
-    assert len(read_samples(tmp_path)) == 2
 
 
 @pytest.mark.parametrize(
@@ -314,7 +262,7 @@ def test_no_effect_is_said_to_take_more_than_all_points():
 
 def test_a_seed_on_a_busy_machine_does_not_cut_off_the_others():
     step, score = np.arange(1, 5), np.array([1.0, 2.0, 3.0, 4.0])
-    fast, slow = Curve(0, "finished", step, 1.0 * step, score), Curve(1, "finished", step, 10.0 * step, score + 1)
+    fast, slow = Line("finished", step, 1.0 * step, score), Line("finished", step, 10.0 * step, score + 1)
     x, scores = common_points([fast, slow], axes_of([[fast, slow]])[1])
     assert scores.mean(0)[-1] == 4.5
     assert x.tolist() == [5.5, 11.0, 16.5, 22.0]
@@ -323,8 +271,8 @@ def test_a_seed_on_a_busy_machine_does_not_cut_off_the_others():
 def test_a_single_evaluation_is_a_dot_that_can_be_seen():
     one, two = np.ones(1), np.array([1.0, 2.0])
     for points, dots in ((one, True), (two, False)):
-        curve = Curve(0, "finished", points, points, points)
-        svg = curve_panel("arm", [curve], [curve], axes_of([[curve]])[0], "top-1", Inliner())
+        line = Line("finished", points, points, points)
+        svg = curve_panel("arm", [line], [line], axes_of([[line]])[0], TOP1, Inliner())
         assert ("<use" in svg) == dots
 
 

@@ -1,5 +1,6 @@
 """The report in a real headless Chromium: errors, overflow, contrast, dark mode and print."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -7,7 +8,7 @@ import subprocess
 
 import pytest
 
-from vitmods.report import write_report, write_samples
+from vitmods.report import write_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (Debian package: chromium)")
@@ -70,19 +71,21 @@ def measure(tmp_path, page, width, *flags):
 @pytest.fixture(scope="module")
 def page(synthetic, tmp_path_factory):
     """Long words, long paths and many warnings are what breaks a phone's layout."""
-    study = synthetic.make_study(
-        tmp_path_factory.mktemp("browser") / "study",
+    folder = tmp_path_factory.mktemp("browser")
+    answer = synthetic.make_answer(
+        folder,
         diverge=[(4, 1), (4, 2), (3, 0)],
         tuned=True,
         rename={0: "<script>alert(1)</script>", 2: "a_very_long_name_without_any_space_in_it_" * 3},
         classes=["a_long_class_name_without_a_space_" * 3, *"bcdefghij"],
     )
-    results = synthetic.read_results(study)
-    results["settings"]["data"] = "folder/" * 40
-    results["warnings"].append("runs/" + "x" * 300)
-    synthetic.write_results(study, results)
-    write_samples(study, synthetic.sample_images(results["data"]["classes"]))
-    return write_report(study)
+    answer = dataclasses.replace(
+        answer,
+        settings={**answer.settings, "data": "folder/" * 40},
+        warnings=(*answer.warnings, "runs/" + "x" * 300),
+        samples=tuple(synthetic.sample_images(answer.data["classes"])),
+    )
+    return write_report(answer)
 
 
 @pytest.mark.parametrize("flags", [(), (DARK,)], ids=["light", "dark"])

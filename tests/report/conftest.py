@@ -1,4 +1,4 @@
-"""Makes the module with the made-up study a fixture, since test folders are no packages."""
+"""Makes the module with the made-up study's answer a fixture, since test folders are no packages."""
 
 import importlib.util
 from pathlib import Path
