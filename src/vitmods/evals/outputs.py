@@ -48,7 +48,7 @@ class ModelOutputs:
     batch_size: int
     device: torch.device
     options: Options
-    autocast: Callable[[], AbstractContextManager] = nullcontext
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     progress: Progress = silent
     _features: dict[str, Features] = field(default_factory=dict)
     _logits: Tensor = field(default_factory=lambda: torch.empty(0))

@@ -336,7 +336,8 @@ class TrialRun:
             torch.cuda.set_rng_state(state["rng_cuda"], self.fabric.device)
         self._window.load_state_dict(state["window"], self.fabric.device)
         self._wall_before = state["wall_s"]
-        return state["metrics_bytes"]
+        found: int = state["metrics_bytes"]
+        return found
 
 
 def _warn_of_untrained(model: nn.Module) -> None:
