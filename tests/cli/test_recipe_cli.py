@@ -5,7 +5,7 @@ import json
 import pytest
 
 from vitmods.cli import main
-from vitmods.cli.options import defaults_from
+from vitmods.cli.options import asked_for, defaults_from
 from vitmods.recipes import RECIPES, a2, augreg, deit
 
 
@@ -86,7 +86,7 @@ def test_options_reach_the_recipe(capsys):
             capsys, "recipe", "show", "a2(layerscale=true)", "--model", "S/16", "--epochs", 10, "--batch", 64, "--json"
         )
     )
-    assert record["recipe"]["drop_path"] == 0.05
+    assert record["recipe"]["model"]["drop_path"] == 0.05
     assert record["recipe"]["epochs"] == 10
     assert record["resolved"]["lr"] == pytest.approx(4e-3 * 64 / 2048)
     assert record["architecture"] == {"layer_scale": 1e-4}
@@ -136,7 +136,7 @@ def test_errors_name_the_remedy(arguments, words, capsys):
 
 
 def defaults(*arguments, start=None):
-    return defaults_from([str(argument) for argument in arguments], start)[3]
+    return defaults_from(asked_for([str(argument) for argument in arguments], "compare"), start)[3]
 
 
 def test_other_commands_take_settings_and_the_model():
@@ -149,4 +149,4 @@ def test_the_command_line_may_say_in_epochs_what_the_recipe_says_in_steps():
     shorter = defaults("--recipe", "augreg(level=light1)", "--warmup-epochs", "3", "--epochs", "30")
     assert shorter == augreg("light1", "mu3/2").with_(warmup_steps=None)
     assert defaults("--recipe", "vtab", "--epochs", "30").steps is None
-    assert defaults("--recipe", "deit", "--warmup-steps", "30").warmup_epochs is None
+    assert defaults("--recipe", "deit", "--warmup-steps", "30").schedule.warmup_epochs is None

@@ -28,7 +28,7 @@ def test_splits_and_sizes(real_sets: Path, name: str, classes: int, splits: dict
 
 
 def test_32_px_images_are_kept_as_they_are(real_sets: Path) -> None:
-    dataset = data.load(real_sets / "cifar10", img_size=32, augment=small_images())
+    dataset = data.load(real_sets / "cifar10", img_size=32, augment=small_images().augment)
     split = dataset.splits["train"]
     for i in (0, 57, 109):
         expected = np.asarray(Image.open(real_sets / "cifar10" / split.ids[i])).transpose(2, 0, 1)
@@ -37,7 +37,7 @@ def test_32_px_images_are_kept_as_they_are(real_sets: Path) -> None:
 
 
 def test_224_px_evaluation_is_what_torchvision_shows(real_sets: Path) -> None:
-    dataset = data.load(real_sets / "clothing10", img_size=160, augment=default(), limit_train=20)
+    dataset = data.load(real_sets / "clothing10", img_size=160, augment=default().augment, limit_train=20)
     shown = torch.cat([batch.images for batch in dataset.eval_batches("test", 16)])
     transform = v2.Compose(
         [
@@ -54,7 +54,7 @@ def test_224_px_evaluation_is_what_torchvision_shows(real_sets: Path) -> None:
 
 
 def test_large_crops_see_the_whole_image(real_sets: Path) -> None:
-    dataset = data.load(real_sets / "clothing10", img_size=112, augment=default(), limit_train=30)
+    dataset = data.load(real_sets / "clothing10", img_size=112, augment=default().augment, limit_train=30)
     shapes = dataset.splits["train"].store.index.shapes
     assert (shapes[:, 1:].min(axis=1) == 128).all()
     assert (shapes[:, 1:].max(axis=1) > 150).any()

@@ -5,6 +5,7 @@ import torch
 
 import vitmods as vm
 from vitmods import fast
+from vitmods.util.errors import UserError
 
 CASES = ["", "rms", "dpn", "layerscale", "normformer", "subln", "placement(attn=pre+post,mlp=pre)"]
 
@@ -82,3 +83,12 @@ def test_the_setting_survives_changes():
     model = build("")
     fast.recompute(model)
     assert vm.apply(model, vm.DualPatchNorm()).forms.recompute
+
+
+def test_it_says_where_it_cannot_help():
+    model = vm.apply(build(""), vm.Placement(attn="post", mlp="post"))
+    with pytest.raises(UserError, match="recompute"):
+        fast.recompute(model)
+    fast.recompute(model, False)
+    with pytest.raises(UserError, match="no vitmods ViT"):
+        fast.recompute(torch.nn.Linear(1, 1))

@@ -205,7 +205,7 @@ def test_numbers_are_the_papers(name, arguments, expected):
 
 
 def test_transfer_has_the_authors_batch_and_follows_it():
-    assert (transfer().batch_size, transfer().lr_batch) == (768, 768)
+    assert (transfer().batch_size, transfer().optimizer.lr_batch) == (768, 768)
     assert resolve(transfer("cars", batch_size=96, epochs=10), 8144).lr == pytest.approx(0.01 / 8)
 
 
@@ -285,6 +285,6 @@ def test_what_no_paper_says_is_refused_with_a_remedy(make, words):
 
 
 def test_other_models_take_values_that_are_given():
-    assert augreg("light1", "H/14").dropout == 0.0
-    assert a2(model="B36/16", lr=3e-3, drop_path=0.3).drop_path == 0.3
+    assert augreg("light1", "H/14").model.dropout == 0.0
+    assert a2(model="B36/16", lr=3e-3, drop_path=0.3).model.drop_path == 0.3
     assert augreg(model="vit_small_patch16_224") == augreg(model="S/16")

@@ -15,11 +15,9 @@ def test_importing_recipes_does_not_import_torch():
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_survives_json_and_says_what_it_is(name):
+def test_every_recipe_survives_json(name):
     recipe = RECIPES[name]()
     assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
-    assert "Expected number:" in RECIPES[name].__doc__
-    assert "Data:" in RECIPES[name].__doc__
 
 
 def test_what_is_in_order_is_accepted():
@@ -75,7 +73,7 @@ def test_values_out_of_range_and_unknown_fields_are_refused(override, words):
 
 
 def test_what_is_set_of_the_model_is_named_as_the_config_names_it():
-    assert Recipe().model_settings == {}
+    assert Recipe().model.to_config() == {}
     recipe = Recipe().with_(dropout=0.1, drop_path=0.2, drop_path_shape="constant", init="big_vision", head_bias=-6.9)
     assert recipe.model.to_config() == {
         "pos_drop": 0.1,

@@ -5,9 +5,8 @@ import pytest
 from vitmods.changes import DualPatchNorm
 from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm, make_arms
-from vitmods.study.plan import OTHER_SEEDS, Evaluation, Settings, check_points
-from vitmods.study.same import differences
-from vitmods.study.selection import at_the_edge
+from vitmods.study.plan import OTHER_SEEDS, Evaluation, Settings, check_points, differences
+from vitmods.study.state import at_the_edge
 from vitmods.study.tuning import Grid, Point, choose, grid_from_text, make_grid
 from vitmods.util.errors import UserError
 
@@ -99,7 +98,7 @@ def test_every_arm_has_the_same_budget_and_base_comes_first():
     counts = {(c.arm.name, c.is_noise_floor): sum(len(c.trials(p)) for p in one.grid.points) for c in one.candidates()}
     assert counts == {("base", False): 6, ("base", True): 6, ("dpn", False): 6, ("rms", False): 6}
     assert {trial.arm.name for trial in trials[:12]} == {"base"}
-    assert one.recipe_of(one.arm("dpn"), C).lr == 1e-3
+    assert one.recipe_of(one.arm("dpn"), C).optimizer.lr == 1e-3
     assert {trial.seed for trial in trials} == {0, 1, OTHER_SEEDS, OTHER_SEEDS + 1}
 
 

@@ -36,7 +36,7 @@ def own_description(weights: Path) -> Description | None:
             config, pixels = json.loads(metadata[KEY]), json.loads(metadata.get(PIXELS, "{}"))
         elif beside.is_file():  # a trial's
             record = json.loads(beside.read_text())
-            config, pixels = record.get("model"), record.get("recipe", {})
+            config, pixels = record.get("model"), record.get("recipe", {}).get("augment", {})
         else:
             return None
         if not isinstance(config, dict) or "embed_dim" not in config:

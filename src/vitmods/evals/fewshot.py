@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
 
-from vitmods.evals.metrics import Metric
+from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult, training_counts
 from vitmods.evals.options import SHOTS, Options
 from vitmods.evals.outputs import ModelOutputs
-from vitmods.evals.result import ProtocolResult
-from vitmods.evals.trained_on import training_counts
 from vitmods.stats.intervals import mean_over_seeds
+from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -103,3 +102,6 @@ def ridge(a: Floats, targets: Floats, l2: float) -> Floats:
     if n >= c:
         return linalg.solve(a.T @ a + l2 * np.eye(c), a.T @ targets, assume_a="pos")
     return a.T @ linalg.solve(a @ a.T + l2 * np.eye(n), targets, assume_a="pos")
+
+
+PROTOCOLS.add("fewshot", Protocol("fewshot", "least squares on few images", METRICS, fewshot, check, False, ("shots",)))

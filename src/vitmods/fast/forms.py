@@ -49,7 +49,7 @@ class Forms:
         return self.run_block(
             model.blocks[index],
             x,
-            read_by_head(model) if for_head and self.last_block else None,
+            read_by_head(model) if for_head and self.last_block and isinstance(x, Tensor) else None,
             recomputes=self.recompute and not keeps_all,
             recomputes_frozen=self.recompute_frozen_mlps
             and not keeps_all
