@@ -69,7 +69,7 @@ class Norm(Change):
         "group -1.6, switchable +0.2, scale +0.1, power -0.1; rms: none for ViTs, as part of Dual PatchNorm it loses "
         "0.0 to 1.7 (Table 6)"
     )
-    short_forms = _ShortForms()  # type: ignore[assignment]
+    short_forms = _ShortForms()
 
     kind: str = ""
     exact: bool = True

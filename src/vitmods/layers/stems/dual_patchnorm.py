@@ -50,7 +50,8 @@ class DualPatchNormStem(LinearStem):
         return self._normalize_and_map(patches_as_images).view(*patches.shape[:2], -1)
 
     def finish(self, tokens: Tensor) -> Tensor:
-        return self.act(self._norm_after(tokens))
+        out: Tensor = self.act(self._norm_after(tokens))
+        return out
 
     def _normalize_and_map(self, images: Tensor) -> Tensor:
         weight, norm = self.proj.weight.flatten(1), self.norm_before
@@ -66,9 +67,11 @@ class DualPatchNormStem(LinearStem):
     def _norm_after(self, tokens: Tensor) -> Tensor:
         norm = self.norm
         if torch.is_grad_enabled() or not _known(norm) or not usable("patch_norm", tokens, norm.weight):
-            return norm(tokens)
+            out: Tensor = norm(tokens)
+            return out
         # A token is a patch of one line.
-        return native.patch_norm(tokens.unsqueeze(1), norm.weight, norm.bias, 1, tokens.shape[-1], norm.eps)
+        out = native.patch_norm(tokens.unsqueeze(1), norm.weight, norm.bias, 1, tokens.shape[-1], norm.eps)
+        return out
 
     def _resize_patch(self, new: tuple[int, int]) -> None:
         old = self.patch_size
@@ -90,5 +93,6 @@ def _normalized_patches(images: Tensor, patch_size: tuple[int, int], gain: Tenso
     """LayerNorm of the patches of images, (B, channels, height, width) -> (B, T, values)."""
     recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (images, gain, shift))
     if not recorded and usable("patch_norm", images, gain, shift):
-        return native.patch_norm(images, gain, shift, *patch_size, eps)
+        out: Tensor = native.patch_norm(images, gain, shift, *patch_size, eps)
+        return out
     return F.layer_norm(patchify(images, patch_size), gain.shape, gain, shift, eps)
