@@ -5,7 +5,7 @@ import json
 import pytest
 
 from vitmods.cli import main
-from vitmods.cli.options import defaults_from
+from vitmods.cli.options import asked_for, defaults_from
 from vitmods.recipes import RECIPES, a2, augreg, deit
 
 
@@ -136,7 +136,7 @@ def test_errors_name_the_remedy(arguments, words, capsys):
 
 
 def defaults(*arguments, start=None):
-    return defaults_from([str(argument) for argument in arguments], start)[3]
+    return defaults_from(asked_for([str(argument) for argument in arguments], "compare"), start)[3]
 
 
 def test_other_commands_take_settings_and_the_model():

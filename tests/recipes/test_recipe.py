@@ -15,11 +15,9 @@ def test_importing_recipes_does_not_import_torch():
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_survives_json_and_says_what_it_is(name):
+def test_every_recipe_survives_json(name):
     recipe = RECIPES[name]()
     assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
-    assert "Expected number:" in RECIPES[name].__doc__
-    assert "Data:" in RECIPES[name].__doc__
 
 
 def test_what_is_in_order_is_accepted():

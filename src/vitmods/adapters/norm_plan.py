@@ -13,7 +13,7 @@ from vitmods.adapters.anatomy import Anatomy, NormSite
 from vitmods.changes.dynamic_token_norm import DynamicTokenNorm
 from vitmods.changes.norm import Norm
 from vitmods.layers.norms import LayerNorm
-from vitmods.model.config import NormConfig
+from vitmods.model.slots import NormConfig
 from vitmods.util.errors import UserError
 
 Where = str | re.Pattern[str] | Callable[[NormSite], bool]

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from vitmods.adapters.anatomy import Anatomy, NormSite
+from vitmods.adapters.apply import WRAPPERS
 from vitmods.adapters.grid import UNKNOWN, CallGrid, StemGrid
-from vitmods.adapters.models import WRAPPERS
 from vitmods.adapters.norm_plan import NormPlan, NormRow, Where, is_frozen, table
 from vitmods.changes import Change
 from vitmods.changes.dynamic_token_norm import DynamicTokenNorm
 from vitmods.changes.norm import Norm
 from vitmods.model.build import norm_factory
-from vitmods.model.config import NormConfig
+from vitmods.model.slots import NormConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import NoEffect, UserError
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from vitmods.changes.base import Change, Preserves, Weights
 from vitmods.model import rms_conversion
-from vitmods.model.config import BranchConfig, NormConfig, ViTConfig
-from vitmods.model.slots import Slot
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import BranchConfig, NormConfig, Slot
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.shorthand import read_settings
 

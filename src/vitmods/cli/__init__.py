@@ -78,6 +78,8 @@ def _run(arguments: list[str]) -> int:
     except KeyboardInterrupt as stop:
         _say(f"Stopped. What was done is saved; go on with: {shlex.join(['vitmods', *given])}")
         return getattr(stop, "exit_code", INTERRUPTED)
+    except SystemExit as stop:  # tyro's, after help or an error that it printed
+        return int(stop.code or 0)
     except Exception as error:
         if debug:
             raise
@@ -87,7 +89,7 @@ def _run(arguments: list[str]) -> int:
 
 def _take(arguments: list[str], option: str) -> list[str]:
     """The values of an option that every command has; it leaves the arguments."""
-    found = []
+    found: list[str] = []
     for place in reversed([i for i, word in enumerate(arguments) if word.split("=")[0] == option]):
         value = arguments.pop(place).partition("=")[2] or (arguments.pop(place) if place < len(arguments) else "")
         found.insert(0, value)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from vitmods.cli.options import DataOptions, MachineOptions, defaults_from, parse, peek, readable_folder
+from vitmods.cli.options import DataOptions, MachineOptions, asked_for, defaults_from, parse, readable_folder
 from vitmods.cli.train import run_trial, show
 from vitmods.recipes import Recipe
 from vitmods.study.arms import BASE
@@ -47,9 +47,10 @@ class Finetune:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    model = peek(arguments, "model")
+    asked = asked_for(arguments, "finetune")
+    model = asked.model
     if model is None and not {"-h", "--help"} & set(arguments):
-        instead = " (--from is an option of `vitmods compare`)" if peek(arguments, "from") else ""
+        instead = " (--from is an option of `vitmods compare`)" if asked.start else ""
         raise UserError(
             f"Say what is adapted: --model with a trial's folder, a file of weights or a timm model's name{instead}."
         )
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
             f"{model} holds several checkpoints: {', '.join(found)}. Name one of them, or adapt all and compare them: "
             f"vitmods compare --from {model}."
         )
-    _, dataset, name, recipe = defaults_from(arguments, start=model)
+    _, dataset, name, recipe = defaults_from(asked, model)
     default = Finetune(model or "", dataset, recipe.with_(train="attention"), MachineOptions(), recipe=name)
     options = parse(Finetune, arguments, "finetune", default)
     words = (Path(options.model).name, "finetune", options.training.train, f"seed{options.seed}")
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     return code
 
 
-def _train(options: Finetune, out: Path) -> dict:
+def _train(options: Finetune, out: Path) -> dict[str, Any]:
     from vitmods.study.study import fixed_settings
 
     given = asdict(options.dataset)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
 import sys
 from collections.abc import Sequence
@@ -14,15 +12,14 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 
 from vitmods.recipes import Recipe
-from vitmods.recipes.parse import parse_recipe
+from vitmods.recipes.registry import parse_recipe
 from vitmods.study.arms import BASE
 from vitmods.study.defaults import ORDINARY, Defaults, defaults_for
 from vitmods.util.errors import UserError
 
 T = TypeVar("T")
 
-_BOX = re.compile("[\u2500-\u257f]")  # the frame that tyro draws around an error
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,10 @@ class DataOptions:
     """The images. Defaults of the other options follow from them."""
 
     data: str = "digits"
-    """digits, a folder of class folders or of shards, torchvision:NAME?root=FOLDER, hf:NAME, or wds:SHARDS"""
+    """digits, a folder of class folders or of shards, a CSV file of labels, torchvision:NAME?root=FOLDER, hf:NAME, or
+    wds:SHARDS"""
+    task: str = "classification"
+    """what is learned of them: classification (one class each) or multilabel (any number of labels)"""
     img_size: tuple[int, ...] = (8,)
     """image side, or rows and columns, in pixels"""
     in_chans: int = 1
@@ -47,6 +47,8 @@ class DataOptions:
     """fraction of the images for validation, where there is no such split"""
     test_fraction: float = 0.2
     """fraction of the images for the test, where there is no such split"""
+    groups: str | None = None
+    """keep images of one kind in one split: "folder", "folder:2", "name:REGEX" or "file:CSV" (docs/data.md)"""
 
 
 @dataclass(frozen=True)
@@ -59,23 +61,46 @@ class MachineOptions:
     """threads that prepare images ahead, per trial"""
     checkpoint_minutes: float = 5.0
     """time between checkpoints of a trial"""
+    cache_dir: Path | None = None
+    """where decoded images are kept for all trials and later runs; None: the user's cache folder"""
     quiet: bool = False
     """no progress on the error stream"""
 
 
-RecipeOptions = Annotated[Recipe, tyro.conf.arg(name="")]
+@dataclass(frozen=True)
+class Asked:
+    """What the defaults of all other options follow from, so that it is read before them; None: not given."""
+
+    data: str | None = None
+    recipe: str | None = None
+    task: str | None = None
+    base: str | None = None
+    model: str | None = None
+    start: Annotated[str | None, tyro.conf.arg(name="from")] = None
+    epochs: int | None = None
+    warmup_epochs: float | None = None
+    warmup_steps: int | None = None
+    help: Annotated[bool, tyro.conf.arg(aliases=["-h"])] = False
 
 
-def defaults_from(arguments: Sequence[str], start: str | None = None) -> tuple[Defaults, DataOptions, str, Recipe]:
-    """What --data, --recipe and a checkpoint on the command line make the defaults of all other options."""
-    data, asked = peek(arguments, "data") or "digits", peek(arguments, "recipe")
+def asked_for(arguments: Sequence[str], command: str) -> Asked:
+    """What of it is on the command line."""
+    found, _ = tyro.cli(
+        Asked, args=list(arguments), prog=f"vitmods {command}", return_unknown_args=True, add_help=False, config=_STYLE
+    )
+    return found
+
+
+def defaults_from(asked: Asked, start: str | None = None) -> tuple[Defaults, DataOptions, str, Recipe]:
+    """What the data, the recipe and a checkpoint on the command line make the defaults of all other options."""
+    data = asked.data or "digits"
     normalized: dict[str, Any] = {}
     try:
         defaults = defaults_for(data)
         if start:
             defaults, normalized = _fits_checkpoint(defaults, start)
     except UserError:
-        if "-h" not in arguments and "--help" not in arguments:  # help is given whatever else is wrong
+        if not asked.help:  # help is given whatever else is wrong
             raise
         defaults = ORDINARY
     size = defaults.img_size
@@ -86,17 +111,20 @@ def defaults_from(arguments: Sequence[str], start: str | None = None) -> tuple[D
         val_fraction=defaults.val_fraction,
         test_fraction=defaults.test_fraction,
     )
-    name = asked or ("finetune" if start else defaults.recipe_name)
-    model = None if start else peek(arguments, "base") or defaults.base
+    name = asked.recipe or ("finetune" if start else defaults.recipe_name)
+    model = None if start else asked.base or defaults.base
     recipe = parse_recipe(name, like=defaults.recipe, model=model)
-    return defaults, options, name, _in_other_units(recipe, arguments).with_(**normalized)
+    if asked.task is not None:
+        from vitmods.tasks.base import TASKS  # torch, which the shell's help does without
+
+        recipe = TASKS[asked.task].fitted(recipe)
+    return defaults, options, name, _in_other_units(recipe, asked).with_(**normalized)
 
 
-def _in_other_units(recipe: Recipe, arguments: Sequence[str]) -> Recipe:
+def _in_other_units(recipe: Recipe, asked: Asked) -> Recipe:
     """What the command line says in epochs takes the place of what the recipe says in steps, and the other way."""
-    pairs = (("epochs", "steps"), ("warmup-epochs", "warmup_steps"), ("warmup-steps", "warmup_epochs"))
-    given = [replaced for option, replaced in pairs if peek(arguments, option) is not None]
-    return recipe.with_(**dict.fromkeys(given))
+    pairs = (("epochs", "steps"), ("warmup_epochs", "warmup_steps"), ("warmup_steps", "warmup_epochs"))
+    return recipe.with_(**{replaced: None for option, replaced in pairs if getattr(asked, option) is not None})
 
 
 def _fits_checkpoint(defaults: Defaults, start: str) -> tuple[Defaults, dict[str, Any]]:
@@ -112,39 +140,10 @@ def _fits_checkpoint(defaults: Defaults, start: str) -> tuple[Defaults, dict[str
 
 
 def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:
-    """Options of `command` as a `kind`. Exits after --help. UserError, in one paragraph, for what tyro refuses."""
+    """Options of `command` as a `kind`. Exits as tyro does: 0 after --help, 2 after an error, which it prints."""
     given: dict[str, Any] = {} if default is None else {"default": default}
-    refused = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(refused):
-            return tyro.cli(
-                kind,
-                args=list(arguments),
-                prog=f"vitmods {command}",
-                config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-                **given,
-            )
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-        raise UserError(_paragraph(refused.getvalue())) from None
-
-
-def _paragraph(text: str) -> str:
-    plain = _COLOUR.sub("", text).splitlines()
-    lines = (_BOX.sub(" ", line).strip() for line in plain if not line.startswith("\u256d"))  # the title adds nothing
-    words = " ".join(" ".join(line for line in lines if line).split())
-    return re.sub(r"^Error parsing \w+: (?=recipe: )", "", words)  # tyro's name for a group of options says nothing
-
-
-def peek(arguments: Sequence[str], option: str) -> str | None:
-    """The value of `--option`, before the options are parsed: the defaults of the others depend on it."""
-    for position, argument in enumerate(arguments):
-        if argument == f"--{option}" and position + 1 < len(arguments):
-            return arguments[position + 1]
-        if argument.startswith(f"--{option}="):
-            return argument.partition("=")[2]
-    return None
+    found: T = tyro.cli(kind, args=list(arguments), prog=f"vitmods {command}", config=_STYLE, **given)
+    return found
 
 
 def rows_and_columns(img_size: Sequence[int]) -> tuple[int, int]:

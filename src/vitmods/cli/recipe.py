@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from vitmods.recipes.length import Resolved
     from vitmods.study.rehearse import Rehearsal
 
-IMAGENET, MINIVAL = 1_281_167, 1_268_355
-DATA_SIZES = {
-    "a2": IMAGENET,
-    "augreg": MINIVAL,
-    "better_plain": MINIVAL,
-    "deit": IMAGENET,
-    "deit_384": IMAGENET,
-    "high_res_finetune": IMAGENET,
-    "vtab": 800,
-}
 SMALL = 5_000  # images, for recipes that belong to no data set
 
 
@@ -104,14 +94,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _resolved(options: Show) -> Shown:
-    from vitmods.recipes.architecture import architecture, usual_model
+    from vitmods.recipes import evidence
     from vitmods.recipes.length import resolve
-    from vitmods.recipes.parse import split_recipe
+    from vitmods.recipes.registry import architecture, split_recipe, usual_model
 
     name, settings = split_recipe(options.recipe)
     recipe = _recipe(options, name, settings)
     model = options.model or settings.get("model") or usual_model(name)
-    images = DATA_SIZES.get(name, SMALL) if options.data_size is None else options.data_size
+    images = options.data_size or evidence(name).images or SMALL
     shown = Shown(name, model, images, recipe, resolve(recipe, images), architecture(name, model, settings))
     _config(shown, options)  # refuses a name that is no ViT's, and images that it cannot cut
     return shown
@@ -120,7 +110,7 @@ def _resolved(options: Show) -> Shown:
 def _recipe(options: Show, name: str, settings: dict[str, Any]) -> Recipe:
     """With the options as arguments of the recipe's function where it has them, else as fields."""
     from vitmods.recipes import RECIPES
-    from vitmods.recipes.parse import parse_recipe, settings_of
+    from vitmods.recipes.registry import parse_recipe, settings_of
 
     asked = {"model": options.model, "epochs": options.epochs, "batch_size": options.batch}
     given = {key: value for key, value in asked.items() if value is not None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vitmods.study.words import duration, plural
+from vitmods.util.text import duration, plural
 
 if TYPE_CHECKING:
     from vitmods.cli.recipe import Shown
@@ -21,12 +21,11 @@ def print_recipe(shown: Shown, rehearsal: Rehearsal | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from vitmods.recipes import RECIPES
-    from vitmods.recipes.describe import describe
+    from vitmods.recipes.registry import evidence, summary
 
-    record = describe(shown.name, RECIPES[shown.name])
+    record = evidence(shown.name)
     parts = {
-        "": [("paper", record.paper), ("data", record.data), ("expected", record.expected_number)],
+        "": [("paper", record.paper), ("data", record.data), ("expected", record.expected)],
         "length": list(_length(shown)),
         "learning rate": list(_rates(shown)),
         "optimizer": list(_optimizer(shown)),
@@ -38,7 +37,7 @@ def print_recipe(shown: Shown, rehearsal: Rehearsal | None) -> None:
         "here": [] if rehearsal is None else list(_rehearsal(shown, rehearsal)),
     }
     console = Console()
-    console.print(Text.assemble((shown.name, "bold cyan"), "  ", (record.summary, "bold")))
+    console.print(Text.assemble((shown.name, "bold cyan"), "  ", (summary(shown.name), "bold")))
     table = Table.grid(padding=(0, 2, 0, 0))
     for column in ("part", "what", "value"):
         table.add_column(column, no_wrap=column != "value")

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitmods.cli.options import parse
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
-
-    from vitmods.recipes.describe import Description
 
 
 @dataclass(frozen=True)
@@ -35,34 +33,34 @@ class Recipes:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Recipes, arguments, "recipes")
-    from vitmods.recipes import FINETUNING, OURS, PAPERS, PAPERS_FINETUNING
-    from vitmods.recipes.describe import describe
+    from vitmods.recipes import RECIPES, evidence
+    from vitmods.recipes.registry import arguments as arguments_of
+    from vitmods.recipes.registry import summary
 
-    groups = {
-        "for small budgets": OURS | FINETUNING,
-        "of papers": PAPERS,
-        "of papers, for trained weights": PAPERS_FINETUNING,
-    }
-    described = {
-        title: [describe(name, function) for name, function in recipes.items()] for title, recipes in groups.items()
-    }
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for name in RECIPES:
+        known = evidence(name)
+        kind = "of papers" if known.paper else "for small budgets"
+        group = groups.setdefault(kind + (", for trained weights" if known.trained else ""), [])
+        facts = {key: value for key, value in asdict(known).items() if not callable(value)}
+        group.append({"name": name, "summary": summary(name), **facts, "arguments": arguments_of(name)})
     if options.json:
-        print(json.dumps([asdict(one) for group in described.values() for one in group], indent=1))
+        print(json.dumps([one for group in groups.values() for one in group], indent=1))
         return 0
-    _print(described)
+    _print(groups)
     return 0
 
 
-def _print(described: dict[str, list[Description]]) -> None:
+def _print(groups: dict[str, list[dict[str, Any]]]) -> None:
     from rich.console import Console
 
     console = Console()
-    for title, group in described.items():
+    for title, group in groups.items():
         console.print(_table(title, group))
     console.print("vitmods recipe show NAME prints all of a recipe, resolved for a data set.", style="dim")
 
 
-def _table(title: str, group: list[Description]) -> Table:
+def _table(title: str, group: list[dict[str, Any]]) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -71,23 +69,23 @@ def _table(title: str, group: list[Description]) -> Table:
     table.add_column("recipe", no_wrap=True, min_width=17)
     table.add_column(title, ratio=1)
     for one in group:
-        table.add_row(Text(one.name, style="bold"), _record(one))
+        table.add_row(Text(one["name"], style="bold"), _record(one))
     return table
 
 
-def _record(one: Description) -> Group:
+def _record(one: dict[str, Any]) -> Group:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     rows = {
-        "paper": one.paper,
-        "data": one.data,
-        "expected": one.expected_number,
-        "settings": ", ".join(one.arguments),
+        "paper": one["paper"],
+        "data": one["data"],
+        "expected": one["expected"],
+        "settings": ", ".join(one["arguments"]),
     }
     record = Table.grid(padding=(0, 2, 0, 0))
     for label, value in rows.items():
         if value:
             record.add_row(Text(label, style="cyan"), Text(value, style="dim" if label == "settings" else ""))
-    return Group(Text(one.summary, style="bold"), record)
+    return Group(Text(one["summary"], style="bold"), record)

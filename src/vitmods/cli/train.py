@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vitmods.cli.options import DataOptions, MachineOptions, defaults_from, parse, readable_folder
+from vitmods.cli.options import DataOptions, MachineOptions, asked_for, defaults_from, parse, readable_folder
 from vitmods.recipes import Recipe
 
 
@@ -40,7 +40,7 @@ class Train:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    defaults, dataset, recipe_name, recipe = defaults_from(arguments)
+    defaults, dataset, recipe_name, recipe = defaults_from(asked_for(arguments, "train"))
     default = Train(dataset, recipe, MachineOptions(), base=str(defaults.base), recipe=recipe_name)
     options = parse(Train, arguments, "train", default)
     name = readable_folder(options.dataset.data, options.base, "train", options.arm, f"seed{options.seed}")
@@ -74,6 +74,7 @@ def run_trial(fixed: dict[str, Any], arm: str, seed: int, machine: MachineOption
             machine.data_workers,
             machine.checkpoint_minutes,
             progress=not machine.quiet,
+            cache_dir=None if machine.cache_dir is None else str(machine.cache_dir),
         )
         trial = Trial(Arm(BASE) if arm == BASE else arm_from_text(arm), seed)
         for warning in runner.dataset(settings.recipe_of(trial.arm, trial.point)).summary()["warnings"]:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from vitmods.evals.options import Options
-from vitmods.train.device import to_device
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,7 +27,8 @@ def silent(steps: Iterable[Any], total: int, kind: str) -> Iterable[Any]:
 
 @dataclass(frozen=True)
 class Features:
-    """What the head reads of all n images of a split, in order, float32 (n, C), and their classes, int64 (n,)."""
+    """What the head reads of all n images of a split, in order, float32 (n, C), and their classes, int64 (n,), or labels,
+    float32 (n, K)."""
 
     features: Tensor
     targets: Tensor
@@ -48,7 +48,7 @@ class ModelOutputs:
     batch_size: int
     device: torch.device
     options: Options
-    autocast: Callable[[], AbstractContextManager] = nullcontext
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     progress: Progress = silent
     _features: dict[str, Features] = field(default_factory=dict)
     _logits: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -61,7 +61,7 @@ class ModelOutputs:
 
     @property
     def targets(self) -> Tensor:
-        """Classes of the evaluated split, int64 (n,)."""
+        """Classes of the evaluated split, int64 (n,), or labels, float32 (n, K)."""
         return self.features(self.split).targets
 
     def features(self, split: str) -> Features:
@@ -93,7 +93,7 @@ class ModelOutputs:
         with _read_by_head(self.model) as read:
             for batch in self.progress(self.dataset.eval_batches(split, self.batch_size), count, split):
                 with self.autocast():
-                    found = self.model(to_device(batch, self.device).images).float()
+                    found = self.model(batch.to(self.device).images).float()
                 if split == self.split:  # of the training images they would fill the memory, and nobody asks
                     logits.append(found)
                 targets.append(batch.targets)

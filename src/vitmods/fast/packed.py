@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitmods.layers.linear import onednn_fits
-
 
 class PackedLinear(nn.Linear):
     """A linear map (..., in) -> (..., out) for inference on a CPU, optionally with the GELU that follows it.
@@ -36,8 +34,8 @@ class PackedLinear(nn.Linear):
             y = F.linear(input, self.weight, self.bias)
             return y if self.gelu is None else F.gelu(y, approximate=self.gelu)
         name = "none" if self.gelu is None else "gelu"
-        y = torch.ops.mkldnn._linear_pointwise(input, self._packed(), self.bias, name, [], self.gelu or "")
-        return y
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(input, self._packed(), self.bias, name, [], self.gelu or "")
+        return out
 
     def _packed(self) -> Tensor:
         weight = self.weight
@@ -47,13 +45,21 @@ class PackedLinear(nn.Linear):
         return self._blocks[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_blocks": None}
+        return {**self.__dict__, "_blocks": None}
 
     def extra_repr(self) -> str:
         return super().extra_repr() + ("" if self.gelu is None else f", gelu={self.gelu}")
 
 
 def _fits(x: Tensor, weight: Tensor) -> bool:
-    if x.dtype != weight.dtype or not onednn_fits(x, torch.float32, torch.bfloat16):
+    """Whether oneDNN's product may take this input: a plain tensor of the weights' type on the CPU, nothing that records
+    gradients, casts, compiles or exports, and a PyTorch that has the product."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
-    return x.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if type(x) is not Tensor or x.device.type != "cpu" or x.dtype != weight.dtype or not torch.backends.mkldnn.enabled:
+        return False
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    return x.dtype == torch.float32 or (
+        x.dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )

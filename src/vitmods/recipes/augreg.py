@@ -1,9 +1,11 @@
 """AugReg: ViTs of big_vision, as Steiner et al. (arXiv:2106.10270) train them and Dual PatchNorm compares them."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from vitmods.recipes.models import one_of, published, size_and_patch, size_of
 from vitmods.recipes.recipe import Recipe, weight_decay_from_big_vision
+from vitmods.recipes.registry import recipe
 
 # level: magnitude of RandAugment's two operations (None: no RandAugment; 0 is not the identity), alpha of mixup
 LEVELS: dict[str, tuple[int | None, float]] = {
@@ -35,6 +37,34 @@ WARMUP_STEPS = 10_000
 LR = 1e-3
 
 
+POOLED: dict[str, Any] = {"activation": "gelu_tanh", "position_on_prefix": False, "class_token": False, "pool": "avg"}
+"""of big_vision's models whose tokens are averaged"""
+
+
+def of_big_vision(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Its ViTs have a representation layer, but for S/32."""
+    plain = {"activation": "gelu_tanh", "position_on_prefix": False}
+    return plain if size_and_patch(model) == "S/32" else {**plain, "representation": True}
+
+
+@recipe(
+    paper=(
+        'Kumar et al., "Dual PatchNorm" (arXiv:2302.01327), section 5.1 and appendix C, after Steiner et al., '
+        '"How to train your ViT?" (arXiv:2106.10270); big_vision\'s configs/vit_i1k.py'
+    ),
+    data="ImageNet-1k, 99 % of train (1,268,355 images) at 224 px; 300 epochs are 92.9k steps",
+    expected=(
+        "top-1 Ti/16 72.5 ± 0.07, S/32 72.1 ± 0.07, S/16 78.6 ± 0.32, B/32 74.8 ± 0.06, B/16 80.4 ± 0.06; with "
+        "Dual PatchNorm 73.9 ± 0.09, 74.0 ± 0.09, 79.7 ± 0.2, 76.2 ± 0.07, 81.1 ± 0.09"
+    ),
+    command="vitmods train --data path/to/imagenet --base B/16 --img-size 224 --recipe augreg --accumulate 16",
+    not_stated=(
+        "dropout and stochastic depth of L/16, which has none here. big_vision's public config has none for any "
+        "model; 0.1 for B is Dual PatchNorm's listing"
+    ),
+    images=1_268_355,
+    architecture=of_big_vision,
+)
 def augreg(
     level: str | None = None,
     model: str = "B/16",
@@ -45,17 +75,6 @@ def augreg(
     moment: Literal["float32", "bfloat16"] = "bfloat16",
 ) -> Recipe:
     """ImageNet-1k from scratch as in AugReg: RandAugment and mixup by level, Adam with a bfloat16 mean, decay 0.1.
-
-    Paper: Kumar et al., "Dual PatchNorm" (arXiv:2302.01327), section 5.1 and appendix C, after Steiner et al., "How to
-        train your ViT?" (arXiv:2106.10270); big_vision's configs/vit_i1k.py
-    Data: ImageNet-1k, 99 % of train (1,268,355 images) at 224 px; 300 epochs are 92.9k steps
-    Model: vm.vit("B/16", activation="gelu_tanh", position_on_prefix=False, representation=True); S/32 without
-        representation
-    Command: vitmods train --data path/to/imagenet --base B/16 --img-size 224 --recipe augreg --accumulate 16
-    Expected number: top-1 Ti/16 72.5 ± 0.07, S/32 72.1 ± 0.07, S/16 78.6 ± 0.32, B/32 74.8 ± 0.06, B/16 80.4 ± 0.06;
-        with Dual PatchNorm 73.9 ± 0.09, 74.0 ± 0.09, 79.7 ± 0.2, 76.2 ± 0.07, 81.1 ± 0.09
-    Not stated: dropout and stochastic depth of L/16, which has none here. big_vision's public config has none for any
-        model; 0.1 for B is Dual PatchNorm's listing
 
     The rate does not follow the batch size: neither source has a rule for it.
 
@@ -78,6 +97,21 @@ def augreg(
     )
 
 
+@recipe(
+    paper=(
+        'Kumar et al., "Dual PatchNorm" (arXiv:2302.01327), section 5.1, which says "similar setup"; the levels '
+        "are those of big_vision's configs/vit_i21k.py"
+    ),
+    data="ImageNet-21k at 224 px",
+    expected=(
+        "25-shot top-1 on ImageNet-1k after 930,000 steps Ti/16 61.0 ± 0.03, S/32 63.8 ± 0.00, B/32 72.8 ± 0.03, "
+        "S/16 72.5 ± 0.1, B/16 78.0 ± 0.06; with Dual PatchNorm 61.2 ± 0.03, 65.1 ± 0.12, 73.1 ± 0.07, 72.5 ± "
+        "0.1, 78.4 ± 0.03. After 93,000 steps 52.2 ± 0.07, 54.1 ± 0.03, 60.9 ± 0.03, 64.3 ± 0.15, 70.8 ± 0.09; "
+        "with Dual PatchNorm 53.6 ± 0.07, 56.7 ± 0.03, 63.7 ± 0.03, 65.0 ± 0.06, 72.0 ± 0.03"
+    ),
+    command="vitmods train --data path/to/imagenet21k --base B/16 --img-size 224 --recipe augreg_21k --accumulate 16",
+    architecture=POOLED,
+)
 def augreg_21k(
     level: str | None = None,
     model: str = "B/16",
@@ -88,16 +122,6 @@ def augreg_21k(
     moment: Literal["float32", "bfloat16"] = "bfloat16",
 ) -> Recipe:
     """ImageNet-21k from scratch as in AugReg, for 93,000 or 930,000 steps: lighter augmentation, no dropout.
-
-    Paper: Kumar et al., "Dual PatchNorm" (arXiv:2302.01327), section 5.1, which says "similar setup"; the levels are
-        those of big_vision's configs/vit_i21k.py
-    Data: ImageNet-21k at 224 px
-    Model: vm.vit("B/16", activation="gelu_tanh", position_on_prefix=False, class_token=False, pool="avg")
-    Command: vitmods train --data path/to/imagenet21k --base B/16 --img-size 224 --recipe augreg_21k --accumulate 16
-    Expected number: 25-shot top-1 on ImageNet-1k after 930,000 steps Ti/16 61.0 ± 0.03, S/32 63.8 ± 0.00, B/32
-        72.8 ± 0.03, S/16 72.5 ± 0.1, B/16 78.0 ± 0.06; with Dual PatchNorm 61.2 ± 0.03, 65.1 ± 0.12, 73.1 ± 0.07,
-        72.5 ± 0.1, 78.4 ± 0.03. After 93,000 steps 52.2 ± 0.07, 54.1 ± 0.03, 60.9 ± 0.03, 64.3 ± 0.15, 70.8 ± 0.09;
-        with Dual PatchNorm 53.6 ± 0.07, 56.7 ± 0.03, 63.7 ± 0.03, 65.0 ± 0.06, 72.0 ± 0.03
 
     Args:
         level: of augmentation, as in `augreg`; None: the model's own.

@@ -1,21 +1,28 @@
 """Better plain ViT baselines: big_vision's S/16+."""
 
-from vitmods.recipes.augreg import augreg
+from vitmods.recipes.augreg import POOLED, augreg
 from vitmods.recipes.recipe import Recipe
+from vitmods.recipes.registry import recipe
 
 
+@recipe(
+    paper=(
+        'Beyer et al., "Better plain ViT baselines for ImageNet-1k" (arXiv:2205.01580); big_vision\'s '
+        "configs/vit_s16_i1k.py"
+    ),
+    data="ImageNet-1k, 99 % of train (1,268,355 images) at 224 px",
+    expected=(
+        "top-1 76.5 in 90 epochs, 80.0 in 300; Dual PatchNorm's own baseline has 79.7 ± 0.09, with Dual PatchNorm "
+        "80.2 ± 0.03"
+    ),
+    command="vitmods train --data path/to/imagenet --base S/16 --img-size 224 --recipe better_plain --accumulate 4",
+    not_stated="the epochs of Dual PatchNorm's run",
+    model="S/16",
+    images=1_268_355,
+    architecture={**POOLED, "position": "sincos2d", "representation": True},
+)
 def better_plain(epochs: int = 90, *, batch_size: int = 1024, warmup_epochs: float | None = None) -> Recipe:
     """S/16+: ImageNet-1k from scratch with softmax, light augmentation, mean pooling and fixed positions.
-
-    Paper: Beyer et al., "Better plain ViT baselines for ImageNet-1k" (arXiv:2205.01580); big_vision's
-        configs/vit_s16_i1k.py
-    Data: ImageNet-1k, 99 % of train (1,268,355 images) at 224 px
-    Model: vm.vit("S/16", activation="gelu_tanh", position_on_prefix=False, class_token=False, pool="avg",
-        position="sincos2d", representation=True)
-    Command: vitmods train --data path/to/imagenet --base S/16 --img-size 224 --recipe better_plain --accumulate 4
-    Expected number: top-1 76.5 in 90 epochs, 80.0 in 300; Dual PatchNorm's own baseline has
-        79.7 ± 0.09, with Dual PatchNorm 80.2 ± 0.03
-    Not stated: the epochs of Dual PatchNorm's run
 
     Args:
         epochs: 90, or 300 for the best number.

@@ -1,25 +1,28 @@
 """Recipes for a first look at one's own images. They reproduce no paper: they are made for small budgets."""
 
 from vitmods.recipes.recipe import Recipe
+from vitmods.recipes.registry import recipe
 
 
+@recipe(
+    data="any",
+    expected="none; for debugging, and for sets that need no augmentation",
+)
 def plain(epochs: int = 30) -> Recipe:
-    """No augmentation and no regularisation but weight decay: what is left is the model and the images.
-
-    Data: any
-    Expected number: none; for debugging, and for sets that need no augmentation
-    """
+    """No augmentation and no regularisation but weight decay: what is left is the model and the images."""
     return Recipe().with_(epochs=epochs, crop="none", flip=0.0, eval_crop=1.0)
 
 
+@recipe(
+    data="images of 96 px and more",
+    expected="none published for such short training",
+)
 def default(epochs: int = 30) -> Recipe:
     """A folder of images of ordinary size, from scratch, with the augmentation of AugReg's `medium1` level.
 
     Random resized crop of 5 to 100 % of the area, flip, RandAugment (2 operations, magnitude 15), mixup 0.2; AdamW
     1e-3 with decay 0.1, clipping at 1, cosine: the values of Steiner et al., "How to train your ViT?"
     (arXiv:2106.10270), which trains for 300 epochs in batches of 4096.
-    Data: images of 96 px and more
-    Expected number: none published for such short training
     """
     return Recipe().with_(
         epochs=epochs,
@@ -31,44 +34,52 @@ def default(epochs: int = 30) -> Recipe:
     )
 
 
+@recipe(
+    data="up to 64 px",
+    expected="none published",
+)
 def small_images(epochs: int = 30) -> Recipe:
-    """Sets of small images (CIFAR-10 and the like, 32 px): pad and crop, flip, label smoothing 0.1.
-
-    Data: up to 64 px
-    Expected number: none published
-    """
+    """Sets of small images (CIFAR-10 and the like, 32 px): pad and crop, flip, label smoothing 0.1."""
     return Recipe().with_(epochs=epochs, weight_decay=0.1, crop="pad", flip=0.5, label_smoothing=0.1, eval_crop=1.0)
 
 
+@recipe(
+    data="digits",
+    expected="about 95 to 96 % top-1 on a fifth of them, with mu3/2 in 760 steps",
+)
 def digits(epochs: int = 40) -> Recipe:
-    """scikit-learn's 1,797 handwritten digits (8 px, gray): no flip, which would change the class.
-
-    Data: `digits`
-    Expected number: about 95 to 96 % top-1 on a fifth of them, with mu3/2 in 760 steps
-    """
+    """scikit-learn's 1,797 handwritten digits (8 px, gray): no flip, which would change the class."""
     return Recipe().with_(
         epochs=epochs, lr=8e-3, weight_decay=0.1, label_smoothing=0.1, crop="none", flip=0.0, eval_crop=1.0
     )
 
 
+@recipe(
+    data="any",
+    expected=(
+        "none published for such short training; at 384 px on ImageNet ViT-S has 82.7 / 82.5 / 82.2 % top-1 with "
+        "all, attention or ffn trained by AdamW, ViT-B 84.3 / 84.3 / 84.1 %"
+    ),
+    trained=True,
+)
 def finetune(like: Recipe | None = None, epochs: int = 20) -> Recipe:
     """Trained weights adapted to other images or another resolution, by AdamW; `train` says which part of them.
 
     The augmentation is that of `like` (None: `default`). Touvron et al., "Three things everyone should know about
     Vision Transformers" (arXiv:2203.09795), section 4, fine-tunes at 384 px by AdamW and SGD and gives no rates; these
     are ours, for small budgets. DeiT III's command for 384 px has 20 epochs, lr 1e-5, weight_decay 0.1, batch_size 512.
-    Data: any
-    Expected number: none published for such short training; at 384 px on ImageNet ViT-S has 82.7 / 82.5 / 82.2 % top-1
-        with all, attention or ffn trained by AdamW, ViT-B 84.3 / 84.3 / 84.1 %
     """
     return (like or default()).with_(epochs=epochs, lr=3e-4, weight_decay=0.1)
 
 
+@recipe(
+    data="any",
+    expected=(
+        "none published for such short training; at 384 px on ImageNet ViT-S has 82.6 / 82.3 / 82.0 % top-1 with "
+        "all, attention or ffn trained by SGD, ViT-B 84.3 / 84.2 / 84.0 %"
+    ),
+    trained=True,
+)
 def finetune_sgd(like: Recipe | None = None, epochs: int = 20) -> Recipe:
-    """`finetune` by SGD with momentum 0.9 and without weight decay.
-
-    Data: any
-    Expected number: none published for such short training; at 384 px on ImageNet ViT-S has 82.6 / 82.3 / 82.0 % top-1
-        with all, attention or ffn trained by SGD, ViT-B 84.3 / 84.2 / 84.0 %
-    """
+    """`finetune` by SGD with momentum 0.9 and without weight decay."""
     return finetune(like, epochs).with_(optimizer="sgd", lr=0.01, weight_decay=0.0)

@@ -1,13 +1,39 @@
 """The supervised training of Three Things, on top of timm's A2 procedure."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from vitmods.recipes.deit import imagenet_views
 from vitmods.recipes.models import published, size_of
 from vitmods.recipes.recipe import Recipe
+from vitmods.recipes.registry import recipe
+
+
+def _with_layer_scale(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """LayerScale's first value is not stated: here the default of the released models."""
+    return {"layer_scale": 1e-4} if settings.get("layerscale") else {}
+
 
 # size: highest learning rate for a batch of 2048, drop path of every block
 RATES: dict[str, tuple[float, float]] = {"Ti": (4e-3, 0.0), "S": (4e-3, 0.05), "B": (3e-3, 0.1), "L": (3e-3, 0.4)}
 
 
+@recipe(
+    paper=(
+        'Touvron et al., "Three things everyone should know about Vision Transformers" (arXiv:2203.09795), '
+        'section 2.2, after Wightman et al., "ResNet strikes back" (arXiv:2110.00476), procedure A2'
+    ),
+    data="ImageNet-1k, train (1,281,167 images) at 224 px",
+    expected="top-1 Ti/16 72.7, S/16 79.7, B/16 82.2, L/16 83.0; with LayerScale and 400 epochs 73.5, 80.7, 82.7, 84.0",
+    command="vitmods train --data path/to/imagenet --base B/16 --img-size 224 --recipe a2 --accumulate 8",
+    not_stated=(
+        "the initial value of LayerScale, here the default of the released models; rates and drop path of models "
+        "deeper than these; whether the rate changes every step, as here, or once an epoch; what the last rate, "
+        "1e-6, is in other batches than 2,048, where it is scaled here as the highest is"
+    ),
+    images=1_281_167,
+    architecture=_with_layer_scale,
+)
 def a2(
     layerscale: bool = False,
     model: str = "B/16",
@@ -19,17 +45,6 @@ def a2(
     drop_path: float | None = None,
 ) -> Recipe:
     """ImageNet-1k from scratch by LAMB and binary cross-entropy, as in Three Things.
-
-    Paper: Touvron et al., "Three things everyone should know about Vision Transformers" (arXiv:2203.09795), section
-        2.2, after Wightman et al., "ResNet strikes back" (arXiv:2110.00476), procedure A2
-    Data: ImageNet-1k, train (1,281,167 images) at 224 px
-    Model: vm.vit("B/16"); with layerscale vm.vit("B/16", layer_scale=1e-4)
-    Command: vitmods train --data path/to/imagenet --base B/16 --img-size 224 --recipe a2 --accumulate 8
-    Expected number: top-1 Ti/16 72.7, S/16 79.7, B/16 82.2, L/16 83.0; with LayerScale and 400 epochs 73.5, 80.7, 82.7,
-        84.0
-    Not stated: the initial value of LayerScale, here the default of the released models; rates and drop path of models
-        deeper than these; whether the rate changes every step, as here, or once an epoch; what the last rate, 1e-6, is
-        in other batches than 2,048, where it is scaled here as the highest is
 
     LayerScale is part of the model: `layerscale` gives the longer training that goes with it.
 

@@ -5,6 +5,7 @@ from typing import Any
 from vitmods.recipes.deit import deit
 from vitmods.recipes.models import one_of
 from vitmods.recipes.recipe import Recipe
+from vitmods.recipes.registry import recipe
 
 _SGD: dict[str, Any] = {
     "epochs": 1000,
@@ -26,19 +27,31 @@ DATASETS: dict[str, dict[str, Any]] = {
 }
 
 
+@recipe(
+    paper=(
+        'Touvron et al., "Training data-efficient image transformers" (arXiv:2012.12877); the values are its '
+        "author's in the discussions 45 (CIFAR-10, Cars) and 105 (iNaturalist, for B/16) of "
+        "github.com/facebookresearch/deit"
+    ),
+    data="cifar10, cifar100, cars, flowers, inat18, inat19, enlarged to 224 or 384 px, from weights of ImageNet-1k",
+    expected=(
+        "top-1 in Three Things, whose values for this are not known, S/16 and B/16: CIFAR-10 98.9, 99.3; "
+        "CIFAR-100 90.5, 92.5; Cars 89.7, 92.7; Flowers 96.8, 97.8; iNaturalist 2018 68.0, 74.1; 2019 73.9, 78.2"
+    ),
+    command=(
+        "vitmods finetune --model deit_base.pth --data path/to/cars --img-size 224 --train all --recipe "
+        '"transfer(dataset=cars)"'
+    ),
+    not_stated=(
+        "values for CIFAR-100 and Flowers, here CIFAR-10's; whether 0.01 is the rate before or after it is scaled "
+        "by the batch size, here after; iNaturalist's values for other models"
+    ),
+    model="S/16",
+    weights="that of the weights, with a new head",
+    trained=True,
+)
 def transfer(dataset: str = "cifar10", *, epochs: int | None = None, batch_size: int = 768) -> Recipe:
     """All weights adapted to CIFAR, Cars, Flowers or iNaturalist with DeiT's augmentation.
-
-    Paper: Touvron et al., "Training data-efficient image transformers" (arXiv:2012.12877); the values are its author's
-        in the discussions 45 (CIFAR-10, Cars) and 105 (iNaturalist, for B/16) of github.com/facebookresearch/deit
-    Data: cifar10, cifar100, cars, flowers, inat18, inat19, enlarged to 224 or 384 px, from weights of ImageNet-1k
-    Model: that of the weights, with a new head
-    Command: vitmods finetune --model deit_base.pth --data path/to/cars --img-size 224 --train all
-        --recipe "transfer(dataset=cars)"
-    Expected number: top-1 in Three Things, whose values for this are not known, S/16 and B/16: CIFAR-10 98.9, 99.3;
-        CIFAR-100 90.5, 92.5; Cars 89.7, 92.7; Flowers 96.8, 97.8; iNaturalist 2018 68.0, 74.1; 2019 73.9, 78.2
-    Not stated: values for CIFAR-100 and Flowers, here CIFAR-10's; whether 0.01 is the rate before or after it is scaled
-        by the batch size, here after; iNaturalist's values for other models
 
     Args:
         dataset: CIFAR, Cars and Flowers by SGD at 0.01 for 1000 epochs without erasing and drop path; iNaturalist by

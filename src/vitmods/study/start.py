@@ -12,19 +12,21 @@ import torch
 from vitmods.adapters import load, open_checkpoint
 from vitmods.finetune.delta import fingerprint
 from vitmods.model.config import ViTConfig
-from vitmods.model.vit import Resampling, ViT, vit
+from vitmods.model.sizes import Resampling
+from vitmods.model.vit import ViT, vit
 from vitmods.study.checkpoints import checkpoint_of
+from vitmods.train.trial import trained_model
 from vitmods.util.errors import UserError
 
 
-def open_trial(folder: Path) -> ViT:
-    """The model of a finished trial. UserError where the folder holds none."""
+def open_trial(folder: Path) -> Any:
+    """The model of a finished trial, with its task's modules. UserError where there is none, or it is damaged."""
     if not ((folder / "config.json").exists() and (folder / "model.safetensors").exists()):
         raise UserError(
             f"{folder} holds no finished trial: it needs config.json and model.safetensors. Trials of a study lie in "
             "trials/ARM/seedK of its folder, or in trials/ARM/POINT/seedK where values were tuned."
         )
-    return load(folder)
+    return trained_model(folder, load(folder))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,131 @@
+"""Recipes by name, what is known of each, and a recipe as the shell writes it: `augreg(level=light1,epochs=30)`."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ParamSpec
+
+from vitmods.recipes.recipe import Recipe
+from vitmods.util.errors import UserError
+from vitmods.util.registry import Registry
+from vitmods.util.shorthand import read_settings, split_form
+
+P = ParamSpec("P")
+Architecture = Callable[[str, Mapping[str, Any]], dict[str, Any]]
+RECIPES: Registry[Callable[..., Recipe]] = Registry(
+    "recipe", "vitmods.recipes", advice="`vitmods recipes` lists all; settings follow in parentheses."
+)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a recipe beside its values; empty where nothing is."""
+
+    data: str
+    """the data that it is for"""
+    expected: str
+    """the number to expect, with its source"""
+    paper: str = ""
+    command: str = ""
+    """that trains as the paper does"""
+    not_stated: str = ""
+    """by the paper, and what is taken here instead"""
+    weights: str = ""
+    """what the trained weights that it begins with must be"""
+    trained: bool = False
+    """whether it begins with trained weights"""
+    model: str = ""
+    """a ViT that it is usually for; empty: the default of its argument `model`, or any"""
+    images: int | None = None
+    """training images of the paper's data set"""
+    architecture: Mapping[str, Any] | Architecture | None = None
+    """fields of a ViTConfig that the paper's models have and the name of the size does not say; or a function of the
+    model's name and the recipe's settings that gives them"""
+
+
+_EVIDENCE: dict[Callable[..., Recipe], Evidence] = {}
+
+
+def recipe(**facts: Any) -> Callable[[Callable[P, Recipe]], Callable[P, Recipe]]:
+    """Registers a function that returns a complete Recipe under its own name; ``facts`` are fields of `Evidence`."""
+
+    def decorate(function: Callable[P, Recipe]) -> Callable[P, Recipe]:
+        _EVIDENCE[function] = Evidence(**facts)
+        return RECIPES.add(function.__name__, function)
+
+    return decorate
+
+
+def evidence(name: str) -> Evidence:
+    """What is known of the recipe of that name. UserError where there is none."""
+    return _EVIDENCE[RECIPES[name]]
+
+
+def summary(name: str) -> str:
+    """The first sentence of its docstring."""
+    return (inspect.getdoc(RECIPES[name]) or "").partition("\n")[0].replace("`", "").rstrip(".")
+
+
+def arguments(name: str) -> list[str]:
+    """What may be given in parentheses, with defaults, as Python writes them."""
+    given = inspect.signature(RECIPES[name]).parameters.values()
+    return [f"{a.name}={a.default}" if a.default not in (None, "") else a.name for a in given if a.name != "like"]
+
+
+def usual_model(name: str) -> str:
+    """The model that a recipe is shown for when nothing is said, e.g. `B/16`."""
+    argument = inspect.signature(RECIPES[name]).parameters.get("model")
+    return (evidence(name).model or "Ti/16") if argument is None else str(argument.default)
+
+
+def architecture(name: str, model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a ViTConfig that the paper's models have and the size's name does not say.
+
+    Args:
+        name: of the recipe.
+        model: the ViT, e.g. `B/16`.
+        settings: of the recipe, as given.
+    """
+    known = evidence(name).architecture or {}
+    return known(model, settings) if callable(known) else dict(known)
+
+
+def settings_of(function: Callable[..., Recipe]) -> dict[str, Any]:
+    """name -> type of what may be given in the parentheses: the function's arguments but another recipe."""
+    hints = typing.get_type_hints(function)
+    return {name: kind for name, kind in hints.items() if name not in ("return", "like")}
+
+
+def split_recipe(text: str) -> tuple[str, dict[str, Any]]:
+    """The recipe's name and its settings.
+
+    Raises:
+        UserError: there is no such recipe or setting, naming the nearest, or a value is of another type.
+    """
+    form = split_form(text)
+    if form is None:
+        raise UserError(f"'{text}' is not a recipe. Write its name, as in 'deit' or 'augreg(level=light1)'.")
+    name, inside = form
+    return name, read_settings(name, "recipe", inside, settings_of(RECIPES[name]))
+
+
+def parse_recipe(text: str, **known: Any) -> Recipe:
+    """The recipe that a short form names.
+
+    Args:
+        text: `NAME` or `NAME(SETTINGS)`.
+        known: arguments, such as `model`, for the functions that have them, where the text gives no other; a model of
+            None is one without a name.
+
+    Raises:
+        UserError: as `split_recipe`, or as the recipe's function.
+    """
+    name, settings = split_recipe(text)
+    function = RECIPES[name]
+    taken = inspect.signature(function).parameters
+    if "model" in taken and "model" in known and known["model"] is None and "model" not in settings:
+        raise UserError(f"The recipe {name!r} depends on the model: say which, as in {name}(model=S/16).")
+    return function(**{key: value for key, value in known.items() if key in taken} | settings)

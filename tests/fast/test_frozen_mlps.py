@@ -1,0 +1,189 @@
+"""Frozen parts: gradients of what is trained are those of plain PyTorch, and less is kept for backward."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods import fast
+from vitmods.util.errors import UserError
+
+
+def build(what, changes="", **overrides):
+    torch.manual_seed(0)
+    model = vm.vit("mu3/4", img_size=16, num_classes=3, **overrides)
+    model = vm.apply(model, *vm.parse_changes(changes)) if changes else model
+    vm.train_only(model, what)
+    return model
+
+
+@contextmanager
+def counting(model):
+    """Bytes of each storage that autograd keeps, the parameters' own left out."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept, alive = {}, []
+
+    def pack(t):
+        if t.untyped_storage().data_ptr() not in own:
+            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            alive.append(t.untyped_storage())  # a freed address could be given out twice
+        return t.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        yield kept
+
+
+def step(model, images, settings, autocast=False):
+    """Outputs and all gradients, and the bytes kept for backward."""
+    fast.recompute(model, "recompute" in settings)
+    fast.recompute_frozen_mlps(model, "frozen" in settings)
+    torch.manual_seed(1)
+    with counting(model) as kept, torch.autocast("cpu", torch.bfloat16, autocast):
+        out = model(images)
+    model.zero_grad()
+    out.float().square().sum().backward()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {"output": out.detach(), **grads}, sum(kept.values())
+
+
+@pytest.mark.parametrize("pool", ["token", "avg"])
+@pytest.mark.parametrize("changes", ["", "rms", "layerscale", "placement(attn=pre+post,mlp=pre)"])
+@pytest.mark.parametrize("what", ["attention", "attention+norms"])
+def test_gradients_are_those_of_plain_pytorch(what, changes, pool):
+    """In float64, where a change of the order of sums shows in the last digits only."""
+    model = build(what, changes, pool=pool).double()
+    images = torch.randn(5, 3, 16, 16, dtype=torch.float64)
+    plain, plain_bytes = step(model, images, ())
+    assert plain.keys() - {"output"} == {name for name, p in model.named_parameters() if p.requires_grad}
+    for settings in (("recompute",), ("frozen",), ("recompute", "frozen")):
+        found, found_bytes = step(model, images, settings)
+        assert found.keys() == plain.keys()
+        for name, value in plain.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-12 * float(value.abs().max()))
+        assert found_bytes < plain_bytes
+
+
+@pytest.mark.parametrize("changes", ["", "rms"])
+def test_autocast(changes):
+    model, images = build("attention", changes), torch.randn(2, 3, 16, 16)
+    plain = step(model, images, (), autocast=True)[0]
+    for name, value in step(model, images, ("recompute", "frozen"), autocast=True)[0].items():
+        assert value.dtype == plain[name].dtype
+        torch.testing.assert_close(value, plain[name], atol=0.03 * float(plain[name].abs().max()), rtol=0)
+
+
+def test_what_is_kept():
+    """Of full training: in plain PyTorch, recompute, and with the frozen MLPs run again."""
+    images = torch.randn(2, 3, 32, 32)
+    model = vm.vit("mu8/4", img_size=32)
+    everything = step_bytes(model, images)
+    vm.train_only(model, "attention")
+    plain = step_bytes(model, images)
+    fast.recompute(model)
+    recompute = step_bytes(model, images)
+    fast.recompute_frozen_mlps(model)
+    least = step_bytes(model, images)
+    assert plain / everything < 0.72
+    assert recompute / everything < 0.66
+    assert least / everything < 0.43
+
+
+def step_bytes(model, images):
+    with counting(model) as kept:
+        model(images)
+    return sum(kept.values())
+
+
+def test_nothing_is_computed_below_the_lowest_trained_parameter():
+    model = build("head")
+    fast.recompute(model)
+    seen = []
+    for block in model.blocks:
+        block.register_full_backward_hook(lambda *_: seen.append(1))
+    features = []
+    model.norm.register_forward_hook(lambda module, given, out: features.append(out.requires_grad))
+    model(torch.randn(2, 3, 16, 16)).sum().backward()
+    assert features == [False]
+    assert not seen
+    assert model.head.weight.grad is not None
+
+
+def test_a_first_block_without_trained_positions_asks_for_no_gradient_of_its_input():
+    model = build(lambda role: role in ("attention", "ffn", "head"))
+    images = torch.randn(2, 3, 16, 16)
+    grads = []
+    for recompute in (False, True):
+        fast.recompute(model, recompute)
+        model.zero_grad()
+        model(images).square().sum().backward()
+        grads.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    assert grads[0].keys() == grads[1].keys()
+    assert all(torch.equal(grads[0][name], grads[1][name]) for name in grads[0])
+
+
+def test_recomputing_needs_a_frozen_mlp_that_can_be_run_again():
+    with pytest.raises(UserError, match="No MLP of this model is frozen"):
+        fast.recompute_frozen_mlps(build("all"))
+    with pytest.raises(UserError, match="can be run again"):
+        fast.recompute_frozen_mlps(build("attention", "norm(kind=scale)"))
+
+
+def test_what_is_trained_again_is_no_longer_recomputed():
+    model, images = build("attention"), torch.randn(2, 3, 16, 16)
+    fast.recompute_frozen_mlps(model)
+    vm.train_only(model, "all")
+    model(images).square().sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_the_last_blocks_may_keep_theirs():
+    model, images = build("attention", pool="avg"), torch.randn(2, 3, 16, 16)
+    kept = []
+    for last in (0, 1, 2):
+        fast.recompute_frozen_mlps(model, keep_last=last)
+        kept.append(step_bytes(model, images))
+    assert kept[0] <= kept[1] < kept[2]  # the very last block reads the mean of its hidden layer in any case
+    with pytest.raises(UserError, match="from 0 to 2, not 3"):
+        fast.recompute_frozen_mlps(model, keep_last=3)
+
+
+def test_the_setting_survives_changes():
+    model = build("attention")
+    fast.recompute_frozen_mlps(model, keep_last=1)
+    changed = vm.apply(model, vm.DualPatchNorm())
+    assert (changed.forms.recompute_frozen_mlps, changed.forms.keep_last) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("what", "settings", "channels"),
+    [
+        ("all", (), 16),  # input of each norm, its output, q k v, heads; its input and output, the MLP's two of four
+        ("attention", (), 11),  # without the second norm's output and the GELU's
+        ("attention", ("recompute",), 10),  # without the first norm's output
+        ("attention", ("recompute", "recompute_frozen_mlps"), 6),  # input, q k v, heads, input of the MLP
+        ("head", (), 0),
+    ],
+)
+def test_floats_that_a_block_keeps_for_each_channel_and_token(what, settings, channels):
+    """Exactly, but for a few numbers a token (statistics of norms and of the softmax)."""
+    kept = []
+    for depth in (2, 3):
+        model = vm.vit("Ti/4", img_size=32, depth=depth, pool="avg", embed_dim=96, num_heads=2, mlp_dim=384)
+        vm.train_only(model, what)
+        for setting in settings:
+            getattr(fast, setting)(model)
+        kept.append(step_bytes(model, torch.randn(2, 3, 32, 32)))
+    each = (kept[1] - kept[0]) / (4 * 2 * 65 * 96)
+    assert channels <= each < channels + 0.11
+
+
+def test_parallel_branches():
+    model = build("attention", "parallel", depth=4).double()
+    images = torch.randn(3, 3, 16, 16, dtype=torch.float64)
+    plain, plain_bytes = step(model, images, ())
+    found, found_bytes = step(model, images, ("recompute", "frozen"))
+    for name, value in plain.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-10 * float(value.abs().max()))
+    assert found_bytes < plain_bytes
+    assert sum(name.endswith("qkv.weight") for name in plain) == 4  # two branches in each of two blocks

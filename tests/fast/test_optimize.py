@@ -1,0 +1,218 @@
+"""Folded and packed models compute the same, for every change and norm, and keep to what they promise."""
+
+import copy
+import pickle
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import vitmods as vm
+from vitmods.fast.packed import PackedLinear
+from vitmods.model.slots import NormConfig, StemConfig
+from vitmods.util.errors import UserError
+
+ARMS = {
+    "plain": "",
+    "dpn": "dpn",
+    "layerscale": "layerscale",
+    "normformer": "normformer",
+    "subln": "subln",
+    "post": "placement(attn=post,mlp=pre+post)",
+    "rms": "rms",
+    "parallel": "parallel(branches=3)",
+    "parallel, much to fold": "layerscale+normformer+batchnorm+parallel(branches=3)",
+    "dtn": "dtn(blocks=2)",
+    "gpsa": "gpsa(blocks=2)",
+    **{kind: f"norm(kind={kind})" for kind in ("scale", "batch", "instance", "group", "power", "switchable")},
+    "layerscale on normformer": "normformer+layerscale",
+    "layerscale on post": "placement(attn=post,mlp=post)+layerscale",
+}
+
+
+@torch.no_grad()
+def trained(model: nn.Module) -> nn.Module:
+    """Weights, and statistics of norms, as after training: nothing is 0 or 1."""
+    torch.manual_seed(3)
+    for name, p in model.named_parameters():
+        small = p.ndim == 1 or "token" in name or name == "pos_embed"
+        nn.init.normal_(p, 1 if "norm" in name and name.endswith("weight") else 0, 0.3) if small else None
+    for name, buffer in model.named_buffers():
+        if "running" in name:
+            buffer.copy_(torch.rand_like(buffer) + 0.5)
+    return model.eval()
+
+
+def small(arm: str = "", **fields: object) -> vm.ViT:
+    base = vm.vit("mu3/4", **{"img_size": 16, "num_classes": 5, **fields})
+    return trained(vm.apply(base, *vm.parse_changes(arm)) if arm else base)
+
+
+def random_images(model: vm.ViT, count: int = 3) -> torch.Tensor:
+    p = next(model.parameters())
+    return torch.randn(count, 3, *model.vit_config.img_size, generator=torch.Generator().manual_seed(1)).to(p)
+
+
+@torch.no_grad()
+def moved(old: nn.Module, new: nn.Module) -> float:
+    x = random_images(old)
+    a, b = old(x).double(), new(x).double()
+    return float((a - b).abs().max() / a.abs().max())
+
+
+@pytest.mark.parametrize("arm", ARMS.values(), ids=ARMS)
+def test_outputs_and_features_stay(arm):
+    model = small(arm)
+    new = vm.optimize_for_inference(model)
+    assert moved(model, new) <= 1e-5
+    x = random_images(model)
+    with torch.no_grad():
+        torch.testing.assert_close(new.forward_features(x), model.forward_features(x), rtol=1e-4, atol=1e-4)
+    assert not any(p.requires_grad for p in new.parameters())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pool": "avg", "norm_after_pool": True},
+        {"pool": "map", "class_token": False},
+        {"qkv_bias": False, "reg_tokens": 2},
+        {"head_scale": True, "layer_scale": 0.1},
+        {"num_classes": 0},
+        {"stem": StemConfig(bias=False, before=NormConfig())},
+        {"activation": "gelu_tanh", "representation": True, "pool": "none"},
+    ],
+    ids=str,
+)
+def test_other_configs(fields):
+    model = small(**fields)
+    assert moved(model, vm.optimize_for_inference(model)) <= 1e-5
+
+
+@pytest.mark.parametrize("arm", ["normformer", "subln", "norm(kind=batch)+layerscale", "dpn+layerscale"])
+def test_folding_is_exact_in_float64(arm):
+    model = small(arm).double()
+    assert moved(model, vm.optimize_for_inference(model)) <= 1e-13
+
+
+STEMS = ("hmlp", "hmlp-ln", "levit", "local", "stem(kind=linear,norm=batch,gelu=true)")
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_stems(stem):
+    model = small(stem, patch_size=8)
+    new = vm.optimize_for_inference(model)
+    assert moved(model, new) <= 1e-5
+    assert not any("running" in name for name, _ in new.named_buffers())
+    assert moved(model.double(), vm.optimize_for_inference(model)) <= 1e-13
+
+
+def test_what_is_folded_is_gone():
+    new = vm.optimize_for_inference(small("dpn+layerscale"))
+    left = [name for name, _ in new.named_parameters() if any(part in name for part in (".norm1", ".norm2", ".ls"))]
+    assert left == []
+    assert new.vit_config.layer_scale is None
+    assert not new.vit_config.stem.before.affine
+    batch = vm.optimize_for_inference(small("norm(kind=batch)"))
+    assert all(isinstance(block.norm1, nn.Identity) for block in batch.blocks)
+
+
+@pytest.mark.parametrize(
+    ("arm", "width", "packed"),
+    [("parallel", 64, False), ("parallel", 256, True), ("normformer+parallel", 64, True), ("dpn", 64, True)],
+)
+def test_narrow_parallel_branches_stay_together(arm, width, packed):
+    """Packed they would be computed one by one, which takes three times as long where calls are all the time."""
+    model = small(arm, depth=2, embed_dim=width, num_heads=4)
+    new = vm.optimize_for_inference(model)
+    assert any(isinstance(m, PackedLinear) for m in new.blocks.modules()) == packed
+    assert isinstance(new.head, PackedLinear)
+    assert moved(model, new) <= 1e-5
+
+
+def test_the_model_that_is_given_stays():
+    model = small("dpn+layerscale").train()
+    before = copy.deepcopy(model.state_dict())
+    vm.optimize_for_inference(model)
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_takes_a_timm_model():
+    theirs = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, init_values=0.1, num_classes=7).eval()
+    new = vm.optimize_for_inference(theirs)
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(new(x), theirs(x), rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_stays_close():
+    model = small("layerscale")
+    half = vm.optimize_for_inference(model, dtype=torch.bfloat16)
+    assert half.head.weight.dtype == torch.bfloat16
+    with torch.inference_mode():
+        out = half(random_images(half)).float()
+    assert (out - model(random_images(model))).abs().max() < 0.1 * model(random_images(model)).abs().max()
+
+
+def test_meta_models_are_refused():
+    with torch.device("meta"):
+        model = vm.vit("mu2/4", img_size=8)
+    with pytest.raises(UserError, match="meta"):
+        vm.optimize_for_inference(model)
+
+
+def test_works_compiled_pickled_copied_and_with_autograd():
+    model = small("dpn")
+    new = vm.optimize_for_inference(model)
+    x = random_images(model)
+    expected = model(x)
+    torch._dynamo.reset()
+    for same in (
+        torch.compile(new, fullgraph=True, backend="eager"),
+        pickle.loads(pickle.dumps(new)),
+        copy.deepcopy(new),
+    ):
+        with torch.no_grad():
+            torch.testing.assert_close(same(x), expected, rtol=1e-4, atol=1e-5)
+    images = x.clone().requires_grad_()
+    new(images).sum().backward()
+    reference = x.clone().requires_grad_()
+    model(reference).sum().backward()
+    torch.testing.assert_close(images.grad, reference.grad, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("gelu", [None, "none", "tanh"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_linear(gelu, dtype):
+    linear = nn.Linear(24, 40).to(dtype)
+    packed = PackedLinear.of(linear, gelu)
+    x = torch.randn(2, 5, 24, dtype=dtype)
+
+    def expected() -> torch.Tensor:
+        y = linear(x)
+        return y if gelu is None else nn.functional.gelu(y, approximate=gelu)
+
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    with torch.inference_mode():
+        torch.testing.assert_close(packed(x), expected(), **tolerance)
+    with torch.no_grad():
+        linear.weight.mul_(2)
+    with torch.inference_mode():
+        torch.testing.assert_close(packed(x), expected(), **tolerance)
+        wrong = pytest.raises(RuntimeError)
+        with wrong:
+            packed(x[..., :7])
+
+
+def test_a_replaced_weight_is_seen():
+    packed = PackedLinear.of(nn.Linear(4, 4))
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        packed(x)
+        packed.load_state_dict({"weight": torch.eye(4), "bias": torch.zeros(4)})
+        torch.testing.assert_close(packed(x), x)
+        packed.weight = nn.Parameter(2 * torch.eye(4))
+        packed.bias.zero_()
+        torch.testing.assert_close(packed(x), 2 * x)

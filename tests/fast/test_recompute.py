@@ -1,0 +1,94 @@
+"""Recompute: the plain model's outputs and gradients bit for bit, with fewer bytes kept for backward."""
+
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods import fast
+from vitmods.util.errors import UserError
+
+CASES = ["", "rms", "dpn", "layerscale", "normformer", "subln", "placement(attn=pre+post,mlp=pre)"]
+
+
+def step(model, images, recompute, autocast=False):
+    """Outputs, gradients of the images and all parameters, and the bytes kept for backward (parameters apart)."""
+    fast.recompute(model, recompute)
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = {}
+
+    def pack(t):
+        if t.untyped_storage().data_ptr() not in own:
+            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    images = images.clone().requires_grad_()
+    torch.manual_seed(1)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), torch.autocast("cpu", torch.bfloat16, autocast):
+        out = model(images)
+    grads = torch.autograd.grad(out.float().square().sum(), [images, *model.parameters()])
+    return [out.detach(), *grads], sum(kept.values())
+
+
+def build(changes, **overrides):
+    torch.manual_seed(0)
+    model = vm.vit("Ti4/4", img_size=16, num_classes=3, **overrides)
+    return vm.apply(model, *vm.parse_changes(changes)) if changes else model
+
+
+@pytest.mark.parametrize("pool", ["token", "avg"])
+@pytest.mark.parametrize("changes", CASES)
+def test_gradients_are_bitwise_equal_and_fewer_bytes_are_kept(changes, pool):
+    model = build(changes, pool=pool)
+    images = torch.randn(2, 3, 16, 16)
+    plain, plain_bytes = step(model, images, recompute=False)
+    recompute, recompute_bytes = step(model, images, recompute=True)
+    assert all(torch.equal(a, b) for a, b in zip(plain, recompute, strict=True))
+    assert recompute_bytes < plain_bytes
+
+
+def test_a_plain_vit_keeps_at_most_0_65_of_its_bytes():
+    model = build("", depth=6, pool="avg")
+    images = torch.randn(2, 3, 16, 16)
+    assert step(model, images, recompute=True)[1] <= 0.65 * step(model, images, recompute=False)[1]
+
+
+def test_stochastic_depth_and_dropout_go_with_it():
+    model = build("", drop_path=0.5, proj_drop=0.2)
+    images = torch.randn(4, 3, 16, 16)
+    plain, recompute = (step(model, images, recompute=recompute)[0] for recompute in (False, True))
+    assert all(torch.equal(a, b) for a, b in zip(plain, recompute, strict=True))
+
+
+@pytest.mark.parametrize("changes", ["", "rms"])
+def test_autocast(changes):
+    """bfloat16 linear layers, float32 norms: as close to the plain model as bfloat16 allows."""
+    model = build(changes)
+    images = torch.randn(2, 3, 16, 16)
+    plain, recompute = (step(model, images, recompute=recompute, autocast=True)[0] for recompute in (False, True))
+    for a, b in zip(plain, recompute, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, atol=0.02 * float(a.abs().max()), rtol=0)
+
+
+def test_evaluation_without_gradients_is_the_plain_one():
+    model = build("")
+    images = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        plain = model(images)
+        fast.recompute(model)
+        assert torch.equal(model(images), plain)
+
+
+def test_the_setting_survives_changes():
+    model = build("")
+    fast.recompute(model)
+    assert vm.apply(model, vm.DualPatchNorm()).forms.recompute
+
+
+def test_it_says_where_it_cannot_help():
+    model = vm.apply(build(""), vm.Placement(attn="post", mlp="post"))
+    with pytest.raises(UserError, match="recompute"):
+        fast.recompute(model)
+    fast.recompute(model, False)
+    with pytest.raises(UserError, match="no vitmods ViT"):
+        fast.recompute(torch.nn.Linear(1, 1))

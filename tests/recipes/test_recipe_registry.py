@@ -1,0 +1,99 @@
+"""What is known of recipes: what `vitmods recipes` shows, commands that exist, models that can be built."""
+
+import re
+import shlex
+
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods.cli import main
+from vitmods.recipes import RECIPES, a2, augreg, deit, evidence, finetune, plain
+from vitmods.recipes.registry import architecture, arguments, parse_recipe, settings_of, summary, usual_model
+from vitmods.util.errors import UserError
+
+PUBLISHED = [name for name in RECIPES if evidence(name).paper]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_says_what_for_and_what_to_expect(name):
+    known = evidence(name)
+    assert known.data
+    assert known.expected
+    assert 0 < len(summary(name)) <= 120
+    assert [argument.partition("=")[0] for argument in arguments(name)] == list(settings_of(RECIPES[name]))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_papers_recipe_names_the_paper_and_a_command_that_exists(name, capsys):
+    known = evidence(name)
+    assert re.search(r"arXiv:\d{4}\.\d{5}", known.paper)
+    program, command, *words = shlex.split(known.command)
+    assert program == "vitmods"
+    assert main([command, "--help"]) == 0
+    options = set(re.findall(r"--[a-z][\w-]*", capsys.readouterr().out))
+    assert {word for word in words if word.startswith("--")} <= options
+    assert isinstance(parse_recipe(words[words.index("--recipe") + 1]), vm.Recipe)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_model_of_a_recipe_can_be_built(name):
+    model = usual_model(name)
+    config = vm.ViTConfig.from_name(model, img_size=224, **architecture(name, model, {}))
+    assert config.pool == ("avg" if name in ("augreg_21k", "better_plain") else "token")
+    assert config.representation == (name in ("augreg", "better_plain", "sun397"))
+
+
+def test_models_of_settings_and_sizes_that_differ():
+    assert "representation" not in architecture("augreg", "S/32", {})
+    assert architecture("a2", "B/16", {"layerscale": True}) == {"layer_scale": 1e-4}
+    assert architecture("deit", "S/16", {}) == {}
+    assert [usual_model(name) for name in ("augreg", "better_plain", "small_data")] == ["B/16", "S/16", "Ti/16"]
+
+
+def test_model_settings_reach_the_model():
+    torch.manual_seed(0)
+    settings = {**architecture("augreg", "mu2/8", {}), **augreg(level="light1").model.to_config()}
+    model = vm.vit("mu2/8", img_size=16, num_classes=5, **settings)
+    assert model.head.bias.tolist() == pytest.approx([-6.9] * 5)
+    assert not model.head.weight.any()
+    assert model.vit_config.drop_path == 0.1
+    assert model.pre_logits is not None
+
+
+def test_recipes_as_the_shell_writes_them():
+    assert parse_recipe("deit") == deit()
+    assert parse_recipe(" a2( layerscale = true, model=S/16 ) ") == a2(True, "S/16")
+    assert parse_recipe("a2(layerscale)") == a2(True)
+    assert parse_recipe("augreg(level=light1,epochs=30,warmup_epochs=2.5)") == augreg(
+        "light1", epochs=30, warmup_epochs=2.5
+    )
+    assert parse_recipe("a2", model="S/16") == a2(model="S/16")
+    assert parse_recipe("a2(model=L/16)", model="S/16") == a2(model="L/16")
+    assert parse_recipe("deit", model="S/16", like=plain()) == deit()
+    for name in ("finetune", "finetune_sgd"):
+        assert parse_recipe(name, like=plain()).augment.crop == "none"
+    assert parse_recipe("finetune(epochs=3)", like=plain()) == finetune(plain(), 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("diet", "no recipe 'diet'. Did you mean 'deit'"),
+        ("deit(", "not a recipe"),
+        ("a2(layerscal=true)", "no setting 'layerscal'. Did you mean 'layerscale'"),
+        ("a2(layerscale=maybe)", "true or false"),
+        ("deit(epochs=many)", "a number"),
+        ("deit(epochs=2,epochs=3)", "given twice"),
+        ("finetune(like=plain)", "no setting 'like'"),
+    ],
+)
+def test_recipes_that_cannot_be_read(text, words):
+    with pytest.raises(UserError, match=words):
+        parse_recipe(text)
+
+
+def test_a_model_without_a_name_must_be_reported():
+    with pytest.raises(UserError, match=r"say which, as in a2\(model=S/16\)"):
+        parse_recipe("a2", model=None)
+    assert parse_recipe("a2(model=S/16)", model=None) == a2(model="S/16")
