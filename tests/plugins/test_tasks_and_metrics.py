@@ -1,7 +1,6 @@
 """A task and a metric, each in one file outside the package, on the package's own loop, study and report."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,16 +16,14 @@ from vitmods.tasks import TASKS
 from vitmods.train import Interrupted, RunOptions, TrialRun, train_trial
 from vitmods.train.optim import parameter_groups
 from vitmods.util.errors import UserError
-from vitmods.util.registry import load_plugins
 
-HERE = Path(__file__).parent
 RECIPE = Recipe().with_(epochs=2, batch_size=32, crop="none", flip=0.0, lr=1e-2)
 CPU = RunOptions("cpu", progress=False, tensorboard=False)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def plugins():
-    load_plugins([str(HERE / "brightness.py"), str(HERE / "confidence.py")])
+def plugins(load):
+    load("brightness", "confidence")
 
 
 def wrapped(seed=0):

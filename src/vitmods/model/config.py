@@ -10,6 +10,8 @@ from vitmods.model.names import MODELS, SIZES, parse_name
 from vitmods.model.slots import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig, check_types
 from vitmods.util.errors import UserError, nearest
 
+__all__ = ["BranchConfig", "FirstBlocks", "NormConfig", "PositionalConfig", "StemConfig", "ViTConfig"]
+
 
 @dataclass(frozen=True)
 class ViTConfig:
