@@ -2,8 +2,8 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, log_loss, recall_score, top_k_accuracy_score
 
-from vitmods.evals.accuracy import accuracy
 from vitmods.data.batch import Batch
+from vitmods.evals.accuracy import accuracy
 from vitmods.tasks import Classification
 
 

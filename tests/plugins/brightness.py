@@ -56,7 +56,10 @@ class Brightness(Task):
 
     def evaluate(self, model, batches):
         errors = torch.cat([(model(b.images) - b.images.mean(dim=(1, 2, 3))).abs().detach() for b in batches])
-        return Measured({"brightness_error": errors.mean().item(), "loss": errors.mean().item()}, {"brightness_error": errors.numpy()})
+        return Measured(
+            {"brightness_error": errors.mean().item(), "loss": errors.mean().item()},
+            {"brightness_error": errors.numpy()},
+        )
 
     def synthetic(self, count, shape, classes, recipe):
         return Batch(noise(count, shape), torch.zeros(count), torch.arange(count))

@@ -101,6 +101,8 @@ def test_large_models_are_timed_with_smaller_batches(monkeypatch):
     base = vit("mu/2", img_size=8, in_chans=1, num_classes=10)
     from vitmods.adapters.apply import apply
 
-    found = measure({"base": base, "dpn": apply(base, *parse_changes("dpn"))}, Classification(), plain(), CPU, budget_s=0.0)
+    found = measure(
+        {"base": base, "dpn": apply(base, *parse_changes("dpn"))}, Classification(), plain(), CPU, budget_s=0.0
+    )
     assert (found["base"]["train_batch"], found["base"]["infer_batch"]) == (1, 1)
     assert found["rounds"] == 3

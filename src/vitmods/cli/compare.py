@@ -67,8 +67,8 @@ class Compare:
     tune_on: str | None = None
     """the split that the values are chosen on: val"""
     metric: str | None = None
-    """what is compared: top1, balanced_accuracy, ece, nll, fewshot10, mean_corruption_error, ... (docs/tuning.md); None:
-    the task's own, top1 of classes and map of labels"""
+    """what is compared: top1, balanced_accuracy, ece, nll, fewshot10, mean_corruption_error, ... (docs/tuning.md);
+    None: the task's own, top1 of classes and map of labels"""
     margin: float | None = None
     """how much worse an arm may be and count as no worse; None: 0.5 points, or 0.01 where the metric is no fraction"""
     noise_floor: bool = False

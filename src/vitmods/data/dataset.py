@@ -30,8 +30,8 @@ Change = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Draw:
-    """What the random numbers of a training batch may depend on: seed, epoch, and the views (B,) as `data.repeats` numbers
-    them, `index` being the positions of their images in the split."""
+    """What the random numbers of a training batch may depend on: seed, epoch, and the views (B,) as `data.repeats`
+    numbers them, `index` being the positions of their images in the split."""
 
     seed: int
     epoch: int
@@ -54,8 +54,8 @@ class Split:
     """The images of one split, those that could be read; ids and labels (n,) are in the same order.
 
     label_sets: in the same order all classes that are right for an image, where that may be several; a prediction is
-    correct if it is among them. labels then has the one that the set gave before (ImageNet's, for ReaL). Where the set's
-    target is "labels", they are the labels of each image, and `labels` has the rarest of them (`data.multilabel`)."""
+    correct if it is among them. labels then has the one that the set gave before (ImageNet's, for ReaL). Where the
+    set's target is "labels", they are the labels of each image, and `labels` has the rarest of them (`data.multilabel`)."""
 
     name: str
     ids: tuple[str, ...]

@@ -96,8 +96,8 @@ def label_problems(sets: Sets, labels: tuple[str, ...]) -> list[str]:
     if any(0 < count < len(sets) for count in counts):
         return []
     return [
-        f"No label tells training images apart: all {len(sets)} have the same ({', '.join(labels[:_SHOWN])}). Give some "
-        "that other images lack; an image may also have none."
+        f"No label tells training images apart: all {len(sets)} have the same ({', '.join(labels[:_SHOWN])}). Give "
+        "some that other images lack; an image may also have none."
     ]
 
 
@@ -149,7 +149,7 @@ def _add(rows: _Rows, row: dict[str, str | None], line: int, folder: Path, known
     labels = {label.strip() for label in (row["labels"] or "").replace("|", ";").split(";")} - {""}
     split = _split_of((row.get("split") or "train").strip().lower())
     where = f"line {line}: {printable(name) or '(no file)'}"
-    if None in row:  # type: ignore[comparison-overlap]
+    if None in row:
         rows.wrong.append(f"{where} has more columns than the first line; labels are separated by ; and not by a comma")
     elif split is None:
         rows.wrong.append(f"{where} has the split {printable(str(row['split']))}, which is none of train, val and test")

@@ -86,6 +86,4 @@ def reliability(confidence: Floats, correct: NDArray[np.bool_], bin_of: NDArray[
     return rows
 
 
-PROTOCOLS.add(
-    "calibration", Protocol("calibration", "whether probabilities are what they say", METRICS, calibration)
-)
+PROTOCOLS.add("calibration", Protocol("calibration", "whether probabilities are what they say", METRICS, calibration))

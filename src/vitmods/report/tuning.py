@@ -8,12 +8,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vitmods.tasks.metrics import Metric
 from vitmods.report.figures import style
 from vitmods.report.svg import COLOUR, Inliner, figure
 from vitmods.stats.effects import scale_of
 from vitmods.study.tuning import show_value
 from vitmods.study.words import point_text, score
+from vitmods.tasks.metrics import Metric
 
 Tuning = Mapping[str, Any]
 GAP = 0.8  # between the groups of a grid of several fields, in steps of a point

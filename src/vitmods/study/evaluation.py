@@ -105,7 +105,7 @@ def evaluate_trial(
         result = ProtocolResult(found.metrics, per_image=found.per_image)
     if measure.name not in result.metrics:
         raise UserError(
-            f"The {protocol or task.name} evaluation gives no {measure.name} with these options; compare another metric."
+            f"The protocol {protocol or task.name} gives no {measure.name} with these options; compare another metric."
         )
     if result.per_image:
         scores = {"ids": np.array(dataset.splits[split].ids, dtype=str), **result.per_image}

@@ -13,6 +13,7 @@ from vitmods.util.errors import UserError
 if TYPE_CHECKING:
     from vitmods.tasks.metrics import Metric
 
+DEFAULT = "classification"  # the task where none is named
 PAPERS = Options()
 MARGINS = {"%": 0.5, "nats": 0.01, "": 0.01}
 """by the metric's unit; in points for shares"""

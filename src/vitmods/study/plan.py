@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vitmods.study.arms import BASE, Arm
-from vitmods.study.measure import Measure, measure_of
+from vitmods.study.measure import DEFAULT, Measure, measure_of
 from vitmods.study.tuning import AS_IS, UNTUNED, VAL, Grid, Point
 from vitmods.util.errors import UserError
 
@@ -111,7 +111,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.measure is None:
-            object.__setattr__(self, "measure", measure_of(self.fixed["task"]))
+            object.__setattr__(self, "measure", measure_of(self.fixed.get("task", DEFAULT)))
 
     @property
     def recipe(self) -> Recipe:
@@ -183,7 +183,7 @@ class Settings:
         seeds, noise_floor, margin = tuple(rest.pop("seeds")), rest.pop("noise_floor"), rest.pop("margin")
         grid = Grid.from_dict(rest.pop("tune", {}))
         rest.pop("tune_on", None)
-        measure = Measure.from_dict(rest.pop("metric"))
+        measure = Measure.from_dict(rest.pop("metric")) if "metric" in rest else measure_of(DEFAULT)
         return cls(rest, arms, seeds, noise_floor, margin, grid, measure)
 
 

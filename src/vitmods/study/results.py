@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitmods import __version__
-from vitmods.tasks.metrics import Metric
 from vitmods.evals.protocols import metric_named
 from vitmods.stats.effects import FRACTION, effects, noise_floor, scale_of
 from vitmods.study.arms import BASE
@@ -17,6 +16,7 @@ from vitmods.study.reading import Reading, TrialEnd
 from vitmods.study.selection import Selection, seen_before
 from vitmods.study.store import WARNINGS, StudyFolder, read_json, write_text
 from vitmods.study.tuning import VAL, Point, mean_of, show_value
+from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
 

@@ -19,7 +19,7 @@ from vitmods.util.errors import UserError
 
 
 def open_trial(folder: Path) -> Any:
-    """The model of a finished trial, with its task's modules. UserError where the folder holds none, or damaged weights."""
+    """The model of a finished trial, with its task's modules. UserError where there is none, or it is damaged."""
     if not ((folder / "config.json").exists() and (folder / "model.safetensors").exists()):
         raise UserError(
             f"{folder} holds no finished trial: it needs config.json and model.safetensors. Trials of a study lie in "

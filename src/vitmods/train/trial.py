@@ -218,7 +218,8 @@ def _check_model(model: nn.Module, recipe: Recipe) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}). Delete its folder to train again.") from error
 
@@ -236,7 +237,8 @@ def _config(model: nn.Module, ds: Images, recipe: Recipe, settings: dict[str, An
     described = json.loads(model_config.to_json()) if hasattr(model_config, "to_json") else type(model).__name__
     data = {key: value for key, value in ds.summary().items() if key in _IDENTIFIES_DATA}
     config = {"schema": 1, "arm": "base", "changes": "", **settings, "model": described, "data": data}
-    return json.loads(json.dumps({**config, "recipe": recipe.to_dict()}, allow_nan=False))
+    plain: dict[str, Any] = json.loads(json.dumps({**config, "recipe": recipe.to_dict()}, allow_nan=False))
+    return plain
 
 
 def _environment(how: RunOptions) -> dict[str, Any]:
