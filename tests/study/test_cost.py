@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+from vitmods.analysis.timing import Ratio, interleave, peak_bytes
 from vitmods.changes import parse_changes
 from vitmods.model.flops import count_macs
 from vitmods.model.vit import vit
 from vitmods.recipes import plain
-from vitmods.study.cost import Ratio, interleave, measure
-from vitmods.study.memory import peak_bytes
+from vitmods.study.cost import measure
 from vitmods.tasks import Classification
 
 CPU = torch.device("cpu")

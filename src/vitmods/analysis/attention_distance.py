@@ -92,12 +92,12 @@ def kernel_distance(model: nn.Module, unit: Unit = "patches") -> dict[str, Tenso
 
 def _has_kernel(module: nn.Module) -> bool:
     if isinstance(module, DynamicTokenNorm):
-        return module.trade_off != 1
+        return module.mixing.trade_off != 1 and module.mixing.band is None
     return isinstance(module, GatedPositions)
 
 
 def _of_kernel(module: Any, grid: Grid, spacing: tuple[float, float]) -> Tensor:
-    pool = getattr(module, "pool", 1)
+    pool = module.mixing.pool if isinstance(module, DynamicTokenNorm) else 1
     grid, spacing = (grid[0] // pool, grid[1] // pool), (spacing[0] * pool, spacing[1] * pool)
     heads = zip(*module.kernels(grid), strict=True)
     return torch.stack([mean_distance(torch.kron(py, px), grid, spacing) for px, py in heads])

@@ -86,7 +86,8 @@ class Norm(Change):
             others = [other for other, about in known.items() if name in about.options]
             if name not in known[kind].options and others:
                 raise UserError(
-                    f"norm({name}=...) belongs to kind={' or '.join(others)}, and the kind here is {kind}: leave it out."
+                    f"norm({name}=...) belongs to kind={' or '.join(others)}, and the kind here is {kind}: leave it "
+                    "out."
                 )
         known[kind].check(True, given)
         if not exact and kind != "rms":

@@ -1,4 +1,4 @@
-"""Changes as the shell writes them: ``dpn``, ``placement(attn=post,mlp=pre+post)``, joined by +; and line-ups of them."""
+"""Changes as the shell writes them: ``dpn``, ``placement(attn=post,mlp=pre+post)``, joined by +; and line-ups."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class LineUp:
 
         kinds = [kind for kind in NORMS.values() if kind.lineup == self.name]
         exact = {"rms": "norm(kind=rms,exact=false)"}
-        return {kind.name: exact.get(kind.name, f"norm(kind={kind.name})") for kind in kinds} | dict(self.others)
+        return {kind.name: exact.get(kind.name, kind.shorts[0]) for kind in kinds} | dict(self.others)
 
 
 # Norms get the base's eps, DTN its own; the parameters are those of the released code: a gain for each channel in

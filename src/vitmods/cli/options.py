@@ -47,6 +47,8 @@ class DataOptions:
     """fraction of the images for validation, where there is no such split"""
     test_fraction: float = 0.2
     """fraction of the images for the test, where there is no such split"""
+    groups: str | None = None
+    """keep images of one kind in one split: "folder", "folder:2", "name:REGEX" or "file:CSV" (docs/data.md)"""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class MachineOptions:
     """threads that prepare images ahead, per trial"""
     checkpoint_minutes: float = 5.0
     """time between checkpoints of a trial"""
+    cache_dir: Path | None = None
+    """where decoded images are kept for all trials and later runs; None: the user's cache folder"""
     quiet: bool = False
     """no progress on the error stream"""
 
@@ -72,6 +76,7 @@ class Asked:
     task: str | None = None
     base: str | None = None
     model: str | None = None
+    task: str | None = None
     start: Annotated[str | None, tyro.conf.arg(name="from")] = None
     epochs: int | None = None
     warmup_epochs: float | None = None

@@ -10,17 +10,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.data.augment import erase, flip, normalize, pad_crop, resized_crops
+from vitmods.data.augment import erase, flip, mix, normalize, pad_crop, resized_crops
 from vitmods.data.batch import Batch
-from vitmods.data.boxes import Ints, crop_boxes, erase_boxes
+from vitmods.data.boxes import Ints, crop_boxes, erase_boxes, inception_boxes
 from vitmods.data.geometry import Geometry
-from vitmods.data.inception import inception_boxes
-from vitmods.data.mixing import mix
-from vitmods.data.prefetch import in_order
 from vitmods.data.randaugment import randaugment
-from vitmods.data.repeats import apart, positions, repeated
 from vitmods.data.rng import Stream, bits, permutation, uniform
+from vitmods.data.sampler import apart, positions, repeated
 from vitmods.data.store import Store
+from vitmods.data.threads import in_order
 from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
@@ -30,7 +28,7 @@ Change = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Draw:
-    """What the random numbers of a training batch may depend on: seed, epoch, and the views (B,) as `data.repeats`
+    """What the random numbers of a training batch may depend on: seed, epoch, and the views (B,) as `data.sampler`
     numbers them, `index` being the positions of their images in the split."""
 
     seed: int
@@ -55,7 +53,7 @@ class Split:
 
     label_sets: in the same order all classes that are right for an image, where that may be several; a prediction is
     correct if it is among them. labels then has the one that the set gave before (ImageNet's, for ReaL). Where the
-    set's target is "labels", they are the labels of each image, and `labels` has the rarest of them (`data.multilabel`)."""
+    set's target is "labels", they are the labels of each image, and `labels` has the rarest of them."""
 
     name: str
     ids: tuple[str, ...]
@@ -137,7 +135,7 @@ class ImageDataset:
     def _names(self, split: Split, i: int) -> str:
         """The class of an image, or all its labels."""
         if self.target == "class" or split.label_sets is None:
-            return self.classes[split.labels[i]]
+            return self.classes[int(split.labels[i])]
         return " + ".join(self.classes[label] for label in split.label_sets[i]) or "no label"
 
     def for_process(self, rank: int, world_size: int) -> Self:

@@ -15,6 +15,16 @@ Raw = Union[bytes, "Image", NDArray[np.generic]]
 """An image before it is read: the bytes of a file, an open PIL image, or an array (H, W) or (H, W, channels)."""
 
 SPLITS = ("train", "val", "test")
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+}
+"""What folders, shards and tables of a split are called."""
+ENDINGS = frozenset(
+    ".avif .bmp .dib .gif .ico .jfif .jp2 .jpe .jpeg .jpg .pbm .pcx .pgm .png .pnm .ppm .tga .tif .tiff .webp".split()  # noqa: SIM905
+)
+"""Of image files, in lower case."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +120,11 @@ class Source:
 
     class_map: where its classes are some of a larger set's that models are trained on (200 of ImageNet's 1,000), their
     positions there, in the order of `classes`. target: what it knows of each image: "class", or "labels", which its
-    label_sets then are. allow: which of ALLOWED is no more than a warning. broken: what has no
-    place among the records. verify: compares the files with their checksums and returns what is wrong.
+    label_sets then are. allow: which of ALLOWED is no more than a warning. broken: what has no place among the records.
+    verify: compares the files with their checksums and returns what is wrong. spec: set by `open_source`.
     """
 
     name: str
-    spec: str
     classes: tuple[str, ...]
     splits: dict[str, Records]
     warnings: list[str] = field(default_factory=list)
@@ -125,6 +134,7 @@ class Source:
     class_map: tuple[int, ...] | None = None
     allow: frozenset[str] = frozenset()
     target: str = "class"
+    spec: str = ""
 
 
 ALLOWED = {

@@ -8,6 +8,7 @@ import numpy as np
 
 from vitmods.data.dataset import Split
 from vitmods.data.geometry import LONGEST
+from vitmods.data.groups import keys_by
 from vitmods.data.multilabel import label_counts, label_problems
 from vitmods.data.records import SPLITS, Broken, Records, Source, printable
 
@@ -34,9 +35,9 @@ def facts(source: Source, records: dict[str, Records], splits: dict[str, Split],
     }
 
 
-def problems(source: Source, splits: dict[str, Split]) -> list[str]:
+def problems(source: Source, splits: dict[str, Split], groups: str | None = None) -> list[str]:
     """What makes a set unfit to train on (or to evaluate on, where it is for that only), apart from unreadable
-    images."""
+    images. groups: the rule for images that belong together."""
     if "train" not in splits:
         return [] if any(map(len, splits.values())) else ["There are no readable images."]
     found = []
@@ -63,7 +64,7 @@ def problems(source: Source, splits: dict[str, Split]) -> list[str]:
         found += [
             f"{text}: its numbers would flatter. Remove them from one of the two, or write "
             f"{_allowing(source, 'overlap')} to use them as they are."
-            for text in _repeats(splits)
+            for text in [*_repeats(splits), *(_torn_groups(splits, groups) if groups else [])]
         ]
     return found
 
@@ -201,6 +202,17 @@ def _repeats(splits: dict[str, Split]) -> list[str]:
         if same and name != "train":
             texts.append(f"{len(same)} images of {name} are also in train, byte for byte ({_listed(same, 3)})")
     return texts
+
+
+def _torn_groups(splits: dict[str, Split], rule: str) -> list[str]:
+    """Of val and test: how many of the groups are trained on too."""
+    trained = set(keys_by(rule, splits["train"].ids))
+    found = {name: trained & set(keys_by(rule, split.ids)) for name, split in splits.items() if name != "train"}
+    return [
+        f"{len(keys)} groups of {name} are also in train ({_listed(sorted(map(printable, keys)), 3)})"
+        for name, keys in found.items()
+        if keys
+    ]
 
 
 def _digests(split: Split) -> list[bytes]:

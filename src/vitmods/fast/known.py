@@ -21,7 +21,7 @@ from vitmods.layers import (
     RMSNorm,
 )
 from vitmods.layers.norms import GroupNorm, InstanceNorm
-from vitmods.layers.norms.contract import transformed
+from vitmods.ops.context import transformed
 
 _NAMES: dict[type[nn.Module], str] = {
     Block: "norm1 attn norm1_branch ls1 drop_path1 norm1_after norm2 mlp norm2_branch ls2 drop_path2 norm2_after",

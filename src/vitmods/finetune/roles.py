@@ -69,10 +69,19 @@ def _visit(module: nn.Module, prefix: str, role: str | None, found: dict[str, st
 
 
 def _role_of(module: nn.Module, name: str, inherited: str | None) -> str | None:
-    kind = next((role for role, pattern in _KINDS if re.search(pattern, type(module).__name__)), None)
+    kind = _registered(module) or next((r for r, pattern in _KINDS if re.search(pattern, type(module).__name__)), None)
     if kind == "norms":
         return kind
     return inherited or kind or _by_name(name)
+
+
+def _registered(module: nn.Module) -> str | None:
+    """The role of our own kinds of parts, and of those that a user has added."""
+    from vitmods.layers import MLPS, NORMS
+
+    if any(type(module) is kind.module for kind in NORMS.values()):
+        return "norms"
+    return "ffn" if type(module) in MLPS.values() else None
 
 
 def _by_name(name: str) -> str | None:

@@ -1,3 +1,4 @@
+from .answer import Answer as Answer
 from .arms import Arm as Arm
-from .result import StudyResult as StudyResult
+from .measure import Measure as Measure
 from .study import Study as Study

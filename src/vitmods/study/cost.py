@@ -1,51 +1,26 @@
-"""What each arm costs, as ratios to base, measured interleaved in one process.
-
-Shared machines are noisy, so a ratio is the median over rounds of arm / base, where each round times every arm once
-and rounds alternate their order. On a CPU one thread and the CPU clock are used: what neighbors do then moves a ratio
-by a percent or two, while wall time with all threads can be off by a factor. On a GPU its own events are used.
-"""
+"""What each arm costs, as ratios to base, measured interleaved in one process (`vitmods.analysis.timing`)."""
 
 from __future__ import annotations
 
 import copy
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from vitmods.analysis.timing import BLOCK_S, Ratio, Work, interleave, peak_bytes, quiet_threads, seconds_per_call
 from vitmods.data.batch import Batch
 from vitmods.model.flops import count_macs, count_params
 from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
-from vitmods.study.memory import peak_bytes
 from vitmods.tasks.base import Task
 from vitmods.train.optim import make_optimizer
 
-BLOCK_S = 0.1  # a timed block repeats its work until it lasts about this long
 CALL_S = 1.0  # batches are halved until one call takes at most about this long
 LARGE_BATCH = 64
-ROUNDS = (3, 15)
-Work = Callable[[], Any]
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """arm / base: median over rounds, and the middle half of the rounds."""
-
-    ratio: float
-    low: float
-    high: float
-
-    @classmethod
-    def of_rounds(cls, ratios: list[float]) -> Ratio:
-        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
-        return cls(middle, low, high)
 
 
 @dataclass
@@ -104,22 +79,6 @@ def measure(
         "clock": "CPU time" if device.type == "cpu" else "device events",
         "rounds": len(rounds["train_step"]),
     }
-
-
-def interleave(
-    kinds: Mapping[str, T], names: list[str], seconds: Callable[[T, str], float], budget_s: float
-) -> dict[str, list[dict[str, float]]]:
-    """kind -> one {model: seconds per call} a round. Every second round goes backwards, so that a drift cancels."""
-    rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
-    end = time.monotonic() + budget_s
-    least, most = ROUNDS
-    for number in range(most):
-        if number >= least and time.monotonic() > end:
-            break
-        order = names if number % 2 == 0 else names[::-1]
-        for kind, timed in kinds.items():
-            rounds[kind].append({name: seconds(timed, name) for name in order})
-    return rounds
 
 
 class _Bench:
@@ -206,7 +165,7 @@ class _Bench:
             model.train()
             with self._autocast():
                 loss, _ = task.loss(model, made)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             task.after_step(model, 1, 1)
             optimizer.zero_grad(set_to_none=True)
@@ -222,30 +181,3 @@ class _Bench:
                 model(images)
 
         return infer
-
-
-def seconds_per_call(call: Work, repeats: int, device: torch.device) -> float:
-    """On a CPU by its own clock; elsewhere by the wall clock, since an accelerator works on while the CPU waits."""
-    if device.type == "cpu":
-        start = time.process_time()
-        for _ in range(repeats):
-            call()
-        return (time.process_time() - start) / repeats
-    torch.accelerator.synchronize(device)
-    start = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    torch.accelerator.synchronize(device)
-    return (time.perf_counter() - start) / repeats
-
-
-@contextmanager
-def quiet_threads(device: torch.device) -> Iterator[None]:
-    """One thread on a CPU, where the CPU clock then is the time that the work takes."""
-    threads = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

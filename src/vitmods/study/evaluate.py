@@ -68,7 +68,7 @@ def evaluate(
     known = None if protocols is None else [PROTOCOLS[name] for name in protocols]
     each = [checkpoints] if isinstance(checkpoints, (str, Path)) else checkpoints
     if not each or known == []:
-        raise UserError("Name at least one checkpoint, a trial's folder for instance, and one protocol, or none.")
+        raise UserError("Name at least one checkpoint, a trial's folder for instance, and one protocol or none.")
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}.")
     everything = _with_images([_open(found, data) for source in each for found in seeds_in(str(source))], workers)

@@ -95,9 +95,16 @@ def evaluate_trial(
     fabric = make_fabric(device, recipe.precision)
     model, protocol = fabric.to_device(open_trial(folder)), measure.metric.protocol
     if protocol:
-        how = {"options": measure.options, "autocast": fabric.autocast}
-        sizes = {"split": split, "batch_size": recipe.part_size, "device": fabric.device}
-        result = run_protocols(model, dataset, [protocol], **sizes, **how)[protocol]
+        result = run_protocols(
+            model,
+            dataset,
+            [protocol],
+            split=split,
+            batch_size=recipe.part_size,
+            device=fabric.device,
+            options=measure.options,
+            autocast=fabric.autocast,
+        )[protocol]
     else:  # what the task's own evaluation alone gives
         batches = (batch.to(fabric.device) for batch in dataset.eval_batches(split, recipe.part_size))
         with fabric.autocast():
@@ -105,7 +112,8 @@ def evaluate_trial(
         result = ProtocolResult(found.metrics, per_image=found.per_image)
     if measure.name not in result.metrics:
         raise UserError(
-            f"The protocol {protocol or task.name} gives no {measure.name} with these options; compare another metric."
+            f"The {protocol or task.name} evaluation gives no {measure.name} with these options; compare another "
+            "metric."
         )
     if result.per_image:
         scores = {"ids": np.array(dataset.splits[split].ids, dtype=str), **result.per_image}

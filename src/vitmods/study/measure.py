@@ -13,7 +13,6 @@ from vitmods.util.errors import UserError
 if TYPE_CHECKING:
     from vitmods.tasks.metrics import Metric
 
-DEFAULT = "classification"  # the task where none is named
 PAPERS = Options()
 MARGINS = {"%": 0.5, "nats": 0.01, "": 0.01}
 """by the metric's unit; in points for shares"""
@@ -56,7 +55,8 @@ def make_measure(name: str, options: Options | None = None) -> Measure:
     Raises:
         UserError: there is no such metric, its protocol does not give it with these options, or has no such option.
     """
-    from vitmods.evals.protocols import PROTOCOLS, metric_named, options_for, unread
+    from vitmods.evals.base import PROTOCOLS
+    from vitmods.evals.protocols import metric_named, options_for, unread
 
     given, protocol = options or PAPERS, metric_named(name).protocol
     asked = options_for(name, given)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitmods.analysis.timing import peak_bytes
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import vit
 from vitmods.recipes import Recipe
-from vitmods.study.memory import peak_bytes
 from vitmods.tasks.base import DEFAULT, TASKS
 from vitmods.train.optim import Ema, clip_gradients, freeze, make_optimizer
 from vitmods.util.errors import UserError
@@ -95,7 +95,7 @@ class _Step:
         while computed < parts and (computed == 0 or self._now() - begin < STEP_S):
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16-mixed"):
                 loss, _ = self.task.loss(self.model, self.batch)
-            (loss / self.parts).backward()
+            (loss / self.parts).backward()  # type: ignore[no-untyped-call]
             computed += 1
         trained = self._now()
         if self.recipe.optimizer.clip_norm is not None:

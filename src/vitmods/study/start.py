@@ -12,7 +12,8 @@ import torch
 from vitmods.adapters import load, open_checkpoint
 from vitmods.finetune.delta import fingerprint
 from vitmods.model.config import ViTConfig
-from vitmods.model.vit import Resampling, ViT, vit
+from vitmods.model.sizes import Resampling
+from vitmods.model.vit import ViT, vit
 from vitmods.study.checkpoints import checkpoint_of
 from vitmods.train.trial import trained_model
 from vitmods.util.errors import UserError

@@ -16,31 +16,23 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT, vit
 from vitmods.recipes import Augment, Recipe
 from vitmods.study.arms import Arm
+from vitmods.study.defaults import Defaults
 from vitmods.study.evaluation import EvaluatedOnVal, evaluate_trial
-from vitmods.study.plan import Evaluation, Settings, Trial, Work
+from vitmods.study.plan import Evaluation, ImageOptions, Settings, Trial, Work
 from vitmods.study.start import Start
+from vitmods.study.state import read_trial
 from vitmods.study.store import WARNINGS, StudyFolder, read_json
 from vitmods.study.warnings import already_reported
 from vitmods.tasks.base import DEFAULT, TASKS, Task
 from vitmods.train import RunOptions, train_trial
+from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
 
 
-IMAGE_SETTINGS = (
-    "task",
-    "data",
-    "img_size",
-    "in_chans",
-    "split_seed",
-    "val_fraction",
-    "test_fraction",
-    "limit_train",
-    "limit_val",
-    "unreadable",
-)
+IMAGE_SETTINGS = ("task", "data", *ImageOptions.__annotations__)
 
 
 def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,12 +40,28 @@ def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
     return {name: fixed[name] for name in IMAGE_SETTINGS if name in fixed}
 
 
-def load_images(settings: Mapping[str, Any], augment: Augment, workers: int = 0) -> ImageDataset:
-    """The data set that image settings describe, augmented so. UserError lists what cannot be read."""
+def load_images(
+    settings: Mapping[str, Any], augment: Augment, workers: int = 0, cache_dir: str | None = None
+) -> ImageDataset:
+    """The data set that image settings describe, augmented so.
+
+    Raises:
+        UserError: images that cannot be read, all in one list; or a fraction for a split that is there already.
+    """
     options = image_settings(settings)
     task = TASKS[options.pop("task", DEFAULT)]
-    how = {"augment": augment, "workers": workers, "target": task.target, "joint": task.joint}
-    return data.load(options.pop("data"), **how, **options)
+    how: dict[str, Any] = {"workers": workers, "cache_dir": cache_dir, "target": task.target, "joint": task.joint}
+    dataset = data.load(options.pop("data"), augment=augment, **how, **options)
+    origin = dataset.summary()["split_origin"]
+    found = {"val": origin == "found" and "val" in dataset.splits, "test": not origin.startswith("made")}
+    for split, usual in (("val", Defaults.val_fraction), ("test", Defaults.test_fraction)):
+        fraction = settings.get(f"{split}_fraction", usual)
+        if found[split] and fraction != usual:
+            raise UserError(
+                f"{split}_fraction={fraction:g} cannot apply: these images come with splits of their own "
+                f"({', '.join(dataset.splits)}). Leave --{split}-fraction out, or give images that are not split yet."
+            )
+    return dataset
 
 
 def base_config(settings: Settings, num_classes: int) -> ViTConfig:
@@ -104,8 +112,8 @@ def with_modules(backbone: ViT, task: Task, seed: int) -> Any:
 class TrialRunner:
     """Runs trials of one study, one after the other; the images are read once.
 
-    device, data_workers, checkpoint_minutes, progress, recompute and checkpointing decide how a trial is run, never
-    what comes out.
+    device, data_workers, checkpoint_minutes, progress, recompute, checkpointing and cache_dir decide how a trial is
+    run, never what comes out.
     """
 
     def __init__(
@@ -118,9 +126,10 @@ class TrialRunner:
         progress: bool = False,
         recompute: bool = False,
         checkpointing: bool = False,
+        cache_dir: str | None = None,
     ):
         self.folder, self.settings = folder, settings
-        self._data_workers = data_workers
+        self._data_workers, self._cache_dir = data_workers, cache_dir
         self.how = RunOptions(
             device,
             checkpoint_every_minutes=checkpoint_minutes,
@@ -133,7 +142,8 @@ class TrialRunner:
     def dataset(self, recipe: Recipe) -> ImageDataset:
         """The images as a recipe prepares them; recipes of the same augmentation share them."""
         if recipe.augment not in self._datasets:
-            self._datasets[recipe.augment] = load_images(self.settings.fixed, recipe.augment, self._data_workers)
+            how = (self._data_workers, self._cache_dir)
+            self._datasets[recipe.augment] = load_images(self.settings.fixed, recipe.augment, *how)
         return self._datasets[recipe.augment]
 
     def __call__(self, work: Work) -> None:
@@ -143,7 +153,7 @@ class TrialRunner:
             return
         self._train(work)
         split = self.settings.evaluated_on(self.dataset(self.settings.recipe).eval_split)
-        if not self.folder.is_done(work, split, self.settings.measure):
+        if not read_trial(self.folder, work, split, self.settings.measure).ended:
             self._evaluate_trial(work, split)
 
     def _evaluate_trial(self, trial: Trial, split: str) -> None:

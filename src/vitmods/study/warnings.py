@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,17 +17,16 @@ if TYPE_CHECKING:
     from vitmods.recipes import Recipe
 
 
-def study_warnings(models: Mapping[str, ViT], recipes: Mapping[str, Recipe], dataset: ImageDataset) -> list[str]:
+def study_warnings(arms: Iterable[tuple[str, ViT, Recipe]], dataset: ImageDataset) -> list[str]:
     """A sentence for each thing to know.
 
     Args:
-        models, recipes: of every arm, by its name.
-        images: the data set, for its size.
+        arms: name, model and recipe of each; a model is not kept.
+        dataset: for its size.
     """
     small: dict[int, list[str]] = {}
     long: dict[tuple[int, int], list[str]] = {}
-    for arm, model in models.items():
-        recipe = recipes[arm]
+    for arm, model, recipe in arms:
         batch = recipe.part_size
         steps = resolve_on(recipe, dataset).steps
         warmup = max((norm.warmup for norm in model.modules() if isinstance(norm, PowerNorm)), default=0)
@@ -61,7 +60,7 @@ def _arms(names: list[str]) -> str:
 
 @contextmanager
 def already_reported() -> Iterator[None]:
-    """No trial repeats what `warnings` says."""
+    """No trial repeats what `study_warnings` says."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmallBatchWarning)
         yield

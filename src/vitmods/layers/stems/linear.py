@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitmods.layers.stems.base import Stem
+from vitmods.layers.stems.base import STEMS, Stem
 from vitmods.layers.stems.resize import resize_projection
 
 
+@STEMS.register("linear")
 class LinearStem(Stem):
     """``norm(proj(patch))``; (B, channels, height, width) -> (B, T, C), see ``Stem``.
 
@@ -17,6 +18,7 @@ class LinearStem(Stem):
     the slot after it. ``gelu`` puts a GELU behind that (Touvron et al., 2022, Table 7).
     """
 
+    title, around = "linear", True
     proj: nn.Conv2d
 
     def __init__(
