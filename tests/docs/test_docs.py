@@ -183,7 +183,8 @@ def make_targets() -> set[str]:
 NEW_CHANGE = '''
 from dataclasses import dataclass, replace
 
-from vitmods.model.config import NormConfig, ViTConfig
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import NormConfig
 from vitmods.changes.base import Change
 
 

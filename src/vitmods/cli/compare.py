@@ -100,8 +100,14 @@ def main(arguments: Sequence[str]) -> int:
     study = _study(options)
     machine = options.machine
     if options.dry_run:
-        where = {"device": machine.device, "data_workers": machine.data_workers, "cache_dir": machine.cache_dir}
-        print(study.dry_run(out, workers=options.workers, **where))
+        estimate = study.dry_run(
+            out,
+            workers=options.workers,
+            device=machine.device,
+            data_workers=machine.data_workers,
+            cache_dir=machine.cache_dir,
+        )
+        print(estimate)
         return 0
     result = study.run(
         out,

@@ -99,12 +99,11 @@ def least_squares_scores(x: Floats, y: Ints, x_test: Floats, classes: int, l2: f
 def ridge(a: Floats, targets: Floats, l2: float) -> Floats:
     """w (C, K) that makes |a w - targets|^2 + l2 |w|^2 least, by the smaller of the two systems of equations."""
     n, c = a.shape
-    w: Floats
     if n >= c:
-        w = linalg.solve(a.T @ a + l2 * np.eye(c), a.T @ targets, assume_a="pos")
-    else:
-        w = a.T @ linalg.solve(a @ a.T + l2 * np.eye(n), targets, assume_a="pos")
-    return w
+        found: NDArray[np.float64] = linalg.solve(a.T @ a + l2 * np.eye(c), a.T @ targets, assume_a="pos")
+        return found
+    found = a.T @ linalg.solve(a @ a.T + l2 * np.eye(n), targets, assume_a="pos")
+    return found
 
 
 PROTOCOLS.add("fewshot", Protocol("fewshot", "least squares on few images", METRICS, fewshot, check, False, ("shots",)))

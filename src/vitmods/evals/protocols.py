@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 def metrics() -> dict[str, Metric]:
     """The metrics that there are, by name: of the tasks, and of the protocols."""
-    tables = [task.metrics for task in TASKS.values()] + [protocol.metrics for protocol in PROTOCOLS.values()]
-    return {metric.name: metric for table in tables for metric in table}
+    of_tasks = [metric for task in TASKS.values() for metric in task.metrics]
+    of_protocols = [metric for protocol in PROTOCOLS.values() for metric in protocol.metrics]
+    return {metric.name: metric for metric in (*of_tasks, *of_protocols)}
 
 
 def metric_named(name: str) -> Metric:
@@ -70,8 +71,8 @@ def check_protocols(
         if protocol.target != dataset.target:
             fit = ", ".join(other.name for other in PROTOCOLS.values() if other.target == dataset.target)
             raise UserError(
-                f"The protocol {protocol.name} needs the {protocol.target} of each image, and these are trained by "
-                f"their {dataset.target}: ask for {fit}."
+                f"The protocol {protocol.name} needs the {protocol.target} of each image, and these are trained by their "
+                f"{dataset.target}: ask for {fit}."
             )
         protocol.check(dataset, split, options)
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vitmods.model.config import BranchConfig, NormConfig, StemConfig, ViTConfig
+from vitmods.model.config import ViTConfig
 from vitmods.model.rms_conversion import mlp_readers
+from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

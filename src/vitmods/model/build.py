@@ -24,7 +24,8 @@ from vitmods.layers import (
 )
 from vitmods.layers.norms import NORMS
 from vitmods.layers.position import sincos2d
-from vitmods.model.config import BranchConfig, NormConfig, ViTConfig
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import BranchConfig, NormConfig
 
 
 class Forms(Protocol):

@@ -76,7 +76,8 @@ def _block_macs(config: ViTConfig, block: int, dense_norms: bool) -> int:
         attention += config.num_patches * sum(config.grid) * c
     kind: Any = MLPS[config.mlp_kind]
     mlp = n * kind.macs(c, config.mlp_dim)
-    return config.parallel * (attention + mlp + _norm_macs(config, block, dense_norms))
+    found: int = config.parallel * (attention + mlp + _norm_macs(config, block, dense_norms))
+    return found
 
 
 def _norm_macs(config: ViTConfig, block: int, dense: bool) -> int:

@@ -165,7 +165,7 @@ class _Bench:
             model.train()
             with self._autocast():
                 loss, _ = task.loss(model, made)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             task.after_step(model, 1, 1)
             optimizer.zero_grad(set_to_none=True)

@@ -237,8 +237,8 @@ def _config(model: nn.Module, ds: Images, recipe: Recipe, settings: dict[str, An
     described = json.loads(model_config.to_json()) if hasattr(model_config, "to_json") else type(model).__name__
     data = {key: value for key, value in ds.summary().items() if key in _IDENTIFIES_DATA}
     config = {"schema": 1, "arm": "base", "changes": "", **settings, "model": described, "data": data}
-    plain: dict[str, Any] = json.loads(json.dumps({**config, "recipe": recipe.to_dict()}, allow_nan=False))
-    return plain
+    found: dict[str, Any] = json.loads(json.dumps({**config, "recipe": recipe.to_dict()}, allow_nan=False))
+    return found
 
 
 def _environment(how: RunOptions) -> dict[str, Any]:

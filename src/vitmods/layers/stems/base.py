@@ -130,7 +130,8 @@ class Stem(nn.Module):
         raise NotImplementedError
 
     def finish(self, tokens: Tensor) -> Tensor:
-        return self.norm(tokens)
+        found: Tensor = self.norm(tokens)
+        return found
 
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
@@ -175,7 +176,8 @@ class Stem(nn.Module):
     def _format(self, tokens: Tensor, images: Tensor) -> Tensor:
         if self.output_fmt != "NHWC":
             return tokens
-        return tokens.unflatten(1, self.dynamic_feat_size((images.shape[-2], images.shape[-1])))
+        found: Tensor = tokens.unflatten(1, self.dynamic_feat_size((images.shape[-2], images.shape[-1])))
+        return found
 
     def extra_repr(self) -> str:
         return f"img_size={self.img_size}, patch_size={self.patch_size}"
