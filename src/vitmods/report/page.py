@@ -267,6 +267,11 @@ class Page:
         return self.metric.title if self.metric.name in LOGGED else words.METRICS[TOP1]
 
     @property
+    def is_drawn(self) -> bool:
+        """Whether base is a vitmods ViT; of other models there is a table of modules."""
+        return "modules" not in self.base["config"]
+
+    @property
     def base_drawing(self) -> Markup:
         return draw(self.base["config"], None, "Base")
 

@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from vitmods.model.flops import count_macs, count_params
-from vitmods.model.vit import ViT
+from vitmods.model.flops import count_params
 from vitmods.recipes import Recipe
+from vitmods.study.models import Base, macs_of, noise_images
 from vitmods.study.memory import peak_bytes
 from vitmods.train.optim import make_optimizer
 
@@ -54,33 +54,42 @@ class _Timed:
     repeats: int
 
 
-def measure(models: Mapping[str, ViT], recipe: Recipe, device: torch.device, budget_s: float = 30.0) -> dict[str, Any]:
+def measure(
+    models: Mapping[str, nn.Module],
+    recipe: Recipe,
+    device: torch.device,
+    budget_s: float = 30.0,
+    images: Base | None = None,
+) -> dict[str, Any]:
     """Costs of the models, the first of which is base. They are trained a few steps on `device`: pass copies.
 
     Args:
-        models: name -> ViT with a `config`; all take the same images.
+        models: name -> model; all take the same images.
         recipe: gives the precision, the optimizer and the largest training batch.
         budget_s: seconds after which no further round begins; three rounds are always made.
+        images: what base is built for, which says size, channels and classes; None: as base, a ViT, says.
 
     Returns:
-        `base`: params, macs, train_step_s, infer_1_s, infer_n_s, peak_memory_bytes, train_batch, infer_batch;
+        `base`: params, macs (None: not known of that model), train_step_s, infer_1_s, infer_n_s, peak_memory_bytes, train_batch, infer_batch;
         `arms`: name -> params and flops (ratios), and train_step, infer_1, infer_n, peak_memory (Ratio as a dict);
         and how it was measured: device, threads, clock, rounds.
     """
     with quiet_threads(device):
-        bench = _Bench(dict(models), recipe, device)
+        images = images or next(iter(models.values())).vit_config  # type: ignore[assignment]
+        assert images is not None
+        bench = _Bench(dict(models), recipe, device, images)
         kinds = bench.kinds()
         rounds = interleave(kinds, list(models), bench.seconds, budget_s)
         peaks = bench.peaks()
     base = next(iter(models))
-    sizes = {name: (count_params(model), count_macs(model.vit_config)) for name, model in models.items()}
+    sizes = {name: (count_params(model), macs_of(model, images)) for name, model in models.items()}
 
     def ratios(arm: str) -> dict[str, Any]:
         timed = {kind: asdict(Ratio.of_rounds([t[arm] / t[base] for t in rounds[kind]])) for kind in kinds}
         timed["train_step"]["batch"], timed["infer_n"]["batch"] = bench.train_batch, bench.infer_batch
         memory = peaks[arm] / peaks[base]
         (params, macs), (base_params, base_macs) = sizes[arm], sizes[base]
-        counted = {"params": params / base_params, "flops": macs / base_macs}
+        counted = {"params": params / base_params, "flops": macs / base_macs if macs and base_macs else None}
         kept = {**asdict(Ratio(memory, memory, memory)), "batch": bench.train_batch}
         return {**counted, **timed, "peak_memory": kept}
 
@@ -120,8 +129,8 @@ def interleave(
 class _Bench:
     """The models with their inputs and optimizers, ready to be timed."""
 
-    def __init__(self, models: dict[str, ViT], recipe: Recipe, device: torch.device):
-        self.models, self.recipe, self.device = models, recipe, device
+    def __init__(self, models: dict[str, nn.Module], recipe: Recipe, device: torch.device, images: Base):
+        self.models, self.recipe, self.device, self.images = models, recipe, device, images
         self.base = next(iter(models))
         for model in models.values():
             model.to(device)
@@ -185,17 +194,14 @@ class _Bench:
         return batch
 
     def _dataset(self, batch: int) -> Tensor:
-        config = self.models[self.base].vit_config
-        rows, columns = config.img_size
-        generator = torch.Generator().manual_seed(0)
-        return torch.randn(batch, config.in_chans, rows, columns, generator=generator).to(self.device)
+        return noise_images(self.images, batch).to(self.device)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16-mixed")
 
     def _train_call(self, name: str, batch: int) -> Work:
         model, optimizer, dataset = self.models[name], self.optimizers[name], self._dataset(batch)
-        targets = torch.arange(batch, device=self.device) % model.vit_config.num_classes
+        targets = torch.arange(batch, device=self.device) % self.images.num_classes
 
         def step() -> None:
             model.train()

@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm
 from vitmods.study.measure import TOP1, Measure, make_measure
+from vitmods.study.models import Base, base_name, model_facts
 from vitmods.study.plan import Settings
 from vitmods.study.tuning import VAL
-
-if TYPE_CHECKING:
-    from vitmods.model.vit import ViT
 
 PACKAGES = ("vitmods", "torch", "torchvision", "timm", "lightning-fabric", "numpy")
 
 
-def describe_base(settings: Settings, model: ViT) -> dict[str, Any]:
+def describe_base(settings: Settings, model: nn.Module, config: Base) -> dict[str, Any]:
     """The base model's name and config, for results.json."""
     base = settings.fixed["base"]
     start = settings.fixed.get("start")
-    name = start["source"] if start else base if isinstance(base, str) else "ViTConfig"
-    return {"name": name, "config": json.loads(model.vit_config.to_json())}
+    name = start["source"] if start else base_name(base)
+    return {"name": name, "config": model_facts(model, config)}
 
 
-def describe_arm(arm: Arm, model: ViT) -> dict[str, Any]:
+def describe_arm(arm: Arm, model: nn.Module, config: Base) -> dict[str, Any]:
     """The arm's model and what its changes are, for a reader who does not know them."""
     record: list[dict[str, Any]] = [{"short": str(change), **change.describe()} for change in arm.changes]
     if arm.start is not None:
         record.append(_describe_start(arm.start))
     if "train" in arm.recipe:
         record.append(_describe_training(arm.recipe["train"]))
-    return {"describe": record, "config": json.loads(model.vit_config.to_json())}
+    return {"describe": record, "config": model_facts(model, config)}
 
 
 def _describe_start(source: str) -> dict[str, Any]:
@@ -71,7 +69,7 @@ def python_call(settings: Settings, out: str) -> str:
     base, start, usual = fixed.pop("base"), fixed.pop("start", None), Recipe().settings()
     recipe = {name: value for name, value in settings.recipe.settings().items() if value != usual[name]}
     data, _ = fixed.pop("data"), fixed.pop("recipe")
-    from_size = repr(base) if isinstance(base, str) else f"vm.ViTConfig.from_dict({base!r})"
+    from_size = repr(str(base)) if isinstance(base, str) else f"vm.ViTConfig.from_dict({base!r})"
     given = {
         **({"start": repr(start["source"])} if start else {"base": from_size}),
         "arms": f"[{', '.join(map(_arm_call, settings.arms))}]",
@@ -85,7 +83,7 @@ def python_call(settings: Settings, out: str) -> str:
         **({"tune": repr(settings.grid.to_dict()), "tune_on": repr(VAL)} if settings.grid else {}),
     }
     arguments = ", ".join(f"{name}={value}" for name, value in given.items())
-    return f"import vitmods as vm\nfrom vitmods.study import Arm\n\nvm.Study({arguments}).run({out!r})"
+    return f"import vitmods as vm\nfrom vitmods.study import Arm, parse_edits\n\nvm.Study({arguments}).run({out!r})"
 
 
 def _measure_call(measure: Measure) -> dict[str, str]:
@@ -98,7 +96,7 @@ def _measure_call(measure: Measure) -> dict[str, str]:
 def _arm_call(arm: Arm) -> str:
     overrides = f", {dict(arm.recipe)!r}" if arm.recipe else ""
     begins = f", start={arm.start!r}" if arm.start else ""
-    return f"Arm({arm.name!r}, vm.parse_changes({arm.short!r}){overrides}{begins})"
+    return f"Arm({arm.name!r}, parse_edits({arm.short!r}){overrides}{begins})"
 
 
 def environment(device: torch.device) -> dict[str, Any]:

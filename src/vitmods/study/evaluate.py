@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from vitmods.adapters import open_checkpoint
 from vitmods.data import load
 from vitmods.evals.options import Options
 from vitmods.evals.outputs import Progress, silent
 from vitmods.evals.protocols import check_protocols, protocol_named, run_protocols
 from vitmods.evals.result import ProtocolResult
-from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
 from vitmods.stats.intervals import mean_over_seeds
 from vitmods.study.checkpoints import seeds_in
@@ -133,7 +134,7 @@ class _Opened:
     """A checkpoint, and the settings of its images; `classes` is None where a file does not name them."""
 
     source: str
-    model: ViT
+    model: nn.Module
     recipe: Recipe
     settings: Mapping[str, Any]
     classes: tuple[str, ...] | None = None
@@ -186,7 +187,8 @@ def _with_images(all_opened: Sequence[_Opened], workers: int) -> list[tuple[_Ope
 
 def _check_classes(opened: _Opened, dataset: ImageDataset) -> None:
     """As many classes are not enough: under other names, or in another order, every number would be wrong."""
-    found, outputs = dataset.classes, opened.model.num_classes
+    outputs = len(opened.classes) if opened.classes else opened.model.num_classes
+    found = dataset.classes
     remedy = "Give images of the same classes, in folders of the same names; fewshot, probe and knn take any."
     if dataset.class_map is not None:
         if max(dataset.class_map) >= outputs:

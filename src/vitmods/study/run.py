@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -11,14 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import nn
 
-from vitmods.model.vit import ViT
 from vitmods.recipes.length import resolve_on
 from vitmods.report import write_samples
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.describe import describe_arm, describe_base, environment
+from vitmods.study.edits import Function, base_function, functions_of
 from vitmods.study.evaluation import check_images
 from vitmods.study.executors import Executor, Inline, Processes, visible_gpus
+from vitmods.study.models import activation_bytes
 from vitmods.study.plan import Evaluation, Settings, Trial, Work
 from vitmods.study.progress import Progress
 from vitmods.study.result import StudyResult
@@ -31,6 +34,7 @@ from vitmods.train.device import make_fabric, resolve
 from vitmods.train.optim import freeze
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
+from vitmods.util.registry import spelled
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
@@ -79,7 +83,7 @@ def run_study(settings: Settings, path: Path, how: Running, command: str) -> Stu
         split, base = dataset.eval_split, models[BASE]
         _work(runner, runner.settings.trials(), runner.settings.evaluated_on(split), base, how, lock)
         _work(runner, evaluations(folder, runner.settings, split), split, base, how, lock)
-        _measure_costs(folder, runner.settings, models, how)
+        _measure_costs(folder, runner.settings, models, dataset.num_classes, how)
         results = assemble(folder, runner.settings)
         write_results(folder, results)
     return StudyResult(results, folder.path)
@@ -119,7 +123,7 @@ def _open(folder: StudyFolder, settings: Settings, how: Running) -> tuple[TrialR
     return runner, dataset
 
 
-def _build_arms(settings: Settings, num_classes: int) -> dict[str, ViT]:
+def _build_arms(settings: Settings, num_classes: int) -> dict[str, nn.Module]:
     """Every arm's model, base first: whatever is wrong with an arm shows before anything is trained."""
     config = base_config(settings, num_classes)
     models = {}
@@ -133,7 +137,7 @@ def _build_arms(settings: Settings, num_classes: int) -> dict[str, ViT]:
     return models
 
 
-def _caution(settings: Settings, dataset: ImageDataset, models: dict[str, ViT]) -> list[str]:
+def _caution(settings: Settings, dataset: ImageDataset, models: dict[str, nn.Module]) -> list[str]:
     """Warn the caller of `Study.run` or `Study.dry_run`; returns what was said."""
     found = study_warnings(models, {name: settings.recipe_of(settings.arm(name)) for name in models}, dataset)
     for caution in found:
@@ -145,7 +149,7 @@ def _write_facts(
     folder: StudyFolder,
     settings: Settings,
     dataset: ImageDataset,
-    models: dict[str, ViT],
+    models: dict[str, nn.Module],
     how: Running,
     command: str,
     record: list[str],
@@ -156,6 +160,7 @@ def _write_facts(
     if before.get("settings") == settings.to_dict():
         return
     write_samples(folder.path, dataset.samples(SAMPLES))
+    base = base_config(settings, dataset.num_classes)
     write_json(
         folder.settings_file,
         {
@@ -164,8 +169,8 @@ def _write_facts(
             "command": command,
             "settings": settings.to_dict(),
             "metric": {**describe_metric(settings.measure.metric), "split": dataset.eval_split},
-            "base": describe_base(settings, models[BASE]),
-            "arms": {arm.name: describe_arm(arm, models[arm.name]) for arm in settings.arms},
+            "base": describe_base(settings, models[BASE], base),
+            "arms": {arm.name: describe_arm(arm, models[arm.name], base) for arm in settings.arms},
             "data": dataset.summary(),
             "resolved": dataclasses.asdict(resolve_on(settings.recipe, dataset)),
             "warnings": record,
@@ -179,7 +184,7 @@ def _missing(folder: StudyFolder, settings: Settings, planned: Sequence[W], spli
     return [work for work in planned if not folder.is_done(work, split, settings.measure)]
 
 
-def _work(runner: TrialRunner, planned: Sequence[W], split: str, base: ViT, how: Running, lock: int) -> None:
+def _work(runner: TrialRunner, planned: Sequence[W], split: str, base: nn.Module, how: Running, lock: int) -> None:
     """Do what is missing; what went wrong is written where the result would be."""
     folder, settings = runner.folder, runner.settings
     missing = _missing(folder, settings, planned, split)
@@ -206,20 +211,33 @@ def _executor(runner: TrialRunner, how: Running, workers: int, lock: int) -> Exe
         threads=max(1, torch.get_num_threads() // workers),
         device=how.device,
         lock_descriptor=lock,
-        imports=_foreign_modules(runner.settings.arms),
+        imports=_foreign_modules(runner.settings),
         options={"data_workers": how.data_workers, "checkpoint_minutes": how.checkpoint_minutes},
     )
 
 
-def _foreign_modules(arms: Sequence[Arm]) -> tuple[str, ...]:
-    """Where changes that are not ours are defined: a worker must import them to know them."""
-    modules = {type(change).__module__ for arm in arms for change in arm.changes}
-    if "__main__" in modules:
+def _foreign_modules(settings: Settings) -> tuple[str, ...]:
+    """Where changes and functions that are not ours are defined: a worker must import them to know them."""
+    if here := _known_here_alone(settings):
         raise UserError(
-            "A change that is defined in the script itself cannot reach worker processes. Move it to a module that the "
-            "script imports, or run with workers=1."
+            f"{', '.join(here)}: a change or function that is defined in the script itself (or has no name of its own) "
+            "cannot reach worker processes. Move it to a module that the script imports, or run with workers=1."
         )
-    return tuple(sorted(module for module in modules if not module.startswith("vitmods.")))
+    modules = {type(edit).__module__ for arm in settings.arms for edit in arm.changes}
+    modules |= {str(function.module) for function in _functions(settings)}
+    return tuple(spelled(sys.modules[name]) for name in sorted(modules) if not name.startswith("vitmods."))
+
+
+def _functions(settings: Settings) -> list[Function]:
+    base = base_function(settings.fixed["base"])
+    return [*([base] if base else []), *(f for arm in settings.arms for f in functions_of(arm.changes))]
+
+
+def _known_here_alone(settings: Settings) -> list[str]:
+    """Changes and functions that no other process could import."""
+    changes = (edit for arm in settings.arms for edit in arm.changes)
+    found = [str(edit) for edit in changes if type(edit).__module__ == "__main__"]
+    return found + [function.name for function in _functions(settings) if function.module is None]
 
 
 def _steps(runner: TrialRunner, work: Work) -> int:
@@ -229,9 +247,11 @@ def _steps(runner: TrialRunner, work: Work) -> int:
     return resolve_on(recipe, runner.dataset(recipe)).steps
 
 
-def _workers(how: Running, base: ViT, settings: Settings, trials: int) -> int:
+def _workers(how: Running, base: nn.Module, settings: Settings, trials: int) -> int:
     if how.workers is not None:
         return max(1, min(how.workers, trials))
+    if _known_here_alone(settings):
+        return 1
     if how.torch_device.type == "cuda":
         gpus = len(visible_gpus()) if how.device in ("auto", "cuda") else 1  # "cuda:1" names one
         return max(1, min(gpus, trials))
@@ -239,12 +259,9 @@ def _workers(how: Running, base: ViT, settings: Settings, trials: int) -> int:
     return max(1, min(torch.get_num_threads(), MOST_WORKERS, fitting, trials))
 
 
-def _trial_bytes(base: ViT, settings: Settings) -> int:
+def _trial_bytes(base: nn.Module, settings: Settings) -> int:
     """Roughly the memory of one trial: the interpreter, weights with gradients and Adam's state, and activations."""
-    config = base.vit_config
-    tokens = config.num_patches + config.num_prefix_tokens
-    width = 10 * config.embed_dim + 2 * config.mlp_dim  # floats that a block keeps for each token
-    activations = 4 * settings.recipe.part_size * config.depth * tokens * width
+    activations = settings.recipe.part_size * activation_bytes(base, base_config(settings, num_classes=2))
     return 600 * 2**20 + 16 * sum(parameter.numel() for parameter in base.parameters()) + activations
 
 
@@ -252,7 +269,9 @@ def _memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _measure_costs(folder: StudyFolder, settings: Settings, models: dict[str, ViT], how: Running) -> None:
+def _measure_costs(
+    folder: StudyFolder, settings: Settings, models: dict[str, nn.Module], classes: int, how: Running
+) -> None:
     """costs.json: each arm once. A later arm is measured beside base again, and base's own numbers stay."""
     known: dict[str, Any] = read_json(folder.costs_file) or {"base": None, "arms": {}}
     missing = {name: model for name, model in models.items() if name != BASE and name not in known["arms"]}
@@ -261,7 +280,8 @@ def _measure_costs(folder: StudyFolder, settings: Settings, models: dict[str, Vi
     from vitmods.study.cost import measure
 
     with already_reported():
-        costs = measure({BASE: models[BASE], **missing}, settings.recipe, how.torch_device, how.cost_seconds)
+        chosen = {BASE: models[BASE], **missing}
+        costs = measure(chosen, settings.recipe, how.torch_device, how.cost_seconds, base_config(settings, classes))
     costs["arms"] = {**known["arms"], **costs["arms"]}
     costs["base"] = known["base"] or costs["base"]
     write_json(folder.costs_file, costs)

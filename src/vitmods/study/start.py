@@ -8,23 +8,44 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from vitmods.adapters import load, open_checkpoint
 from vitmods.finetune.delta import fingerprint
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import Resampling, ViT, vit
 from vitmods.study.checkpoints import checkpoint_of
+from vitmods.study.models import rebuilt
+from vitmods.study.store import read_json
 from vitmods.util.errors import UserError
 
 
-def open_trial(folder: Path) -> ViT:
-    """The model of a finished trial. UserError where the folder holds none."""
+def open_trial(folder: Path) -> nn.Module:
+    """The model of a finished trial, in evaluation mode: a ViT, or what base and arm were.
+
+    Raises:
+        UserError: the folder holds none, or what it was made with (a library's model, a user's module) is not there.
+    """
     if not ((folder / "config.json").exists() and (folder / "model.safetensors").exists()):
         raise UserError(
             f"{folder} holds no finished trial: it needs config.json and model.safetensors. Trials of a study lie in "
             "trials/ARM/seedK of its folder, or in trials/ARM/POINT/seedK where values were tuned."
         )
-    return load(folder)
+    record = (read_json(folder / "config.json") or {}).get("model")
+    if not isinstance(record, dict) or "base" not in record:
+        return load(folder)
+    return _with_weights(rebuilt(record), folder / "model.safetensors")
+
+
+def _with_weights(model: nn.Module, path: Path) -> nn.Module:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        model.load_state_dict(load_file(path))
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise UserError(f"{path} cannot be read, or holds other weights: {error}") from error
+    return model
 
 
 @dataclass(frozen=True)

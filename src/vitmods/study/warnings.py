@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 from vitmods.layers.norms import PowerNorm
 from vitmods.layers.norms.contract import SMALL_BATCH, RunningNorm, SmallBatchWarning
 from vitmods.recipes.length import resolve_on
+from vitmods.study.models import implementation_warnings
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from vitmods.data import ImageDataset
-    from vitmods.model.vit import ViT
     from vitmods.recipes import Recipe
 
 
-def study_warnings(models: Mapping[str, ViT], recipes: Mapping[str, Recipe], dataset: ImageDataset) -> list[str]:
+def study_warnings(models: Mapping[str, nn.Module], recipes: Mapping[str, Recipe], dataset: ImageDataset) -> list[str]:
     """A sentence for each thing to know.
 
     Args:
@@ -36,6 +38,7 @@ def study_warnings(models: Mapping[str, ViT], recipes: Mapping[str, Recipe], dat
         if warmup >= steps * recipe.accumulate:
             long.setdefault((warmup, steps * recipe.accumulate), []).append(arm)
     return [
+        *implementation_warnings(models),
         *(
             f"{_arms(arms)}: the norms take statistics from batches of {batch}, and below {SMALL_BATCH} images these "
             "are noisy. Use a larger batch, or a norm that does without."

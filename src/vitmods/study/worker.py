@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import queue
@@ -23,9 +22,9 @@ def main(task: dict[str, Any]) -> None:
     from vitmods.study.plan import Settings
     from vitmods.study.store import StudyFolder
     from vitmods.study.trial import TrialRunner
+    from vitmods.util.registry import load_plugins
 
-    for module in task.pop("imports"):
-        importlib.import_module(module)
+    load_plugins(task.pop("imports"))
     folder = StudyFolder(task.pop("folder"))
     runner = TrialRunner(folder, Settings.from_dict(folder.facts()["settings"]), **task)
     while True:

@@ -156,10 +156,11 @@ def plugins() -> list[str]:
     """What another process gives to ``load_plugins`` to know the same: the modules outside the package that have added
     something, each by its name, or by its path where Python would not find it. Entry points are found there too."""
     added = {module for registry in _registries for module in registry._modules.values()}
-    return sorted(_spelled(sys.modules[name]) for name in added - _entered if not _ours(name) and name in sys.modules)
+    return sorted(spelled(sys.modules[name]) for name in added - _entered if not _ours(name) and name in sys.modules)
 
 
-def _spelled(module: ModuleType) -> str:
+def spelled(module: ModuleType) -> str:
+    """The module for ``load_plugins`` of another process: its name, or its path where Python would not find it."""
     parent = module.__name__.rpartition(".")[0]
     spec = PathFinder.find_spec(module.__name__, getattr(sys.modules.get(parent), "__path__", None))
     path = getattr(module, "__file__", None)
