@@ -5,8 +5,8 @@ from . import finetune as finetune
 from . import recipes as recipes
 from .adapters import replace_norms as replace_norms
 from .adapters.apply import apply as apply
-from .adapters.apply import diff as diff
 from .adapters.apply import verify as verify
+from .adapters.diff import diff as diff
 from .changes import parse_changes as parse_changes
 from .changes.dual_patchnorm import DualPatchNorm as DualPatchNorm
 from .changes.dynamic_token_norm import DynamicTokenNorm as DynamicTokenNorm

@@ -1,12 +1,17 @@
 """timm's model contract on our ViT, compared with timm's own model call by call; and timm's registry and optimizers."""
 
+import copy
+import io
+
 import pytest
 import timm
 import torch
 from timm.optim import create_optimizer_v2, param_groups_layer_decay
+from torchvision.models.feature_extraction import create_feature_extractor
 
 import vitmods as vm
-import vitmods.adapters.timm  # registers the models
+import vitmods.adapters.timm_models  # registers the models
+from vitmods.adapters.timm import from_timm
 from vitmods.util.errors import UserError
 
 
@@ -19,7 +24,7 @@ def pair(request):
     )
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    ours = vitmods.adapters.timm.from_timm(theirs)
+    ours = from_timm(theirs)
     return ours.eval(), theirs.eval()
 
 
@@ -52,10 +57,17 @@ def test_features_and_head(pair, images):
         {"output_fmt": "NLC"},
         {"return_prefix_tokens": True},
         {"return_prefix_tokens": True, "output_fmt": "NLC", "norm": True, "indices": 1},
+        {"output_dict": True},
+        {"output_dict": True, "return_prefix_tokens": True, "indices": 2, "intermediates_only": True},
+        {"is_causal": True},
+        {"attn_mask": "a band"},
     ],
     ids=str,
 )
 def test_intermediates(pair, images, options):
+    if "attn_mask" in options:
+        tokens = 6 + pair[0].num_prefix_tokens
+        options = {"attn_mask": torch.ones(tokens, tokens, dtype=torch.bool).tril(2)}
     ours, theirs = (model.forward_intermediates(images, **options) for model in pair)
     same(ours, theirs)
     assert type(ours) is type(theirs)
@@ -221,7 +233,195 @@ def test_create_model_with_changes():
 
 
 def test_create_model_ignores_nothing():
-    with pytest.raises(UserError, match="'drop_path_rate'"):
+    with pytest.raises(TypeError, match="'drop_path_rat'"):
         timm.create_model("vitmods_tiny_patch16_224", drop_path_rat=0.1)
+    with pytest.raises(UserError, match="patch dropout"):
+        timm.create_model("vitmods_tiny_patch16_224", patch_drop_rate=0.5)
+    with pytest.raises(UserError, match="init_weights"):
+        timm.create_model("vitmods_tiny_patch16_224", weight_init="jax")
     with pytest.raises(UserError, match="no pretrained weights"):
         timm.create_model("vitmods_tiny_patch16_224", pretrained=True)
+
+
+def test_masks_of_attention(pair, images):
+    ours, theirs = pair
+    tokens = 6 + ours.num_prefix_tokens
+    band = torch.ones(tokens, tokens, dtype=torch.bool).tril(2)
+    for options in ({"attn_mask": band}, {"is_causal": True}):
+        same(ours(images, **options), theirs(images, **options))
+        same(ours.forward_features(images, **options), theirs.forward_features(images, **options))
+    same(ours(images, band), theirs(images, band))
+    with pytest.raises(UserError, match="not both"):
+        ours(images, band, True)
+    with pytest.raises(UserError, match="InstanceNorm mixes tokens"):
+        vm.apply(ours, vm.Norm("instance"))(images, is_causal=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"n": 2, "reshape": True}, {"n": [0], "return_prefix_tokens": True}], ids=str)
+def test_layers_as_dino_names_them(pair, images, options):
+    ours, theirs = (model.get_intermediate_layers(images, norm=True, **options) for model in pair)
+    same(ours, theirs)
+
+
+@pytest.mark.parametrize("options", [{}, {"prune_norm": True}, {"prune_norm": True, "prune_head": False}], ids=str)
+def test_pruned_models_are_timms(pair, images, options):
+    for index in range(3):
+        ours, theirs = (copy.deepcopy(model) for model in pair)
+        assert ours.prune_intermediate_layers([index], **options) == theirs.prune_intermediate_layers(
+            [index], **options
+        )
+        same(ours(images), theirs(images))
+        assert [n for n, _ in ours.named_parameters()] == [n for n, _ in theirs.named_parameters()]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"pool": "avg", "norm_after_pool": True},
+        {"pool": "map"},
+        {"representation": True},
+        {"prefix_from": 2, "position_on_prefix": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("prune_norm", [False, True])
+def test_the_config_of_a_pruned_model_describes_it(config, prune_norm):
+    torch.manual_seed(0)
+    model = vm.vit("mu/8", img_size=16, depth=4, num_classes=3, drop_path=0.3, **config).eval()
+    images = torch.randn(2, 3, 16, 16)
+    taps = model.forward_intermediates(images, intermediates_only=True)
+    for index, tap in enumerate(taps):
+        pruned = copy.deepcopy(model)
+        taken = pruned.prune_intermediate_layers([index], prune_norm=prune_norm)
+        assert torch.equal(pruned.forward_intermediates(images, indices=taken, intermediates_only=True)[0], tap)
+        fresh = vm.ViT(pruned.vit_config).eval()
+        fresh.load_state_dict(pruned.state_dict())
+        assert torch.equal(fresh(images), pruned(images))
+        rates = [[getattr(b.drop_path1, "rate", 0.0) for b in m.blocks] for m in (pruned, fresh)]
+        assert rates[0] == pytest.approx(rates[1])
+
+
+def test_a_head_is_not_left_without_its_class_token():
+    model = vm.vit("mu/8", img_size=16, depth=4, prefix_from=2, position_on_prefix=False)
+    with pytest.raises(UserError, match="prune_head"):
+        model.prune_intermediate_layers([0], prune_head=False)
+
+
+def test_weights_drawn_anew_are_those_of_a_new_model():
+    config = vm.apply(vm.vit("mu/8", img_size=16, depth=2), *vm.parse_changes("norm(kind=batch)+gpsa")).vit_config
+    with torch.device("meta"):
+        model = vm.ViT(config)
+    model.to_empty(device="cpu")
+    for tensor in [*model.parameters(), *model.buffers()]:
+        tensor.data.fill_(7)
+    torch.manual_seed(3)
+    model.init_weights()
+    torch.manual_seed(3)
+    fresh = vm.ViT(config)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in fresh.state_dict().items())
+    model.init_weights("big_vision")
+    assert model.vit_config.init == "big_vision"
+    assert not model.head.weight.any()
+    kept = model.blocks[-1].norm1.weight.detach().fill_(3)
+    model.init_weights("timm", needs_reset=False)
+    assert model.head.weight.any()
+    assert (kept == 3).all()
+    with pytest.raises(UserError, match="init cannot be 'jax'"):
+        model.init_weights("jax")
+
+
+TINY = {"img_size": 32, "depth": 3, "embed_dim": 48, "num_classes": 5}
+
+
+def test_features_only():
+    images = torch.randn(2, 3, 32, 32)
+    for options in ({}, {"out_indices": (0, 1)}, {"out_indices": 1}, {"feature_cls": "fx"}):
+        torch.manual_seed(0)
+        ours = timm.create_model("vitmods_tiny_patch16_224", features_only=True, **TINY, **options).eval()
+        theirs = timm.create_model("vit_tiny_patch16_224", features_only=True, **TINY, **options).eval()
+        theirs.load_state_dict(ours.state_dict())
+        same(ours(images), theirs(images))
+        assert ours.feature_info.channels() == theirs.feature_info.channels()
+        assert ours.feature_info.reduction() == theirs.feature_info.reduction()
+
+
+@pytest.mark.parametrize("changes", ["", "dpn+rms", "dtn", "gpsa", "postnorm"])
+def test_device_and_type(changes):
+    model = timm.create_model(
+        "vitmods_tiny_patch16_224", device="meta", dtype=torch.bfloat16, changes=changes, **{**TINY, "embed_dim": 192}
+    )
+    assert {t.device.type for t in [*model.parameters(), *model.buffers()]} == {"meta"}
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert "+".join(map(str, model.changes)) == changes
+    real = timm.create_model("vitmods_tiny_patch16_224", changes=changes, **{**TINY, "embed_dim": 192})
+    assert real.vit_config == model.vit_config
+    assert real.changes == model.changes
+
+
+def test_the_config_that_timm_registers():
+    record = timm.get_pretrained_cfg("vitmods_small_patch32_224")
+    theirs = timm.get_pretrained_cfg("vit_small_patch32_224")
+    for name in ("input_size", "mean", "std", "num_classes", "first_conv", "classifier", "interpolation", "crop_pct"):
+        assert getattr(record, name) == getattr(theirs, name), name
+    model = timm.create_model("vitmods_tiny_patch16_224", pretrained_cfg_overlay={"mean": (0.1, 0.2, 0.3)}, **TINY)
+    assert model.pretrained_cfg["mean"] == (0.1, 0.2, 0.3)
+    assert model.default_cfg["architecture"] == "vitmods_tiny_patch16_224"
+
+
+TRACED = [
+    "", "dpn", "rms", "dtn", "norm(kind=batch)", "normformer", "subln", "postnorm", "gpsa",
+    "stem(kind=hmlp)", "parallel(branches=3)", "layerscale",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("changes", TRACED)
+def test_fx_traces_every_model(changes, training):
+    torch.manual_seed(0)
+    model = vm.apply(vm.vit("mu/16", img_size=32, depth=6, drop_path=0.2), *vm.parse_changes(changes)).train(training)
+    images = torch.randn(8, 3, 32, 32)
+    graph = torch.fx.symbolic_trace(model)
+    assert [node.name for node in graph.graph.nodes if node.op == "placeholder"] == ["x"]
+    outputs = []
+    for one in (model, graph):
+        torch.manual_seed(1)
+        outputs.append(one(images))
+    same(*outputs)
+    with pytest.raises(TypeError):
+        graph(images, keep=torch.zeros(8, 1, dtype=torch.long))
+
+
+@pytest.mark.parametrize("changes", ["", "dtn", "dpn"])
+def test_torchvisions_feature_extractor(changes):
+    model = vm.apply(vm.vit("mu/8", img_size=32, depth=3), *vm.parse_changes(changes)).eval()
+    images = torch.randn(2, 3, 32, 32)
+    extractor = create_feature_extractor(model, {"blocks.0": "first", "blocks.1": "second"})
+    found = extractor(images)
+    _, (first, second, _) = model.forward_intermediates(images, output_fmt="NLC")
+    prefix = [model.vit_config.prefix_tokens(i) for i in range(2)]
+    same(found["first"][:, prefix[0] :], first)
+    same(found["second"][:, prefix[1] :], second)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchscript_takes_the_graph(pair, images):
+    ours, _ = pair
+    scripted = torch.jit.script(ours)
+    same(scripted(images), ours(images))
+    file = io.BytesIO()
+    torch.jit.save(scripted, file)
+    file.seek(0)
+    same(torch.jit.load(file)(images), ours(images))
+    with pytest.raises(UserError, match="cannot compile RMSNorm"):
+        torch.jit.script(vm.apply(ours, vm.Norm("rms")))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_older_onnx_exporter(pair, images):
+    pytest.importorskip("onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    ours, _ = pair
+    file = io.BytesIO()
+    torch.onnx.export(ours, (images,), file, dynamo=False, input_names=["images"])
+    (found,) = runtime.InferenceSession(file.getvalue()).run(None, {"images": images.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), ours(images).detach(), atol=1e-4, rtol=1e-4)

@@ -61,6 +61,9 @@ OPTIONS = [
     {"norm_layer": timm.layers.RmsNorm},
     {"embed_norm_layer": nn.LayerNorm},
     {"act_layer": partial(nn.GELU, approximate="tanh")},
+    {"act_layer": timm.layers.GELUTanh},
+    {"act_layer": timm.layers.GELU},
+    {"act_layer": "gelu_tanh", "global_pool": "map"},
     {"final_norm": False},
     {"drop_path_rate": 0.3},
     {"drop_rate": 0.1, "pos_drop_rate": 0.2, "proj_drop_rate": 0.3, "attn_drop_rate": 0.4},
@@ -110,7 +113,7 @@ def test_training_losses_are_the_same_under_one_seed():
     ("make", "says"),
     [
         (lambda: small(block_fn=timm.models.vision_transformer.ParallelScalingBlock), "ParallelScalingBlock"),
-        (lambda: small(dynamic_img_size=True), "dynamic_img_size"),
+        (lambda: small(dynamic_img_size=True, dynamic_img_pad=True), "dynamic_img_pad"),
         (lambda: small(act_layer=nn.ReLU), "ReLU"),
         (lambda: small(global_pool="avgmax"), "avgmax"),
         (lambda: small(patch_drop_rate=0.5), "patch dropout"),

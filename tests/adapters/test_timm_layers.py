@@ -4,7 +4,7 @@ import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from vitmods.adapters.timm import timm_block
+from vitmods.adapters.timm_models import timm_block
 from vitmods.layers import DualPatchNormStem, LayerNorm, LinearStem, RMSNorm
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}

@@ -46,7 +46,7 @@ def hugging_face_folder(folder):
 def trial_folder(folder):
     model = vm.vit("mu/8", img_size=32, num_classes=5)
     save(model, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"model": json.loads(model.config.to_json())}))
+    (folder / "config.json").write_text(json.dumps({"model": json.loads(model.vit_config.to_json())}))
 
 
 FOLDERS = {"timm": timm_folder, "hugging face": hugging_face_folder, "trial": trial_folder, "no config": lambda _: None}

@@ -10,6 +10,7 @@ import torch
 import vitmods as vm
 from vitmods.adapters.apply import edit
 from vitmods.changes import REGISTRY
+from vitmods.changes.norm import kinds
 from vitmods.util.errors import UserError
 
 # Variants that setting one field at a time does not reach.
@@ -40,8 +41,11 @@ def _values(kind, field):
 
 
 def variants(kind):
-    """The change as it is, its short forms, and each bool and choice by itself; those that do something on the base."""
+    """The change as it is, its short forms, each kind of norm, and each bool and choice by itself; those that do
+    something on the base."""
     single = [{f.name: v} for f in dataclasses.fields(kind) for v in _values(kind, f)]
+    if kind is vm.Norm:
+        single += [{"kind": name} for name in kinds()]
     for fields in itertools.chain([{}], kind.short_forms.values(), single):
         try:
             change = kind(**fields)

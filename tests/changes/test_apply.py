@@ -105,7 +105,7 @@ def liar():
             name = "liar"
             title = paper = url = summary = cost = published = "-"
             preserves = promise
-            fills = frozenset({"lie"})
+            fills = frozenset({"head"})
 
             def edit(self, config):
                 return edit(config)
@@ -119,7 +119,8 @@ def liar():
         return Liar()
 
     yield make
-    REGISTRY.pop("liar", None)
+    if "liar" in REGISTRY:
+        REGISTRY.remove("liar")
 
 
 def with_layer_scale(value):
@@ -305,7 +306,7 @@ def test_a_new_file_in_changes_is_all_that_a_change_needs(tmp_path):
         "class NoBias(Change):\n"
         "    name = 'nobias'\n"
         "    title = paper = url = summary = cost = published = '-'\n"
-        "    fills = frozenset({'qkv bias'})\n"
+        "    fills = frozenset({'bias of queries, keys and values'})\n"
         "    def edit(self, config): return config.with_(qkv_bias=False)\n"
         "    def drops(self, old, new): return ('blocks.*.attn.qkv.bias',)\n"
     )
@@ -324,6 +325,15 @@ def test_two_changes_of_one_name_are_refused(liar):
             name = "dpn"
 
     assert REGISTRY["dpn"] is vm.DualPatchNorm
+
+
+def test_a_slot_that_is_none_is_an_error(base, liar):
+    change = liar("weights", with_layer_scale(0.5))
+    type(change).fills = frozenset({"mlp nrom before"})
+    with pytest.raises(
+        UserError, match=r"'liar' fills 'mlp nrom before', and there is no such slot.*'mlp norm before'"
+    ):
+        vm.apply(base, change)
 
 
 def test_models_without_weights_are_refused(base):

@@ -5,6 +5,7 @@ import torch
 
 import vitmods as vm
 from vitmods.changes import LINEUPS, parse_changes
+from vitmods.layers.norms import NORMS
 from vitmods.util.errors import UserError
 
 ARMS = [(lineup, name) for lineup in LINEUPS for name in LINEUPS[lineup].arms]
@@ -51,9 +52,9 @@ def test_norms_have_the_parameters_of_the_published_comparison():
     def kind(name):
         return edited(name).attn.before.kind, dict(edited(name).attn.before.options)
 
-    assert kind("power") == ("power", {"warmup": 3000})
-    assert kind("scale") == ("scale", {"gain": "channel"})
-    assert kind("switchable") == ("switchable", {"batch": True})
+    for name, option, value in (("power", "warmup", 3000), ("scale", "gain", "channel"), ("switchable", "batch", True)):
+        assert kind(name) == (name, {})
+        assert NORMS[name].arguments[option].default == value
     for name in ("power", "batch", "instance", "group", "switchable"):
         assert edited(name).mlp.before == edited(name).attn.before
         assert edited(name).final_norm == config.final_norm

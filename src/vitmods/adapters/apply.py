@@ -1,21 +1,19 @@
-"""Apply changes to a model, verify what they promise to preserve, and show what became different."""
+"""Apply changes to a model, one of ours or of another library, and verify what they promise to preserve."""
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatch
-from typing import Any
 
 import torch
 from torch import nn
 
+from vitmods.adapters.tensors import Coverage
 from vitmods.changes import Change, Weights
 from vitmods.model.branch_names import parallel_name, sequential_name
 from vitmods.model.config import ViTConfig
-from vitmods.model.flops import count_macs, count_params
 from vitmods.model.vit import ViT
 from vitmods.util.errors import NoEffect, SlotConflict, UserError
 
+WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 _STRENGTH = ("nothing", "weights", "function")
 
 
@@ -53,9 +51,34 @@ def as_vit(model: nn.Module) -> ViT:
         if any(parameter.is_meta for parameter in model.parameters()):
             raise UserError("The model is on the meta device and has no weights: load them first.")
         return model
-    from vitmods.adapters.models import read_model
-
     return read_model(model)[0]
+
+
+def read_model(model: nn.Module) -> tuple[ViT, Coverage]:
+    """The model as a vitmods ViT, exactly, with the account of its tensors.
+
+    Raises UserError for classes and parts that are not covered.
+    """
+    libraries = {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
+    if "timm" in libraries:
+        from vitmods.adapters.timm import read as read_timm
+
+        return read_timm(model)
+    if "transformers" in libraries:
+        from vitmods.adapters.huggingface import read as read_huggingface
+
+        return read_huggingface(model)
+    if "torchvision" in libraries:
+        from vitmods.adapters.torchvision import read as read_torchvision
+
+        return read_torchvision(model)
+    name = type(model).__name__
+    if name in WRAPPERS:
+        raise UserError(f"A {name} wraps the model: give the model inside, model.{WRAPPERS[name]}.")
+    raise UserError(
+        f"A {name} cannot be changed: give a vitmods ViT (vm.vit), timm's or torchvision's VisionTransformer, or "
+        "Hugging Face's ViTModel or ViTForImageClassification."
+    )
 
 
 def _check_shared(model: ViT) -> None:
@@ -75,7 +98,7 @@ def check_conflicts(changes: Sequence[Change]) -> None:
     for change in changes:
         if not isinstance(change, Change):
             raise UserError(f"{change!r} is no change: give one as DualPatchNorm(), or parse_changes('dpn').")
-        for slot in sorted(change.fills):
+        for slot in sorted(change.claims):
             if slot in owner:
                 raise SlotConflict(
                     f"'{owner[slot]}' and '{change}' both claim the slot '{slot}': "
@@ -193,92 +216,3 @@ def _silent(model: ViT) -> bool:
     """A head that starts at zero hides every difference behind it."""
     head = model.head
     return isinstance(head, nn.Linear) and not bool(head.weight.any())
-
-
-@dataclass(frozen=True)
-class Diff:
-    """What is different between two models; prints as a table."""
-
-    params: tuple[int, int]
-    macs: tuple[int, int]
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-    changed: tuple[str, ...]
-    preserves: str
-    drift: float
-    """Largest difference of outputs on these images, relative to the largest output."""
-    images: str
-    changes: tuple[str, ...]
-    papers: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "params": list(self.params),
-            "flops": list(self.macs),
-            "added": list(self.added),
-            "removed": list(self.removed),
-            "changed": list(self.changed),
-            "preserves": self.preserves,
-            "drift": self.drift,
-            "images": self.images,
-            "changes": list(self.changes),
-            "papers": list(self.papers),
-        }
-
-    def __str__(self) -> str:
-        rows = [
-            ("changes", " + ".join(self.changes) or "none"),
-            ("parameters", _compare(self.params, 1e6, "M")),
-            ("multiply-adds", _compare(self.macs, 1e9, "G")),
-            *((kind, names) for kind in ("added", "removed", "changed") for names in _group(getattr(self, kind))),
-            ("preserves", f"{self.preserves} (outputs on {self.images} differ by {self.drift:.1e} of the largest)"),
-            *(("paper", paper) for paper in self.papers),
-        ]
-        lines, last = [], ""
-        for label, text in rows:
-            lines.append(f"{'' if label == last else label:<14} {text}")
-            last = label
-        return "\n".join(lines)
-
-
-def _compare(pair: tuple[int, int], unit: float, sign: str) -> str:
-    old, new = pair
-    return f"{old / unit:.2f} {sign} -> {new / unit:.2f} {sign}  ({new - old:+,}, x{new / old:.4f})"
-
-
-def _group(names: Sequence[str]) -> list[str]:
-    """The same module in every block becomes one line."""
-    patterns = Counter(".".join("*" if part.isdigit() else part for part in name.split(".")) for name in names)
-    return [f"{pattern}  ({count}x)" if count > 1 else pattern for pattern, count in patterns.items()]
-
-
-def diff(old: nn.Module, new: nn.Module, images: torch.Tensor | None = None) -> Diff:
-    """What ``new`` has that ``old`` has not: modules, parameters, multiply-adds, what was preserved, papers.
-
-    Both are models that ``apply`` takes. ``images`` (B, in_chans, height, width), made as for training, are what the
-    outputs are compared on; without them two random images are. ``print`` it for a table. Raises UserError for other
-    models.
-    """
-    before, after = as_vit(old), as_vit(new)
-    changes = after.changes[len(before.changes) :]
-    first, second = _leaves(before), _leaves(after)
-    return Diff(
-        params=(count_params(before), count_params(after)),
-        macs=(count_macs(before.vit_config), count_macs(after.vit_config)),
-        added=tuple(n for n in second if n not in first),
-        removed=tuple(n for n in first if n not in second),
-        changed=tuple(f"{n}: {first[n]} -> {second[n]}" for n in second if n in first and first[n] != second[n]),
-        preserves=preserved(changes),
-        drift=verify(before, after, images=images),
-        images="random images" if images is None else f"{len(images)} given images",
-        changes=tuple(map(str, changes)),
-        papers=tuple(dict.fromkeys(change.describe()["paper"] for change in changes)),
-    )
-
-
-def _leaves(model: ViT) -> dict[str, str]:
-    """Modules without children that are not empty slots, by name, with what they are."""
-    modules = ((n, m) for n, m in model.named_modules() if not list(m.children()) or n == "patch_embed")
-    return {
-        n: type(m).__name__ if n == "patch_embed" else repr(m) for n, m in modules if not isinstance(m, nn.Identity)
-    }

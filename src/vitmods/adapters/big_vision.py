@@ -15,7 +15,8 @@ from torch import Tensor
 from vitmods.adapters.infer import Size, count_blocks, image_size, need
 from vitmods.adapters.tensors import SAME, TRANSPOSED, Coverage, Layout, Row, read_tensors, write_tensors
 from vitmods.adapters.transfer import build, check_readable, fields, refuse_slots
-from vitmods.model.config import BranchConfig, NormConfig, StemConfig, ViTConfig
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
 
@@ -249,12 +250,12 @@ def _heads_rows(ours: str, theirs: str, parts: tuple[str, ...], heads: int) -> l
     """Maps to heads: kernels (C, H, D) and biases (H, D) there; one map with the parts below each other here."""
 
     def write_kernels(x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(part.T.unflatten(1, (heads, -1)) for part in x.chunk(len(parts)))
+        return tuple(part.T.reshape(part.shape[1], heads, -1) for part in x.chunk(len(parts)))
 
     kernels = Layout(lambda *each: torch.cat([kernel.flatten(1).T for kernel in each]), write_kernels)
     biases = Layout(
         lambda *each: torch.cat([bias.flatten() for bias in each]),
-        lambda x: tuple(part.unflatten(0, (heads, -1)) for part in x.chunk(len(parts))),
+        lambda x: tuple(part.reshape(heads, -1) for part in x.chunk(len(parts))),
     )
     return [
         Row(f"{ours}.weight", tuple(f"{theirs}/{part}/kernel" for part in parts), kernels),
@@ -264,5 +265,5 @@ def _heads_rows(ours: str, theirs: str, parts: tuple[str, ...], heads: int) -> l
 
 def _out_rows(ours: str, theirs: str, heads: int) -> list[Row]:
     """The map from heads: a kernel (H, D, C) there."""
-    kernel = Layout(lambda x: x.flatten(0, 1).T, lambda x: (x.T.unflatten(0, (heads, -1)),))
+    kernel = Layout(lambda x: x.flatten(0, 1).T, lambda x: (x.T.reshape(heads, -1, x.shape[0]),))
     return [Row(f"{ours}.weight", (f"{theirs}/kernel",), kernel), Row(f"{ours}.bias", (f"{theirs}/bias",))]

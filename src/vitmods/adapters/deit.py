@@ -16,7 +16,8 @@ from vitmods.adapters.tensors import Coverage, Row, read_tensors, write_tensors
 from vitmods.adapters.transfer import build, check_readable, fields, refuse_slots
 from vitmods.layers.stems.shapes import hmlp_layers
 from vitmods.model.branch_names import sequential_name
-from vitmods.model.config import BranchConfig, NormConfig, StemConfig, ViTConfig
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
 

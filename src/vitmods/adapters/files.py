@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitmods.adapters import big_vision, deit, huggingface, own, timm_files
-from vitmods.adapters.models import read_model
-from vitmods.adapters.pixels import pixels_beside
+from vitmods.adapters import big_vision, deit, huggingface, own
+from vitmods.adapters.apply import read_model
 from vitmods.adapters.tensors import Coverage
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
@@ -82,15 +81,17 @@ def save(model: ViT, path: str | Path) -> None:
 def _read(path: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
     weights = _weights_file(path)
     model, coverage = _read_weights(path, weights, settings)
-    model.pretrained_cfg.update(pixels_beside(weights))
+    model.pretrained_cfg.update(_pixels_beside(weights))
     return model, coverage
 
 
 def _read_weights(path: Path, weights: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
-    if timm_files.is_saved(weights):
-        _refuse_settings(path, settings)
-        return timm_files.read_saved(weights, _tensors(weights))
     tensors = _tensors(weights)
+    if _is_timms(weights):
+        from vitmods.adapters.timm import read_saved
+
+        _refuse_settings(path, settings)
+        return read_saved(weights, tensors)
     record = own.own_description(weights)
     if record is not None:
         _refuse_settings(path, settings)
@@ -201,3 +202,41 @@ def _hugging_face_config(weights: Path) -> dict[str, Any]:
             f"{weights.name} needs a readable config.json beside it, as save_pretrained writes it."
         ) from None
     return values
+
+
+def _is_timms(weights: Path) -> bool:
+    """Whether the config.json beside weights is timm's, as ``timm.models.save_for_hf`` writes it."""
+    path = weights.with_name("config.json")
+    try:
+        record = json.loads(path.read_text()) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        return False  # whoever needs the file says what is wrong with it
+    return isinstance(record, dict) and isinstance(record.get("architecture"), str)
+
+
+def _pixels_beside(weights: Path) -> dict[str, tuple[float, ...]]:
+    """``mean`` and ``std`` of pixels in [0, 1] from Hugging Face's preprocessor_config.json; empty where there is none.
+
+    Raises UserError when that file cannot be read, or scales pixels otherwise.
+    """
+    path = weights.with_name("preprocessor_config.json")
+    if not path.is_file():
+        return {}
+    try:
+        record: dict[str, Any] = json.loads(path.read_text())
+        if not record.get("do_normalize", True):
+            return {"mean": (0.0,) * 3, "std": (1.0,) * 3}
+        found = {
+            name: tuple(map(float, record[f"image_{name}"])) for name in ("mean", "std") if f"image_{name}" in record
+        }
+        scale = float(record.get("rescale_factor", 1 / 255)) if record.get("do_rescale", True) else 1.0
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path} cannot be read ({error}). Repair it, or remove it and give --mean and --std."
+        ) from error
+    if abs(scale * 255 - 1) > 1e-3:
+        raise UserError(
+            f"{path} scales pixels by {scale:g}, and here they lie in [0, 1]: write mean and std for that, with "
+            "rescale_factor 1/255."
+        )
+    return found

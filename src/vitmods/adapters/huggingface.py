@@ -17,7 +17,8 @@ from vitmods.adapters.transfer import (
     refuse,
     refuse_slots,
 )
-from vitmods.model.config import BranchConfig, NormConfig, ViTConfig
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import BranchConfig, NormConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
 
@@ -99,6 +100,7 @@ def to_huggingface(model: ViT) -> nn.Module:
         qkv_bias=config.qkv_bias,
         num_labels=config.num_classes or 2,
     )
+    new: Any
     with torch.random.fork_rng(devices=[]):
         if config.num_classes:
             new = ViTForImageClassification(theirs)
@@ -108,7 +110,8 @@ def to_huggingface(model: ViT) -> nn.Module:
     if model.grad_checkpointing:
         enable = getattr(new, "activation_checkpointing_enable", None)  # its name from version 5 on
         (enable or new.gradient_checkpointing_enable)()
-    return new
+    made: nn.Module = new
+    return made
 
 
 def _side_or_pair(size: tuple[int, int]) -> int | list[int]:

@@ -12,8 +12,8 @@ from torch import nn
 from vitmods.adapters.anatomy import Anatomy, NormSite
 from vitmods.changes.dynamic_token_norm import DynamicTokenNorm
 from vitmods.changes.norm import Norm
-from vitmods.model.build import NORMS
-from vitmods.model.config import NormConfig
+from vitmods.layers.norms import LayerNorm
+from vitmods.model.slots import NormConfig
 from vitmods.util.errors import UserError
 
 Where = str | re.Pattern[str] | Callable[[NormSite], bool]
@@ -60,9 +60,9 @@ class NormPlan:
         self.anatomy, self.change, self.where = anatomy, change, where
         edited = change.edit_norm(NormConfig())
         assert edited is not None
-        self.new = NORMS[edited.kind]
-        self.token_wise = getattr(self.new, "token_wise", False)
-        self.by_heads = "num_heads" in getattr(self.new, "takes", ())
+        facts = edited.facts
+        self.new, self.token_wise, self.by_heads = facts.module, facts.token_wise, "num_heads" in facts.takes
+        self.biased = facts.biased
 
     def row(self, site: NormSite) -> NormRow:
         """Raises UserError for a norm that is chosen and cannot be replaced."""
@@ -75,7 +75,7 @@ class NormPlan:
 
     def _lost(self, old: nn.Module) -> str:
         notes = []
-        if isinstance(getattr(old, "bias", None), nn.Parameter) and self.new in (NORMS["rms"], NORMS["scale"]):
+        if isinstance(getattr(old, "bias", None), nn.Parameter) and not self.biased:
             notes.append("bias dropped")
         if isinstance(getattr(old, "running_mean", None), torch.Tensor):
             notes.append("running statistics dropped")
@@ -87,7 +87,7 @@ class NormPlan:
         layer = isinstance(old, nn.LayerNorm)
         if "2d" in site.kind or (layer and len(old.normalized_shape) > 1):
             return "not over the channels of tokens"
-        if layer and self.new is NORMS["layer"]:
+        if layer and self.new is LayerNorm:
             return "is so already"
         if self.where is not None:
             return "" if _matches(self.where, site) else "not chosen by where"

@@ -5,21 +5,20 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from math import sqrt
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from vitmods.adapters.anatomy import Anatomy, NormSite
+from vitmods.adapters.apply import WRAPPERS
 from vitmods.adapters.grid import UNKNOWN, CallGrid, StemGrid
-from vitmods.adapters.models import WRAPPERS
 from vitmods.adapters.norm_plan import NormPlan, NormRow, Where, is_frozen, table
 from vitmods.changes import Change
 from vitmods.changes.dynamic_token_norm import DynamicTokenNorm
 from vitmods.changes.norm import Norm
 from vitmods.model.build import norm_factory
-from vitmods.model.config import NormConfig
+from vitmods.model.slots import NormConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import NoEffect, UserError
 
@@ -163,15 +162,13 @@ def _make(old: nn.Module, site: NormSite, change: Norm | DynamicTokenNorm, grid:
         for name, target in new.named_parameters(recurse=False):
             target.requires_grad_(own[name].requires_grad if name in own else not is_frozen(old))
             if name in own:
-                target.copy_(_in_unit(own[name], config.kind, len(target)))
+                target.copy_(_in_unit(own[name], config, len(target)) if name == "weight" else own[name])
     return new
 
 
-def _in_unit(value: torch.Tensor, kind: str, length: int) -> torch.Tensor:
-    """ScaleNorm's gains are lengths of tokens: sqrt(C) for a token of size 1."""
-    if kind != "scale":
-        return value
-    return (value if length == len(value) else value.mean(0, keepdim=True)) * sqrt(len(value))
+def _in_unit(gain: torch.Tensor, norm: NormConfig, length: int) -> torch.Tensor:
+    """LayerNorm's gain in the unit of a norm, as one or for each channel."""
+    return (gain if length == len(gain) else gain.mean(0, keepdim=True)) * norm.facts.unit(len(gain))
 
 
 def _give_grids(model: nn.Module, anatomy: Anatomy, norms: Mapping[str, nn.Module]) -> None:

@@ -1,30 +1,27 @@
-"""timm's VisionTransformer as a vitmods ViT and back, exactly; and vitmods models in timm's registry.
+"""timm's VisionTransformer as a vitmods ViT and back, exactly."""
 
-Importing this file registers ``vitmods_tiny_patch16_224`` and its sisters with ``timm.create_model``.
-"""
-
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
+import timm
 import timm.layers
 import torch
-from timm.models import register_model
 from timm.models import vision_transformer as timm_vit
 from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
-from vitmods.adapters.apply import apply
 from vitmods.adapters.tensors import Coverage, Row
 from vitmods.adapters.transfer import check_readable, export_model, fields, import_model, refuse, refuse_slots
-from vitmods.changes import parse_changes
-from vitmods.layers import Attention, Block, BlockConfig, BranchNorms, LayerNorm, Mlp
-from vitmods.model.config import BranchConfig, NormConfig, StemConfig, ViTConfig
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.model.vit import ViT
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import UserError
 
+timm_layers: Any = timm.layers
+_GELUS = (nn.GELU, timm_layers.GELU, timm_layers.GELUTanh)
 _POOLS = {"token": "token", "avg": "avg", "map": "map", "": "none"}
 
 
@@ -43,12 +40,23 @@ def read(model: Any) -> tuple[ViT, Coverage]:
         raise UserError(f"{source} is not covered: there is no slot for its distillation token and second head.")
     if type(model) is not timm_vit.VisionTransformer:
         raise UserError(f"{source} is not covered; VisionTransformer is.")
-    refuse(source, uncovered(model))
-    config = _read_config(model)
+    config = read_config(model)
     new, coverage = import_model(source, model, config, _rows(config), _look)
     new.set_grad_checkpointing(model.grad_checkpointing)
     new.pretrained_cfg = new.default_cfg = getattr(model, "pretrained_cfg", new.pretrained_cfg)
     return new, coverage
+
+
+def read_saved(weights: Path, tensors: Mapping[str, Tensor]) -> tuple[ViT, Coverage]:
+    """timm's own reading of the config, and of tensors that were read here: timm opens no file of weights, since some
+    of its versions run the code that a pickle holds. Raises UserError."""
+    given = {"state_dict": dict(tensors), "source": "", "file": None}
+    try:
+        model: Any = timm.create_model(f"local-dir:{weights.parent}", pretrained=True, pretrained_cfg_overlay=given)
+    except Exception as error:  # whatever timm and torch raise for a damaged config or an unknown model
+        raise UserError(f"{weights.parent} cannot be read by timm: {error}") from error
+    model.pretrained_cfg.pop("state_dict", None)
+    return read(model)
 
 
 def to_timm(model: ViT) -> timm_vit.VisionTransformer:
@@ -80,10 +88,10 @@ def _rows(config: ViTConfig) -> list[Row]:
 def uncovered(model: Any) -> list[str]:
     """What of a timm VisionTransformer has no counterpart in a ViTConfig; empty when all of it can be read."""
     missing = []
-    if type(model.patch_embed) is not timm.layers.PatchEmbed:
+    if type(model.patch_embed) is not timm_layers.PatchEmbed:
         missing.append(f"stem {type(model.patch_embed).__name__}")
-    if model.dynamic_img_size:
-        missing.append("dynamic_img_size (resize to one size and call set_input_size)")
+    if getattr(model.patch_embed, "dynamic_img_pad", False):
+        missing.append("dynamic_img_pad")
     if model.global_pool not in _POOLS or model.pool_include_prefix:
         missing.append(f"pooling '{model.global_pool}' with pool_include_prefix={model.pool_include_prefix}")
     if not isinstance(model.patch_drop, nn.Identity):
@@ -116,9 +124,9 @@ def _block_problems(block: Any) -> list[str]:
     problems = []
     attn: Any = block.attn
     mlp: Any = block.mlp
-    if type(attn) is not timm.layers.Attention or getattr(attn, "gate", None) is not None:
+    if type(attn) is not timm_layers.Attention or getattr(attn, "gate", None) is not None:
         problems.append("an attention other than timm's plain one")
-    if type(mlp) is not timm.layers.Mlp or not isinstance(mlp.act, nn.GELU):
+    if type(mlp) is not timm_layers.Mlp or not isinstance(mlp.act, _GELUS):
         problems.append(f"MLP {type(mlp).__name__} with {type(getattr(mlp, 'act', None)).__name__}")
     elif attn.proj.bias is None or mlp.fc1.bias is None:
         problems.append("proj_bias=False")
@@ -134,7 +142,7 @@ def _parts(block: Any) -> list[tuple[str, str]]:
 
 
 def _can_read_norm(module: nn.Module) -> bool:
-    return isinstance(module, nn.Identity | nn.LayerNorm | timm.layers.RmsNorm)
+    return isinstance(module, nn.Identity | nn.LayerNorm | timm_layers.RmsNorm)
 
 
 def _read_norm(module: Any) -> NormConfig | None:
@@ -144,7 +152,9 @@ def _read_norm(module: Any) -> NormConfig | None:
     return NormConfig(kind, float(module.eps), module.weight is not None)
 
 
-def _read_config(model: Any) -> ViTConfig:
+def read_config(model: Any) -> ViTConfig:
+    """The config of a timm VisionTransformer, its weights aside. Raises UserError as ``from_timm``."""
+    refuse(f"timm's {type(model).__name__}", uncovered(model))
     block: Any = _first_branches(model.blocks[0])
     stem: Any = model.patch_embed
     rates = [getattr(_first_branches(b).drop_path1, "drop_prob", 0.0) or 0.0 for b in model.blocks]
@@ -161,7 +171,7 @@ def _read_config(model: Any) -> ViTConfig:
         mlp_dim=block.mlp.fc1.out_features,
         qkv_bias=block.attn.qkv.bias is not None,
         qk_norm=_read_norm(block.attn.q_norm),
-        activation="gelu_tanh" if block.mlp.act.approximate == "tanh" else "gelu",
+        activation=_activation(block.mlp.act),
         stem=StemConfig(bias=stem.proj.bias is not None, after=_read_norm(stem.norm)),
         position="none" if model.pos_embed is None else "learn",
         position_on_prefix=not model.no_embed_class,
@@ -179,20 +189,28 @@ def _read_config(model: Any) -> ViTConfig:
         proj_drop=block.attn.proj_drop.p,
         attn_drop=block.attn.attn_drop.p,
         head_drop=model.head_drop.p,
-        drop_path=rates[-1],
+        drop_path=round(rates[-1], 6),  # timm has it in float32
+        dynamic_img_size=model.dynamic_img_size,
         drop_path_shape="constant" if len(rates) > 1 and rates[0] == rates[-1] > 0 else "linear",
     )
 
 
+def _activation(act: nn.Module) -> Literal["gelu", "gelu_tanh"]:
+    tanh = isinstance(act, timm_layers.GELUTanh) or getattr(act, "approximate", "none") == "tanh"
+    return "gelu_tanh" if tanh else "gelu"
+
+
 def _read_layer_scale(model: Any) -> float | None:
     scale = _first_branches(model.blocks[0]).ls1
-    return None if isinstance(scale, nn.Identity) else float(scale.gamma.detach().float().mean()) or 1e-5
+    if isinstance(scale, nn.Identity):
+        return None
+    return scale.init_values if scale.gamma.is_meta else float(scale.gamma.detach().float().mean()) or 1e-5
 
 
 _COPIED = (
     "img_size patch_size in_chans num_classes embed_dim depth parallel num_heads mlp_dim qkv_bias activation "
     "position_on_prefix class_token reg_tokens layer_scale pool norm_after_pool pos_drop proj_drop attn_drop head_drop "
-    "drop_path init head_bias"
+    "drop_path dynamic_img_size init head_bias"
 )
 
 
@@ -221,58 +239,8 @@ def _counterpart(config: ViTConfig) -> ViTConfig:
 
 
 def _norm_layer(norm: NormConfig) -> Callable[[int], nn.Module]:
-    kind = timm.layers.LayerNorm if norm.kind == "layer" else timm.layers.RmsNorm
+    kind = timm_layers.LayerNorm if norm.kind == "layer" else timm_layers.RmsNorm
     return partial(kind, eps=norm.eps, affine=norm.affine)
-
-
-def timm_block(
-    dim: int,
-    num_heads: int,
-    mlp_ratio: float = 4.0,
-    qkv_bias: bool = True,
-    qk_norm: bool = False,
-    scale_attn_norm: bool = False,
-    scale_mlp_norm: bool = False,
-    proj_bias: bool = True,
-    proj_drop: float = 0.0,
-    attn_drop: float = 0.0,
-    init_values: float | None = None,
-    drop_path: float = 0.0,
-    act_layer: Callable[[], nn.Module] = nn.GELU,
-    norm_layer: Callable[[int], nn.Module] = LayerNorm,
-    mlp_layer: Any = None,
-    attn_layer: Any = None,
-    depth: int = 0,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> Block:
-    """Our block from the arguments of timm's: ``VisionTransformer(block_fn=timm_block)``.
-
-    Raises UserError for a ``mlp_layer`` or ``attn_layer`` other than timm's ordinary ones.
-    """
-    for name, layer, standard in (("mlp_layer", mlp_layer, "Mlp"), ("attn_layer", attn_layer, "Attention")):
-        if layer is not None and getattr(layer, "__name__", layer) not in (standard, ""):
-            raise UserError(f"This block has its own attention and MLP: leave {name} at its default.")
-    attn = partial(
-        Attention,
-        qkv_bias=qkv_bias,
-        proj_bias=proj_bias,
-        qk_norm=norm_layer if qk_norm else None,
-        attn_drop=attn_drop,
-        proj_drop=proj_drop,
-    )
-    config = BlockConfig(
-        dim,
-        num_heads,
-        int(dim * mlp_ratio),
-        attn=attn,
-        mlp=partial(Mlp, act=act_layer(), bias=proj_bias, drop=proj_drop),
-        attn_norms=BranchNorms(before=norm_layer, inner=norm_layer if scale_attn_norm else None),
-        mlp_norms=BranchNorms(before=norm_layer, inner=norm_layer if scale_mlp_norm else None),
-        layer_scale=init_values,
-        drop_path=drop_path,
-    )
-    return Block(config).to(device=device, dtype=dtype)
 
 
 def _arguments(config: ViTConfig) -> dict[str, Any]:
@@ -281,8 +249,15 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
     return {
         **fields(config, "img_size patch_size in_chans num_classes embed_dim depth num_heads qkv_bias reg_tokens"),
         "block_fn": timm_vit.Block if config.parallel == 1 else block,
-        **{theirs: getattr(config, ours) for theirs, ours in _FROM_TIMM.items()},
         "global_pool": "" if config.pool == "none" else config.pool,
+        "fc_norm": config.norm_after_pool,
+        "init_values": config.layer_scale,
+        "drop_rate": config.head_drop,
+        "pos_drop_rate": config.pos_drop,
+        "proj_drop_rate": config.proj_drop,
+        "attn_drop_rate": config.attn_drop,
+        "drop_path_rate": config.drop_path,
+        "dynamic_img_size": config.dynamic_img_size,
         "mlp_ratio": (config.mlp_dim + 0.5) / config.embed_dim,  # timm rounds the product down
         "qk_norm": config.qk_norm is not None,
         "scale_attn_norm": config.attn.inner is not None,
@@ -296,63 +271,3 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
         "embed_norm_layer": _norm_layer(config.stem.after) if config.stem.after else None,
         "act_layer": partial(nn.GELU, approximate="tanh" if config.activation == "gelu_tanh" else "none"),
     }
-
-
-_FROM_TIMM = {
-    "drop_rate": "head_drop",
-    "pos_drop_rate": "pos_drop",
-    "proj_drop_rate": "proj_drop",
-    "attn_drop_rate": "attn_drop",
-    "drop_path_rate": "drop_path",
-    "init_values": "layer_scale",
-    "global_pool": "pool",
-    "fc_norm": "norm_after_pool",
-}
-_SAME = (  # arguments that a ViTConfig has under the same name
-    "num_classes", "in_chans", "img_size", "patch_size", "embed_dim", "depth", "num_heads", "qkv_bias", "reg_tokens",
-    "class_token",
-)  # fmt: skip
-
-
-def create(name: str, changes: str = "", pretrained: bool = False, **kwargs: Any) -> ViT:
-    """A vitmods model from the arguments that ``timm.create_model`` passes on; ``changes`` as in the shell ("dpn+rms").
-
-    Raises UserError on pretrained weights (there are none) and on arguments that have no counterpart.
-    """
-    if pretrained:
-        raise UserError(f"There are no pretrained weights for {name}: load a timm model and call vitmods.apply on it.")
-    fields: dict[str, Any] = {}
-    for key, value in kwargs.items():
-        if key in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
-            continue
-        if key == "no_embed_class":
-            fields["position_on_prefix"] = not value
-        elif key in _FROM_TIMM or key in _SAME:
-            fields[_FROM_TIMM.get(key, key)] = value
-        else:
-            known = [*_FROM_TIMM, *_SAME, "no_embed_class", "changes"]
-            raise UserError(f"{name} has no argument '{key}'. {nearest(key, known)}")
-    if "pool" in fields:
-        fields["pool"] = _POOLS.get(fields["pool"], fields["pool"])
-        fields.setdefault("norm_after_pool", fields["pool"] == "avg")
-    if "embed_dim" in fields:
-        fields["mlp_dim"] = 4 * fields["embed_dim"]  # timm gives the MLP's width as a ratio
-    config = ViTConfig.from_name(name.replace("vitmods_", "vit_"), **fields)
-    model = ViT(config)
-    chosen = parse_changes(changes)
-    return apply(model, *chosen) if chosen else model
-
-
-def _register(name: str) -> None:
-    def entry(pretrained: bool = False, **kwargs: Any) -> ViT:
-        return create(name, pretrained=pretrained, **kwargs)
-
-    entry.__name__ = entry.__qualname__ = name
-    entry.__doc__ = f"{name.replace('vitmods_', 'vit_')} built by vitmods; ``changes`` as in the shell."
-    registered: Callable[..., ViT] = register_model(entry)
-    setattr(sys.modules[__name__], name, registered)
-
-
-for _size, _patches in {"tiny": (16,), "small": (16, 32), "base": (16, 32), "large": (16, 32), "huge": (14,)}.items():
-    for _patch in _patches:
-        _register(f"vitmods_{_size}_patch{_patch}_224")

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from vitmods.adapters.tensors import Coverage, Row, rows_of
 from vitmods.adapters.transfer import check_readable, export_model, fields, import_model, one_norm, refuse, refuse_slots
-from vitmods.model.config import BranchConfig, NormConfig, ViTConfig
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import BranchConfig, NormConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
 
@@ -47,7 +48,7 @@ def to_torchvision(model: ViT) -> nn.Module:
     refuse_slots(target, config, _counterpart(config))
     check_readable("The model", model)
     with torch.random.fork_rng(devices=[]):
-        new = VisionTransformer(
+        new: Any = VisionTransformer(
             config.img_size[0],
             config.patch_size[0],
             config.depth,
@@ -63,7 +64,8 @@ def to_torchvision(model: ViT) -> nn.Module:
     if not config.num_classes:
         new.heads.head = nn.Identity()
     export_model(target, model, new, _rows(config), _look)
-    return new
+    theirs: nn.Module = new
+    return theirs
 
 
 def _look(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:

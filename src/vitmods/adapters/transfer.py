@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vitmods.adapters.tensors import Coverage, Row, group_blocks, read_tensors, write_tensors
-from vitmods.model.config import BranchConfig, NormConfig, StemConfig, ViTConfig
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
 

@@ -1,24 +1,18 @@
 """Published design changes, one idea a file. A file put into this folder is found without being listed anywhere."""
 
-from importlib import import_module
-from pkgutil import iter_modules
-
 from vitmods.changes.base import REGISTRY, Change, Preserves, Weights
-from vitmods.changes.lineups import LINEUPS, LineUp
-from vitmods.changes.parse import parse_changes
+from vitmods.changes.parse import LINEUPS, LineUp, parse_changes
 
-for _module in sorted(module.name for module in iter_modules(__path__)):
-    import_module(f"{__name__}.{_module}")
+__all__ = ["LINEUPS", "REGISTRY", "Change", "LineUp", "Preserves", "Weights", "parse_changes"]
 
-globals().update({kind.__name__: kind for kind in REGISTRY.values()})
 
-__all__ = [
-    "LINEUPS",
-    "REGISTRY",
-    "Change",
-    "LineUp",
-    "Preserves",
-    "Weights",
-    "parse_changes",
-    *(k.__name__ for k in REGISTRY.values()),
-]
+def __getattr__(name: str) -> type[Change]:
+    """The class of a registered change."""
+    for kind in () if name.startswith("_") else REGISTRY.values():
+        if kind.__name__ == name:
+            return kind
+    raise AttributeError(f"module {__name__} has no attribute {name}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(kind.__name__ for kind in REGISTRY.values())])

@@ -2,10 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_type_hints
 
 from vitmods.model.config import ViTConfig
-from vitmods.util.errors import UserError
+from vitmods.model.slots import Slot
+from vitmods.util.errors import UserError, nearest
+from vitmods.util.registry import Registry
+from vitmods.util.shorthand import read_settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,12 +37,13 @@ class Change:
     """The gain that its paper reports."""
     short_forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Other names for the shell, each with the fields that it sets."""
+    words: ClassVar[tuple[str, ...]] = ()
+    """What else one may look for it by; an error suggests it."""
+    acts_in: ClassVar[Literal["model", "training"]] = "model"
+    """``training``: a change whose model computes the same in evaluation and has the same weights."""
 
     def __init_subclass__(cls) -> None:
-        known = REGISTRY.setdefault(cls.name, cls)
-        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise UserError(f"'{cls.name}' is {known.__qualname__}'s name already: give {cls.__qualname__} another.")
-        REGISTRY[cls.name] = cls
+        REGISTRY.add(cls.name, cls, words=cls.words)
 
     @property
     def preserves(self) -> Preserves:
@@ -48,9 +52,19 @@ class Change:
         return "weights"
 
     @property
-    def fills(self) -> frozenset[str]:
+    def fills(self) -> frozenset[Slot]:
         """The slots that this change claims; two changes of one arm may not claim the same."""
         raise NotImplementedError
+
+    @property
+    def claims(self) -> frozenset[Slot]:
+        """``fills``, checked. Raises UserError for what is no slot."""
+        for name in self.fills:
+            if name not in list(Slot):
+                raise UserError(
+                    f"The change '{self.name}' fills '{name}', and there is no such slot. {nearest(name, Slot)}"
+                )
+        return frozenset(map(Slot, self.fills))
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         """The config with this change. A config that comes back equal means that the change has no effect here."""
@@ -68,13 +82,29 @@ class Change:
         """Patterns (fnmatch) of old weights that have no place in the new model. Any other loss is an error."""
         return ()
 
+    @classmethod
+    def settings(cls) -> dict[str, Any]:
+        """Setting of the shell -> its default; None where there is none."""
+        return {f.name: None if f.default is dataclasses.MISSING else f.default for f in dataclasses.fields(cls)}
+
+    @classmethod
+    def from_settings(cls, inside: str, **values: Any) -> Self:
+        """The change with what the shell writes in its parentheses over these values. Raises UserError for others."""
+        hints = get_type_hints(cls)
+        return cls(**values | read_settings(cls.name, "change", inside, {name: hints[name] for name in cls.settings()}))
+
+    def values(self) -> dict[str, Any]:
+        """Its settings that are not at their defaults."""
+        found = {name: getattr(self, name) for name in self.settings()}
+        return {name: value for name, value in found.items() if value != self.settings()[name]}
+
     def describe(self) -> dict[str, str]:
         """What it is, for a reader who does not know it; for lists and reports."""
         record = ("name", "title", "paper", "url", "summary", "preserves", "cost", "published")
         return {name: getattr(self, name) for name in record}
 
     def __str__(self) -> str:
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
+        values = self.values()
         for short, fields in self.short_forms.items():
             if values and values == dict(fields):
                 return short
@@ -82,7 +112,7 @@ class Change:
         return f"{self.name}({inside})" if inside else self.name
 
 
-REGISTRY: dict[str, type[Change]] = {}
+REGISTRY: Registry[type[Change]] = Registry("change", "vitmods.changes", advice="`vitmods changes` lists all.")
 
 
 def _spell(value: object) -> str:

@@ -1,17 +1,18 @@
 """Dual PatchNorm: LayerNorms before and after the patch projection."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from vitmods.changes.base import Change, Preserves
 from vitmods.model.config import NormConfig, ViTConfig
+from vitmods.model.slots import Slot
 from vitmods.util.errors import UserError, nearest
 
-_KINDS = {
-    "layer": NormConfig("layer"),
-    "rms": NormConfig("rms"),
-    "only_learnable": NormConfig("scale_shift"),
-    "no_learnable": NormConfig("layer", affine=False),
+_KINDS: dict[str, dict[str, Any]] = {
+    "layer": {"kind": "layer"},
+    "rms": {"kind": "rms"},
+    "only_learnable": {"kind": "scale_shift"},
+    "no_learnable": {"kind": "layer", "affine": False},
 }
 
 
@@ -66,12 +67,16 @@ class DualPatchNorm(Change):
         return "function" if self.norm == "only_learnable" else "weights"
 
     @property
-    def fills(self) -> frozenset[str]:
-        places = {"stem norm before": self.before, "stem norm after": self.after, "position norm": self.after_position}
+    def fills(self) -> frozenset[Slot]:
+        places = {
+            Slot.STEM_BEFORE: self.before,
+            Slot.STEM_AFTER: self.after,
+            Slot.POSITION_NORM: self.after_position,
+        }
         return frozenset(place for place, filled in places.items() if filled)
 
     def edit(self, config: ViTConfig) -> ViTConfig:
-        norm = replace(_KINDS[self.norm], eps=self.eps)
+        norm = NormConfig(eps=self.eps, **_KINDS[self.norm])
         stem = replace(
             config.stem,
             before=norm if self.before else config.stem.before,

@@ -6,6 +6,7 @@ from typing import Literal
 from vitmods.changes.base import Change, Weights
 from vitmods.changes.prefix_tokens import carry_positions, dropped_positions, first_blocks, join_late
 from vitmods.model.config import FirstBlocks, NormConfig, ViTConfig
+from vitmods.model.slots import Slot
 from vitmods.util.errors import UserError, nearest
 
 # As in the layer, which is not imported: to describe a change needs no torch.
@@ -67,9 +68,9 @@ class DynamicTokenNorm(Change):
             raise UserError("dtn(trade_off=...) fixes lambda, so that lambda_init has no effect: give one of them.")
 
     @property
-    def fills(self) -> frozenset[str]:
-        slots = {"attn": {"attn norm before"}, "both": {"attn norm before", "mlp norm before"}}
-        return frozenset(slots[self.norms] | {"class-token position"})
+    def fills(self) -> frozenset[Slot]:
+        slots = {"attn": {Slot.ATTN_BEFORE}, "both": {Slot.ATTN_BEFORE, Slot.MLP_BEFORE}}
+        return frozenset(slots[self.norms] | {Slot.PREFIX_POSITION})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         blocks = first_blocks(self.name, self.blocks, config)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from vitmods.changes.base import Change, Preserves
 from vitmods.model.config import ViTConfig
+from vitmods.model.slots import Slot
 from vitmods.util.errors import UserError
 
 
@@ -41,8 +42,8 @@ class LayerScale(Change):
         return "function" if self.init == 1 else "weights"
 
     @property
-    def fills(self) -> frozenset[str]:
-        return frozenset({"layer scale"})
+    def fills(self) -> frozenset[Slot]:
+        return frozenset({Slot.LAYER_SCALE})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         return config if config.layer_scale is not None else config.with_(layer_scale=self.init)

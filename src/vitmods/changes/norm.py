@@ -1,22 +1,47 @@
 """Another normalizer in every block and at the end."""
 
-from dataclasses import dataclass, replace
-from typing import Literal
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from inspect import Parameter
+from typing import TYPE_CHECKING, Any, Self
 
 from vitmods.changes.base import Change, Preserves, Weights
-from vitmods.changes.norm_kinds import KINDS
-from vitmods.changes.norm_weights import carry_norms, dropped_by_norms
-from vitmods.model import rms_conversion as rms_conversion
+from vitmods.model import rms_conversion
 from vitmods.model.config import BranchConfig, NormConfig, ViTConfig
+from vitmods.model.slots import Slot
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.shorthand import read_settings
 
-_MIXING = ("batch", "instance", "group", "power", "switchable")  # a token's output depends on others
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitmods.layers.norms import NormKind
+
 _BRANCH_SLOTS = ("before", "inner", "branch", "after")
+_MODULES = {
+    "attn": {"before": "norm1", "inner": "attn.norm", "branch": "norm1_branch", "after": "norm1_after"},
+    "mlp": {"before": "norm2", "inner": "mlp.norm", "branch": "norm2_branch", "after": "norm2_after"},
+}
 
 
-@dataclass(frozen=True)
+def kinds() -> dict[str, "NormKind"]:
+    """The kinds of norm that can take LayerNorm's place in any block, by name."""
+    from vitmods.layers.norms import NORMS  # layers import torch, which describing other changes does without
+
+    return {name: kind for name, kind in NORMS.items() if kind.replaces}
+
+
+class _ShortForms:
+    """The short forms that kinds of norm bring, read when they are asked for."""
+
+    def __get__(self, change: object, owner: type) -> Mapping[str, Mapping[str, Any]]:
+        return {short: {"kind": name} for name, kind in kinds().items() for short in kind.shorts}
+
+
+@dataclass(frozen=True, init=False)
 class Norm(Change):
-    """Every norm of the blocks and the final norm becomes another: the kinds that Dynamic Token Normalization compares.
+    """Every norm of the blocks and the final norm becomes another of the kinds in ``vitmods.layers.norms``.
 
     RMSNorm (Zhang & Sennrich, 2019) is ``gamma * x / sqrt(mean(x^2) + eps)``: no mean is taken off and there is no
     bias. ``rms`` is exact in a pre-norm ViT: what is written to the residual stream is centered over channels, what
@@ -29,8 +54,8 @@ class Norm(Change):
     tokens or images leave the final norm as it is: it may read one pooled token. Norms of the stem and dynamic token
     norms belong to other changes.
 
-    ``warmup`` is PowerNorm's, in training batches; ``batch`` False takes SwitchableNorm's batch branch away; ``gain``
-    is ScaleNorm's. PowerNorm and GroupNorm have the attention heads for groups.
+    ``options`` are those of the kind, also as keywords: ``Norm("power", warmup=100)``. PowerNorm and GroupNorm have the
+    attention heads for groups.
     """
 
     name = "norm"
@@ -44,46 +69,61 @@ class Norm(Change):
         "group -1.6, switchable +0.2, scale +0.1, power -0.1; rms: none for ViTs, as part of Dual PatchNorm it loses "
         "0.0 to 1.7 (Table 6)"
     )
-    short_forms = {  # noqa: RUF012
-        "rms": {"kind": "rms"},
-        "rmsnorm": {"kind": "rms"},
-        "layernorm": {"kind": "layer"},
-        "scalenorm": {"kind": "scale"},
-        "batchnorm": {"kind": "batch"},
-        "instancenorm": {"kind": "instance"},
-        "groupnorm": {"kind": "group"},
-        "powernorm": {"kind": "power"},
-        "switchnorm": {"kind": "switchable"},
-    }
+    short_forms = _ShortForms()  # type: ignore[assignment]
 
     kind: str = ""
     exact: bool = True
-    warmup: int = 3000
-    batch: bool = True
-    gain: Literal["channel", "scalar"] = "channel"
+    options: tuple[tuple[str, Any], ...] = ()
 
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise UserError(f"norm(kind=...) cannot be '{self.kind}'. {nearest(self.kind, KINDS)}")
-        if self.gain not in ("channel", "scalar"):
-            raise UserError(f"norm(gain=...) is channel or scalar, got '{self.gain}'.")
-        if self.warmup < 0:
-            raise UserError(f"norm(warmup=...) is a number of training batches, got {self.warmup}.")
-        for name, kind, default in (
-            ("warmup", "power", 3000),
-            ("batch", "switchable", True),
-            ("gain", "scale", "channel"),
-        ):
-            if self.kind != kind and getattr(self, name) != default:
+    def __init__(
+        self, kind: str = "", exact: bool = True, options: Mapping[str, Any] | tuple[Any, ...] = (), **more: Any
+    ) -> None:
+        known = kinds()
+        if kind not in known:
+            raise UserError(f"norm(kind=...) cannot be '{kind}'. {nearest(kind, known)}")
+        given = {**dict(options), **more}
+        for name in given:
+            others = [other for other, about in known.items() if name in about.options]
+            if name not in known[kind].options and others:
                 raise UserError(
-                    f"norm({name}=...) belongs to kind={kind}, and the kind here is {self.kind}: leave it out."
+                    f"norm({name}=...) belongs to kind={' or '.join(others)}, and the kind here is {kind}: leave it out."
                 )
-        if not self.exact and self.kind != "rms":
-            raise UserError(f"norm(kind={self.kind}) is never exact: leave exact=false out, it concerns kind=rms.")
+        known[kind].check(True, given)
+        if not exact and kind != "rms":
+            raise UserError(f"norm(kind={kind}) is never exact: leave exact=false out, it concerns kind=rms.")
+        arguments = known[kind].arguments
+        options = tuple((name, value) for name, value in sorted(given.items()) if value != arguments[name].default)
+        for field, value in zip(fields(self), (kind, exact, options), strict=True):
+            object.__setattr__(self, field.name, value)
+
+    @classmethod
+    def settings(cls) -> dict[str, Any]:
+        """As of every change; the options of the kinds by their names."""
+        found = {"kind": None, "exact": True}
+        for kind in kinds().values():
+            defaults = {name: kind.arguments[name].default for name in kind.options}
+            found |= {name: None if value is Parameter.empty else value for name, value in defaults.items()}
+        return found
+
+    @classmethod
+    def from_settings(cls, inside: str, **values: Any) -> Self:
+        named = re.search(r"\bkind\s*=\s*([\w-]+)", inside)
+        known = kinds()
+        first = known.get(named[1] if named else values.get("kind", ""))
+        types = {name: kind for about in known.values() for name, kind in about.options.items()}
+        types |= {"kind": str, "exact": bool, **(first.options if first else {})}
+        return cls(**values | read_settings(cls.name, "change", inside, types))
+
+    def values(self) -> dict[str, Any]:
+        return {"kind": self.kind, **({} if self.exact else {"exact": False}), **dict(self.options)}
+
+    @property
+    def about(self) -> "NormKind":
+        return kinds()[self.kind]
 
     def describe(self) -> dict[str, str]:
         """As of every change, but about this kind."""
-        kind = KINDS[self.kind]
+        kind = self.about
         exact = " No output changes." if self._is_exact else ""
         summary = f"The norms of all blocks become {kind.title}: {kind.how}.{exact}"
         about = {"title": kind.title, "paper": kind.paper, "url": kind.url, "published": kind.published}
@@ -98,18 +138,18 @@ class Norm(Change):
         return self.kind == "rms" and self.exact
 
     @property
-    def fills(self) -> frozenset[str]:
-        return frozenset({"kind of norm"})
+    def fills(self) -> frozenset[Slot]:
+        return frozenset({Slot.NORM_KIND})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         if self._is_exact:
             return rms_conversion.rms_config(config)
-        if self.kind in ("instance", "switchable") and config.num_patches + config.num_prefix_tokens < 2:
+        if config.num_patches + config.num_prefix_tokens < self.about.least_tokens:
             raise UserError(
                 f"'{self}' needs the variance over tokens, and this model has one token: take smaller patches."
             )
         final, pool = config.final_norm, config.pool_norm
-        if self.kind not in _MIXING:
+        if self.about.token_wise:
             final, pool = self.edit_norm(final), self.edit_norm(pool)
         return config.with_slots(self._edit_branch, self._edit_branch).with_(final_norm=final, pool_norm=pool)
 
@@ -117,19 +157,71 @@ class Norm(Change):
         return replace(branch, **{slot: self.edit_norm(getattr(branch, slot)) for slot in _BRANCH_SLOTS})
 
     def edit_norm(self, norm: NormConfig | None) -> NormConfig | None:
-        """What a norm becomes; an empty slot and a dynamic token norm stay."""
-        if norm is None or norm.kind == "dynamic_token":
+        """What a norm becomes; an empty slot and a norm that belongs to another change stay."""
+        if norm is None or not norm.facts.replaces:
             return norm
-        return replace(norm, kind=self.kind, options=self._options())
-
-    def _options(self) -> tuple[tuple[str, object], ...]:
-        field = {"power": "warmup", "switchable": "batch", "scale": "gain"}.get(self.kind)
-        return ((field, getattr(self, field)),) if field else ()
+        affine = norm.affine or "affine" not in self.about.arguments
+        return replace(norm, kind=self.kind, affine=affine, options=self.options)
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
+        """What the new norms have a place for; gains that enter or leave ScaleNorm are put into its unit, the length
+        sqrt(C) of a token of size 1, and a single gain takes or gives the mean or itself."""
         if self._is_exact:
             return rms_conversion.rms_weights(weights, old)
-        return carry_norms(weights, old, new)
+        carried = dict(weights)
+        for module, before, after in _changed(old, new):
+            now = dict(_blank(module, after, new).named_parameters())
+            for name in _lost(module, before, after, old, new):
+                carried.pop(name, None)
+            if f"{module}.weight" in weights and "weight" in now:
+                dim = _width(module, new)
+                gain, factor = weights[f"{module}.weight"], after.facts.unit(dim) / before.facts.unit(dim)
+                if gain.shape != now["weight"].shape:
+                    gain = gain.mean(0, keepdim=True) if len(now["weight"]) == 1 else gain.expand(dim)
+                carried[f"{module}.weight"] = gain if factor == 1 else gain * factor
+        return carried
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
-        return rms_conversion.ABSORBED if self._is_exact else dropped_by_norms(old, new)
+        """Weights that have no place, or stand there in another unit."""
+        if self._is_exact:
+            return rms_conversion.ABSORBED
+        return tuple(name for norm in _changed(old, new) for name in _lost(*norm, old, new))
+
+
+def _lost(module: str, before: NormConfig, after: NormConfig, old: ViTConfig, new: ViTConfig) -> list[str]:
+    """Weights of a norm that another cannot take as they are, and its running statistics."""
+    was, dim = _blank(module, before, old), _width(module, new)
+    now = {name: parameter.shape for name, parameter in _blank(module, after, new).named_parameters()}
+    kept = {name for name, parameter in was.named_parameters() if now.get(name) == parameter.shape}
+    if before.facts.unit(dim) != after.facts.unit(dim):
+        kept.discard("weight")
+    return [f"{module}.{name}" for name in was.state_dict() if name not in kept]
+
+
+def _blank(module: str, norm: NormConfig, config: ViTConfig) -> "nn.Module":
+    """The norm of that name, without numbers."""
+    import torch
+
+    from vitmods.model.build import make_norm
+
+    model = {"num_heads": config.num_heads, "grid_size": config.grid, "prefix_tokens": config.num_prefix_tokens}
+    with torch.device("meta"):
+        return make_norm(norm, _width(module, config), **model)
+
+
+def _changed(old: ViTConfig, new: ViTConfig) -> Iterator[tuple[str, NormConfig, NormConfig]]:
+    """(module, its old config, its new config) of every norm whose config is another."""
+    pairs = [(f"blocks.{i}.{name}", a, b) for i in range(new.depth) for name, a, b in _of_block(old, new, i)]
+    pairs += [(name, old.final_norm, new.final_norm) for name in ("norm", "fc_norm")]
+    pairs.append(("attn_pool.norm", old.pool_norm or old.final_norm, new.pool_norm or new.final_norm))
+    return ((name, a, b) for name, a, b in pairs if a is not None and b is not None and a != b)
+
+
+def _of_block(old: ViTConfig, new: ViTConfig, index: int) -> Iterator[tuple[str, NormConfig | None, NormConfig | None]]:
+    for names, before, after in zip(_MODULES.values(), old.branches(index), new.branches(index), strict=True):
+        for slot, name in names.items():
+            yield name, getattr(before, slot), getattr(after, slot)
+
+
+def _width(module: str, config: ViTConfig) -> int:
+    return config.mlp_dim if module.endswith("mlp.norm") else config.embed_dim

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from vitmods.changes.base import Change
 from vitmods.model.config import NormConfig, ViTConfig
+from vitmods.model.slots import Slot
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,9 @@ class NormFormer(Change):
     eps: float = 1e-5
 
     @property
-    def fills(self) -> frozenset[str]:
-        slots = {"attn norm on branch", "mlp inner norm"}
-        return frozenset(slots | ({"head scale"} if self.head_scale else set()))
+    def fills(self) -> frozenset[Slot]:
+        slots = {Slot.ATTN_BRANCH, Slot.MLP_INNER}
+        return frozenset(slots | ({Slot.HEAD_SCALE} if self.head_scale else set()))
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         norm = NormConfig("layer", self.eps)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from vitmods.changes.base import Change, Preserves
 from vitmods.model.config import ViTConfig
+from vitmods.model.slots import Slot
 from vitmods.util.errors import UserError
 
 
@@ -42,8 +43,8 @@ class Parallel(Change):
         return "weights"
 
     @property
-    def fills(self) -> frozenset[str]:
-        return frozenset({"parallel branches"})
+    def fills(self) -> frozenset[Slot]:
+        return frozenset({Slot.PARALLEL})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         flat = config.unrolled

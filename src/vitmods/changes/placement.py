@@ -5,6 +5,7 @@ from typing import Literal
 
 from vitmods.changes.base import Change, Weights
 from vitmods.model.config import BranchConfig, NormConfig, ViTConfig
+from vitmods.model.slots import Slot
 from vitmods.util.errors import UserError, nearest
 
 Place = Literal["pre", "post", "pre+post"]
@@ -49,10 +50,14 @@ class Placement(Change):
             raise UserError(f"placement(reading=...) cannot be '{self.reading}'. {nearest(self.reading, _READINGS)}")
 
     @property
-    def fills(self) -> frozenset[str]:
-        post = "after residual" if self.reading == "residual" else "on branch"
-        slots = {"attn norm before", "mlp norm before"}
-        return frozenset(slots | {f"{b} norm {post}" for b in ("attn", "mlp") if "post" in getattr(self, b)})
+    def fills(self) -> frozenset[Slot]:
+        attn, mlp = (
+            (Slot.ATTN_AFTER, Slot.MLP_AFTER) if self.reading == "residual" else (Slot.ATTN_BRANCH, Slot.MLP_BRANCH)
+        )
+        post = {attn: self.attn, mlp: self.mlp}
+        return frozenset(
+            {Slot.ATTN_BEFORE, Slot.MLP_BEFORE, *(slot for slot, place in post.items() if "post" in place)}
+        )
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         if config.first_blocks is not None:

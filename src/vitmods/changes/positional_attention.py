@@ -7,6 +7,7 @@ from typing import Literal
 from vitmods.changes.base import Change, Weights
 from vitmods.changes.prefix_tokens import carry_positions, dropped_positions, first_blocks, join_late
 from vitmods.model.config import PositionalConfig, ViTConfig
+from vitmods.model.slots import Slot
 from vitmods.util.errors import UserError, nearest
 
 
@@ -45,8 +46,8 @@ class PositionalAttention(Change):
             raise UserError(f"gpsa(gate=...) is a number, got {self.gate}.")
 
     @property
-    def fills(self) -> frozenset[str]:
-        return frozenset({"positions in attention"})
+    def fills(self) -> frozenset[Slot]:
+        return frozenset({Slot.ATTN_POSITIONS})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         count = first_blocks(self.name, self.blocks, config)

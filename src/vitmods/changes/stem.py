@@ -5,9 +5,10 @@ from typing import Literal
 
 from vitmods.changes.base import Change
 from vitmods.model.config import NormConfig, ViTConfig
+from vitmods.model.slots import Slot
 from vitmods.util.errors import UserError, nearest
 
-_NORMS = {"batch": NormConfig("batch", eps=1e-5), "layer": NormConfig("layer"), "none": None}
+_NORMS = {"batch": ("batch", 1e-5), "layer": ("layer", 1e-6), "none": None}
 _INNER_NORMS = range(1, 30, 3)  # their places among the layers of hmlp and levit
 _PUBLISHED = {"hmlp": "batch", "levit": "batch", "local": "none", "linear": "none"}
 
@@ -57,11 +58,12 @@ class Stem(Change):
             raise UserError("stem(gelu=true) is for kind=linear; hmlp and levit have theirs between the layers.")
 
     @property
-    def fills(self) -> frozenset[str]:
-        return frozenset({"stem", "stem norm before", "stem norm after"})
+    def fills(self) -> frozenset[Slot]:
+        return frozenset({Slot.STEM, Slot.STEM_BEFORE, Slot.STEM_AFTER})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
-        norm = _NORMS[self.norm or _PUBLISHED[self.kind]]
+        chosen = _NORMS[self.norm or _PUBLISHED[self.kind]]
+        norm = NormConfig(*chosen) if chosen else None
         bias = config.stem.bias if self.kind == config.stem.kind else self.kind != "levit"
         inner = norm if self.kind in ("hmlp", "levit") else None
         stem = replace(config.stem, bias=bias, before=None, after=norm, kind=self.kind, inner=inner, gelu=self.gelu)

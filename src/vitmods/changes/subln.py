@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vitmods.changes.base import Change, Preserves, Weights
 from vitmods.model.config import NormConfig, ViTConfig
+from vitmods.model.slots import Slot
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,8 +37,8 @@ class SubLN(Change):
         return "nothing" if self.rescale else "weights"
 
     @property
-    def fills(self) -> frozenset[str]:
-        return frozenset({"attn inner norm", "mlp inner norm"})
+    def fills(self) -> frozenset[Slot]:
+        return frozenset({Slot.ATTN_INNER, Slot.MLP_INNER})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         norm = NormConfig("layer", self.eps)

@@ -45,13 +45,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def describe(kind: Any) -> dict[str, Any]:
     """One change, for people and programs."""
-    from dataclasses import MISSING, fields
-
     from vitmods.changes import Change
 
-    settings = {field.name: None if field.default is MISSING else field.default for field in fields(kind)}
     record = Change.describe(_plain(kind))  # of the change as a whole, where one of its variants tells of itself
-    return {**record, "settings": settings, "short_forms": list(kind.short_forms)}
+    return {**record, "settings": kind.settings(), "short_forms": list(kind.short_forms)}
 
 
 def _plain(kind: Any) -> Any:

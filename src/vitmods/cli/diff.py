@@ -37,7 +37,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(Diff, arguments, "diff")
     import torch
 
-    from vitmods.adapters.apply import apply, diff
+    from vitmods.adapters.apply import apply
+    from vitmods.adapters.diff import diff
     from vitmods.changes import parse_changes
     from vitmods.model.vit import vit
 

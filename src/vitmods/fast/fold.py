@@ -10,7 +10,6 @@
 The final norm stays, so that features are the same as well as logits. The arithmetic is in float64, rounded once.
 """
 
-import math
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -77,7 +76,14 @@ def _edit_branch(branch: BranchConfig) -> BranchConfig:
 
 
 def _folded(norm: NormConfig | None) -> NormConfig | None:
-    return replace(norm, affine=False) if norm is not None and _keeps_slot(norm) else None
+    if norm is None or not _keeps_slot(norm):
+        return None
+    return replace(norm, affine=False) if _folds(norm) else norm
+
+
+def _folds(norm: NormConfig) -> bool:
+    """Whether its last step is a gain and a bias, of which we know."""
+    return norm.facts.folds or norm.kind in WHOLLY_AFFINE
 
 
 def _keeps_slot(norm: NormConfig | None) -> bool:
@@ -86,7 +92,7 @@ def _keeps_slot(norm: NormConfig | None) -> bool:
 
 def _shifts(norm: NormConfig | None) -> bool:
     """Whether folding the norm adds to the bias of the map that reads it."""
-    return norm is not None and (norm.kind == "batch" or (norm.affine and norm.kind not in ("rms", "scale")))
+    return norm is not None and _folds(norm) and (norm.kind == "batch" or (norm.affine and norm.facts.biased))
 
 
 def _scales_fold(config: ViTConfig) -> bool:
@@ -112,7 +118,7 @@ def _fold_stem(weights: "Weights", config: ViTConfig) -> None:
 
 def _fold_into_reader(weights: "Weights", norm: NormConfig | None, name: str, reader: str) -> None:
     """``V (g n + b) + c``: gain and bias of the norm become part of V and c."""
-    if norm is None:
+    if norm is None or not _folds(norm):
         return
     matrix = weights[f"{reader}.weight"]
     wide = matrix.double().flatten(1)
@@ -155,7 +161,7 @@ def _take_affine(weights: "Weights", norm: NormConfig, name: str, dim: int) -> "
         like = next(iter(weights.values()))
         return torch.full((dim,), default, dtype=torch.float64, device=like.device) if found is None else found.double()
 
-    start = math.sqrt(dim) if norm.kind == "scale" else 1.0
+    start = norm.facts.unit(dim)
     gain, shift = take("weight", start) / start, take("bias", 0.0)
     if norm.kind == "batch":
         gain = gain * (take("running_var", 1.0) + norm.eps).rsqrt()

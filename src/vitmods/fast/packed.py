@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitmods.layers.linear import onednn_fits
-
 
 class PackedLinear(nn.Linear):
     """A linear map (..., in) -> (..., out) for inference on a CPU, optionally with the GELU that follows it.
@@ -54,6 +52,14 @@ class PackedLinear(nn.Linear):
 
 
 def _fits(x: Tensor, weight: Tensor) -> bool:
-    if x.dtype != weight.dtype or not onednn_fits(x, torch.float32, torch.bfloat16):
+    """Whether oneDNN's product may take this input: a plain tensor of the weights' type on the CPU, nothing that records
+    gradients, casts, compiles or exports, and a PyTorch that has the product."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
-    return x.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if type(x) is not Tensor or x.device.type != "cpu" or x.dtype != weight.dtype or not torch.backends.mkldnn.enabled:
+        return False
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    return x.dtype == torch.float32 or (
+        x.dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )

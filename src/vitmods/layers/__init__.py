@@ -4,7 +4,8 @@ from vitmods.layers.attention import Attention, AttentionPool
 from vitmods.layers.block import Block, BlockConfig, BranchNorms
 from vitmods.layers.drop import DropPath, LayerScale
 from vitmods.layers.mlp import Mlp
-from vitmods.layers.norms import DynamicTokenNorm, LayerNorm, RMSNorm, ScaleShift
+from vitmods.layers.norms import *  # noqa: F403
+from vitmods.layers.norms import __all__ as _norms
 from vitmods.layers.parallel import ParallelBlock
 from vitmods.layers.positional_attention import GatedPositions
 from vitmods.layers.stems import (
@@ -25,18 +26,15 @@ __all__ = [
     "BranchNorms",
     "DropPath",
     "DualPatchNormStem",
-    "DynamicTokenNorm",
     "GatedPositions",
     "HMLPStem",
-    "LayerNorm",
     "LayerScale",
     "LeViTStem",
     "LinearStem",
     "LocalTransformerStem",
     "Mlp",
     "ParallelBlock",
-    "RMSNorm",
-    "ScaleShift",
     "Stem",
     "TokensToTokenStem",
+    *_norms,
 ]

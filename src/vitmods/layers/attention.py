@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vitmods.layers.norms import LayerNorm
+from vitmods.ops.attention import attend
 
 
 class Attention(nn.Module):
@@ -66,7 +66,7 @@ class Attention(nn.Module):
         if self.mask is not None:
             attn_mask = self.mask(q, k, attn_mask)
         drop = self.attn_drop if self.training else 0.0
-        x = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, dropout_p=drop)
+        x = attend(q, k, v, attn_mask, drop)
         if self.positions is not None:
             x = self.positions(x, v)
         if self.head_scale is not None:
@@ -111,7 +111,7 @@ class AttentionPool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q = self.q(self.latent).expand(x.shape[0], -1, -1).unflatten(-1, (self.num_heads, self.head_dim))
         k, v = self.kv(x).unflatten(-1, (2, self.num_heads, self.head_dim)).unbind(2)
-        out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        out = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         out = self.proj(out.transpose(1, 2).flatten(2))
         out = out + self.mlp(self.norm(out))
         first: Tensor = out[:, 0]

@@ -42,3 +42,13 @@ def resample(
         image = F.interpolate(image, size=new, mode="bicubic", antialias=True)
     grid = image.permute(0, 2, 3, 1).reshape(1, new[0] * new[1], -1).to(positions.dtype)
     return torch.cat([kept, grid], dim=1)
+
+
+def positions_on_grid(positions: Tensor, old: tuple[int, int], new: tuple[int, int], kind: str) -> Tensor:
+    """Positions (1, T_old, C) for another grid, (1, T_new, C): learned ones resampled, the tables of ``sincos2d`` and
+    ``sincos2d_centered`` computed."""
+    if old == new:
+        return positions
+    if kind == "learn":
+        return resample(positions, old, new)
+    return sincos2d(new, positions.shape[-1], centered=kind == "sincos2d_centered").to(positions)

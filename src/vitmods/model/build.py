@@ -23,22 +23,10 @@ from vitmods.layers import (
     ParallelBlock,
     Stem,
     TokensToTokenStem,
-    norms,
 )
+from vitmods.layers.norms import NORMS
 from vitmods.layers.position import sincos2d
 from vitmods.model.config import BranchConfig, NormConfig, ViTConfig
-
-NORMS: dict[str, Any] = {
-    "layer": norms.LayerNorm,
-    "rms": norms.RMSNorm,
-    "scale": norms.ScaleNorm,
-    "batch": norms.BatchNorm,
-    "instance": norms.InstanceNorm,
-    "group": norms.GroupNorm,
-    "power": norms.PowerNorm,
-    "switchable": norms.SwitchableNorm,
-    "dynamic_token": norms.DynamicTokenNorm,
-}
 
 MLPS: dict[str, Any] = {"mlp": Mlp}
 """Kinds of MLP: classes that are built as ``Mlp`` is, and have its ``macs``."""
@@ -60,15 +48,11 @@ def default_forms() -> Forms:
 def norm_factory(config: NormConfig | None, **model: Any) -> Any:
     """From a slot's config to a callable that takes the number of channels, or None for an empty slot.
 
-    ``model`` is what the slot knows of the model; a norm gets of it what its class names in ``takes``.
+    ``model`` is what the slot knows of the model; a norm gets of it what it takes.
     """
     if config is None:
         return None
-    if config.kind == "scale_shift":
-        return norms.ScaleShift
-    norm = NORMS[config.kind]
-    taken = {name: model[name] for name in getattr(norm, "takes", ()) if name in model}
-    return partial(norm, eps=config.eps, affine=config.affine, **(taken | dict(config.options)))
+    return NORMS[config.kind].factory(config.eps, config.affine, dict(config.options), **model)
 
 
 def _branch_norms(branch: BranchConfig, config: ViTConfig, index: int) -> BranchNorms:

@@ -62,6 +62,7 @@ class ViTConfig:
     head_drop: float = 0.0
     drop_path: float = 0.0
     drop_path_shape: Literal["linear", "constant"] = "linear"
+    dynamic_img_size: bool = False  # images of other sizes than img_size are taken too
     init: Literal["timm", "big_vision"] = "timm"
 
     def __post_init__(self) -> None:

@@ -122,7 +122,6 @@ def _block_macs(config: ViTConfig, block: int, dense_norms: bool) -> int:
 
 
 def _norm_macs(config: ViTConfig, block: int, dense: bool) -> int:
-    """Two moments of every channel for each dynamic token norm before a branch."""
-    kinds = [branch.before.kind for branch in config.branches(block) if branch.before is not None]
-    reach = config.num_patches if dense else sum(config.grid)
-    return kinds.count("dynamic_token") * 2 * config.num_patches * reach * config.embed_dim
+    """Products of the norms before a branch that have any."""
+    norms = [branch.before for branch in config.branches(block) if branch.before is not None]
+    return sum(norm.facts.macs(config.grid, config.embed_dim, dense) for norm in norms)

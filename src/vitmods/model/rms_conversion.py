@@ -22,7 +22,8 @@ equal in evaluation (and in training without it); whole branches may be dropped.
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from vitmods.model.config import BranchConfig, ViTConfig
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import BranchConfig
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:

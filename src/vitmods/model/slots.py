@@ -3,16 +3,17 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vitmods.util.errors import UserError, nearest
 
-NORM_KINDS = (
-    "layer", "rms", "scale_shift", "scale", "batch", "instance", "group", "power", "switchable", "dynamic_token",
-)  # fmt: skip
+if TYPE_CHECKING:
+    from vitmods.layers.norms import NormKind
+
 STEM_KINDS = ("linear", "hmlp", "levit", "local", "t2t")
 
 _KINDS = {bool: (bool, "True or False"), int: (Integral, "a whole number"), float: (Real, "a finite number")}
@@ -43,10 +44,46 @@ def _types(config: Any) -> dict[str, tuple[tuple[type, ...], str]]:
     return found
 
 
+class Slot(StrEnum):
+    """The places of a ViT that a change may claim, so that two changes of one arm do not alter the same."""
+
+    STEM = "stem"
+    STEM_BEFORE = "stem norm before"
+    STEM_AFTER = "stem norm after"
+    PATCHES_KEPT = "patches kept"
+    POSITION_NORM = "position norm"
+    PREFIX_POSITION = "class-token position"
+    ATTN_BEFORE = "attn norm before"
+    ATTN_INNER = "attn inner norm"
+    ATTN_BRANCH = "attn norm on branch"
+    ATTN_AFTER = "attn norm after residual"
+    MLP_BEFORE = "mlp norm before"
+    MLP_INNER = "mlp inner norm"
+    MLP_BRANCH = "mlp norm on branch"
+    MLP_AFTER = "mlp norm after residual"
+    NORM_KIND = "kind of norm"
+    QK_NORM = "norm of queries and keys"
+    ATTN_MASK = "mask of attention"
+    ATTN_POSITIONS = "positions in attention"
+    HEAD_SCALE = "head scale"
+    MLP = "mlp"
+    LAYER_SCALE = "layer scale"
+    PARALLEL = "parallel branches"
+    QKV_BIAS = "bias of queries, keys and values"
+    ACTIVATION = "activation"
+    POSITION = "position"
+    PREFIX_TOKENS = "class and register tokens"
+    FINAL_NORM = "final norm"
+    POOL = "pool"
+    HEAD = "head"
+    DROPOUT = "dropout"
+    INITIALIZATION = "initialization"
+
+
 @dataclass(frozen=True)
 class NormConfig:
-    """What fills a norm slot. ``affine`` False leaves the learned gain and bias out; ``options`` are further keywords
-    of the norm's class, as pairs (a mapping is taken too)."""
+    """What fills a norm slot: a kind of ``vitmods.layers.norms``. ``affine`` False leaves the learned gain and bias out;
+    ``options`` are further keywords of the norm's class, as pairs (a mapping is taken too)."""
 
     kind: str = "layer"
     eps: float = 1e-6
@@ -57,10 +94,17 @@ class NormConfig:
         pairs = self.options.items() if isinstance(self.options, Mapping) else self.options
         object.__setattr__(self, "options", tuple((str(key), value) for key, value in pairs))
         check_types(self)
-        if self.kind not in NORM_KINDS:
-            raise UserError(f"There is no normalizer '{self.kind}'. {nearest(self.kind, NORM_KINDS)}")
+        if self.kind != "layer" or self.options:
+            self.facts.check(self.affine, dict(self.options))
         if not self.eps > 0:
             raise UserError(f"A norm's eps must be positive, got {self.eps}.")
+
+    @property
+    def facts(self) -> "NormKind":
+        """What is known of the kind. Raises UserError where there is none of that name."""
+        from vitmods.layers.norms import NORMS  # layers import torch, and a plain ViT is described without
+
+        return NORMS[self.kind]
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """The reference Vision Transformer: a config, its slots filled with modules, and the forward pass."""
 
-from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.utils.checkpoint import checkpoint
 
-from vitmods.layers.position import resample
+from vitmods.layers.position import positions_on_grid
 from vitmods.model.build import (
     Forms,
     default_forms,
@@ -20,9 +20,12 @@ from vitmods.model.build import (
 )
 from vitmods.model.config import ViTConfig
 from vitmods.model.init import initialize
-from vitmods.util.errors import UserError, nearest
+from vitmods.model.intermediates import Intermediates
+from vitmods.model.sizes import Grid, Resampling, grid_of_images, reads_grid, resize, set_grid
+from vitmods.model.tracing import given, keep_whole, scriptable
+from vitmods.util.errors import UserError
 
-Resampling = Literal["bicubic", "bilinear"]
+torch.fx.wrap("positions_on_grid")  # what it does depends on the size of the images
 
 
 def vit(config: ViTConfig | str = "S/16", **overrides: Any) -> "ViT":
@@ -35,17 +38,24 @@ def vit(config: ViTConfig | str = "S/16", **overrides: Any) -> "ViT":
     return ViT(config)
 
 
-class ViT(nn.Module):
+class ViT(Intermediates):
     """A Vision Transformer with timm's parameter names and model contract; ``vit_config`` describes it completely.
 
     Images (B, in_chans, height, width) -> logits (B, num_classes); ``forward_features`` gives all tokens (B, N, C).
     ``forms`` runs the blocks: by default ``vitmods.fast.Forms()``, which gives the same in less time (of the last block
     ``forward`` then computes only what the head reads); None calls each block as it is written.
 
-    Both take one of two keywords for masked pre-training. ``keep`` (B, K) names the visible patches of each image;
-    the others are not computed, and the patch tokens are K, in its order (He et al., 2022, MAE). ``mask`` (B, T) is
-    True where the learned mask token stands in for a patch (Bao et al., 2022, BEiT; the config's ``mask_token`` makes
-    one). UserError says what does not fit.
+    Both take masks. ``attn_mask`` is for attention, True or 0 where a token may look, and ``is_causal`` lets it look at
+    no later token. One of two is for masked pre-training: ``keep`` (B, K) names the visible patches of each image; the
+    others are not computed, and the patch tokens are K, in its order (He et al., 2022, MAE). ``mask`` (B, T) is True
+    where the learned mask token stands in for a patch (Bao et al., 2022, BEiT; the config's ``mask_token`` makes one).
+    UserError says what does not fit.
+
+    With the config's ``dynamic_img_size`` images may have any size that patches fill, another at each call: positions
+    are resampled for them (bicubic, as in timm; fixed tables are computed), and norms that read the grid follow.
+
+    torch.fx traces the model, in the mode that it is in, with what it is called with; ``torch.jit.script`` takes that
+    graph.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -54,6 +64,8 @@ class ViT(nn.Module):
         self.changes: tuple[Any, ...] = ()  # what `apply` did to get here, in order
         dim = config.embed_dim
         self.patch_embed = make_stem(config)
+        self.patch_embed.strict_img_size = not config.dynamic_img_size
+        self._grid: Grid | None = None  # of the images that are in the model, where they may have any size
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, config.reg_tokens, dim)) if config.reg_tokens else None
         self.mask_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.mask_token else None
@@ -84,60 +96,61 @@ class ViT(nn.Module):
     num_prefix_tokens = property(lambda self: self.vit_config.num_prefix_tokens)
     global_pool = property(lambda self: "" if self.vit_config.pool == "none" else self.vit_config.pool)
 
-    def forward(self, x: Tensor, *, keep: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        keep: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
         """(B, in_chans, height, width) -> (B, num_classes); with ``pool="none"`` (B, N, num_classes)."""
+        attn_mask, is_causal, keep, mask = given(attn_mask, is_causal, keep, mask)
+        if attn_mask is not None or is_causal or isinstance(x, Proxy):  # a graph is asked for any block's output
+            return self.forward_head(self.forward_features(x, attn_mask, is_causal, keep, mask))
         x = self._embed(x, keep, mask)
         for i in range(len(self.blocks)):
             x = self._run(i, x, for_head=i == len(self.blocks) - 1)
         return self.forward_head(self.norm(x))
 
-    def forward_features(self, x: Tensor, *, keep: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward_features(
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        keep: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
         """(B, in_chans, height, width) -> all tokens (B, N, C) after the final norm, prefix tokens first."""
+        attn_mask, is_causal, keep, mask = given(attn_mask, is_causal, keep, mask)
         x = self._embed(x, keep, mask)
         for i in range(len(self.blocks)):
-            x = self._run(i, x)
-        return self.norm(x)
+            x = self._run_masked(i, x, attn_mask, is_causal)
+        tokens: Tensor = self.norm(x)
+        return tokens
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Tokens (B, N, C) -> logits (B, num_classes), or the pooled features (B, C) that the head reads."""
         x = self.fc_norm(self._pool(x))
         if self.pre_logits is not None:
             x = torch.tanh(self.pre_logits(x))
-        x = self.head_drop(x)
-        return x if pre_logits else self.head(x)
+        features: Tensor = self.head_drop(x)
+        return features if pre_logits else self.head(features)
 
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | Sequence[int] | None = None,
-        return_prefix_tokens: bool = False,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> Any:
-        """The outputs of chosen blocks, as in timm: the last ``indices`` blocks, or those listed, or all.
-
-        Returns (final tokens, list), or the list alone. Entries are (B, C, rows, columns), or (B, T, C) with
-        ``output_fmt="NLC"``, paired with the prefix tokens (B, prefix, C) if asked for. Raises ValueError on an
-        unknown format or block.
-        """
-        if output_fmt not in ("NCHW", "NLC"):
-            raise ValueError(f"output_fmt is 'NCHW' or 'NLC', got '{output_fmt}'.")
-        take = self._block_indices(indices)
-        grid = self.patch_embed.dynamic_feat_size((x.shape[-2], x.shape[-1]))
-        x, found = self._embed(x), []
-        for i in range(max(take) + 1 if stop_early else len(self.blocks)):
-            x = self._run(i, x)
-            if i not in take:
-                continue
-            prefix = self.vit_config.num_prefix_tokens if i >= self.vit_config.prefix_from else 0
-            out = self.norm(x) if norm else x
-            patches = out[:, prefix:]
-            if output_fmt == "NCHW":
-                patches = patches.transpose(1, 2).unflatten(2, grid).contiguous()
-            found.append((patches, out[:, :prefix]) if return_prefix_tokens and prefix else patches)
-        return found if intermediates_only else (self.norm(x), found)
+    @torch.no_grad()
+    def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
+        """Draws all weights anew, in place: by the config's rule, or by ``mode`` ("timm", "big_vision"), which the
+        config then has. With ``needs_reset`` norms, scales and buffers start anew too: what ``to_empty`` has brought
+        from the meta device is then as a new model. Raises UserError for another mode."""
+        if mode:
+            self.vit_config = self.vit_config.with_(init=mode)
+        if not needs_reset:
+            initialize(self)
+            return
+        fresh = ViT(self.vit_config)
+        start = dict([*fresh.named_parameters(), *fresh.named_buffers()])
+        for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
+            tensor.copy_(start[name])
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that are matrices but not weights: positions and tokens."""
@@ -150,6 +163,9 @@ class ViT(nn.Module):
             "stem": r"^cls_token|^reg_token|^mask_token|^pos_embed|^patch_embed|^norm_pre",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm|^fc_norm|^attn_pool|^pre_logits", (99999,))],
         }
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        return scriptable(self)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keep the input of each block alone and run the block again in backward."""
@@ -178,32 +194,13 @@ class ViT(nn.Module):
         img_size: int | tuple[int, int] | None = None,
         patch_size: int | tuple[int, int] | None = None,
         positions: Resampling = "bicubic",
+        dynamic_img_size: bool | None = None,
     ) -> None:
         """Another image or patch size, keeping all weights: learned positions are resampled (``bicubic`` as timm,
         ``bilinear`` with aligned corners as big_vision), the projection and the gain of a patch norm are resized with
-        the patch. Raises UserError when the sizes do not fit or the resampling is unknown."""
-        if positions not in get_args(Resampling):
-            known = get_args(Resampling)
-            raise UserError(f"Positions cannot be resampled by '{positions}'. {nearest(str(positions), known)}")
-        old = self.vit_config
-        new = old.with_(img_size=img_size or old.img_size, patch_size=patch_size or old.patch_size)
-        self.patch_embed.set_input_size(new.img_size, new.patch_size)
-        self.vit_config = new
-        for module in self.modules():
-            if "grid_size" in getattr(module, "takes", ()):
-                module.grid_size = self.vit_config.grid  # type: ignore[assignment]
-        if self.pos_embed is None or self.vit_config.grid == old.grid:
-            return
-        prefix = old.num_prefix_tokens if old.position_on_prefix else 0
-        if old.position != "learn":
-            fixed = initial_positions(self.vit_config)
-            assert fixed is not None
-            self._set_positions(fixed.to(self.pos_embed))
-            return
-        trained = self.pos_embed.requires_grad
-        aligned = positions == "bilinear"
-        self._set_positions(resample(self.pos_embed.detach(), old.grid, self.vit_config.grid, prefix, aligned))
-        self.pos_embed.requires_grad_(trained)
+        the patch. ``dynamic_img_size`` says whether images of other sizes are taken too. Raises UserError when the
+        sizes do not fit or the resampling is unknown."""
+        resize(self, img_size, patch_size, positions, dynamic_img_size)
 
     def _set_positions(self, positions: Tensor | None) -> None:
         if self.vit_config.position == "learn":
@@ -214,13 +211,15 @@ class ViT(nn.Module):
 
     def _embed(self, images: Tensor, keep: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Images -> tokens with positions (B, prefix + T, C), or (B, prefix + K, C) where ``keep`` is (B, K)."""
+        keep_whole(images)
         config = self.vit_config
+        if config.dynamic_img_size:
+            self._grid = grid_of_images(self, images)
         x = self.patch_embed(images) if keep is None else self._visible(images, keep, mask)
         if mask is not None:
             x = self._masked(x, mask)
-        entries = config.num_prefix_tokens if config.position_on_prefix else 0
         if self.pos_embed is not None:
-            positions = self.pos_embed[:, entries:]
+            positions = self._positions_for(images)
             x = x + (positions if keep is None else positions[0, keep])
         if not config.position_norm_on_prefix:
             x = self.norm_pre(x)
@@ -228,18 +227,30 @@ class ViT(nn.Module):
             x = self._prepend(x)
         if config.position_norm_on_prefix:
             x = self.norm_pre(x)
-        return self.pos_drop(x)
+        tokens: Tensor = self.pos_drop(x)
+        return tokens
+
+    def _positions_for(self, images: Tensor) -> Tensor:
+        """The positions of the images' patches, (1, T, C)."""
+        assert self.pos_embed is not None
+        config = self.vit_config
+        positions: Tensor = self.pos_embed[:, config.num_prefix_tokens if config.position_on_prefix else 0 :]
+        if not config.dynamic_img_size:
+            return positions
+        grid = self.patch_embed.dynamic_feat_size((images.shape[-2], images.shape[-1]))
+        return positions_on_grid(positions, config.grid, grid, config.position)
 
     def _visible(self, images: Tensor, keep: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
             raise UserError("Give keep (visible patches alone) or mask (mask tokens in their place), not both.")
-        on_grid = {type(m).__name__ for m in self.modules() if "grid_size" in getattr(m, "takes", ())}
+        on_grid = {type(module).__name__ for module in reads_grid(self)}
         if on_grid:
             raise UserError(
                 f"{', '.join(sorted(on_grid))} reads the whole grid of patches, which visible ones alone do not form: "
                 "use mask, which keeps all tokens in place."
             )
-        return self.patch_embed(images, keep)
+        visible: Tensor = self.patch_embed(images, keep)
+        return visible
 
     def _masked(self, x: Tensor, mask: Tensor) -> Tensor:
         if self.mask_token is None:
@@ -263,11 +274,13 @@ class ViT(nn.Module):
         if index == self.vit_config.prefix_from > 0:
             x = self._prepend(x)
         if self.grad_checkpointing and torch.is_grad_enabled():
-            out: Tensor = checkpoint(self._run_block, index, x, for_head, use_reentrant=False)
+            out: Tensor = checkpoint(self._run_block, index, x, for_head, self._grid, use_reentrant=False)
             return out
-        return self._run_block(index, x, for_head)
+        return self._run_block(index, x, for_head, self._grid)
 
-    def _run_block(self, index: int, x: Tensor, for_head: bool) -> Tensor:
+    def _run_block(self, index: int, x: Tensor, for_head: bool, grid: Grid | None) -> Tensor:
+        if grid is not None:
+            set_grid(self.blocks[index], grid)
         if self.forms is not None:
             return self.forms.run(self, index, x, for_head)
         out: Tensor = self.blocks[index](x)
@@ -279,16 +292,8 @@ class ViT(nn.Module):
             return x
         if pool == "map":
             assert self.attn_pool is not None
-            return self.attn_pool(x[:, prefix:])
+            pooled: Tensor = self.attn_pool(x[:, prefix:])
+            return pooled
         if pool == "token":
             return x[:, 0]
         return x[:, prefix:].mean(1)
-
-    def _block_indices(self, indices: int | Sequence[int] | None) -> set[int]:
-        depth = len(self.blocks)
-        if indices is None:
-            return set(range(depth))
-        chosen = range(depth - indices, depth) if isinstance(indices, int) else indices
-        if not all(-depth <= i < depth for i in chosen) or not chosen:
-            raise ValueError(f"indices must name some of the {depth} blocks, got {indices}.")
-        return {i % depth for i in chosen}

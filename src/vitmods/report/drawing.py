@@ -13,18 +13,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-NORMS = {
-    "layer": "LayerNorm",
-    "rms": "RMSNorm",
-    "scale_shift": "scale + shift",
-    "batch": "BatchNorm",
-    "instance": "InstanceNorm",
-    "group": "GroupNorm",
-    "scale": "ScaleNorm",
-    "power": "PowerNorm",
-    "switchable": "SwitchableNorm",
-    "dynamic_token": "Dynamic Token",
-}
+from vitmods.layers.norms import NORMS
+
 POSITIONS = {"learn": "+ position", "sincos2d": "+ position, fixed", "sincos2d_centered": "+ position, fixed"}
 STEMS = {"linear": "linear", "hmlp": "hMLP", "levit": "LeViT convolutions", "local": "local transformer"}
 ACTIVATIONS = {"gelu": "GELU", "gelu_tanh": "tanh GELU"}
@@ -184,7 +174,8 @@ def _norm(slot: str, norm: Config | None) -> list[Box]:
 
 
 def _norm_text(norm: Config) -> str:
-    name = NORMS.get(norm["kind"], str(norm["kind"]))
+    known = NORMS.get(norm["kind"])
+    name = known.title if known else str(norm["kind"])
     return name if norm.get("affine", True) else f"{name}, fixed"
 
 

@@ -54,34 +54,39 @@ class Registry(Mapping[str, T]):
         self._unread = True
         self._things: dict[str, T] = {}
         self._modules: dict[str, str] = {}
-        self._words: dict[str, str] = {}
+        self._origins: dict[str, str] = {}
+        self.words: dict[str, str] = {}
+        """what else things may be looked for by -> their names"""
         _registries.append(self)
 
-    def add(self, name: str, thing: T, *, words: Iterable[str] = ()) -> T:
-        """Add a thing; ``words`` are what else one may look for it by: an error suggests it, nothing is called so.
+    def add(self, name: str, thing: T, *, words: Iterable[str] = (), origin: Any = None) -> T:
+        """Add a thing.
+
+        Args:
+            name, thing: it and its name.
+            words: what else one may look for it by: an error suggests it, nothing is called so.
+            origin: the class or function that the thing stands for, where it is none itself.
 
         Raises UserError where another thing has the name. The same class or module may add it again (a reload).
         """
-        module = thing.__module__ if hasattr(thing, "__qualname__") else _calling_module()
+        named = origin if origin is not None else thing
+        module = named.__module__ if hasattr(named, "__qualname__") else _calling_module()
+        origin = f"{module}.{named.__qualname__}" if hasattr(named, "__qualname__") else module
         if not _ours(module):
             self._read()  # so that it is the newcomer who is refused
-        if name in self._things and self.origin(name) != _origin(thing, module):
+        if self._origins.get(name, origin) != origin:
             raise UserError(
-                f"There are two {self.kind}s '{name}': {self.origin(name)} and {_origin(thing, module)}. Give one of "
-                "them another name."
+                f"There are two {self.kind}s '{name}': {self._origins[name]} and {origin}. Give one of them another "
+                "name."
             )
-        self._things[name], self._modules[name] = thing, module
-        self._words.update(dict.fromkeys(words, name))
+        self._things[name], self._modules[name], self._origins[name] = thing, module, origin
+        self.words.update(dict.fromkeys(words, name))
         return thing
-
-    def origin(self, name: str) -> str:
-        """Where the thing of that name was written."""
-        return _origin(self._things[name], self._modules[name])
 
     def remove(self, name: str) -> None:
         """Forget a thing, after a test for instance."""
-        del self._things[name], self._modules[name]
-        self._words = {word: known for word, known in self._words.items() if known != name}
+        del self._things[name], self._modules[name], self._origins[name]
+        self.words = {word: known for word, known in self.words.items() if known != name}
 
     def register(self, name: str, *, words: Iterable[str] = ()) -> Callable[[D], D]:
         """``add`` as a decorator."""
@@ -94,7 +99,7 @@ class Registry(Mapping[str, T]):
 
     def hint(self, name: str) -> str:
         """The end of the error of an unknown name: the nearest one, or all where none is near."""
-        return f"{nearest(name, self, self._words)} {self.advice}".strip()
+        return f"{nearest(name, self, self.words)} {self.advice}".strip()
 
     def _read(self) -> dict[str, T]:
         with _READING:
@@ -169,10 +174,6 @@ def spelled(module: ModuleType) -> str:
 
 def _ours(module: str) -> bool:
     return module.partition(".")[0] == _HOUSE
-
-
-def _origin(thing: object, module: str) -> str:
-    return f"{module}.{thing.__qualname__}" if hasattr(thing, "__qualname__") else module
 
 
 def _import(name: str) -> None:

@@ -1,7 +1,10 @@
 """Normalizers of tokens, one file each. Contract: (B, N, C) or (B, rows, columns, C) in and out, float32 statistics,
-output in the input's type, explicit eps; ``token_wise`` says whether a token's output depends on that token alone."""
+output in the input's type, explicit eps. Each registers in ``NORMS`` with its facts (``NormKind``)."""
 
 from vitmods.layers.norms.batch import BatchNorm
+from vitmods.layers.norms.contract import NORMS, NormKind, norm_kind
+from vitmods.layers.norms.dynamic_erf import DynamicErf
+from vitmods.layers.norms.dynamic_tanh import DynamicTanh
 from vitmods.layers.norms.dynamic_token import DynamicTokenNorm
 from vitmods.layers.norms.group import GroupNorm
 from vitmods.layers.norms.instance import InstanceNorm
@@ -13,15 +16,20 @@ from vitmods.layers.norms.scale_shift import ScaleShift
 from vitmods.layers.norms.switchable import SwitchableNorm
 
 __all__ = [
+    "NORMS",
     "BatchNorm",
+    "DynamicErf",
+    "DynamicTanh",
     "DynamicTokenNorm",
     "GroupNorm",
     "InstanceNorm",
     "LayerNorm",
+    "NormKind",
     "PowerNorm",
     "RMSNorm",
     "ScaleNorm",
     "ScaleShift",
     "SwitchableNorm",
+    "norm_kind",
     "rms_norm",
 ]

@@ -6,10 +6,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitmods.layers.norms.contract import RunningNorm, tokens, upcast, wide_type
+from vitmods.layers.norms.contract import RunningNorm, dtn_table, norm_kind, tokens, upcast, wide_type
 from vitmods.ops.moments import batch_moments, normalize, processes
 
 
+@norm_kind(
+    "batch",
+    title="BatchNorm",
+    shorts=("batchnorm",),
+    paper="Ioffe & Szegedy: Batch Normalization. ICML 2015",
+    url="https://arxiv.org/abs/1502.03167",
+    how="statistics over all tokens of the batch, for each channel",
+    published=dtn_table(77.3, 77.2),
+    lineup="norms",
+    folds=True,
+)
 class BatchNorm(RunningNorm):
     """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with statistics over batch and tokens, for each channel.
 

@@ -1,13 +1,128 @@
-"""What the norms that mix tokens share: checks, types, and statistics that outlive a batch."""
+"""What norms share: the facts that each tells of itself, checks, types, and statistics that outlive a batch."""
 
+import functools
+import inspect
+import typing
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vitmods.util.errors import UserError, nearest
+from vitmods.util.registry import Registry
+
+N = typing.TypeVar("N", bound=type[nn.Module])
+
 SMALL_BATCH = 8
+_OF_THE_SLOT = ("self", "dim", "eps", "affine", "device", "dtype")
+"""Arguments of a norm that are no options of its kind, beside those that it takes of the model."""
+
+
+@dataclass(frozen=True)
+class NormKind:
+    """A norm and its facts, which lists, drawings, pages, folding and the change ``norm`` read.
+
+    The class itself says in ``token_wise`` whether a token's output depends on that token alone, in ``image_wise``
+    whether an image's does on that image alone (both False if it says nothing), and in ``takes`` what it wants to know
+    of the model: ``num_heads``, ``grid_size``, ``prefix_tokens``.
+    """
+
+    module: type[nn.Module]
+    name: str
+    """of the kind, in configs"""
+    title: str
+    paper: str
+    url: str
+    how: str
+    """how it normalizes, in half a sentence"""
+    published: str
+    """the gain that a paper reports"""
+    shorts: tuple[str, ...] = ()
+    """other names for the shell, each the change ``norm`` with this kind"""
+    replaces: bool = True
+    """whether it can stand wherever a LayerNorm of a block does: whether the change ``norm`` offers it"""
+    lineup: str = ""
+    """the published comparison in which it stands"""
+    least_tokens: int = 1
+    folds: bool = False
+    """whether ``affine=False`` leaves out a last step ``weight * y + bias``, of which ``bias`` may be missing, and
+    nothing else: such a gain and bias can become part of the map that reads the norm"""
+    unit: Callable[[int], float] = lambda dim: 1.0
+    """the gain of a fresh norm over that many channels, which others have at 1"""
+    macs: Callable[[tuple[int, int], int, bool], int] = lambda grid, width, dense: 0
+    """multiply-adds of its matrix products on a grid (rows, columns) of tokens, ``dense`` in the paper's form"""
+
+    @property
+    def token_wise(self) -> bool:
+        return getattr(self.module, "token_wise", False)
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        return getattr(self.module, "takes", ())
+
+    @property
+    def biased(self) -> bool:
+        """Whether it learns a shift ``bias`` beside the gain."""
+        with torch.device("meta"):
+            norm = self.factory(1.0, True, {}, num_heads=1, grid_size=(1, 4), prefix_tokens=0)(4)
+        return "bias" in dict(norm.named_parameters())
+
+    @property
+    def arguments(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.module.__init__).parameters
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Name -> type of what its class can be told beside what a slot and the model say."""
+        hints = typing.get_type_hints(self.module.__init__)
+        names = [name for name in self.arguments if name not in (*_OF_THE_SLOT, *self.takes)]
+        return {name: hints.get(name, Any) for name in names}
+
+    def check(self, affine: bool, options: Mapping[str, Any]) -> None:
+        """Raises UserError for an option that it does not have, a word that none of its choices is, and a gain that
+        cannot be left out."""
+        known = self.options
+        if not affine and "affine" not in self.arguments:
+            raise UserError(f"The norm '{self.name}' has no form without its learned weights: leave affine=False out.")
+        for name, value in options.items():
+            if name not in known:
+                hint = nearest(name, known) if known else "It has none."
+                raise UserError(f"The norm '{self.name}' has no option '{name}'. {hint}")
+            choices = typing.get_args(known[name]) if typing.get_origin(known[name]) is typing.Literal else (value,)
+            if value not in choices:
+                raise UserError(
+                    f"The norm '{self.name}' cannot have {name}='{value}'. {nearest(str(value), map(str, choices))}"
+                )
+
+    def factory(self, eps: float, affine: bool, options: Mapping[str, Any], **model: Any) -> Callable[..., nn.Module]:
+        """Makes the norm from a number of channels; of ``model`` it gets what it takes."""
+        slot = {"eps": eps, "affine": affine}
+        given = {name: value for name, value in slot.items() if name in self.arguments}
+        given |= {name: model[name] for name in self.takes if name in model}
+        return functools.partial(self.module, **(given | dict(options)))
+
+
+def dtn_table(small: float, star: float) -> str:
+    """Its row in the comparison of Dynamic Token Normalization."""
+    gains = f"{small} ({small - 79.9:+.1f}) and {star} ({star - 80.6:+.1f})"
+    table = "Dynamic Token Normalization, Table 3"
+    return f"ImageNet-1k top-1 of S/16 and S*/16, with LayerNorm 79.9 and 80.6: {gains} ({table})"
+
+
+NORMS: Registry[NormKind] = Registry("norm", "vitmods.layers.norms")
+
+
+def norm_kind(name: str, **facts: Any) -> Callable[[N], N]:
+    """Registers a norm's class under its name, with the facts of ``NormKind``. Raises UserError for a taken name."""
+
+    def decorate(module: N) -> N:
+        NORMS.add(name, NormKind(module, name, **facts), origin=module)
+        return module
+
+    return decorate
 
 
 class SmallBatchWarning(UserWarning):
@@ -50,7 +165,7 @@ def tokens(x: Tensor, least: int = 1) -> Tensor:
 class AffineNorm(nn.Module):
     """A gain ``weight`` and a shift ``bias`` a channel, or neither."""
 
-    token_wise = False
+    token_wise, image_wise = False, True
 
     def __init__(
         self,
@@ -87,6 +202,8 @@ class AffineNorm(nn.Module):
 
 class RunningNorm(AffineNorm):
     """A norm with statistics of the batch in training and running ones, kept in float32, in evaluation."""
+
+    image_wise = False
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)

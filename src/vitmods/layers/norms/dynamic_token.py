@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitmods.layers.norms.contract import transformed, upcast
+from vitmods.layers.norms.contract import dtn_table, norm_kind, transformed, upcast
 from vitmods.ops.separable import Grid, Layout, axis_kernels, separable_norm, without_autocast
 
 Statistic = Literal["both", "mean", "variance"]
@@ -19,6 +19,23 @@ CHOICES = {
 }
 
 
+def _macs(grid: Grid, width: int, dense: bool) -> int:
+    """Two moments of every channel, by the kernels of both axes or by T x T ones."""
+    tokens = grid[0] * grid[1]
+    return 2 * tokens * (tokens if dense else sum(grid)) * width
+
+
+@norm_kind(
+    "dynamic_token",
+    title="Dynamic Token",
+    paper="Shao et al.: Dynamic Token Normalization Improves Vision Transformers. ICLR 2022",
+    url="https://arxiv.org/abs/2112.02624",
+    how="a learned mixture of statistics within a token and over its neighborhood, for each head",
+    published=dtn_table(80.6, 81.7),
+    replaces=False,
+    folds=True,
+    macs=_macs,
+)
 class DynamicTokenNorm(nn.Module):
     """``y = gamma (x - mu) / sqrt(s2 + eps) + beta`` with, for each head h (equations 4 to 7),
 
@@ -56,7 +73,7 @@ class DynamicTokenNorm(nn.Module):
     """
 
     takes = ("num_heads", "grid_size", "prefix_tokens")
-    token_wise = False
+    token_wise, image_wise = False, True
 
     def __init__(
         self,

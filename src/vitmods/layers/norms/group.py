@@ -3,10 +3,21 @@
 import torch
 from torch import Tensor
 
-from vitmods.layers.norms.contract import AffineNorm, tokens
+from vitmods.layers.norms.contract import AffineNorm, dtn_table, norm_kind, tokens
 from vitmods.ops.moments import normalize
 
 
+@norm_kind(
+    "group",
+    title="GroupNorm",
+    shorts=("groupnorm",),
+    paper="Wu & He: Group Normalization. ECCV 2018",
+    url="https://arxiv.org/abs/1803.08494",
+    how="statistics over the tokens of an image and the channels of a head",
+    published=dtn_table(78.3, 79.5),
+    lineup="norms",
+    folds=True,
+)
 class GroupNorm(AffineNorm):
     """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with statistics over all tokens and the channels of a group,
     for each image; biased variance.

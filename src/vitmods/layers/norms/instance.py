@@ -3,10 +3,22 @@
 import torch
 from torch import Tensor
 
-from vitmods.layers.norms.contract import AffineNorm, tokens
+from vitmods.layers.norms.contract import AffineNorm, dtn_table, norm_kind, tokens
 from vitmods.ops.moments import normalize
 
 
+@norm_kind(
+    "instance",
+    title="InstanceNorm",
+    shorts=("instancenorm",),
+    paper="Ulyanov, Vedaldi & Lempitsky: Instance Normalization. 2016",
+    url="https://arxiv.org/abs/1607.08022",
+    how="statistics over the tokens of an image, for each channel",
+    published=dtn_table(77.7, 77.6),
+    lineup="norms",
+    least_tokens=2,
+    folds=True,
+)
 class InstanceNorm(AffineNorm):
     """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with statistics over the tokens, for each image and channel.
 

@@ -4,9 +4,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitmods.layers.norms.contract import check
+from vitmods.layers.norms.contract import check, dtn_table, norm_kind
 
 
+@norm_kind(
+    "layer",
+    title="LayerNorm",
+    shorts=("layernorm",),
+    paper="Ba, Kiros & Hinton: Layer Normalization. 2016",
+    url="https://arxiv.org/abs/1607.06450",
+    how="statistics over the channels of a token",
+    published=dtn_table(79.9, 80.6),
+    folds=True,
+)
 class LayerNorm(nn.LayerNorm):
     """``y = gamma * (x - mean) / sqrt(var + eps) + beta`` over the last dimension, biased variance.
 
@@ -15,7 +25,7 @@ class LayerNorm(nn.LayerNorm):
     Raises ValueError on an eps that is not positive.
     """
 
-    token_wise = True
+    token_wise = image_wise = True
 
     def __init__(
         self,

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from vitmods.layers.norms.contract import RunningNorm, tokens, upcast, wide_type
+from vitmods.layers.norms.contract import RunningNorm, dtn_table, norm_kind, tokens, upcast, wide_type
 from vitmods.layers.norms.rms import rms_backward, rms_forward, rms_norm, rms_quadratic_means
 from vitmods.ops.moments import processes, sum_over_processes
+from vitmods.util.errors import UserError
 
 KEPT = 0.9  # weight of the past in both running means
 
@@ -50,6 +51,17 @@ class _PowerNorm(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None, None, None, None, None
 
 
+@norm_kind(
+    "power",
+    title="PowerNorm",
+    shorts=("powernorm",),
+    paper="Shen et al.: PowerNorm: Rethinking Batch Normalization in Transformers. ICML 2020",
+    url="https://arxiv.org/abs/2003.07845",
+    how="division by the quadratic mean over all tokens of the batch, steadied over time, for each channel",
+    published=dtn_table(79.8, 80.4),
+    lineup="norms",
+    folds=True,
+)
 class PowerNorm(RunningNorm):
     """``y = gamma x / sqrt(phi + eps) + beta`` with phi the mean of x^2 over batch and tokens, for each channel.
 
@@ -84,6 +96,8 @@ class PowerNorm(RunningNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dim, eps, affine, device, dtype, groups=num_heads if groups is None else groups)
+        if warmup < 0:
+            raise UserError(f"PowerNorm(warmup=...) is a number of training batches, got {warmup}.")
         self.warmup = warmup
         self.register_buffer("running_phi", torch.ones(dim, device=device, dtype=wide_type(dtype)))
         self.register_buffer("ema_gz", torch.zeros(dim, device=device, dtype=wide_type(dtype)))

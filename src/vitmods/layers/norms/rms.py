@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from vitmods.layers.norms.contract import check, transformed, upcast
+from vitmods.layers.norms.contract import check, norm_kind, transformed, upcast
 from vitmods.ops.native import rms as native
 from vitmods.ops.native import usable
 
@@ -121,6 +121,17 @@ def rms_norm(x: Tensor, gain: Tensor | None, eps: float, shift: Tensor | None = 
     return out
 
 
+@norm_kind(
+    "rms",
+    title="RMSNorm",
+    shorts=("rms", "rmsnorm"),
+    paper="Zhang & Sennrich: Root Mean Square Layer Normalization. NeurIPS 2019",
+    url="https://arxiv.org/abs/1910.07467",
+    how="a token is divided by the root mean square of its channels",
+    published="none for ViTs; as part of Dual PatchNorm it loses 0.0 to 1.7 (Dual PatchNorm, Table 6)",
+    lineup="norms",
+    folds=True,
+)
 class RMSNorm(nn.Module):
     """``y = gamma * x / sqrt(mean(x^2) + eps)`` over the last dimension.
 
@@ -128,7 +139,7 @@ class RMSNorm(nn.Module):
     output has the input's type. Every token is normalized by itself. Raises ValueError on an eps that is not positive.
     """
 
-    token_wise = True
+    token_wise = image_wise = True
 
     def __init__(
         self,

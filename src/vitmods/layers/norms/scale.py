@@ -1,13 +1,13 @@
 """ScaleNorm: tokens of a learned length (Nguyen & Salazar, 2019)."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from vitmods.layers.norms.contract import check, transformed, upcast
+from vitmods.layers.norms.contract import check, dtn_table, norm_kind, transformed, upcast
 
 
 class _ScaleNorm(torch.autograd.Function):
@@ -41,6 +41,18 @@ class _ScaleNorm(torch.autograd.Function):
         return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
 
 
+@norm_kind(
+    "scale",
+    title="ScaleNorm",
+    shorts=("scalenorm",),
+    paper="Nguyen & Salazar: Transformers without Tears. IWSLT 2019",
+    url="https://arxiv.org/abs/1910.05895",
+    how="a token is divided by its length",
+    published=dtn_table(80.0, 80.6),
+    lineup="norms",
+    folds=True,
+    unit=math.sqrt,
+)
 class ScaleNorm(nn.Module):
     """``y = g x / max(||x||, eps)`` over the last dimension; g starts at sqrt(C), so that fresh outputs are of size 1.
 
@@ -51,14 +63,14 @@ class ScaleNorm(nn.Module):
     positive.
     """
 
-    token_wise = True
+    token_wise = image_wise = True
 
     def __init__(
         self,
         dim: int,
         eps: float = 1e-5,
         affine: bool = True,
-        gain: str = "channel",
+        gain: Literal["channel", "scalar"] = "channel",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -3,14 +3,25 @@
 import torch
 from torch import Tensor, nn
 
+from vitmods.layers.norms.contract import norm_kind
 
+
+@norm_kind(
+    "scale_shift",
+    title="scale + shift",
+    paper="Kumar, Dehghani & Houlsby: Dual PatchNorm. TMLR 2023, Table 6",
+    url="https://openreview.net/forum?id=jgMqve6Qhw",
+    how="nothing is normalized: a gain and a shift for each channel",
+    published="as both norms of Dual PatchNorm: its ablation without statistics (Table 6)",
+    replaces=False,
+)
 class ScaleShift(nn.Module):
     """``y = gamma * x + beta`` for each channel (Kumar et al., Dual PatchNorm, 2023, Table 6).
 
     Shapes: (..., C) in and out; the output has the input's type. Nothing is normalized, so there is no eps.
     """
 
-    token_wise = True
+    token_wise = image_wise = True
 
     def __init__(self, dim: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()

@@ -3,10 +3,22 @@
 import torch
 from torch import Tensor, nn
 
-from vitmods.layers.norms.contract import RunningNorm, tokens, wide_type
+from vitmods.layers.norms.contract import RunningNorm, dtn_table, norm_kind, tokens, wide_type
 from vitmods.ops.moments import batch_moments, normalize, processes
 
 
+@norm_kind(
+    "switchable",
+    title="SwitchableNorm",
+    shorts=("switchnorm",),
+    paper="Luo et al.: Differentiable Learning-to-Normalize via Switchable Normalization. ICLR 2019",
+    url="https://arxiv.org/abs/1806.10779",
+    how="a learned mixture of instance, layer and batch statistics",
+    published=dtn_table(80.1, 81.0),
+    lineup="norms",
+    least_tokens=2,
+    folds=True,
+)
 class SwitchableNorm(RunningNorm):
     """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with ``mean = sum_k softmax(mean_weight)_k mean_k`` and the
     variances mixed alike by ``var_weight``, over k in instance, layer and, with ``batch``, batch.
@@ -39,6 +51,7 @@ class SwitchableNorm(RunningNorm):
     ) -> None:
         super().__init__(dim, eps, affine, device, dtype)
         self.momentum = momentum
+        self.image_wise = not batch
         self.mean_weight = nn.Parameter(torch.ones(2 + batch, device=device, dtype=dtype))
         self.var_weight = nn.Parameter(torch.ones(2 + batch, device=device, dtype=dtype))
         self.register_buffer("running_mean", torch.zeros(dim, device=device, dtype=wide_type(dtype)) if batch else None)

@@ -110,11 +110,14 @@ class Stem(nn.Module):
         return take_patches(images, keep, self.patch_size)
 
     def _check(self, images: Tensor) -> None:
+        if isinstance(images, torch.fx.Proxy):
+            return  # a traced graph takes what it is given
         size = tuple(images.shape[-2:])
         if self.strict_img_size and size != self.img_size:
             raise ValueError(
                 f"The images are {size[0]}x{size[1]} pixels and the model is made for {self.img_size[0]}x"
-                f"{self.img_size[1]}: resize them, or call set_input_size on the model."
+                f"{self.img_size[1]}: resize them, or call set_input_size on the model, with that size or with "
+                "dynamic_img_size=True for any."
             )
         if size[0] % self.patch_size[0] or size[1] % self.patch_size[1]:
             raise ValueError(f"An image of {size[0]}x{size[1]} pixels cannot be cut into patches of {self.patch_size}.")

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from vitmods.layers.linear import inference_linear
 from vitmods.layers.norms import BatchNorm
 from vitmods.layers.stems.convolutions import ConvolutionStem, NormFactory
 from vitmods.layers.stems.shapes import hmlp_layers
@@ -59,7 +59,7 @@ def _join(x: Tensor, conv: nn.Module) -> Tensor:
     assert isinstance(conv, nn.Conv2d)
     reads_pixels = conv.kernel_size == (4, 4)  # channel first as in an image; what layers give has channels last
     weight = (conv.weight if reads_pixels else conv.weight.permute(0, 2, 3, 1)).flatten(1)
-    return inference_linear(x.reshape(len(x), -1, weight.shape[1]), weight, conv.bias)
+    return F.linear(x.reshape(len(x), -1, weight.shape[1]), weight, conv.bias)
 
 
 def tree_order(channels: int, halvings: int) -> Tensor:

@@ -1,9 +1,13 @@
 """``forward`` computes of the last block only what the head reads: exactly the long way's outputs and gradients."""
 
+import dataclasses
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitmods as vm
+from vitmods import fast
 
 OVERRIDES = [
     {},
@@ -67,7 +71,7 @@ def test_the_same_with_every_kind_of_block(changes, pool):
 def test_the_same_with_recompute_activations_checkpointing_and_stochastic_depth(pool, option):
     overrides = {"pool": pool, "norm_after_pool": pool == "avg"}
     model = build(overrides | ({"drop_path": 0.5} if option == "drop_path" else {}))
-    model.set_recompute(option == "recompute")
+    fast.recompute(model, option == "recompute")
     model.set_grad_checkpointing(option == "checkpointing")
     assert_exact(model, torch.randn(4, 3, 8, 12, dtype=torch.float64))
 
@@ -89,9 +93,30 @@ def test_mean_pooling_with_dropout_takes_the_long_way_in_training():
 )
 def test_the_last_mlp_computes_only_what_is_read(overrides, rows):
     """Of 7 tokens; a norm over all tokens before the mean forbids the shortcut."""
-    model, seen = build(overrides), {}
-    for name in rows:
-        layer = getattr(model.blocks[-1].mlp, name)
-        layer.register_forward_hook(lambda m, args, out, name=name: seen.update({name: out.shape[1]}))
-    model(torch.randn(2, 3, 8, 12, dtype=torch.float64))
-    assert seen == rows
+    model = build(overrides)
+    counter = Rows({name: getattr(model.blocks[-1].mlp, name).weight for name in rows})
+    with counter:
+        model(torch.randn(2, 3, 8, 12, dtype=torch.float64))
+    assert counter.seen == {name: 2 * count for name, count in rows.items()}
+    model.forms = dataclasses.replace(model.forms, last_block=False)
+    counter.seen.clear()
+    with counter:
+        model(torch.randn(2, 3, 8, 12, dtype=torch.float64))
+    assert counter.seen == dict.fromkeys(rows, 14)
+
+
+class Rows(TorchDispatchMode):
+    """How many rows the products with certain weights have."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.names = {weight.untyped_storage().data_ptr(): name for name, weight in weights.items()}
+        self.seen = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if "mm" in func.__name__ or "linear" in func.__name__:
+            for name in {self.names.get(a.untyped_storage().data_ptr()) for a in args if isinstance(a, torch.Tensor)}:
+                if name:
+                    self.seen[name] = out.flatten(0, -2).shape[0]
+        return out

@@ -4,13 +4,15 @@ import pytest
 import torch
 
 import vitmods as vm
+from vitmods import fast
+from vitmods.util.errors import UserError
 
 CASES = ["", "rms", "dpn", "layerscale", "normformer", "subln", "placement(attn=pre+post,mlp=pre)"]
 
 
 def step(model, images, recompute, autocast=False):
     """Outputs, gradients of the images and all parameters, and the bytes kept for backward (parameters apart)."""
-    model.set_recompute(recompute)
+    fast.recompute(model, recompute)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept = {}
 
@@ -73,11 +75,20 @@ def test_evaluation_without_gradients_is_the_plain_one():
     images = torch.randn(2, 3, 16, 16)
     with torch.no_grad():
         plain = model(images)
-        model.set_recompute()
+        fast.recompute(model)
         assert torch.equal(model(images), plain)
 
 
 def test_the_setting_survives_changes():
     model = build("")
-    model.set_recompute()
-    assert all(block.recompute for block in vm.apply(model, vm.DualPatchNorm()).blocks)
+    fast.recompute(model)
+    assert vm.apply(model, vm.DualPatchNorm()).forms.recompute
+
+
+def test_it_says_where_it_cannot_help():
+    model = vm.apply(build(""), vm.Placement(attn="post", mlp="post"))
+    with pytest.raises(UserError, match="recompute"):
+        fast.recompute(model)
+    fast.recompute(model, False)
+    with pytest.raises(UserError, match="no vitmods ViT"):
+        fast.recompute(torch.nn.Linear(1, 1))

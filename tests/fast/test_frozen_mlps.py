@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import vitmods as vm
+from vitmods import fast
 from vitmods.util.errors import UserError
 
 
@@ -35,8 +36,8 @@ def counting(model):
 
 def step(model, images, settings, autocast=False):
     """Outputs and all gradients, and the bytes kept for backward."""
-    model.set_recompute("recompute" in settings)
-    model.set_frozen_mlp_recompute("recompute" in settings)
+    fast.recompute(model, "recompute" in settings)
+    fast.recompute_frozen_mlps(model, "frozen" in settings)
     torch.manual_seed(1)
     with counting(model) as kept, torch.autocast("cpu", torch.bfloat16, autocast):
         out = model(images)
@@ -55,7 +56,7 @@ def test_gradients_are_those_of_plain_pytorch(what, changes, pool):
     images = torch.randn(5, 3, 16, 16, dtype=torch.float64)
     plain, plain_bytes = step(model, images, ())
     assert plain.keys() - {"output"} == {name for name, p in model.named_parameters() if p.requires_grad}
-    for settings in (("recompute",), ("recompute",), ("recompute", "recompute")):
+    for settings in (("recompute",), ("frozen",), ("recompute", "frozen")):
         found, found_bytes = step(model, images, settings)
         assert found.keys() == plain.keys()
         for name, value in plain.items():
@@ -63,21 +64,11 @@ def test_gradients_are_those_of_plain_pytorch(what, changes, pool):
         assert found_bytes < plain_bytes
 
 
-def test_images_in_several_parts_are_the_images_at_once(monkeypatch):
-    from vitmods.layers import recompute as recompute
-
-    model, images = build("attention+norms").double(), torch.randn(5, 3, 16, 16, dtype=torch.float64)
-    whole = step(model, images, ("recompute",))[0]
-    monkeypatch.setattr(recompute, "FEW_ROWS", 40)  # 17 tokens an image: parts of two, two and one
-    for name, value in step(model, images, ("recompute",))[0].items():
-        torch.testing.assert_close(value, whole[name], rtol=1e-12, atol=1e-12 * float(value.abs().max()))
-
-
 @pytest.mark.parametrize("changes", ["", "rms"])
 def test_autocast(changes):
     model, images = build("attention", changes), torch.randn(2, 3, 16, 16)
     plain = step(model, images, (), autocast=True)[0]
-    for name, value in step(model, images, ("recompute", "recompute"), autocast=True)[0].items():
+    for name, value in step(model, images, ("recompute", "frozen"), autocast=True)[0].items():
         assert value.dtype == plain[name].dtype
         torch.testing.assert_close(value, plain[name], atol=0.03 * float(plain[name].abs().max()), rtol=0)
 
@@ -89,9 +80,9 @@ def test_what_is_kept():
     everything = step_bytes(model, images)
     vm.train_only(model, "attention")
     plain = step_bytes(model, images)
-    model.set_recompute()
+    fast.recompute(model)
     recompute = step_bytes(model, images)
-    model.set_frozen_mlp_recompute()
+    fast.recompute_frozen_mlps(model)
     least = step_bytes(model, images)
     assert plain / everything < 0.72
     assert recompute / everything < 0.66
@@ -106,7 +97,7 @@ def step_bytes(model, images):
 
 def test_nothing_is_computed_below_the_lowest_trained_parameter():
     model = build("head")
-    model.set_recompute()
+    fast.recompute(model)
     seen = []
     for block in model.blocks:
         block.register_full_backward_hook(lambda *_: seen.append(1))
@@ -123,7 +114,7 @@ def test_a_first_block_without_trained_positions_asks_for_no_gradient_of_its_inp
     images = torch.randn(2, 3, 16, 16)
     grads = []
     for recompute in (False, True):
-        model.set_recompute(recompute)
+        fast.recompute(model, recompute)
         model.zero_grad()
         model(images).square().sum().backward()
         grads.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
@@ -133,14 +124,14 @@ def test_a_first_block_without_trained_positions_asks_for_no_gradient_of_its_inp
 
 def test_recomputing_needs_a_frozen_mlp_that_can_be_run_again():
     with pytest.raises(UserError, match="No MLP of this model is frozen"):
-        build("all").set_frozen_mlp_recompute()
+        fast.recompute_frozen_mlps(build("all"))
     with pytest.raises(UserError, match="can be run again"):
-        build("attention", "subln").set_frozen_mlp_recompute()
+        fast.recompute_frozen_mlps(build("attention", "norm(kind=scale)"))
 
 
 def test_what_is_trained_again_is_no_longer_recomputed():
     model, images = build("attention"), torch.randn(2, 3, 16, 16)
-    model.set_frozen_mlp_recompute()
+    fast.recompute_frozen_mlps(model)
     vm.train_only(model, "all")
     model(images).square().sum().backward()
     assert all(p.grad is not None for p in model.parameters())
@@ -150,18 +141,18 @@ def test_the_last_blocks_may_keep_theirs():
     model, images = build("attention", pool="avg"), torch.randn(2, 3, 16, 16)
     kept = []
     for last in (0, 1, 2):
-        model.set_frozen_mlp_recompute(keep_last=last)
+        fast.recompute_frozen_mlps(model, keep_last=last)
         kept.append(step_bytes(model, images))
     assert kept[0] <= kept[1] < kept[2]  # the very last block reads the mean of its hidden layer in any case
     with pytest.raises(UserError, match="from 0 to 2, not 3"):
-        model.set_frozen_mlp_recompute(keep_last=3)
+        fast.recompute_frozen_mlps(model, keep_last=3)
 
 
 def test_the_setting_survives_changes():
     model = build("attention")
-    model.set_frozen_mlp_recompute(keep_last=1)
+    fast.recompute_frozen_mlps(model, keep_last=1)
     changed = vm.apply(model, vm.DualPatchNorm())
-    assert [block.mlp.recompute_frozen for block in changed.blocks] == [True, True, False]
+    assert (changed.forms.recompute_frozen_mlps, changed.forms.keep_last) == (True, 1)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +160,8 @@ def test_the_setting_survives_changes():
     [
         ("all", (), 16),  # input of each norm, its output, q k v, heads; its input and output, the MLP's two of four
         ("attention", (), 11),  # without the second norm's output and the GELU's
-        ("attention", ("set_recompute",), 10),  # without the first norm's output
-        ("attention", ("set_recompute", "set_frozen_mlp_recompute"), 6),  # input, q k v, heads, input of the MLP
+        ("attention", ("recompute",), 10),  # without the first norm's output
+        ("attention", ("recompute", "recompute_frozen_mlps"), 6),  # input, q k v, heads, input of the MLP
         ("head", (), 0),
     ],
 )
@@ -181,7 +172,7 @@ def test_floats_that_a_block_keeps_for_each_channel_and_token(what, settings, ch
         model = vm.vit("Ti/4", img_size=32, depth=depth, pool="avg", embed_dim=96, num_heads=2, mlp_dim=384)
         vm.train_only(model, what)
         for setting in settings:
-            getattr(model, setting)()
+            getattr(fast, setting)(model)
         kept.append(step_bytes(model, torch.randn(2, 3, 32, 32)))
     each = (kept[1] - kept[0]) / (4 * 2 * 65 * 96)
     assert channels <= each < channels + 0.11
@@ -191,7 +182,7 @@ def test_parallel_branches():
     model = build("attention", "parallel", depth=4).double()
     images = torch.randn(3, 3, 16, 16, dtype=torch.float64)
     plain, plain_bytes = step(model, images, ())
-    found, found_bytes = step(model, images, ("recompute", "recompute"))
+    found, found_bytes = step(model, images, ("recompute", "frozen"))
     for name, value in plain.items():
         torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-10 * float(value.abs().max()))
     assert found_bytes < plain_bytes

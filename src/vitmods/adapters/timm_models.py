@@ -1,0 +1,151 @@
+"""vitmods models in timm's registry: after ``import vitmods.adapters.timm_models``, ``timm.create_model`` knows
+``vitmods_tiny_patch16_224`` and its sisters. And our block, for timm's VisionTransformer."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from timm import create_model
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from torch import nn
+
+from vitmods.adapters.apply import apply, edit
+from vitmods.adapters.timm import read_config
+from vitmods.changes import parse_changes
+from vitmods.layers import Attention, Block, BlockConfig, BranchNorms, LayerNorm, Mlp
+from vitmods.model.build import timm_cfg
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
+
+NAMES = tuple(
+    f"{size}_patch{patch}_224"
+    for size, patches in {"tiny": (16,), "small": (16, 32), "base": (16, 32), "large": (16, 32), "huge": (14,)}.items()
+    for patch in patches
+)
+
+
+def create(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
+    """A vitmods model from what ``timm.create_model`` passes on: all arguments of timm's VisionTransformer that have a
+    counterpart here, ``features_only`` and what goes with it, ``device``, ``dtype``, and ``changes`` as in the shell
+    ("dpn+rms").
+
+    Raises UserError on pretrained weights (there are none) and on arguments without a counterpart, TypeError on unknown
+    ones.
+    """
+    if pretrained:
+        raise UserError(f"There are no pretrained weights for {name}: load a timm model and call vitmods.apply on it.")
+
+    def build(**given: Any) -> ViT:
+        return _build(name.replace("vitmods_", "vit_"), **given)
+
+    features = {"out_indices": arguments.pop("out_indices", 3), "feature_cls": "getter"}
+    model: nn.Module = build_model_with_cfg(build, name, False, feature_cfg=features, **arguments)
+    if isinstance(model, ViT):
+        own = timm_cfg(model.vit_config, model.patch_embed)
+        fitting = {key: own[key] for key in ("input_size", "num_classes", "first_conv")}
+        model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **fitting}
+    return model
+
+
+def timm_block(
+    dim: int,
+    num_heads: int,
+    mlp_ratio: float = 4.0,
+    qkv_bias: bool = True,
+    qk_norm: bool = False,
+    scale_attn_norm: bool = False,
+    scale_mlp_norm: bool = False,
+    proj_bias: bool = True,
+    proj_drop: float = 0.0,
+    attn_drop: float = 0.0,
+    init_values: float | None = None,
+    drop_path: float = 0.0,
+    act_layer: Callable[[], nn.Module] = nn.GELU,
+    norm_layer: Callable[[int], nn.Module] = LayerNorm,
+    mlp_layer: Any = None,
+    attn_layer: Any = None,
+    depth: int = 0,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Block:
+    """Our block from the arguments of timm's: ``VisionTransformer(block_fn=timm_block)``.
+
+    Raises UserError for a ``mlp_layer`` or ``attn_layer`` other than timm's ordinary ones.
+    """
+    for name, layer, standard in (("mlp_layer", mlp_layer, "Mlp"), ("attn_layer", attn_layer, "Attention")):
+        if layer is not None and getattr(layer, "__name__", layer) not in (standard, ""):
+            raise UserError(f"This block has its own attention and MLP: leave {name} at its default.")
+    attn = partial(
+        Attention,
+        qkv_bias=qkv_bias,
+        proj_bias=proj_bias,
+        qk_norm=norm_layer if qk_norm else None,
+        attn_drop=attn_drop,
+        proj_drop=proj_drop,
+    )
+    config = BlockConfig(
+        dim,
+        num_heads,
+        int(dim * mlp_ratio),
+        attn=attn,
+        mlp=partial(Mlp, act=act_layer(), bias=proj_bias, drop=proj_drop),
+        attn_norms=BranchNorms(before=norm_layer, inner=norm_layer if scale_attn_norm else None),
+        mlp_norms=BranchNorms(before=norm_layer, inner=norm_layer if scale_mlp_norm else None),
+        layer_scale=init_values,
+        drop_path=drop_path,
+    )
+    return Block(config).to(device=device, dtype=dtype)
+
+
+def _build(
+    theirs: str,
+    changes: str = "",
+    weight_init: str = "",
+    fix_init: bool = False,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    **arguments: Any,
+) -> ViT:
+    """Our model of what timm builds of the same arguments, on the meta device."""
+    if weight_init or fix_init:
+        raise UserError("Initial weights are timm's standard ones here: call init_weights('big_vision') for others.")
+    config, chosen = read_config(create_model(theirs, device="meta", **arguments)), parse_changes(changes)
+    with torch.device(device or torch.get_default_device()):
+        model = ViT(config)
+        if chosen and any(parameter.is_meta for parameter in model.parameters()):  # no weights to carry
+            model = ViT(edit(config, chosen))
+            model.changes = tuple(chosen)
+        elif chosen:
+            model = apply(model, *chosen)
+    return model.to(dtype=dtype)
+
+
+def _register(name: str) -> None:
+    def entry(pretrained: bool = False, **arguments: Any) -> nn.Module:
+        return create(name, pretrained, **arguments)
+
+    entry.__name__ = entry.__qualname__ = name
+    entry.__doc__ = f"{name.replace('vitmods_', 'vit_')} built by vitmods; ``changes`` as in the shell."
+    setattr(sys.modules[__name__], name, register_model(entry))
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        f"vitmods_{name}": {
+            "num_classes": 1000,
+            "input_size": (3, 224, 224),
+            "fixed_input_size": True,
+            "crop_pct": 0.9,
+            "interpolation": "bicubic",
+            "mean": (0.5, 0.5, 0.5),
+            "std": (0.5, 0.5, 0.5),
+            "first_conv": "patch_embed.proj",
+            "classifier": "head",
+        }
+        for name in NAMES
+    }
+)
+for _name in NAMES:
+    _register(f"vitmods_{_name}")

@@ -1,0 +1,134 @@
+"""Which modules a fast form may look into: those that are exactly as they are written, and nobody listens to."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from vitmods.fast.packed import PackedLinear
+from vitmods.layers import (
+    Attention,
+    Block,
+    DropPath,
+    DynamicTokenNorm,
+    GatedPositions,
+    LayerNorm,
+    LayerScale,
+    Mlp,
+    ParallelBlock,
+    RMSNorm,
+)
+from vitmods.layers.norms import GroupNorm, InstanceNorm
+from vitmods.layers.norms.contract import transformed
+
+_NAMES: dict[type[nn.Module], str] = {
+    Block: "norm1 attn norm1_branch ls1 drop_path1 norm1_after norm2 mlp norm2_branch ls2 drop_path2 norm2_after",
+    ParallelBlock: "attns ffns",
+    Attention: "qkv q_norm k_norm mask attn_drop positions head_scale norm proj proj_drop num_heads head_dim",
+    Mlp: "fc1 act drop1 norm fc2 drop2",
+    LayerNorm: "weight bias normalized_shape eps elementwise_affine",
+    RMSNorm: "weight eps",
+    LayerScale: "gamma init",
+    DropPath: "rate",
+    GatedPositions: "a gate grid_size prefix_tokens init start",
+    nn.Linear: "weight bias in_features out_features",
+    PackedLinear: "weight bias in_features out_features gelu _blocks",
+    nn.GELU: "approximate",
+    nn.Dropout: "p inplace",
+    nn.Identity: "",
+}
+"""Parts, parameters and other attributes of the kinds that are looked into. A name that is not here may be something
+new that the forms would leave out, so that the plain module runs."""
+_KNOWN = {kind: (frozenset(names.split()), kind.forward) for kind, names in _NAMES.items()}
+_OF_ALL = frozenset(vars(nn.Module()))
+_TOKEN_WISE = (nn.Identity, nn.Linear, PackedLinear, nn.GELU, nn.Dropout, LayerScale, Mlp)
+_PER_IMAGE = (DynamicTokenNorm, InstanceNorm, GroupNorm)
+
+
+def exact(module: Any, *kinds: type[nn.Module]) -> bool:
+    """Whether it is of one of these very kinds (of any known one without), with no attribute, part or parameter beside
+    those that the kind has, nothing in place of its forward, no tensors of other types, and no hooks."""
+    kind = type(module)
+    if kind not in (kinds or _KNOWN):
+        return False
+    names, forward = _KNOWN[kind]
+    own = vars(module)
+    return (
+        kind.forward is forward
+        and own.keys() - _OF_ALL <= names
+        and own["_modules"].keys() <= names
+        and own["_parameters"].keys() <= names
+        and not own["_buffers"]
+        and all(p is None or type(p) in (nn.Parameter, Tensor) for p in own["_parameters"].values())
+        and not hooked((module,))
+    )
+
+
+def hooked(modules: Iterable[nn.Module]) -> bool:
+    """Whether something listens to one of these modules, or to all modules."""
+    if torch_module._has_any_global_hook():  # type: ignore[no-untyped-call]
+        return True
+    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules)
+
+
+def token_wise(*modules: nn.Module) -> bool:
+    """Whether each treats each token by itself, down to its last part: of a kind that does or says so in the class that
+    has its forward, with no hooks."""
+    return all(map(_token_wise, modules))
+
+
+def image_wise(*modules: nn.Module) -> bool:
+    """Whether each treats each image by itself."""
+    return all(
+        _token_wise(m)
+        or (type(m) in _PER_IMAGE and "forward" not in vars(m) and not hooked(m.modules()))
+        or reads_heads(m)
+        for m in modules
+    )
+
+
+def reads_heads(attn: Any) -> bool:
+    """Whether it is our attention with known parts, each of which treats each token by itself, and no mask of its own:
+    one may compute its queries alone."""
+    return (
+        exact(attn, Attention)
+        and exact(attn.qkv, nn.Linear, PackedLinear)
+        and attn.mask is None
+        and (attn.positions is None or exact(attn.positions, GatedPositions))
+        and token_wise(attn.q_norm, attn.k_norm, attn.norm, attn.proj, attn.proj_drop)
+    )
+
+
+def _token_wise(module: nn.Module) -> bool:
+    known = exact(module, *_TOKEN_WISE) if type(module) in _TOKEN_WISE else _declared(module)
+    return known and all(map(_token_wise, module.children()))
+
+
+def _declared(module: nn.Module) -> bool:
+    if "forward" in vars(module) or hooked((module,)):
+        return False
+    for kind in type(module).__mro__:
+        if "token_wise" in vars(kind):
+            return bool(vars(kind)["token_wise"])
+        if "forward" in vars(kind):
+            return False
+    return False
+
+
+def random(module: nn.Module) -> bool:
+    """Whether a dropout in it is active."""
+    return module.training and any(getattr(m, "attn_drop", 0) or _drops(m) for m in module.modules())
+
+
+def _drops(module: nn.Module) -> bool:
+    return isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.AlphaDropout) and module.p > 0
+
+
+def eager(x: Any) -> bool:
+    """Whether operations on x are just done here and now: x is a plain tensor with data, and nothing traces, compiles
+    or transforms them."""
+    if type(x) not in (Tensor, nn.Parameter) or torch.compiler.is_compiling() or transformed():
+        return False
+    return not torch._C._is_tracing() and x.device.type != "meta"

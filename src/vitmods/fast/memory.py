@@ -1,0 +1,179 @@
+"""Fewer tensors kept for backward: what is cheap to make again is made again.
+
+The output of a norm and of a GELU cost as much memory as what they were made from. Here the modules run as they are,
+and where autograd would keep such an output, it keeps how to make it: the same operations on what is kept anyway, so
+that outputs and gradients, second ones too, are the same to the last bit.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from vitmods.fast.known import exact
+from vitmods.layers import LayerNorm, Mlp, ParallelBlock, RMSNorm
+from vitmods.model.build import default_forms
+from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
+
+
+def recompute(model: nn.Module, enable: bool = True) -> None:
+    """Train with 0.6 of the memory for activations at the same speed: outputs of norms and GELUs are made again.
+
+    Gradients are the same to the last bit. Raises UserError for a model that is no vitmods ViT, and where no branch has
+    LayerNorm or RMSNorm before it.
+    """
+    for vit in _vits(model):
+        if enable and not any(supports(norm) or supports_mlp(norm, part) for norm, part in _branches(vit)):
+            raise UserError(
+                "No block of this model has a recompute form: it needs LayerNorm or RMSNorm before its branches."
+            )
+        vit.forms = dataclasses.replace(vit.forms or default_forms(), recompute=enable)  # type: ignore[type-var]
+
+
+def recompute_frozen_mlps(model: nn.Module, enable: bool = True, keep_last: int = 0) -> None:
+    """Keep of each frozen MLP branch its input alone and run its first linear map again in backward, but for the last
+    ``keep_last`` blocks: more time for less memory.
+
+    Same gradients; independent of ``recompute``; of no effect on what is trained. Raises UserError for a model that is
+    no vitmods ViT, where no MLP is frozen, where none can be run again (norms other than LayerNorm and RMSNorm before
+    it, another kind of MLP), and where ``keep_last`` leaves no block.
+    """
+    for vit in _vits(model):
+        if not 0 <= keep_last < len(vit.blocks):
+            raise UserError(f"keep_last is a number of blocks from 0 to {len(vit.blocks) - 1}, not {keep_last}.")
+        mlps = [(norm, part) for norm, part in _branches(vit) if hasattr(part, "fc1")]
+        if enable and not any(is_frozen(mlp) for _, mlp in mlps):
+            raise UserError("No MLP of this model is frozen: call vitmods.train_only(model, 'attention') first.")
+        if enable and not any(supports_mlp(norm, mlp) for norm, mlp in mlps):
+            raise UserError("No MLP of this model can be run again: it needs LayerNorm or RMSNorm before it.")
+        forms: Any = vit.forms or default_forms()
+        vit.forms = dataclasses.replace(forms, recompute_frozen_mlps=enable, keep_last=keep_last)
+
+
+def checkpoint(model: nn.Module, enable: bool = True) -> None:
+    """Keep the input of each block alone and run the block again in backward: a third to a half of the memory for a
+    quarter more time. Raises UserError for a model that cannot (ours, timm's and Hugging Face's can)."""
+    if hasattr(model, "set_grad_checkpointing"):
+        model.set_grad_checkpointing(enable)  # type: ignore[operator]
+    elif hasattr(model, "gradient_checkpointing_enable"):
+        getattr(model, f"gradient_checkpointing_{'enable' if enable else 'disable'}")()
+    else:
+        raise UserError(f"{type(model).__name__} has no gradient checkpointing: leave it out.")
+
+
+def _vits(model: nn.Module) -> list[ViT]:
+    found = [module for module in model.modules() if isinstance(module, ViT)]
+    if not found:
+        raise UserError(f"{type(model).__name__} is no vitmods ViT: import it first, with vitmods.apply(model).")
+    return found
+
+
+def _branches(model: ViT) -> list[tuple[nn.Module, nn.Module]]:
+    """The norm before each branch, and the branch."""
+    blocks: list[Any] = list(model.blocks)
+    one = [b for b in blocks if not isinstance(b, ParallelBlock)]
+    parallel = [b for b in blocks if isinstance(b, ParallelBlock)]
+    found = [pair for b in one for pair in ((b.norm1, b.attn), (b.norm2, b.mlp))]
+    found += [(branch.norm, branch.attn) for b in parallel for branch in b.attns]
+    return found + [(branch.norm, branch.mlp) for b in parallel for branch in b.ffns]
+
+
+def supports(norm: nn.Module) -> bool:
+    """Whether this norm can be run again: LayerNorm and RMSNorm, by themselves."""
+    return exact(norm, LayerNorm, RMSNorm)
+
+
+def supports_mlp(norm: nn.Module, mlp: nn.Module) -> bool:
+    """Whether the parts of this branch can be run again."""
+    return supports(norm) and exact(mlp, Mlp) and exact(mlp.act, nn.GELU)
+
+
+def is_frozen(mlp: nn.Module) -> bool:
+    """Whether nothing of the MLP is trained; the norm before it may be."""
+    return not any(parameter.requires_grad for parameter in mlp.parameters())
+
+
+def norm_then(x: Tensor, norm: nn.Module, branch: Callable[[Tensor], Tensor]) -> Tensor:
+    """``branch(norm(x))`` that keeps of the norm its input alone; (B, N, C) -> what the branch gives."""
+    normalize = partial(_normalize, norm, product_type(x))
+    y = normalize(x)
+    with _made_again(y, normalize, x):
+        return branch(y)
+
+
+def norm_mlp(x: Tensor, norm: nn.Module, mlp: Any) -> Tensor:
+    """``mlp(norm(x))`` that keeps the norm's input and the GELU's; (B, N, C) in and out."""
+    h = norm_then(x, norm, mlp.fc1)
+    a = mlp.act(h)
+    with _made_again(a, mlp.act, h):
+        return _end(mlp, a)
+
+
+def norm_frozen_mlp(x: Tensor, norm: nn.Module, mlp: Any) -> Tensor:
+    """``mlp(norm(x))`` that keeps the norm's input alone and runs fc1 again in backward, for a frozen MLP."""
+    normalize = partial(_normalize, norm, product_type(x))
+    h = mlp.fc1(normalize(x))
+    with _made_again(h, lambda x: mlp.fc1(normalize(x)), x):
+        a = mlp.act(h)
+    return _end(mlp, a)
+
+
+def _end(mlp: Any, a: Tensor) -> Tensor:
+    out: Tensor = mlp.drop2(mlp.fc2(mlp.norm(mlp.drop1(a))))
+    return out
+
+
+def _normalize(norm: nn.Module, dtype: torch.dtype, x: Tensor) -> Tensor:
+    y: Tensor = norm(x)
+    return y.to(dtype)
+
+
+def product_type(x: Tensor) -> torch.dtype:
+    """The type that linear maps compute in here: autocast's where it is on. A cast by autocast would be kept."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _made_again(value: Tensor, make: Callable[[Tensor], Tensor], source: Tensor) -> saved_tensors_hooks:
+    """A context in which autograd keeps ``source`` in place of ``value`` and its views, which are ``make(source)``.
+
+    Gradients flow to where the value came from. All else is kept as ever: by the hooks that stand around, or as it is,
+    with an error if it is written to before backward.
+    """
+    place, size, kind = value.data_ptr(), value.numel(), value.device.type
+    autocast = partial(torch.autocast, kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+    keep, give = torch._C._autograd._top_saved_tensors_default_hooks(False) or (_keep, _give)
+    again: list[Any] = []  # the source, kept once
+
+    def pack(kept: Tensor) -> Any:
+        if kept.data_ptr() != place or kept.numel() != size:
+            return None, keep(kept)
+        if not again:
+            again.append(keep(source))
+        return (kept.shape, kept.stride()), again[0]
+
+    def unpack(packed: Any) -> Tensor:
+        form, kept = packed
+        tensor: Tensor = give(kept)
+        if form is None:
+            return tensor
+        with torch.no_grad(), autocast():
+            return make(tensor).as_strided(*form)
+
+    return saved_tensors_hooks(pack, unpack)
+
+
+def _keep(tensor: Tensor) -> tuple[Tensor, int]:
+    return tensor.detach(), tensor._version
+
+
+def _give(kept: tuple[Tensor, int]) -> Tensor:
+    tensor, version = kept
+    if tensor._version != version:
+        raise RuntimeError("A tensor that is needed for backward was written to in the meantime: leave it as it is.")
+    return tensor

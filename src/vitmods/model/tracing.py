@@ -1,0 +1,58 @@
+"""What torch.fx, and TorchScript through it, make of a ViT: arguments that nobody gives, and modules seen whole."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import GraphModule, Proxy, Tracer
+
+from vitmods.layers.drop import DropPath
+from vitmods.layers.positional_attention import GatedPositions
+from vitmods.layers.stems import LinearStem, Stem
+from vitmods.util.errors import UserError
+
+
+def given(*arguments: Any) -> tuple[Any, ...]:
+    """The arguments; None for one that torch.fx traces the model without, as it does where None or False is the
+    default: the graph then has no such argument, so that none is ignored."""
+    return tuple(None if _is_default(argument) else argument for argument in arguments)
+
+
+def _is_default(argument: Any) -> bool:
+    if not isinstance(argument, Proxy):
+        return False
+    node = argument.node
+    if node.op != "placeholder" or node.args not in ((None,), (False,)):
+        return False
+    node.graph.erase_node(node)
+    return True
+
+
+def keep_whole(images: Tensor) -> None:
+    """While torch.fx traces: one node for each module whose forward depends on the tensors that it is given, which are
+    norms (but for LayerNorm), stems of several layers, stochastic depth and positions in attention."""
+    if not isinstance(images, Proxy):
+        return
+    tracer = images.tracer
+    if isinstance(tracer, Tracer) and "is_leaf_module" not in vars(tracer):
+        is_leaf = tracer.is_leaf_module
+        tracer.is_leaf_module = lambda m, name: _is_whole(m) or is_leaf(m, name)
+
+
+def _is_whole(module: nn.Module) -> bool:
+    if isinstance(module, nn.LayerNorm):
+        return module.weight is None
+    if isinstance(module, Stem):
+        return type(module) is not LinearStem
+    return isinstance(module, DropPath | GatedPositions) or hasattr(module, "token_wise")
+
+
+def scriptable(model: nn.Module) -> GraphModule:
+    """The graph of a model in the mode that it has now, for ``torch.jit.script``. Raises UserError naming the modules
+    that TorchScript has no words for."""
+    graph = GraphModule(model, Tracer().trace(model), type(model).__name__)
+    whole = sorted({type(module).__name__ for module in graph.modules() if module is not graph and _is_whole(module)})
+    if whole:
+        raise UserError(
+            f"TorchScript cannot compile {', '.join(whole)}. Export the model instead: vitmods.export, torch.export."
+        )
+    return graph

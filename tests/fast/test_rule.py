@@ -1,0 +1,432 @@
+"""A fast form does what the plain blocks do, whatever somebody hangs on them, puts into them or traces them with."""
+
+import copy
+import dataclasses
+import pickle
+import warnings
+
+import pytest
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from torch import nn
+from torch.nn import functional as F
+
+import vitmods as vm
+from vitmods.fast import Forms
+from vitmods.layers import Attention, Mlp, RMSNorm
+
+PLAIN = Forms(last_block=False, surviving=False)
+FORMS = {
+    "last block": dataclasses.replace(PLAIN, last_block=True),
+    "surviving": dataclasses.replace(PLAIN, surviving=True),
+    "recompute": dataclasses.replace(PLAIN, recompute=True),
+    "frozen MLPs": dataclasses.replace(PLAIN, recompute_frozen_mlps=True),
+    "all": Forms(recompute=True, recompute_frozen_mlps=True),
+}
+MODELS = {
+    "class token": {"depth": 3},
+    "mean": {"depth": 3, "pool": "avg", "norm_after_pool": True},
+    "parallel": {"depth": 2, "parallel": 2, "layer_scale": 0.5},
+}
+every_form = pytest.mark.parametrize("forms", FORMS.values(), ids=FORMS)
+every_model = pytest.mark.parametrize("kind", MODELS)
+
+
+def build(kind, what="all", **fields):
+    torch.manual_seed(0)
+    model = vm.vit("mu/4", img_size=(8, 12), num_classes=3, **({"drop_path": 0.5} | MODELS[kind] | fields)).double()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    if what != "all":
+        vm.train_only(model, what)
+    return model
+
+
+def images(count=5):
+    return torch.randn(count, 3, 8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
+def step(model, forms, run=None):
+    """Outputs and all gradients."""
+    for vit in (m for m in model.modules() if isinstance(m, vm.ViT)):
+        vit.forms = forms
+    model.zero_grad()
+    torch.manual_seed(1)
+    x = images().requires_grad_()
+    out = model(x) if run is None else run(x)
+    out.sin().sum().backward()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {"outputs": out.detach(), "images": x.grad, **grads}
+
+
+def assert_plain(model, forms, run=None):
+    for training in (True, False):
+        model.train(training)
+        plain, fast = step(model, None), step(model, forms, run)
+        assert plain.keys() == fast.keys()
+        for name, value in plain.items():
+            torch.testing.assert_close(fast[name], value, rtol=1e-10, atol=1e-10 * float(value.abs().max().clamp_min(1)))
+
+
+@every_form
+@every_model
+@pytest.mark.parametrize("what", ["all", "attention"])
+def test_as_it_is(kind, forms, what):
+    assert_plain(build(kind, what), forms)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+@every_form
+@every_model
+def test_adapters_are_used_and_trained(kind, forms, merged):
+    model = build(kind)
+    targets = ["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"]
+    model = inject_adapter_in_model(LoraConfig(r=2, lora_alpha=4, target_modules=targets), model)
+    adapters = {name: p for name, p in model.named_parameters() if "lora_" in name}
+    assert len(adapters) == 2 * 4 * 3 if kind != "parallel" else 2 * 4 * 4
+    for parameter in adapters.values():
+        nn.init.normal_(parameter, std=0.3)
+    model.double()
+    before = step(model.eval(), forms)["outputs"]
+    if merged:
+        for module in model.modules():
+            if hasattr(module, "merge"):
+                module.merge()
+    assert_plain(model, forms)
+    torch.testing.assert_close(step(model.eval(), forms)["outputs"], before, rtol=1e-10, atol=1e-10)
+
+
+def listen(model):
+    """Everything that hooks are called with, in their order."""
+    heard = []
+    for name, module in model.named_modules():
+
+        def hear(what, name=name):
+            return lambda _, *given: heard.append((name, what, [_shapes(g) for g in given]))
+
+        module.register_forward_pre_hook(hear("before"))
+        module.register_forward_hook(hear("forward"))
+        if name and not list(module.children()):
+            module.register_full_backward_hook(hear("backward"))
+    return heard
+
+
+def _shapes(given):
+    if isinstance(given, tuple):
+        return [_shapes(part) for part in given]
+    return tuple(given.shape) if isinstance(given, torch.Tensor) else given
+
+
+@every_form
+@every_model
+@pytest.mark.parametrize("training", [True, False])
+def test_hooks_hear_what_they_hear_of_the_plain_form(kind, forms, training):
+    model = build(kind).train(training)
+    heard = listen(model)
+    step(model, None)
+    plain = heard.copy()
+    heard.clear()
+    step(model, forms)
+    assert heard == plain
+    assert any(name.startswith("blocks.1") for name, *_ in heard)
+
+
+@every_form
+@every_model
+def test_one_hook_anywhere_hears_the_same_and_may_change_what_it_hears(kind, forms):
+    """One module after another: a form that stands aside for some modules must do so for each."""
+    names = [name for name, _ in build(kind).named_modules() if name.startswith(("blocks.1", "norm"))]
+    for name in names:
+        model = build(kind)
+        heard = []
+
+        def hear(_, given, out, heard=heard):
+            heard.append(_shapes(given))
+            return out * 1.5 + out.flip(1)  # of other tokens too
+
+        model.get_submodule(name).register_forward_hook(hear)
+        model.train()
+        step(model, None)
+        plain = heard.copy()
+        heard.clear()
+        step(model, forms)
+        assert heard == plain
+        assert_plain(model, forms)
+
+
+@every_form
+@every_model
+def test_hooks_for_all_modules(kind, forms):
+    model, heard = build(kind), []
+    handle = nn.modules.module.register_module_forward_hook(lambda m, given, out: heard.append((type(m), _shapes(out))))
+    try:
+        step(model, None)
+        plain = heard.copy()
+        heard.clear()
+        step(model, forms)
+    finally:
+        handle.remove()
+    assert heard == plain
+
+
+class Twice(Attention):
+    def forward(self, x, attn_mask=None):
+        return 2 * super().forward(x, attn_mask) + x.flip(1)
+
+
+def read_backwards(attn):
+    """Attention with a new attribute that its forward reads."""
+    attn.backwards = True
+    return attn
+
+
+def wrap(attn):
+    plain = attn.forward
+    attn.forward = lambda x, attn_mask=None: plain(x.flip(1), attn_mask)
+    return attn
+
+
+def as_class(kind):
+    def become(module):
+        module.__class__ = kind
+        return module
+
+    return become
+
+
+class Shifted(Mlp):
+    def forward(self, x):
+        return super().forward(x + x.flip(1))
+
+
+class Mixing(RMSNorm):
+    """It says that it mixes no tokens because its parent says so."""
+
+    def forward(self, x):
+        return super().forward(x) + x.flip(1)
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) + x.flip(1).mean(-1, keepdim=True)
+
+
+CHANGED = {
+    "subclass of attention": ("attn", as_class(Twice)),
+    "forward of an instance": ("attn", wrap),
+    "subclass of the MLP": ("mlp", as_class(Shifted)),
+    "subclass of a linear map, qkv": ("qkv", as_class(Doubled)),
+    "subclass of a linear map, proj": ("proj", as_class(Doubled)),
+    "subclass of a linear map, fc1": ("fc1", as_class(Doubled)),
+    "subclass of a linear map, fc2": ("fc2", as_class(Doubled)),
+    "subclass of a norm": ("norm", lambda norm: Mixing(32).double()),
+    "parametrized": ("proj", lambda m: nn.utils.parametrize.register_parametrization(m, "weight", nn.Softplus()) or m),
+    "spectral norm": ("qkv", nn.utils.parametrizations.spectral_norm),
+    "weight norm": ("fc1", nn.utils.weight_norm),
+}
+
+
+INNER = (".attn.norm", ".mlp.norm")
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@every_form
+@every_model
+@pytest.mark.parametrize("change", CHANGED)
+def test_what_is_changed_is_run(kind, forms, change):
+    model, (ending, edit) = build(kind), CHANGED[change]
+    endings = (".norm1", ".norm2", ".norm") if ending == "norm" else (f".{ending}",)
+    for name, module in list(model.named_modules()):
+        if name.startswith("blocks.") and name.endswith(endings) and not name.endswith(INNER):
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, edit(module))
+    outputs = step(model.eval(), None)["outputs"]
+    assert torch.allclose(outputs, step(build(kind).eval(), None)["outputs"]) == (change == "weight norm")
+    assert_plain(model, forms)
+
+
+@every_form
+@every_model
+@pytest.mark.parametrize("tokens", ["few", "many"])
+def test_a_new_attribute_of_attention(kind, forms, tokens, monkeypatch):
+    """An ingredient that no form knows of: an attribute, and a forward that reads it."""
+    plain = Attention.forward
+
+    def forward(self, x, attn_mask=None):
+        return plain(self, x, attn_mask) + (x.mean(1, keepdim=True) if getattr(self, "backwards", False) else 0)
+
+    model = build(kind) if tokens == "few" else build(kind, patch_size=1)
+    for module in model.modules():
+        if isinstance(module, Attention):
+            read_backwards(module)
+    monkeypatch.setattr(Attention, "forward", forward)
+    assert_plain(model, forms)
+
+
+@every_form
+@every_model
+def test_values_written_through_data_are_seen(kind, forms):
+    model = build(kind).eval()
+    for _ in range(2):
+        assert_plain(model, forms)
+        for parameter in model.blocks.parameters():
+            parameter.data.mul_(0.5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+@every_form
+@every_model
+def test_quantized_maps(kind, forms):
+    model = build(kind).float().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8)
+    outputs = []
+    for quantized.forms in (None, forms):
+        with torch.no_grad():
+            outputs.append(quantized(images().float()))
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@every_form
+@every_model
+def test_traced(kind, forms):
+    model = build(kind).eval()
+    model.forms = forms
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(model, images(2))
+    assert_plain_evaluation(model, forms, traced)
+
+
+@every_form
+@every_model
+def test_symbolically_traced(kind, forms):
+    model = build(kind).eval()
+    model.forms = forms
+    graph = torch.fx.symbolic_trace(model)
+    assert_plain_evaluation(model, forms, graph)
+    targets = {node.target for node in graph.graph.nodes}
+    last = {name for name, m in model.named_modules() if name.startswith("blocks.1") and type(m) is nn.Linear}
+    assert last <= targets
+
+
+@every_form
+@every_model
+@pytest.mark.parametrize("training", [True, False])
+def test_compiled(kind, forms, training):
+    torch._dynamo.reset()
+    model = build(kind, drop_path=0.0).train(training)
+    model.forms = forms
+    assert_plain_evaluation(model, forms, torch.compile(model, fullgraph=True, backend="eager"))
+
+
+@every_form
+@every_model
+def test_exported(kind, forms):
+    model = build(kind).eval()
+    model.forms = forms
+    assert_plain_evaluation(model, forms, torch.export.export(model, (images(5),)).module())
+
+
+def assert_plain_evaluation(model, forms, run):
+    plain, fast = step(model, None), step(model, forms, run)
+    for name in ("outputs", "images"):
+        torch.testing.assert_close(fast[name], plain[name], rtol=1e-10, atol=1e-10)
+
+
+@every_form
+@every_model
+def test_copies_and_pickles_keep_their_forms(kind, forms):
+    model = build(kind)
+    names = list(model.state_dict())
+    model.forms = forms
+    for same in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert same.forms == forms
+        assert list(same.state_dict()) == names
+        assert_plain(same, forms)
+
+
+@every_form
+@every_model
+def test_second_derivatives(kind, forms):
+    """Of the loss by the images, against torch.func, which knows no form; as PyTorch's fused attention has none, in
+    single operations."""
+    model = build(kind).eval()
+    x = images(2)
+    v = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(3))
+
+    def loss(x):
+        return model(x).sin().sum()
+
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        model.forms = None
+        expected = torch.func.jvp(torch.func.grad(loss), (x,), (v,))[1]
+        model.forms = forms
+        found = [torch.func.jvp(torch.func.grad(loss), (x,), (v,))[1], torch.autograd.functional.hvp(loss, x, v)[1]]
+        leaf = x.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(loss(leaf), leaf, create_graph=True)
+        (grad * v).sum().backward()
+    for hessian_times_v in (*found, leaf.grad):
+        torch.testing.assert_close(hessian_times_v, expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max()))
+
+
+@every_form
+def test_second_derivatives_of_parameters(forms):
+    model = build("class token").eval()
+    found = []
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        for model.forms in (None, forms):
+            weights = list(model.parameters())
+            grads = torch.autograd.grad(model(images(2)).sin().sum(), weights, create_graph=True)
+            found.append(torch.autograd.grad(sum(g.square().sum() for g in grads), weights))
+    for expected, value in zip(*found, strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max()))
+
+
+@every_form
+@every_model
+@pytest.mark.parametrize("fields", [{"attn_drop": 0.3}, {"proj_drop": 0.3}, {"qk_norm": vm.ViTConfig().final_norm}])
+def test_dropout_draws_the_same(kind, forms, fields):
+    assert_plain(build(kind, **fields), forms)
+
+
+@every_form
+@pytest.mark.parametrize("changes", ["rms", "subln", "normformer(head_scale=true)", "postnorm", "batchnorm", "dtn", "gpsa"])
+def test_changes(forms, changes):
+    model = vm.apply(build("mean"), *vm.parse_changes(changes))
+    assert_plain(model, forms)
+
+
+@every_form
+def test_inside_of_hooks_for_saved_tensors(forms):
+    """What stands around, as offloading to the CPU, is given all that is kept, and its own is given back."""
+    model, kept = build("class token").eval(), []
+
+    def run(x):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t.detach().clone(), lambda t: t):
+            return model(x)
+
+    assert_plain(model, forms, run)
+    assert kept
+
+
+def test_writing_to_what_is_needed_for_backward_is_an_error():
+    model = build("class token")
+    model.forms = FORMS["recompute"]
+    out = model(images())
+    with torch.no_grad():
+        model.blocks[0].attn.qkv.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="written to"):
+        out.sum().backward()
+
+
+def test_it_can_be_switched_off():
+    model = build("class token").eval()
+    seen = []
+    plain = model.blocks[-1].forward
+    model.blocks[-1].forward = lambda x: seen.append(F.relu(x).shape) or plain(x)
+    model.forms = None
+    model(images())
+    assert seen == [(5, 7, 32)]
