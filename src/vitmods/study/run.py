@@ -211,33 +211,33 @@ def _executor(runner: TrialRunner, how: Running, workers: int, lock: int) -> Exe
         threads=max(1, torch.get_num_threads() // workers),
         device=how.device,
         lock_descriptor=lock,
-        imports=_foreign_modules(runner.settings),
+        imports=_foreign_modules(runner.settings.arms, runner.settings.fixed["base"]),
         options={"data_workers": how.data_workers, "checkpoint_minutes": how.checkpoint_minutes},
     )
 
 
-def _foreign_modules(settings: Settings) -> tuple[str, ...]:
+def _foreign_modules(arms: Sequence[Arm], base: Any = None) -> tuple[str, ...]:
     """Where changes and functions that are not ours are defined: a worker must import them to know them."""
-    if here := _known_here_alone(settings):
+    if here := _known_here_alone(arms, base):
         raise UserError(
             f"{', '.join(here)}: a change or function that is defined in the script itself (or has no name of its own) "
             "cannot reach worker processes. Move it to a module that the script imports, or run with workers=1."
         )
-    modules = {type(edit).__module__ for arm in settings.arms for edit in arm.changes}
-    modules |= {str(function.module) for function in _functions(settings)}
-    return tuple(spelled(sys.modules[name]) for name in sorted(modules) if not name.startswith("vitmods."))
+    modules = {type(edit).__module__ for arm in arms for edit in arm.changes}
+    modules |= {str(function.module) for function in _functions(arms, base)}
+    modules = {name for name in modules if not name.startswith("vitmods.")}
+    return tuple(spelled(sys.modules[name]) if name in sys.modules else name for name in sorted(modules))
 
 
-def _functions(settings: Settings) -> list[Function]:
-    base = base_function(settings.fixed["base"])
-    return [*([base] if base else []), *(f for arm in settings.arms for f in functions_of(arm.changes))]
+def _functions(arms: Sequence[Arm], base: Any) -> list[Function]:
+    of_base = base_function(base)
+    return [*([of_base] if of_base else []), *(f for arm in arms for f in functions_of(arm.changes))]
 
 
-def _known_here_alone(settings: Settings) -> list[str]:
+def _known_here_alone(arms: Sequence[Arm], base: Any) -> list[str]:
     """Changes and functions that no other process could import."""
-    changes = (edit for arm in settings.arms for edit in arm.changes)
-    found = [str(edit) for edit in changes if type(edit).__module__ == "__main__"]
-    return found + [function.name for function in _functions(settings) if function.module is None]
+    here = [arm.name for arm in arms if any(type(edit).__module__ == "__main__" for edit in arm.changes)]
+    return here + [function.name for function in _functions(arms, base) if function.module is None]
 
 
 def _steps(runner: TrialRunner, work: Work) -> int:
@@ -250,7 +250,7 @@ def _steps(runner: TrialRunner, work: Work) -> int:
 def _workers(how: Running, base: nn.Module, settings: Settings, trials: int) -> int:
     if how.workers is not None:
         return max(1, min(how.workers, trials))
-    if _known_here_alone(settings):
+    if _known_here_alone(settings.arms, settings.fixed["base"]):
         return 1
     if how.torch_device.type == "cuda":
         gpus = len(visible_gpus()) if how.device in ("auto", "cuda") else 1  # "cuda:1" names one
