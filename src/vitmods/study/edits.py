@@ -56,11 +56,15 @@ class Replace:
             raise UserError(f"replace({self.change}): where has a character of , ( ) + in it: {self.where!r}.")
 
     def __str__(self) -> str:
+        chosen = (("where", self.where), ("heads", self.heads))
+        return f"replace({','.join([self.kind, *(f'{name}={value}' for name, value in chosen if value is not None)])})"
+
+    @property
+    def kind(self) -> str:
+        """The short form of what the norms become."""
         from vitmods.changes import Norm
 
-        change = "rms" if self.change == Norm("rms", exact=False) else str(self.change)
-        chosen = (("where", self.where), ("heads", self.heads))
-        return f"replace({','.join([change, *(f'{name}={value}' for name, value in chosen if value is not None)])})"
+        return "rms" if self.change == Norm("rms", exact=False) else str(self.change)
 
     def describe(self) -> dict[str, str]:
         """As of a change, for reports."""

@@ -124,7 +124,7 @@ def edited(model: nn.Module, edits: Sequence[Edit], base: Base) -> nn.Module:
 def _edited_by(model: nn.Module, edit: Edit) -> nn.Module:
     if isinstance(edit, Replace):
         if isinstance(model, ViT):
-            raise UserError(f"This model is a vitmods ViT, which has slots: write {edit.change}, not {edit}.")
+            raise UserError(f"This model is a vitmods ViT, which has slots: write {edit.kind}, not {edit}.")
         return replace_norms(model, edit.change, edit.where, edit.heads).model  # type: ignore[arg-type]
     assert isinstance(edit, Function)
     found = edit.resolve()(model)
