@@ -16,7 +16,7 @@ import torch
 from paired import one_thread, paired, report, saved_bytes
 
 import vitmods as vm
-from vitmods.study.memory import peak_bytes
+from vitmods.analysis.timing import peak_bytes
 
 RECOMPUTE: dict[str, dict[str, int]] = {"set_recompute": {}}
 VARIANTS: dict[str, tuple[str, dict[str, dict[str, int]]]] = {

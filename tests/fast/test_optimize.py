@@ -10,7 +10,7 @@ from torch import nn
 
 import vitmods as vm
 from vitmods.fast.packed import PackedLinear
-from vitmods.model.config import NormConfig, StemConfig
+from vitmods.model.slots import NormConfig, StemConfig
 from vitmods.util.errors import UserError
 
 ARMS = {

@@ -65,7 +65,9 @@ def assert_plain(model, forms, run=None):
         plain, fast = step(model, None), step(model, forms, run)
         assert plain.keys() == fast.keys()
         for name, value in plain.items():
-            torch.testing.assert_close(fast[name], value, rtol=1e-10, atol=1e-10 * float(value.abs().max().clamp_min(1)))
+            torch.testing.assert_close(
+                fast[name], value, rtol=1e-10, atol=1e-10 * float(value.abs().max().clamp_min(1))
+            )
 
 
 @every_form
@@ -393,7 +395,9 @@ def test_dropout_draws_the_same(kind, forms, fields):
 
 
 @every_form
-@pytest.mark.parametrize("changes", ["rms", "subln", "normformer(head_scale=true)", "postnorm", "batchnorm", "dtn", "gpsa"])
+@pytest.mark.parametrize(
+    "changes", ["rms", "subln", "normformer(head_scale=true)", "postnorm", "batchnorm", "dtn", "gpsa"]
+)
 def test_changes(forms, changes):
     model = vm.apply(build("mean"), *vm.parse_changes(changes))
     assert_plain(model, forms)

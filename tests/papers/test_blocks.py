@@ -5,7 +5,7 @@ import torch
 
 import vitmods as vm
 from vitmods.layers import Block, ParallelBlock
-from vitmods.model.config import BranchConfig, NormConfig
+from vitmods.model.slots import BranchConfig, NormConfig
 
 
 def block_with(change):

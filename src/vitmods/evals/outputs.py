@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitmods.evals.options import Options
-from vitmods.train.device import to_device
+from vitmods.tasks.base import TaskModel
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ def silent(steps: Iterable[Any], total: int, kind: str) -> Iterable[Any]:
 
 @dataclass(frozen=True)
 class Features:
-    """What the head reads of all n images of a split, in order, float32 (n, C) (empty where no head is known), and their
-    classes, int64 (n,)."""
+    """What the head reads of all n images of a split, in order, float32 (n, C), and their classes, int64 (n,), or labels,
+    float32 (n, K)."""
 
     features: Tensor
     targets: Tensor
@@ -49,7 +49,7 @@ class ModelOutputs:
     batch_size: int
     device: torch.device
     options: Options
-    autocast: Callable[[], AbstractContextManager] = nullcontext
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     progress: Progress = silent
     _features: dict[str, Features] = field(default_factory=dict)
     _logits: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -62,7 +62,7 @@ class ModelOutputs:
 
     @property
     def targets(self) -> Tensor:
-        """Classes of the evaluated split, int64 (n,)."""
+        """Classes of the evaluated split, int64 (n,), or labels, float32 (n, K)."""
         return self._outputs(self.split).targets
 
     def features(self, split: str) -> Features:
@@ -103,11 +103,11 @@ class ModelOutputs:
     def _run(self, split: str) -> Features:
         logits, targets = [], []
         count = math.ceil(self.dataset.summary()["splits"][split]["count"] / self.batch_size)
-        reader = _read_by_head(self.model) if head_of(self.model) is not None else nullcontext([])
+        reader = _read_by_head(self.model) if head_of(self.model) is not None else nullcontext(list[Tensor]())
         with reader as read:
             for batch in self.progress(self.dataset.eval_batches(split, self.batch_size), count, split):
                 with self.autocast():
-                    found = self.model(to_device(batch, self.device).images).float()
+                    found = self.model(batch.to(self.device).images).float()
                 if split == self.split:  # of the training images they would fill the memory, and nobody asks
                     logits.append(found)
                 targets.append(batch.targets)
@@ -121,6 +121,7 @@ class ModelOutputs:
 def head_of(model: nn.Module) -> nn.Module | None:
     """The classifier: what `get_classifier()` gives (timm's contract), or the last linear map under a name that a head
     has elsewhere; None: not known of this model."""
+    model = model.backbone if isinstance(model, TaskModel) else model
     if hasattr(model, "get_classifier"):
         return model.get_classifier()  # type: ignore[operator,no-any-return]
     named = [module for name in ("heads", "head", "classifier", "fc") for module in [getattr(model, name, None)]]

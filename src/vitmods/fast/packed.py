@@ -34,8 +34,8 @@ class PackedLinear(nn.Linear):
             y = F.linear(input, self.weight, self.bias)
             return y if self.gelu is None else F.gelu(y, approximate=self.gelu)
         name = "none" if self.gelu is None else "gelu"
-        y = torch.ops.mkldnn._linear_pointwise(input, self._packed(), self.bias, name, [], self.gelu or "")
-        return y
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(input, self._packed(), self.bias, name, [], self.gelu or "")
+        return out
 
     def _packed(self) -> Tensor:
         weight = self.weight
@@ -45,7 +45,7 @@ class PackedLinear(nn.Linear):
         return self._blocks[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_blocks": None}
+        return {**self.__dict__, "_blocks": None}
 
     def extra_repr(self) -> str:
         return super().extra_repr() + ("" if self.gelu is None else f", gelu={self.gelu}")

@@ -171,7 +171,8 @@ def fingerprint(model: nn.Module) -> str:
     record: Any = hashlib.blake2b(digest_size=8)
     for name, value in sorted(_digests(as_vit(model)).items()):
         record.update(f"{name} {value}\n".encode())
-    return record.hexdigest()
+    found: str = record.hexdigest()
+    return found
 
 
 def _digests(model: ViT) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The reference Vision Transformer: a config, its slots filled with modules, and the forward pass."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,7 +50,8 @@ class ViT(Intermediates):
     no later token. One of two is for masked pre-training: ``keep`` (B, K) names the visible patches of each image; the
     others are not computed, and the patch tokens are K, in its order (He et al., 2022, MAE). ``mask`` (B, T) is True
     where the learned mask token stands in for a patch (Bao et al., 2022, BEiT; the config's ``mask_token`` makes one).
-    UserError says what does not fit.
+    UserError says what does not fit. Training with the config's ``patch_drop`` draws a ``keep`` where none of
+    them is given (``forward_intermediates`` does not).
 
     With the config's ``dynamic_img_size`` images may have any size that patches fill, another at each call: positions
     are resampled for them (bicubic, as in timm; fixed tables are computed), and norms that read the grid follow.
@@ -69,7 +71,8 @@ class ViT(Intermediates):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, config.reg_tokens, dim)) if config.reg_tokens else None
         self.mask_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.mask_token else None
-        self._set_positions(initial_positions(config))
+        positions = initial_positions(config)
+        self._set_positions(None if positions is None else positions.to(torch.get_default_dtype()))
         self.pos_drop = nn.Dropout(config.pos_drop)
         self.norm_pre = make_norm(config.position_norm, dim)
         self.blocks = nn.ModuleList(make_block(config, i) for i in range(config.depth))
@@ -108,7 +111,7 @@ class ViT(Intermediates):
         attn_mask, is_causal, keep, mask = given(attn_mask, is_causal, keep, mask)
         if attn_mask is not None or is_causal or isinstance(x, Proxy):  # a graph is asked for any block's output
             return self.forward_head(self.forward_features(x, attn_mask, is_causal, keep, mask))
-        x = self._embed(x, keep, mask)
+        x = self._embed(x, self._keep(x) if keep is None and mask is None else keep, mask)
         for i in range(len(self.blocks)):
             x = self._run(i, x, for_head=i == len(self.blocks) - 1)
         return self.forward_head(self.norm(x))
@@ -123,7 +126,7 @@ class ViT(Intermediates):
     ) -> Tensor:
         """(B, in_chans, height, width) -> all tokens (B, N, C) after the final norm, prefix tokens first."""
         attn_mask, is_causal, keep, mask = given(attn_mask, is_causal, keep, mask)
-        x = self._embed(x, keep, mask)
+        x = self._embed(x, self._keep(x) if keep is None and mask is None else keep, mask)
         for i in range(len(self.blocks)):
             x = self._run_masked(i, x, attn_mask, is_causal)
         tokens: Tensor = self.norm(x)
@@ -202,6 +205,15 @@ class ViT(Intermediates):
         sizes do not fit or the resampling is unknown."""
         resize(self, img_size, patch_size, positions, dynamic_img_size)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ViT":
+        """A fixed table is computed anew for another type: ``double()`` of a float32 table would keep its rounding."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.pos_embed is not None and self.vit_config.position != "learn":
+            table = initial_positions(self.vit_config)
+            assert table is not None
+            self._set_positions(table.to(self.pos_embed))
+        return self
+
     def _set_positions(self, positions: Tensor | None) -> None:
         if self.vit_config.position == "learn":
             assert positions is not None
@@ -239,6 +251,15 @@ class ViT(Intermediates):
             return positions
         grid = self.patch_embed.dynamic_feat_size((images.shape[-2], images.shape[-1]))
         return positions_on_grid(positions, config.grid, grid, config.position)
+
+    def _keep(self, images: Tensor) -> Tensor | None:
+        """Patches that patch dropout leaves in this batch, (B, K) in the order of the grid; None for all."""
+        config = self.vit_config
+        if not (self.training and config.patch_drop):
+            return None
+        kept = round(config.num_patches * (1 - config.patch_drop))
+        order = torch.rand(len(images), config.num_patches, device=images.device).argsort(dim=1)
+        return order[:, :kept].sort(dim=1).values
 
     def _visible(self, images: Tensor, keep: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:

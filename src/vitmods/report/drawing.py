@@ -13,10 +13,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vitmods.layers.norms import NORMS
+from vitmods.layers import NORMS, STEMS
 
 POSITIONS = {"learn": "+ position", "sincos2d": "+ position, fixed", "sincos2d_centered": "+ position, fixed"}
-STEMS = {"linear": "linear", "hmlp": "hMLP", "levit": "LeViT convolutions", "local": "local transformer"}
 ACTIVATIONS = {"gelu": "GELU", "gelu_tanh": "tanh GELU"}
 POOLS = {"token": "class token", "avg": "mean of tokens", "map": "attention pool", "none": "all tokens"}
 
@@ -131,7 +130,7 @@ def _through(config: Config) -> list[Box]:
 def _stem(stem: Config) -> Iterator[Box]:
     kind = stem.get("kind", "linear")
     yield from _norm("stem.before", stem.get("before"))
-    yield Box("linear", STEMS.get(kind, str(kind)))
+    yield Box("linear", STEMS[kind].title if kind in STEMS else str(kind))
     if stem.get("inner"):
         yield Box("stem.inner", f"{_norm_text(stem['inner'])} inside", "slot")
     yield from _norm("stem.after", stem.get("after"))

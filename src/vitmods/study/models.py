@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from vitmods.adapters.apply import apply
 from vitmods.adapters.replace import replace_norms
 from vitmods.adapters.transfer import evaluating
+from vitmods.analysis.timing import peak_bytes
 from vitmods.changes import Change
 from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_macs
 from vitmods.model.vit import ViT, vit
 from vitmods.study.edits import PYTHON, Function, Replace, is_foreign, parse_edits
-from vitmods.study.memory import peak_bytes
+from vitmods.tasks.base import TaskModel, noise
 from vitmods.util.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -135,7 +136,9 @@ def _edited_by(model: nn.Module, edit: Edit) -> nn.Module:
 
 
 def described(model: nn.Module) -> ViTConfig | None:
-    """The config that says all of a model; None for other libraries' models and for what a function has made."""
+    """The config that says all of a model (of a task's, of its backbone); None for other libraries' models and for what
+    a function has made."""
+    model = model.backbone if isinstance(model, TaskModel) else model
     return model.vit_config if isinstance(model, ViT) and not hasattr(model, "edited_by_function") else None
 
 
@@ -144,7 +147,7 @@ def _check_logits(model: nn.Module, base: Base, edits: str) -> None:
     name = " of ".join(filter(None, (edits, base.spec if isinstance(base, ForeignBase) else "base")))
     size = " x ".join(map(str, (base.in_chans, *base.img_size)))
     try:
-        found = _forward(model, noise_images(base, 2))
+        found = _forward(model, _noise(base, 2))
         if not isinstance(found, Tensor) and hasattr(found, "logits"):
             model.register_forward_hook(_logits)
             found = found.logits
@@ -168,9 +171,8 @@ def _forward(model: nn.Module, images: Tensor) -> Any:
         return model(images)
 
 
-def noise_images(base: Base | ViTConfig, count: int) -> Tensor:
-    """Images of noise, float32 (count, channels, rows, columns), always the same."""
-    return torch.randn(count, base.in_chans, *base.img_size, generator=torch.Generator().manual_seed(0))
+def _noise(base: Base, count: int) -> Tensor:
+    return noise(count, (base.in_chans, *base.img_size))
 
 
 # What libraries build
@@ -386,7 +388,7 @@ def macs_of(model: nn.Module, base: Base) -> int | None:
     device = next(model.parameters()).device
     try:
         with FlopCounterMode(display=False) as counter:
-            _forward(model, noise_images(base, 1).to(device))
+            _forward(model, _noise(base, 1).to(device))
     except Exception:  # whatever an operation raises that the counter does not know
         return None
     return int(counter.get_total_flops()) // 2
@@ -398,7 +400,7 @@ def activation_bytes(model: nn.Module, base: Base) -> int:
     if config is not None:
         tokens = config.num_patches + config.num_prefix_tokens
         return 4 * config.depth * tokens * (10 * config.embed_dim + 2 * config.mlp_dim)
-    device, image = next(model.parameters()).device, noise_images(base, 1)
+    device, image = next(model.parameters()).device, _noise(base, 1)
 
     def step() -> None:
         model(image.to(device)).sum().backward()
@@ -410,14 +412,3 @@ def activation_bytes(model: nn.Module, base: Base) -> int:
     model.zero_grad(set_to_none=True)
     return max(peak, 0)
 
-
-def implementation_warnings(models: Mapping[str, nn.Module]) -> list[str]:
-    """A sentence where base is another library's model and arms are vitmods ViTs made of it."""
-    base, *_ = models.values()
-    changed = [name for name, model in models.items() if isinstance(model, ViT)]
-    if isinstance(base, ViT) or not changed:
-        return []
-    return [
-        f"{', '.join(changed)}: changes make a vitmods ViT of base, which itself stays a {type(base).__name__}. So their "
-        "costs also compare two implementations. A base by its own name (vit_small_patch16_224) is a vitmods ViT too."
-    ]

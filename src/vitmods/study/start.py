@@ -13,18 +13,21 @@ from torch import nn
 from vitmods.adapters import load, open_checkpoint
 from vitmods.finetune.delta import fingerprint
 from vitmods.model.config import ViTConfig
-from vitmods.model.vit import Resampling, ViT, vit
+from vitmods.model.sizes import Resampling
+from vitmods.model.vit import ViT, vit
 from vitmods.study.checkpoints import checkpoint_of
 from vitmods.study.models import rebuilt
 from vitmods.study.store import read_json
+from vitmods.train.trial import trained_model
 from vitmods.util.errors import UserError
+from vitmods.util.files import check_weights
 
 
-def open_trial(folder: Path) -> nn.Module:
-    """The model of a finished trial, in evaluation mode: a ViT, or what base and arm were.
+def open_trial(folder: Path) -> Any:
+    """The model of a finished trial in evaluation mode, with its task's modules: a ViT, or what its base and arm were.
 
     Raises:
-        UserError: the folder holds none, or what it was made with (a library's model, a user's module) is not there.
+        UserError: there is none, it is damaged, or what it was made with (a library's model, a user's module) is not there.
     """
     if not ((folder / "config.json").exists() and (folder / "model.safetensors").exists()):
         raise UserError(
@@ -32,18 +35,18 @@ def open_trial(folder: Path) -> nn.Module:
             "trials/ARM/seedK of its folder, or in trials/ARM/POINT/seedK where values were tuned."
         )
     record = (read_json(folder / "config.json") or {}).get("model")
-    if not isinstance(record, dict) or "base" not in record:
-        return load(folder)
-    return _with_weights(rebuilt(record), folder / "model.safetensors")
+    made = isinstance(record, dict) and "base" in record
+    return trained_model(folder, _with_weights(rebuilt(record), folder) if made else load(folder))
 
 
-def _with_weights(model: nn.Module, path: Path) -> nn.Module:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def _with_weights(model: nn.Module, folder: Path) -> nn.Module:
+    from safetensors.torch import load as read
 
+    path = folder / "model.safetensors"
+    check_weights(path)
     try:
-        model.load_state_dict(load_file(path))
-    except (SafetensorError, OSError, RuntimeError) as error:
+        model.load_state_dict(read(path.read_bytes()))
+    except Exception as error:  # safetensors and torch raise what they like
         raise UserError(f"{path} cannot be read, or holds other weights: {error}") from error
     return model
 

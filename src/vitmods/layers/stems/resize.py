@@ -19,7 +19,8 @@ def resize_projection(weight: Tensor, new: tuple[int, int]) -> Tensor:
     """
     matrix = _resize_matrix((weight.shape[-2], weight.shape[-1]), new).to(weight.device)
     resized = weight.double().flatten(2) @ torch.linalg.pinv(matrix)
-    return resized.reshape(*weight.shape[:2], *new).to(weight.dtype)
+    found: Tensor = resized.reshape(*weight.shape[:2], *new).to(weight.dtype)
+    return found
 
 
 def resize_pixels(values: Tensor, channels: int, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
