@@ -110,7 +110,12 @@ def test_every_base_is_built_from_the_seed_and_its_arms_share_the_weights(kind, 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("any") / "out"
-    arms = {"rms": "replace(rms)", "dtn": "replace(dtn(norms=both))", "relu": relu, "wide": lambda model: model.double().float()}
+    arms = {
+        "rms": "replace(rms)",
+        "dtn": "replace(dtn(norms=both))",
+        "relu": relu,
+        "wide": lambda model: model.double().float(),
+    }
     study = study_of(arms=arms, seeds=2)
     return study, run(study, out), out
 
@@ -189,7 +194,15 @@ def test_a_trial_whose_function_is_gone_says_so(finished, tmp_path):
 def test_the_shell_compares_and_evaluates(hf_folder, tmp_path, capsys):
     options = ["--base", f"hf:{hf_folder}", "--epochs", "1", "--limit-train", "128", "--device", "cpu"]
     study = tmp_path / "study"
-    arms = ["--arms", "replace(rms)", "two=replace(norm(kind=instance),where=mlp)", "--seeds", "1", "--cost-seconds", "0"]
+    arms = [
+        "--arms",
+        "replace(rms)",
+        "two=replace(norm(kind=instance),where=mlp)",
+        "--seeds",
+        "1",
+        "--cost-seconds",
+        "0",
+    ]
     assert main(["compare", *options, *arms, "--workers", "2", "--out", str(study), "--quiet"]) == 0
     assert "replace(rms)" in capsys.readouterr().out
     trial = study / "trials/two/seed0"
@@ -227,7 +240,9 @@ def test_worker_processes_import_a_function_that_can_be_imported(tmp_path, monke
     assert result.complete, result.failed
     import arms_of_a_test
 
-    assert study_of(arms_of_a_test.base, {"frozen": arms_of_a_test.frozen}).settings.to_dict() == study.settings.to_dict()
+    assert (
+        study_of(arms_of_a_test.base, {"frozen": arms_of_a_test.frozen}).settings.to_dict() == study.settings.to_dict()
+    )
 
 
 def test_a_function_of_this_process_alone_has_one_worker(tmp_path):
@@ -267,14 +282,14 @@ def test_drop_path_is_trained(tmp_path):
     assert run(study_of(recipe=RECIPE.with_(drop_path=0.1)), tmp_path / "out").complete
 
 
-@pytest.mark.parametrize("field, value", [("dropout", 0.1), ("init", "timm"), ("head_bias", -5.0)])
+@pytest.mark.parametrize(("field", "value"), [("dropout", 0.1), ("init", "timm"), ("head_bias", -5.0)])
 def test_settings_of_vitmods_vits_alone_are_refused(field, value):
     with pytest.raises(UserError, match=f"The recipe sets {field}="):
         build(SWIN, recipe=RECIPE.with_(**{field: value}))
 
 
 @pytest.mark.parametrize(
-    "base, message",
+    ("base", "message"),
     [
         ("timm:swim_tiny_patch4_window7_224", "Did you mean 'swin_tiny_patch4_window7_224'"),
         (f"{SWIN}&depht=3", "cannot be built: .*'depht'"),
@@ -312,16 +327,23 @@ def test_an_arm_that_gives_no_classifier_is_refused():
     with pytest.raises(UserError, match="has to return the model"):
         build(SWIN, *study_of(arms={"x": nothing}).settings.arms[0].changes)
     with pytest.raises(UserError, match=r"logits of shape \(2, 10\)"):
-        build(SWIN, *study_of(arms={"x": lambda model: nn.Sequential(model, nn.Linear(10, 7))}).settings.arms[0].changes)
+        build(
+            SWIN, *study_of(arms={"x": lambda model: nn.Sequential(model, nn.Linear(10, 7))}).settings.arms[0].changes
+        )
     with pytest.raises(UserError, match="write rms, not replace"):
         build("mu/4", *parse_edits("replace(rms)"))
 
 
 @pytest.mark.parametrize(
     "text",
-    ["replace(rms)", "replace(dtn(norms=both),heads=4)", "replace(instancenorm,where=*.norm1)", "dpn+replace(layernorm)",
-     "python(module:name)+dpn(before=false)"],
-)  # fmt: skip
+    [
+        "replace(rms)",
+        "replace(dtn(norms=both),heads=4)",
+        "replace(instancenorm,where=*.norm1)",
+        "dpn+replace(layernorm)",
+        "python(module:name)+dpn(before=false)",
+    ],
+)
 def test_short_forms_are_read_and_written(text):
     assert "+".join(map(str, parse_edits(text))) == text or text == "dpn+replace(layernorm)"
     assert parse_edits("+".join(map(str, parse_edits(text)))) == parse_edits(text)

@@ -40,9 +40,10 @@ def own_description(weights: Path) -> Description | None:
         else:
             return None
         if isinstance(config, dict) and "base" in config and "edits" in config:
+            base = config["base"] if isinstance(config["base"], str) else "a ViT"
             raise UserError(
-                f"{weights.parent} is a trial of a model that vitmods has no config of: {config['class']}, of "
-                f"{config['base'] if isinstance(config['base'], str) else 'a ViT'}, changed by {config['edits'] or 'nothing'}. "
+                f"{weights.parent} is a trial of a model that vitmods has no config of, a {config['class']} ({base}, "
+                f"changed by {config['edits'] or 'nothing'}): it is no checkpoint to begin with. "
                 "vitmods.study.open_trial(folder) opens it, and `vitmods evaluate` evaluates it."
             )
         if not isinstance(config, dict) or "embed_dim" not in config:

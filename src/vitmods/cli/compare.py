@@ -52,7 +52,8 @@ class Compare:
     protocols: Options
     arms: tuple[str, ...] = ("dpn", "rms", "placement(attn=post,mlp=post)")
     """what is compared with base: changes, joined by +, or NAME=CHANGES, or a line-up of arms as norms; `vitmods
-    changes` lists them; replace(rms), replace(dtn): other norms in any transformer. attention, ffn, head, train(ROLES): what is trained; full: all of it"""
+    changes` lists them; replace(rms), replace(dtn): other norms in any transformer. attention, ffn, head, train(ROLES):
+    what is trained; full: all of it"""
     base: str = "mu3/2"
     """the model without changes: Ti/16, S/16, B/16, S36/16 (36 deep), or timm's name; any other model as timm:NAME,
     torchvision:NAME, hf:FOLDER, python:MODULE:FUNCTION (docs/any-model.md)"""

@@ -125,7 +125,9 @@ def head_of(model: nn.Module) -> nn.Module | None:
     if hasattr(model, "get_classifier"):
         return model.get_classifier()  # type: ignore[operator,no-any-return]
     named = [module for name in ("heads", "head", "classifier", "fc") for module in [getattr(model, name, None)]]
-    linear = [part for module in named if module is not None for part in module.modules() if isinstance(part, nn.Linear)]
+    linear = [
+        part for module in named if module is not None for part in module.modules() if isinstance(part, nn.Linear)
+    ]
     return linear[-1] if linear else None
 
 

@@ -68,7 +68,10 @@ def _module_table(config: Config, before: Mapping[str, str], name: str) -> Marku
     """The modules as a table; where base has some too, those that it has not so."""
     modules = {where: what for where, what in config[MODULES].items() if before.get(where) != what}
     gone = [where for where in before if where not in config[MODULES]]
-    rows = [f"<tr><td><code>{html.escape(where)}</code></td><td>{html.escape(what)}</td></tr>" for where, what in modules.items()]
+    rows = [
+        f"<tr><td><code>{html.escape(where)}</code></td><td>{html.escape(what)}</td></tr>"
+        for where, what in modules.items()
+    ]
     rows += [f"<tr><td><del>{html.escape(where)}</del></td><td>left out</td></tr>" for where in gone]
     what = "Modules that differ from base" if before else "Modules"
     note = f"No drawing: only vitmods ViTs are drawn, and this is a {html.escape(str(config['class']))}."

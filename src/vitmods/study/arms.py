@@ -22,8 +22,7 @@ TRAINING = {"full": "train(all)", **{role: f"train({role})" for role in ("attent
 
 @dataclass(frozen=True)
 class Arm:
-    """A named list of changes (or other edits of any model), with recipe overrides if any; `base` is the arm with none.
-    """
+    """A named list of changes or other edits, with recipe overrides if any; `base` is the arm with none."""
 
     name: str
     changes: tuple[Edit, ...] = ()
@@ -130,7 +129,11 @@ def _edit(arm: str, given: Any, label: str) -> Edit:
 def _is_function(given: Any) -> bool:
     from vitmods.changes import Change
 
-    return callable(given) and not isinstance(given, Function) and not (isinstance(given, type) and issubclass(given, Change))
+    return (
+        callable(given)
+        and not isinstance(given, Function)
+        and not (isinstance(given, type) and issubclass(given, Change))
+    )
 
 
 def _check_arms(arms: Sequence[Arm]) -> None:

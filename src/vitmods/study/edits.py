@@ -41,7 +41,8 @@ class Replace:
     heads: int | None = None
 
     def __post_init__(self) -> None:
-        from vitmods.changes import DynamicTokenNorm, Norm
+        from vitmods.changes.dynamic_token_norm import DynamicTokenNorm
+        from vitmods.changes.norm import Norm
 
         if not isinstance(self.change, Norm | DynamicTokenNorm):
             raise UserError(f"replace(...) takes a kind of norm, as rms or dtn, not '{self.change}'.")
@@ -62,7 +63,7 @@ class Replace:
     @property
     def kind(self) -> str:
         """The short form of what the norms become."""
-        from vitmods.changes import Norm
+        from vitmods.changes.norm import Norm
 
         return "rms" if self.change == Norm("rms", exact=False) else str(self.change)
 

@@ -84,7 +84,8 @@ class ForeignBase:
     def _optional(self, library: str) -> Options:
         """Arguments that some models of a library take, and others work without."""
         side = self.img_size[0] if self.img_size[0] == self.img_size[1] else self.img_size
-        return {"timm": {"img_size": self.img_size}, "torchvision": {"image_size": side}}.get(library, {})
+        known: dict[str, Options] = {"timm": {"img_size": self.img_size}, "torchvision": {"image_size": side}}
+        return known.get(library, {})
 
     def _call(self, function: Callable[..., nn.Module]) -> nn.Module:
         model = function(self.num_classes, self.img_size, self.in_chans)
@@ -156,9 +157,7 @@ def _check_logits(model: nn.Module, base: Base, edits: str) -> None:
         raise UserError(f"{name} cannot take images of {size}: {reason}") from error
     if not isinstance(found, Tensor) or found.shape != (2, base.num_classes):
         what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise UserError(
-            f"{name} gives {what} for two images, and has to give logits of shape {(2, base.num_classes)}: a class each."
-        )
+        raise UserError(f"{name} gives {what} for two images, and has to give logits of shape {(2, base.num_classes)}.")
 
 
 def _logits(model: nn.Module, args: Any, output: Any) -> Any:
@@ -244,7 +243,10 @@ def _from_huggingface(base: ForeignBase, name: str, trained: bool, options: Opti
         use_safetensors=True,
         output_loading_info=True,
     )
-    new = {*about["missing_keys"], *(str(key[0] if isinstance(key, tuple) else key) for key in about["mismatched_keys"])}
+    new = {
+        *about["missing_keys"],
+        *(str(key[0] if isinstance(key, tuple) else key) for key in about["mismatched_keys"]),
+    }
     if odd := sorted(key for key in new if not key.startswith(("classifier.", "head."))):
         raise UserError(f"{base.spec}: its weights do not fit these images: {', '.join(odd[:5])}.")
     trained_model: nn.Module = model.train()
@@ -339,7 +341,9 @@ def rebuilt(record: Mapping[str, Any]) -> nn.Module:
         model = base.build(pretrained=False) if isinstance(base, ForeignBase) else vit(base)
         model = edited(model, parse_edits(record["edits"]), base)
     if _names_and_shapes(model) != record["tensors"]:
-        raise UserError(f"{base_name(record['base'])} is another model than the one that was trained: its tensors differ.")
+        raise UserError(
+            f"{base_name(record['base'])} is another model than the one that was trained: its tensors differ."
+        )
     return model.eval()
 
 
@@ -362,7 +366,7 @@ def model_facts(model: nn.Module, base: Base) -> dict[str, Any]:
 
 
 def _modules(model: nn.Module) -> dict[str, str]:
-    """Name, numbers as *, -> what stands there, and how often. Modules without tensors or a name of their own stay out."""
+    """Name, with * for numbers -> what stands there, and how often."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for name, module in model.named_modules():
         own = [f"{key} {tuple(value.shape)}" for key, value in module.named_parameters(recurse=False)]
@@ -411,4 +415,3 @@ def activation_bytes(model: nn.Module, base: Base) -> int:
         peak = peak_bytes(step, weights, torch.device("cpu")) - held
     model.zero_grad(set_to_none=True)
     return max(peak, 0)
-

@@ -224,8 +224,8 @@ def _executor(runner: TrialRunner, how: Running, workers: int) -> Executor:
     check_reachable()
     if here := [function.name for function in _functions(runner.settings) if function.module is None]:
         raise UserError(
-            f"{', '.join(here)}: a function that is defined in the script itself, or has no name of its own, cannot reach "
-            "worker processes. Move it to a module that the script imports, or run with workers=1."
+            f"{', '.join(here)}: a function that is defined in the script itself, or has no name of its own, cannot "
+            "reach worker processes. Move it to a module that the script imports, or run with workers=1."
         )
     modules = {str(function.module) for function in _functions(runner.settings)}
     return Processes(

@@ -27,7 +27,7 @@ def open_trial(folder: Path) -> Any:
     """The model of a finished trial in evaluation mode, with its task's modules: a ViT, or what its base and arm were.
 
     Raises:
-        UserError: there is none, it is damaged, or what it was made with (a library's model, a user's module) is not there.
+        UserError: there is none, it is damaged, or a user's module that it was made with is not imported.
     """
     if not ((folder / "config.json").exists() and (folder / "model.safetensors").exists()):
         raise UserError(
@@ -35,8 +35,9 @@ def open_trial(folder: Path) -> Any:
             "trials/ARM/seedK of its folder, or in trials/ARM/POINT/seedK where values were tuned."
         )
     record = (read_json(folder / "config.json") or {}).get("model")
-    made = isinstance(record, dict) and "base" in record
-    return trained_model(folder, _with_weights(rebuilt(record), folder) if made else load(folder))
+    if isinstance(record, dict) and "base" in record:
+        return trained_model(folder, _with_weights(rebuilt(record), folder))
+    return trained_model(folder, load(folder))
 
 
 def _with_weights(model: nn.Module, folder: Path) -> nn.Module:

@@ -36,8 +36,8 @@ class Study:
             that fits the images.
         start: trained weights that every arm begins with (docs/finetune.md); they say what base is. A folder of several
             checkpoints, as a study's, is one for each arm. None: new ones.
-        arms: name -> changes (or their short form) or a function model -> model, or a list of short forms, each `CHANGES` or `NAME=CHANGES`. Of a
-            folder of checkpoints, their names; none: all.
+        arms: name -> changes (or their short form) or a function model -> model, or a list of short forms, each
+            `CHANGES` or `NAME=CHANGES`. Of a folder of checkpoints, their names; none: all.
         data: `digits`, a folder, `torchvision:NAME?root=...` or `hf:NAME`.
         recipe: how every trial is trained; None: one that fits the images.
         seeds: how many, or which.
@@ -216,8 +216,8 @@ def _from_function(base: Any) -> str:
 
     if isinstance(base, nn.Module) or not callable(base):
         raise UserError(
-            f"base is a ViT's name, a ViTConfig, or a function (num_classes, img_size, in_chans) -> nn.Module that makes "
-            f"new models, not a {type(base).__name__}: every trial begins with weights of its own seed."
+            f"base is a ViT's name, a ViTConfig, or a function (num_classes, img_size, in_chans) -> nn.Module that "
+            f"makes new models, not a {type(base).__name__}: every trial begins with weights of its own seed."
         )
     return FunctionSpec.of(base)
 

@@ -43,8 +43,8 @@ def study_warnings(arms: Iterable[tuple[str, nn.Module, Recipe]], dataset: Image
             long.setdefault((warmup, steps * recipe.accumulate), []).append(arm)
     return [
         *(
-            f"{_arms(changed)}: changes make a vitmods ViT of base, which itself stays a {kind}. So the costs compare two "
-            "implementations too. A base by its own name (vit_small_patch16_224) is a vitmods ViT."
+            f"{_arms(changed)}: changes make a vitmods ViT of base, which itself stays a {kind}. So the costs compare "
+            "two implementations too. A base by its own name (vit_small_patch16_224) is a vitmods ViT."
             for kind, changed in converted.items()
         ),
         *(

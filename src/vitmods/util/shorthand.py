@@ -17,7 +17,7 @@ def split_form(text: str) -> tuple[str, str] | None:
 
 
 def split_outside(text: str, mark: str) -> list[str]:
-    """Parts between the marks, one character each, that are outside of parentheses. UserError where these do not match."""
+    """Parts between the marks (one character) outside of parentheses. UserError where these do not match."""
     parts, depth = [""], 0
     for char in text:
         depth += (char == "(") - (char == ")")
