@@ -118,8 +118,8 @@ class TaskModel(nn.Module):
 
     @property
     def vit_config(self) -> Any:
-        """The backbone's."""
-        return self.backbone.vit_config
+        """The backbone's; None of a model that is no vitmods ViT."""
+        return getattr(self.backbone, "vit_config", None)
 
     @property
     def changes(self) -> Any:
