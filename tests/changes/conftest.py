@@ -26,6 +26,8 @@ MORE = [
     "stem(kind=levit,norm=layer)",
     "stem(kind=hmlp,norm=none)",
     "stem(kind=linear,norm=batch,gelu=true)",
+    "swiglu(hidden=40)",
+    "qknorm(norm=rms)",
 ]
 
 

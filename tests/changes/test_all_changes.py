@@ -8,6 +8,7 @@ from fnmatch import fnmatch
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import vitmods as vm
 from vitmods.changes import REGISTRY
@@ -41,7 +42,7 @@ def test_every_registered_change_is_tried(all_changes):
 
 
 def test_it_alters_the_graph_and_the_output_as_declared(base, change, changed, images):
-    assert leaves(changed) != leaves(base)
+    assert leaves(changed) != leaves(base) or change.acts_in == "training"
     assert changed.vit_config != base.vit_config
     assert changed.changes == (change,)
     with torch.no_grad():
@@ -52,6 +53,18 @@ def test_it_alters_the_graph_and_the_output_as_declared(base, change, changed, i
         assert moved <= 1e-5
     else:
         assert moved > 1e-4
+
+
+def test_it_acts_in_training_alone_if_it_says_so(base, change, changed, images):
+    if change.acts_in != "training":
+        pytest.skip("it alters the model")
+    assert change.preserves == "function"
+    assert changed.state_dict().keys() == base.state_dict().keys()
+    weights = base.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in changed.state_dict().items())
+    old, new, again = (gradients(model.train(), images)[0] for model in (base, changed, changed))
+    assert float((old - new).abs().max()) > 1e-4  # ... but differs in training,
+    assert torch.equal(new, again)  # by PyTorch's own random numbers
 
 
 def test_it_leaves_the_old_model_alone(base, change):
@@ -132,6 +145,39 @@ def test_it_exports(shallow, images):
     with torch.no_grad():
         program = torch.export.export(shallow, (images,))
         torch.testing.assert_close(program.module()(images), shallow(images), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore::torch.jit.TracerWarning")
+def test_it_traces(shallow, images):
+    """In training too, where TensorBoard's add_graph meets a fresh model."""
+    torch.jit.trace(copy.deepcopy(shallow).train(), images, check_trace=False)
+    traced, other = torch.jit.trace(shallow.eval(), images), images.flip(0) + 0.1
+    torch.testing.assert_close(traced(other), shallow(other), atol=1e-5, rtol=1e-5)
+
+
+def test_second_derivatives(shallow, images):
+    """Those that autograd and torch.func give are the differences of gradients."""
+    model, x, step = shallow.double().eval(), images.double(), 1e-5
+    names = [name for name, _ in model.named_parameters()]
+    values = (x, *(p.detach() for p in model.parameters()))
+    generator = torch.Generator().manual_seed(2)
+    along = tuple(torch.randn(v.shape, dtype=v.dtype, generator=generator) * 0.1 for v in values)
+
+    def loss(x, *parameters):
+        y = torch.func.functional_call(model, dict(zip(names, parameters, strict=True)), (x,))
+        return (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum()
+
+    def gradient(sign):
+        inputs = [(v + sign * step * d).requires_grad_() for v, d in zip(values, along, strict=True)]
+        return torch.autograd.grad(loss(*inputs), inputs)
+
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = [(a - b) / (2 * step) for a, b in zip(gradient(1), gradient(-1), strict=True)]
+        found = torch.autograd.functional.hvp(loss, values, along)[1]
+        by_func = torch.func.jvp(torch.func.grad(loss, tuple(range(len(values)))), values, along)[1]
+    for a, b, c in zip(found, by_func, expected, strict=True):
+        torch.testing.assert_close(a, c, atol=1e-5 * max(1.0, float(c.abs().max())), rtol=0)
+        torch.testing.assert_close(b, a, atol=1e-9 * max(1.0, float(a.abs().max())), rtol=0)
 
 
 def test_bfloat16_autocast_is_close_and_trains(changed, images):

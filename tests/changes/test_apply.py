@@ -13,7 +13,7 @@ import torch
 import vitmods as vm
 from vitmods.changes import REGISTRY, Change
 from vitmods.layers import LayerNorm, RMSNorm
-from vitmods.model.config import NormConfig
+from vitmods.model.slots import NormConfig
 from vitmods.util.errors import NoEffect, SlotConflict, UserError
 
 
@@ -198,8 +198,13 @@ def test_a_weight_lost_without_saying_so_is_caught_even_where_nothing_is_promise
 
 def test_a_slot_removed_with_its_weights_without_saying_so_is_caught(base, liar):
     """The weights are carried, but the new model has no place for them."""
-    with pytest.raises(AssertionError, match=r"norm\.(weight|bias)"):
+    with pytest.raises(UserError, match=r"'?liar'? leaves no place for norm\.(weight|bias).*`carry`.*`drops`"):
         vm.apply(base, liar("weights", lambda c: c.with_(final_norm=None)))
+
+
+def test_weights_of_another_shape_point_the_author_to_carry(base, liar):
+    with pytest.raises(UserError, match=r"liar gives blocks\.0\.mlp\.fc1\.\w+ another shape.*\(40.*`carry`.*`drops`"):
+        vm.apply(base, liar("weights", lambda c: c.with_(mlp_dim=40)))
 
 
 def test_verify_measures_and_leaves_modes_and_the_random_state_alone(base):

@@ -1,11 +1,14 @@
 """The DTN change: where its norms and the class token sit, what is carried, and what it refuses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import vitmods as vm
 from vitmods.layers import DynamicTokenNorm, LayerNorm
 from vitmods.model.flops import count_macs, count_params
+from vitmods.model.slots import NormConfig
 from vitmods.util.errors import SlotConflict, UserError
 
 
@@ -94,6 +97,25 @@ def test_trade_off_1_is_the_base_model_with_a_later_class_token():
         torch.testing.assert_close(model(images()), base(images()), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("text", ["dtn(band=3)", "dtn(window=3)", "dtn(offsets=whole)"])
+def test_bands_windows_and_whole_offsets_are_settings(text):
+    model = vm.apply(build(num_heads=4, embed_dim=32), *vm.parse_changes(text))
+    mixing = model.blocks[0].norm1.mixing
+    assert text == f"dtn({','.join(f'{k}={getattr(mixing, k)}' for k in ('band', 'window', 'offsets') if k in text)})"
+    assert model(images()).isfinite().all()
+
+
+def test_norms_without_gain_keep_having_none():
+    plain = vm.ViTConfig.from_name("mu12/4", img_size=(12, 16), num_classes=5)
+    attn, mlp = (replace(branch, before=NormConfig(affine=False)) for branch in (plain.attn, plain.mlp))
+    model = vm.apply(vm.vit(plain, attn=attn, mlp=mlp), vm.DynamicTokenNorm(norms="both"))
+    assert is_dtn(model.blocks[0].norm1)
+    assert model.blocks[0].norm1.weight is model.blocks[0].norm2.weight is None
+    kept = vm.apply(vm.vit(plain, attn=attn), vm.DynamicTokenNorm(norms="both"))
+    assert kept.blocks[0].norm1.weight is None
+    assert kept.blocks[0].norm2.weight is not None
+
+
 def test_counts():
     base = build()
     model = vm.apply(base, vm.DynamicTokenNorm())
@@ -119,7 +141,9 @@ def test_multiply_adds_are_those_that_run():
         ("dtn(norms=mlp)", "norms"),
         ("dtn(variant=official)", "variant"),
         ("dtn(blocks=0)", "at least 1"),
-        ("dtn(pool=0)", "at least 1"),
+        ("dtn(pool=0)", "1 .none. or more"),
+        ("dtn(band=2)", "odd"),
+        ("dtn(band=3,window=3)", "window"),
         ("dtn(trade_off=2)", "between 0 and 1"),
         ("dtn(lambda_init=1)", "between 0 and 1"),
         ("dtn(trade_off=0.5,lambda_init=0.9)", "give one"),

@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from vitmods import ViTConfig
-from vitmods.layers.norms import NORMS
-from vitmods.model.config import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig
+from vitmods.layers import MLPS, NORMS
+from vitmods.model.slots import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig
 from vitmods.util.errors import UserError, nearest
 
 options = st.sampled_from([(), (("variant", "released"), ("pool", 2), ("trade_off", None))])
@@ -70,7 +70,12 @@ def configs(draw):
         "pool_norm": draw(maybe_norm),
         "representation": draw(st.booleans()),
         "head_bias": draw(st.floats(-10, 10)),
+        "mlp_kind": draw(st.sampled_from(sorted(MLPS))),
+        "pool_mlp_dim": None,
         **{name: draw(probability) for name in ("pos_drop", "proj_drop", "attn_drop", "head_drop", "drop_path")},
+        "key_drop": draw(probability),
+        "key_drop_shape": draw(st.sampled_from(["decreasing", "constant"])),
+        "patch_drop": draw(st.just(0.0) | probability),
         "drop_path_shape": draw(st.sampled_from(["linear", "constant"])),
         "init": draw(st.sampled_from(["timm", "big_vision"])),
     }

@@ -18,6 +18,7 @@ import pytest
 import vitmods as vm
 from vitmods.changes import REGISTRY, parse_changes
 from vitmods.cli import COMMANDS
+from vitmods.layers import NORMS
 from vitmods.model.flops import count_params
 from vitmods.study.arms import BASE, arms_from_text
 
@@ -69,6 +70,16 @@ def test_every_change_has_a_page(name):
         assert number in text, f"{name_of(page)} lacks {number} of the published gain"
     for setting in dataclasses.fields(change):
         assert f"`{setting.name}`" in text, f"{name_of(page)} does not explain the setting {setting.name}"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in NORMS.values() if kind.replaces], ids=lambda kind: kind.name)
+def test_every_kind_of_norm_is_on_a_page(kind):
+    pages = [page.read_text() for page in (ROOT / "docs" / "changes").glob("*.md")]
+    named = [text for text in pages if all(f"`{name}`" in text for name in (*kind.shorts, *kind.options))]
+    assert named, f"write docs/changes/{kind.name}.md with `{'`, `'.join((*kind.shorts, *kind.options))}`"
+    if not (ROOT / "docs" / "changes" / f"{kind.name}.md").exists():
+        return
+    assert any(kind.url in text and all(n in text for n in re.findall(r"\d+\.\d", kind.published)) for text in named)
 
 
 COUNT = re.compile(r"(?:`([^`]+)` on )?S/16: ([+-][\d,]+)\s+parameters")
@@ -147,7 +158,7 @@ def _check_vitmods(words: list[str]) -> None:
     arms = False
     for word in arguments:
         if word.startswith("--"):
-            assert word in options_of(name), f"vitmods {name} has no option {word}"
+            assert word in options_of(name) | options_of(""), f"vitmods {name} has no option {word}"
             arms = word in ("--arm", "--arms")
         elif arms and word != BASE:
             arms_from_text(word)
@@ -172,7 +183,8 @@ def make_targets() -> set[str]:
 NEW_CHANGE = '''
 from dataclasses import dataclass, replace
 
-from vitmods.model.config import NormConfig, ViTConfig
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import NormConfig
 from vitmods.changes.base import Change
 
 

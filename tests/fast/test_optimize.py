@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import vitmods as vm
 from vitmods.fast.packed import PackedLinear
 from vitmods.layers import Block, ParallelBlock
-from vitmods.model.config import NormConfig, StemConfig
 from vitmods.model.flops import count_macs
+from vitmods.model.slots import NormConfig, StemConfig
 from vitmods.util.errors import UserError
 
 ARMS = {

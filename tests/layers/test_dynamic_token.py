@@ -88,13 +88,50 @@ def test_mean_or_variance_alone_looks_across_tokens(statistics, fixed):
     same(norm(tokens()), both(tokens()))
 
 
-def test_a_band_is_a_local_mean():
-    norm = make((1, 5), dim=1, heads=1, band=3, trade_off=0.0, eps=1e-12)
-    x = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0], dtype=torch.float64).view(1, 5, 1)
-    parts = [x[0, max(0, i - 1) : i + 2, 0] for i in range(5)]
-    expected = torch.stack([(x[0, i, 0] - p.mean()) / p.std(unbiased=False) for i, p in enumerate(parts)])
-    same((norm(x)[0, :, 0] - norm.bias) / norm.weight, expected, atol=1e-9)
+def with_matrix(norm, x, p):
+    """Equations 4 and 5 with P as a T x T matrix, the same for all heads, and lambda 0."""
+    m, q = p @ x, p @ x.square()
+    return (x - m) / torch.sqrt(q - m.square() + norm.eps) * norm.weight + norm.bias
+
+
+def places(grid):
+    return torch.cartesian_prod(*(torch.arange(side) for side in grid)).view(-1, len(grid)).mT
+
+
+@pytest.mark.parametrize("width", [1, 3, 5, 99])
+@pytest.mark.parametrize("kind", ["band", "window"])
+def test_a_band_is_of_the_sequence_and_a_window_of_the_grid(kind, width):
+    """Figure 4: P has ``width`` diagonals. A window is a square of tokens on the grid."""
+    norm, x = make(trade_off=0.0, **{kind: width}), tokens()
+    place = places((12,)) if kind == "band" else places(GRID)
+    near = ((place[:, None] - place[:, :, None]).abs().amax(0) <= (width - 1) / 2).double()
+    same(norm(x), with_matrix(norm, x, near / near.sum(1, keepdim=True)), atol=1e-10)
     assert norm.a is None
+
+
+def test_whole_offsets_give_each_head_one_neighbor():
+    """Halves, as equation 7 has them for an even side, leave each kernel's maximum to several tokens."""
+    for offsets, ties, side in (("centered", 4, 2), ("whole", 1, 2), ("centered", 1, 3), ("whole", 1, 3)):
+        norm = DynamicTokenNorm(36, side * side, (9, 9), offsets=offsets, dtype=torch.float64)
+        px, py = norm.kernels((9, 9))
+        middle = torch.einsum("hr,hc->hrc", py[:, 4], px[:, 4]).flatten(1)
+        assert torch.isclose(middle, middle.amax(1, keepdim=True)).sum(1).tolist() == [ties] * side * side
+    peaks = DynamicTokenNorm(36, 4, (9, 9), offsets="whole").a.detach()[:, 1:] / 2
+    assert sorted(peaks.tolist()) == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert (DynamicTokenNorm(8, 4, 9, offsets="whole").a[:, 1] / 2).tolist() == [-1, 0, 1, 2]
+
+
+@pytest.mark.parametrize("options", [{"kernel": "uniform"}, {"band": 3}, {"window": 3}, {"trade_off": 1.0}], ids=str)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_without_parameters_type_and_device_are_those_of_the_input(options, device):
+    norm = DynamicTokenNorm(DIM, HEADS, GRID, affine=False, **({"trade_off": 0.0} | options))
+    assert not list(norm.parameters())
+    x = tokens().to(device)
+    y = norm(x)
+    assert (y.dtype, y.device) == (torch.float64, x.device)
+    if device == "cpu":
+        twin = DynamicTokenNorm(DIM, HEADS, GRID, **({"trade_off": 0.0} | options), dtype=torch.float64)
+        same(y, twin(x), atol=0)
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
@@ -254,16 +291,16 @@ def test_tokens_may_change_places_only_under_a_uniform_kernel(order):
 # Kernels are made once in evaluation
 
 
-def made(norm, monkeypatch):
+def made(monkeypatch):
     calls = []
-    real = norm._make_kernels
-    monkeypatch.setattr(norm, "_make_kernels", lambda grid: calls.append(grid) or real(grid))
+    real = dynamic_token.axis_kernels
+    monkeypatch.setattr(dynamic_token, "axis_kernels", lambda a, grid: calls.append(grid) or real(a, grid))
     return calls
 
 
 def test_kernels_are_kept_in_evaluation(monkeypatch):
     norm = make()
-    calls = made(norm, monkeypatch)
+    calls = made(monkeypatch)
     with torch.no_grad():
         for _ in range(3):
             norm(tokens())
@@ -339,7 +376,8 @@ def test_a_norm_that_was_made_for_inference():
 
 # Tools
 
-OPTIONS = [{"prefix_tokens": 1}, {"variant": "released", "affine": False}, {"pool": 2, "grid": (2, 4)}, {"band": 3}]
+OPTIONS = [{"prefix_tokens": 1}, {"variant": "released", "affine": False}, {"pool": 2, "grid": (2, 4)}]
+OPTIONS += [{"band": 3}, {"window": 3}]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -407,6 +445,13 @@ def test_meta_device():
         ({"kernel": "flat"}, "kernel"),
         ({"statistics": "var"}, "statistics"),
         ({"band": 3, "kernel": "uniform"}, "band"),
+        ({"band": 3, "window": 3}, "window"),
+        ({"window": 3, "pool": 2}, "pool"),
+        ({"window": 4}, "odd"),
+        ({"offsets": "half"}, "offsets"),
+        ({"offsets": "whole", "init": "noise"}, "no offsets"),
+        ({"offsets": "whole", "band": 3}, "learned kernels"),
+        ({"init": "noise", "trade_off": 1.0}, "learned kernels"),
     ],
     ids=str,
 )

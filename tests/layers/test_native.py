@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import vitmods as vm
 from vitmods.layers import DynamicTokenNorm
+from vitmods.layers.norms import dynamic_token as layer
 from vitmods.ops import native, separable
 from vitmods.ops.native import dynamic_token
 from vitmods.ops.separable import Layout, axis_kernels, separable_norm
@@ -115,7 +116,7 @@ def calls(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"prefix_tokens": 2}, {"variant": "released"}, {"affine": False}, {"band": 3}], ids=str
+    "options", [{}, {"prefix_tokens": 2}, {"variant": "released"}, {"affine": False}, {"window": 3}], ids=str
 )
 def test_the_layer_uses_it_forward_and_backward(options, calls, monkeypatch):
     norm, x = norm_and_tokens(**options)
@@ -265,8 +266,8 @@ def test_what_is_kept_is_the_input_alone():
 
 def test_kernels_are_kept_in_evaluation(calls, monkeypatch):
     norm, x = norm_and_tokens()
-    made, real = [], norm._make_kernels
-    monkeypatch.setattr(norm, "_make_kernels", lambda grid: made.append(grid) or real(grid))
+    made, real = [], axis_kernels
+    monkeypatch.setattr(layer, "axis_kernels", lambda a, grid: made.append(grid) or real(a, grid))
     with torch.no_grad():
         close([norm(x)], [norm(x)], 0)
     assert (len(made), calls) == (1, [False, False])

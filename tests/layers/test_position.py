@@ -32,7 +32,7 @@ def test_prefix_entries_and_type_are_kept(aligned):
 
 def test_sincos2d_of_a_rectangle_is_row_major_with_the_column_first():
     table = sincos2d((2, 3), 8).view(2, 3, 8)
-    omega = torch.tensor([1.0, 1e-4])
+    omega = torch.tensor([1.0, 1e-4], dtype=torch.float64)
     for row in range(2):
         for column in range(3):
             x, y = column * omega, row * omega

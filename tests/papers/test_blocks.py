@@ -8,7 +8,7 @@ import torch
 import vitmods as vm
 from vitmods.fast import Forms
 from vitmods.layers import Block, BlockConfig, ParallelBlock
-from vitmods.model.config import BranchConfig, NormConfig
+from vitmods.model.slots import BranchConfig, NormConfig
 
 
 def block_with(change):

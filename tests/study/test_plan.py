@@ -3,11 +3,15 @@ import pytest
 from vitmods.changes import DualPatchNorm, DynamicTokenNorm, Norm
 from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm, arm_from_text, make_arms
-from vitmods.study.plan import OTHER_SEEDS, Settings, make_seeds
-from vitmods.study.same import differences
+from vitmods.study.plan import OTHER_SEEDS, Settings, differences, make_seeds
 from vitmods.util.errors import UserError
 
-FIXED = {"data": "digits", "base": "mu/2", "recipe": Recipe().with_(epochs=3, lr=0.1, crop_scale=(0.1, 1.0)).to_dict()}
+FIXED = {
+    "task": "classification",
+    "data": "digits",
+    "base": "mu/2",
+    "recipe": Recipe().with_(epochs=3, lr=0.1, crop_scale=(0.1, 1.0)).to_dict(),
+}
 
 
 def settings(arms=("dpn",), seeds=2, noise_floor=False, margin=0.5, **fixed):
@@ -28,12 +32,12 @@ def test_arms_come_as_a_mapping_too_and_base_is_left_out():
 
 
 def test_a_line_up_becomes_its_arms():
-    names = ["rms", "scale", "power", "batch", "instance", "group", "switchable", "dtn"]
+    names = ["batch", "group", "instance", "power", "rms", "scale", "switchable", "dtn"]
     arms = make_arms("norms")
     assert [arm.name for arm in arms] == names
     assert arms == make_arms(["norms"]) == make_arms([" norms "])
-    assert arms[0].changes == (Norm("rms", exact=False),)  # the exact one begins as the base's own function
-    assert {arm.name: arm.changes[0].kind for arm in arms[1:-1]} == {name: name for name in names[1:-1]}
+    assert arms[4].changes == (Norm("rms", exact=False),)  # the exact one begins as the base's own function
+    assert {arm.name: arm.changes[0].kind for arm in arms[:-1]} == {name: name for name in names[:-1]}
     assert arms[-1].changes == (DynamicTokenNorm(),)
     assert [arm.name for arm in make_arms(["dpn", "norms", "post=postnorm"])] == ["dpn", *names, "post"]
 
@@ -47,7 +51,7 @@ def test_a_line_up_is_named_by_its_author_alone():
     ("arms", "says"),
     [
         (["norms", "dtn"], "Two arms are named dtn. Leave one out"),
-        (["norms", "norms"], "Two arms are named rms"),
+        (["norms", "norms"], "Two arms are named batch"),
         (["norms", "x=batchnorm"], "Arms batch and x are the same changes"),
         (["nroms"], "Did you mean 'norms'"),
         (["x=norms"], "several arms of a study.*--arms norms`.*scalenorm"),

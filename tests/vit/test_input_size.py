@@ -62,8 +62,18 @@ def test_positions_are_resampled_as_timm_does():
 def test_fixed_positions_are_made_again(centered):
     model = build(position="sincos2d_centered" if centered else "sincos2d", position_on_prefix=False).double()
     model.set_input_size((8, 24))
-    torch.testing.assert_close(model.pos_embed, sincos2d((2, 6), 32, centered=centered).double(), atol=0, rtol=0)
+    assert torch.equal(model.pos_embed, sincos2d((2, 6), 32, centered=centered))
     assert "pos_embed" not in model.state_dict()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_fixed_positions_are_exact_in_the_type_of_the_model(dtype):
+    model = build(position="sincos2d", position_on_prefix=False)
+    assert model.pos_embed.dtype == torch.float32
+    table = sincos2d(model.vit_config.grid, model.vit_config.embed_dim)
+    assert torch.equal(model.to(dtype).pos_embed, table.to(dtype))
+    new = vm.apply(model, vm.LayerScale())
+    assert torch.equal(new.pos_embed, table.to(dtype))
 
 
 @pytest.mark.parametrize("changes", ["", "dpn", "dpn(norm=rms)", "dpn(norm=only_learnable)", "dpn(norm=no_learnable)"])

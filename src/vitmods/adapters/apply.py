@@ -35,7 +35,7 @@ def apply(model: nn.Module, *changes: Change) -> ViT:
     weights = {sequential_name(name, parallel): value.clone() for name, value in old.state_dict().items()}
     for change in changes:
         config, weights = _apply_one(change, config, weights)
-    new = _build(config, weights, old)
+    new = _build(config, weights, old, "+".join(map(str, changes)))
     new.changes = (*old.changes, *changes)
     verify(old, new, *changes)
     return new
@@ -144,14 +144,22 @@ def _check_carried(change: Change, weights: Weights, carried: Weights, drops: Se
         assert name in carried, f"'{change}' loses {name} without saying so"
 
 
-def _build(config: ViTConfig, weights: Weights, old: ViT) -> ViT:
+def _build(config: ViTConfig, weights: Weights, old: ViT, row: str) -> ViT:
     reference = next(old.parameters())
     new = ViT(config).to(device=reference.device, dtype=reference.dtype)
     weights = {parallel_name(name, config.parallel): value for name, value in weights.items()}
     own = new.state_dict()
     for name, value in weights.items():
-        assert name in own, f"{name} has no place in the new model, and no change says that it drops it"
-        assert own[name].shape == value.shape, f"{name}: carried {tuple(value.shape)}, needed {tuple(own[name].shape)}"
+        if name not in own:
+            raise UserError(
+                f"{row} leaves no place for {name} in the new model: give the weight its new name in the change's "
+                "`carry`, or name it in `drops`."
+            )
+        if own[name].shape != value.shape:
+            raise UserError(
+                f"{row} gives {name} another shape, {tuple(own[name].shape)} instead of {tuple(value.shape)}: say in "
+                "the change's `carry` how the old weight becomes the new one, or name it in `drops` to train it anew."
+            )
     new.load_state_dict(weights, strict=False)
     frozen = {sequential_name(n, old.vit_config.parallel) for n, p in old.named_parameters() if not p.requires_grad}
     for name, parameter in new.named_parameters():

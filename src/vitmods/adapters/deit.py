@@ -14,7 +14,7 @@ from torch import Tensor
 from vitmods.adapters.infer import Size, count_blocks, heads_of_width, image_size, need
 from vitmods.adapters.tensors import Coverage, Row, read_tensors, write_tensors
 from vitmods.adapters.transfer import build, check_readable, fields, refuse_slots
-from vitmods.layers.stems.shapes import hmlp_layers
+from vitmods.layers.stems.hmlp import hmlp_layers
 from vitmods.model.branch_names import sequential_name
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig, StemConfig

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -85,13 +85,23 @@ def diff(old: nn.Module, new: nn.Module, images: torch.Tensor | None = None) -> 
         macs=(count_macs(before.vit_config), count_macs(after.vit_config)),
         added=tuple(n for n in second if n not in first),
         removed=tuple(n for n in first if n not in second),
-        changed=tuple(f"{n}: {first[n]} -> {second[n]}" for n in second if n in first and first[n] != second[n]),
+        changed=(
+            *(f"{n}: {first[n]} -> {second[n]}" for n in second if n in first and first[n] != second[n]),
+            *(_in_training(before, after) if any(change.acts_in == "training" for change in changes) else ()),
+        ),
         preserves=preserved(changes),
         drift=verify(before, after, images=images),
         images="random images" if images is None else f"{len(images)} given images",
         changes=tuple(map(str, changes)),
         papers=tuple(dict.fromkeys(change.describe()["paper"] for change in changes)),
     )
+
+
+def _in_training(before: ViT, after: ViT) -> list[str]:
+    """What a change that acts in training alone has set, which need not be a module."""
+    names = [f.name for f in fields(before.vit_config) if f.name.endswith(("_drop", "_path"))]
+    pairs = [(name, getattr(before.vit_config, name), getattr(after.vit_config, name)) for name in names]
+    return [f"{name}: {old:g} -> {new:g} in training" for name, old, new in pairs if old != new]
 
 
 def _leaves(model: ViT) -> dict[str, str]:

@@ -30,7 +30,8 @@ def mean_distance(weights: Tensor, grid: Grid, spacing: tuple[float, float] = (1
     x = torch.arange(columns, device=weights.device, dtype=weights.dtype) * spacing[1]
     places = torch.cartesian_prod(y, x)
     distances = torch.linalg.vector_norm(places[:, None] - places, dim=-1)
-    return (weights.flatten(-2) @ distances.flatten()) / len(places)
+    found: Tensor = (weights.flatten(-2) @ distances.flatten()) / len(places)
+    return found
 
 
 def attention_distance(model: nn.Module, images: Tensor, unit: Unit = "patches") -> dict[str, Tensor]:
@@ -92,12 +93,12 @@ def kernel_distance(model: nn.Module, unit: Unit = "patches") -> dict[str, Tenso
 
 def _has_kernel(module: nn.Module) -> bool:
     if isinstance(module, DynamicTokenNorm):
-        return module.trade_off != 1
+        return module.mixing.trade_off != 1 and module.mixing.band is None
     return isinstance(module, GatedPositions)
 
 
 def _of_kernel(module: Any, grid: Grid, spacing: tuple[float, float]) -> Tensor:
-    pool = getattr(module, "pool", 1)
+    pool = module.mixing.pool if isinstance(module, DynamicTokenNorm) else 1
     grid, spacing = (grid[0] // pool, grid[1] // pool), (spacing[0] * pool, spacing[1] * pool)
     heads = zip(*module.kernels(grid), strict=True)
     return torch.stack([mean_distance(torch.kron(py, px), grid, spacing) for px, py in heads])

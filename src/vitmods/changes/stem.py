@@ -1,16 +1,26 @@
 """Other stems: hierarchical MLP, LeViT's convolutions, a transformer in each patch, the linear one with BN or GELU."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from inspect import signature
+from typing import TYPE_CHECKING, Literal
 
 from vitmods.changes.base import Change
-from vitmods.model.config import NormConfig, ViTConfig
-from vitmods.model.slots import Slot
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import NormConfig, Slot
 from vitmods.util.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from vitmods import layers
 
 _NORMS = {"batch": ("batch", 1e-5), "layer": ("layer", 1e-6), "none": None}
 _INNER_NORMS = range(1, 30, 3)  # their places among the layers of hmlp and levit
-_PUBLISHED = {"hmlp": "batch", "levit": "batch", "local": "none", "linear": "none"}
+
+
+def kinds() -> "dict[str, type[layers.Stem]]":
+    """The stems that fit a patch of any side that they can be built for, by name."""
+    from vitmods.layers.stems import STEMS  # layers import torch, which describing other changes does without
+
+    return {name: stem for name, stem in STEMS.items() if stem.published_norm is not None}
 
 
 @dataclass(frozen=True)
@@ -50,8 +60,9 @@ class Stem(Change):
     gelu: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind not in _PUBLISHED:
-            raise UserError(f"stem(kind=...) cannot be '{self.kind}'. {nearest(self.kind, _PUBLISHED)}")
+        known = kinds()
+        if self.kind not in known:
+            raise UserError(f"stem(kind=...) cannot be '{self.kind}'. {nearest(self.kind, known)}")
         if self.norm is not None and self.norm not in _NORMS:
             raise UserError(f"stem(norm=...) cannot be '{self.norm}'. {nearest(self.norm, _NORMS)}")
         if self.gelu and self.kind != "linear":
@@ -62,10 +73,11 @@ class Stem(Change):
         return frozenset({Slot.STEM, Slot.STEM_BEFORE, Slot.STEM_AFTER})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
-        chosen = _NORMS[self.norm or _PUBLISHED[self.kind]]
+        kind = kinds()[self.kind]
+        chosen = _NORMS[self.norm or str(kind.published_norm)]
         norm = NormConfig(*chosen) if chosen else None
-        bias = config.stem.bias if self.kind == config.stem.kind else self.kind != "levit"
-        inner = norm if self.kind in ("hmlp", "levit") else None
+        bias = config.stem.bias if self.kind == config.stem.kind else signature(kind).parameters["bias"].default
+        inner = norm if kind.inner else None
         stem = replace(config.stem, bias=bias, before=None, after=norm, kind=self.kind, inner=inner, gelu=self.gelu)
         return config.with_(stem=stem)
 

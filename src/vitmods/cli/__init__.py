@@ -42,6 +42,8 @@ options:
   -h, --help  this text, or with a command its options, defaults and examples
   --version   print the version
   --debug     with any command: show the full traceback of an error
+  --plugin M  with any command: import the module or file M first, so that it adds norms, changes, tasks, ...; may be
+              given several times
 
 examples:
   vitmods compare                                     handwritten digits, no download, two minutes
@@ -59,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
+    given, arguments = arguments, [argument for argument in arguments if argument != "--debug"]
+    debug, plugins = "--debug" in given, _take(arguments, "--plugin")
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help(), end="")
         return 0
@@ -68,9 +70,13 @@ def _run(arguments: list[str]) -> int:
         print(f"vitmods {__version__}")
         return 0
     try:
+        if plugins:
+            from vitmods.util.registry import load_plugins
+
+            load_plugins(plugins)
         return _dispatch(arguments)
     except KeyboardInterrupt as stop:
-        _say(f"Stopped. What was done is saved; go on with: {shlex.join(['vitmods', *arguments])}")
+        _say(f"Stopped. What was done is saved; go on with: {shlex.join(['vitmods', *given])}")
         return getattr(stop, "exit_code", INTERRUPTED)
     except SystemExit as stop:  # tyro's, after help or an error that it printed
         return int(stop.code or 0)
@@ -79,6 +85,15 @@ def _run(arguments: list[str]) -> int:
             raise
         _say(_explain(error), arguments[0])
         return USAGE
+
+
+def _take(arguments: list[str], option: str) -> list[str]:
+    """The values of an option that every command has; it leaves the arguments."""
+    found: list[str] = []
+    for place in reversed([i for i, word in enumerate(arguments) if word.split("=")[0] == option]):
+        value = arguments.pop(place).partition("=")[2] or (arguments.pop(place) if place < len(arguments) else "")
+        found.insert(0, value)
+    return found
 
 
 def _dispatch(arguments: list[str]) -> int:

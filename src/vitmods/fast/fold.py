@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from vitmods.model.config import ViTConfig
+from vitmods.model.rms_conversion import mlp_readers
 from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 
 if TYPE_CHECKING:
@@ -32,13 +33,13 @@ WHOLLY_AFFINE = ("batch", "scale_shift")
 
 def fold(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
     """Config and weights of a model with the same outputs in evaluation. The tensors given stay as they are."""
-    new, scales_fold = dict(weights), _scales_fold(config)
+    new, scales_fold, readers = dict(weights), _scales_fold(config), mlp_readers(config)
     _fold_stem(new, config)
     for i in range(config.depth):
         attn, mlp = config.branches(i)
-        for branch, n, first, part, last in ((attn, 1, "qkv", "attn", "proj"), (mlp, 2, "fc1", "mlp", "fc2")):
+        for branch, n, first, part, last in ((attn, 1, ("qkv",), "attn", "proj"), (mlp, 2, readers, "mlp", "fc2")):
             block, writer = f"blocks.{i}", f"blocks.{i}.{part}.{last}"
-            _fold_into_reader(new, branch.before, f"{block}.norm{n}", f"{block}.{part}.{first}")
+            _fold_into_reader(new, branch.before, f"{block}.norm{n}", *(f"{block}.{part}.{name}" for name in first))
             _fold_into_reader(new, branch.inner, f"{block}.{part}.norm", writer)
             _fold_into_writer(new, branch.branch, f"{block}.norm{n}_branch", writer)
             if scales_fold and f"{block}.ls{n}.gamma" in new:
@@ -164,17 +165,18 @@ def _fold_stem(weights: "Weights", config: ViTConfig) -> None:
         _fold_into_writer(weights, stem.inner, f"{prefix}.{int(number) + 1}", layer)
 
 
-def _fold_into_reader(weights: "Weights", norm: NormConfig | None, name: str, reader: str) -> None:
-    """``V (g n + b) + c``: gain and bias of the norm become part of V and c."""
+def _fold_into_reader(weights: "Weights", norm: NormConfig | None, name: str, *readers: str) -> None:
+    """``V (g n + b) + c``: gain and bias of the norm become part of V and c, for each V that reads it."""
     if norm is None or not _folds(norm):
         return
-    matrix = weights[f"{reader}.weight"]
-    wide = matrix.double().flatten(1)
-    gain, shift = _take_affine(weights, norm, name, wide.shape[1])
-    weights[f"{reader}.weight"] = (wide * gain).view_as(matrix).to(matrix)
-    if _shifts(norm):
-        bias = weights.get(f"{reader}.bias")
-        weights[f"{reader}.bias"] = (wide @ shift + (0 if bias is None else bias.double())).to(matrix)
+    gain, shift = _take_affine(weights, norm, name, weights[f"{readers[0]}.weight"][0].numel())
+    for reader in readers:
+        matrix = weights[f"{reader}.weight"]
+        wide = matrix.double().flatten(1)
+        weights[f"{reader}.weight"] = (wide * gain).view_as(matrix).to(matrix)
+        if _shifts(norm):
+            bias = weights.get(f"{reader}.bias")
+            weights[f"{reader}.bias"] = (wide @ shift + (0 if bias is None else bias.double())).to(matrix)
 
 
 def _fold_into_writer(weights: "Weights", norm: NormConfig | None, name: str, writer: str) -> None:

@@ -22,7 +22,7 @@ from vitmods.layers import (
     RMSNorm,
 )
 from vitmods.layers.norms import GroupNorm, InstanceNorm
-from vitmods.layers.norms.contract import transformed
+from vitmods.ops.context import transformed
 
 _NAMES: dict[type[nn.Module], str] = {
     Block: "norm1 attn norm1_branch ls1 drop_path1 norm1_after norm2 mlp norm2_branch ls2 drop_path2 norm2_after",
@@ -70,7 +70,7 @@ def exact(module: Any, *kinds: type[nn.Module]) -> bool:
 
 def hooked(modules: Iterable[nn.Module]) -> bool:
     """Whether something listens to one of these modules, or to all modules."""
-    if torch_module._has_any_global_hook():  # type: ignore[no-untyped-call]
+    if torch_module._has_any_global_hook():
         return True
     return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules)
 

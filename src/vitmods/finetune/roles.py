@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vitmods.util.errors import UserError, nearest
@@ -45,11 +46,18 @@ _NAMES = (
 def parameter_roles(model: nn.Module) -> dict[str, str]:
     """The role (a key of ROLES) of every parameter, by its name in ``model.named_parameters()``.
 
-    A part of an attention or MLP has its role; a norm is a norm wherever it sits. For ViTs of vitmods, timm, Hugging
-    Face and torchvision, parallel branches included; most models that are built of such parts can be read too.
+    A part of an attention or MLP has its role; a norm is a norm wherever it sits. A model that has a ``backbone`` and
+    ``roles`` (a task's) says itself what its other modules are, the head where it does not. For ViTs of vitmods, timm,
+    Hugging Face and torchvision, parallel branches included; most models that are built of such parts can be read too.
     """
     found: dict[str, str] = {}
-    _visit(model, "", None, found)
+    roles = getattr(model, "roles", None)
+    if not isinstance(roles, Mapping) or not hasattr(model, "backbone"):
+        _visit(model, "", None, found)
+        return found
+    for name, child in model.named_children():
+        _visit(child, f"{name}.", None if name == "backbone" else roles.get(name, "head"), found)
+    found |= {name: roles.get(name, "head") for name, _ in model.named_parameters(recurse=False)}
     return found
 
 
@@ -61,10 +69,19 @@ def _visit(module: nn.Module, prefix: str, role: str | None, found: dict[str, st
 
 
 def _role_of(module: nn.Module, name: str, inherited: str | None) -> str | None:
-    kind = next((role for role, pattern in _KINDS if re.search(pattern, type(module).__name__)), None)
+    kind = _registered(module) or next((r for r, pattern in _KINDS if re.search(pattern, type(module).__name__)), None)
     if kind == "norms":
         return kind
     return inherited or kind or _by_name(name)
+
+
+def _registered(module: nn.Module) -> str | None:
+    """The role of our own kinds of parts, and of those that a user has added."""
+    from vitmods.layers import MLPS, NORMS
+
+    if any(type(module) is kind.module for kind in NORMS.values()):
+        return "norms"
+    return "ffn" if type(module) in MLPS.values() else None
 
 
 def _by_name(name: str) -> str | None:

@@ -3,12 +3,14 @@
 from vitmods.layers.attention import Attention, AttentionPool
 from vitmods.layers.block import Block, BlockConfig, BranchNorms
 from vitmods.layers.drop import DropPath, LayerScale
-from vitmods.layers.mlp import Mlp
+from vitmods.layers.drop_key import DropKey
+from vitmods.layers.mlp import MLPS, Mlp
 from vitmods.layers.norms import *  # noqa: F403
 from vitmods.layers.norms import __all__ as _norms
 from vitmods.layers.parallel import ParallelBlock
 from vitmods.layers.positional_attention import GatedPositions
 from vitmods.layers.stems import (
+    STEMS,
     DualPatchNormStem,
     HMLPStem,
     LeViTStem,
@@ -17,13 +19,17 @@ from vitmods.layers.stems import (
     Stem,
     TokensToTokenStem,
 )
+from vitmods.layers.swiglu import SwiGLU
 
 __all__ = [
+    "MLPS",
+    "STEMS",
     "Attention",
     "AttentionPool",
     "Block",
     "BlockConfig",
     "BranchNorms",
+    "DropKey",
     "DropPath",
     "DualPatchNormStem",
     "GatedPositions",
@@ -35,6 +41,7 @@ __all__ = [
     "Mlp",
     "ParallelBlock",
     "Stem",
+    "SwiGLU",
     "TokensToTokenStem",
     *_norms,
 ]

@@ -3,13 +3,21 @@
 import torch
 from torch import Tensor, nn
 
+from vitmods.util.registry import Registry
 
+MLPS: Registry[type[nn.Module]] = Registry("kind of MLP", "vitmods.layers")
+"""Kinds of MLP. One is a class that is built as ``Mlp`` is (``act`` may be missing), names the linear maps that read
+its input in ``readers``, writes its output by ``fc2``, and says in ``macs`` what it costs."""
+
+
+@MLPS.register("mlp")
 class Mlp(nn.Module):
     """``fc2(norm(dropout(act(fc1(x)))))`` followed by dropout; (..., C) in and out. Parameters named as in timm.
 
-    ``norm`` is the inner slot (NormFormer, Sub-LN); ``act`` GELU, exact or with the tanh approximation. Another kind of
-    MLP is a class that is built with these arguments; ``macs`` says what it costs.
+    ``norm`` is the inner slot (NormFormer, Sub-LN); ``act`` GELU, exact or with the tanh approximation.
     """
+
+    readers = ("fc1",)
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ def sincos2d(grid: tuple[int, int], dim: int, temperature: float = 10_000.0, cen
     """Fixed 2-d sine-cosine positions (Beyer et al., 2022, "Better plain ViT baselines"), (1, rows * columns, dim).
 
     Channels are [sin(x w), cos(x w), sin(y w), cos(y w)] with x the column, y the row and dim / 4 frequencies
-    ``w_k = temperature^(-k / (dim/4 - 1))``. Computed in float64, returned in float32. dim is a multiple of 4.
+    ``w_k = temperature^(-k / (dim/4 - 1))``. In float64. dim is a multiple of 4.
     ``centered`` takes each position's mean over channels off.
     """
     if dim % 4:
@@ -20,7 +20,7 @@ def sincos2d(grid: tuple[int, int], dim: int, temperature: float = 10_000.0, cen
     y = (torch.arange(rows, dtype=torch.float64)[:, None] * omega)[:, None].expand(rows, columns, -1)
     x = (torch.arange(columns, dtype=torch.float64)[:, None] * omega)[None].expand(rows, columns, -1)
     table = torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=-1).reshape(1, rows * columns, dim)
-    return (table - table.mean(-1, keepdim=True) if centered else table).float()
+    return table - table.mean(-1, keepdim=True) if centered else table
 
 
 def resample(

@@ -2,35 +2,30 @@
 
 from functools import partial
 from importlib import import_module
+from inspect import signature
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from vitmods.layers import (
+    MLPS,
     Attention,
     AttentionPool,
     Block,
     BlockConfig,
     BranchNorms,
+    DropKey,
     DualPatchNormStem,
     GatedPositions,
-    HMLPStem,
-    LeViTStem,
-    LinearStem,
-    LocalTransformerStem,
     Mlp,
     ParallelBlock,
     Stem,
-    TokensToTokenStem,
 )
 from vitmods.layers.norms import NORMS
 from vitmods.layers.position import sincos2d
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig
-
-MLPS: dict[str, Any] = {"mlp": Mlp}
-"""Kinds of MLP: classes that are built as ``Mlp`` is, and have its ``macs``."""
 
 
 class Forms(Protocol):
@@ -80,16 +75,13 @@ def make_stem(config: ViTConfig) -> Stem:
         "bias": stem.bias,
         "norm_layer": norm_factory(stem.after),
     }
-    if stem.kind == "t2t":
-        return TokensToTokenStem(**sizes)
-    if stem.kind == "local":
-        return LocalTransformerStem(**sizes)
-    if stem.kind in ("hmlp", "levit"):
-        kind: Any = HMLPStem if stem.kind == "hmlp" else LeViTStem
-        return kind(inner_norm=norm_factory(stem.inner), **sizes)
-    if stem.before is None:
-        return LinearStem(gelu=stem.gelu, **sizes)
-    return DualPatchNormStem(norm_before=norm_factory(stem.before), gelu=stem.gelu, **sizes)
+    if stem.before is not None:
+        return DualPatchNormStem(norm_before=norm_factory(stem.before), gelu=stem.gelu, **sizes)
+    if stem.facts.inner:
+        sizes["inner_norm"] = norm_factory(stem.inner)
+    if stem.gelu:
+        sizes["gelu"] = True
+    return stem.facts(**sizes)
 
 
 def make_block(config: ViTConfig, index: int) -> Block | ParallelBlock:
@@ -111,6 +103,7 @@ def block_config(config: ViTConfig, index: int) -> BlockConfig:
             config.head_dim,
             qkv_bias=config.qkv_bias,
             qk_norm=norm_factory(config.qk_norm),
+            mask=DropKey(config.key_drop_at(index)) if config.key_drop else None,
             positions=_positions(config, index),
             head_scale=config.head_scale,
             norm=norm,
@@ -123,12 +116,18 @@ def block_config(config: ViTConfig, index: int) -> BlockConfig:
         config.num_heads,
         config.mlp_dim,
         attn=make_attn,
-        mlp=partial(MLPS["mlp"], act=_activation(config), drop=config.proj_drop),
+        mlp=_mlp(config),
         attn_norms=_branch_norms(attn, config, index),
         mlp_norms=_branch_norms(mlp, config, index),
         layer_scale=config.layer_scale,
         drop_path=config.drop_path * fraction,
     )
+
+
+def _mlp(config: ViTConfig) -> Any:
+    kind = MLPS[config.mlp_kind]
+    act = {"act": _activation(config)} if "act" in signature(kind).parameters else {}
+    return partial(kind, drop=config.proj_drop, **act)
 
 
 def _positions(config: ViTConfig, index: int) -> nn.Module | None:
@@ -146,7 +145,7 @@ def _activation(config: ViTConfig) -> nn.Module:
 
 def make_attn_pool(config: ViTConfig) -> AttentionPool:
     """Map pooling, (B, T, C) -> (B, C)."""
-    mlp = Mlp(config.embed_dim, config.mlp_dim, act=_activation(config))
+    mlp = Mlp(config.embed_dim, config.pool_mlp_dim or config.mlp_dim, act=_activation(config))
     norm = config.pool_norm or config.final_norm or NormConfig()
     return AttentionPool(config.embed_dim, config.num_heads, mlp, make_norm(norm, config.embed_dim))
 

@@ -10,6 +10,8 @@ from vitmods.model.names import MODELS, SIZES, parse_name
 from vitmods.model.slots import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig, check_types
 from vitmods.util.errors import UserError, nearest
 
+__all__ = ["BranchConfig", "FirstBlocks", "NormConfig", "PositionalConfig", "StemConfig", "ViTConfig"]
+
 
 @dataclass(frozen=True)
 class ViTConfig:
@@ -29,6 +31,7 @@ class ViTConfig:
     num_heads: int = 6
     head_dim: int | None = None  # channels of a head, where not embed_dim / num_heads
     mlp_dim: int = 1536
+    mlp_kind: str = "mlp"  # one of vitmods.layers.MLPS
     qkv_bias: bool = True
     qk_norm: NormConfig | None = None
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
@@ -54,12 +57,16 @@ class ViTConfig:
     pool: Literal["token", "avg", "map", "none"] = "token"
     norm_after_pool: bool = False  # the final norm reads the pooled token (timm's fc_norm)
     pool_norm: NormConfig | None = None  # the norm inside map pooling, where it is not as the final norm
+    pool_mlp_dim: int | None = None  # the width of the MLP inside map pooling, where it is not mlp_dim
     representation: bool = False  # a linear layer and tanh before the head
     head_bias: float = 0.0  # initial bias of the head
 
     pos_drop: float = 0.0
     proj_drop: float = 0.0
     attn_drop: float = 0.0
+    key_drop: float = 0.0  # of the first block (DropKey)
+    key_drop_shape: Literal["decreasing", "constant"] = "decreasing"
+    patch_drop: float = 0.0  # fraction of the patches of an image that training leaves out
     head_drop: float = 0.0
     drop_path: float = 0.0
     drop_path_shape: Literal["linear", "constant"] = "linear"
@@ -94,6 +101,11 @@ class ViTConfig:
         if self.first_blocks is not None and block < self.first_blocks.count:
             return self.first_blocks.attn, self.first_blocks.mlp
         return self.attn, self.mlp
+
+    def key_drop_at(self, block: int) -> float:
+        """DropKey's rate in the block of that index: falling evenly to 0 in the last one, or the same in all."""
+        left = 1 - block / max(self.depth - 1, 1) if self.key_drop_shape == "decreasing" else 1.0
+        return self.key_drop * left
 
     @property
     def unrolled(self) -> "ViTConfig":
@@ -224,16 +236,11 @@ def _check(config: ViTConfig) -> None:
         if side % patch:
             nearby = f"{max(1, side // patch) * patch} or {(side // patch + 1) * patch}"
             raise UserError(f"The image's {axis} {side} is not a multiple of the patch side {patch}; use {nearby}.")
-    if config.stem.kind == "t2t" and config.patch_size != (16, 16):
-        raise UserError(f"The stages of a t2t stem make patches of 16 pixels, not {config.patch_size}: set patch_size.")
     for name in ("in_chans", "embed_dim", "depth", "parallel", "num_heads", "mlp_dim"):
         if getattr(config, name) < 1:
             raise UserError(f"{name} must be at least 1, got {getattr(config, name)}.")
-    if config.stem.kind in ("hmlp", "levit", "local"):
-        from vitmods.layers.stems.shapes import hmlp_layers, levit_widths, local_width  # layers import torch
-
-        fits = {"hmlp": hmlp_layers, "levit": levit_widths, "local": local_width}
-        fits[config.stem.kind](config.embed_dim, config.patch_size)
+    if config.stem.kind != "linear":
+        config.stem.facts.check(config.embed_dim, config.patch_size)
     if config.layer_scale == 0:
         raise UserError("layer_scale=0 would cut every branch off: use None for none, or a small number as 1e-4.")
     for name in ("num_classes", "reg_tokens"):
@@ -243,7 +250,7 @@ def _check(config: ViTConfig) -> None:
         raise UserError(f"head_dim must be at least 1, got {config.head_dim}.")
     if config.head_dim is None and config.embed_dim % config.num_heads:
         raise UserError(f"embed_dim {config.embed_dim} is not a multiple of num_heads {config.num_heads}.")
-    for name in ("pos_drop", "proj_drop", "attn_drop", "head_drop", "drop_path"):
+    for name in ("pos_drop", "proj_drop", "attn_drop", "key_drop", "patch_drop", "head_drop", "drop_path"):
         if not 0 <= getattr(config, name) < 1:
             raise UserError(f"{name} is a probability below 1, got {getattr(config, name)}.")
     choices = {
@@ -251,6 +258,7 @@ def _check(config: ViTConfig) -> None:
         "position": ("learn", "sincos2d", "sincos2d_centered", "none"),
         "pool": ("token", "avg", "map", "none"),
         "drop_path_shape": ("linear", "constant"),
+        "key_drop_shape": ("decreasing", "constant"),
         "init": ("timm", "big_vision"),
     }
     for name, known in choices.items():
@@ -262,6 +270,14 @@ def _check(config: ViTConfig) -> None:
         raise UserError("pool='map' has a norm of its own after pooling: set norm_after_pool=False.")
     if config.pool_norm and config.pool != "map":
         raise UserError("pool_norm is the norm inside map pooling: set pool='map', or leave it out.")
+    if config.pool_mlp_dim is not None and (config.pool != "map" or config.pool_mlp_dim < 1):
+        raise UserError("pool_mlp_dim is the width of the MLP inside map pooling, at least 1: set pool='map' too.")
+    if config.mlp_kind != "mlp":
+        from vitmods.layers import MLPS  # layers import torch
+
+        MLPS[config.mlp_kind]
+    if config.patch_drop:
+        _check_patch_drop(config)
     fixed = config.position.startswith("sincos2d")
     if fixed and config.embed_dim % 4:
         raise UserError(f"position='{config.position}' needs a width that is a multiple of 4, got {config.embed_dim}.")
@@ -286,3 +302,18 @@ def _check(config: ViTConfig) -> None:
         raise UserError(
             f"position='{config.position}' has no entries for class or register tokens: set position_on_prefix=False."
         )
+
+
+def _check_patch_drop(config: ViTConfig) -> None:
+    """Patches can be left out where they are made one by one and nothing reads them as a grid."""
+    norms = [n for i in range(config.depth) for b in config.branches(i) for n in (b.before, b.inner, b.branch, b.after)]
+    on_grid = [n.kind for n in norms if n is not None and n.kind != "layer" and "grid_size" in n.facts.takes]
+    if config.positional is not None or on_grid:
+        raise UserError(
+            f"patch_drop leaves patches out, and {'the norm ' + on_grid[0] if on_grid else 'attention with positions'} "
+            "reads their whole grid: leave one of them out."
+        )
+    if config.stem.kind != "linear" and not config.stem.facts.patch_wise:
+        raise UserError(f"patch_drop needs a stem that makes patches one by one, which '{config.stem.kind}' is not.")
+    if round(config.num_patches * (1 - config.patch_drop)) < 1:
+        raise UserError(f"patch_drop={config.patch_drop} leaves none of {config.num_patches} patches: give less.")

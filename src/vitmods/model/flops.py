@@ -1,8 +1,9 @@
 """Sizes and costs that follow from a model or a config by counting."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from vitmods.layers.stems.shapes import LOCAL_CELLS, LOCAL_DEPTH, hmlp_layers, levit_widths, local_width
+from vitmods.layers.mlp import MLPS
+from vitmods.layers.stems import StemSize
 from vitmods.model.config import ViTConfig
 
 if TYPE_CHECKING:
@@ -26,9 +27,10 @@ def count_macs(config: ViTConfig, dense_norms: bool = False) -> int:
     blocks = sum(_block_macs(config, index, dense_norms) for index in range(config.depth))
     pool = 0
     if config.pool == "map":
-        pool = 2 * c * c + 2 * config.num_patches * c * c + 2 * config.num_patches * c + 2 * c * config.mlp_dim
+        pool = 2 * c * c + 2 * config.num_patches * c * c + 2 * config.num_patches * c
+        pool += 2 * c * (config.pool_mlp_dim or config.mlp_dim)
     head = c * config.num_classes + (c * c if config.representation else 0)
-    return blocks + _stem_macs(config) + pool + head
+    return blocks + config.stem.facts.macs(_stem_size(config)) + pool + head
 
 
 def count_published(config: ViTConfig) -> int:
@@ -37,62 +39,16 @@ def count_published(config: ViTConfig) -> int:
     return count_macs(config) + 5 * (_stem_normed(config) + _stream_normed(config))
 
 
-def _stem_macs(config: ViTConfig) -> int:
-    t, c, kind = config.num_patches, config.embed_dim, config.stem.kind
-    values = config.in_chans * config.patch_size[0] * config.patch_size[1]
-    if kind == "hmlp":
-        return sum(tokens * inputs * width for tokens, inputs, width in _hmlp_maps(config))
-    if kind == "levit":
-        widths = levit_widths(c, config.patch_size)
-        inputs = [config.in_chans, *widths]
-        return sum(n * 9 * i * w for n, i, w in zip(_levit_places(config), inputs, widths, strict=False))
-    if kind == "local":
-        w, n = local_width(c, config.patch_size), LOCAL_CELLS**2
-        return t * (values * w + LOCAL_DEPTH * (12 * n * w * w + 2 * n * n * w) + n * w * c)
-    if kind == "t2t":
-        first = _token_layer_macs(16 * t, 49 * config.in_chans)
-        return first + _token_layer_macs(4 * t, 9 * 64) + t * 9 * 64 * c
-    return t * values * c
-
-
-def _token_layer_macs(n: int, values: int) -> int:
-    """A layer of width 64 of the tokens-to-token stem, on n tokens of so many values."""
-    return n * (3 * 64 * values + 2 * 64 * n + 3 * 64 * 64)
-
-
-def _hmlp_maps(config: ViTConfig) -> list[tuple[int, int, int]]:
-    """(tokens, inputs, outputs) of each linear map of the hMLP stem."""
-    maps, channels = [], config.in_chans
-    rows, columns = config.img_size
-    for side, width in hmlp_layers(config.embed_dim, config.patch_size):
-        rows, columns = rows // side, columns // side
-        maps.append((rows * columns, side * side * channels, width))
-        channels = width
-    return maps
-
-
-def _levit_places(config: ViTConfig) -> list[int]:
-    """Places in the output of each convolution of the LeViT stem."""
-    halvings = range(1, config.patch_size[0].bit_length())
-    return [(config.img_size[0] >> i) * (config.img_size[1] >> i) for i in halvings]
+def _stem_size(config: ViTConfig) -> StemSize:
+    return StemSize(config.img_size, config.patch_size, config.in_chans, config.embed_dim)
 
 
 def _stem_normed(config: ViTConfig) -> int:
     """Values that pass the stem's norms."""
-    t, c, stem = config.num_patches, config.embed_dim, config.stem
-    values = t * config.in_chans * config.patch_size[0] * config.patch_size[1] if stem.before else 0
-    if stem.after:
-        values += t * c
-    if stem.kind == "hmlp" and stem.inner:
-        values += sum(tokens * width for tokens, _, width in _hmlp_maps(config)[:-1])
-    if stem.kind == "levit" and stem.inner:
-        widths = levit_widths(c, config.patch_size)
-        values += sum(n * w for n, w in zip(_levit_places(config)[:-1], widths, strict=False))
-    if stem.kind == "local":
-        values += t * LOCAL_CELLS**2 * local_width(c, config.patch_size) * (2 * LOCAL_DEPTH + 1)
-    if stem.kind == "t2t":
-        values += 16 * t * (49 * config.in_chans + 64) + 4 * t * (9 * 64 + 64)
-    return values
+    stem, size = config.stem, _stem_size(config)
+    before = size.patches * size.values if stem.before else 0
+    after = size.patches * size.embed_dim if stem.after else 0
+    return before + after + stem.facts.normed(size, inner=stem.inner is not None)
 
 
 def _stream_normed(config: ViTConfig) -> int:
@@ -119,7 +75,9 @@ def _block_macs(config: ViTConfig, block: int, dense_norms: bool) -> int:
     attention = 4 * n * c * heads + 2 * n * n * heads
     if config.positional is not None and block < config.positional.count:
         attention += config.num_patches * sum(config.grid) * c
-    return config.parallel * (attention + 2 * n * c * config.mlp_dim + _norm_macs(config, block, dense_norms))
+    kind: Any = MLPS[config.mlp_kind]
+    mlp: int = n * kind.macs(c, config.mlp_dim)
+    return config.parallel * (attention + mlp + _norm_macs(config, block, dense_norms))
 
 
 def _norm_macs(config: ViTConfig, block: int, dense: bool) -> int:

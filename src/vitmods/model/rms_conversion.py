@@ -20,7 +20,7 @@ equal in evaluation (and in training without it); whole branches may be dropped.
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig
@@ -96,16 +96,19 @@ def rms_weights(weights: "Weights", config: ViTConfig) -> "Weights":
     _centre_map(new, "patch_embed.proj", "")
     _centre_norm(new, "patch_embed.norm", "")
     _centre_norm(new, "norm_pre", "")
+    of_mlp = tuple(f"mlp.{name}" for name in mlp_readers(config))
     for i in range(config.depth):
         attn, mlp = config.branches(i)
-        for branch, n, writer, reader in ((attn, 1, "attn.proj", "attn.qkv"), (mlp, 2, "mlp.fc2", "mlp.fc1")):
+        for branch, n, writer, readers in ((attn, 1, "attn.proj", ("attn.qkv",)), (mlp, 2, "mlp.fc2", of_mlp)):
             if branch.branch is None:
                 _centre_map(new, f"blocks.{i}.{writer}", f"blocks.{i}.ls{n}.gamma")
             else:
                 _centre_norm(new, f"blocks.{i}.norm{n}_branch", f"blocks.{i}.ls{n}.gamma")
-            _absorb(new, f"blocks.{i}.norm{n}", f"blocks.{i}.{reader}")
-    last = "pre_logits" if config.representation else "head" if config.num_classes else ""
-    _absorb(new, "fc_norm" if config.norm_after_pool else "norm", "attn_pool.kv" if config.pool == "map" else last)
+            _absorb(new, f"blocks.{i}.norm{n}", *(f"blocks.{i}.{reader}" for reader in readers))
+    last = ("pre_logits",) if config.representation else ("head",) if config.num_classes else ()
+    _absorb(
+        new, "fc_norm" if config.norm_after_pool else "norm", *(("attn_pool.kv",) if config.pool == "map" else last)
+    )
     return new
 
 
@@ -145,13 +148,22 @@ def _centre_norm(weights: "Weights", name: str, gain: str) -> None:
         weights[f"{name}.bias"] = _centred(_double(weights[f"{name}.bias"]), 0).to(weights[f"{name}.bias"])
 
 
-def _absorb(weights: "Weights", norm: str, reader: str) -> None:
-    """The norm's bias goes through the map that reads it into that map's bias."""
+def mlp_readers(config: ViTConfig) -> tuple[str, ...]:
+    """The linear maps that read what goes into an MLP."""
+    from vitmods.layers.mlp import MLPS  # layers import torch
+
+    kind: Any = MLPS[config.mlp_kind]
+    return tuple(kind.readers)
+
+
+def _absorb(weights: "Weights", norm: str, *readers: str) -> None:
+    """The norm's bias goes through the maps that read it into their biases."""
     beta = weights.pop(f"{norm}.bias", None)
     if beta is None or not beta.any():
         return
-    if not reader:
+    if not readers:
         _refuse(f"nothing behind {norm} can take up its bias (the model has no head)")
-    weight, bias = _take(weights, f"{reader}.weight"), weights.get(f"{reader}.bias")
-    shift = _double(weight) @ _double(beta)
-    weights[f"{reader}.bias"] = (shift if bias is None else _double(bias) + shift).to(weight)
+    for reader in readers:
+        weight, bias = _take(weights, f"{reader}.weight"), weights.get(f"{reader}.bias")
+        shift = _double(weight) @ _double(beta)
+        weights[f"{reader}.bias"] = (shift if bias is None else _double(bias) + shift).to(weight)

@@ -9,12 +9,11 @@ from numbers import Integral, Real
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.layers.norms import NormKind
-
-STEM_KINDS = ("linear", "hmlp", "levit", "local", "t2t")
+    from vitmods.layers.stems import Stem
 
 _KINDS = {bool: (bool, "True or False"), int: (Integral, "a whole number"), float: (Real, "a finite number")}
 _LARGEST = 2**31  # of sizes and counts, so that products of some fit
@@ -82,8 +81,8 @@ class Slot(StrEnum):
 
 @dataclass(frozen=True)
 class NormConfig:
-    """What fills a norm slot: a kind of ``vitmods.layers.norms``. ``affine`` False leaves the learned gain and bias out;
-    ``options`` are further keywords of the norm's class, as pairs (a mapping is taken too)."""
+    """What fills a norm slot: a kind of ``vitmods.layers.norms``. ``affine`` False leaves the learned gain and bias
+    out; ``options`` are further keywords of the norm's class, as pairs (a mapping is taken too)."""
 
     kind: str = "layer"
     eps: float = 1e-6
@@ -109,7 +108,7 @@ class NormConfig:
 
 @dataclass(frozen=True)
 class StemConfig:
-    """From images to patch tokens: the kind of map (one of STEM_KINDS), and norms around and inside it.
+    """From images to patch tokens: the kind of map (of ``vitmods.layers.STEMS``), and norms around and inside it.
 
     ``linear`` may have a norm on the pixels of a patch before it and a GELU at the end; ``hmlp`` and ``levit`` have
     norms between their layers; ``t2t`` has tokens-to-token stages before its linear map (``bias`` is the map's).
@@ -124,13 +123,21 @@ class StemConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.kind not in STEM_KINDS:
-            raise UserError(f"There is no stem '{self.kind}'. {nearest(self.kind, STEM_KINDS)}")
-        if self.kind != "linear" and (self.before or self.gelu):
+        if self.kind == "linear" and not self.inner:
+            return
+        facts = self.facts
+        if not facts.around and (self.before or self.gelu):
             part = "A norm on the pixels of a patch" if self.before else "A GELU at the end"
             raise UserError(f"{part} belongs to the linear stem; the stem here is '{self.kind}'.")
-        if self.inner and self.kind not in ("hmlp", "levit"):
+        if self.inner and not facts.inner:
             raise UserError(f"The stem '{self.kind}' has no layers to put a norm between: leave inner out.")
+
+    @property
+    def facts(self) -> "type[Stem]":
+        """The class of the kind. Raises UserError where there is none of that name."""
+        from vitmods.layers.stems import STEMS  # layers import torch, and a plain ViT is described without
+
+        return STEMS[self.kind]
 
 
 @dataclass(frozen=True)

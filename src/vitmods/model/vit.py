@@ -1,5 +1,6 @@
 """The reference Vision Transformer: a config, its slots filled with modules, and the forward pass."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from vitmods.model.build import (
 from vitmods.model.config import ViTConfig
 from vitmods.model.init import initialize
 from vitmods.model.intermediates import Intermediates
-from vitmods.model.sizes import Grid, Resampling, grid_of_images, reads_grid, resize, set_grid
+from vitmods.model.masks import masked, patch_dropout, visible_patches
+from vitmods.model.sizes import Grid, Resampling, grid_of_images, resize, set_grid
 from vitmods.model.tracing import given, keep_whole, scriptable
 from vitmods.util.errors import UserError
 
@@ -49,7 +51,8 @@ class ViT(Intermediates):
     no later token. One of two is for masked pre-training: ``keep`` (B, K) names the visible patches of each image; the
     others are not computed, and the patch tokens are K, in its order (He et al., 2022, MAE). ``mask`` (B, T) is True
     where the learned mask token stands in for a patch (Bao et al., 2022, BEiT; the config's ``mask_token`` makes one).
-    UserError says what does not fit.
+    UserError says what does not fit. Training with the config's ``patch_drop`` draws a ``keep`` where none of
+    them is given (``forward_intermediates`` does not).
 
     With the config's ``dynamic_img_size`` images may have any size that patches fill, another at each call: positions
     are resampled for them (bicubic, as in timm; fixed tables are computed), and norms that read the grid follow.
@@ -69,7 +72,8 @@ class ViT(Intermediates):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, config.reg_tokens, dim)) if config.reg_tokens else None
         self.mask_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.mask_token else None
-        self._set_positions(initial_positions(config))
+        positions = initial_positions(config)
+        self._set_positions(None if positions is None else positions.to(torch.get_default_dtype()))
         self.pos_drop = nn.Dropout(config.pos_drop)
         self.norm_pre = make_norm(config.position_norm, dim)
         self.blocks = nn.ModuleList(make_block(config, i) for i in range(config.depth))
@@ -108,7 +112,7 @@ class ViT(Intermediates):
         attn_mask, is_causal, keep, mask = given(attn_mask, is_causal, keep, mask)
         if attn_mask is not None or is_causal or isinstance(x, Proxy):  # a graph is asked for any block's output
             return self.forward_head(self.forward_features(x, attn_mask, is_causal, keep, mask))
-        x = self._embed(x, keep, mask)
+        x = self._embed(x, patch_dropout(self, x) if keep is None and mask is None else keep, mask)
         for i in range(len(self.blocks)):
             x = self._run(i, x, for_head=i == len(self.blocks) - 1)
         return self.forward_head(self.norm(x))
@@ -123,7 +127,7 @@ class ViT(Intermediates):
     ) -> Tensor:
         """(B, in_chans, height, width) -> all tokens (B, N, C) after the final norm, prefix tokens first."""
         attn_mask, is_causal, keep, mask = given(attn_mask, is_causal, keep, mask)
-        x = self._embed(x, keep, mask)
+        x = self._embed(x, patch_dropout(self, x) if keep is None and mask is None else keep, mask)
         for i in range(len(self.blocks)):
             x = self._run_masked(i, x, attn_mask, is_causal)
         tokens: Tensor = self.norm(x)
@@ -202,6 +206,15 @@ class ViT(Intermediates):
         sizes do not fit or the resampling is unknown."""
         resize(self, img_size, patch_size, positions, dynamic_img_size)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ViT":
+        """A fixed table is computed anew for another type: ``double()`` of a float32 table would keep its rounding."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.pos_embed is not None and self.vit_config.position != "learn":
+            table = initial_positions(self.vit_config)
+            assert table is not None
+            self._set_positions(table.to(self.pos_embed))
+        return self
+
     def _set_positions(self, positions: Tensor | None) -> None:
         if self.vit_config.position == "learn":
             assert positions is not None
@@ -215,9 +228,9 @@ class ViT(Intermediates):
         config = self.vit_config
         if config.dynamic_img_size:
             self._grid = grid_of_images(self, images)
-        x = self.patch_embed(images) if keep is None else self._visible(images, keep, mask)
+        x = self.patch_embed(images) if keep is None else visible_patches(self, images, keep, mask)
         if mask is not None:
-            x = self._masked(x, mask)
+            x = masked(self, x, mask)
         if self.pos_embed is not None:
             positions = self._positions_for(images)
             x = x + (positions if keep is None else positions[0, keep])
@@ -239,25 +252,6 @@ class ViT(Intermediates):
             return positions
         grid = self.patch_embed.dynamic_feat_size((images.shape[-2], images.shape[-1]))
         return positions_on_grid(positions, config.grid, grid, config.position)
-
-    def _visible(self, images: Tensor, keep: Tensor, mask: Tensor | None) -> Tensor:
-        if mask is not None:
-            raise UserError("Give keep (visible patches alone) or mask (mask tokens in their place), not both.")
-        on_grid = {type(module).__name__ for module in reads_grid(self)}
-        if on_grid:
-            raise UserError(
-                f"{', '.join(sorted(on_grid))} reads the whole grid of patches, which visible ones alone do not form: "
-                "use mask, which keeps all tokens in place."
-            )
-        visible: Tensor = self.patch_embed(images, keep)
-        return visible
-
-    def _masked(self, x: Tensor, mask: Tensor) -> Tensor:
-        if self.mask_token is None:
-            raise UserError("mask needs a learned mask token: build the model with mask_token=True.")
-        if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
-            raise UserError(f"mask is boolean and {tuple(x.shape[:2])} here, not {mask.dtype} {tuple(mask.shape)}.")
-        return torch.where(mask[..., None], self.mask_token.to(x.dtype), x)
 
     def _prepend(self, x: Tensor) -> Tensor:
         """The class and register tokens, with their positions if they have any, before the patch tokens."""

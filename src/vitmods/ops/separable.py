@@ -7,25 +7,18 @@ product set. So ``P x`` is two small matrix products.
 Tokens are held as (H, columns, rows, B, D): both products are then plain batched ones, without a copy between them.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitmods.layers.norms.contract import transformed
+from vitmods.ops.context import differentiates_again, gradients_with_graph, transformed, without_autocast
 from vitmods.ops.native import dynamic_token, usable
 
 Grid = tuple[int, int]
-
-
-def without_autocast(x: Tensor) -> AbstractContextManager[None]:
-    """Autocast would take the products, and so the statistics, to half precision."""
-    kind = x.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        return torch.autocast(kind, enabled=False)
-    return nullcontext()
+NEGLIGIBLE = 1e-15  # beside kernels whose rows sum to 1, in float32 and in float64
 
 
 def axis_kernels(a: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
@@ -35,20 +28,25 @@ def axis_kernels(a: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
 
 
 def _axis_kernel(quadratic: Tensor, linear: Tensor, length: int) -> Tensor:
-    """Softmax over j of ``quadratic d^2 + linear d``, d = j - i: (H, 1, 1) each -> (H, length, length)"""
+    """Softmax over j of ``quadratic d^2 + linear d``, d = j - i: (H, 1, 1) each -> (H, length, length).
+
+    What no sum would notice is 0: far from the peak entries are subnormal numbers, with which a processor may take a
+    hundred times as long.
+    """
     place = torch.arange(length, device=linear.device, dtype=linear.dtype)
     d = place - place[:, None]
-    return torch.addcmul(linear * d, quadratic, d * d).softmax(-1)
+    p = torch.addcmul(linear * d, quadratic, d * d).softmax(-1)
+    return torch.where(p < NEGLIGIBLE, 0, p)
 
 
 def to_heads(x: Tensor, grid: Grid, heads: int) -> Tensor:
     """(B, T, C) -> a view (H, columns, rows, B, D)."""
-    return x.unflatten(1, grid).unflatten(-1, (heads, -1)).permute(3, 2, 1, 0, 4)
+    return torch.unflatten(torch.unflatten(x, 1, grid), -1, (heads, -1)).permute(3, 2, 1, 0, 4)
 
 
 def per_token(x: Tensor, grid: Grid) -> Tensor:
     """(B, T) -> a view (1, columns, rows, B, 1)."""
-    return x.unflatten(1, grid).permute(2, 1, 0)[None, ..., None]
+    return torch.unflatten(x, 1, grid).permute(2, 1, 0)[None, ..., None]
 
 
 def columns(kernel: Tensor, x: Tensor) -> Tensor:
@@ -139,6 +137,7 @@ class _SeparableNorm(torch.autograd.Function):
         by_native: bool,
     ) -> Tensor:
         values = (x, px, py, mix_mean, mix_var, weight, bias)
+        y: Tensor
         statistics: list[Tensor] = []
         if by_native:
             y = dynamic_token.forward(*values, layout.eps, layout.unbiased)
@@ -153,8 +152,8 @@ class _SeparableNorm(torch.autograd.Function):
         layout, saved = ctx.layout, ctx.saved_tensors  # which may be read once
         values, statistics = saved[:7], saved[7:]
         with without_autocast(grad):
-            if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                return *_gradients_with_a_graph(grad, values, layout), None, None
+            if differentiates_again():
+                return *gradients_with_graph(partial(composed, layout=layout), values, grad), None, None
             if ctx.by_native:
                 return *dynamic_token.backward(grad, *values[:-1], layout.eps, layout.unbiased), None, None
             return *_gradients(grad, (*values[:-1], *statistics), layout), None, None
@@ -182,15 +181,6 @@ def _forward(
     shape = (heads, 1, 1, 1, -1)
     torch.addcmul(bias.view(shape), n, weight.view(shape), out=to_heads(y, grid, heads))
     return y, mean, var, center
-
-
-def _gradients_with_a_graph(grad: Tensor, values: tuple[Tensor, ...], layout: Layout) -> tuple[Tensor | None, ...]:
-    """Those of the seven tensors of ``separable_norm``, themselves differentiable; None for one that needs none."""
-    wanted = [value for value in values if value.requires_grad]
-    x, px, py, mix_mean, mix_var, weight, bias = values
-    y = composed(x, px, py, mix_mean, mix_var, weight, bias, layout)
-    found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True))
-    return tuple(next(found) if value.requires_grad else None for value in values)
 
 
 def _gradients(grad: Tensor, saved: tuple[Tensor, ...], layout: Layout) -> tuple[Tensor, ...]:
@@ -261,14 +251,16 @@ def _deviation(
 def _reciprocal_deviation(v: Tensor, var: Tensor, mix_var: Tensor, layout: Layout, out: Tensor) -> Tensor:
     """1 / sqrt(mix_var var + (1 - mix_var) v + eps)"""
     lv = mix_var.view(-1, 1, 1, 1, 1)
-    return torch.addcmul(lv * per_token(var, layout.grid) + layout.eps, v, 1 - lv, out=out).rsqrt_()
+    torch.addcmul(lv * per_token(var, layout.grid) + layout.eps, v, 1 - lv, out=out)
+    return out.rsqrt_()
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
     """Sum of products for each head, (H,)"""
     if a.shape != b.shape:
         return (a * b).sum((1, 2, 3, 4))
-    return torch.linalg.vecdot(a.flatten(1), b.flatten(1))
+    products: Tensor = torch.linalg.vecdot(a.flatten(1), b.flatten(1))
+    return products
 
 
 def _outer_columns(a: Tensor, b: Tensor) -> Tensor:

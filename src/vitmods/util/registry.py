@@ -160,11 +160,40 @@ def load_plugins(names: Iterable[str]) -> None:
 def plugins() -> list[str]:
     """What another process gives to ``load_plugins`` to know the same: the modules outside the package that have added
     something, each by its name, or by its path where Python would not find it. Entry points are found there too."""
-    added = {module for registry in _registries for module in registry._modules.values()}
-    return sorted(_spelled(sys.modules[name]) for name in added - _entered if not _ours(name) and name in sys.modules)
+    return sorted(spelled(sys.modules[name]) for name in _added() - _entered - {"__main__"} if name in sys.modules)
 
 
-def _spelled(module: ModuleType) -> str:
+def check_plugins(needed: Iterable[str], what: str) -> None:
+    """Raises UserError where ``what``, a file or folder, was made with plugins that are not loaded here. They are not
+    loaded for it: who opens a folder that others wrote must not run what it names."""
+    loaded = {_name(plugin) for plugin in plugins()}
+    missing = [plugin for plugin in needed if _name(plugin) not in loaded]
+    if missing:
+        options = " ".join(f"--plugin {plugin}" for plugin in missing)
+        raise UserError(f"{what} was made with plugins: add {options} (in Python, import them first).")
+
+
+def check_reachable() -> None:
+    """Raises UserError where the script itself has added something: no other process can import that."""
+    names = [f"'{n}'" for registry in _registries for n, module in registry._modules.items() if module == "__main__"]
+    if names:
+        raise UserError(
+            f"What is defined in the script itself cannot reach worker processes: {', '.join(names)}. Move it to a "
+            "module that the script imports, or run with workers=1."
+        )
+
+
+def _added() -> set[str]:
+    """Modules outside the package that have added something."""
+    return {name for registry in _registries for name in registry._modules.values() if not _ours(name)}
+
+
+def _name(plugin: str) -> str:
+    return Path(plugin).stem if plugin.endswith(".py") else plugin
+
+
+def spelled(module: ModuleType) -> str:
+    """A module for ``load_plugins`` of another process: its name, or its path where Python would not find it."""
     parent = module.__name__.rpartition(".")[0]
     spec = PathFinder.find_spec(module.__name__, getattr(sys.modules.get(parent), "__path__", None))
     path = getattr(module, "__file__", None)

@@ -10,7 +10,7 @@ from vitmods.layers.norms.group import GroupNorm
 from vitmods.layers.norms.instance import InstanceNorm
 from vitmods.layers.norms.layer import LayerNorm
 from vitmods.layers.norms.power import PowerNorm
-from vitmods.layers.norms.rms import RMSNorm, rms_norm
+from vitmods.layers.norms.rms import RMSNorm
 from vitmods.layers.norms.scale import ScaleNorm
 from vitmods.layers.norms.scale_shift import ScaleShift
 from vitmods.layers.norms.switchable import SwitchableNorm
@@ -31,5 +31,4 @@ __all__ = [
     "ScaleShift",
     "SwitchableNorm",
     "norm_kind",
-    "rms_norm",
 ]

@@ -1,13 +1,12 @@
 """Batch normalization of tokens (Ioffe & Szegedy, 2015)."""
 
-from functools import partial
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitmods.layers.norms.contract import RunningNorm, dtn_table, norm_kind, tokens, upcast, wide_type
-from vitmods.ops.moments import batch_moments, normalize, processes
+from vitmods.layers.norms.contract import RunningNorm, dtn_table, norm_kind, running_dtype
+from vitmods.ops.context import upcast
+from vitmods.ops.processes import batch_moments, processes
 
 
 @norm_kind(
@@ -49,14 +48,14 @@ class BatchNorm(RunningNorm):
     ) -> None:
         super().__init__(dim, eps, affine, device, dtype)
         self.momentum = momentum
-        self.register_buffer("running_mean", torch.zeros(dim, device=device, dtype=wide_type(dtype)))
-        self.register_buffer("running_var", torch.ones(dim, device=device, dtype=wide_type(dtype)))
+        self.register_buffer("running_mean", torch.zeros(dim, device=device, dtype=running_dtype(dtype)))
+        self.register_buffer("running_var", torch.ones(dim, device=device, dtype=running_dtype(dtype)))
 
     def forward(self, x: Tensor) -> Tensor:
-        flat = tokens(x)
+        flat = self.tokens(x)
         self.warn_of_small_batches(flat.shape[0] * processes())
         if self.training and processes() > 1:
-            return normalize(flat, partial(self._over_processes, flat.shape[1]), self.parameters()).view_as(x)
+            return self.normalize(flat).view_as(x)
         running = self.running_mean, self.running_var
         if self.training and not self.gathers:
             running = self.running_mean.clone(), self.running_var.clone()
@@ -72,12 +71,9 @@ class BatchNorm(RunningNorm):
         )
         return y.view_as(x).to(x.dtype)
 
-    def _over_processes(self, length: int, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+    def statistics(self, mean: Tensor, var: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Over all processes."""
         mean, var, images = batch_moments(mean, var)
-        if self.gathers:
-            with torch.no_grad():
-                self.running_mean.lerp_(mean.flatten().to(self.running_mean.dtype), self.momentum)
-                count = images * length
-                unbiased = var.flatten() * (count / (count - 1))
-                self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
-        return self.scale_and_shift(mean, var)
+        self.gather("running_mean", mean, self.momentum)
+        self.gather("running_var", var * (images * length / (images * length - 1)), self.momentum)
+        return mean, var

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitmods.ops.context import upcast
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.registry import Registry
 
@@ -137,29 +138,9 @@ def check(name: str, dim: int, eps: float, groups: int = 1) -> None:
         raise ValueError(f"{name}: {groups} groups do not divide {dim} channels: choose groups that do.")
 
 
-def upcast(x: Tensor) -> Tensor:
-    """The type for statistics: float32, and float64 for float64."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def wide_type(dtype: torch.dtype | None) -> torch.dtype:
+def running_dtype(dtype: torch.dtype | None) -> torch.dtype:
     """The type of running statistics beside parameters of this type."""
     return torch.float64 if (dtype or torch.get_default_dtype()) == torch.float64 else torch.float32
-
-
-def transformed() -> bool:
-    """Whether torch.func differentiates or maps here: it takes single operations and no rule of our own."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
-
-
-def tokens(x: Tensor, least: int = 1) -> Tensor:
-    """(B, N, C) or (B, rows, columns, C) -> (B, N, C). Raises ValueError on other shapes and fewer tokens."""
-    if x.ndim not in (3, 4):
-        raise ValueError(f"This norm mixes tokens: give (B, N, C) or (B, rows, columns, C), not {tuple(x.shape)}.")
-    x = x.flatten(1, 2) if x.ndim == 4 else x
-    if x.shape[1] < least:
-        raise ValueError(f"This norm needs at least {least} tokens an image for its variance, got {x.shape[1]}.")
-    return x
 
 
 class AffineNorm(nn.Module):
@@ -187,13 +168,34 @@ class AffineNorm(nn.Module):
             nn.init.ones_(self.weight)
             nn.init.zeros_(self.bias)
 
-    def scale_and_shift(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-        """``gamma (x - mean) / sqrt(var + eps) + beta`` as ``x * scale + shift``."""
-        scale = (var + self.eps).rsqrt()
+    def tokens(self, x: Tensor, least: int = 1) -> Tensor:
+        """(B, N, C) or (B, rows, columns, C) -> (B, N, C). Raises ValueError on other shapes and fewer tokens."""
+        if x.ndim not in (3, 4):
+            raise ValueError(f"This norm mixes tokens: give (B, N, C) or (B, rows, columns, C), not {tuple(x.shape)}.")
+        if x.shape[-1] != self.dim:
+            raise ValueError(f"This norm has {self.dim} channels and the input {x.shape[-1]}.")
+        x = x.flatten(1, 2) if x.ndim == 4 else x
+        if x.shape[1] < least:
+            raise ValueError(f"This norm needs at least {least} tokens an image for its variance, got {x.shape[1]}.")
+        return x
+
+    def statistics(self, mean: Tensor, var: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """The mean and variance to normalize by, (B, 1, C) or (1, 1, C) each, from those of each image and channel
+        over its ``length`` tokens, (B, 1, C) each, biased."""
+        raise NotImplementedError
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """``gamma (x - mean) / sqrt(var + eps) + beta`` over (B, N, C), by what ``statistics`` makes of the moments of
+        each image and channel. In this order one tensor of the size of x is kept for backward."""
+        wide = upcast(x)
+        own = wide.mean(1, keepdim=True)
+        centered = wide - own
+        mean, var = self.statistics(own, centered.square().mean(1, keepdim=True), x.shape[1])
+        scale, shift = (var + self.eps).rsqrt(), own - mean
         if self.weight is None or self.bias is None:
-            return scale, -mean * scale
-        scale = scale * self.weight.to(scale.dtype)
-        return scale, self.bias.to(scale.dtype) - mean * scale
+            return torch.addcmul(shift * scale, centered, scale).to(x.dtype)
+        scale = scale * upcast(self.weight)
+        return torch.addcmul(shift * scale + upcast(self.bias), centered, scale).to(x.dtype)
 
     def extra_repr(self) -> str:
         groups = f", groups={self.groups}" if self.groups > 1 else ""
@@ -212,7 +214,7 @@ class RunningNorm(AffineNorm):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RunningNorm":
         """Half types are too coarse to gather small steps in: the statistics follow to the device alone."""
         kept = dict(self.named_buffers(recurse=False))
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, buffer in self.named_buffers(recurse=False):
             if buffer.dtype in (torch.float16, torch.bfloat16):
                 self._buffers[name] = (
@@ -224,6 +226,13 @@ class RunningNorm(AffineNorm):
     def gathers(self) -> bool:
         """Whether this forward adds to the running statistics. One that gradient checkpointing runs again does not."""
         return self.training and (torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1)
+
+    def gather(self, name: str, value: Tensor, momentum: float) -> None:
+        """Add the newest batch's statistic to the running one of that name, with weight ``momentum``."""
+        if self.gathers:
+            running = self.get_buffer(name)
+            with torch.no_grad():
+                running.lerp_(value.flatten().to(running.dtype), momentum)
 
     def warn_of_small_batches(self, images: int) -> None:
         if not self.training or images >= SMALL_BATCH or torch.compiler.is_compiling() or self._warned:

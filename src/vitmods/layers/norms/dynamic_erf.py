@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from vitmods.layers.norms.contract import norm_kind, upcast
+from vitmods.layers.norms.contract import norm_kind
 from vitmods.layers.norms.dynamic_tanh import Squashing
+from vitmods.ops.context import upcast
 
 
 @norm_kind(

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from vitmods.layers.norms.contract import AffineNorm, norm_kind, upcast
+from vitmods.layers.norms.contract import AffineNorm, norm_kind
+from vitmods.ops.context import upcast
 
 
 class Squashing(AffineNorm):

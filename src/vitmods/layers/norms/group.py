@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from vitmods.layers.norms.contract import AffineNorm, dtn_table, norm_kind, tokens
-from vitmods.ops.moments import normalize
+from vitmods.layers.norms.contract import AffineNorm, dtn_table, norm_kind
 
 
 @norm_kind(
@@ -43,10 +42,10 @@ class GroupNorm(AffineNorm):
         super().__init__(dim, eps, affine, device, dtype, groups=num_heads if groups is None else groups)
 
     def forward(self, x: Tensor) -> Tensor:
-        return normalize(tokens(x), self._solve, self.parameters()).view_as(x)
+        return self.normalize(self.tokens(x)).view_as(x)
 
-    def _solve(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-        mean, var = (m.unflatten(-1, (self.groups, -1)) for m in (mean, var))
-        center = mean.mean(-1, keepdim=True)
-        spread = (var + (mean - center).square()).mean(-1, keepdim=True)
-        return self.scale_and_shift(*(m.expand_as(mean).flatten(-2) for m in (center, spread)))
+    def statistics(self, mean: Tensor, var: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        means, variances = (torch.unflatten(m, -1, (self.groups, -1)) for m in (mean, var))
+        center = means.mean(-1, keepdim=True)
+        spread = (variances + (means - center).square()).mean(-1, keepdim=True)
+        return center.expand_as(means).flatten(-2), spread.expand_as(means).flatten(-2)

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from vitmods.layers.norms.contract import AffineNorm, dtn_table, norm_kind, tokens
-from vitmods.ops.moments import normalize
+from vitmods.layers.norms.contract import AffineNorm, dtn_table, norm_kind
 
 
 @norm_kind(
@@ -39,8 +38,7 @@ class InstanceNorm(AffineNorm):
         super().__init__(dim, eps, affine, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        flat = tokens(x, least=2)
-        unbiased = flat.shape[1] / (flat.shape[1] - 1)
-        return normalize(flat, lambda mean, var: self.scale_and_shift(mean, var * unbiased), self.parameters()).view_as(
-            x
-        )
+        return self.normalize(self.tokens(x, least=2)).view_as(x)
+
+    def statistics(self, mean: Tensor, var: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        return mean, var * (length / (length - 1))

@@ -4,51 +4,48 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from vitmods.layers.norms.contract import RunningNorm, dtn_table, norm_kind, tokens, upcast, wide_type
-from vitmods.layers.norms.rms import rms_backward, rms_forward, rms_norm, rms_quadratic_means
-from vitmods.ops.moments import processes, sum_over_processes
+from vitmods.layers.norms.contract import RunningNorm, dtn_table, norm_kind, running_dtype
+from vitmods.ops.context import differentiates_again, upcast
+from vitmods.ops.processes import processes, sum_over_processes
+from vitmods.ops.rms import rms_norm
 from vitmods.util.errors import UserError
 
 KEPT = 0.9  # weight of the past in both running means
 
 
 class _PowerNorm(torch.autograd.Function):
-    """``z = x' / sqrt(phi + eps)``, ``y = gamma z + beta`` over rows (B N, C), where x' is x, by groups divided by its
-    root mean square. Backward follows the rule of the paper: ``a = g - (1 - 0.9) nu z`` with ``g = dy gamma``,
-    ``nu += mean(a z)``, ``dx' = a / sqrt(phi_batch + eps)``; from x' to x it is the derivative. x alone is kept."""
+    """``z = x / sqrt(phi + eps)``, ``y = gamma z + beta`` over rows (B N, C). Backward follows the rule of the paper:
+    ``a = g - (1 - 0.9) nu z`` with ``g = dy gamma``, ``nu += mean(a z)``, ``dx = a / sqrt(phi_batch + eps)``."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        phi: Tensor,
-        batch: Tensor,
-        nu: Tensor,
-        groups: int,
-        eps: float,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, phi: Tensor, batch: Tensor, nu: Tensor, eps: float
     ) -> Tensor:
         ctx.eps, ctx.nu = eps, nu  # nu moves with every backward, also between this forward and its own
-        y, rstd = rms_forward(x, weight * (phi + eps).rsqrt(), eps, bias, groups)
-        ctx.save_for_backward(x, rstd, weight, phi, batch)
-        return y
+        ctx.save_for_backward(x, weight, phi, batch)
+        return torch.addcmul(bias, x, weight * (phi + eps).rsqrt())
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        x, rstd, weight, phi, (batch, mean) = ctx.saved_tensors
+        if differentiates_again():
+            raise UserError(
+                "PowerNorm's gradient in training is the rule of its paper, not a derivative, and has none itself: "
+                "leave create_graph out, or take another norm."
+            )
+        x, weight, phi, (batch, mean) = ctx.saved_tensors
         inverse, batch_inverse = (phi + ctx.eps).rsqrt(), (batch + ctx.eps).rsqrt()
-        pull = (1 - KEPT) * ctx.nu.to(phi.dtype)
-        grad_x, sums, grad_bias = rms_backward(
-            grad, x, weight * batch_inverse, rstd, pull * inverse * batch_inverse, shifted=True
+        pull = (1 - KEPT) * ctx.nu.to(phi.dtype) * inverse
+        # BatchNorm's kernel for fixed statistics, 0 and 1, makes product and both sums in one pass.
+        zero = torch.zeros_like(weight)
+        grad_x, sums, grad_bias = torch.ops.aten.native_batch_norm_backward(
+            grad.contiguous(), x, weight * batch_inverse, zero, zero + 1, None, None, False, 0.0, [True, True, True]
         )
+        grad_x.addcmul_(x, pull * batch_inverse, value=-1)
         grad_weight = sums * inverse
         along = sum_over_processes(weight * grad_weight / len(x)) / processes()
-        ctx.nu.add_((along - pull * mean * inverse.square()).to(ctx.nu.dtype))
-        return grad_x, grad_weight, grad_bias, None, None, None, None, None
+        ctx.nu.add_((along - pull * mean * inverse).to(ctx.nu.dtype))
+        return grad_x, grad_weight, grad_bias, None, None, None, None
 
 
 @norm_kind(
@@ -99,37 +96,37 @@ class PowerNorm(RunningNorm):
         if warmup < 0:
             raise UserError(f"PowerNorm(warmup=...) is a number of training batches, got {warmup}.")
         self.warmup = warmup
-        self.register_buffer("running_phi", torch.ones(dim, device=device, dtype=wide_type(dtype)))
-        self.register_buffer("ema_gz", torch.zeros(dim, device=device, dtype=wide_type(dtype)))
+        self.register_buffer("running_phi", torch.ones(dim, device=device, dtype=running_dtype(dtype)))
+        self.register_buffer("ema_gz", torch.zeros(dim, device=device, dtype=running_dtype(dtype)))
         self.register_buffer("iters", torch.zeros((), dtype=torch.long, device=device))
         self._before: tuple[Tensor, Tensor] | None = None  # phi and batch number of the last forward, to run it again
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
-        flat = tokens(x)
+        flat = self.tokens(x)
         self.warn_of_small_batches(flat.shape[0] * processes())
-        rows = flat.flatten(0, 1)
-        weight, bias = self._gain_and_shift(rows)
+        groups = torch.unflatten(upcast(flat).flatten(0, 1), -1, (self.groups, -1))
+        rows = rms_norm(groups, None, self.eps).flatten(-2)
+        weight = rows.new_ones(self.dim) if self.weight is None else upcast(self.weight)
+        bias = rows.new_zeros(self.dim) if self.bias is None else upcast(self.bias)
         if not self.training:
-            scale = (self.running_phi.to(weight.dtype) + self.eps).rsqrt()
-            return rms_norm(rows, weight * scale, self.eps, bias, self.groups).view_as(x)
+            scale = (self.running_phi.to(rows.dtype) + self.eps).rsqrt()
+            return torch.addcmul(bias, rows, weight * scale).to(x.dtype).view_as(x)
+        if torch._C._are_functorch_transforms_active():
+            raise UserError(
+                "PowerNorm's gradient in training is the rule of its paper, which torch.func cannot take: call eval()."
+            )
         with torch.no_grad():
             batch = self._quadratic_means(rows, padding)
             phi = self._step(batch[0])
-        y: Tensor = _PowerNorm.apply(rows, weight, bias, phi, batch, self.ema_gz, self.groups, self.eps)
-        return y.view_as(x)
-
-    def _gain_and_shift(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        if self.weight is None or self.bias is None:
-            return upcast(rows).new_ones(self.dim), upcast(rows).new_zeros(self.dim)
-        return upcast(self.weight), upcast(self.bias)
+        y: Tensor = _PowerNorm.apply(rows, weight, bias, phi, batch, self.ema_gz, self.eps)
+        return y.to(x.dtype).view_as(x)
 
     def _quadratic_means(self, rows: Tensor, padding: Tensor | None) -> Tensor:
-        """Means of x'^2 for each channel (2, C): over the tokens that are not padding, and over all."""
-        if padding is None:
-            mean = sum_over_processes(rms_quadratic_means(rows, self.groups, self.eps)) / processes()
-            return torch.stack([mean, mean])
-        squares = rms_forward(upcast(rows), None, self.eps, groups=self.groups)[0].square_()
+        """Means of rows^2 for each channel (2, C): over the tokens that are not padding, and over all."""
+        squares = rows.square()
         mean = sum_over_processes(squares.mean(0)) / processes()
+        if padding is None:
+            return torch.stack([mean, mean])
         kept = (~padding).flatten().to(squares.dtype)
         return torch.stack([sum_over_processes(kept @ squares) / sum_over_processes(kept.sum()), mean])
 

@@ -1,44 +1,14 @@
 """ScaleNorm: tokens of a learned length (Nguyen & Salazar, 2019)."""
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
-from vitmods.layers.norms.contract import check, dtn_table, norm_kind, transformed, upcast
-
-
-class _ScaleNorm(torch.autograd.Function):
-    """Keeps the input and one number a token for backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = upcast(x)
-        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        ctx.eps = eps
-        ctx.save_for_backward(x, weight, length)
-        return ((wide / length.clamp_min(eps)).mul_(weight)).to(x.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight, length = ctx.saved_tensors
-        wide, grad, gain = upcast(x), grad.to(length.dtype), weight.to(length.dtype)
-        inverse = 1 / length.clamp_min(ctx.eps)
-        product = (grad * wide).flatten(0, -2)
-        if len(gain) == 1:
-            along = product.sum(-1).view_as(length)
-            grad_weight = (along * inverse).sum().view(1)
-            along, grad_x = along * gain, grad * (inverse * gain)
-        else:
-            along = torch.mv(product, gain).view_as(length)
-            grad_weight = torch.mv(product.mT, inverse.flatten())
-            grad_x = (grad * gain).mul_(inverse)
-        # Tokens shorter than eps are only multiplied.
-        grad_x.addcmul_(wide, torch.where(length < ctx.eps, 0, along * inverse.pow(3)), value=-1)
-        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
+from vitmods.layers.norms.contract import check, dtn_table, norm_kind
+from vitmods.ops.context import upcast
 
 
 @norm_kind(
@@ -84,13 +54,8 @@ class ScaleNorm(nn.Module):
         self.weight = nn.Parameter(start) if affine else None
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = upcast(x).new_full((1,), math.sqrt(self.dim)) if self.weight is None else self.weight
-        if transformed():
-            wide = upcast(x)
-            length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-            return (wide / length.clamp_min(self.eps) * weight).to(x.dtype)
-        out: Tensor = _ScaleNorm.apply(x, weight, self.eps)
-        return out
+        gain = math.sqrt(self.dim) if self.weight is None else self.weight
+        return (F.normalize(upcast(x), dim=-1, eps=self.eps) * gain).to(x.dtype)
 
     def reset_parameters(self) -> None:
         if self.weight is not None:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from vitmods.layers.norms.contract import RunningNorm, dtn_table, norm_kind, tokens, wide_type
-from vitmods.ops.moments import batch_moments, normalize, processes
+from vitmods.layers.norms.contract import RunningNorm, dtn_table, norm_kind, running_dtype
+from vitmods.ops.processes import batch_moments, processes
 
 
 @norm_kind(
@@ -50,12 +50,15 @@ class SwitchableNorm(RunningNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dim, eps, affine, device, dtype)
-        self.momentum = momentum
-        self.image_wise = not batch
+        self.momentum, self.image_wise = momentum, not batch
         self.mean_weight = nn.Parameter(torch.ones(2 + batch, device=device, dtype=dtype))
         self.var_weight = nn.Parameter(torch.ones(2 + batch, device=device, dtype=dtype))
-        self.register_buffer("running_mean", torch.zeros(dim, device=device, dtype=wide_type(dtype)) if batch else None)
-        self.register_buffer("running_var", torch.ones(dim, device=device, dtype=wide_type(dtype)) if batch else None)
+        self.register_buffer(
+            "running_mean", torch.zeros(dim, device=device, dtype=running_dtype(dtype)) if batch else None
+        )
+        self.register_buffer(
+            "running_var", torch.ones(dim, device=device, dtype=running_dtype(dtype)) if batch else None
+        )
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -63,20 +66,19 @@ class SwitchableNorm(RunningNorm):
         nn.init.ones_(self.var_weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        flat = tokens(x, least=2)
+        flat = self.tokens(x, least=2)
         if self.running_mean is not None:
             self.warn_of_small_batches(flat.shape[0] * processes())
-        unbiased = flat.shape[1] / (flat.shape[1] - 1)
-        return normalize(flat, lambda mean, var: self._solve(mean, var * unbiased), self.parameters()).view_as(x)
+        return self.normalize(flat).view_as(x)
 
-    def _solve(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-        center = mean.mean(-1, keepdim=True)
+    def statistics(self, mean: Tensor, var: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        var, center = var * (length / (length - 1)), mean.mean(-1, keepdim=True)
         means, variances = [mean, center], [var, (var + (mean - center).square()).mean(-1, keepdim=True)]
         if self.running_mean is not None:
             batch_mean, batch_var = self._batch(mean, var)
             means.append(batch_mean)
             variances.append(batch_var)
-        return self.scale_and_shift(_mix(self.mean_weight, means), _mix(self.var_weight, variances))
+        return _mix(self.mean_weight, means), _mix(self.var_weight, variances)
 
     def _batch(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         running_mean, running_var = self.running_mean, self.running_var
@@ -85,10 +87,8 @@ class SwitchableNorm(RunningNorm):
         if not self.training:
             return running_mean.to(mean.dtype), running_var.to(var.dtype)
         mean, var, _ = batch_moments(mean, var)
-        if self.gathers:
-            with torch.no_grad():
-                running_mean.lerp_(mean.flatten().to(running_mean.dtype), self.momentum)
-                running_var.lerp_(var.flatten().to(running_var.dtype), self.momentum)
+        self.gather("running_mean", mean, self.momentum)
+        self.gather("running_var", var, self.momentum)
         return mean, var
 
     def extra_repr(self) -> str:

@@ -1,9 +1,35 @@
 """What stems share: sizes, checks, and computing the visible patches alone."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
 from vitmods.util.errors import UserError
+from vitmods.util.registry import Registry
+
+STEMS: Registry[type["Stem"]] = Registry("stem", "vitmods.layers.stems")
+"""By their kinds in configs."""
+
+
+@dataclass(frozen=True)
+class StemSize:
+    """What a stem's costs follow from; sizes in pixels, (rows, columns)."""
+
+    img_size: tuple[int, int]
+    patch_size: tuple[int, int]
+    in_chans: int
+    embed_dim: int
+
+    @property
+    def patches(self) -> int:
+        return (self.img_size[0] // self.patch_size[0]) * (self.img_size[1] // self.patch_size[1])
+
+    @property
+    def values(self) -> int:
+        """Of one patch."""
+        return self.in_chans * self.patch_size[0] * self.patch_size[1]
 
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
@@ -18,7 +44,8 @@ class Stem(nn.Module):
     over what is visible.
 
     A subclass makes ``proj``, the last linear map, and ``norm``, the slot after it, and gives ``project`` and, where
-    a token depends on its own patch alone (``patch_wise``), ``project_patches``.
+    a token depends on its own patch alone (``patch_wise``), ``project_patches``. It registers in ``STEMS``, and says
+    what it is (``title``), what fits it (``check``) and what it costs (``macs``, ``normed``).
 
     Raises ValueError when an image does not have the size that the stem was made for, and UserError on a ``keep``
     that is empty, repeats itself or names patches that do not exist, and where the stem is not patch-wise.
@@ -29,6 +56,29 @@ class Stem(nn.Module):
     patch_wise = True
     first_layer = "proj"
     """Name of the layer that reads the images."""
+    title: ClassVar[str]
+    """for drawings"""
+    inner: ClassVar[bool] = False
+    """whether it has layers, and takes ``inner_norm`` for the norms between them"""
+    around: ClassVar[bool] = False
+    """whether it takes a norm on the pixels of a patch, and a GELU at its end"""
+    published_norm: ClassVar[str | None] = "none"
+    """the norm that it was published with, "batch", "layer" or "none"; None where the change ``stem`` does not offer
+    it, because the patch side goes with it"""
+
+    @classmethod
+    def check(cls, embed_dim: int, patch_size: tuple[int, int]) -> None:
+        """Raises UserError where it cannot be built so."""
+
+    @classmethod
+    def macs(cls, size: StemSize) -> int:
+        """Multiply-adds for one image."""
+        return size.patches * size.values * size.embed_dim
+
+    @classmethod
+    def normed(cls, size: StemSize, inner: bool) -> int:
+        """Values of one image that pass norms between its layers, ``inner`` if these are filled."""
+        return 0
 
     def __init__(
         self,
@@ -80,7 +130,8 @@ class Stem(nn.Module):
         raise NotImplementedError
 
     def finish(self, tokens: Tensor) -> Tensor:
-        return self.norm(tokens)
+        found: Tensor = self.norm(tokens)
+        return found
 
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
@@ -125,10 +176,18 @@ class Stem(nn.Module):
     def _format(self, tokens: Tensor, images: Tensor) -> Tensor:
         if self.output_fmt != "NHWC":
             return tokens
-        return tokens.unflatten(1, self.dynamic_feat_size((images.shape[-2], images.shape[-1])))
+        found: Tensor = tokens.unflatten(1, self.dynamic_feat_size((images.shape[-2], images.shape[-1])))
+        return found
 
     def extra_repr(self) -> str:
         return f"img_size={self.img_size}, patch_size={self.patch_size}"
+
+
+def square_side(name: str, patch_size: tuple[int, int]) -> int:
+    """The side of a square patch. Raises UserError, naming the stem, for another."""
+    if patch_size[0] != patch_size[1]:
+        raise UserError(f"The {name} stem needs square patches, got {patch_size[0]} x {patch_size[1]} pixels.")
+    return patch_size[0]
 
 
 def patchify(images: Tensor, patch_size: tuple[int, int]) -> Tensor:

@@ -7,10 +7,30 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitmods.layers.norms import BatchNorm
+from vitmods.layers.stems.base import STEMS, StemSize, square_side
 from vitmods.layers.stems.convolutions import ConvolutionStem, NormFactory
-from vitmods.layers.stems.shapes import hmlp_layers
+from vitmods.util.errors import UserError
 
 
+def hmlp_layers(embed_dim: int, patch_size: tuple[int, int]) -> list[tuple[int, int]]:
+    """(kernel side, width) of each layer of the hMLP stem: 4 x 4 pixels first, then 2 x 2 neighbors up to the patch.
+
+    Raises UserError unless the patch is a square with a side of 4, 8, 16, ... and the width a multiple of 4.
+    """
+    side = square_side("hMLP", patch_size)
+    halvings = (side // 4).bit_length() - 1
+    if side != 4 << max(halvings, 0):
+        raise UserError(
+            f"The hMLP stem grows patches from 4 pixels by doubling: their side is 4, 8, 16, 32, ..., not {side}. "
+            f"Use patch_size={4 << max(halvings, 0)}, or another stem."
+        )
+    if embed_dim % 4:
+        raise UserError(f"The hMLP stem needs a width that is a multiple of 4, got {embed_dim}.")
+    widths = [embed_dim // 4] * halvings + [embed_dim]
+    return list(zip([4] + [2] * halvings, widths, strict=True))
+
+
+@STEMS.register("hmlp")
 class HMLPStem(ConvolutionStem):
     """Patches of 4 x 4 pixels grow to the patch of the model by joining 2 x 2 neighbors; no value leaves its patch.
 
@@ -22,7 +42,20 @@ class HMLPStem(ConvolutionStem):
     windows of a patch in the order of its tree (quarters of quarters), the neighbors of every layer lie side by side.
     """
 
+    title, inner, published_norm = "hMLP", True, "batch"
     order: Tensor
+
+    @classmethod
+    def check(cls, embed_dim: int, patch_size: tuple[int, int]) -> None:
+        hmlp_layers(embed_dim, patch_size)
+
+    @classmethod
+    def macs(cls, size: StemSize) -> int:
+        return sum(tokens * inputs * width for tokens, inputs, width in _maps(size))
+
+    @classmethod
+    def normed(cls, size: StemSize, inner: bool) -> int:
+        return sum(tokens * width for tokens, _, width in _maps(size)[:-1]) if inner else 0
 
     def __init__(
         self,
@@ -48,10 +81,21 @@ class HMLPStem(ConvolutionStem):
         self.to(device=device, dtype=dtype)
 
     def project_patches(self, patches: Tensor) -> Tensor:
-        x = patches.unflatten(-1, (-1, 4)).index_select(2, self.order).flatten(2)
+        x = patches.view(*patches.shape[:-1], -1, 4).index_select(2, self.order).flatten(2)
         for conv, norm, gelu in self._steps():
             x = gelu(norm(_join(x, conv)))
         return _join(x, self.proj)
+
+
+def _maps(size: StemSize) -> list[tuple[int, int, int]]:
+    """(tokens, inputs, outputs) of each linear map."""
+    maps, channels = [], size.in_chans
+    rows, columns = size.img_size
+    for side, width in hmlp_layers(size.embed_dim, size.patch_size):
+        rows, columns = rows // side, columns // side
+        maps.append((rows * columns, side * side * channels, width))
+        channels = width
+    return maps
 
 
 def _join(x: Tensor, conv: nn.Module) -> Tensor:

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitmods.layers.stems.base import Stem
+from vitmods.layers.stems.base import STEMS, Stem
 from vitmods.layers.stems.resize import resize_projection
 
 
+@STEMS.register("linear")
 class LinearStem(Stem):
     """``norm(proj(patch))``; (B, channels, height, width) -> (B, T, C), see ``Stem``.
 
@@ -17,6 +18,7 @@ class LinearStem(Stem):
     the slot after it. ``gelu`` puts a GELU behind that (Touvron et al., 2022, Table 7).
     """
 
+    title, around = "linear", True
     proj: nn.Conv2d
 
     def __init__(
@@ -43,13 +45,15 @@ class LinearStem(Stem):
 
     def project(self, images: Tensor) -> Tensor:
         """(B, channels, height, width) -> (B, T, C)"""
-        return self.proj(images).flatten(2).transpose(1, 2)
+        found: Tensor = self.proj(images).flatten(2).transpose(1, 2)
+        return found
 
     def project_patches(self, patches: Tensor) -> Tensor:
         return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
 
     def finish(self, tokens: Tensor) -> Tensor:
-        return self.act(self.norm(tokens))
+        found: Tensor = self.act(self.norm(tokens))
+        return found
 
     def _resize_patch(self, new: tuple[int, int]) -> None:
         old = self.proj

@@ -7,10 +7,28 @@ from torch import Tensor, nn
 
 from vitmods.layers.block import Block, BlockConfig
 from vitmods.layers.norms import LayerNorm
-from vitmods.layers.stems.base import Stem, patchify
-from vitmods.layers.stems.shapes import LOCAL_CELLS, LOCAL_DEPTH, LOCAL_HEADS, local_width
+from vitmods.layers.stems.base import STEMS, Stem, StemSize, patchify
+from vitmods.util.errors import UserError
+
+LOCAL_CELLS = 4  # a side of a patch, in the local transformer's cells
+LOCAL_DEPTH = 12
+LOCAL_HEADS = 4
 
 
+def local_width(embed_dim: int, patch_size: tuple[int, int]) -> int:
+    """Width of the transformer inside a patch: 7/96 of the model's, a multiple of its heads.
+
+    Raises UserError unless the sides of the patch are multiples of 4 pixels.
+    """
+    if patch_size[0] % LOCAL_CELLS or patch_size[1] % LOCAL_CELLS:
+        raise UserError(
+            f"The local-transformer stem cuts a patch into {LOCAL_CELLS} x {LOCAL_CELLS} cells: the sides of the patch "
+            f"are multiples of {LOCAL_CELLS} pixels, not {patch_size[0]} x {patch_size[1]}."
+        )
+    return LOCAL_HEADS * max(1, round(embed_dim * 7 / 96 / LOCAL_HEADS))
+
+
+@STEMS.register("local")
 class LocalTransformerStem(Stem):
     """A patch is cut into 4 x 4 cells, which are the tokens of a pre-norm transformer of its own; their outputs side by
     side are projected to the token of the patch.
@@ -23,6 +41,22 @@ class LocalTransformerStem(Stem):
 
     proj: nn.Linear
     first_layer = "embed"
+    title = "local transformer"
+
+    @classmethod
+    def check(cls, embed_dim: int, patch_size: tuple[int, int]) -> None:
+        local_width(embed_dim, patch_size)
+
+    @classmethod
+    def macs(cls, size: StemSize) -> int:
+        w, n = local_width(size.embed_dim, size.patch_size), LOCAL_CELLS**2
+        inside = LOCAL_DEPTH * (12 * n * w * w + 2 * n * n * w)
+        return size.patches * (size.values * w + inside + n * w * size.embed_dim)
+
+    @classmethod
+    def normed(cls, size: StemSize, inner: bool) -> int:
+        width = local_width(size.embed_dim, size.patch_size)
+        return size.patches * LOCAL_CELLS**2 * width * (2 * LOCAL_DEPTH + 1)
 
     def __init__(
         self,
@@ -56,4 +90,5 @@ class LocalTransformerStem(Stem):
     def project_patches(self, patches: Tensor) -> Tensor:
         images = patches.reshape(-1, self.in_chans, *self.patch_size)
         cells = self.embed(patchify(images, self.cell_size)) + self.position
-        return self.proj(self.norm_cells(self.blocks(cells)).view(*patches.shape[:2], -1))
+        found: Tensor = self.proj(self.norm_cells(self.blocks(cells)).view(*patches.shape[:2], -1))
+        return found

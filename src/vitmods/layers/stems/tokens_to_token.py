@@ -8,12 +8,15 @@ from torch.nn import functional as F
 
 from vitmods.layers.mlp import Mlp
 from vitmods.layers.norms import LayerNorm
+from vitmods.layers.stems.base import STEMS, StemSize
 from vitmods.layers.stems.linear import LinearStem
+from vitmods.util.errors import UserError
 
 WIDTH = 64  # of the tokens between the splits
 FIRST, NEXT = (7, 4, 2), (3, 2, 1)  # side, stride and padding of the soft splits
 
 
+@STEMS.register("t2t")
 class TokensToTokenStem(LinearStem):
     """Three soft splits with a small Transformer layer after each of the first two; (B, channels, height, width) ->
     (B, T, C), a token for 16 x 16 pixels.
@@ -28,11 +31,27 @@ class TokensToTokenStem(LinearStem):
 
     patch_wise = False
     first_layer = "first.qkv"
+    title, around, published_norm = "tokens to token", False, None
+
+    @classmethod
+    def check(cls, embed_dim: int, patch_size: tuple[int, int]) -> None:
+        if patch_size != (16, 16):
+            raise UserError(f"The stages of a t2t stem make patches of 16 pixels, not {patch_size}: set patch_size.")
+
+    @classmethod
+    def macs(cls, size: StemSize) -> int:
+        t, values = size.patches, WIDTH * NEXT[0] ** 2
+        first = _layer_macs(16 * t, size.in_chans * FIRST[0] ** 2)
+        return first + _layer_macs(4 * t, values) + t * values * size.embed_dim
+
+    @classmethod
+    def normed(cls, size: StemSize, inner: bool) -> int:
+        first, values = size.in_chans * FIRST[0] ** 2, WIDTH * NEXT[0] ** 2
+        return size.patches * (16 * (first + WIDTH) + 4 * (values + WIDTH))
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
-        if self.patch_size != (16, 16):
-            raise ValueError(f"The stages make patches of 16 pixels, not {self.patch_size}.")
+        self.check(0, self.patch_size)
         old = self.proj
         options: dict[str, Any] = {"device": old.weight.device, "dtype": old.weight.dtype}
         self.first = TokenTransformer(self.in_chans * FIRST[0] ** 2, WIDTH, **options)
@@ -44,10 +63,16 @@ class TokensToTokenStem(LinearStem):
         rows, columns = images.shape[-2] // 4, images.shape[-1] // 4
         x = self.first(_soft_split(images, *FIRST)).mT.unflatten(2, (rows, columns))
         x = self.second(_soft_split(x, *NEXT)).mT.unflatten(2, (rows // 2, columns // 2))
-        return self.proj(x).flatten(2).mT
+        found: Tensor = self.proj(x).flatten(2).mT
+        return found
 
     def _resize_patch(self, new: tuple[int, int]) -> None:
         raise ValueError(f"The stages make patches of 16 pixels, not {new}.")
+
+
+def _layer_macs(tokens: int, values: int) -> int:
+    """A layer on so many tokens of so many values."""
+    return tokens * (3 * WIDTH * values + 2 * WIDTH * tokens + 3 * WIDTH * WIDTH)
 
 
 class TokenTransformer(nn.Module):
@@ -70,7 +95,8 @@ class TokenTransformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(self.norm1(x))[:, None].chunk(3, dim=-1)
         x = (v + self.proj(F.scaled_dot_product_attention(q, k, v)))[:, 0]
-        return x + self.mlp(self.norm2(x))
+        found: Tensor = x + self.mlp(self.norm2(x))
+        return found
 
 
 def _soft_split(x: Tensor, side: int, stride: int, padding: int) -> Tensor:

@@ -1,5 +1,5 @@
 // Dynamic Token Normalization for float32 on the CPU: the formula, the gradients and the reasons are those of
-// ../norms/separable.py. One task is a head of an image, in chunks of as many channels as a vector register holds:
+// ../separable.py. One task is a head of an image, in chunks of as many channels as a vector register holds:
 // a token of a chunk is a register, and the chunk with all that is made from it stays in the core's own cache.
 
 #include <cmath>

@@ -1,4 +1,4 @@
-"""Operators for dynamic token normalization; what they compute is said in ../norms/separable.py.
+"""Operators for dynamic token normalization; what they compute is said in ../separable.py.
 
 x is (B, T, C); px (H, columns, columns) and py (H, rows, rows); the mixes are (H,), weight and bias (C,).
 """
@@ -6,7 +6,7 @@ x is (B, T, C); px (H, columns, columns) and py (H, rows, rows); the mixes are (
 import torch
 from torch import Tensor
 
-from vitmods.ops.native.operators import function, operator
+from vitmods.ops.native import function, operator
 
 
 def _sizes(x: Tensor, px: Tensor, py: Tensor, eps: float, unbiased: bool) -> tuple[float, ...]:

@@ -1,0 +1,118 @@
+"""What a user adds from outside the package, in one file each: found by name, in the shell, in worker processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods import data
+from vitmods.changes import REGISTRY
+from vitmods.layers.norms import NORMS
+from vitmods.recipes import Augment
+from vitmods.util.errors import UserError
+from vitmods.util.registry import plugins
+
+HERE = Path(__file__).parent
+NORM, CHANGE, SOURCE = (HERE / f"my_{name}.py" for name in ("norm", "training_change", "source"))
+
+
+@pytest.fixture(scope="module")
+def loaded(load):
+    load(NORM.stem, CHANGE.stem, SOURCE.stem)
+
+
+def vitmods(*words, check=True, **options):
+    done = subprocess.run(
+        [sys.executable, "-m", "vitmods", *map(str, words)], capture_output=True, text=True, timeout=300, **options
+    )
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def test_a_norm_takes_part_everywhere(loaded):
+    torch.manual_seed(0)
+    base = vm.vit("mu2/4", img_size=8, num_classes=5)
+    torch.nn.init.normal_(base.blocks[0].norm1.weight)
+    images = torch.randn(2, 3, 8, 8)
+    model = vm.apply(base, *vm.parse_changes("peaknorm(power=0.5)")).eval()
+    assert type(model.blocks[0].norm1) is NORMS["peak"].module is type(model.norm)
+    assert model.blocks[0].norm1.power == 0.5
+    assert torch.equal(model.blocks[0].norm1.weight, base.blocks[0].norm1.weight)
+    assert str(model.changes[0]) == "norm(kind=peak,power=0.5)"
+    assert vm.ViTConfig.from_json(model.vit_config.to_json()) == model.vit_config
+    assert "Peak norm" in model.changes[0].describe()["title"]
+    fast = vm.optimize_for_inference(model)
+    torch.testing.assert_close(fast(images), model(images), atol=1e-5, rtol=1e-5)
+    assert vm.changes.LINEUPS["norms"].arms.keys().isdisjoint({"peak"})  # a published comparison stays as it is
+    replaced = vm.replace_norms(torch.nn.TransformerEncoderLayer(8, 2, batch_first=True), vm.Norm("peak"))
+    assert "PeakNorm" in str(replaced)
+    with pytest.raises(ValueError, match="Did you mean 'peak'"):
+        vm.Norm("paek")
+
+
+def test_a_change_that_acts_in_training_alone(loaded):
+    torch.manual_seed(0)
+    base = vm.vit("mu2/4", img_size=8, num_classes=5)
+    torch.nn.init.normal_(base.head.weight)
+    model, images = vm.apply(base, *vm.parse_changes("stochastic")), torch.randn(4, 3, 8, 8)
+    assert torch.equal(model.eval()(images), base.eval()(images))
+    assert not torch.equal(model.train()(images), base.train()(images))
+    assert vm.changes.Stochastic is REGISTRY["stochastic"]
+    assert "drop_path: 0 -> 0.5 in training" in str(vm.diff(base, model))
+
+
+def test_a_source_of_images(loaded):
+    found = data.load("stripes:60", img_size=8, in_chans=1, augment=Augment(crop="none"))
+    assert found.summary()["name"] == "stripes"
+    assert found.num_classes == 2
+    with pytest.raises(UserError, match="Did you mean 'stripes'"):
+        data.load("strips:60", img_size=8, in_chans=1, augment=Augment(crop="none"))
+
+
+def test_other_processes_are_told_of_all(loaded):
+    assert {str(NORM), str(CHANGE), str(SOURCE)} <= set(plugins())
+
+
+def test_the_shell_knows_them_and_a_study_takes_them_along(tmp_path):
+    """... into its workers; its folder is not opened without them, nor are they loaded because it names them."""
+    given = ("--plugin", NORM, f"--plugin={CHANGE}")
+    names = [change["name"] for change in json.loads(vitmods("changes", "--json", *given).stdout)]
+    assert "stochastic" in names
+    how = "--base mu2/4 --seeds 2 --epochs 1 --limit-train 64 --workers 2 --cost-seconds 0 --quiet"
+    words = ("compare", "--arms", "peaknorm", "stochastic", *how.split(), "--out", tmp_path / "study")
+    missing = vitmods(*words, check=False)
+    assert missing.returncode == 2
+    assert "There is no change 'peaknorm'" in missing.stderr
+    vitmods(*given, *words)
+    assert json.loads((tmp_path / "study" / "study.json").read_text())["plugins"] == [str(NORM), str(CHANGE)]
+    without = vitmods("report", tmp_path / "study", check=False)
+    assert without.returncode == 2
+    assert f"made with plugins: add --plugin {NORM} --plugin {CHANGE}" in without.stderr
+    vitmods("report", tmp_path / "study", *given)
+
+
+def test_an_installed_package_joins_by_an_entry_point(tmp_path):
+    (tmp_path / "their_norm.py").write_text(NORM.read_text())
+    info = tmp_path / "their_norm-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-norm\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[vitmods]\nnorm = their_norm\nbroken = nowhere_at_all\n")
+    code = (
+        "import vitmods as vm\nfrom vitmods.util.registry import plugins\n"
+        "print(vm.parse_changes('peaknorm')[0], plugins())"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.stdout == "peaknorm []\n", done.stderr
+    assert "The plugin broken (nowhere_at_all) is left out: No module named 'nowhere_at_all'" in done.stderr
