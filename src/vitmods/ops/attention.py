@@ -34,7 +34,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dro
 def _form(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Literal["fused", "float32", "products"]:
     if not isinstance(q, Tensor) or q.dtype != torch.bfloat16 or q.device.type != "cpu" or dropout:
         return "fused"
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not (q.requires_grad or k.requires_grad or v.requires_grad):
+    if (
+        torch.compiler.is_compiling()
+        or not torch.is_grad_enabled()
+        or not (q.requires_grad or k.requires_grad or v.requires_grad)
+    ):
         return "fused"
     if q.shape[-1] < 32 or k.shape[-2] < 32 or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return "float32"
