@@ -3,49 +3,46 @@
     python benchmarks/parallel.py --out benchmarks/results            # everything: batch 1 to 64, S and B
     python benchmarks/parallel.py --quick                             # a few minutes
 
-Table 4 of Three Things at 224 px, inference and training: the sequential model, timm's parallel blocks, ours one branch
-after another, ours fused wherever that is defined, and ours as it chooses by itself. All have the same weights. A few
+Table 4 of Three Things at 224 px, inference and training: the sequential model, timm's parallel blocks, ours, and for
+inference the sequential model and ours optimized, where branches are one wide block. All have the same weights. A few
 blocks stand for all (``--pairs``): each block does the same, and so ratios stay. The rows "calls" are 36 blocks against
 18 x 2 of width 8 on 4 tokens, where operator calls are all the time there is: the situation of a GPU at batch 1.
 """
 
 import argparse
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from paired import one_thread, paired, report
-from timm.models.vision_transformer import ParallelThingsBlock
+from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
 from torch import nn
 
-from vitmods.layers import Block, ParallelBlock
-from vitmods.model.branch_names import parallel_name
+import vitmods as vm
 
 WIDTHS = {"S": (384, 6), "B": (768, 12)}
-FORMS = {"one by one": False, "fused": True, "vitmods": None}
 
 
-def build(width: int, heads: int, pairs: int) -> dict[str, nn.Module]:
-    """Blocks without stem and head, which are the same for all. (B, N, width) in and out."""
+def build(width: int, heads: int, pairs: int, side: int = 224) -> dict[str, nn.Module]:
+    """Whole models without head."""
     torch.manual_seed(0)
-    sequential = nn.Sequential(*(Block(width, heads) for _ in range(2 * pairs)))
-    weights = {
-        parallel_name(f"blocks.{name}", 2).removeprefix("blocks."): value
-        for name, value in sequential.state_dict().items()
-    }
-    theirs = partial(ParallelThingsBlock, width, heads, num_parallel=2, qkv_bias=True)
-    models = {"sequential": sequential, "timm parallel": nn.Sequential(*(theirs() for _ in range(pairs)))}
-    for name, fuse in FORMS.items():
-        blocks = [ParallelBlock([Block(width, heads) for _ in range(2)]) for _ in range(pairs)]
-        for block in blocks:
-            block.fuse = fuse
-        models[name] = nn.Sequential(*blocks)
-    for model in models.values():
-        if model is not sequential:
-            model.load_state_dict(weights)
-    return models
+    size = {"embed_dim": width, "num_heads": heads, "mlp_dim": 4 * width, "num_classes": 0, "img_size": side}
+    patch = 16 if side == 224 else 4
+    sequential = vm.vit(f"mu{2 * pairs}/{patch}", **size)
+    sequential.forms = None  # all blocks alike: no shortcut in the last
+    parallel = vm.apply(sequential, vm.Parallel())
+    theirs = VisionTransformer(
+        img_size=side,
+        patch_size=patch,
+        embed_dim=width,
+        depth=pairs,
+        num_heads=heads,
+        num_classes=0,
+        block_fn=ParallelThingsBlock,
+    )
+    theirs.load_state_dict(parallel.state_dict())
+    return {"sequential": sequential, "timm parallel": theirs, "vitmods parallel": parallel}
 
 
 def training(model: nn.Module, x: torch.Tensor) -> Callable[[], None]:
@@ -65,11 +62,13 @@ def inference(model: nn.Module, x: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def measure(title: str, models: dict[str, nn.Module], x: torch.Tensor, rounds: int, repeats: int) -> dict[str, Any]:
+    optimized = {f"{n}, optimized": vm.optimize_for_inference(m) for n, m in models.items() if "timm" not in n}
     results = {}
     for mode, make in (("inference", inference), ("train", training)):
         for model in models.values():
             model.train(mode == "train")
-        rows = paired({n: make(m, x) for n, m in models.items()}, "sequential", rounds, repeats)
+        measured = models | optimized if mode == "inference" else models
+        rows = paired({n: make(m, x) for n, m in measured.items()}, "sequential", rounds, repeats)
         for row in rows.values():
             row["throughput"] = 1 / row["ratio"]
         results[f"{title} {mode}"] = rows
@@ -92,7 +91,7 @@ def main() -> None:
     # A freed block of this size lets the allocator keep what it frees, as it does in a process that trains a model.
     torch.empty(30 << 20, dtype=torch.uint8)
     if options.only != "sizes":
-        calls = measure("calls", build(8, 2, 18), torch.randn(1, 4, 8), 3 * options.rounds, repeats=5)
+        calls = measure("calls", build(8, 2, 18, side=8), torch.randn(1, 3, 8, 8), 3 * options.rounds, repeats=5)
         report("parallel_calls", calls, options.out)
     if options.only == "calls":
         return
@@ -100,7 +99,7 @@ def main() -> None:
     for size in options.sizes:
         models = build(*WIDTHS[size], options.pairs)
         for batch in options.batches:
-            x = torch.randn(batch, 197, WIDTHS[size][0])
+            x = torch.randn(batch, 3, 224, 224)
             results |= measure(f"{size} batch {batch}", models, x, options.rounds, repeats=max(1, 4 // batch))
     report("parallel", results, options.out)
 

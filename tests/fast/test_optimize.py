@@ -34,6 +34,12 @@ ARMS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def packed_products(monkeypatch):
+    """Products of the sizes here are taken packed, too."""
+    monkeypatch.setattr("vitmods.fast.packed.SMALL", 0)
+
+
 @torch.no_grad()
 def trained(model: nn.Module) -> nn.Module:
     """Weights, and statistics of norms, as after training: nothing is 0 or 1."""
@@ -239,6 +245,16 @@ def test_works_compiled_pickled_copied_and_with_autograd():
     reference = x.clone().requires_grad_()
     model(reference).sum().backward()
     torch.testing.assert_close(images.grad, reference.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_small_products_are_not_packed(monkeypatch):
+    monkeypatch.setattr("vitmods.fast.packed.SMALL", 1000)
+    packed = PackedLinear.of(nn.Linear(10, 10), "none")
+    with torch.inference_mode():
+        packed(torch.zeros(9, 10))
+        assert packed._blocks is None
+        packed(torch.zeros(10, 10))
+        assert packed._blocks is not None
 
 
 @pytest.mark.parametrize("gelu", [None, "none", "tanh"])

@@ -6,7 +6,7 @@ from torch import nn
 from vitmods.adapters.apply import as_vit, verify
 from vitmods.fast.fold import fold, widen
 from vitmods.fast.packed import PackedLinear
-from vitmods.layers import Mlp
+from vitmods.layers import LayerNorm, Mlp
 from vitmods.model.branch_names import parallel_name, sequential_name
 from vitmods.model.vit import ViT
 
@@ -45,8 +45,19 @@ def optimize_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -
     difference = verify(old, new)
     assert difference <= TOLERANCE.get(reference.dtype, 5e-2), f"folding moved the outputs by {difference:.1e}"
     if reference.device.type == "cpu":
+        _fill_norms(new)
         _pack(new)
     return new if dtype is None else new.to(dtype)
+
+
+def _fill_norms(model: ViT) -> None:
+    """PyTorch's LayerNorm on a CPU is slower without gain and bias than with ones and zeros, which no file holds."""
+    for module in model.modules():
+        if type(module) is LayerNorm and module.weight is None:
+            like = next(model.parameters())
+            del module.weight, module.bias
+            module.register_buffer("weight", like.new_ones(module.normalized_shape), persistent=False)
+            module.register_buffer("bias", like.new_zeros(module.normalized_shape), persistent=False)
 
 
 def _pack(model: ViT) -> None:

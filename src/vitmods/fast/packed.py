@@ -7,6 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
+SMALL = 1 << 22
+"""Multiply-adds below which the product takes less time than the call of oneDNN's."""
+
+
 class PackedLinear(nn.Linear):
     """A linear map (..., in) -> (..., out) for inference on a CPU, optionally with the GELU that follows it.
 
@@ -53,8 +57,10 @@ class PackedLinear(nn.Linear):
 
 def _fits(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN's product may take this input: a plain tensor of the weights' type on the CPU, nothing that
-    records gradients, casts, compiles or exports, and a PyTorch that has the product."""
+    records gradients, casts, compiles or exports, not too small, and a PyTorch that has the product."""
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return False
+    if x.numel() * len(weight) < SMALL:
         return False
     if type(x) is not Tensor or x.device.type != "cpu" or x.dtype != weight.dtype or not torch.backends.mkldnn.enabled:
         return False
