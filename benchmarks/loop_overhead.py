@@ -25,7 +25,7 @@ from vitmods.data.dataset import Batch
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import lr_at, resolve
 from vitmods.tasks import Classification
-from vitmods.train import TrialRun
+from vitmods.train import RunOptions, TrialRun
 from vitmods.train.interrupt import StopRequest
 from vitmods.train.logs import ProgressBar
 from vitmods.train.optim import make_optimizer
@@ -107,7 +107,7 @@ def summary(seconds: list[float], bare: list[float]) -> dict[str, float]:
 def measure(tensorboard: bool) -> dict[str, Any]:
     turns = TakingTurns({"bare": bare_step(), "bare again": bare_step()})
     with tempfile.TemporaryDirectory() as folder:
-        options = {"folder": Path(folder), "device": "cpu", "tensorboard": tensorboard}
+        options = {"folder": Path(folder), "how": RunOptions("cpu", tensorboard=tensorboard)}
         run = TrialRun(make_model(), Classification(), turns, RECIPE, **options)
         run.run(StopRequest(), ProgressBar(False, "", STEPS, 0))
     return {name: summary(seconds, turns.seconds["bare"]) for name, seconds in turns.seconds.items()}

@@ -10,8 +10,9 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 import vitmods as vm
+from vitmods import fast
 from vitmods.tasks import Classification
-from vitmods.train import train_trial
+from vitmods.train import RunOptions, train_trial
 
 SIDE, CROP = 16, 48  # images of the second task: pieces of 48 px, 16 px small
 
@@ -19,7 +20,7 @@ SIDE, CROP = 16, 48  # images of the second task: pieces of 48 px, 16 px small
 def train(model: vm.ViT, dataset: vm.data.ImageDataset, recipe: vm.Recipe, out: Path) -> float:
     """Train a model in place; its accuracy on images that it has not seen."""
     task = Classification.from_recipe(recipe)
-    result = train_trial(model, task, dataset, recipe, out=out, device="cpu", tensorboard=False)
+    result = train_trial(model, task, dataset, recipe, out=out, how=RunOptions("cpu", tensorboard=False))
     return result["metrics"]["top1"]
 
 
@@ -53,7 +54,7 @@ def main(out: Path) -> None:
     model.set_input_size(SIDE)  # positions of 4 x 4 patches become those of 8 x 8
     model.reset_classifier(2)
     print(vm.train_only(model, "attention"))
-    model.set_recompute()  # same gradients, less memory
+    fast.recompute(model)  # same gradients, less memory
     print(f"\nphotographs: top-1 {train(model, photographs, recipe, out / 'tuned'):.3f}\n")
 
     delta = vm.save_delta(model, base, out / "photographs.safetensors")

@@ -9,8 +9,7 @@ from torchvision.transforms.v2 import functional as F
 
 from vitmods.data import augment
 from vitmods.data.augment import erase, flip, normalize, pad_crop, resized_crop
-from vitmods.data.geometry import Geometry
-from vitmods.data.resize import resize
+from vitmods.data.geometry import Geometry, resize
 
 
 def images(batch: int = 6, channels: int = 3, height: int = 9, width: int = 7, seed: int = 0) -> np.ndarray:

@@ -11,10 +11,10 @@ from vitmods import data
 def test_digits_are_fit() -> None:
     checked = data.check("digits")
     assert checked.fit
-    assert checked.summary["splits"]["train"]["count"] == 1439
+    assert checked.summary["splits"]["train"]["count"] == 1259
     assert json.loads(json.dumps(checked.summary)) == checked.summary
     assert checked.text.splitlines()[0] == "digits: 10 classes; splits made, seed 0"
-    assert "all     1439  179   179" in checked.text
+    assert "all     1259  179   359" in checked.text
     assert "most common 8 x 8 (1797)" in checked.text
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torchvision.transforms import v2
 
-from vitmods.data.mixing import _beta, blend, cut_in, mix
+from vitmods.data.augment import _beta, blend, cut_in, mix
 from vitmods.data.rng import Stream, uniform
 
 

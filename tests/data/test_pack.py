@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from vitmods.data import pack as pack_module
-from vitmods.data.pack import pack
-from vitmods.data.pack_folder import alone_in
+from vitmods.data.pack import alone_in, pack
 from vitmods.util import files
 from vitmods.util.errors import UserError
 

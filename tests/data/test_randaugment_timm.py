@@ -11,8 +11,10 @@ from scipy import stats
 from timm.data import create_transform
 from timm.data.auto_augment import AugmentOp
 
-from vitmods.data.randaugment import randaugment
-from vitmods.data.randaugment_timm import SIGNED, _drawn, fill, operation, operations
+from vitmods.data.randaugment import TIMM_SIGNED as SIGNED
+from vitmods.data.randaugment import _drawn, fill, randaugment
+from vitmods.data.randaugment import timm_operation as operation
+from vitmods.data.randaugment import timm_operations as operations
 from vitmods.recipes import Augment
 
 MEAN = (0.485, 0.456, 0.406)

@@ -5,7 +5,9 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from vitmods.data.randaugment_torchvision import OPERATIONS, SIGNED, strength
+from vitmods.data.randaugment import TORCHVISION_OPERATIONS as OPERATIONS
+from vitmods.data.randaugment import TORCHVISION_SIGNED as SIGNED
+from vitmods.data.randaugment import strength
 
 REFERENCE = v2.RandAugment()
 

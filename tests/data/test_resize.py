@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.transforms.v2 import functional as F
 
-from vitmods.data.resize import resize
+from vitmods.data.geometry import resize
 
 SIZES = [(5, 9), (13, 20), (7, 20), (17, 23), (1, 1)]
 

@@ -11,11 +11,9 @@ import torch
 from PIL import Image
 
 from vitmods import data
-from vitmods.data import shard_index
-from vitmods.data.foreign_shards import expand
 from vitmods.data.pack import pack
 from vitmods.data.shards import MANIFEST_FORMAT
-from vitmods.data.sources import open_source
+from vitmods.data.sources import open_source, wds
 from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
@@ -63,7 +61,8 @@ def samples(first: int, count: int, classes: int = 2) -> Members:
 
 def same_batches(a: data.ImageDataset, b: data.ImageDataset) -> bool:
     pairs = zip(*(p.train_batches(seed=3, epoch=1, batch_size=8) for p in (a, b)), strict=True)
-    return all(torch.equal(x, y) for m, n in pairs for x, y in zip(vars(m).values(), vars(n).values(), strict=True))
+    tensors = ("images", "targets", "index")
+    return all(torch.equal(getattr(m, name), getattr(n, name)) for m, n in pairs for name in tensors)
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -82,7 +81,7 @@ def test_packed_shards_are_the_folder(make_folder, pets: Path, tmp_path: Path, s
 
 def test_packed_shards_are_not_looked_through(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack(pets, tmp_path / "out", shard_mb=0.02)
-    monkeypatch.setattr(shard_index, "scan", None)
+    monkeypatch.setattr(wds, "scan", None)
     monkeypatch.setattr("vitmods.data.stream.build", None)
     streamed = load(f"{tmp_path / 'out'}?stream=1")
     assert streamed.summary() == load(pets).summary() | {"spec": f"{tmp_path / 'out'}?stream=1"}
@@ -107,7 +106,7 @@ def test_an_image_that_is_not_what_was_packed(pets: Path, tmp_path: Path) -> Non
     assert load(out, unreadable="skip").summary()["left_out"] == 1
     streamed = load(f"wds:{out}?stream=1")
     with pytest.raises(UserError, match=r"cannot be read any more: damaged in the shard train-000001\.tar"):
-        list(streamed.train_batches(seed=0, epoch=0, batch_size=40)) + list(streamed.eval_batches("val", 9))
+        list(streamed.train_batches(seed=0, epoch=0, batch_size=40)) + list(streamed.eval_batches("test", 9))
     checked = data.check(out)
     assert not checked.fit
     assert any("train-000001.tar is not what was packed" in problem for problem in checked.summary["problems"])
@@ -181,7 +180,7 @@ def test_shards_from_elsewhere(tmp_path: Path) -> None:
     [
         ("{0..99999999999}.tar", "more than 100,000"),
         ("{0..999}/{0..999}.tar", "more than 100,000"),
-        ("{9..0}.tar", "is empty"),
+        ("{00..9.tar", "is not closed"),
     ],
 )
 def test_a_range_without_end_is_refused(pattern, words, tmp_path):
@@ -194,22 +193,22 @@ def test_patterns(tmp_path: Path) -> None:
         write_tar(tmp_path / "set" / f"part-{number:02d}.tar", samples(20 * number, 20))
     source = open_source(f"wds:{tmp_path}/set/part-{{00..01}}.tar")
     assert {name: len(part) for name, part in source.splits.items()} == {"train": 40}
-    assert expand("{0..1}/x-{08..10}") == ["0/x-08", "0/x-09", "0/x-10", "1/x-08", "1/x-09", "1/x-10"]
+    assert wds.expand("{0..1}/x-{08..10}") == ["0/x-08", "0/x-09", "0/x-10", "1/x-08", "1/x-09", "1/x-10"]
     with pytest.raises(UserError, match=r"There is no shard .*part-03\.tar \(and 1 more\)"):
         open_source(f"wds:{tmp_path}/set/part-{{02..04}}.tar")
 
 
 def test_the_index_is_made_once(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shard = write_tar(tmp_path / "set" / "a.tar", samples(0, 6))
-    first = shard_index.index_of(shard)
+    first = wds.index_of(shard)
     cached = next((own_cache / "shards").iterdir())
     cached.write_bytes(cached.read_bytes()[:-9])
-    assert shard_index.index_of(shard) == first
-    monkeypatch.setattr(shard_index, "scan", None)
-    assert shard_index.index_of(shard) == first
+    assert wds.index_of(shard) == first
+    monkeypatch.setattr(wds, "scan", None)
+    assert wds.index_of(shard) == first
     write_tar(shard, samples(0, 7))
     monkeypatch.undo()
-    assert len(shard_index.scan(shard).rows) == 7
+    assert len(wds.scan(shard).rows) == 7
 
 
 def cut_in(name: str, members: Members, path: Path) -> None:
@@ -258,16 +257,15 @@ def test_broken_members(tmp_path: Path, members: Members, member: str, reason: s
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (cut_in, "part-0.tar: 0010.png: the shard is cut off within it; what follows is lost"),
-        (spoil_header, "part-0.tar: after 0009.cls: its header is damaged; what follows is lost"),
+        (cut_in, "part-0.tar: 0010.png: the tar file is cut off within it; what follows is lost"),
+        (spoil_header, "part-0.tar: after 0009.cls: the header at byte \\d+,\\d+ is damaged; what follows is lost"),
     ],
 )
 def test_damaged_tar_files(tmp_path: Path, spoil, message: str) -> None:
     (tmp_path / "set").mkdir()
     spoil("0010.png", GOOD, tmp_path / "set" / "part-0.tar")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=message):
         load(f"wds:{tmp_path / 'set'}")
-    assert message in str(caught.value)
     skipped = load(f"wds:{tmp_path / 'set'}", unreadable="skip").summary()
     assert sum(split["count"] for split in skipped["splits"].values()) == 10
 
@@ -277,7 +275,7 @@ def test_a_shard_cut_between_two_members(tmp_path: Path) -> None:
     with tarfile.open(path) as tar:
         offset = tar.getmember("0010.png").offset
     path.write_bytes(path.read_bytes()[:offset])
-    with pytest.raises(UserError, match=r"part-0\.tar: after 0009\.cls: the shard lacks the end mark"):
+    with pytest.raises(UserError, match=r"part-0\.tar: after 0009\.cls: the tar file lacks the end mark"):
         load(f"wds:{tmp_path / 'set'}")
 
 

@@ -17,7 +17,7 @@ def records(labels: list[int], order: list[int] | None = None) -> Records:
 
 
 def source(*splits: str, n: int = 100) -> Source:
-    return Source("set", "set", ("a", "b"), {split: records([0, 1] * (n // 2)) for split in splits})
+    return Source("set", ("a", "b"), {split: records([0, 1] * (n // 2)) for split in splits})
 
 
 label_lists = st.lists(st.integers(0, 4), min_size=1, max_size=120)
@@ -144,3 +144,35 @@ def test_limit_of_nothing() -> None:
     assert limit(table, None, 0) is table
     with pytest.raises(UserError, match="at least 1"):
         limit(table, 0, 0)
+
+
+def grouped(sizes: list[int], label: int = 0) -> tuple[list[int], list[int]]:
+    return [label] * sum(sizes), [g for g, size in enumerate(sizes) for _ in range(size)]
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=40), st.integers(0, 50), fractions, fractions)
+def test_groups_stay_together(sizes, seed, val, test) -> None:
+    labels, groups = grouped(sizes)
+    parts = cut(records(labels), seed, {"test": test, "val": val}, np.array(groups))
+    assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(len(labels)))
+    homes = [{groups[i] for i in part} for part in parts.values()]
+    assert sum(map(len, homes)) == len(sizes)
+    assert len(parts["train"])
+    for name, fraction in (("test", test), ("val", val)):
+        assert abs(len(parts[name]) - len(labels) * fraction) <= 6
+
+
+@given(label_lists, st.integers(0, 100), fractions, fractions)
+def test_groups_of_one_are_no_groups(labels, seed, val, test) -> None:
+    table, fractions = records(labels), {"test": test, "val": val}
+    alone = np.arange(len(labels))[::-1].copy()
+    ours, theirs = cut(table, seed, fractions, alone), cut(table, seed, fractions)
+    assert {name: part.tolist() for name, part in ours.items()} == {n: p.tolist() for n, p in theirs.items()}
+
+
+def test_what_is_taken_out_are_whole_groups() -> None:
+    labels, groups = grouped([3] * 30)
+    rest, taken = take_out(records(labels), 20, 0, np.array(groups))
+    assert (len(rest), len(taken)) == (72, 18)
+    number = {name: groups[i] for i, name in enumerate(records(labels).ids)}
+    assert not {number[name] for name in rest.ids} & {number[name] for name in taken.ids}

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,9 +12,9 @@ import pytest
 from PIL import Image
 
 from vitmods.data import store as store_module
-from vitmods.data.folder import folder
 from vitmods.data.geometry import Geometry
 from vitmods.data.records import Records
+from vitmods.data.sources.folder import folder
 from vitmods.data.store import cache_key, open_store, read_cache
 from vitmods.util.errors import UserError
 
@@ -138,12 +140,47 @@ def test_processes_that_build_at_once_agree(root: Path, tmp_path: Path) -> None:
     assert cache_files(tmp_path / "cache") == ["index.npz", "pixels.bin"]
 
 
-def test_large_sets_go_to_the_users_cache(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_but_small_sets_go_to_the_users_cache(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     assert not isinstance(open_store(records(root), GEOMETRY, 3, None).pixels, np.memmap)
-    monkeypatch.setattr(store_module, "MEMORY_LIMIT", 1000)
+    monkeypatch.setattr(store_module, "SMALL", 1000)
     assert isinstance(open_store(records(root), GEOMETRY, 3, None).pixels, np.memmap)
     assert (tmp_path / "home" / "vitmods").is_dir()
+
+
+def test_without_a_place_for_caches_sets_stay_in_memory(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(store_module, "SMALL", 1000)
+    assert not isinstance(open_store(records(root), GEOMETRY, 3, None).pixels, np.memmap)
+    monkeypatch.setattr(store_module, "MEMORY_LIMIT", 1000)
+    with pytest.raises(UserError, match="cannot be written"):
+        open_store(records(root), GEOMETRY, 3, None)
+
+
+def test_other_images_of_the_same_stamps_are_others(tmp_path: Path) -> None:
+    ids = tuple(f"{i:03d}" for i in range(20))
+    for value in (1, 2):
+        pixels = np.full((8, 8), value, dtype=np.uint8)
+        made = Records(ids, np.zeros(20, np.int64), ids, lambda key, pixels=pixels: pixels, np.arange(20))
+        assert (open_store(made, GEOMETRY, 1, tmp_path).image(3) == value).all()
+
+
+def test_processes_share_what_the_first_has_decoded(make_folder, tmp_path: Path) -> None:
+    """A study's parent reads the images; its workers only map them."""
+    root = make_folder({"cat": 8, "dog": 8})
+    script = (
+        "import sys; from vitmods import data; from vitmods.data import store; from vitmods.recipes import plain;"
+        "store.SMALL = 0; store.build = store.build if sys.argv[2] == 'first' else None;"
+        "print(type(data.load(sys.argv[1], img_size=8, augment=plain().augment).splits['train'].store.pixels).__name__)"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "home")}
+    for which in ("first", "second", "third"):
+        command = [sys.executable, "-c", script, str(root), which]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "memmap"
 
 
 def test_originals_are_expected_to_be_as_large_as_they_are(
@@ -152,7 +189,7 @@ def test_originals_are_expected_to_be_as_large_as_they_are(
     originals = Geometry((4, 4), whole=True, shrink=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     for limit, mapped in ((10 * 10 * 14 * 3, False), (10 * 10 * 14 * 3 - 1, True)):  # one of the ten cannot be read
-        monkeypatch.setattr(store_module, "MEMORY_LIMIT", limit)
+        monkeypatch.setattr(store_module, "SMALL", limit)
         store = open_store(records(root), originals, 3, None)
         assert isinstance(store.pixels, np.memmap) == mapped
         assert store.image(0).shape == (3, 10, 14)

@@ -15,11 +15,12 @@ from PIL import Image
 from vitmods import data
 from vitmods.data import Batch, ImageDataset, stream
 from vitmods.data.geometry import Geometry
-from vitmods.data.hf_stream import Forward
 from vitmods.data.pack import pack
 from vitmods.data.read import Unreadable
 from vitmods.data.records import Records
-from vitmods.data.stream import StreamSet, shard_order
+from vitmods.data.sampler import shard_order
+from vitmods.data.sources.hf import Forward
+from vitmods.data.stream import StreamSet
 from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 

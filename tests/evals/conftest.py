@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from vitmods.data.batch import Batch
 from vitmods.evals.options import Options
 from vitmods.evals.outputs import ModelOutputs
 
@@ -14,7 +15,7 @@ from vitmods.evals.outputs import ModelOutputs
 class MadeUpImages:
     """Images of noise around a mean of their class, uint8 (1, 4, 4); `splits` name -> how many of each class."""
 
-    name, in_chans, img_size, class_map = "made up", 1, (4, 4), None
+    name, in_chans, img_size, class_map, target = "made up", 1, (4, 4), None, "class"
 
     def __init__(self, splits, classes=3, seed=0, noise=60.0):
         rng = np.random.default_rng(seed)
@@ -45,7 +46,7 @@ class MadeUpImages:
         for index in torch.arange(len(every)).split(batch_size):
             dataset = pixels[index]
             dataset = dataset if change is None else change(dataset, index)
-            yield SimpleNamespace(images=dataset / 255 - 0.5, targets=every[index], index=index)
+            yield Batch(images=dataset / 255 - 0.5, targets=every[index], index=index)
 
 
 class SmallModel(nn.Module):

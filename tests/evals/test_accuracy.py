@@ -1,24 +1,19 @@
-from types import SimpleNamespace
-
 import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, log_loss, recall_score, top_k_accuracy_score
 
+from vitmods.data.batch import Batch
 from vitmods.evals.accuracy import accuracy
-from vitmods.tasks.classification import top1
+from vitmods.tasks import Classification
 
 
-def cross_entropy(logits, targets):
-    return torch.nn.functional.cross_entropy(logits, targets, reduction="none")
-
-
-def identity(images):
-    return images
+def evaluated(logits, targets, sizes):
+    return Classification().evaluate(lambda images: images, batches(logits, targets, sizes))
 
 
 def batches(logits, targets, sizes):
     for x, y in zip(logits.split(sizes), targets.split(sizes), strict=True):
-        yield SimpleNamespace(images=x, targets=y)
+        yield Batch(x, y, torch.arange(len(x)))
 
 
 @pytest.mark.parametrize("sizes", [[103], [50, 50, 3], [1] * 103, [100, 1, 2]])
@@ -26,7 +21,7 @@ def test_every_image_counts_the_same_however_batches_are_cut(sizes):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(103, 8, generator=generator)
     targets = torch.randint(8, (103,), generator=generator)
-    metrics = top1(identity, batches(logits, targets, sizes), cross_entropy)
+    metrics = evaluated(logits, targets, sizes).metrics
     scores, labels = logits.double().softmax(1).numpy(), targets.numpy()
     assert metrics["top1"] == pytest.approx(top_k_accuracy_score(labels, scores, k=1), abs=1e-12)
     assert metrics["top5"] == pytest.approx(top_k_accuracy_score(labels, scores, k=5), abs=1e-12)
@@ -35,19 +30,38 @@ def test_every_image_counts_the_same_however_batches_are_cut(sizes):
 
 def test_with_fewer_than_five_classes_top5_is_one():
     logits, targets = torch.randn(9, 3), torch.randint(3, (9,))
-    assert top1(identity, batches(logits, targets, [4, 5]), cross_entropy)["top5"] == 1.0
+    assert evaluated(logits, targets, [4, 5]).metrics["top5"] == 1.0
 
 
 def test_low_precision_logits_are_summed_in_float32():
     logits = torch.randn(300, 10).bfloat16()
     targets = torch.randint(10, (300,))
-    metrics = top1(identity, batches(logits, targets, [300]), cross_entropy)
-    assert metrics["loss"] == pytest.approx(cross_entropy(logits.float(), targets).mean().item(), rel=1e-5)
+    metrics = evaluated(logits, targets, [300]).metrics
+    assert metrics["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits.float(), targets).item(), rel=1e-5)
 
 
 def test_no_images_is_an_error():
     with pytest.raises(ValueError, match="no images"):
-        top1(identity, [], cross_entropy)
+        Classification().evaluate(lambda images: images, [])
+
+
+def test_scores_of_each_image_have_the_metrics_as_means_and_ranks_that_agree_where_logits_tie():
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randint(-3, 4, (200, 8), generator=generator).float()  # many ties
+    targets = torch.randint(8, (200,), generator=generator)
+    found = evaluated(logits, targets, [120, 80])
+    scores = found.per_image
+    for name in ("top1", "top5"):
+        assert scores[name].mean() == pytest.approx(found.metrics[name], abs=1e-12)
+    assert ((scores["rank"] == 1) == scores["top1"]).all()
+    assert ((scores["rank"] <= 5) == scores["top5"]).all()
+    assert scores["rank"].max() <= 8
+    p = logits.double().softmax(1)
+    right = p[torch.arange(200), targets]
+    assert scores["p"] == pytest.approx(right.numpy(), rel=1e-5)
+    assert scores["nll"] == pytest.approx(-right.log().numpy(), rel=1e-5)
+    one_hot = torch.nn.functional.one_hot(targets, 8)
+    assert scores["brier"] == pytest.approx(((p - one_hot) ** 2).sum(1).numpy(), abs=1e-6)
 
 
 def test_the_protocol_counts_each_class(outputs_of, made_up, small_model):

@@ -33,7 +33,7 @@ def test_the_fit_is_sklearn_s(l2):
     np.testing.assert_allclose(found.weights[:-1], known.coef_.T, atol=2e-3)
     centered = found.weights[-1] - found.weights[-1].mean()
     np.testing.assert_allclose(centered, known.intercept_ - known.intercept_.mean(), atol=2e-3)
-    assert found.hits(on) / 200 == pytest.approx(known.score(x, on.targets.numpy()), abs=0.005)
+    assert found.right(on).double().mean().item() == pytest.approx(known.score(x, on.targets.numpy()), abs=0.005)
 
 
 def test_the_strength_is_chosen_on_val(outputs_of, made_up, small_model):
@@ -42,12 +42,13 @@ def test_the_strength_is_chosen_on_val(outputs_of, made_up, small_model):
     outputs = outputs_of(small_model(), dataset)
     found = probe(outputs)
     train, val, test = (outputs.features(name) for name in ("train", "val", "test"))
-    accuracies = {l2: fit(train, 3, l2, CPU).hits(val) / 90 for l2 in STRENGTHS}
+    accuracies = {l2: fit(train, 3, l2, CPU).right(val).double().mean().item() for l2 in STRENGTHS}
     assert found.detail["chosen_on"] == "val"
     record = {row["l2"]: row["accuracy"] for row in found.detail["accuracy_by_l2"]}
     assert record == pytest.approx(accuracies, abs=0.03)  # by another way to the same place
     assert record[found.detail["l2"]] == max(record.values())
-    assert found.metrics["probe"] == pytest.approx(fit(train, 3, found.detail["l2"], CPU).hits(test) / 90, abs=0.03)
+    right = fit(train, 3, found.detail["l2"], CPU).right(test)
+    assert found.metrics["probe"] == pytest.approx(right.double().mean().item(), abs=0.03)
     low, high = found.intervals["probe"]
     assert low < found.metrics["probe"] < high
 

@@ -9,7 +9,7 @@ import vitmods as vm
 from vitmods import data
 from vitmods.recipes import RECIPES
 from vitmods.tasks import Classification
-from vitmods.train import train_trial
+from vitmods.train import RunOptions, train_trial
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -20,7 +20,9 @@ def test_every_recipe_trains(name, tmp_path):
     model = vm.vit("mu/4", img_size=8, num_classes=10, **recipe.model.to_config())
     before = [p.clone() for p in model.parameters()]
     task = Classification.from_recipe(recipe)
-    result = train_trial(model, task, dataset, recipe, out=tmp_path, device="cpu", progress=False, tensorboard=False)
+    result = train_trial(
+        model, task, dataset, recipe, out=tmp_path, how=RunOptions("cpu", progress=False, tensorboard=False)
+    )
     assert (result["status"], result["steps"]) == ("finished", 2)
     assert math.isfinite(result["metrics"]["loss"])
     changed = [not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)]

@@ -26,7 +26,7 @@ def record(dataset):
 def warnings_of(dataset, texts, **recipe):
     base = vm.vit("mu2/4", img_size=8, in_chans=1)
     models = {"base": base} | {arm.name: vm.apply(base, *arm.changes) for arm in make_arms(texts)}
-    return study_warnings(models, {name: vm.Recipe().with_(**recipe) for name in models}, dataset)
+    return study_warnings([(name, model, vm.Recipe().with_(**recipe)) for name, model in models.items()], dataset)
 
 
 def test_norms_over_small_batches_are_named_together(record):

@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import nn
 
+from vitmods.analysis.timing import Ratio, interleave, peak_bytes
 from vitmods.changes import parse_changes
 from vitmods.model.flops import count_macs
 from vitmods.model.vit import vit
 from vitmods.recipes import plain
-from vitmods.study.cost import Ratio, interleave, measure
-from vitmods.study.memory import peak_bytes
+from vitmods.study.cost import measure
+from vitmods.tasks import Classification
 
 CPU = torch.device("cpu")
 
@@ -66,7 +67,7 @@ def costs():
     sizes = {"base": "mu2/2", "same": "mu2/2", "deeper": "mu4/2"}
     models = {name: vit(size, img_size=16, in_chans=1, num_classes=10) for name, size in sizes.items()}
     threads = torch.get_num_threads()
-    found = measure(models, plain().with_(batch_size=16), CPU, budget_s=2.0)
+    found = measure(models, Classification(), plain().with_(batch_size=16), CPU, budget_s=2.0)
     assert torch.get_num_threads() == threads
     return models, found
 
@@ -100,6 +101,8 @@ def test_large_models_are_timed_with_smaller_batches(monkeypatch):
     base = vit("mu/2", img_size=8, in_chans=1, num_classes=10)
     from vitmods.adapters.apply import apply
 
-    found = measure({"base": base, "dpn": apply(base, *parse_changes("dpn"))}, plain(), CPU, budget_s=0.0)
+    found = measure(
+        {"base": base, "dpn": apply(base, *parse_changes("dpn"))}, Classification(), plain(), CPU, budget_s=0.0
+    )
     assert (found["base"]["train_batch"], found["base"]["infer_batch"]) == (1, 1)
     assert found["rounds"] == 3

@@ -16,8 +16,8 @@ from vitmods.adapters import save
 from vitmods.cli import main
 from vitmods.evals import Options
 from vitmods.report.evaluation import draw_evaluation
+from vitmods.report.tables import print_evaluation
 from vitmods.study.evaluate import evaluate, over_seeds
-from vitmods.study.evaluation_table import print_evaluation
 from vitmods.util.errors import UserError
 
 ALL = ("top1", "calibration", "confusion", "fewshot", "probe", "knn")

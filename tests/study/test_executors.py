@@ -9,7 +9,8 @@ import time
 import pytest
 
 from vitmods.study.arms import Arm
-from vitmods.study.executors import Inline, Processes, describe
+from vitmods.study.executors import Inline, describe
+from vitmods.study.executors.processes import Processes
 from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
 
@@ -58,7 +59,7 @@ def test_an_error_for_users_is_its_message():
     assert describe(MemoryError()) == "MemoryError: "
 
 
-# A worker that follows the protocol of vitmods.study.worker, and misbehaves as its task says.
+# A worker that follows the protocol of vitmods.study.executors.worker, and misbehaves as its task says.
 WORKER = """
 import json, os, signal, sys, time
 task = json.loads(sys.argv[1])
@@ -83,7 +84,9 @@ def pool(tmp_path, monkeypatch):
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$4"\n')  # python -P -m vitmods.study.worker TASK
+    python.write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$4"\n'
+    )  # python -P -m vitmods.study.executors.worker TASK
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     record = tmp_path / "record"

@@ -11,11 +11,12 @@ import torch
 from vitmods.changes import DualPatchNorm
 from vitmods.model.config import ViTConfig
 from vitmods.recipes import plain
-from vitmods.study import Study, StudyResult
+from vitmods.study import Answer, Study
+from vitmods.study.answer import _no_formula as no_formula
 from vitmods.study.arms import Arm, arm_from_text
 from vitmods.study.describe import python_call
 from vitmods.study.plan import OTHER_SEEDS, Trial
-from vitmods.study.run import Running, _executor, _workers
+from vitmods.study.run import Running, _executor
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config, build_model
 from vitmods.util.errors import UserError
@@ -25,7 +26,7 @@ RECIPE = plain(epochs=1).with_(batch_size=128)
 
 def make(arms=("dpn", "x=placement(attn=post,mlp=post)"), seeds=2, **options):
     options = {"recipe": RECIPE, "limit_train": 256, **options}
-    return Study("mu/4", list(arms), "digits", seeds=seeds, **options)
+    return Study("mu/4", list(arms), **{"data": "digits", "seeds": seeds, **options})
 
 
 def run(study, out, **options):
@@ -47,11 +48,11 @@ def test_the_answer_is_complete(finished):
     assert result.complete
     assert not result.failed
     record = json.loads((out / "results.json").read_text())
-    assert record == result.to_dict() == StudyResult.load(out).to_dict()
+    assert record == result.to_dict() == Answer.load(out).to_dict()
     assert [arm["name"] for arm in record["arms"]] == ["dpn", "x"]
-    assert set(record["base"]["values"]) == {"0", "1"}
-    assert all(0 <= value <= 1 for arm in record["arms"] for value in arm["values"].values())
-    assert record["arms"][0]["describe"][0]["title"] == "Dual PatchNorm"
+    assert set(record["base"]["scores"]) == {"0", "1"}
+    assert all(0 <= value <= 1 for arm in record["arms"] for value in arm["scores"].values())
+    assert record["arms"][0]["model"]["changes"][0]["title"] == "Dual PatchNorm"
     assert record["arms"][0]["cost"]["params"] > 1
     assert record["settings"]["images"] == record["data"]["fingerprint"]
     assert (out / "samples.npz").exists()
@@ -60,7 +61,7 @@ def test_the_answer_is_complete(finished):
 def test_effects_are_paired_differences_in_points(finished):
     result, _ = finished
     record = result.to_dict()
-    base, dpn = record["base"]["values"], record["arms"][0]["values"]
+    base, dpn = record["base"]["scores"], record["arms"][0]["scores"]
     assert result["dpn"].mean == pytest.approx(100 * sum(dpn[s] - base[s] for s in base) / 2)
     assert result["dpn"].n == 2
     with pytest.raises(UserError, match="Did you mean 'dpn'"):
@@ -90,14 +91,14 @@ def test_the_csv_has_a_row_a_trial(finished):
     assert [(row["arm"], row["seed"]) for row in rows][:3] == [("base", "0"), ("base", "1"), ("base", str(OTHER_SEEDS))]
     assert len(rows) == 8
     dpn = [row for row in rows if row["arm"] == "dpn"]
-    assert float(dpn[0]["top1"]) == result.to_dict()["arms"][0]["values"]["0"]
+    assert float(dpn[0]["top1"]) == result.to_dict()["arms"][0]["scores"]["0"]
     assert sum(float(row["difference_points"]) for row in dpn) / 2 == pytest.approx(result["dpn"].mean)
 
 
 def test_the_noise_floor_is_base_with_other_seeds(finished):
-    floor = finished[0].to_dict()["noise_floor"]
-    assert set(floor["values"]) == {str(OTHER_SEEDS), str(OTHER_SEEDS + 1)}
-    assert floor["n"] == 4
+    record = finished[0].to_dict()
+    assert set(record["other_seeds"]["scores"]) == {str(OTHER_SEEDS), str(OTHER_SEEDS + 1)}
+    assert record["noise_floor"]["n"] == 4
 
 
 def test_running_it_again_changes_no_file(finished):
@@ -142,8 +143,10 @@ def test_trials_of_different_machines_are_reported(finished, tmp_path):
     record["environment"]["torch"] = "1.0"
     config.write_text(json.dumps(record))
     assert finished[0].to_dict()["warnings"] == []
-    (warning,) = StudyResult.load(copy).to_dict()["warnings"]
-    assert "torch 1.0" in warning
+    answer = Answer.load(copy)
+    assert len(answer.warnings) == 1
+    assert "torch 1.0" in answer.doubts[0]
+    assert "Warning: The trials were not all run alike" in repr(answer)
 
 
 def test_a_warning_of_a_trial_reaches_the_results(tmp_path, monkeypatch):
@@ -161,7 +164,7 @@ def test_arms_and_seeds_may_be_added(tmp_path):
     created = json.loads((out / "study.json").read_text())["created"]
     grown = run(make(["dpn", "rms"], seeds=2), out)
     assert grown.complete
-    assert set(grown.to_dict()["base"]["values"]) == {"0", "1"}
+    assert set(grown.to_dict()["base"]["scores"]) == {"0", "1"}
     assert grown.to_dict()["arms"][1]["cost"] is not None
     assert grown.to_dict()["created"] == created
     after = contents(out)
@@ -183,7 +186,7 @@ def test_a_trial_that_fails_is_reported_and_tried_again(tmp_path, monkeypatch):
     assert result.failed == ["dpn, seed 1: RuntimeError: out of luck"]
     assert result["dpn"].n == 1
     assert any("out of luck" in warning for warning in result.to_dict()["warnings"])
-    assert StudyResult.load(tmp_path).failed == result.failed
+    assert Answer.load(tmp_path).failed == result.failed
     again = run(make(["dpn"]), tmp_path)
     assert again.complete
     assert not again.failed
@@ -195,7 +198,7 @@ def test_a_diverged_trial_is_an_outcome_that_no_mean_hides(tmp_path):
     assert result.complete
     assert result["wild"].diverged == 1
     assert result["wild"].verdict == "cannot tell"
-    assert result.to_dict()["arms"][0]["values"] == {"0": None}
+    assert result.to_dict()["arms"][0]["scores"] == {"0": None}
     assert any("diverged" in warning for warning in result.to_dict()["warnings"])
 
 
@@ -269,35 +272,32 @@ def test_finished_trials_are_not_counted_again(finished):
 
 
 def test_workers_by_default_fit_cores_memory_and_trials(monkeypatch):
-    settings = make().settings
-    base = build_model(base_config(settings, 10), Arm("base"), 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    how = Running(device="cpu")
-    assert _workers(how, base, settings, trials=100) == 4
-    assert _workers(how, base, settings, trials=3) == 3
+    how, size = Running(device="cpu"), 600 * 2**20
+    assert how.workers_for(100, size) == 4
+    assert how.workers_for(3, size) == 3
     monkeypatch.setattr("vitmods.study.run._memory_bytes", lambda: 3 * 2**30)
-    assert _workers(how, base, settings, trials=100) == 2
-    assert _workers(Running(workers=7), base, settings, trials=100) == 7
+    assert how.workers_for(100, size) == 2
+    assert Running(workers=7).workers_for(100, size) == 7
     with pytest.raises(UserError, match="at least 1"):
         Running(workers=0)
 
 
 def test_a_named_gpu_is_not_shared_out_to_several_workers(tmp_path, monkeypatch):
     monkeypatch.setattr("vitmods.study.run.visible_gpus", lambda: ["0", "1"])
-    monkeypatch.setattr("vitmods.study.executors.visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr("vitmods.study.executors.processes.visible_gpus", lambda: ["0", "1"])
     monkeypatch.setattr("vitmods.study.run.make_fabric", lambda device, precision: None)
     settings = make().settings
-    base = build_model(base_config(settings, 10), Arm("base"), 0)
     runner = TrialRunner(StudyFolder(tmp_path), settings)
 
     def second_worker(how):
-        executor = _executor(runner, how, workers=2, lock=0)
+        executor = _executor(runner, how, workers=2)
         return executor._task(1)["device"], executor._environment(1).get("CUDA_VISIBLE_DEVICES")
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert _workers(Running(device="cuda"), base, settings, trials=9) == 2
+    assert Running(device="cuda").workers_for(9, 1) == 2
     assert second_worker(Running(device="cuda")) == ("cuda", "1")
-    assert _workers(Running(device="cuda:1"), base, settings, trials=9) == 1
+    assert Running(device="cuda:1").workers_for(9, 1) == 1
     assert second_worker(Running(device="cuda:1")) == ("cuda:1", None)
 
 
@@ -308,7 +308,7 @@ def test_a_trial_s_evaluation_can_be_repeated(finished, tmp_path):
     trial = out / "trials" / "dpn" / "seed1"
     (found,) = evaluate(trial, device="cpu")
     assert found["split"] == "test"
-    assert found["metrics"]["top1"] == result.to_dict()["arms"][0]["values"]["1"]
+    assert found["metrics"]["top1"] == result.to_dict()["arms"][0]["scores"]["1"]
     assert evaluate(trial, split="train", device="cpu")[0]["images"] == 256
     with pytest.raises(UserError, match="no finished trial"):
         evaluate(out)
@@ -343,3 +343,130 @@ def test_defaults_follow_the_size_of_the_images(tmp_path):
 
 def test_trials_name_themselves():
     assert str(Trial(Arm("dpn"), 3)) == "dpn, seed 3"
+
+
+def test_no_cell_of_the_csv_is_a_formula():
+    assert [no_formula(cell) for cell in ("=1+1", "+dpn", "-x", "@x")] == ["'=1+1", "'+dpn", "'-x", "'@x"]
+    plain = ["dpn+rms", "-0.5", "", 3, -1.5, None]
+    assert [no_formula(cell) for cell in plain] == plain
+
+
+def test_one_damaged_trial_does_not_stop_the_answer_of_the_others(finished, tmp_path):
+    copy = shutil.copytree(finished[1], tmp_path / "copy")
+    for name, text in (("result.json", "{"), ("config.json", "[]")):
+        (copy / "trials" / "dpn" / "seed0" / name).write_text(text)
+        answer = Answer.load(copy)
+        assert answer["dpn"].n == 1
+        assert answer["x"] == finished[0]["x"] or answer["x"].n == 2
+        assert not answer.complete
+        (line,) = answer.failed
+        assert line.startswith("dpn, seed 0: ")
+        assert name in line
+        assert "dpn, seed 0 is damaged and counts as missing" in answer.doubts[0]
+        assert "is damaged" in answer.report().read_text()
+        shutil.copy(finished[1] / "trials" / "dpn" / "seed0" / "result.json", copy / "trials" / "dpn" / "seed0")
+
+
+def test_a_damaged_trial_fails_alone_when_the_study_goes_on(tmp_path):
+    run(make(["dpn"], seeds=1), tmp_path)
+    (tmp_path / "trials" / "dpn" / "seed0" / "result.json").write_text("{")
+    answer = run(make(["dpn"], seeds=2), tmp_path)
+    assert answer["dpn"].n == 1
+    assert "damaged" in answer.failed[0]
+    shutil.rmtree(tmp_path / "trials" / "dpn" / "seed0")
+    assert run(make(["dpn"], seeds=2), tmp_path).complete
+
+
+def test_another_margin_after_the_scores_were_seen_is_said(tmp_path):
+    out = tmp_path / "out"
+    assert run(make(["dpn"], seeds=1, margin=1.0), out).doubts == ()
+    later = run(make(["dpn"], seeds=1, margin=5.0), out)
+    assert later.margin == 5
+    (doubt,) = later.doubts
+    assert "The margin was changed after the scores were seen: it is 5 and was 1." in doubt
+    assert doubt in Answer.load(out).to_dict()["warnings"]
+    assert "margin was changed" in " ".join(repr(later).split())
+    assert run(make(["dpn"], seeds=1, margin=1.0), out).doubts == ()
+    assert run(make(["dpn"], seeds=1, metric="nll"), out).doubts == ()
+
+
+def test_a_margin_may_change_before_any_score_is_seen(tmp_path, monkeypatch):
+    def stop(self, trial, out):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TrialRunner, "train", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(make(["dpn"], seeds=1, margin=1.0), tmp_path)
+    assert run(make(["dpn"], seeds=1, margin=5.0), tmp_path).doubts == ()
+
+
+def test_the_report_of_a_study_that_cannot_be_written_to(finished, tmp_path, monkeypatch):
+    from vitmods.util import files
+
+    real = files.write_atomically
+
+    def read_only(path, write, *options):
+        if Path(path).parent == finished[1]:
+            raise UserError(f"Cannot write {path}: the disk is read-only.")
+        return real(path, write, *options)
+
+    monkeypatch.setattr("vitmods.util.files.write_atomically", read_only)
+    monkeypatch.setattr("vitmods.study.answer.write_atomically", read_only)
+    answer = Answer.load(finished[1])
+    with pytest.warns(UserWarning, match="read-only"):
+        page = answer.report(tmp_path / "elsewhere" / "report.html")
+    assert "dpn" in page.read_text()
+    with pytest.raises(UserError, match="read-only"):
+        answer.report()
+
+
+@pytest.mark.parametrize(("splits", "fraction"), [(("train", "val"), "val"), (("train", "test"), "test")])
+def test_a_fraction_that_cannot_apply_is_refused(splits, fraction, tmp_path):
+    from PIL import Image
+
+    for split in splits:
+        for name in ("cat", "dog"):
+            (tmp_path / "images" / split / name).mkdir(parents=True)
+            for number in range(3):
+                place = tmp_path / "images" / split / name / f"{number}.png"
+                Image.new("RGB", (8, 8), (number, len(split), ord(name[0]))).save(place)
+    study = make(["dpn"], data=tmp_path / "images", limit_train=None, img_size=8, **{f"{fraction}_fraction": 0.0})
+    with pytest.raises(UserError, match=f"{fraction}_fraction=0 cannot apply.*Leave --{fraction}-fraction out"):
+        run(study, tmp_path / "out")
+
+
+def test_it_says_first_what_there_is_to_do(tmp_path, capsys):
+    run(make(["dpn"], seeds=1), tmp_path, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"2 trials to run, 1 at a time, in {tmp_path}"
+    assert lines[1].startswith("  1 of 2  base, seed 0: top-1 ")
+
+
+def test_a_dry_run_says_what_stays_on_the_disk():
+    estimate = make(["dpn"], seeds=2).dry_run(workers=1, device="cpu")
+    assert estimate.weights_bytes == sum(4 * arm.params * 2 for arm in estimate.arms)
+    assert "final weights, which stay in the folder, take" in str(estimate)
+
+
+def test_changed_images_are_counted(tmp_path):
+    from PIL import Image
+
+    def draw(split, name, number, shade):
+        path = tmp_path / "images" / split / name / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (shade, number, ord(name[0]))).save(path)
+        return path
+
+    for split, shade in (("train", 1), ("test", 2)):
+        for name in ("cat", "dog"):
+            for number in range(4):
+                draw(split, name, number, shade)
+    few = RECIPE.with_(batch_size=2)
+    study = make(["dpn"], seeds=1, data=tmp_path / "images", limit_train=None, img_size=8, recipe=few)
+    run(study, tmp_path / "out")
+    draw("train", "cat", 9, 1)
+    draw("train", "dog", 0, 7)
+    draw("test", "dog", 1, 2).unlink()
+    with pytest.raises(UserError, match="a study of other images: since it began 1 added, 1 removed, 1 changed"):
+        run(study, tmp_path / "out")

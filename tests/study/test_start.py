@@ -14,7 +14,7 @@ from vitmods.study.arms import Arm, arm_from_text, make_arms
 from vitmods.study.describe import python_call
 from vitmods.study.plan import Settings, Trial
 from vitmods.study.start import Start, open_trial
-from vitmods.study.store import StudyFolder
+from vitmods.study.store import Facts, StudyFolder
 from vitmods.study.study import fixed_settings
 from vitmods.study.trial import TrialRunner, base_config, build_model
 from vitmods.util.errors import UserError
@@ -47,12 +47,12 @@ def test_parts_as_arms_of_a_study(checkpoint, tmp_path):
     result = run(study, tmp_path)
     assert result.complete
     record = result.to_dict()
-    assert record["base"]["name"] == str(checkpoint)
+    assert record["base"]["model"]["name"] == str(checkpoint)
     assert [(arm["name"], arm["changes"]) for arm in record["arms"]] == [
         ("attention", "train(attention)"),
         ("dpn+train(head)", "dpn+train(head)"),
     ]
-    assert record["arms"][0]["describe"][0]["title"] == "Trains attention alone"
+    assert record["arms"][0]["model"]["changes"][0]["title"] == "Trains attention alone"
     assert record["arms"][0]["cost"]["peak_memory"]["ratio"] < 1  # of what is trained
     started = build_model(base_config(study.settings, 10), Arm("base"), 0, study.settings.fixed["start"])
     after, roles = (
@@ -123,7 +123,8 @@ def test_weights_that_changed_are_refused(checkpoint, tmp_path):
         build_model(base_config(settings, 10), Arm("base"), 0, start)
     other = json.loads(json.dumps(settings.to_dict()))
     other["start"]["fingerprint"] = "0" * 16
-    (tmp_path / "study.json").write_text(json.dumps({"settings": other}))
+    facts = Facts("today", "vitmods compare", "test", other, {}, {}, {}, {})
+    (tmp_path / "study.json").write_text(json.dumps(facts.to_dict()))
     with pytest.raises(UserError, match=r"start\.fingerprint: 0000000000000000 -> "):
         StudyFolder(tmp_path).check_same_study(settings.to_dict())
 

@@ -4,14 +4,19 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from vitmods.study.arms import Arm
+from vitmods.study.measure import Measure
 from vitmods.study.plan import Settings, Trial
-from vitmods.study.store import StudyFolder, read_json, slug
+from vitmods.study.state import read_trial
+from vitmods.study.store import Facts, StudyFolder, read_json, slug
 from vitmods.util.errors import UserError
 
+TOP1 = Measure("top1")
 TRIAL = Trial(Arm("dpn"), 1)
 
 
@@ -36,16 +41,25 @@ def test_slugs_are_safe_and_different():
 
 
 def test_a_folder_without_a_study_says_so(tmp_path):
+    assert StudyFolder(tmp_path).facts() is None
     with pytest.raises(UserError, match="no study in"):
-        StudyFolder(tmp_path).facts()
+        StudyFolder(tmp_path).known_facts()
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "3", "[" * 100_000, '{"settings": {}}', '{"settings": 3}'])
+@pytest.mark.parametrize("text", ["{}", "[]", "3", "[" * 100_000, '{"settings": {}}', '{"schema": 2, "models": 3}'])
 def test_what_is_no_study_is_named(tmp_path, text):
     (tmp_path / "study.json").write_text(text)
     for read in (StudyFolder(tmp_path).facts, lambda: StudyFolder(tmp_path).check_same_study({})):
         with pytest.raises(UserError, match=r"study\.json is damaged"):
             read()
+
+
+def test_a_folder_of_an_older_version_is_one_clear_error(tmp_path):
+    (tmp_path / "study.json").write_text('{"schema": 1, "settings": {}}')
+    with pytest.raises(
+        UserError, match=r"of another version of vitmods \(schema 1, this one reads 2\).*another folder"
+    ):
+        StudyFolder(tmp_path).facts()
 
 
 def test_settings_that_are_none_are_damaged():
@@ -54,27 +68,20 @@ def test_settings_that_are_none_are_damaged():
             Settings.from_dict(values)
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "{", "[" * 100_000])
-def test_a_damaged_result_is_a_failure_of_its_trial_alone(tmp_path, text):
-    folder, trial = StudyFolder(tmp_path), Trial(Arm("dpn"), 0)
-    path = folder.trial(trial) / "result.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
-    assert folder.trial_result(trial) is None
-    assert "is damaged" in folder.result(trial)["message"]
-    folder.record_failure(trial, "val", "later")
-    assert path.read_text() == text
-
-
 def test_a_damaged_file_is_named(tmp_path):
     (tmp_path / "study.json").write_text("{")
     with pytest.raises(UserError, match=r"study\.json is damaged"):
         read_json(tmp_path / "study.json")
 
 
+FACTS = Facts("today", "vitmods compare", "test", {}, {}, {}, {}, {})
+
+
 def test_another_study_is_refused_with_the_difference(tmp_path):
     common = {"recipe": {}, "arms": {}, "seeds": [0], "noise_floor": False, "margin": 0.5}
-    (tmp_path / "study.json").write_text(json.dumps({"settings": {**common, "base": "Ti/4"}}))
+    facts = replace(FACTS, settings={**common, "base": "Ti/4"})
+    (tmp_path / "study.json").write_text(json.dumps(facts.to_dict()))
+    assert StudyFolder(tmp_path).facts() == facts
     with pytest.raises(UserError, match=r"base: Ti/4 -> S/4.*--out"):
         StudyFolder(tmp_path).check_same_study({**common, "base": "S/4"})
     StudyFolder(tmp_path).check_same_study({**common, "base": "Ti/4", "seeds": [0, 1]})
@@ -82,22 +89,90 @@ def test_another_study_is_refused_with_the_difference(tmp_path):
 
 def test_a_failed_trial_is_still_to_be_run_and_its_reason_is_kept(tmp_path):
     folder = StudyFolder(tmp_path)
+    assert read_trial(folder, TRIAL, "test", TOP1).status == "unfinished"
     folder.record_failure(TRIAL, "test", "killed")
-    assert folder.trial_result(TRIAL) is None
-    assert read_json(folder.trial(TRIAL) / "result.json")["message"] == "killed"
     folder.record_failure(TRIAL, "test", "a later word")
-    assert read_json(folder.trial(TRIAL) / "result.json")["message"] == "killed"
+    record = read_trial(folder, TRIAL, "test", TOP1)
+    assert (record.status, record.message, record.ended) == ("failed", "killed", False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "[]",
+        "{",
+        "[" * 100_000,
+        '{"status": "odd"}',
+        '{"status": "finished", "split": "test", "metrics": {"top1": "x"}}',
+    ],
+)
+def test_a_damaged_result_is_its_trial_s_alone(tmp_path, text):
+    folder = StudyFolder(tmp_path)
+    path = folder.trial(TRIAL) / "result.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    record = read_trial(folder, TRIAL, "test", TOP1)
+    assert (record.status, record.ended) == ("damaged", False)
+    assert "damaged" in record.message
+    folder.record_failure(TRIAL, "test", "later")
+    assert path.read_text() == text
+
+
+def test_samples_of_several_sizes_and_kinds_round_trip(tmp_path):
+    samples = [("gray", np.zeros((8, 9), np.uint8)), ("photo", np.full((300, 200, 3), 128, np.uint8))]
+    folder = StudyFolder(tmp_path)
+    assert folder.samples() == []
+    folder.write_samples(samples)
+    assert all(a == b and np.array_equal(c, d) for (a, c), (b, d) in zip(folder.samples(), samples, strict=True))
+
+
+DAMAGES = [
+    b"",
+    b"PK",
+    b"no zip at all",
+    lambda whole: whole[: len(whole) // 2],
+    lambda whole: whole.replace(b"names.npy", b"NAMES.npy"),
+    lambda whole: whole[:60] + bytes(20) + whole[80:],
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=range(len(DAMAGES)))
+def test_damaged_samples_are_none_and_warned_of(tmp_path, damage):
+    folder = StudyFolder(tmp_path)
+    folder.write_samples([("a", np.zeros((8, 8, 3), np.uint8))])
+    whole = folder.samples_file.read_bytes()
+    folder.samples_file.write_bytes(damage if isinstance(damage, bytes) else damage(whole))
+    with pytest.warns(UserWarning, match=r"samples\.npz is damaged"):
+        assert folder.samples() == []
+
+
+def test_samples_that_are_no_images_are_damaged(tmp_path):
+    folder = StudyFolder(tmp_path)
+    for image in (np.zeros((0, 8, 3), np.uint8), np.zeros(8, np.uint8), np.full((8, 8), "x")):
+        folder.write_samples([("a", image)])
+        with pytest.warns(UserWarning, match="no image"):
+            assert folder.samples() == []
+
+
+def test_samples_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    folder = StudyFolder(tmp_path)
+    folder.write_samples([("a", np.zeros((8, 8, 3), np.uint8))])
+    whole = folder.samples_file.read_bytes()
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+    with pytest.raises(UserError, match="the disk is full"):
+        folder.write_samples([("b", np.ones((8, 8, 3), np.uint8))])
+    assert folder.samples_file.read_bytes() == whole
+    assert [file.name for file in tmp_path.iterdir()] == ["samples.npz"]
 
 
 HOLD = """
-import os, sys, time
+import sys, time
 from vitmods.study.store import StudyFolder
-with StudyFolder(sys.argv[1]).lock() as descriptor:
-    if len(sys.argv) > 2:  # an orphan that inherits the lock and dies a second after us
-        import subprocess
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"], pass_fds=(descriptor,))
+folder = StudyFolder(sys.argv[1])
+with folder.lock() if len(sys.argv) == 2 else folder.worker_lock(0):
     print("held", flush=True)
-    time.sleep(60)
+    time.sleep(60 if len(sys.argv) == 2 else float(sys.argv[2]))
 """
 
 
@@ -120,12 +195,24 @@ def test_two_runs_at_once_are_refused_and_a_killed_one_leaves_no_lock(tmp_path):
 
 
 def test_a_new_run_waits_for_the_workers_of_a_killed_one(tmp_path):
-    holder = hold(tmp_path, "with orphan")
-    holder.kill()
-    holder.wait()
+    (tmp_path / "logs").mkdir()
+    orphan = hold(tmp_path, "1")
     start = time.monotonic()
     with StudyFolder(tmp_path).lock():
         assert 0.3 < time.monotonic() - start < 9
+    orphan.wait()
+
+
+def test_a_worker_that_does_not_end_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("vitmods.study.store.ORPHAN_GRACE_S", 0.1)
+    (tmp_path / "logs").mkdir()
+    orphan = hold(tmp_path, "60")
+    try:
+        with pytest.raises(UserError, match="A worker of an earlier run still writes"), StudyFolder(tmp_path).lock():
+            pass
+    finally:
+        orphan.kill()
+        orphan.wait()
 
 
 def test_the_lock_is_free_again_afterwards(tmp_path):

@@ -10,12 +10,11 @@ import sys
 import pytest
 
 from vitmods.data import ImageDataset
-from vitmods.evals.result import ProtocolResult
+from vitmods.evals import ProtocolResult
 from vitmods.recipes import plain
-from vitmods.report import write_report
-from vitmods.study import Study, StudyResult
+from vitmods.report import render
+from vitmods.study import Answer, Study
 from vitmods.study.arms import Arm
-from vitmods.study.table import render
 from vitmods.study.trial import TrialRunner
 from vitmods.util.errors import UserError
 
@@ -48,13 +47,13 @@ def played(monkeypatch):
         found = scores.get((split, record["arm"], record["lr"]), scores.get((split, record["lr"]), 0.5))
         return found(record["seed"]) if callable(found) else found
 
-    def train(model, task, dataset, recipe, *, seed, out, extra_config, **options):
-        record = {"arm": extra_config["arm"], "lr": recipe.optimizer.lr, "seed": seed}
-        asked.append(("train", *record.values()))
+    def train(model, task, dataset, recipe, *, seed, out, record, **options):
+        noted = {"arm": record["arm"], "lr": recipe.optimizer.lr, "seed": seed}
+        asked.append(("train", *noted.values()))
         make_folder(out)
-        write_json(out / "config.json", record)
+        write_json(out / "config.json", noted)
         assert dataset.eval_split == "val"
-        score = value("val", record)
+        score = value("val", noted)
         status = "finished" if score is not None else "diverged"
         metrics = {} if score is None else {"top1": score}
         write_json(out / "result.json", {"status": status, "split": "val", "metrics": metrics, "message": "nan"})
@@ -110,7 +109,7 @@ def test_nothing_is_evaluated_on_test_before_an_arm_s_last_trial(played, tmp_pat
     assert result.failed == ["dpn, lr=0.01, seed 1: RuntimeError: out of luck"]
     assert result.chosen == {"base": {"lr": 1e-3}, "dpn": None}
     assert not result.complete
-    assert "7 of 8 trials have ended" in write_report(tmp_path).read_text()
+    assert "7 of 8 trials have ended" in result.report().read_text()
     assert run(make(**GRID), tmp_path).complete
 
 
@@ -153,7 +152,7 @@ def test_a_diverged_point_is_worst_and_only_a_chosen_one_is_a_warning(played, tm
     assert result.chosen["dpn"] == {"lr": 1e-2}
     assert result["dpn"].diverged == 0
     assert not [warning for warning in result.to_dict()["warnings"] if "diverged" in warning]
-    assert "1 diverged" in write_report(tmp_path).read_text()
+    assert "1 diverged" in result.report().read_text()
 
 
 def test_the_noise_floor_is_tuned_by_itself(played, tmp_path):
@@ -161,7 +160,7 @@ def test_the_noise_floor_is_tuned_by_itself(played, tmp_path):
     scores |= {("val", 1e-3): 0.5, ("val", 1e-2): lambda seed: 0.9 if seed >= 10_000 else 0.1}
     record = run(make(noise_floor=True, **GRID), tmp_path).to_dict()
     assert record["base"]["tuning"]["chosen"] == {"lr": 1e-3}
-    assert record["noise_floor"]["tuning"]["chosen"] == {"lr": 1e-2}
+    assert record["other_seeds"]["tuning"]["chosen"] == {"lr": 1e-2}
     rows = list(csv.DictReader((tmp_path / "results.csv").open()))
     assert len(rows) == 12
     assert [(r["arm"], r["lr"], r["seed"], r["val_top1"], r["top1"]) for r in rows[:2]] == [
@@ -183,11 +182,11 @@ def test_the_table_and_the_report_tell_what_was_tried(played, tmp_path):
     scores, _ = played
     scores |= {("val", "dpn", 1e-2): 0.9}
     result = run(make(tune={"lr": (1e-3, 1e-2), "weight_decay": (0, 0.1)}, tune_on="val"), tmp_path)
-    text = " ".join(render(result.to_dict(), 80).split())
+    text = " ".join(render(result, 80).split())
     assert "Tuned on val: lr in 0.001, 0.01 and weight_decay in 0, 0.1, 8 trials for every arm, base too." in text
     assert "Chosen: lr 0.001, weight_decay 0: base; lr 0.01, weight_decay 0: dpn." in text
-    assert max(map(len, render(result.to_dict(), 80).splitlines())) <= 80
-    page = write_report(tmp_path).read_text()
+    assert max(map(len, render(result, 80).splitlines())) <= 80
+    page = result.report().read_text()
     assert "<strong>✓ 90.00</strong>" in page
     assert page.count("<td>8</td>") == 2
     assert "At an end of what was tried: base: lr 0.001, weight_decay 0; dpn: lr 0.01, weight_decay 0." in page
@@ -210,7 +209,8 @@ def test_both_splits_are_needed(splits, says, tmp_path):
                 place = tmp_path / "images" / split / name / f"{number}.png"
                 Image.new("RGB", (8, 8), (number, len(split), len(name))).save(place)
     recipe = RECIPE.with_(batch_size=2)
-    study = Study("mu/4", ["dpn"], tmp_path / "images", recipe, img_size=8, val_fraction=0.0, **GRID)
+    none = {"val_fraction": 0.0} if "val" not in splits else {}
+    study = Study("mu/4", ["dpn"], tmp_path / "images", recipe, img_size=8, **none, **GRID)
     with pytest.raises(UserError, match=says):
         run(study, tmp_path / "out")
 
@@ -246,7 +246,7 @@ def test_a_real_one_evaluates_test_once_a_chosen_trial(trained):
     assert result.complete
     assert len(list(out.glob("trials/*/*/*/test.json"))) == 4
     record = result.to_dict()
-    assert record == StudyResult.load(out).to_dict() == json.loads((out / "results.json").read_text())
+    assert record == Answer.load(out).to_dict() == json.loads((out / "results.json").read_text())
     assert result["dpn"].n == 2
 
 
@@ -255,7 +255,7 @@ def test_what_is_evaluated_is_what_the_training_would_have_found(trained):
     result, out, _ = trained
     chosen = result.chosen["base"]["lr"]
     plain_one = run(make(seeds=1, recipe=RECIPE.with_(lr=chosen)), out.parent / "plain").to_dict()
-    assert plain_one["base"]["values"]["0"] == result.to_dict()["base"]["values"]["0"]
+    assert plain_one["base"]["scores"]["0"] == result.to_dict()["base"]["scores"]["0"]
     weights = [out / f"trials/base/lr={chosen}/seed0", out.parent / "plain/trials/base/seed0"]
     assert len({(folder / "model.safetensors").read_bytes() for folder in weights}) == 1
 

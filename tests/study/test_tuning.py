@@ -5,13 +5,12 @@ import pytest
 from vitmods.changes import DualPatchNorm
 from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm, make_arms
-from vitmods.study.plan import OTHER_SEEDS, Evaluation, Settings, check_points
-from vitmods.study.same import differences
-from vitmods.study.selection import at_the_edge
+from vitmods.study.plan import OTHER_SEEDS, Evaluation, Settings, check_points, differences
+from vitmods.study.state import at_the_edge
 from vitmods.study.tuning import Grid, Point, choose, grid_from_text, make_grid
 from vitmods.util.errors import UserError
 
-FIXED = {"data": "digits", "base": "mu/4", "recipe": Recipe().to_dict()}
+FIXED = {"task": "classification", "data": "digits", "base": "mu/4", "recipe": Recipe().to_dict()}
 A, B, C = (Point((("lr", lr),)) for lr in (1e-4, 3e-4, 1e-3))
 
 

@@ -1,10 +1,10 @@
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from vitmods.data import Batch
 from vitmods.recipes import Recipe
 from vitmods.tasks import Classification
 from vitmods.tasks.classification import binary_cross_entropy, sigmoid_cross_entropy, softmax_cross_entropy
@@ -54,7 +54,7 @@ def test_smoothing_mixes_the_target_with_the_uniform_one(loss):
 def test_training_accuracy_of_mixed_targets_counts_the_largest_share():
     logits = torch.eye(4)
     fractions = torch.tensor([[0.6, 0.4, 0, 0], [0.6, 0.4, 0, 0], [0, 0, 1, 0], [0.9, 0, 0, 0.1]])
-    batch = SimpleNamespace(images=logits, targets=fractions, index=torch.arange(4))
+    batch = Batch(logits, fractions, torch.arange(4))
     loss, statistics = Classification().loss(lambda images: images, batch)
     assert statistics["top1"].item() == 0.5
     torch.testing.assert_close(loss, softmax_cross_entropy(logits, fractions).mean())
@@ -62,8 +62,8 @@ def test_training_accuracy_of_mixed_targets_counts_the_largest_share():
 
 def test_evaluation_is_without_smoothing():
     logits, classes = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 0, 1])
-    batch = SimpleNamespace(images=logits, targets=classes)
+    batch = Batch(logits, classes, torch.arange(6))
     task = Classification.from_recipe(Recipe().with_(loss="sigmoid", label_smoothing=0.3))
-    metrics = task.evaluate(lambda images: images, [batch])
+    metrics = task.evaluate(lambda images: images, [batch]).metrics
     assert metrics["loss"] == pytest.approx(sigmoid_cross_entropy(logits, classes).mean().item(), rel=1e-6)
     assert task.metric in metrics

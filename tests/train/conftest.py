@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from dataclasses import dataclass
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -11,9 +11,10 @@ from torch import nn
 
 import vitmods as vm
 from vitmods import data
+from vitmods.data.batch import Batch
 from vitmods.recipes import Recipe
-from vitmods.tasks import Classification
-from vitmods.train import train_trial
+from vitmods.tasks import Classification, Task
+from vitmods.train import RunOptions, train_trial
 from vitmods.train.interrupt import Interrupted
 from vitmods.train.loop import TrialRun
 
@@ -40,8 +41,9 @@ class Bench:
     def train(self, out, model=None, recipe=None, task=None, **options):
         recipe = recipe or self.recipe()
         task = task or Classification.from_recipe(recipe)
-        options = {"device": "cpu", "tensorboard": False, **options}
-        return train_trial(model or self.model(), task, self.images_for(recipe), recipe, out=out, **options)
+        given = {name: options.pop(name) for name in ("seed", "record") if name in options}
+        how = RunOptions(**{"device": "cpu", "tensorboard": False, **options})
+        return train_trial(model or self.model(), task, self.images_for(recipe), recipe, out=out, how=how, **given)
 
     def stop(self, monkeypatch, out, at, **options):
         """Train until an interruption after so many steps."""
@@ -72,10 +74,10 @@ class Bench:
         }
 
 
-class GivenGradients:
+class GivenGradients(Task):
     """A task whose loss has the gradients that are given for each batch."""
 
-    metric = "top1"
+    name, evaluate, synthetic = "given", None, None
 
     def __init__(self, gradients):
         self.gradients = gradients
@@ -94,7 +96,7 @@ class OneBatchAnEpoch:
         return 1
 
     def train_batches(self, *, seed, epoch, batch_size, start=0):
-        yield SimpleNamespace(images=torch.zeros(1, 1), targets=torch.zeros(1), index=torch.tensor([epoch]))
+        yield Batch(images=torch.zeros(1, 1), targets=torch.zeros(1), index=torch.tensor([epoch]))
 
 
 class Parameters(nn.Module):
@@ -126,7 +128,7 @@ def given_gradients(tmp_path):
     """A run of parameters (name -> tensor) whose gradients at step k are those of the k-th dict; an epoch is a step."""
 
     def make(values, gradients, recipe):
-        options = {"folder": tmp_path, "device": "cpu", "tensorboard": False}
+        options = {"folder": tmp_path, "how": RunOptions("cpu", tensorboard=False)}
         return TrialRun(Parameters(values), GivenGradients(gradients), OneBatchAnEpoch(), recipe, **options)
 
     return make

@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from vitmods.train.ema import Ema
+from vitmods.train.optim import Ema
 
 
 class Model(nn.Module):

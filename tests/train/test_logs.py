@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from vitmods.tasks import Classification
 from vitmods.train.logs import MetricsFile, ProgressBar, TensorBoard
 from vitmods.util.errors import UserError
 
@@ -81,7 +82,7 @@ def test_the_bar_shows_on_a_terminal_alone(monkeypatch, shown, terminal, ci, vis
     monkeypatch.setenv("CI", ci)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
-    with ProgressBar(shown, "arm [red] seed 0", total=20, done=5) as bar:
+    with ProgressBar(shown, "arm [red] seed 0", total=20, done=5, metrics=Classification.metrics) as bar:
         bar.show(ROW)
         bar.advance(10)
     text = stream.getvalue()
@@ -89,7 +90,7 @@ def test_the_bar_shows_on_a_terminal_alone(monkeypatch, shown, terminal, ci, vis
     if visible:
         assert "arm [red] seed 0" in text
         assert "10/20" in text
-        assert "loss 0.250  top-1 50.0 %  1234 images/s  25 % waiting for images" in text
+        assert "loss 0.250  top-1 50.00 %  1234 images/s  25 % waiting for images" in text
 
 
 def test_the_trials_own_rows_are_json_lines(bench, tmp_path):

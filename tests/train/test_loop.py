@@ -9,7 +9,7 @@ from torch import nn
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import lr_at, resolve_on
 from vitmods.tasks import Classification
-from vitmods.train.loop import TrialRun
+from vitmods.train.loop import RunOptions, TrialRun
 from vitmods.train.optim import clip_gradients
 
 
@@ -63,7 +63,9 @@ def test_a_batch_in_parts_gives_the_gradient_of_the_whole(bench, tmp_path, accum
     for count in (1, accumulate):
         recipe, model = bench.recipe(accumulate=count, clip_norm=None, mixup=0.3), bench.model()
         task = Classification.from_recipe(recipe)
-        run = TrialRun(model, task, bench.images_for(recipe), recipe, folder=tmp_path, device="cpu", tensorboard=False)
+        run = TrialRun(
+            model, task, bench.images_for(recipe), recipe, folder=tmp_path, how=RunOptions("cpu", tensorboard=False)
+        )
         statistics = run._backward(next(run._batches()))
         gradients[count] = {name: p.grad for name, p in model.named_parameters()} | statistics
     for name, expected in gradients[1].items():
@@ -105,8 +107,8 @@ def test_the_moving_average_is_what_is_evaluated_and_saved(bench, tmp_path):
     raw = task.evaluate(model.eval(), dataset.eval_batches("test", 50))
     model.load_state_dict(load_file(tmp_path / "model.safetensors"))
     averaged = task.evaluate(model.eval(), dataset.eval_batches("test", 50))
-    assert result["metrics"]["loss"] == pytest.approx(averaged["loss"], rel=1e-6)
-    assert abs(averaged["loss"] - raw["loss"]) > 1e-4
+    assert result["metrics"]["loss"] == pytest.approx(averaged.metrics["loss"], rel=1e-6)
+    assert abs(averaged.metrics["loss"] - raw.metrics["loss"]) > 1e-4
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32_weights_and_loss(bench, tmp_path):
@@ -120,7 +122,9 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_weights_and_loss(bench,
     model = bench.model()
     model.head.register_forward_hook(lambda module, args, out: seen.update(head=out))
     recipe = bench.recipe(precision="bf16-mixed")
-    run = TrialRun(model, Spy(), bench.images_for(recipe), recipe, folder=tmp_path, device="cpu", tensorboard=False)
+    run = TrialRun(
+        model, Spy(), bench.images_for(recipe), recipe, folder=tmp_path, how=RunOptions("cpu", tensorboard=False)
+    )
     next(steps(run, 1))
     assert seen["head"].dtype == torch.bfloat16
     assert seen["loss"].dtype == torch.float32

@@ -5,7 +5,7 @@ from torch import nn
 import vitmods as vm
 from vitmods.recipes import Recipe
 from vitmods.tasks import Classification
-from vitmods.train.loop import TrialRun
+from vitmods.train.loop import RunOptions, TrialRun
 from vitmods.train.optim import (
     check_every_parameter_is_trained,
     layer_scales,
@@ -166,8 +166,7 @@ def test_layers_learn_at_their_share_of_the_rate(bench, tmp_path, fields):
         bench.images_for(recipe),
         recipe,
         folder=tmp_path,
-        device="cpu",
-        tensorboard=False,
+        how=RunOptions("cpu", tensorboard=False),
     )
     run._train_step(next(run._batches()))
     scales, held = layer_scales(model, 0.5), 0

@@ -7,8 +7,11 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from vitmods.tasks import Classification
-from vitmods.train import Interrupted, checkpoint
+from vitmods.adapters import load, open_checkpoint
+from vitmods.study.start import open_trial
+from vitmods.tasks import Classification, Measured
+from vitmods.train import Interrupted, RunOptions, checkpoint
+from vitmods.train.trial import read_scores
 from vitmods.util.errors import UserError
 
 
@@ -43,13 +46,14 @@ def unbroken(bench, tmp_path_factory):
 def test_a_finished_trial_is_a_folder(bench, tmp_path):
     model, out = bench.model(drop_path=0.1), tmp_path / "dpn" / "seed2"
     before = torch.get_rng_state()
-    result = bench.train(out, model, seed=2, tensorboard=True, extra_config={"arm": "dpn", "changes": "dpn"})
+    result = bench.train(out, model, seed=2, tensorboard=True, record={"arm": "dpn", "changes": "dpn"})
     assert torch.equal(before, torch.get_rng_state()), "torch's random numbers outside changed"
     assert {path.name for path in out.iterdir()} == {
         "config.json",
         "metrics.jsonl",
         "model.safetensors",
         "result.json",
+        "scores.npz",
         "tb",
     }
     assert json.loads((out / "result.json").read_text()) == result
@@ -186,7 +190,8 @@ def test_a_loss_or_gradient_that_is_not_finite_is_an_outcome(bench, tmp_path, ac
 def test_a_loss_that_is_not_finite_in_evaluation_is_an_outcome(bench, tmp_path):
     class Broken(Classification):
         def evaluate(self, model, batches):
-            return {**super().evaluate(model, batches), "loss": float("inf")}
+            found = super().evaluate(model, batches)
+            return Measured({**found.metrics, "loss": float("inf")}, found.per_image)
 
     result = bench.train(tmp_path, task=Broken())
     assert (result["status"], result["message"]) == ("diverged", "the loss on val was not finite after step 4")
@@ -305,3 +310,40 @@ def test_on_a_gpu_a_stopped_trial_goes_on_to_nearly_the_same_numbers(bench, tmp_
         bench.train(tmp_path / "stopped", bench.model(drop_path=0.2), task=task, **options)
     result = bench.train(tmp_path / "stopped", bench.model(drop_path=0.2), **options)
     assert result["metrics"]["loss"] == pytest.approx(expected["metrics"]["loss"], rel=1e-2)
+
+
+def test_scores_of_each_image_lie_beside_the_result_also_of_a_resumed_trial(bench, tmp_path, monkeypatch):
+    result = bench.train(tmp_path / "whole")
+    scores = read_scores(tmp_path / "whole" / "scores.npz")
+    test = bench.dataset.splits["test"]
+    assert scores.pop("ids").tolist() == list(test.ids)
+    assert set(scores) == {"top1", "top5", "rank", "p", "nll", "brier"}
+    assert {len(column) for column in scores.values()} == {len(test)}
+    assert scores["top1"].mean() == pytest.approx(result["metrics"]["top1"], abs=1e-12)
+    bench.stop(monkeypatch, tmp_path / "stopped", at=7)
+    bench.train(tmp_path / "stopped")
+    assert (tmp_path / "stopped/scores.npz").read_bytes() == (tmp_path / "whole/scores.npz").read_bytes()
+
+
+def test_a_damaged_byte_in_the_weights_is_seen_by_all_that_read_them(bench, tmp_path):
+    result = bench.train(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    assert set(result["weights"]) == {"model.safetensors"}
+    for read in (open_trial, load, lambda folder: open_checkpoint(str(folder))):
+        read(tmp_path)
+    content = bytearray(weights.read_bytes())
+    content[-7] ^= 1
+    weights.write_bytes(content)
+    for read in (open_trial, load, lambda folder: open_checkpoint(str(folder)), lambda folder: load(weights)):
+        with pytest.raises(UserError, match=r"model\.safetensors is damaged.*Copy it again"):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize("option", ["recompute", "checkpointing"])
+def test_memory_is_saved_on_request_which_is_recorded_and_changes_nothing(bench, tmp_path, option):
+    plain, saved = bench.train(tmp_path / "plain"), bench.train(tmp_path / option, **{option: True})
+    assert saved["metrics"] == pytest.approx(plain["metrics"], rel=1e-5)
+    environment = json.loads((tmp_path / option / "config.json").read_text())["environment"]
+    assert environment[option] is True
+    with pytest.raises(UserError, match="Linear"):
+        RunOptions(**{option: True}).save_memory(torch.nn.Linear(1, 1))

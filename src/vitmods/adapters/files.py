@@ -17,7 +17,7 @@ from vitmods.adapters.apply import read_model
 from vitmods.adapters.tensors import Coverage
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
-from vitmods.util.files import write_atomically
+from vitmods.util.files import check_weights, write_atomically
 
 _MOST_TIMES = 100  # that weights in a .npz are larger than the file; zeros pack to a thousandth
 _TORCH = (".pth", ".pt", ".bin", ".ckpt")
@@ -168,6 +168,7 @@ def _from_safetensors(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    check_weights(path)
     try:
         return load_file(path)
     except SafetensorError as error:

@@ -19,10 +19,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitmods.analysis.timing import (
+    BLOCK_S,
+    Ratio,
+    Work,
+    device_name,
+    interleave,
+    peak_bytes,
+    quiet_threads,
+    seconds_per_call,
+)
 from vitmods.model.flops import count_params
-from vitmods.study.cost import BLOCK_S, Ratio, Work, interleave, quiet_threads, seconds_per_call
-from vitmods.study.describe import device_name
-from vitmods.study.memory import peak_bytes
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors
 

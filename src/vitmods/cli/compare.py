@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +19,7 @@ from vitmods.study.checkpoints import names
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
-    from vitmods.study import Study, StudyResult
+    from vitmods.study import Answer, Study
 
 INCOMPLETE = 1
 
@@ -37,10 +37,12 @@ class Compare:
       vitmods compare --data path/to/images --arms dpn rms dpn+rms --seeds 5
       vitmods compare --data path/to/images --arms norms --dry-run     (every kind of norm)
       vitmods compare --base S/16 --img-size 224 --arms "post=placement(attn=post,mlp=post)" --dry-run
+      vitmods compare --base timm:pvt_v2_b0 --img-size 64 --arms "replace(rms)" "replace(dtn)"     (any model)
       vitmods compare --from runs/digits-mu3-2-train-base-seed0 --data path/to/images --arms full attention ffn
       vitmods compare --from runs/pretrained --data path/to/images      (a study: each arm from its own weights)
       vitmods compare --arms dpn --tune lr=1e-4,3e-4,1e-3 --tune-on val     (the same budget for every arm)
       vitmods compare --arms dpn --metric ece
+      vitmods compare --task multilabel --data path/to/labels.csv --arms dpn rms
       vitmods compare --recipe plain --help      (defaults of that recipe)
     """
 
@@ -50,9 +52,11 @@ class Compare:
     protocols: Options
     arms: tuple[str, ...] = ("dpn", "rms", "placement(attn=post,mlp=post)")
     """what is compared with base: changes, joined by +, or NAME=CHANGES, or a line-up of arms as norms; `vitmods
-    changes` lists them. attention, ffn, head, train(ROLES): what is trained; full: all of it"""
+    changes` lists them; replace(rms), replace(dtn): other norms in any transformer. attention, ffn, head, train(ROLES):
+    what is trained; full: all of it"""
     base: str = "mu3/2"
-    """the model without changes: Ti/16, S/16, B/16, S36/16 (36 deep), or timm's name"""
+    """the model without changes: Ti/16, S/16, B/16, S36/16 (36 deep), or timm's name; any other model as timm:NAME,
+    torchvision:NAME, hf:FOLDER, python:MODULE:FUNCTION (docs/any-model.md)"""
     start: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """trained weights to begin with, which say what base is: a trial's folder, a file, or a timm model's name; or a
     study's folder, or one of several checkpoints: then each arm begins with its own"""
@@ -65,8 +69,9 @@ class Compare:
     several fields"""
     tune_on: str | None = None
     """the split that the values are chosen on: val"""
-    metric: str = "top1"
-    """what is compared: top1, balanced_accuracy, ece, nll, fewshot10, mean_corruption_error, ... (docs/tuning.md)"""
+    metric: str | None = None
+    """what is compared: top1, balanced_accuracy, ece, nll, fewshot10, mean_corruption_error, ... (docs/tuning.md);
+    None: the task's own, top1 of classes and map of labels"""
     margin: float | None = None
     """how much worse an arm may be and count as no worse; None: 0.5 points, or 0.01 where the metric is no fraction"""
     noise_floor: bool = False
@@ -98,7 +103,14 @@ def main(arguments: Sequence[str]) -> int:
     study = _study(options)
     machine = options.machine
     if options.dry_run:
-        print(study.dry_run(out, workers=options.workers, device=machine.device, data_workers=machine.data_workers))
+        estimate = study.dry_run(
+            out,
+            workers=options.workers,
+            device=machine.device,
+            data_workers=machine.data_workers,
+            cache_dir=machine.cache_dir,
+        )
+        print(estimate)
         return 0
     result = study.run(
         out,
@@ -108,16 +120,17 @@ def main(arguments: Sequence[str]) -> int:
         checkpoint_minutes=machine.checkpoint_minutes,
         cost_seconds=options.cost_seconds,
         progress=not machine.quiet,
+        cache_dir=machine.cache_dir,
         command=shlex.join(["vitmods", "compare", *arguments]),
     )
     return _show(result)
 
 
-def _show(result: StudyResult) -> int:
-    from vitmods.study.table import print_results
+def _show(result: Answer) -> int:
+    from vitmods.report import print_answer
 
     report = result.report()
-    print_results(result.to_dict())
+    print_answer(result)
     print(f"\nReport: {report}")
     if result.complete:
         return 0
@@ -130,6 +143,7 @@ def _show(result: StudyResult) -> int:
 def _study(options: Compare) -> Study:
     from vitmods.study import Study
     from vitmods.study.arms import BASE
+    from vitmods.study.measure import Measure, measure_of
     from vitmods.study.tuning import grid_from_text
 
     base = {BASE, "full"} if options.training.train == ALL else {BASE}
@@ -137,24 +151,15 @@ def _study(options: Compare) -> Study:
     for arm in sorted(base.intersection(map(str.strip, options.arms))):
         record = BASE if arm == BASE else f"{arm}, which is base here,"
         note(f"{record} is always part of a study and need not be given as an arm.")
-    dataset = options.dataset
+    metric = options.metric or measure_of(options.dataset.task).name
     return Study(
         None if options.start else options.base,
         arms,
-        dataset.data,
-        options.training,
-        options.seeds,
+        recipe=options.training,
+        seeds=options.seeds,
         start=options.start,
-        img_size=dataset.img_size,
-        in_chans=dataset.in_chans,
-        split_seed=dataset.split_seed,
-        val_fraction=dataset.val_fraction,
-        test_fraction=dataset.test_fraction,
-        limit_train=dataset.limit_train,
-        limit_val=dataset.limit_val,
-        unreadable=dataset.unreadable,
-        metric=options.metric,
-        metric_options=options.protocols,
+        **asdict(options.dataset),
+        metric=Measure(metric, options.protocols),
         margin=options.margin,
         noise_floor=options.noise_floor,
         tune=grid_from_text(options.tune),

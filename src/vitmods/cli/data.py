@@ -35,6 +35,8 @@ class Data:
     """fraction of the images for validation, where there is no such split"""
     test_fraction: float = 0.2
     """fraction of the images for the test, where there is no such split"""
+    groups: str | None = None
+    """keep images of one kind in one split: "folder", "folder:2", "name:REGEX" or "file:CSV" (docs/data.md)"""
     out: Path | None = None
     """also write all of it, every unreadable image included, to data.json in this folder"""
 
@@ -78,6 +80,7 @@ def main(arguments: Sequence[str]) -> int:
         split_seed=options.split_seed,
         val_fraction=options.val_fraction,
         test_fraction=options.test_fraction,
+        groups=options.groups,
     )
     print(checked.text)
     if options.out is not None:

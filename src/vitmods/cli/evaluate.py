@@ -33,8 +33,9 @@ class Evaluate:
 
     checkpoints: Annotated[tuple[str, ...], tyro.conf.Positional]
     """trials, or folders of seed0, seed1, ...; or, with --data, files of weights, Hugging Face folders, timm's names"""
-    protocol: tuple[str, ...] = ("top1",)
-    """any of top1, calibration, confusion, fewshot, probe, knn, corruptions"""
+    protocol: tuple[str, ...] = ()
+    """any of top1, calibration, confusion, fewshot, probe, knn, corruptions, average_precision; none named: what trials
+    of that task are compared by"""
     split: str | None = None
     """train, val or test; None: test, or val where there is no test"""
     data: str | None = None
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
             make_folder(folder)
     each = evaluate(
         options.checkpoints,
-        options.protocol,
+        options.protocol or None,
         split=options.split,
         data=options.data,
         batch_size=options.batch_size,
@@ -104,7 +105,7 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
     if as_json or not sys.stdout.isatty():
         print(json.dumps(found, indent=1))
         return
-    from vitmods.study.evaluation_table import print_evaluation
+    from vitmods.report.tables import print_evaluation
 
     print_evaluation(found)
 

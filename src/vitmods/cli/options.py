@@ -27,7 +27,10 @@ class DataOptions:
     """The images. Defaults of the other options follow from them."""
 
     data: str = "digits"
-    """digits, a folder of class folders or of shards, torchvision:NAME?root=FOLDER, hf:NAME, or wds:SHARDS"""
+    """digits, a folder of class folders or of shards, a CSV file of labels, torchvision:NAME?root=FOLDER, hf:NAME, or
+    wds:SHARDS"""
+    task: str = "classification"
+    """what is learned of them: classification (one class each) or multilabel (any number of labels)"""
     img_size: tuple[int, ...] = (8,)
     """image side, or rows and columns, in pixels"""
     in_chans: int = 1
@@ -44,6 +47,8 @@ class DataOptions:
     """fraction of the images for validation, where there is no such split"""
     test_fraction: float = 0.2
     """fraction of the images for the test, where there is no such split"""
+    groups: str | None = None
+    """keep images of one kind in one split: "folder", "folder:2", "name:REGEX" or "file:CSV" (docs/data.md)"""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,8 @@ class MachineOptions:
     """threads that prepare images ahead, per trial"""
     checkpoint_minutes: float = 5.0
     """time between checkpoints of a trial"""
+    cache_dir: Path | None = None
+    """where decoded images are kept for all trials and later runs; None: the user's cache folder"""
     quiet: bool = False
     """no progress on the error stream"""
 
@@ -66,6 +73,7 @@ class Asked:
 
     data: str | None = None
     recipe: str | None = None
+    task: str | None = None
     base: str | None = None
     model: str | None = None
     start: Annotated[str | None, tyro.conf.arg(name="from")] = None
@@ -106,6 +114,10 @@ def defaults_from(asked: Asked, start: str | None = None) -> tuple[Defaults, Dat
     name = asked.recipe or ("finetune" if start else defaults.recipe_name)
     model = None if start else asked.base or defaults.base
     recipe = parse_recipe(name, like=defaults.recipe, model=model)
+    if asked.task is not None:
+        from vitmods.tasks.base import TASKS  # torch, which the shell's help does without
+
+        recipe = TASKS[asked.task].fitted(recipe)
     return defaults, options, name, _in_other_units(recipe, asked).with_(**normalized)
 
 
@@ -130,7 +142,8 @@ def _fits_checkpoint(defaults: Defaults, start: str) -> tuple[Defaults, dict[str
 def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:
     """Options of `command` as a `kind`. Exits as tyro does: 0 after --help, 2 after an error, which it prints."""
     given: dict[str, Any] = {} if default is None else {"default": default}
-    return tyro.cli(kind, args=list(arguments), prog=f"vitmods {command}", config=_STYLE, **given)
+    found: T = tyro.cli(kind, args=list(arguments), prog=f"vitmods {command}", config=_STYLE, **given)
+    return found
 
 
 def rows_and_columns(img_size: Sequence[int]) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vitmods.study.words import duration, plural
+from vitmods.util.text import duration, plural
 
 if TYPE_CHECKING:
     from vitmods.cli.recipe import Shown

@@ -30,11 +30,11 @@ class Report:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Report, arguments, "report")
-    from vitmods.study.result import StudyResult
-    from vitmods.study.table import print_results
+    from vitmods.report import print_answer
+    from vitmods.study import Answer
 
-    result = StudyResult.load(options.folder)
-    report = result.report(options.out)
-    print_results(result.to_dict())
+    answer = Answer.load(options.folder)
+    report = answer.report(options.out)
+    print_answer(answer)
     print(f"\nReport: {report}")
     return 0

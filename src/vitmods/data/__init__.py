@@ -1,7 +1,7 @@
 """Images: from a folder or a named set to augmented batches that any run can repeat exactly."""
 
-from vitmods.data.check import Checked, check
-from vitmods.data.dataset import Batch, ImageDataset, Split
-from vitmods.data.load import load
+from vitmods.data.batch import Batch
+from vitmods.data.dataset import ImageDataset, Split
+from vitmods.data.load import Checked, check, load
 
 __all__ = ["Batch", "Checked", "ImageDataset", "Split", "check", "load"]

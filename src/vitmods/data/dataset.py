@@ -1,6 +1,6 @@
 """ImageDataset: images ready for training and evaluation."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -10,16 +10,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.data.augment import erase, flip, normalize, pad_crop, resized_crops
-from vitmods.data.boxes import Ints, crop_boxes, erase_boxes
+from vitmods.data.augment import erase, flip, mix, normalize, pad_crop, resized_crops
+from vitmods.data.batch import Batch
+from vitmods.data.boxes import Ints, crop_boxes, erase_boxes, inception_boxes
 from vitmods.data.geometry import Geometry
-from vitmods.data.inception import inception_boxes
-from vitmods.data.mixing import mix
-from vitmods.data.prefetch import in_order
 from vitmods.data.randaugment import randaugment
-from vitmods.data.repeats import apart, positions, repeated
 from vitmods.data.rng import Stream, bits, permutation, uniform
+from vitmods.data.sampler import apart, positions, repeated
 from vitmods.data.store import Store
+from vitmods.data.threads import in_order
 from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
@@ -27,17 +26,25 @@ Change = Callable[[Tensor, Tensor], Tensor]
 """Images uint8 (B, C, H, W) and their positions in the split int64 (B,) -> changed images of that kind."""
 
 
-_BOXES = {"random_resized": crop_boxes, "inception": inception_boxes}
-
-
 @dataclass(frozen=True)
-class Batch:
-    """images float32 (B, C, H, W), normalized; targets int64 (B,), or float32 (B, K) where images were mixed;
-    index int64 (B,): positions in the split."""
+class Draw:
+    """What the random numbers of a training batch may depend on: seed, epoch, and the views (B,) as `data.sampler`
+    numbers them, `index` being the positions of their images in the split."""
 
-    images: Tensor
-    targets: Tensor
-    index: Tensor
+    seed: int
+    epoch: int
+    views: Ints
+    index: Ints
+    augment: Augment
+    img_size: tuple[int, int]
+
+
+Joint = Callable[[Sequence[NDArray[np.uint8]], Any, Draw], tuple[tuple[Tensor, ...], Any]]
+"""Augments images and targets together: images as stored, uint8 (C, H, W) each, and the targets of a batch -> one or
+several views of all images, uint8 (B, C, H, W) each, and their targets."""
+
+
+_BOXES = {"random_resized": crop_boxes, "inception": inception_boxes}
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,8 @@ class Split:
     """The images of one split, those that could be read; ids and labels (n,) are in the same order.
 
     label_sets: in the same order all classes that are right for an image, where that may be several; a prediction is
-    correct if it is among them. labels then has the one that the set gave before (ImageNet's, for ReaL)."""
+    correct if it is among them. labels then has the one that the set gave before (ImageNet's, for ReaL). Where the
+    set's target is "labels", they are the labels of each image, and `labels` has the rarest of them."""
 
     name: str
     ids: tuple[str, ...]
@@ -60,12 +68,13 @@ class Split:
 
 @dataclass(frozen=True)
 class ImageDataset:
-    """A classification set at one image size, with one augment's augmentation.
+    """A data set at one image size, with one augmentation.
 
     Order, augmentation and mixing are pure functions of (seed, epoch, sample or batch number): workers, prefetching and
     resuming change nothing. class_map: positions of `classes` among those of the model that the set is meant to
     evaluate, where they are some of a larger set's; None where they are the model's own. A set without a train split is
-    for evaluation only.
+    for evaluation only. target: what batches give of each image: "class", or "labels", of which it may have any number.
+    joint: how a task augments images and targets together; None: images alone, as `augment` says.
     """
 
     name: str
@@ -79,6 +88,8 @@ class ImageDataset:
     rank: int = 0
     world_size: int = 1
     class_map: tuple[int, ...] | None = None
+    target: str = "class"
+    joint: Joint | None = None
 
     @property
     def num_classes(self) -> int:
@@ -110,7 +121,7 @@ class ImageDataset:
         those that it is evaluated on."""
         train = self.splits["train" if "train" in self.splits else self.eval_split]
         rank = np.zeros(len(train), dtype=np.int64)
-        for label in range(self.num_classes):
+        for label in range(self.num_classes + 1):  # the last: images without any label
             members = train.labels == label
             rank[members] = np.arange(members.sum())
         chosen = np.lexsort((train.labels, rank))[:n]
@@ -119,10 +130,16 @@ class ImageDataset:
             stored = [replace(train.geometry, shrink=True).store(image) for image in stored]
         pixels = [np.broadcast_to(p, (3, *p.shape[1:])) for p in stored]
         shown = [np.ascontiguousarray(p.transpose(1, 2, 0)) for p in pixels]
-        return [(self.classes[train.labels[i]], p) for i, p in zip(chosen, shown, strict=True)]
+        return [(self._names(train, int(i)), p) for i, p in zip(chosen, shown, strict=True)]
+
+    def _names(self, split: Split, i: int) -> str:
+        """The class of an image, or all its labels."""
+        if self.target == "class" or split.label_sets is None:
+            return self.classes[int(split.labels[i])]
+        return " + ".join(self.classes[label] for label in split.label_sets[i]) or "no label"
 
     def for_process(self, rank: int, world_size: int) -> Self:
-        """The fraction of process `rank` of `world_size`: each batch is dealt out, so together they see what one would.
+        """What process `rank` of `world_size` sees: each batch is dealt out, so together they see what one would.
 
         batch_size stays that of all processes together. Raises UserError for a rank outside 0..world_size - 1.
         """
@@ -144,7 +161,7 @@ class ImageDataset:
 
         def make(number: int) -> Batch:
             part = views[number * batch_size : (number + 1) * batch_size]
-            return self._train_batch(self._fraction(part), seed, epoch, number)
+            return self._train_batch(self._own(part), seed, epoch, number)
 
         return in_order(make, range(start, self.steps_per_epoch(batch_size)), self.workers)
 
@@ -157,7 +174,7 @@ class ImageDataset:
             raise UserError(f'There is no split "{split}"; this set has {", ".join(self.splits)}.')
 
         def make(start: int) -> Batch:
-            index = self._fraction(np.arange(start, min(start + batch_size, len(self.splits[split]))))
+            index = self._own(np.arange(start, min(start + batch_size, len(self.splits[split]))))
             pixels = self._centre_views(self.splits[split], index)
             if change is not None:
                 pixels = change(pixels, torch.from_numpy(index))
@@ -171,13 +188,15 @@ class ImageDataset:
         """The order (n,) in which an epoch visits the training images."""
         return permutation(seed, epoch, len(self.train))
 
-    def _fraction(self, index: Ints) -> Ints:
+    def _own(self, index: Ints) -> Ints:
         """What of a batch belongs to this process."""
         return index[self.rank :: self.world_size]
 
     def _train_batch(self, views: Ints, seed: int, epoch: int, number: int) -> Batch:
         augment = self.augment
         views = apart(views)
+        if self.joint is not None:
+            return self._joint_batch(self.joint, views, seed, epoch)
         pixels = self._cropped(views, seed, epoch)
         if augment.flip > 0:
             pixels = flip(pixels, uniform(seed, Stream.FLIP, epoch, views) < augment.flip)
@@ -193,6 +212,14 @@ class ImageDataset:
         amounts = {"mixup": augment.mixup, "cutmix": augment.cutmix}
         mixed = mix(images, batch.targets, self.num_classes, **amounts, seed=seed, epoch=epoch, batch=number)
         return Batch(*mixed, batch.index)
+
+    def _joint_batch(self, joint: Joint, views: Ints, seed: int, epoch: int) -> Batch:
+        index = positions(views)
+        stored = [self.train.store.image(i) for i in index.tolist()]
+        draw = Draw(seed, epoch, views, index, self.augment, self.img_size)
+        pixels, targets = joint(stored, self._targets("train", index), draw)
+        first, *others = map(self._normalized, pixels)
+        return Batch(first, targets, torch.from_numpy(index), tuple(others))
 
     def _cropped(self, views: Ints, seed: int, epoch: int) -> Tensor:
         """Training views, uint8 (B, C, H, W), which the caller may change."""
@@ -235,4 +262,15 @@ class ImageDataset:
         return tensor.mean(0, keepdim=True).expand(self.in_chans, 1, 1)
 
     def _batch(self, images: Tensor, split: str, index: Ints) -> Batch:
-        return Batch(images, torch.from_numpy(self.splits[split].labels[index]), torch.from_numpy(index))
+        return Batch(images, self._targets(split, index), torch.from_numpy(index))
+
+    def _targets(self, split: str, index: Ints) -> Tensor:
+        """Classes int64 (B,), or labels float32 (B, K), 1 for each that an image has."""
+        found = self.splits[split]
+        if self.target == "class":
+            return torch.from_numpy(found.labels[index])
+        assert found.label_sets is not None
+        targets = torch.zeros(len(index), self.num_classes)
+        for row, i in enumerate(index.tolist()):
+            targets[row, list(found.label_sets[i])] = 1.0
+        return targets

@@ -1,17 +1,25 @@
-"""load: from a spec to images that are ready to train on."""
+"""load: from a spec to images that are ready to train on. check: the same look without training, for `vitmods data`."""
 
-from collections.abc import Sequence
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from vitmods.data.build import cores
-from vitmods.data.dataset import ImageDataset, Split
+import numpy as np
+from rich.cells import cell_len
+
+from vitmods.data.dataset import ImageDataset, Joint, Split
 from vitmods.data.geometry import Geometry
-from vitmods.data.records import Records, printable
+from vitmods.data.groups import groups_of
+from vitmods.data.multilabel import with_target
+from vitmods.data.records import Records, Source, printable
 from vitmods.data.sources import open_source
-from vitmods.data.splits import limit, make_splits
-from vitmods.data.store import open_store
+from vitmods.data.splits import TEST_FRACTION, VAL_FRACTION, limit, make_splits
+from vitmods.data.store import Store, build, open_store
 from vitmods.data.stream import StreamSet, is_streamed, open_lazily
 from vitmods.data.summary import facts, problems, unreadable_text
+from vitmods.data.threads import cores
 from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
@@ -25,42 +33,63 @@ def load(
     augment: Augment,
     in_chans: int = 3,
     split_seed: int = 0,
-    val_fraction: float = 0.1,
-    test_fraction: float = 0.1,
+    val_fraction: float = VAL_FRACTION,
+    test_fraction: float = TEST_FRACTION,
+    groups: str | None = None,
     unreadable: str = "stop",
     cache_dir: Path | str | None = None,
     limit_train: int | None = None,
     limit_val: int | None = None,
     workers: int = 0,
+    target: str = "class",
+    joint: Joint | None = None,
 ) -> ImageDataset:
     """Find a data set, split it, read every image once and return it ready to train on.
 
     spec: "digits", a folder, a known set ("imagenet:FOLDER"), "torchvision:NAME?root=FOLDER", "hf:NAME" or
     "wds:SHARDS". With "?stream=1" behind the last or a folder, and unasked where a split would fill more than 64 GiB,
     images are decoded when they are needed. img_size: (H, W) in pixels. in_chans: 3 (RGB) or 1 (gray). Splits that
-    the source lacks are made from split_seed, stratified. unreadable "stop" refuses a set with images that cannot be
-    read, "skip" leaves them out and says so. cache_dir keeps decoded images for later runs and other processes.
+    the source lacks are made from split_seed, stratified; images that are equal byte for byte, and those of one of the
+    `groups` (see `vitmods.data.groups`), come into one of them. unreadable "stop" refuses a set with images that cannot
+    be read, "skip" leaves them out and says so. cache_dir keeps decoded images for later runs and other processes.
     limit_train: at most so many training images, classes in proportion; limit_val: so many for val, taken out of
     train first where there is no val split (VTAB: 800 and 200). workers: threads that prepare batches ahead (0: none;
-    of streamed images: one a core). Raises UserError with all that is wrong with the set at once.
+    of streamed images: one a core). target: what is asked of each image, "class" or "labels"; joint: see ImageDataset
+    (a task names both). Raises UserError with all that is wrong with the set at once.
     """
     size = _size(img_size)
     if in_chans not in (1, 3):
         raise UserError(f"Images are read with 1 channel (gray) or 3 (RGB), not {in_chans}: set in_chans to 1 or 3.")
     if unreadable not in ("stop", "skip"):
         raise UserError(f'unreadable must be "stop" or "skip", not "{unreadable}".')
-    source = open_source(spec)
-    records, origin = make_splits(source, split_seed, val_fraction, test_fraction, limit_val)
-    if "train" in records:
-        records["train"] = limit(records["train"], limit_train, split_seed)
-    geometry = {name: _geometry(name, size, augment) for name in records}
-    streamed = is_streamed(source.streaming, {name: (part, geometry[name]) for name, part in records.items()}, in_chans)
+    source = with_target(open_source(spec), target)
     cache = None if cache_dir is None else Path(cache_dir)
-    splits = {name: _read(name, part, geometry[name], in_chans, cache, streamed) for name, part in records.items()}
+    streamed = False
+
+    def read(parts: dict[str, Records]) -> dict[str, Split]:
+        nonlocal streamed
+        shapes = {name: _geometry(name, size, augment) for name in parts}
+        streamed = is_streamed(source.streaming, {name: (part, shapes[name]) for name, part in parts.items()}, in_chans)
+        opened = open_lazily if streamed else open_store
+        return {n: _split(n, part, opened(part, shapes[n], in_chans, cache), shapes[n]) for n, part in parts.items()}
+
+    fractions = {"val": val_fraction, "test": test_fraction, "limit_val": limit_val}
+    records, splits, origin = _read(source, groups, read, limit_train, seed=split_seed, **fractions)
     found = facts(source, records, splits, origin)
-    _stop_on_problems(problems(source, splits), found["unreadable"] if unreadable == "stop" else [], source.spec)
+    bad = found["unreadable"] if unreadable == "stop" else []
+    _stop_on_problems(problems(source, splits, groups), bad, source.spec)
     whole = ImageDataset(
-        source.name, source.classes, splits, size, in_chans, augment, found, workers, class_map=source.class_map
+        source.name,
+        source.classes,
+        splits,
+        size,
+        in_chans,
+        augment,
+        found,
+        workers,
+        class_map=source.class_map,
+        target=target,
+        joint=joint,
     )
     if not streamed:
         return whole
@@ -84,10 +113,50 @@ def _geometry(split: str, size: tuple[int, int], augment: Augment) -> Geometry:
     return Geometry(size, augment.eval_crop, resample=augment.resample)
 
 
-def _read(name: str, records: Records, geometry: Geometry, channels: int, cache: Path | None, streamed: bool) -> Split:
-    store = (open_lazily if streamed else open_store)(records, geometry, channels, cache)
+def _split(name: str, records: Records, store: Store, geometry: Geometry) -> Split:
     kept = records.take(store.index.kept)
     return Split(name, kept.ids, kept.labels, store, geometry, kept.label_sets)
+
+
+def _read(
+    source: Source,
+    rule: str | None,
+    read: Callable[[dict[str, Records]], dict[str, Split]],
+    limit_train: int | None = None,
+    *,
+    seed: int,
+    **fractions: Any,
+) -> tuple[dict[str, Records], dict[str, Split], str]:
+    """The splits as records and read, and where each comes from.
+
+    Which images are equal is known once they are read. Where a split that was made tears such apart, it is made again
+    so that it does not.
+    """
+    train = source.splits.get("train")
+    digests: dict[str, bytes] = {}
+    groups = groups_of(train, rule, digests) if train is not None and rule else None
+    while True:
+        records, origin = make_splits(source, seed, groups=groups, **fractions)
+        if "train" in records:
+            records["train"] = limit(records["train"], limit_train, seed)
+        splits = read(records)
+        made = [split for name, split in splits.items() if name == "train" or name not in source.splits]
+        if train is None or "overlap" in source.allow or not _torn(made):
+            return records, splits, origin
+        known = len(digests)
+        digests |= {name: d.tobytes() for split in made for name, d in zip(split.ids, split.store.index.digests)}
+        if len(digests) == known:
+            return records, splits, origin
+        groups = groups_of(train, rule, digests)
+        if not known:
+            many = sum(count for count in Counter(digests.values()).values() if count > 1)
+            source.warnings.append(f"{many} images have equals, byte for byte: they are in the same split as those.")
+
+
+def _torn(made: Sequence[Split]) -> bool:
+    """Whether equal bytes are in two of the splits."""
+    each = [{row.tobytes() for row in split.store.index.digests} for split in made]
+    return len(set().union(*each)) < sum(map(len, each))
 
 
 def _stop_on_problems(found: list[str], bad: list[dict[str, str]], spec: str) -> None:
@@ -98,3 +167,70 @@ def _stop_on_problems(found: list[str], bad: list[dict[str, str]], spec: str) ->
         texts.append(f"{unreadable_text(bad)}\n{remedy}")
     if texts:
         raise UserError(f"The images of {printable(spec)} cannot be used as they are.\n" + "\n".join(texts))
+
+
+_THUMB = Geometry((8, 8))
+
+
+class Checked(NamedTuple):
+    """summary: as ImageDataset.summary(), with "problems" that would stop a study; text: the same to read."""
+
+    summary: dict[str, Any]
+    text: str
+
+    @property
+    def fit(self) -> bool:
+        """Whether a study could train on it as it is; an evaluation set is fit to be evaluated on."""
+        return not self.summary["problems"] and not self.summary["unreadable"]
+
+
+def check(
+    spec: str | Path,
+    *,
+    split_seed: int = 0,
+    val_fraction: float = VAL_FRACTION,
+    test_fraction: float = TEST_FRACTION,
+    groups: str | None = None,
+) -> Checked:
+    """Read every image of a set and say what is there. Raises UserError only where nothing can be opened."""
+    source = open_source(spec)
+
+    def read(parts: dict[str, Records]) -> dict[str, Split]:
+        with open(os.devnull, "wb") as nowhere:
+            indexes = {name: build(part, _THUMB, 3, nowhere) for name, part in parts.items()}
+        none = np.empty(0, np.uint8)
+        return {name: _split(name, part, Store(none, indexes[name]), _THUMB) for name, part in parts.items()}
+
+    records, splits, origin = _read(source, groups, read, seed=split_seed, val=val_fraction, test=test_fraction)
+    found = problems(source, splits, groups) + (source.verify() if source.verify else [])
+    summary = facts(source, records, splits, origin) | {"problems": found}
+    return Checked(summary, describe(summary))
+
+
+def describe(summary: dict[str, Any]) -> str:
+    """A table of classes and splits, then sizes, warnings, unreadable images and problems."""
+    splits = summary["splits"]
+    head = ["class", *splits]
+    rows = [[name, *(str(splits[s]["per_class"][name]) for s in splits)] for name in summary["classes"]]
+    rows.append(["all", *(str(splits[s]["count"]) for s in splits)])
+    widths = [max(cell_len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    lines = [f"{summary['name']}: {len(summary['classes'])} classes; splits {summary['split_origin']}", ""]
+    lines += [_row_text(row, widths) for row in [head, ["-" * w for w in widths], *rows]]
+    if summary["native"]:
+        native = summary["native"]
+        sizes = ", ".join(f"{key} {_by(native[key])}" for key in ("smallest", "median", "largest"))
+        common = f"most common {_by(native['most_common'])} ({native['most_common_count']})"
+        lines += ["", f"Height x width: {sizes}; {common}"]
+    lines += [f"Warning: {text}" for text in summary["warnings"]]
+    lines += [unreadable_text(summary["unreadable"])] if summary["unreadable"] else []
+    lines += [f"Problem: {text}" for text in summary["problems"]]
+    return "\n".join(lines)
+
+
+def _row_text(cells: list[str], widths: list[int]) -> str:
+    rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
+    return "  ".join([cells[0] + " " * (widths[0] - cell_len(cells[0])), *rest])
+
+
+def _by(size: list[int]) -> str:
+    return f"{size[0]} x {size[1]}"

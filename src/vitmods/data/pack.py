@@ -6,29 +6,41 @@ it is whole; the index of a shard, with its checksum, comes before the shard, an
 without an index is not ours, and a folder without a manifest is not finished.
 """
 
+import fcntl
 import io
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
-from vitmods.data.build import cores, digest
-from vitmods.data.folder import ENDINGS
-from vitmods.data.pack_folder import alone_in, other_shards, refuse_foreign, remove_leftovers
-from vitmods.data.prefetch import in_order
-from vitmods.data.read import Unreadable, shown_size
-from vitmods.data.records import Records, Source, printable
+from vitmods.data.read import Unreadable, digest, shown_size
+from vitmods.data.records import ENDINGS, Records, Source, printable
 from vitmods.data.rng import text_bits
-from vitmods.data.shard_index import Row, ShardIndex
-from vitmods.data.shard_write import EMPTY, Item, taken, tar_parts
-from vitmods.data.shards import MANIFEST, MANIFEST_FORMAT, file_sha256, index_path, is_packed, read_manifest
+from vitmods.data.shards import (
+    EMPTY,
+    MANIFEST,
+    MANIFEST_FORMAT,
+    Item,
+    Row,
+    ShardIndex,
+    file_sha256,
+    index_path,
+    is_packed,
+    read_manifest,
+    taken,
+    tar_parts,
+)
 from vitmods.data.sources import open_source
 from vitmods.data.summary import record, unreadable_text
+from vitmods.data.threads import cores, in_order
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.files import expand_user, make_folder, progress_console, write_atomically, write_json
 
@@ -37,17 +49,20 @@ _REMEDY = (
     "Repair or remove them and pack again, which goes on from here; or leave them out with "
     'unreadable="skip" (--unreadable skip).'
 )
+_SHOWN = 20  # equal images
 _TOGETHER = 16  # images that a thread reads at a time
 
 
 @dataclass
 class Packed:
-    """What was done. manifest: as in manifest.json; shards, kept: how many, and how many were there already."""
+    """What was done. manifest: as in manifest.json; shards, kept: how many, and how many were there already; equal: the
+    images that are equal byte for byte, those that are in one line."""
 
     folder: Path
     manifest: dict[str, Any]
     shards: int = 0
     kept: int = 0
+    equal: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = []
@@ -56,6 +71,13 @@ class Packed:
             lines.append(f"{split}: {facts['images']:,} images, {megabytes:,.1f} MB, shards: {shards}")
         if self.manifest["unreadable"]:
             lines.append(f"Left out: {unreadable_text(self.manifest['unreadable'])}")
+        if self.equal:
+            more = [f"  and {len(self.equal) - _SHOWN} more"] if len(self.equal) > _SHOWN else []
+            lines += [
+                "Warning: these images are equal, byte for byte:",
+                *(f"  {t}" for t in self.equal[:_SHOWN]),
+                *more,
+            ]
         there = f" ({self.kept} of {self.shards} were there, and were compared)" if self.kept else ""
         lines.append(f"Packed in {printable(str(self.folder))}{there}. Use it as --data {printable(str(self.folder))}")
         return "\n".join(lines)
@@ -113,7 +135,7 @@ def pack(
             raise other_shards(folder)
         remove_leftovers(folder, facts)
         write_json(folder / MANIFEST, manifest)
-        return Packed(folder, manifest, packer.shards, packer.kept)
+        return Packed(folder, manifest, packer.shards, packer.kept, packer.equal())
 
 
 def _refuse_rich_labels(source: Source) -> None:
@@ -141,14 +163,26 @@ class _Packer:
     shards: int = 0
     kept: int = 0
     unreadable: list[dict[str, str]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
 
-    def split(self, split: str, records: Records, classes: Sequence[str], step: Any) -> dict[str, Any]:
+    def equal(self) -> tuple[str, ...]:
+        """Names of the images packed that are equal, a line for each kind."""
+        _, kind, count = np.unique(np.array(self.digests, dtype="S16"), return_inverse=True, return_counts=True)
+        found: dict[int, list[str]] = {}
+        for i in np.flatnonzero(count[kind] > 1).tolist():
+            found.setdefault(int(kind[i]), []).append(printable(self.names[i]))
+        return tuple(sorted(" = ".join(sorted(names)) for names in found.values()))
+
+    def split(self, split: str, records: Records, classes: Sequence[str], step: Callable[[], object]) -> dict[str, Any]:
         """Write the shards of one split; what the manifest says of it."""
         counts, shards = [0] * len(classes), []
         for number, items in enumerate(self._groups(split, records, step)):
             shards.append(self._shard(self.folder / f"{split}-{number:06d}.tar", items))
             for item in items:
                 counts[int(item.row.label)] += 1
+                self.names.append(item.row.id)
+                self.digests.append(bytes.fromhex(item.row.digest))
         return {
             "images": sum(counts),
             "bytes": sum(shard["bytes"] for shard in shards),
@@ -156,7 +190,7 @@ class _Packer:
             "shards": shards,
         }
 
-    def _groups(self, split: str, records: Records, step: Any) -> Iterator[list[Item]]:
+    def _groups(self, split: str, records: Records, step: Callable[[], object]) -> Iterator[list[Item]]:
         """The images of one shard after the other."""
         group: list[Item] = []
         length = EMPTY
@@ -170,7 +204,7 @@ class _Packer:
         if group:
             yield group
 
-    def _items(self, split: str, records: Records, step: Any) -> Iterator[Item]:
+    def _items(self, split: str, records: Records, step: Callable[[], object]) -> Iterator[Item]:
         """Images in an order drawn from their names, so that a shard has some of every class."""
         order = sorted(range(len(records)), key=lambda i: (text_bits(0, "pack", records.ids[i]), i))
         known = self._known(split)
@@ -250,23 +284,63 @@ def _ending(name: str, raw: bytes) -> str:
         return f".{(image.format or 'img').lower()}"
 
 
-def _bar(images: int, progress: bool) -> AbstractContextManager[Any]:
-    """A context that gives a function to call after each image."""
-    return _ProgressBar(images) if progress else nullcontext(lambda: None)
+@contextmanager
+def _bar(images: int, progress: bool) -> Iterator[Callable[[], object]]:
+    """Gives a function to call after each image."""
+    if not progress:
+        yield lambda: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = progress_console()
+    columns = (TextColumn("Packing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("Packing", total=images)
+        yield lambda: bar.advance(task)
 
 
-class _ProgressBar:
-    def __init__(self, images: int):
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes from packing into the folder, if its file system can. Raises UserError if one is at it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(descriptor, folder)
+        yield
+    finally:
+        os.close(descriptor)
 
-        console = progress_console()
-        columns = (TextColumn("Packing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._task = self._progress.add_task("Packing", total=images)
 
-    def __enter__(self) -> Any:
-        self._progress.start()
-        return lambda: self._progress.advance(self._task)
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"Another process is packing into {printable(str(folder))}. Wait for it or end it.") from None
+    except OSError:
+        return  # some network file systems cannot lock a folder
 
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+
+def refuse_foreign(folder: Path) -> None:
+    for path in sorted(folder.glob("*.tar")):
+        try:
+            ShardIndex.from_bytes(index_path(path).read_bytes())
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UserError(
+                f"{printable(str(path))} was not written by vitmods data pack and could be overwritten: choose another "
+                "folder."
+            ) from None
+
+
+def remove_leftovers(folder: Path, facts: dict[str, Any]) -> None:
+    """What an unfinished call with other settings has left: other programs would take it for a part of the set."""
+    mine = {shard["file"] for split in facts.values() for shard in split["shards"]}
+    for path in folder.iterdir():
+        shard = re.fullmatch(r"((?:train|val|test)-\d{6})\.(?:tar|json)(?:\.tmp)?", path.name)
+        if shard and f"{shard[1]}.tar" not in mine:
+            path.unlink()
+
+
+def other_shards(folder: Path) -> UserError:
+    return UserError(
+        f"{printable(str(folder))} holds shards of other images or settings. Choose another folder, or remove it to "
+        "pack anew."
+    )

@@ -14,8 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitmods.data.boxes import Floats
-from vitmods.data.randaugment import Draw, Pixels
 from vitmods.data.rng import Stream
+
+Pixels = NDArray[np.uint8]
+Draw = Callable[[Stream], Floats]
+"""A number in [0, 1) for each image that an operation is given."""
 
 FILL = 128
 SIGNED = ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
@@ -33,14 +36,16 @@ def change(pixels: Pixels, name: str, magnitude: float, draw: Draw) -> Pixels:
 def _blend(start: Numbers, end: Numbers, level: float) -> Pixels:
     """From `start` towards `end` by the factor of colors, brightness and so on, or beyond it."""
     start, end, factor = start.astype(np.float32), end.astype(np.float32), np.float32(level * 1.8 + 0.1)
-    return (start + factor * (end - start)).clip(0, 255).astype(np.uint8)
+    blended: Pixels = (start + factor * (end - start)).clip(0, 255).astype(np.uint8)
+    return blended
 
 
 def _look_up(pixels: Pixels, table: Numbers) -> Pixels:
     """Every value replaced by its entry in the table (256,)."""
     # bytes.translate is several times faster than indexing, which makes 8-byte integers of the pixels first
     changed = pixels.tobytes().translate(table.astype(np.uint8).tobytes())
-    return np.frombuffer(changed, np.uint8).reshape(pixels.shape)
+    looked_up: Pixels = np.frombuffer(changed, np.uint8).reshape(pixels.shape)
+    return looked_up
 
 
 def _each_channel(pixels: Pixels, table_of: Callable[[Pixels], Numbers]) -> Pixels:
@@ -53,7 +58,8 @@ def _stretched(plane: Pixels) -> Numbers:
     if low == high:
         return _VALUES
     scale = np.float32(255) / (high - low)
-    return (_VALUES.astype(np.float32) * scale - low * scale).clip(0, 255)
+    stretched: Numbers = (_VALUES.astype(np.float32) * scale - low * scale).clip(0, 255)
+    return stretched
 
 
 def _equalized(plane: Pixels) -> Numbers:

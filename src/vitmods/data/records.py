@@ -15,6 +15,16 @@ Raw = Union[bytes, "Image", NDArray[np.generic]]
 """An image before it is read: the bytes of a file, an open PIL image, or an array (H, W) or (H, W, channels)."""
 
 SPLITS = ("train", "val", "test")
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+}
+"""What folders, shards and tables of a split are called."""
+ENDINGS = frozenset(
+    ".avif .bmp .dib .gif .ico .jfif .jp2 .jpe .jpeg .jpg .pbm .pcx .pgm .png .pnm .ppm .tga .tif .tiff .webp".split()  # noqa: SIM905
+)
+"""Of image files, in lower case."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +33,7 @@ class Records:
 
     ids name images for people and for splitting; stamps change whenever an image may have changed and key the cache;
     fetch(keys[i]) returns image i and raises if it cannot. Labels are (n,) positions in the source's classes.
-    label_sets: where several classes are right for an image, all of them, for each image.
+    label_sets: where several classes are right for an image, or it has several labels, all of them, for each image.
 
     Where a source knows more without reading an image: shards (n,), the number of the file that each lies in, one
     after the other by their keys; native (n, 2), heights and widths, 0 where they are not known; digests (n, 16), as in
@@ -109,12 +119,12 @@ class Source:
     the set is for evaluation only), and what was passed over.
 
     class_map: where its classes are some of a larger set's that models are trained on (200 of ImageNet's 1,000), their
-    positions there, in the order of `classes`. allow: which of ALLOWED is no more than a warning. broken: what has no
-    place among the records. verify: compares the files with their checksums and returns what is wrong.
+    positions there, in the order of `classes`. target: what it knows of each image: "class", or "labels", which its
+    label_sets then are. allow: which of ALLOWED is no more than a warning. broken: what has no place among the records.
+    verify: compares the files with their checksums and returns what is wrong. spec: set by `open_source`.
     """
 
     name: str
-    spec: str
     classes: tuple[str, ...]
     splits: dict[str, Records]
     warnings: list[str] = field(default_factory=list)
@@ -123,6 +133,8 @@ class Source:
     verify: Callable[[], list[str]] | None = None
     class_map: tuple[int, ...] | None = None
     allow: frozenset[str] = frozenset()
+    target: str = "class"
+    spec: str = ""
 
 
 ALLOWED = {

@@ -1,25 +1,31 @@
-"""A folder of WebDataset shards (tar files) as a source: each image is read at its place in its tar file.
+"""Shards that `vitmods data pack` wrote, and images in tar files as records: each is read at its place in its file.
 
-Shards written by `vitmods data pack` come with a manifest and an index and give the same source as the folder that was
-packed: names, order, splits and fingerprint are the same. Every image's checksum is compared whenever it is read.
+A shard is a tar file in WebDataset's layout: members that share a name up to the first dot belong together, KEY.jpg (or
+another image) and KEY.cls, the number of its class. An index lies beside each packed shard, and a manifest in the
+folder. They give the same source as the folder that was packed: names, order, splits and fingerprint are the same.
+Every image's checksum is compared whenever it is read.
 """
 
 import json
+import tarfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
-from pathlib import Path
-from typing import Any
+from itertools import chain
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
-from vitmods.data.build import cores
-from vitmods.data.foreign_shards import foreign_shards
-from vitmods.data.records import Source, Streaming, printable
-from vitmods.data.shard_index import ShardIndex
-from vitmods.data.shard_records import records_of
-from vitmods.util.errors import UserError, nearest
-from vitmods.util.files import expand_user
+import numpy as np
+
+from vitmods.data.read import Unreadable, digest
+from vitmods.data.records import Records, Source, printable
+from vitmods.data.tars import read_at
+from vitmods.data.threads import cores
+from vitmods.util.errors import UserError
 
 MANIFEST, MANIFEST_FORMAT = "manifest.json", "vitmods shards 1"
-_OPTIONS = ("stream", "buffer", "allow")
+FORMAT = "vitmods shard 1"
+EMPTY = 2 * tarfile.BLOCKSIZE  # the end mark of a tar file
 _AGAIN = "Copy it anew, or write it again with vitmods data pack."
 
 
@@ -28,35 +34,40 @@ def is_packed(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def shards(spec: str, name: str, options: dict[str, str]) -> Source:
-    """The source in a folder of shards, or in the tar files of a pattern such as train-{0000..0009}.tar.
-
-    options: stream and buffer. Raises UserError where there is no shard, or one is missing or no tar file.
+class Row(NamedTuple):
+    """An image in a shard. id: its name for people; label: number or name of its class; member: its name in the tar
+    file; offset, size: of its bytes; height, width: 0 if unknown; digest: `build.digest` in hex, "" if unknown.
     """
-    streaming = folder_options(spec, options)
-    path = expand_user(name)
-    source = _packed(spec, path) if is_packed(path) else foreign_shards(spec, path)
-    source.streaming = streaming
-    return source
+
+    id: str
+    label: int | str
+    member: str
+    offset: int
+    size: int
+    height: int = 0
+    width: int = 0
+    digest: str = ""
 
 
-def streaming_options(
-    spec: str, options: dict[str, str], word: str = "stream", buffer: int = Streaming.buffer
-) -> Streaming:
-    """`stream` (0 or 1; or another word) and `buffer` (images) behind the question mark. Raises UserError."""
-    asked = {"": None, "0": False, "1": True}.get(options.get(word, ""), "?")
-    places = options.get("buffer", str(buffer))
-    if asked == "?" or not places.isdecimal() or int(places) < 1:
-        raise UserError(f'"{printable(spec)}": {word} is 0 or 1, and buffer a number of images, at least 1.')
-    return Streaming(asked, int(places))  # type: ignore[arg-type]
+class ShardIndex(NamedTuple):
+    """rows: in the order of the tar file; broken: (member, reason) of what is no image with a label."""
 
+    rows: tuple[Row, ...]
+    broken: tuple[tuple[str, str], ...] = ()
 
-def folder_options(spec: str, options: dict[str, str]) -> Streaming:
-    """The same, where no other options are known."""
-    for name in options:
-        if name not in _OPTIONS:
-            raise UserError(f'"{printable(spec)}": there is no option "{name}". {nearest(name, _OPTIONS)}')
-    return streaming_options(spec, options)
+    def to_bytes(self, **facts: Any) -> bytes:
+        """JSON with an image on each line; `facts` go before them."""
+        head = json.dumps({"format": FORMAT, **facts, "broken": self.broken})[:-1]
+        rows = ",\n".join(json.dumps(row) for row in self.rows)
+        return f'{head}, "images": [\n{rows}\n]}}\n'.encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "ShardIndex":
+        """Inverse of to_bytes. Raises ValueError, KeyError or TypeError on others."""
+        values = json.loads(content)
+        if values["format"] != FORMAT:
+            raise ValueError(f"format {values['format']!r}, not {FORMAT!r}")
+        return cls(tuple(Row(*row) for row in values["images"]), tuple((m, r) for m, r in values["broken"]))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -86,16 +97,17 @@ def file_sha256(path: Path) -> str:
     return content.hexdigest()
 
 
-def _packed(spec: str, folder: Path) -> Source:
+def packed(folder: Path) -> Source:
+    """The source in a folder that `vitmods data pack` wrote. Raises UserError where a shard is missing or another."""
     manifest = read_manifest(folder)
     try:
-        return _listed(spec, folder, manifest)
+        return _listed(folder, manifest)
     except (KeyError, TypeError, AttributeError) as error:
         where = printable(str(folder / MANIFEST))
         raise UserError(f"{where} does not list what was packed ({error!r}). {_AGAIN}") from error
 
 
-def _listed(spec: str, folder: Path, manifest: dict[str, Any]) -> Source:
+def _listed(folder: Path, manifest: dict[str, Any]) -> Source:
     splits = {}
     listed: dict[Path, dict[str, Any]] = {}
     for split, facts in manifest["splits"].items():
@@ -103,7 +115,7 @@ def _listed(spec: str, folder: Path, manifest: dict[str, Any]) -> Source:
         indexes = [_packed_index(path, shard) for path, shard in files.items()]
         listed |= files
         splits[split] = records_of(list(files), [index.rows for index in indexes])
-    source = Source(manifest["name"], spec, tuple(manifest["classes"]), splits)
+    source = Source(manifest["name"], tuple(manifest["classes"]), splits)
     left_out = manifest["unreadable"]
     if left_out:
         source.warnings.append(f"{len(left_out)} images that cannot be read were left out when it was packed.")
@@ -132,3 +144,81 @@ def _verify(listed: dict[Path, dict[str, Any]]) -> list[str]:
     return [
         f"The shard {printable(path.name)} is not what was packed: its checksum differs. {_AGAIN}" for path in damaged
     ]
+
+
+def records_of(files: Sequence[Path], rows: Sequence[Sequence[Row]], root: Path | None = None) -> Records:
+    """Records sorted by name; their keys run through the shards. With `root`, ids name the shard too.
+
+    What fetching needs is kept as arrays: a million rows would fill hundreds of megabytes in every process.
+    """
+    everything = list(chain.from_iterable(rows))
+    shard = np.repeat(np.arange(len(files)), [len(part) for part in rows])
+    prefix = ["" if root is None else f"{file.relative_to(root).as_posix()}: " for file in files]
+    ids = [prefix[s] + row.id for s, row in zip(shard.tolist(), everything, strict=True)]
+    order = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
+    stamps = [_stamp(file) for file in files]
+    places = np.array([(row.offset, row.size) for row in everything], dtype=np.int64).reshape(-1, 2)
+    native = np.array([(row.height, row.width) for row in everything], dtype=np.int64).reshape(-1, 2)
+    known = all(row.digest for row in everything)
+    digests = np.frombuffer(bytes.fromhex("".join(row.digest for row in everything)), dtype=np.uint8).reshape(-1, 16)
+
+    def fetch(key: int) -> bytes:
+        path, (offset, size) = files[shard[key]], places[key].tolist()
+        raw = read_at(path, offset, size)
+        if known and digest(raw) != digests[key].tobytes():
+            raise Unreadable(f"damaged in the shard {printable(path.name)} at byte {offset:,}: the checksum differs")
+        return raw
+
+    return Records(
+        ids=tuple(ids[i] for i in order),
+        labels=np.array([everything[i].label for i in order], dtype=np.int64),
+        stamps=tuple(f"{stamps[s]}:{offset}" for s, offset in zip(shard[order].tolist(), places[order, 0].tolist())),
+        fetch=fetch,
+        keys=order,
+        shards=shard[order],
+        native=native[order] if known else None,
+        digests=digests[order] if known else None,
+    )
+
+
+def _stamp(shard: Path) -> str:
+    status = shard.stat()
+    record = f"{shard.resolve()}:{status.st_size}:{status.st_mtime_ns}"
+    return sha256(record.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+class Item(NamedTuple):
+    """An image that can be read: its row (with the offset still open) and its bytes."""
+
+    row: Row
+    raw: bytes
+
+
+def taken(size: int) -> int:
+    """Bytes that an image of this size takes in a shard, with its label and both headers."""
+    return padded(size) + 3 * tarfile.BLOCKSIZE
+
+
+def tar_parts(items: Sequence[Item]) -> tuple[list[bytes], list[Row]]:
+    """The parts of a tar file, and rows with offsets. No times or owners: the same images give the same bytes."""
+    parts: list[bytes] = []
+    rows: list[Row] = []
+    offset = 0
+    for row, raw in items:
+        rows.append(row._replace(offset=offset + tarfile.BLOCKSIZE))
+        label = PurePosixPath(row.member).with_suffix(".cls").name
+        for name, content in ((row.member, raw), (label, str(row.label).encode())):
+            padding = bytes(padded(len(content)) - len(content))
+            parts += [_header(name, len(content)), content, padding]
+            offset += tarfile.BLOCKSIZE + padded(len(content))
+    return [*parts, bytes(EMPTY)], rows
+
+
+def _header(name: str, size: int) -> bytes:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = size, 0o644
+    return member.tobuf(tarfile.USTAR_FORMAT)
+
+
+def padded(length: int) -> int:
+    return -(-length // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE

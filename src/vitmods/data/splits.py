@@ -1,9 +1,11 @@
 """Train, val and test where a source does not bring them: stratified, and a function of the split seed and the names.
 
-An image's place depends on its own name and on how many images its class has, never on the order of files.
+An image's place depends on its own name and on how many images its class has, never on the order of files. Images of
+one group stay together: the group goes where its first image in the drawn order would, in that image's class.
 """
 
 from fractions import Fraction
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,17 +15,24 @@ from vitmods.data.rng import text_bits
 from vitmods.util.errors import UserError
 
 Indices = NDArray[np.int64]
+VAL_FRACTION, TEST_FRACTION = 0.1, 0.2
+"""Of the images, for the splits that are made if nothing else is said."""
 
 
 def make_splits(
-    source: Source, seed: int, val: float, test: float, limit_val: int | None = None
+    source: Source,
+    seed: int,
+    val: float = VAL_FRACTION,
+    test: float = TEST_FRACTION,
+    limit_val: int | None = None,
+    groups: Indices | None = None,
 ) -> tuple[dict[str, Records], str]:
     """The splits to use and where each comes from, in words.
 
     A source with train alone is cut into train, val and test. One that lacks val gives a part of train to it. One that
     lacks test beside its own val is evaluated on val, so that numbers stay comparable with others on that split. A
     source without train is for evaluation only. limit_val: so many images for val, classes in proportion, instead of
-    the fraction where val is made, and of val's own where it is not.
+    the fraction where val is made, and of val's own where it is not. groups: of train's images (n,), see `groups_of`.
     """
     _check_fraction("val_fraction", val)
     _check_fraction("test_fraction", test)
@@ -38,27 +47,30 @@ def make_splits(
         return _ordered(source.splits), "found"
     fractions = {"test": test} if alone else {}
     train = source.splits["train"]
-    parts = cut(train, seed, fractions if limit_val is not None else fractions | {"val": val})
+    parts = cut(train, seed, fractions if limit_val is not None else fractions | {"val": val}, groups)
     splits = source.splits | {name: train.take(part) for name, part in parts.items() if len(part)}
     if limit_val is not None:
-        splits["train"], splits["val"] = take_out(splits["train"], limit_val, seed)
+        left = None if groups is None else groups[parts["train"]]
+        splits["train"], splits["val"] = take_out(splits["train"], limit_val, seed, left)
     return _ordered(splits), f"made, seed {seed}" if alone else f"found; val made from train, seed {seed}"
 
 
-def cut(records: Records, seed: int, fractions: dict[str, float]) -> dict[str, Indices]:
+def cut(records: Records, seed: int, fractions: dict[str, float], groups: Indices | None = None) -> dict[str, Indices]:
     """Positions of each named part, and of the rest as "train"; each class is cut by itself, rounded to the nearest.
 
-    A part takes at least one image of a class that has three left, and every class keeps one in train.
+    A part takes at least one image of a class that has three left, and every class keeps one in train. Of groups (n,) a
+    part takes those that bring it nearer to its number of images.
     """
     parts: dict[str, list[int]] = {name: [] for name in (*fractions, "train")}
-    for members in _by_class(records, seed, "split"):
-        left = members
+    for left in _by_class(records, seed, "split", groups):
+        total = _images(left)
         for name, fraction in fractions.items():
             least = 1 if fraction > 0 and len(left) >= 3 else 0
-            count = min(max(int(len(members) * fraction + 0.5), least), len(left) - 1)
-            parts[name] += left[:count]
-            left = left[count:]
-        parts["train"] += left
+            count = min(max(int(total * fraction + 0.5), least), _images(left) - 1)
+            taken, left = _nearest(left, count, at_least_one=count > 0)
+            left = left or [taken.pop()] if taken else left
+            parts[name] += chain.from_iterable(taken)
+        parts["train"] += chain.from_iterable(left)
     return {name: np.array(sorted(part), dtype=np.int64) for name, part in parts.items()}
 
 
@@ -72,23 +84,25 @@ def limit(records: Records, count: int | None, seed: int) -> Records:
     return records.take(_drawn(records, count, seed, "limit", spare=0))
 
 
-def take_out(records: Records, count: int, seed: int) -> tuple[Records, Records]:
-    """The rest, and `count` images drawn as in `limit`; every class keeps an image in the rest."""
+def take_out(records: Records, count: int, seed: int, groups: Indices | None = None) -> tuple[Records, Records]:
+    """The rest, and `count` images drawn as in `limit`; every class keeps an image in the rest. Of groups (n,) whole
+    ones are taken, which may make a few images less."""
     room = len(records) - len(np.unique(records.labels))
     if count > room:
         raise UserError(
             f"{count} images for val cannot be taken out of {len(records)}: every class keeps one to train on, which "
             f"leaves {room}. Set limit_val to at most {room}."
         )
-    drawn = _drawn(records, count, seed, "val", spare=1)
+    drawn = _drawn(records, count, seed, "val", spare=1, groups=groups)
     return records.take(np.setdiff1d(np.arange(len(records)), drawn)), records.take(drawn)
 
 
-def _drawn(records: Records, count: int, seed: int, purpose: str, spare: int) -> Indices:
+def _drawn(records: Records, count: int, seed: int, purpose: str, spare: int, groups: Indices | None = None) -> Indices:
     """Sorted positions of `count` images, leaving `spare` of every class."""
-    classes = _by_class(records, seed, purpose)
-    counts = _quotas(np.array([len(members) for members in classes]), count, spare)
-    return np.array(sorted(i for members, n in zip(classes, counts, strict=True) for i in members[:n]), dtype=np.int64)
+    classes = [units for units in _by_class(records, seed, purpose, groups) if units]
+    counts = _quotas(np.array([_images(units) for units in classes]), count, spare)
+    chosen = [_nearest(units, int(n), over=0)[0] for units, n in zip(classes, counts, strict=True)]
+    return np.array(sorted(i for units in chosen for unit in units for i in unit), dtype=np.int64)
 
 
 def _quotas(sizes: Indices, count: int, spare: int) -> Indices:
@@ -108,13 +122,41 @@ def _quotas(sizes: Indices, count: int, spare: int) -> Indices:
     return counts
 
 
-def _by_class(records: Records, seed: int, purpose: str) -> list[list[int]]:
-    """Positions of each class's images, in an order drawn from the seed and the names."""
+Unit = list[int]
+"""Positions of images that stay together; one where there are no groups."""
+
+
+def _by_class(records: Records, seed: int, purpose: str, groups: Indices | None) -> list[list[Unit]]:
+    """Each class's units, in an order drawn from the seed and the names; a unit is of the class of its first image."""
     draws = [(text_bits(seed, purpose, name), name) for name in records.ids]
-    members: dict[int, list[int]] = {int(label): [] for label in np.unique(records.labels)}
+    units: dict[int, Unit] = {}
     for i in sorted(range(len(records)), key=draws.__getitem__):
-        members[int(records.labels[i])].append(i)
+        units.setdefault(i if groups is None else int(groups[i]), []).append(i)
+    members: dict[int, list[Unit]] = {int(label): [] for label in np.unique(records.labels)}
+    for unit in units.values():
+        members[int(records.labels[unit[0]])].append(unit)
     return list(members.values())
+
+
+def _nearest(
+    units: list[Unit], count: int, *, over: float = 0.5, at_least_one: bool = False
+) -> tuple[list[Unit], list[Unit]]:
+    """The first units that together have about `count` images, and the others. A unit is passed over if more than the
+    fraction `over` of it would be too much."""
+    taken: list[Unit] = []
+    left: list[Unit] = []
+    room = count
+    for unit in units:
+        fits = room > 0 and len(unit) - room <= over * len(unit)
+        (taken if fits else left).append(unit)
+        room -= len(unit) if fits else 0
+    if at_least_one and not taken and len(left) > 1:
+        taken.append(left.pop(left.index(min(left, key=len))))
+    return taken, left
+
+
+def _images(units: list[Unit]) -> int:
+    return sum(map(len, units))
 
 
 def _ordered(splits: dict[str, Records]) -> dict[str, Records]:

@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitmods.data.boxes import Ints
-from vitmods.data.build import Index, build
 from vitmods.data.dataset import ImageDataset
 from vitmods.data.geometry import Geometry
 from vitmods.data.read import Unreadable, decode
 from vitmods.data.records import Records, Streaming, printable
-from vitmods.data.rng import Stream, bits, uniform
-from vitmods.data.store import Store, cache_key, estimate
+from vitmods.data.sampler import shard_order
+from vitmods.data.store import Index, Store, build, cache_key, estimate
 from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_atomically
@@ -64,17 +63,6 @@ class StreamSet(ImageDataset):
         if store.records.shards is None:
             return super()._order(seed, epoch)
         return shard_order(seed, epoch, store.records.shards, store.records.keys, self.buffer)
-
-
-def shard_order(seed: int, epoch: int, shards: Ints, keys: Ints, buffer: int) -> Ints:
-    """The order (n,) of n images that lie in `shards` (n,), inside of them by `keys` (n,).
-
-    Shards follow each other at random; then every image moves by fewer than `buffer` places.
-    """
-    shard_turns = bits(seed, Stream.ORDER, epoch, shards, 1)
-    in_turn = np.lexsort((keys, shards, shard_turns))
-    moved = np.arange(len(keys)) + buffer * uniform(seed, Stream.ORDER, epoch, np.arange(len(keys)), 2)
-    return in_turn[np.argsort(moved, kind="stable")]
 
 
 def is_streamed(how: Streaming, splits: Mapping[str, tuple[Records, Geometry]], channels: int) -> bool:

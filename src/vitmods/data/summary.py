@@ -8,6 +8,8 @@ import numpy as np
 
 from vitmods.data.dataset import Split
 from vitmods.data.geometry import LONGEST
+from vitmods.data.groups import keys_by
+from vitmods.data.multilabel import label_counts, label_problems
 from vitmods.data.records import SPLITS, Broken, Records, Source, printable
 
 _LISTED = 20  # unreadable images named in an error; the summary has all
@@ -20,9 +22,10 @@ def facts(source: Source, records: dict[str, Records], splits: dict[str, Split],
         "name": source.name,
         "spec": source.spec,
         "classes": list(source.classes),
-        "splits": {name: _counts(split, source.classes) for name, split in splits.items()},
+        "splits": {name: _counts(source, split) for name, split in splits.items()},
         "split_origin": origin,
         "class_map": None if source.class_map is None else list(source.class_map),
+        "target": source.target,
         "label_sets": [name for name, split in splits.items() if split.label_sets is not None],
         "native": native_sizes(splits),
         "unreadable": bad,
@@ -32,15 +35,17 @@ def facts(source: Source, records: dict[str, Records], splits: dict[str, Split],
     }
 
 
-def problems(source: Source, splits: dict[str, Split]) -> list[str]:
+def problems(source: Source, splits: dict[str, Split], groups: str | None = None) -> list[str]:
     """What makes a set unfit to train on (or to evaluate on, where it is for that only), apart from unreadable
-    images."""
+    images. groups: the rule for images that belong together."""
     if "train" not in splits:
         return [] if any(map(len, splits.values())) else ["There are no readable images."]
     found = []
-    trained = {int(label) for label in np.unique(splits["train"].labels)}
-    if not trained:
+    trained = set(_present(source, splits["train"]))
+    if not len(splits["train"]):
         found.append("There are no readable training images.")
+    elif source.target == "labels":
+        found += label_problems(splits["train"].label_sets or (), source.classes)
     elif len(trained) == 1:
         only = source.classes[trained.pop()]
         found.append(f'There is one class only, "{only}": comparing needs at least two, each in a folder of its own.')
@@ -49,7 +54,7 @@ def problems(source: Source, splits: dict[str, Split]) -> list[str]:
     else:
         empty = [name for name, split in splits.items() if name != "train" and not len(split)]
         found += [f"There are no images in {name}: add some, or leave {name} out." for name in empty]
-    if "missing" not in source.allow and len(trained) > 1:
+    if "missing" not in source.allow and (len(trained) > 1 or source.target == "labels"):
         found += [
             f"Classes in {name} without any training image: {names}. Add some, remove them there, or write "
             f"{_allowing(source, 'missing')} to keep them."
@@ -59,7 +64,7 @@ def problems(source: Source, splits: dict[str, Split]) -> list[str]:
         found += [
             f"{text}: its numbers would flatter. Remove them from one of the two, or write "
             f"{_allowing(source, 'overlap')} to use them as they are."
-            for text in _repeats(splits)
+            for text in [*_repeats(splits), *(_torn_groups(splits, groups) if groups else [])]
         ]
     return found
 
@@ -116,9 +121,21 @@ def native_sizes(splits: dict[str, Split]) -> dict[str, Any]:
     }
 
 
-def _counts(split: Split, classes: tuple[str, ...]) -> dict[str, Any]:
-    per_class = np.bincount(split.labels, minlength=len(classes)).tolist()
-    return {"count": len(split), "per_class": dict(zip(classes, per_class, strict=True))}
+def _counts(source: Source, split: Split) -> dict[str, Any]:
+    return {"count": len(split), "per_class": dict(zip(source.classes, _per_class(source, split), strict=True))}
+
+
+def _per_class(source: Source, split: Split) -> list[int]:
+    """How many images each class has; with several labels an image counts for each."""
+    if source.target == "labels":
+        return label_counts(split.label_sets or (), len(source.classes))
+    counts: list[int] = np.bincount(split.labels, minlength=len(source.classes)).tolist()
+    return counts
+
+
+def _present(source: Source, split: Split) -> list[int]:
+    """Classes that have an image."""
+    return np.flatnonzero(_per_class(source, split)).tolist()
 
 
 def _warnings(source: Source, splits: dict[str, Split]) -> list[str]:
@@ -153,20 +170,23 @@ def _enlarged(splits: dict[str, Split]) -> list[str]:
 def _empty_classes(source: Source, splits: dict[str, Split]) -> list[str]:
     warnings = []
     for name, split in splits.items():
-        counts = np.bincount(split.labels, minlength=len(source.classes))
+        counts = np.array(_per_class(source, split))
         missing = [source.classes[i] for i in np.flatnonzero(counts == 0)]
         if missing:
             warnings.append(f"Classes without an image in {name}: {', '.join(missing)}.")
         single = [source.classes[i] for i in np.flatnonzero(counts == 1)] if name == "train" else []
         if single:
             warnings.append(f"Classes with one training image: {', '.join(single)}.")
+        bare = sum(not some for some in split.label_sets or ()) if source.target == "labels" else 0
+        if bare:
+            warnings.append(f"{bare:,} of {len(split):,} images in {name} have no label: each is one without any.")
     return warnings
 
 
 def _untrained(source: Source, splits: dict[str, Split]) -> dict[str, str]:
     """For val and test the classes, in words, that train has no image of."""
-    trained = np.unique(splits["train"].labels)
-    unknown = {n: np.setdiff1d(s.labels, trained).tolist() for n, s in splits.items() if n != "train"}
+    trained = _present(source, splits["train"])
+    unknown = {n: np.setdiff1d(_present(source, s), trained).tolist() for n, s in splits.items() if n != "train"}
     return {name: _listed([source.classes[label] for label in labels]) for name, labels in unknown.items() if labels}
 
 
@@ -182,6 +202,17 @@ def _repeats(splits: dict[str, Split]) -> list[str]:
         if same and name != "train":
             texts.append(f"{len(same)} images of {name} are also in train, byte for byte ({_listed(same, 3)})")
     return texts
+
+
+def _torn_groups(splits: dict[str, Split], rule: str) -> list[str]:
+    """Of val and test: how many of the groups are trained on too."""
+    trained = set(keys_by(rule, splits["train"].ids))
+    found = {name: trained & set(keys_by(rule, split.ids)) for name, split in splits.items() if name != "train"}
+    return [
+        f"{len(keys)} groups of {name} are also in train ({_listed(sorted(map(printable, keys)), 3)})"
+        for name, keys in found.items()
+        if keys
+    ]
 
 
 def _digests(split: Split) -> list[bytes]:

@@ -1,7 +1,6 @@
-from .metrics import Metric as Metric
+from .base import PROTOCOLS as PROTOCOLS
+from .base import Protocol as Protocol
+from .base import ProtocolResult as ProtocolResult
 from .options import Options as Options
-from .protocols import METRICS as METRICS
-from .protocols import PROTOCOLS as PROTOCOLS
-from .protocols import Protocol as Protocol
+from .protocols import metrics as metrics
 from .protocols import run_protocols as run_protocols
-from .result import ProtocolResult as ProtocolResult

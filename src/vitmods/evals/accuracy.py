@@ -12,17 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.evals.metrics import Metric
+from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult
 from vitmods.evals.outputs import ModelOutputs
-from vitmods.evals.result import ProtocolResult
 from vitmods.stats.intervals import fraction, mean_of_fractions, wilson
-from vitmods.tasks.classification import first_five
+from vitmods.tasks.classification import Classification, first_five
+from vitmods.tasks.metrics import Metric
 
-METRICS = (
-    Metric("top1", "top-1 accuracy", "top1"),
-    Metric("top5", "top-5 accuracy", "top1"),
-    Metric("balanced_accuracy", "balanced accuracy", "top1"),
-)
+METRICS = (*Classification.metrics, Metric("balanced_accuracy", "balanced accuracy", "top1"))
 
 Ints = NDArray[np.int64]
 
@@ -56,7 +52,14 @@ def accuracy(outputs: ModelOutputs) -> ProtocolResult:
             "top5": fraction(int(five.sum()), count),
             "balanced_accuracy": mean_of_fractions(hits[seen], images[seen]),
         },
+        per_image=_per_image(first, five, labels, images) if label_sets is None else {},
     )
+
+
+def _per_image(first: NDArray[np.bool_], five: NDArray[np.bool_], labels: Ints, images: Ints) -> dict[str, Any]:
+    """The balanced accuracy is a mean over images in which those of rare classes count more."""
+    weight = len(labels) / ((images > 0).sum() * images[labels])
+    return {"top1": first, "top5": five, "balanced_accuracy": first * weight}
 
 
 def in_sets(ranked: Tensor, label_sets: Sequence[tuple[int, ...]]) -> Tensor:
@@ -72,3 +75,6 @@ def _per_class(classes: Sequence[str], hits: Ints, images: Ints) -> dict[str, An
         name: {"images": n, "accuracy": x / n if n else None, "interval": [a, b]}
         for name, x, n, a, b in zip(classes, *(column.tolist() for column in (hits, images, low, high)), strict=True)
     }
+
+
+PROTOCOLS.add("top1", Protocol("top1", "accuracy, with that of each class", METRICS, accuracy))

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitmods.evals.metrics import Metric
+from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult
 from vitmods.evals.outputs import ModelOutputs
-from vitmods.evals.result import ProtocolResult
 from vitmods.stats.intervals import mean_over_images
+from vitmods.tasks.metrics import Metric
 
 METRICS = (
     Metric("ece", "calibration error, ECE", "calibration", higher_is_better=False),
@@ -45,6 +45,7 @@ def calibration(outputs: ModelOutputs) -> ProtocolResult:
         },
         detail={"images": len(targets), "reliability": reliability(confidence, correct, equal_width)},
         intervals={name: ends for name, values in means.items() if (ends := mean_over_images(values)) is not None},
+        per_image=means,
     )
 
 
@@ -83,3 +84,6 @@ def reliability(confidence: Floats, correct: NDArray[np.bool_], bin_of: NDArray[
             }
         )
     return rows
+
+
+PROTOCOLS.add("calibration", Protocol("calibration", "whether probabilities are what they say", METRICS, calibration))

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitmods.evals.metrics import Metric
+from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult
 from vitmods.evals.outputs import ModelOutputs
-from vitmods.evals.result import ProtocolResult
+from vitmods.tasks.metrics import Metric
 
 METRICS = (Metric("macro_f1", "mean F1 of the classes", "confusion"),)
 LARGEST_MATRIX, LISTED = 200, 20
@@ -33,9 +33,9 @@ def confusion_matrix(true: NDArray[np.int64], predicted: NDArray[np.int64], clas
 
 def macro_f1(matrix: NDArray[np.int64]) -> float:
     """The mean, over classes with images, of 2 * hits / (images of the class + images taken for it)."""
-    dataset, taken = matrix.sum(axis=1), matrix.sum(axis=0)
-    seen = dataset > 0
-    return float((2 * matrix.diagonal()[seen] / (dataset + taken)[seen]).mean())
+    images, taken = matrix.sum(axis=1), matrix.sum(axis=0)
+    seen = images > 0
+    return float((2 * matrix.diagonal()[seen] / (images + taken)[seen]).mean())
 
 
 def most_confused(matrix: NDArray[np.int64], classes: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -47,3 +47,6 @@ def most_confused(matrix: NDArray[np.int64], classes: tuple[str, ...]) -> list[d
     return [
         {"class": classes[i], "taken_for": classes[j], "images": int(errors[i, j])} for i, j in pairs if errors[i, j]
     ]
+
+
+PROTOCOLS.add("confusion", Protocol("confusion", "which classes are taken for which", METRICS, confusion))

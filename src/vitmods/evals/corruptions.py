@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitmods.data.corruptions import check_corruptions, corrupt
-from vitmods.evals.metrics import Metric
+from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult
 from vitmods.evals.options import SEVERITIES, Options
 from vitmods.evals.outputs import ModelOutputs
-from vitmods.evals.result import ProtocolResult
 from vitmods.stats.intervals import mean_over_images
+from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def corruption_error(outputs: ModelOutputs, corrupt: Corrupt = corrupt) -> Proto
         metrics={name: float(values.mean()) for name, values in by_image.items()},
         detail=_detail(outputs, float(clean.mean()), errors),
         intervals={name: ends for name, ends in intervals.items() if ends is not None},
+        per_image=by_image,
     )
 
 
@@ -124,3 +125,16 @@ def _detail(outputs: ModelOutputs, clean: float, errors: Mapping[str, Sequence[f
             name: float(np.mean(errors[name])) / error for name, error in ALEXNET.items() if name in errors
         },
     }
+
+
+PROTOCOLS.add(
+    "corruptions",
+    Protocol(
+        "corruptions",
+        "error under corruption",
+        METRICS,
+        corruption_error,
+        check,
+        options=("corruptions", "severities", "textures"),
+    ),
+)

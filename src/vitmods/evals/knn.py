@@ -9,12 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitmods.evals.metrics import Metric
+from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult, check_can_learn
 from vitmods.evals.options import Options
 from vitmods.evals.outputs import ModelOutputs
-from vitmods.evals.result import ProtocolResult
-from vitmods.evals.trained_on import check_can_learn
 from vitmods.stats.intervals import fraction
+from vitmods.tasks.metrics import Metric
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
@@ -35,11 +34,13 @@ def knn(outputs: ModelOutputs) -> ProtocolResult:
     train, tested = outputs.features("train"), outputs.features(outputs.split)
     known, labels = train.features.to(outputs.device), train.targets.to(outputs.device)
     scores = vote(known, labels, tested.features.to(outputs.device), len(outputs.dataset.classes))
-    hits, dataset = int((scores.argmax(dim=1).cpu() == tested.targets).sum()), len(tested.targets)
+    right = scores.argmax(dim=1).cpu() == tested.targets
+    hits, images = int(right.sum()), len(right)
     return ProtocolResult(
-        metrics={"knn": hits / dataset},
-        detail={"images": dataset, "neighbors": min(NEIGHBOURS, len(labels)), "temperature": TEMPERATURE},
-        intervals={"knn": fraction(hits, dataset)},
+        metrics={"knn": hits / images},
+        detail={"images": images, "neighbors": min(NEIGHBOURS, len(labels)), "temperature": TEMPERATURE},
+        intervals={"knn": fraction(hits, images)},
+        per_image={"knn": right.numpy()},
     )
 
 
@@ -47,8 +48,11 @@ def vote(known: Tensor, labels: Tensor, asked: Tensor, classes: int) -> Tensor:
     """Scores (M, K) of features (M, C) by their nearest among features (N, C) of the classes (N,)."""
     known, asked = F.normalize(known, dim=1), F.normalize(asked, dim=1)
     scores = []
-    for part in asked.split(max(1, _SIMILARITIES // len(known))):
+    for part in torch.split(asked, max(1, _SIMILARITIES // len(known))):
         nearest = (part @ known.T).topk(min(NEIGHBOURS, len(known)), dim=1)
         weights = (nearest.values / TEMPERATURE).exp()
         scores.append(weights.new_zeros(len(part), classes).scatter_add(1, labels[nearest.indices], weights))
     return torch.cat(scores)
+
+
+PROTOCOLS.add("knn", Protocol("knn", "nearest neighbors in the features", METRICS, knn, check, False))

@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from torch import Tensor
 
-from vitmods.evals.metrics import Metric
+from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult, check_can_learn, training_counts
 from vitmods.evals.options import Options
 from vitmods.evals.outputs import Features, ModelOutputs
-from vitmods.evals.result import ProtocolResult
-from vitmods.evals.trained_on import check_can_learn, training_counts
 from vitmods.stats.intervals import fraction
+from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,19 +45,21 @@ def probe(outputs: ModelOutputs) -> ProtocolResult:
     learnt, evaluated = (train, outputs.features(by)) if by else _cut(train)
     accuracies, fits = {}, {}
     for l2, fitted in _path(learnt, classes, device):
-        accuracies[l2], fits[l2] = fitted.hits(evaluated) / len(evaluated.targets), fitted
+        accuracies[l2], fits[l2] = int(fitted.right(evaluated).sum()) / len(evaluated.targets), fitted
     best = max(accuracies, key=accuracies.__getitem__)
     chosen = fits[best] if by else fit(train, classes, best, device)
-    hits, dataset = chosen.hits(tested), len(tested.targets)
+    right = chosen.right(tested)
+    hits, images = int(right.sum()), len(right)
     return ProtocolResult(
-        metrics={"probe": hits / dataset},
+        metrics={"probe": hits / images},
         detail={
-            "images": dataset,
+            "images": images,
             "l2": best,
             "chosen_on": by or "a fifth of train",
             "accuracy_by_l2": [{"l2": l2, "accuracy": value} for l2, value in accuracies.items()],
         },
-        intervals={"probe": fraction(hits, dataset)},
+        intervals={"probe": fraction(hits, images)},
+        per_image={"probe": right.numpy()},
     )
 
 
@@ -70,11 +71,11 @@ class Fit:
     mean: Tensor
     std: Tensor
 
-    def hits(self, on: Features) -> int:
-        """Images of which the class with the highest score is the right one."""
+    def right(self, on: Features) -> Tensor:
+        """Whether the class with the highest score is the right one: bool (n,)."""
         weights = torch.from_numpy(self.weights).float()
         scores = (on.features - self.mean) / self.std @ weights[:-1] + weights[-1]
-        return int((scores.argmax(dim=1) == on.targets).sum())
+        return scores.argmax(dim=1) == on.targets
 
 
 def fit(on: Features, classes: int, l2: float, device: torch.device, start: NDArray[np.float64] | None = None) -> Fit:
@@ -126,3 +127,6 @@ def _cut(train: Features) -> tuple[Features, Features]:
         rank[members] = np.arange(len(members))
     held_out = torch.from_numpy(rank % _HELD_OUT == 1)
     return tuple(Features(train.features[part], train.targets[part]) for part in (~held_out, held_out))  # type: ignore
+
+
+PROTOCOLS.add("probe", Protocol("probe", "logistic regression on the features", METRICS, probe, check, False))

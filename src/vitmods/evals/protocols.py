@@ -2,65 +2,29 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from vitmods.evals import accuracy, calibration, confusion, corruptions, fewshot, knn, probe
-from vitmods.evals.metrics import Metric
+from vitmods.evals import corruptions, fewshot
+from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult
 from vitmods.evals.options import Options
 from vitmods.evals.outputs import ModelOutputs, Progress, silent
-from vitmods.evals.result import ProtocolResult
+from vitmods.tasks.base import TASKS
+from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
 
 
-def _any_images(dataset: "ImageDataset", split: str, options: Options) -> None:
-    """Nothing is asked of them."""
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """One way of measuring: what it is in words, its metrics, what it does, and what it asks of the images.
-
-    `check` raises UserError where the images or the options do not allow it; it looks at no pixel. `reads_logits`:
-    the model must have been trained on the classes of the images; otherwise its features are all that is read.
-    `options` names what it reads of the Options.
-    """
-
-    name: str
-    title: str
-    metrics: tuple[Metric, ...]
-    run: Callable[[ModelOutputs], ProtocolResult]
-    check: Callable[["ImageDataset", str, Options], None] = _any_images
-    reads_logits: bool = True
-    options: tuple[str, ...] = ()
-
-
-_ALL = (
-    Protocol("top1", "accuracy, with that of each class", accuracy.METRICS, accuracy.accuracy),
-    Protocol("calibration", "whether probabilities are what they say", calibration.METRICS, calibration.calibration),
-    Protocol("confusion", "which classes are taken for which", confusion.METRICS, confusion.confusion),
-    Protocol(
-        "fewshot", "least squares on few images", fewshot.METRICS, fewshot.fewshot, fewshot.check, False, ("shots",)
-    ),
-    Protocol("probe", "logistic regression on the features", probe.METRICS, probe.probe, probe.check, False),
-    Protocol("knn", "nearest neighbors in the features", knn.METRICS, knn.knn, knn.check, False),
-    Protocol(
-        "corruptions",
-        "error under corruption",
-        corruptions.METRICS,
-        corruptions.corruption_error,
-        corruptions.check,
-        options=("corruptions", "severities", "textures"),
-    ),
-)
-PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in _ALL}
-METRICS: dict[str, Metric] = {metric.name: metric for protocol in PROTOCOLS.values() for metric in protocol.metrics}
+def metrics() -> dict[str, Metric]:
+    """The metrics that there are, by name: of the tasks, and of the protocols."""
+    of_tasks = [metric for task in TASKS.values() for metric in task.metrics]
+    of_protocols = [metric for protocol in PROTOCOLS.values() for metric in protocol.metrics]
+    return {metric.name: metric for metric in (*of_tasks, *of_protocols)}
 
 
 def metric_named(name: str) -> Metric:
@@ -68,16 +32,10 @@ def metric_named(name: str) -> Metric:
     shots = fewshot.shots_of(name)
     if shots is not None:
         return fewshot.metric(shots)
-    if name not in METRICS:
-        raise UserError(f"There is no metric {name!r}. {nearest(name, METRICS)}")
-    return METRICS[name]
-
-
-def protocol_named(name: str) -> Protocol:
-    """The protocol of that name; UserError with the nearest where there is none."""
-    if name not in PROTOCOLS:
-        raise UserError(f"There is no protocol {name!r}. {nearest(name, PROTOCOLS)}")
-    return PROTOCOLS[name]
+    known = metrics()
+    if name not in known:
+        raise UserError(f"There is no metric {name!r}. {nearest(name, known)}")
+    return known[name]
 
 
 def options_for(metric: str, options: Options) -> Options:
@@ -100,9 +58,9 @@ def check_protocols(
     That is: an unknown protocol (the nearest is named), a split that is missing, images and options that a protocol
     cannot use, or an option that none of them reads.
     """
-    protocols, options = [protocol_named(name) for name in names], options or Options()
+    protocols, options = [PROTOCOLS[name] for name in names], options or Options()
     for option in unread(options, protocols):
-        reader = next(protocol.name for protocol in _ALL if option in protocol.options)
+        reader = next(protocol.name for protocol in PROTOCOLS.values() if option in protocol.options)
         raise UserError(
             f"{option} is an option of the protocol {reader}, which is not asked for: leave --{option} out, or ask for "
             f"--protocol {reader} too."
@@ -110,6 +68,12 @@ def check_protocols(
     if split not in dataset.summary()["splits"]:
         raise UserError(f'There is no split "{split}"; this set has {", ".join(dataset.summary()["splits"])}.')
     for protocol in protocols:
+        if protocol.target != dataset.target:
+            fit = ", ".join(other.name for other in PROTOCOLS.values() if other.target == dataset.target)
+            raise UserError(
+                f"The protocol {protocol.name} needs the {protocol.target} of each image, and these are trained by "
+                f"their {dataset.target}: ask for {fit}."
+            )
         protocol.check(dataset, split, options)
 
 
@@ -130,14 +94,14 @@ def run_protocols(
     batch_size: int,
     device: torch.device,
     options: Options | None = None,
-    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     progress: Progress = silent,
 ) -> dict[str, ProtocolResult]:
     """What the named protocols find; the split goes through the model once for all that read its outputs.
 
     Args:
         model: images (B, C, H, W) to logits (B, K), with `get_classifier`, on `device`. Its mode is left as it was.
-        images: see `vitmods.data.load`.
+        dataset: see `vitmods.data.load`.
         names: keys of `PROTOCOLS`.
         split: "train", "val" or "test"; training images are seen without augmentation.
         batch_size: images at a time.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vitmods.util.errors import UserError, nearest
@@ -45,11 +46,18 @@ _NAMES = (
 def parameter_roles(model: nn.Module) -> dict[str, str]:
     """The role (a key of ROLES) of every parameter, by its name in ``model.named_parameters()``.
 
-    A part of an attention or MLP has its role; a norm is a norm wherever it sits. For ViTs of vitmods, timm, Hugging
-    Face and torchvision, parallel branches included; most models that are built of such parts can be read too.
+    A part of an attention or MLP has its role; a norm is a norm wherever it sits. A model that has a ``backbone`` and
+    ``roles`` (a task's) says itself what its other modules are, the head where it does not. For ViTs of vitmods, timm,
+    Hugging Face and torchvision, parallel branches included; most models that are built of such parts can be read too.
     """
     found: dict[str, str] = {}
-    _visit(model, "", None, found)
+    roles = getattr(model, "roles", None)
+    if not isinstance(roles, Mapping) or not hasattr(model, "backbone"):
+        _visit(model, "", None, found)
+        return found
+    for name, child in model.named_children():
+        _visit(child, f"{name}.", None if name == "backbone" else roles.get(name, "head"), found)
+    found |= {name: roles.get(name, "head") for name, _ in model.named_parameters(recurse=False)}
     return found
 
 

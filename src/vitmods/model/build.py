@@ -24,7 +24,8 @@ from vitmods.layers import (
 )
 from vitmods.layers.norms import NORMS
 from vitmods.layers.position import sincos2d
-from vitmods.model.config import BranchConfig, NormConfig, ViTConfig
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import BranchConfig, NormConfig
 
 
 class Forms(Protocol):
@@ -99,6 +100,7 @@ def block_config(config: ViTConfig, index: int) -> BlockConfig:
         return Attention(
             dim,
             num_heads,
+            config.head_dim,
             qkv_bias=config.qkv_bias,
             qk_norm=norm_factory(config.qk_norm),
             mask=DropKey(config.key_drop_at(index)) if config.key_drop else None,

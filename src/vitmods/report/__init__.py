@@ -1,6 +1,6 @@
-"""One self-contained HTML page that tells what a study found."""
+"""What a study or an evaluation found, for people: one self-contained HTML page, tables and figures."""
 
-from vitmods.report.load import read_results, write_samples
 from vitmods.report.page import write_report
+from vitmods.report.tables import print_answer, render
 
-__all__ = ["read_results", "write_report", "write_samples"]
+__all__ = ["print_answer", "render", "write_report"]

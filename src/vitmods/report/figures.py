@@ -1,4 +1,4 @@
-"""The plots of the report: effects with their intervals, and learning curves."""
+"""The plots of the report: effects with their intervals, learning curves, and what was tuned."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ import statistics
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
-from vitmods.report.load import Curve
 from vitmods.report.svg import COLOUR, Inliner, figure
-from vitmods.stats.effects import FRACTION, Effect
-from vitmods.study.words import GLYPHS, numbers
+from vitmods.report.text import GLYPHS, interval, mean_effect, point_text, score
+from vitmods.stats.effects import FRACTION, Effect, scale_of
+from vitmods.study.answer import Tuning
+from vitmods.study.state import TrialRecord
+from vitmods.study.tuning import show_value
+from vitmods.tasks.metrics import Metric
 
 POINTS_A_CURVE = 80
+GAP = 0.8  # between the groups of a grid of several fields, in steps of a point
+MOST_TICKS, MOST_GROUPS = 9, 4
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,11 @@ class Row:
 
 LETTER = 6.9
 """pixels that a character of the numbers takes, about"""
+
+
+def numbers(effect: Effect) -> str:
+    """`+0.42 [+0.11, +0.73]`."""
+    return f"{mean_effect(effect)} {interval(effect)}".strip()
 
 
 def forest(rows: Sequence[Row], margin: float, metric: str, inline: Inliner, narrow: bool) -> Markup:
@@ -47,8 +58,11 @@ def forest(rows: Sequence[Row], margin: float, metric: str, inline: Inliner, nar
         axes.set(xlim=_limits(rows, margin), ylim=(len(rows) - 0.5, -0.5), yticks=[])
         higher = rows[0].effect.higher_is_better
         axes.axvspan(*((-margin, 0) if higher else (0, margin)), color=COLOUR["band"], lw=0)
-        axes.axvline(0, color=COLOUR["muted"], lw=1.2)
+        if not narrow:
+            axes.axvline(0, color=COLOUR["muted"], lw=1.2)
         for y, row in enumerate(rows):
+            if narrow:  # the numbers stand above the interval, and the line at zero does not cross them
+                axes.plot([0, 0], [y, y + 0.5], color=COLOUR["muted"], lw=1.2)
             _draw_effect(axes, y + (0.16 if narrow else -0.06), row)
             _label_effect(axes, y, row, None if narrow else 1 + verdict_at / (width - left - right))
         style(axes)
@@ -112,8 +126,36 @@ def clipped(name: str, length: int) -> str:
 
 
 @dataclass(frozen=True)
+class Line:
+    """The learning curve of one trial: step, seconds, and the score as it is shown; of the same length."""
+
+    status: str
+    step: np.ndarray
+    wall: np.ndarray
+    score: np.ndarray
+
+    @property
+    def finished(self) -> bool:
+        return self.status == "finished"
+
+
+def lines(trials: Sequence[TrialRecord], metric: Metric) -> list[Line]:
+    """Of the trials that have been evaluated yet."""
+    known = [trial for trial in trials if trial.curve.step]
+    return [
+        Line(
+            one.status,
+            np.array(one.curve.step),
+            np.array(one.curve.wall_s),
+            scale_of(metric.unit) * np.array(one.curve.score),
+        )
+        for one in known
+    ]
+
+
+@dataclass(frozen=True)
 class Axis:
-    """The axis of a learning curve: which array of the curve, its unit, the label, and where all panels end."""
+    """The axis of a learning curve: which array of the line, its unit, the label, and where all panels end."""
 
     key: str
     unit: float
@@ -121,10 +163,10 @@ class Axis:
     end: float
 
 
-def axes_of(groups: Sequence[Sequence[Curve]]) -> tuple[Axis, Axis]:
-    """By step, and by wall time in a unit that fits the longest arm; `groups` are the curves of each arm."""
-    wall = max(statistics.median(_last(curve.wall) for curve in group) for group in groups if group)
-    step = max(float(curve.step[-1]) for group in groups for curve in group)
+def axes_of(groups: Sequence[Sequence[Line]]) -> tuple[Axis, Axis]:
+    """By step, and by wall time in a unit that fits the longest arm; `groups` are the lines of each arm."""
+    wall = max(statistics.median(_last(line.wall) for line in group) for group in groups if group)
+    step = max(float(line.step[-1]) for group in groups for line in group)
     unit, name = (3600.0, "hours") if wall > 7200 else (60.0, "minutes") if wall > 120 else (1.0, "seconds")
     return Axis("step", 1.0, "step", step), Axis("wall", unit, f"{name} of wall time", wall / unit)
 
@@ -133,30 +175,29 @@ def _last(values: np.ndarray) -> float:
     return 0.0 if np.isnan(values[-1]) else float(values[-1])
 
 
-def score_limits(base: Sequence[Curve]) -> tuple[float, float] | None:
-    """Scores from two fifths of base's way upwards, so that the differences of the end can be seen."""
-    if not base:
+def _score_limits(base: Sequence[Line], arm: Sequence[Line], metric: Metric) -> tuple[float, float] | None:
+    """Scores from two fifths of base's way on, so that the differences of the end can be seen; the arm's best too."""
+    shown = base or arm
+    if not shown:
         return None
-    late = np.concatenate([curve.score[2 * len(curve.score) // 5 :] for curve in base])
-    low, high = float(late.min()), float(late.max())
-    room = max(high - low, 1.0)
-    return low - 0.05 * room, high + 0.15 * room
+    late = np.concatenate([line.score[2 * len(line.score) // 5 :] for line in shown])
+    room = max(float(late.max() - late.min()), 1.0 if metric.unit == FRACTION else 1e-3)
+    best = [float(line.score.max() if metric.higher_is_better else line.score.min()) for line in arm]
+    low = min([float(late.min()) - 0.05 * room, *(one - 0.12 * room for one in best)])
+    high = max([float(late.max()) + 0.15 * room, *best])
+    return (max(low, 0.0), min(high, 101.0)) if metric.unit == FRACTION else (low, high)
 
 
 def curve_panel(
-    name: str, base: Sequence[Curve], arm: Sequence[Curve], axis: Axis, metric: str, inline: Inliner
+    name: str, base: Sequence[Line], arm: Sequence[Line], axis: Axis, metric: Metric, inline: Inliner
 ) -> Markup:
     """Arm over base: mean and range over the finished seeds; other trials as thin lines."""
     with figure(300, 190) as drawn:
         axes = drawn.add_axes((0.125, 0.2, 0.855, 0.77))
-        for curves, color in ((base, "base"), (arm, "arm")):
-            _draw_curves(axes, curves, axis, COLOUR[color])
-        limits = score_limits(base) or score_limits(arm)
-        if limits:
-            finals = [float(curve.score.max()) for curve in arm]
-            low = min([limits[0], *(final - 0.1 * (limits[1] - limits[0]) for final in finals)])
-            high = max([limits[1], *finals])
-            axes.set_ylim(max(low, 0), min(high, 101))
+        for one, color in ((base, "base"), (arm, "arm")):
+            _draw_curves(axes, one, axis, COLOUR[color])
+        if limits := _score_limits(base, arm, metric):
+            axes.set_ylim(*limits)
         axes.set_xlim(0, 1.02 * axis.end or 1)
         axes.locator_params(nbins=5)
         style(axes)
@@ -164,12 +205,12 @@ def curve_panel(
         axes.set_axisbelow(True)
         axes.set_xlabel(axis.label, color=COLOUR["muted"], fontsize=11, labelpad=3)
         axes.tick_params(labelsize=11)
-        ends = [f"{np.mean([c.score[-1] for c in group]):.1f}" if group else "none" for group in (arm, base)]
-        label = f"Validation {metric} by {axis.label}. {name} ends at {ends[0]}, base at {ends[1]} points."
+        ends = [f"{np.mean([one.score[-1] for one in group]):.3g}" if group else "none" for group in (arm, base)]
+        label = f"Validation {metric.title} by {axis.label}. {name} ends at {ends[0]}, base at {ends[1]}."
         return inline(drawn, label, "panel")
 
 
-def _draw_curves(axes: Any, curves: Sequence[Curve], axis: Axis, color: str) -> None:
+def _draw_curves(axes: Any, curves: Sequence[Line], axis: Axis, color: str) -> None:
     finished = [curve for curve in curves if curve.finished]
     if finished:
         x, scores = _common(finished, axis)
@@ -185,7 +226,7 @@ def _draw_curves(axes: Any, curves: Sequence[Curve], axis: Axis, color: str) -> 
                 axes.plot(x[-1:], curve.score[-1:], "x", color=COLOUR["hurts"], ms=7, mew=1.8)
 
 
-def _common(curves: Sequence[Curve], axis: Axis) -> tuple[np.ndarray, np.ndarray]:
+def _common(curves: Sequence[Line], axis: Axis) -> tuple[np.ndarray, np.ndarray]:
     """Places on the axis, and the scores (seeds, places) there, one for each evaluation or fewer.
 
     Seeds are matched evaluation by evaluation, at their median place: a seed that ran while the machine was busy must
@@ -204,3 +245,63 @@ def style(axes: Any, colors: Mapping[str, str] = COLOUR) -> None:
     axes.spines["bottom"].set_color(colors["line"])
     axes.tick_params(colors=colors["muted"], length=0, pad=5)
     axes.patch.set_visible(False)
+
+
+def tuning_panel(name: str, base: Tuning, arm: Tuning, metric: Metric, inline: Inliner) -> Markup:
+    """The metric on val at every point that was tried. Dots: seeds. Line: the mean over seeds along the last field that
+    is tuned. Ring: the chosen point."""
+    groups = _groups([point.values for point in base.points])
+    x = [place for group in groups for place in group]
+    with figure(300, 200) as drawn:
+        axes = drawn.add_axes((0.14, 0.29, 0.845, 0.68))
+        for tuning, color in ((base, "base"), (arm, "arm")):
+            _draw_tuning(axes, groups, tuning, scale_of(metric.unit), COLOUR[color])
+        _label_points(axes, [point.values for point in base.points], groups, x)
+        style(axes)
+        axes.locator_params(axis="y", nbins=5)
+        axes.grid(axis="y", color=COLOUR["line"], lw=0.8)
+        axes.set_axisbelow(True)
+        axes.set_xlim(x[0] - 0.5, x[-1] + 0.5)
+        axes.tick_params(labelsize=11)
+        record = "; ".join(f"{point_text(point.values)}: {score(metric, point.mean)}" for point in arm.points)
+        chosen = "nothing yet" if arm.chosen is None else point_text(arm.chosen)
+        label = f"{metric.title} on val at every point. {name}: {record}. Chosen: {chosen}."
+        return inline(drawn, label, "panel")
+
+
+def _groups(points: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    """Places on the axis; points that differ in the last field alone stand together."""
+    groups: list[list[float]] = []
+    place = 0.0
+    for _, members in groupby(points, key=lambda values: list(values.values())[:-1]):
+        size = len(list(members))
+        groups.append([place + step for step in range(size)])
+        place += size + GAP
+    return groups
+
+
+def _draw_tuning(axes: Any, groups: list[list[float]], tuning: Tuning, scale: float, color: str) -> None:
+    points = iter(tuning.points)
+    for group in groups:
+        here = [(place, next(points)) for place in group]
+        means = [(place, scale * point.mean) for place, point in here if point.mean is not None]
+        axes.plot(*zip(*means), color=color, lw=1.8, marker="o", ms=4) if means else None
+        for place, point in here:
+            scores = [scale * value for value in point.scores.values() if value is not None]
+            axes.plot([place] * len(scores), scores, "o", color=color, ms=3.4, alpha=0.45, mew=0)
+            if point.values == tuning.chosen and point.mean is not None:
+                axes.plot([place], [scale * point.mean], "o", mfc="none", color=color, ms=11, mew=1.8)
+
+
+def _label_points(axes: Any, values: Sequence[Mapping[str, Any]], groups: list[list[float]], x: list[float]) -> None:
+    """The last field's values on the axis, and below them those of the others, where there is room for them."""
+    fields = list(values[0])
+    shown = list(range(0, len(x), -(-len(x) // MOST_TICKS)))
+    axes.set_xticks([x[i] for i in shown], [show_value(values[i][fields[-1]]) for i in shown])
+    axes.set_xlabel(fields[-1], color=COLOUR["muted"], fontsize=11, labelpad=3 if len(fields) == 1 else 18)
+    if len(fields) > 1 and len(groups) <= MOST_GROUPS:
+        starts = [sum(map(len, groups[:i])) for i in range(len(groups))]
+        for group, start in zip(groups, starts):
+            text = point_text({name: values[start][name] for name in fields[:-1]})
+            axes.text(sum(group) / len(group), -0.16, text, transform=axes.get_xaxis_transform(), ha="center", va="top",
+                      fontsize=10, color=COLOUR["muted"], parse_math=False)  # fmt: skip

@@ -11,45 +11,38 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from vitmods.evals.metrics import Metric
+from vitmods.report import facts, text
 from vitmods.report.drawing import draw
-from vitmods.report.figures import Row, axes_of, curve_panel, forest
-from vitmods.report.images import thumbnails
-from vitmods.report.load import Curve, read_curves, read_results, read_samples
-from vitmods.report.settings import differences, pairs, sizes, splits
+from vitmods.report.figures import Row, axes_of, curve_panel, forest, lines, tuning_panel
 from vitmods.report.svg import Inliner
-from vitmods.report.tuning import tuning_panel
-from vitmods.stats.effects import CANNOT_TELL, FRACTION, Effect, digits_of, scale_of
-from vitmods.study import words
-from vitmods.study.measure import TOP1
-from vitmods.study.results import every_trial
-from vitmods.study.store import write_text
+from vitmods.stats.effects import FRACTION, Effect, digits_of, scale_of
+from vitmods.study.answer import Answer, ArmAnswer, Tuning
 from vitmods.study.tuning import mean_of
-from vitmods.util.files import disk_errors
+from vitmods.tasks.metrics import Metric
+from vitmods.util.files import disk_errors, write_atomically
+from vitmods.util.text import plural
 
 FEW_SEEDS = 5
-LOGGED = (TOP1, "top5")
 
 
-def write_report(study_dir: str | Path, out: str | Path | None = None) -> Path:
+def write_report(answer: Answer, out: str | Path | None = None) -> Path:
     """Write the report of a study, finished or not, as one HTML file without outside parts; returns its path.
 
-    Reads results.json, the trials' metrics.jsonl and, if there, samples.npz. `out` None: report.html in the folder.
+    `out` None: report.html in the study's folder.
 
     Raises:
-        UserError: the folder holds no results, or the file cannot be written.
+        UserError: the file cannot be written.
     """
-    study = Path(study_dir)
-    path = Path(out) if out is not None else study / "report.html"
-    page = render(study)
+    path = Path(out) if out is not None else answer.path / "report.html"
+    page = render(answer)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, page)
+    write_atomically(path, lambda file: file.write(page.encode()))
     return path
 
 
-def render(study: Path) -> str:
-    """The page as text. The same study gives the same text."""
+def render(answer: Answer) -> str:
+    """The page as text. The same answer gives the same text."""
     environment = Environment(
         loader=PackageLoader("vitmods.report", "."),
         autoescape=True,
@@ -57,9 +50,9 @@ def render(study: Path) -> str:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.globals.update(words=words, link=_link)
+    environment.globals.update(text=text, facts=facts, plural=plural, link=_link)
     css = Markup((Path(__file__).parent / "style.css").read_text(encoding="utf-8"))
-    return environment.get_template("template.html").render(page=Page(study, read_results(study)), css=css)
+    return environment.get_template("template.html").render(page=Page(answer), a=answer, css=css)
 
 
 @dataclass(frozen=True)
@@ -67,96 +60,78 @@ class ArmView:
     """One arm as the page shows it."""
 
     anchor: str
-    name: str
-    raw: Mapping[str, Any]
-    effect: Effect | None
-    base: Mapping[str, Any]
-    scale: float
+    arm: ArmAnswer
+    effect: Effect
+    base: ArmAnswer
 
     @property
-    def verdict(self) -> str:
-        return self.effect.verdict if self.effect else CANNOT_TELL
+    def name(self) -> str:
+        return self.arm.name
 
     @property
-    def cost(self) -> Mapping[str, Any]:
-        return self.raw.get("cost") or {}
-
-    @property
-    def differences(self) -> list[tuple[str, str, str]]:
+    def config_differences(self) -> list[tuple[str, str, str]]:
         """(setting, base's value, the arm's value), recipe overrides included."""
-        return differences(self.base["config"], self.raw["config"]) + [
-            (f"recipe: {key}", "", str(value)) for key, value in (self.raw.get("recipe") or {}).items()
-        ]
+        overrides = [(f"recipe: {key}", "", str(value)) for key, value in self.arm.recipe.items()]
+        return facts.differences(self.base.model.config, self.arm.model.config) + overrides
 
-    def status(self, seed: str) -> str:
+    def status(self, seed: int) -> str:
         """How the trial of one seed stands."""
-        return next((str(t["status"]) for t in self.raw["trials"] if str(t["seed"]) == seed), "not run")
+        return next((trial.status for trial in self.arm.counted if trial.seed == seed), "not run")
 
-    def difference(self, seed: str) -> float | None:
+    def difference(self, seed: int) -> float | None:
         """The paired difference of one seed, in points where the metric is a fraction."""
-        mine, bases = self.raw["values"].get(seed), self.base["values"].get(seed)
-        return None if mine is None or bases is None else self.scale * (mine - bases)
+        mine, bases = self.arm.scores.get(seed), self.base.scores.get(seed)
+        return None if mine is None or bases is None else scale_of(self.effect.unit) * (mine - bases)
 
 
 class Page:
-    """What the template asks for, computed once."""
+    """What the template asks for beside the answer itself, computed once."""
 
-    def __init__(self, study: Path, results: dict[str, Any]) -> None:
-        self.study = study
-        self.results = results
-        self.base = results["base"]
-        self.metric = words.metric_of(results)
-        self.counted = words.of_metric(self.metric.unit, self.metric.title)
-        self.margin = float(results["margin"])
+    def __init__(self, answer: Answer) -> None:
+        self.answer, self.metric = answer, answer.metric
         self.inline = Inliner()
 
     @cached_property
     def arms(self) -> list[ArmView]:
         """Best verdict first."""
-        views = [
-            ArmView(f"arm{i}", str(raw["name"]), raw, words.effect_of(raw), self.base, scale_of(self.metric.unit))
-            for i, raw in enumerate(self.results["arms"])
+        return [
+            ArmView(f"arm{self.answer.arms.index(arm)}", arm, effect, self.answer.base)
+            for arm, effect in text.ranked(self.answer)
         ]
-        return sorted(views, key=lambda view: words.rank(view.effect))
 
     @property
     def title(self) -> str:
-        return f"{self.results['data']['name']}: which change helps {self.base['name']}?"
+        return f"{self.answer.data['name']}: which change helps {self.answer.base.model.name}?"
 
     @property
-    def headline(self) -> str:
-        return words.headline(view.effect.verdict if view.effect else None for view in self.arms)
-
-    @property
-    def seeds(self) -> list[str]:
-        return list(self.base["values"])
+    def seeds(self) -> list[int]:
+        return list(self.answer.base.scores)
 
     @cached_property
     def warnings(self) -> list[str]:
         """What a reader must know before trusting the page; the gravest first."""
-        return [*self._incomplete(), *map(str, self.results["warnings"]), *self._few_seeds()]
+        return [*self._incomplete(), *self.answer.warnings, *self._few_seeds()]
 
     def _incomplete(self) -> Iterator[str]:
-        if self.results["complete"]:
-            return
-        trials = [trial for _, _, trial in every_trial(self.results)]
-        done = sum(trial["status"] in ("finished", "diverged") for trial in trials)
-        yield (
-            f"This study is not complete: {done} of {len(trials)} trials have ended. Every verdict is provisional; "
-            "run the command at the foot of the page again to finish it."
-        )
+        trials = self.answer.trials
+        done = sum(trial.ended for trial in trials)
+        if not self.answer.complete:
+            yield (
+                f"This study is not complete: {done} of {len(trials)} trials have ended. Every verdict is provisional; "
+                "run the command at the foot of the page again to finish it."
+            )
 
     def _few_seeds(self) -> Iterator[str]:
         if len(self.seeds) >= FEW_SEEDS:
             return
-        found = sorted(v.effect.detectable for v in self.arms if v.effect and v.effect.detectable > 0)
+        found = sorted(view.effect.detectable for view in self.arms if view.effect.detectable > 0)
         middle = found[len(found) // 2] if found else 0.0
         fraction = self.metric.unit == FRACTION
-        size = f"{middle:.1f} points" if fraction else f"{middle:.2g}{words.points(self.metric.unit)}"
+        size = f"{middle:.1f} points" if fraction else f"{middle:.2g}{text.points(self.metric.unit)}"
         power = f" An effect smaller than about {size} would likely be missed." if middle else ""
-        if fraction and middle > words.ALL_POINTS:
+        if fraction and middle > text.ALL_POINTS:
             power = " Hardly any effect could be reported from none."
-        yield f"{words.plural(len(self.seeds), 'seed')} only: intervals are wide, and most verdicts stay open.{power}"
+        yield f"{plural(len(self.seeds), 'seed')} only: intervals are wide, and most verdicts stay open.{power}"
 
     @cached_property
     def forests(self) -> list[Markup]:
@@ -164,11 +139,10 @@ class Page:
         rows = [
             Row(view.name, view.effect, [d for seed in self.seeds if (d := view.difference(seed)) is not None])
             for view in self.arms
-            if view.effect and view.effect.n
+            if view.effect.n
         ]
-        if not rows:
-            return []
-        return [forest(rows, self.margin, self.counted, self.inline, narrow) for narrow in (False, True)]
+        counted = text.of_metric(self.metric)
+        return [forest(rows, self.answer.margin, counted, self.inline, narrow) for narrow in (False, True) if rows]
 
     @property
     def digits(self) -> int:
@@ -176,7 +150,7 @@ class Page:
 
     def score(self, value: float | None) -> str:
         """A value of the metric as the tables show it."""
-        return words.score(self.metric, value)
+        return text.score(self.metric, value)
 
     @property
     def percent(self) -> str:
@@ -184,117 +158,89 @@ class Page:
         return f" in {self.metric.unit}" if self.metric.unit else ""
 
     @property
-    def tuned(self) -> Mapping[str, Any] | None:
-        """What was tried for every arm; None where nothing was."""
-        return self.results.get("tuned")
-
-    @property
-    def tuned_text(self) -> str:
-        return words.tuned_text(self.results)
-
-    @property
     def points(self) -> list[list[str]]:
         """The grid, a word or two a field of each point."""
-        points = (point["values"] for point in self.base["tuning"]["points"])
-        return [[words.point_text({name: value}) for name, value in values.items()] for values in points]
+        points = self.answer.base.tuning.points if self.answer.base.tuning else ()
+        return [[text.point_text({name: value}) for name, value in point.values.items()] for point in points]
 
-    def range(self, point: Mapping[str, Any]) -> str:
-        """The lowest and the highest score of a point, where there are several."""
-        scores = [score for score in point["scores"].values() if score is not None]
-        return f"{self.score(min(scores))} to {self.score(max(scores))}" if len(scores) > 1 else ""
+    def range(self, scores: Mapping[int, float | None]) -> str:
+        """The lowest and the highest of several scores."""
+        known = [score for score in scores.values() if score is not None]
+        return f"{self.score(min(known))} to {self.score(max(known))}" if len(known) > 1 else ""
 
-    def diverged(self, point: Mapping[str, Any]) -> int:
-        return sum(trial["status"] == "diverged" for trial in point["trials"])
+    def diverged(self, arm: ArmAnswer, point: Mapping[str, Any]) -> int:
+        return sum(trial.status == "diverged" and trial.point == point for trial in arm.trials)
 
     @property
-    def tunings(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """(arm, its tuning), base first."""
-        return [("base", self.base["tuning"]), *((view.name, view.raw["tuning"]) for view in self.arms)]
+    def tuned(self) -> list[tuple[ArmAnswer, Tuning]]:
+        """(arm, its tuning), base first; empty where nothing was tuned."""
+        arms = (self.answer.base, *(view.arm for view in self.arms))
+        return [(arm, arm.tuning) for arm in arms if arm.tuning]
 
     @cached_property
     def tuning_panels(self) -> list[tuple[str, Markup]]:
-        base, on = self.base["tuning"], str((self.tuned or {})["on"])
-        return [
-            (view.name, tuning_panel(view.name, base, view.raw["tuning"], self.metric, on, self.inline))
-            for view in self.arms
-        ]
+        (_, base), *arms = self.tuned
+        return [(arm.name, tuning_panel(arm.name, base, tuning, self.metric, self.inline)) for arm, tuning in arms]
 
     @property
     def edges(self) -> list[str]:
         """Arms whose chosen value is the first or last that was tried, as `dpn: lr 0.001`."""
         return [
-            f"{name}: {words.point_text({field: tuning['chosen'][field] for field in tuning['at_the_edge']})}"
-            for name, tuning in self.tunings
-            if tuning["at_the_edge"]
+            f"{arm.name}: {text.point_text({field: (tuning.chosen or {})[field] for field in tuning.at_the_edge})}"
+            for arm, tuning in self.tuned
+            if tuning.at_the_edge
         ]
 
     @property
     def other_metrics(self) -> list[tuple[Metric, list[tuple[str, str]]]]:
         """(metric, [(arm, mean over seeds)]) of all that was measured beside the study's."""
-        arms = [("base", self.base), *((view.name, view.raw) for view in self.arms)]
-        record = self.results.get("other_metrics") or {}
-        metrics = [Metric(m["name"], m["title"], "", m["higher_is_better"], m["unit"]) for m in record.values()]
+        arms = [self.answer.base, *(view.arm for view in self.arms)]
+        means = {
+            name: [(arm.name, mean_of(arm.other_metrics.get(name, {}).values())) for arm in arms]
+            for name in self.answer.other_metrics
+        }
         return [
-            (metric, [(name, metric.shown(mean)) for name, arm in arms if (mean := _mean_of(arm, metric)) is not None])
-            for metric in metrics
+            (metric, [(arm, metric.shown(mean)) for arm, mean in means[name] if mean is not None])
+            for name, metric in self.answer.other_metrics.items()
         ]
 
     @cached_property
     def curves(self) -> list[dict[str, Any]]:
         """One entry for each axis: its label and a panel an arm."""
-        metric = self.metric.name if self.metric.name in LOGGED else TOP1
-        base = read_curves(self.study, self.base["trials"], metric)
-        arms = [(view, read_curves(self.study, view.raw["trials"], metric)) for view in self.arms]
-        groups: list[list[Curve]] = [base, *(curves for _, curves in arms)]
+        metric = self.answer.curves
+        if metric is None:
+            return []
+        base = lines(self.answer.base.counted, metric)
+        arms = [(view.name, lines(view.arm.counted, metric)) for view in self.arms]
+        groups = [base, *(own for _, own in arms)]
         if not any(groups):
             return []
+        shown = [(name, own) for name, own in arms if own] or [("base", [])]
         return [
             {
                 "label": axis.label,
-                "panels": [
-                    (view, curve_panel(view.name, base, curves, axis, self.curve_metric, self.inline))
-                    for view, curves in arms
-                    if curves
-                ]
-                or [(None, curve_panel("base", base, [], axis, self.curve_metric, self.inline))],
+                "panels": [(name, curve_panel(name, base, own, axis, metric, self.inline)) for name, own in shown],
             }
             for axis in axes_of(groups)
         ]
 
     @property
-    def curve_metric(self) -> str:
-        """What the training logs on the way: top-1, whatever the study compares."""
-        return self.metric.title if self.metric.name in LOGGED else words.METRICS[TOP1]
+    def is_drawn(self) -> bool:
+        """Whether base is a vitmods ViT; of other models there is a table of modules."""
+        return "modules" not in self.answer.base.model.config
 
     @property
     def base_drawing(self) -> Markup:
-        return draw(self.base["config"], None, "Base")
+        return draw(self.answer.base.model.config, None, "Base")
 
     def drawing(self, view: ArmView) -> Markup:
-        return draw(view.raw["config"], self.base["config"], view.name)
+        return draw(view.arm.model.config, self.answer.base.model.config, view.name)
 
     @cached_property
-    def samples(self) -> list[dict[str, Any]]:
-        return thumbnails(read_samples(self.study))
-
-    @property
-    def splits(self) -> list[dict[str, Any]]:
-        return splits(self.results["data"])
-
-    @property
-    def sizes(self) -> str:
-        return sizes(self.results["data"])
-
-    def pairs(self, name: str) -> list[tuple[str, str]]:
-        """Flat (setting, value) pairs of one part of the results."""
-        return pairs(self.results[name])
+    def samples(self) -> list[dict[str, str | bool]]:
+        return facts.thumbnails(self.answer.samples)
 
 
-def _mean_of(arm: Mapping[str, Any], metric: Metric) -> float | None:
-    return mean_of((arm.get("other_metrics") or {}).get(metric.name, {}).values())
-
-
-def _link(url: Any) -> str | None:
+def _link(url: str) -> str | None:
     """The address of a citation, if it is one that a browser may follow."""
-    text = str(url or "")
-    return text if text.startswith(("https://", "http://")) else None
+    return url if url.startswith(("https://", "http://")) else None

@@ -41,7 +41,7 @@ def seeds_needed(effect: float, sd: float, power: float = POWER, alpha: float = 
         raise UserError(f"power must lie between alpha ({alpha}) and 1, not {power}.")
     # The normal approximation needs fewer pairs than t does, and only a few fewer: count up from there.
     z = special.ndtri(1 - alpha / 2) + special.ndtri(power)
-    n = max(2, math.floor((z * sd / effect) ** 2))
+    n = max(2, math.floor(float(z * sd / effect) ** 2))
     while power_of(effect, sd, n, alpha) < power:
         n += 1
     return n

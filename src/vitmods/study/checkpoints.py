@@ -9,7 +9,7 @@ from typing import Any
 
 from vitmods.study.arms import BASE, Arm, split_training
 from vitmods.study.plan import OTHER_SEEDS, Settings
-from vitmods.study.selection import Selection, selections
+from vitmods.study.state import Selection, StudyState
 from vitmods.study.store import StudyFolder
 from vitmods.util.errors import UserError
 
@@ -49,11 +49,10 @@ def arms_in(source: str) -> dict[str, Arm]:
     if not folder.is_dir() or _is_checkpoint(folder):
         return {}
     study = StudyFolder(folder)
-    if facts := study.known():
-        settings = Settings.from_dict(facts["settings"])
+    if facts := study.facts():
         return {
             selection.candidate.arm.name: _begun(study, selection)
-            for selection in selections(study, settings)
+            for selection in StudyState(study, Settings.from_dict(facts.settings), facts.split).selections
             if not selection.candidate.is_noise_floor
         }
     found = {

@@ -1,49 +1,26 @@
-"""What each arm costs, as ratios to base, measured interleaved in one process.
-
-Shared machines are noisy, so a ratio is the median over rounds of arm / base, where each round times every arm once
-and rounds alternate their order. On a CPU one thread and the CPU clock are used: what neighbors do then moves a ratio
-by a percent or two, while wall time with all threads can be off by a factor. On a GPU its own events are used.
-"""
+"""What each arm costs, as ratios to base, measured interleaved in one process (`vitmods.analysis.timing`)."""
 
 from __future__ import annotations
 
+import copy
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
 
-from vitmods.model.flops import count_macs, count_params
-from vitmods.model.vit import ViT
+from vitmods.analysis.timing import BLOCK_S, Ratio, Work, interleave, peak_bytes, quiet_threads, seconds_per_call
+from vitmods.data.batch import Batch
+from vitmods.model.flops import count_params
 from vitmods.recipes import Recipe
-from vitmods.study.memory import peak_bytes
+from vitmods.study.models import Base, macs_of
+from vitmods.tasks.base import Task
 from vitmods.train.optim import make_optimizer
 
-BLOCK_S = 0.1  # a timed block repeats its work until it lasts about this long
 CALL_S = 1.0  # batches are halved until one call takes at most about this long
 LARGE_BATCH = 64
-ROUNDS = (3, 15)
-Work = Callable[[], Any]
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """arm / base: median over rounds, and the middle half of the rounds."""
-
-    ratio: float
-    low: float
-    high: float
-
-    @classmethod
-    def of_rounds(cls, ratios: list[float]) -> Ratio:
-        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
-        return cls(middle, low, high)
 
 
 @dataclass
@@ -54,33 +31,44 @@ class _Timed:
     repeats: int
 
 
-def measure(models: Mapping[str, ViT], recipe: Recipe, device: torch.device, budget_s: float = 30.0) -> dict[str, Any]:
+def measure(
+    models: Mapping[str, nn.Module],
+    task: Task,
+    recipe: Recipe,
+    device: torch.device,
+    budget_s: float = 30.0,
+    images: Base | None = None,
+) -> dict[str, Any]:
     """Costs of the models, the first of which is base. They are trained a few steps on `device`: pass copies.
 
     Args:
-        models: name -> ViT with a `config`; all take the same images.
+        models: name -> model; all take the same images.
+        task: what is trained.
         recipe: gives the precision, the optimizer and the largest training batch.
         budget_s: seconds after which no further round begins; three rounds are always made.
+        images: what base is built for, which says size, channels and classes; None: as base, a ViT, says.
 
     Returns:
-        `base`: params, macs, train_step_s, infer_1_s, infer_n_s, peak_memory_bytes, train_batch, infer_batch;
-        `arms`: name -> params and flops (ratios), and train_step, infer_1, infer_n, peak_memory (Ratio as a dict);
+        `base`: params, macs (None: not known of that model), train_step_s, infer_1_s, infer_n_s, peak_memory_bytes,
+        train_batch, infer_batch; `arms`: name -> params and flops (ratios), and train_step, infer_1, infer_n, peak_memory (Ratio as a dict);
         and how it was measured: device, threads, clock, rounds.
     """
+    images = images or next(iter(models.values())).vit_config  # type: ignore[assignment]
+    assert images is not None
     with quiet_threads(device):
-        bench = _Bench(dict(models), recipe, device)
+        bench = _Bench(dict(models), task, recipe, device, images)
         kinds = bench.kinds()
         rounds = interleave(kinds, list(models), bench.seconds, budget_s)
         peaks = bench.peaks()
     base = next(iter(models))
-    sizes = {name: (count_params(model), count_macs(model.vit_config)) for name, model in models.items()}
+    sizes = {name: (count_params(model), macs_of(model, images)) for name, model in models.items()}
 
     def ratios(arm: str) -> dict[str, Any]:
         timed = {kind: asdict(Ratio.of_rounds([t[arm] / t[base] for t in rounds[kind]])) for kind in kinds}
         timed["train_step"]["batch"], timed["infer_n"]["batch"] = bench.train_batch, bench.infer_batch
         memory = peaks[arm] / peaks[base]
         (params, macs), (base_params, base_macs) = sizes[arm], sizes[base]
-        counted = {"params": params / base_params, "flops": macs / base_macs}
+        counted = {"params": params / base_params, "flops": macs / base_macs if macs and base_macs else None}
         kept = {**asdict(Ratio(memory, memory, memory)), "batch": bench.train_batch}
         return {**counted, **timed, "peak_memory": kept}
 
@@ -101,27 +89,11 @@ def measure(models: Mapping[str, ViT], recipe: Recipe, device: torch.device, bud
     }
 
 
-def interleave(
-    kinds: Mapping[str, T], names: list[str], seconds: Callable[[T, str], float], budget_s: float
-) -> dict[str, list[dict[str, float]]]:
-    """kind -> one {model: seconds per call} a round. Every second round goes backwards, so that a drift cancels."""
-    rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
-    end = time.monotonic() + budget_s
-    least, most = ROUNDS
-    for number in range(most):
-        if number >= least and time.monotonic() > end:
-            break
-        order = names if number % 2 == 0 else names[::-1]
-        for kind, timed in kinds.items():
-            rounds[kind].append({name: seconds(timed, name) for name in order})
-    return rounds
-
-
 class _Bench:
     """The models with their inputs and optimizers, ready to be timed."""
 
-    def __init__(self, models: dict[str, ViT], recipe: Recipe, device: torch.device):
-        self.models, self.recipe, self.device = models, recipe, device
+    def __init__(self, models: dict[str, nn.Module], task: Task, recipe: Recipe, device: torch.device, images: Base):
+        self.models, self.task, self.recipe, self.device, self.images = models, task, recipe, device, images
         self.base = next(iter(models))
         for model in models.values():
             model.to(device)
@@ -184,62 +156,36 @@ class _Bench:
             batch //= 2
         return batch
 
-    def _dataset(self, batch: int) -> Tensor:
-        config = self.models[self.base].vit_config
-        rows, columns = config.img_size
-        generator = torch.Generator().manual_seed(0)
-        return torch.randn(batch, config.in_chans, rows, columns, generator=generator).to(self.device)
+    def _batch(self, count: int) -> Batch:
+        images = self.images
+        shape = (images.in_chans, *images.img_size)
+        return self.task.synthetic(count, shape, images.num_classes, self.recipe).to(self.device)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16-mixed")
 
     def _train_call(self, name: str, batch: int) -> Work:
-        model, optimizer, dataset = self.models[name], self.optimizers[name], self._dataset(batch)
-        targets = torch.arange(batch, device=self.device) % model.vit_config.num_classes
+        model, optimizer, made = self.models[name], self.optimizers[name], self._batch(batch)
+        task = copy.copy(self.task)  # what it keeps from step to step belongs to a model
+        task.begin(model)
 
         def step() -> None:
             model.train()
             with self._autocast():
-                loss = cross_entropy(model(dataset), targets)
+                loss, _ = task.loss(model, made)
             loss.backward()
             optimizer.step()
+            task.after_step(model, 1, 1)
             optimizer.zero_grad(set_to_none=True)
 
         return step
 
     def _infer_call(self, name: str, batch: int) -> Work:
-        model, dataset = self.models[name], self._dataset(batch)
+        model, images = self.models[name], self._batch(batch).images
 
         def infer() -> None:
             model.eval()
             with torch.inference_mode(), self._autocast():
-                model(dataset)
+                model(images)
 
         return infer
-
-
-def seconds_per_call(call: Work, repeats: int, device: torch.device) -> float:
-    """On a CPU by its own clock; elsewhere by the wall clock, since an accelerator works on while the CPU waits."""
-    if device.type == "cpu":
-        start = time.process_time()
-        for _ in range(repeats):
-            call()
-        return (time.process_time() - start) / repeats
-    torch.accelerator.synchronize(device)
-    start = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    torch.accelerator.synchronize(device)
-    return (time.perf_counter() - start) / repeats
-
-
-@contextmanager
-def quiet_threads(device: torch.device) -> Iterator[None]:
-    """One thread on a CPU, where the CPU clock then is the time that the work takes."""
-    threads = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -2,67 +2,57 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
+from vitmods.analysis.timing import device_name
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm
-from vitmods.study.measure import TOP1, Measure, make_measure
+from vitmods.study.measure import Measure, make_measure, measure_of
+from vitmods.study.models import Base, base_name, model_facts
 from vitmods.study.plan import Settings
+from vitmods.study.store import ChangeFacts, ModelFacts
 from vitmods.study.tuning import VAL
-
-if TYPE_CHECKING:
-    from vitmods.model.vit import ViT
 
 PACKAGES = ("vitmods", "torch", "torchvision", "timm", "lightning-fabric", "numpy")
 
 
-def describe_base(settings: Settings, model: ViT) -> dict[str, Any]:
-    """The base model's name and config, for results.json."""
-    base = settings.fixed["base"]
-    start = settings.fixed.get("start")
-    name = start["source"] if start else base if isinstance(base, str) else "ViTConfig"
-    return {"name": name, "config": json.loads(model.vit_config.to_json())}
-
-
-def describe_arm(arm: Arm, model: ViT) -> dict[str, Any]:
+def describe_model(settings: Settings, arm: Arm, model: nn.Module, images: Base) -> ModelFacts:
     """The arm's model and what its changes are, for a reader who does not know them."""
-    record: list[dict[str, Any]] = [{"short": str(change), **change.describe()} for change in arm.changes]
+    changes = [ChangeFacts(str(change), **change.describe()) for change in arm.changes]
     if arm.start is not None:
-        record.append(_describe_start(arm.start))
+        changes.append(
+            ChangeFacts(
+                f"from {arm.start}",
+                "Begins with trained weights of its own",
+                f"Its weights are those of {arm.start}; base begins with its own.",
+            )
+        )
     if "train" in arm.recipe:
-        record.append(_describe_training(arm.recipe["train"]))
-    return {"describe": record, "config": json.loads(model.vit_config.to_json())}
+        changes.append(_describe_training(arm.recipe["train"]))
+    base, start = settings.fixed["base"], settings.fixed.get("start")
+    name = start["source"] if start else base_name(base)
+    return ModelFacts(arm.start or name, model_facts(model, images), tuple(changes))
 
 
-def _describe_start(source: str) -> dict[str, Any]:
-    return {
-        "short": f"from {source}",
-        "title": "Begins with trained weights of its own",
-        "summary": f"Its weights are those of {source}; base begins with its own.",
-        "paper": "",
-        "url": "",
-    }
-
-
-def _describe_training(what: str) -> dict[str, Any]:
+def _describe_training(what: str) -> ChangeFacts:
     """What is trained, reported as a change is."""
     everything = what == ALL
-    return {
-        "short": f"train({what})",
-        "title": "All is trained" if everything else f"Trains {' and '.join(what.split('+'))} alone",
-        "summary": "Nothing is frozen."
+    return ChangeFacts(
+        f"train({what})",
+        "All is trained" if everything else f"Trains {' and '.join(what.split('+'))} alone",
+        "Nothing is frozen."
         if everything
         else "The head is trained along, and with more than the head the positions; all else is frozen.",
-        "paper": "Touvron et al., 2022, Three things everyone should know about Vision Transformers, section 4",
-        "url": "https://arxiv.org/abs/2203.09795",
-    }
+        paper="Touvron et al., 2022, Three things everyone should know about Vision Transformers, section 4",
+        url="https://arxiv.org/abs/2203.09795",
+    )
 
 
 def python_call(settings: Settings, out: str) -> str:
@@ -71,7 +61,7 @@ def python_call(settings: Settings, out: str) -> str:
     base, start, usual = fixed.pop("base"), fixed.pop("start", None), Recipe().settings()
     recipe = {name: value for name, value in settings.recipe.settings().items() if value != usual[name]}
     data, _ = fixed.pop("data"), fixed.pop("recipe")
-    from_size = repr(base) if isinstance(base, str) else f"vm.ViTConfig.from_dict({base!r})"
+    from_size = repr(str(base)) if isinstance(base, str) else f"vm.ViTConfig.from_dict({base!r})"
     given = {
         **({"start": repr(start["source"])} if start else {"base": from_size}),
         "arms": f"[{', '.join(map(_arm_call, settings.arms))}]",
@@ -79,26 +69,25 @@ def python_call(settings: Settings, out: str) -> str:
         "recipe": f"vm.Recipe().with_({', '.join(f'{name}={value!r}' for name, value in recipe.items())})",
         "seeds": repr(list(settings.seeds)),
         **{name: repr(value) for name, value in fixed.items()},
-        **_measure_call(settings.measure),
+        **_measure_call(settings.measure, settings.fixed["task"]),
         "margin": repr(settings.margin),
         "noise_floor": repr(settings.noise_floor),
         **({"tune": repr(settings.grid.to_dict()), "tune_on": repr(VAL)} if settings.grid else {}),
     }
     arguments = ", ".join(f"{name}={value}" for name, value in given.items())
-    return f"import vitmods as vm\nfrom vitmods.study import Arm\n\nvm.Study({arguments}).run({out!r})"
+    return f"import vitmods as vm\nfrom vitmods.study import Arm, parse_edits\n\nvm.Study({arguments}).run({out!r})"
 
 
-def _measure_call(measure: Measure) -> dict[str, str]:
+def _measure_call(measure: Measure, task: str) -> dict[str, str]:
     if measure == make_measure(measure.name):
-        return {} if measure.name == TOP1 else {"metric": repr(measure.name)}
-    options = f"vm.study.measure.options_from({measure.to_dict()['options']!r})"
-    return {"metric": repr(measure.name), "metric_options": options}
+        return {} if measure == measure_of(task) else {"metric": repr(measure.name)}
+    return {"metric": f"vm.study.Measure.from_dict({measure.to_dict()!r})"}
 
 
 def _arm_call(arm: Arm) -> str:
     overrides = f", {dict(arm.recipe)!r}" if arm.recipe else ""
     begins = f", start={arm.start!r}" if arm.start else ""
-    return f"Arm({arm.name!r}, vm.parse_changes({arm.short!r}){overrides}{begins})"
+    return f"Arm({arm.name!r}, parse_edits({arm.short!r}){overrides}{begins})"
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -119,15 +108,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def device_name(device: torch.device) -> str:
-    """The trade name of the GPU, or of the processor where the system tells it."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as info:
-            names = [line.partition(":")[2].strip() for line in info if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()

@@ -6,21 +6,23 @@ import io
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
-from vitmods.model.flops import count_macs, count_params
-from vitmods.model.vit import ViT
+from vitmods.model.flops import count_params
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
+from vitmods.study.arms import Arm
+from vitmods.study.models import macs_of
 from vitmods.study.plan import Trial
-from vitmods.study.trial import TrialRunner, task_of
+from vitmods.study.trial import TrialRunner, base_config, task_of
 from vitmods.study.tuning import AS_IS
-from vitmods.study.words import duration
-from vitmods.train import train_trial
+from vitmods.train import RunOptions, train_trial
+from vitmods.util.text import duration
 
 if TYPE_CHECKING:
     from vitmods.data import Batch, ImageDataset
@@ -36,7 +38,8 @@ class ArmEstimate:
     arm: str
     changes: str
     params: int
-    macs: int
+    macs: int | None
+    """None: not known of this model"""
     step_s: float
     trial_s: float
     trials: int
@@ -58,6 +61,11 @@ class Estimate:
         """Seconds for all trials, `workers` at a time; the measurement of costs and the report come on top."""
         return sum(arm.trial_s * arm.trials for arm in self.arms) / self.workers
 
+    @property
+    def weights_bytes(self) -> int:
+        """Of the final weights of all trials that are still to be run, which stay in the folder."""
+        return sum(4 * arm.params * arm.trials for arm in self.arms)
+
     def __str__(self) -> str:
         from rich import box
         from rich.console import Console
@@ -71,7 +79,7 @@ class Estimate:
         for heading in ("parameters", "GMACs", "trials", "s/step", "a trial"):
             table.add_column(heading, justify="right", no_wrap=True)
         for arm in self.arms:
-            sizes = f"{arm.params:,}", f"{arm.macs / 1e9:.3g}"
+            sizes = f"{arm.params:,}", "not known" if arm.macs is None else f"{arm.macs / 1e9:.3g}"
             record = (arm.arm, arm.changes) if named else (arm.arm,)
             table.add_row(*record, *sizes, str(arm.trials), f"{arm.step_s:.3g}", duration(arm.trial_s))
         console = Console(file=io.StringIO(), width=100, color_system=None)
@@ -89,18 +97,23 @@ class Estimate:
                 "",
                 f"Images: {splits}. A trial has {self.steps:,} steps.{tried}",
                 f"{trials} trials to run{done}, {self.workers} at a time: {lasts}.",
+                f"Their final weights, which stay in the folder, take {self.weights_bytes / 1e6:,.3g} MB.",
             ]
         )
 
 
 def estimate(
-    runner: TrialRunner, models: Mapping[str, ViT], missing: Sequence[Trial], workers: int, device: torch.device
+    runner: TrialRunner,
+    built: Iterable[tuple[Arm, nn.Module, Recipe]],
+    missing: Sequence[Trial],
+    workers: int,
+    device: torch.device,
 ) -> Estimate:
     """Time TIMED_STEPS steps and an evaluation batch of every arm, with the threads that a worker would have.
 
     Args:
         runner: of the study; gives the images.
-        models: arm -> model, base first; they are trained a little.
+        built: every arm's model and recipe, base first; the models are trained a little, and not kept.
         missing: the trials that are still to be run.
         workers: trials at a time.
         device: where the steps are made.
@@ -110,8 +123,10 @@ def estimate(
     torch.set_num_threads(max(1, threads // workers))
     try:
         arms = tuple(
-            _estimate_arm(runner, name, model, [trial for trial in missing if trial.arm.name == name], device)
-            for name, model in models.items()
+            _estimate_arm(
+                runner, arm, model, recipe, [trial for trial in missing if trial.arm.name == arm.name], device
+            )
+            for arm, model, recipe in built
         )
     finally:
         torch.set_num_threads(threads)
@@ -128,23 +143,25 @@ def estimate(
 
 
 def _estimate_arm(
-    runner: TrialRunner, name: str, model: ViT, missing: Sequence[Trial], device: torch.device
+    runner: TrialRunner, arm: Arm, model: nn.Module, recipe: Recipe, missing: Sequence[Trial], device: torch.device
 ) -> ArmEstimate:
-    arm = runner.settings.arm(name)
-    recipe = runner.settings.recipe_of(arm)
     dataset = runner.dataset(recipe)
     few = _FirstSteps(dataset, device)
     with tempfile.TemporaryDirectory() as nowhere:
         short = recipe.with_(epochs=1, steps=None, warmup_epochs=None, warmup_steps=None, cooldown_steps=0)
         train_trial(
-            model, task_of(recipe), few, short, out=nowhere, device=str(device), progress=False, tensorboard=False
+            model,
+            task_of(runner.settings.fixed, recipe),
+            few,
+            short,
+            out=nowhere,
+            how=RunOptions(str(device), progress=False, tensorboard=False),
         )
     points = [trial.point for trial in missing] or [AS_IS]
     recipes = [runner.settings.recipe_of(arm, point) for point in points]
     trial_s = statistics.fmean(_trial_s(runner, few, recipe, tried) for tried in recipes)
-    return ArmEstimate(
-        name, arm.short, count_params(model), count_macs(model.vit_config), few.step_s, trial_s, len(missing)
-    )
+    macs = macs_of(model, base_config(runner.settings, dataset.num_classes))
+    return ArmEstimate(arm.name, arm.short, count_params(model), macs, few.step_s, trial_s, len(missing))
 
 
 def _trial_s(runner: TrialRunner, few: _FirstSteps, timed: Recipe, recipe: Recipe) -> float:

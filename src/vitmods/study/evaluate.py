@@ -8,20 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from vitmods.adapters import open_checkpoint
-from vitmods.data import load
+from vitmods.evals.base import PROTOCOLS, ProtocolResult
 from vitmods.evals.options import Options
 from vitmods.evals.outputs import Progress, silent
-from vitmods.evals.protocols import check_protocols, protocol_named, run_protocols
-from vitmods.evals.result import ProtocolResult
-from vitmods.model.vit import ViT
+from vitmods.evals.protocols import check_protocols, run_protocols
 from vitmods.recipes import Recipe
 from vitmods.stats.intervals import mean_over_seeds
 from vitmods.study.checkpoints import seeds_in
 from vitmods.study.defaults import ORDINARY
+from vitmods.study.measure import measure_of
 from vitmods.study.start import open_trial
 from vitmods.study.store import read_json
-from vitmods.study.trial import IMAGE_SETTINGS
+from vitmods.study.trial import IMAGE_SETTINGS, load_images
+from vitmods.tasks.base import DEFAULT
 from vitmods.train.device import make_fabric
 from vitmods.util.errors import UserError
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 def evaluate(
     checkpoints: str | Path | Sequence[str | Path],
-    protocols: Iterable[str] = ("top1",),
+    protocols: Iterable[str] | None = None,
     *,
     split: str | None = None,
     data: str | None = None,
@@ -46,7 +48,7 @@ def evaluate(
     Args:
         checkpoints: one or several of: a trial's folder, of `vitmods train` or of a study; an arm's folder in a study,
             which holds its seeds; or what `vitmods.adapters.open_checkpoint` opens.
-        protocols: keys of `vitmods.evals.protocols.PROTOCOLS`.
+        protocols: keys of `vitmods.evals.PROTOCOLS`; None: the one by which trials of that task are compared.
         split: "train", "val" or "test"; None: the split that numbers of these images are reported on. Training
             images are evaluated without augmentation.
         data: the images; None: the trial's own.
@@ -64,13 +66,15 @@ def evaluate(
         UserError: there is no such checkpoint, the images have other classes, or a protocol cannot use them; always
             before anything is computed.
     """
-    chosen, options = [protocol_named(name) for name in protocols], options or Options()
+    known = None if protocols is None else [PROTOCOLS[name] for name in protocols]
     each = [checkpoints] if isinstance(checkpoints, (str, Path)) else checkpoints
-    if not chosen or not each:
-        raise UserError("Name at least one checkpoint and one protocol: a trial's folder, for instance, and top1.")
+    if not each or known == []:
+        raise UserError("Name at least one checkpoint, a trial's folder for instance, and one protocol or none.")
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}.")
     everything = _with_images([_open(found, data) for source in each for found in seeds_in(str(source))], workers)
+    task = everything[0][0].settings.get("task", DEFAULT)
+    chosen, options = known or [PROTOCOLS[measure_of(task).metric.protocol]], options or Options()
     names = [protocol.name for protocol in chosen]
     for opened, dataset in everything:
         check_protocols(dataset, names, split=split or dataset.eval_split, options=options)
@@ -133,7 +137,7 @@ class _Opened:
     """A checkpoint, and the settings of its images; `classes` is None where a file does not name them."""
 
     source: str
-    model: ViT
+    model: nn.Module
     recipe: Recipe
     settings: Mapping[str, Any]
     classes: tuple[str, ...] | None = None
@@ -179,14 +183,14 @@ def _with_images(all_opened: Sequence[_Opened], workers: int) -> list[tuple[_Ope
         if last is not None and (last[0].settings, last[0].recipe) == (opened.settings, opened.recipe):
             found.append((opened, last[1]))
             continue
-        settings = dict(opened.settings)
-        found.append((opened, load(settings.pop("data"), augment=opened.recipe.augment, workers=workers, **settings)))
+        found.append((opened, load_images(opened.settings, opened.recipe.augment, workers)))
     return found
 
 
 def _check_classes(opened: _Opened, dataset: ImageDataset) -> None:
     """As many classes are not enough: under other names, or in another order, every number would be wrong."""
-    found, outputs = dataset.classes, opened.model.num_classes
+    found, config = dataset.classes, getattr(opened.model, "vit_config", None)
+    outputs = config.num_classes if config else len(opened.classes or ())
     remedy = "Give images of the same classes, in folders of the same names; fewshot, probe and knn take any."
     if dataset.class_map is not None:
         if max(dataset.class_map) >= outputs:

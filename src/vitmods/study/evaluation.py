@@ -1,4 +1,4 @@
-"""Judging trained weights: the protocol of the study's metric on a split, beside the trial that it belongs to."""
+"""Evaluating trained weights: the protocol of the study's metric on a split, beside the trial that it belongs to."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from vitmods.evals.base import ProtocolResult
 from vitmods.evals.protocols import check_protocols, run_protocols
 from vitmods.recipes.length import resolve_on
 from vitmods.study.arms import BASE, Arm
@@ -13,6 +17,7 @@ from vitmods.study.start import open_trial
 from vitmods.study.store import read_json
 from vitmods.study.tuning import VAL
 from vitmods.train.device import make_fabric
+from vitmods.train.trial import RESULT, SCORES, read_scores, write_scores
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
 
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
     from vitmods.recipes import Recipe
     from vitmods.study.measure import Measure
     from vitmods.study.plan import Settings
+    from vitmods.tasks.base import Task
 
 
 class EvaluatedOnVal:
@@ -56,18 +62,28 @@ def check_images(settings: Settings, dataset: ImageDataset) -> None:
         for point in settings.grid.points:
             resolve_on(settings.recipe_of(arm, point), dataset)
     measure = settings.measure
-    for evaluated in {settings.evaluated_on(split), split}:
+    for evaluated in {settings.evaluated_on(split), split} if measure.metric.protocol else ():
         check_protocols(dataset, [measure.metric.protocol], split=evaluated, options=measure.options)
 
 
+def trial_scores(folder: Path, split: str) -> dict[str, NDArray[Any]]:
+    """What is known of each image of a split, (n,) arrays by name beside `ids`: from the training's own evaluation, and
+    from protocols. Empty where the task says nothing of single images. UserError where a file is damaged."""
+    result = read_json(folder / RESULT) or {}
+    trained = read_scores(folder / SCORES) if result.get("split") == split else {}
+    return {**trained, **read_scores(folder / f"{split}.npz")}
+
+
 def evaluate_trial(
-    folder: Path, dataset: ImageDataset, recipe: Recipe, measure: Measure, split: str, device: str
+    folder: Path, dataset: ImageDataset, task: Task, recipe: Recipe, measure: Measure, split: str, device: str
 ) -> None:
-    """Run the measure's protocol on a finished trial's weights and note what it finds in <split>.json.
+    """Run the measure's protocol, or the task's own evaluation where it has none, on a finished trial's weights; note
+    what is found in <split>.json, and of each image in <split>.npz.
 
     Args:
         folder: the trial's.
-        images: its images.
+        dataset: its images.
+        task: what it was trained for.
         recipe: its recipe: precision, and how many images fit in memory.
         measure: whose protocol is run.
         split: the split that is looked at.
@@ -77,20 +93,32 @@ def evaluate_trial(
         UserError: the images or the options do not allow the protocol.
     """
     fabric = make_fabric(device, recipe.precision)
-    protocol = measure.metric.protocol
-    results = run_protocols(
-        fabric.to_device(open_trial(folder)),
-        dataset,
-        [protocol],
-        split=split,
-        batch_size=recipe.part_size,
-        device=fabric.device,
-        options=measure.options,
-        autocast=fabric.autocast,
-    )
-    if measure.name not in results[protocol].metrics:
-        raise UserError(f"The protocol {protocol} gives no {measure.name} with these options; compare another metric.")
+    model, protocol = fabric.to_device(open_trial(folder)), measure.metric.protocol
+    if protocol:
+        result = run_protocols(
+            model,
+            dataset,
+            [protocol],
+            split=split,
+            batch_size=recipe.part_size,
+            device=fabric.device,
+            options=measure.options,
+            autocast=fabric.autocast,
+        )[protocol]
+    else:  # what the task's own evaluation alone gives
+        batches = (batch.to(fabric.device) for batch in dataset.eval_batches(split, recipe.part_size))
+        with fabric.autocast():
+            found = task.evaluate(model.eval(), batches)
+        result = ProtocolResult(found.metrics, per_image=found.per_image)
+    if measure.name not in result.metrics:
+        raise UserError(
+            f"The {protocol or task.name} evaluation gives no {measure.name} with these options; compare another "
+            "metric."
+        )
+    if result.per_image:
+        scores = {"ids": np.array(dataset.splits[split].ids, dtype=str), **result.per_image}
+        write_scores(folder / f"{split}.npz", {**read_scores(folder / f"{split}.npz"), **scores})
     before = (read_json(folder / f"{split}.json") or {}).get("protocols", {})
-    record = {"options": measure.to_dict()["options"], **results[protocol].to_dict()}
-    protocols = {**before, protocol: record}
+    record = {"options": measure.to_dict()["options"], **result.to_dict()}
+    protocols = {**before, protocol or task.name: record}
     write_json(folder / f"{split}.json", {"schema": 1, "split": split, "protocols": protocols, "failed": None})

@@ -11,9 +11,8 @@ from vitmods.evals.options import Options
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
-    from vitmods.evals.metrics import Metric
+    from vitmods.tasks.metrics import Metric
 
-TOP1 = "top1"
 PAPERS = Options()
 MARGINS = {"%": 0.5, "nats": 0.01, "": 0.01}
 """by the metric's unit; in points for shares"""
@@ -21,9 +20,9 @@ MARGINS = {"%": 0.5, "nats": 0.01, "": 0.01}
 
 @dataclass(frozen=True)
 class Measure:
-    """A metric of `vitmods.evals.protocols.METRICS` by its name, and options of the protocols."""
+    """A metric of `vitmods.evals.metrics()` by its name, and options of the protocols."""
 
-    name: str = TOP1
+    name: str
     options: Options = PAPERS
 
     @property
@@ -40,10 +39,14 @@ class Measure:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Measure:
         """The inverse of `to_dict`; options that are not named have their defaults."""
-        return cls(values.get("name", TOP1), options_from(values.get("options", {})))
+        return cls(values["name"], options_from(values.get("options", {})))
 
 
-DEFAULT = Measure()
+def measure_of(task: str) -> Measure:
+    """The metric that trials of a task are compared by, where nothing else is asked. UserError for an unknown task."""
+    from vitmods.tasks.base import TASKS
+
+    return Measure(TASKS[task].metrics[0].name)
 
 
 def make_measure(name: str, options: Options | None = None) -> Measure:
@@ -52,11 +55,12 @@ def make_measure(name: str, options: Options | None = None) -> Measure:
     Raises:
         UserError: there is no such metric, its protocol does not give it with these options, or has no such option.
     """
-    from vitmods.evals.protocols import PROTOCOLS, metric_named, options_for, unread
+    from vitmods.evals.base import PROTOCOLS
+    from vitmods.evals.protocols import metric_named, options_for, unread
 
-    given, protocol = options or PAPERS, PROTOCOLS[metric_named(name).protocol]
+    given, protocol = options or PAPERS, metric_named(name).protocol
     asked = options_for(name, given)
-    ignored = unread(given, [protocol])
+    ignored = unread(given, [PROTOCOLS[protocol]] if protocol else [])
     if given.shots not in (PAPERS.shots, asked.shots):  # the metric's name says how many
         ignored.append("shots")
     for option in ignored:

@@ -2,24 +2,50 @@
 
 A trial depends on its own settings alone (data, base, recipe, its arm's changes, its seed, its point of the grid). So
 seeds, arms and points may be added to a study later without touching what is there, while anything that a finished
-trial depends on may not change (same.py).
+trial depends on may not change (`differences`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from vitmods.study.arms import BASE, Arm
-from vitmods.study.measure import DEFAULT, Measure
+from vitmods.study.edits import parse_edits
+from vitmods.study.measure import Measure, measure_of
 from vitmods.study.tuning import AS_IS, UNTUNED, VAL, Grid, Point
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.recipes import Recipe
 
+_MAY_DIFFER = ("arms", "seeds", "noise_floor", "margin", "metric", "tune", "tune_on")
 OTHER_SEEDS = 10_000  # added to a seed, it gives the seed of the second base trial that measures the noise floor
+
+
+class ImageOptions(TypedDict, total=False):
+    """What is said of the images beside where they lie; what is not said, or None, fits them.
+
+    img_size: side, or (rows, columns), in pixels.
+    in_chans: channels that the model reads.
+    split_seed, val_fraction, test_fraction: for images that are not split yet.
+    groups: what keeps images of one kind (a patient, a video) in one split: "folder", "name:REGEX" or "file:CSV"
+        (docs/data.md).
+    limit_train: use only so many training images.
+    limit_val: use only so many images for val, which are taken out of train where there is no val split.
+    unreadable: "stop" at images that cannot be read, or "skip" them and say so in the report.
+    """
+
+    img_size: int | tuple[int, ...] | None
+    in_chans: int | None
+    split_seed: int
+    val_fraction: float | None
+    test_fraction: float | None
+    groups: str | None
+    limit_train: int | None
+    limit_val: int | None
+    unreadable: Literal["stop", "skip"]
 
 
 @dataclass(frozen=True)
@@ -98,7 +124,7 @@ class Settings:
     noise_floor: whether base is also run with other seeds; may be switched on
     margin:      how much worse an arm may be and count as no worse, in the unit of differences
     grid:        values of recipe fields that every arm is trained with; may get more values
-    measure:     the metric that is compared; it and the margin concern the reading of the results alone
+    measure:     the metric that is compared, None: the task's; it and the margin concern the reading alone
     """
 
     fixed: Mapping[str, Any]
@@ -107,7 +133,11 @@ class Settings:
     noise_floor: bool = False
     margin: float = 0.5
     grid: Grid = UNTUNED
-    measure: Measure = DEFAULT
+    measure: Measure = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.measure is None:
+            object.__setattr__(self, "measure", measure_of(self.fixed["task"]))
 
     @property
     def recipe(self) -> Recipe:
@@ -161,26 +191,68 @@ class Settings:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Settings:
-        """The inverse of `to_dict`; folders of older versions tune nothing and compare top-1."""
-        try:
-            return cls._from_dict(values)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"These are no settings of a study ({error!r}): study.json is damaged.") from error
-
-    @classmethod
-    def _from_dict(cls, values: Mapping[str, Any]) -> Settings:
-        from vitmods.changes import parse_changes
-
+        """The inverse of `to_dict`. UserError where `values` are no settings."""
         rest = dict(values)
-        arms = tuple(
-            Arm(name, tuple(parse_changes(arm["changes"])), arm["recipe"], arm.get("start"))
-            for name, arm in rest.pop("arms").items()
-        )
-        seeds, noise_floor, margin = tuple(rest.pop("seeds")), rest.pop("noise_floor"), rest.pop("margin")
-        grid = Grid.from_dict(rest.pop("tune", {}))
+        try:
+            arms = tuple(
+                Arm(name, parse_edits(arm["changes"]), arm["recipe"], arm.get("start"))
+                for name, arm in rest.pop("arms").items()
+            )
+            seeds, noise_floor, margin = tuple(rest.pop("seeds")), rest.pop("noise_floor"), rest.pop("margin")
+            grid, measure = Grid.from_dict(rest.pop("tune", {})), Measure.from_dict(rest.pop("metric"))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise UserError(f"These are no settings of a study ({error!r}): study.json is damaged.") from error
         rest.pop("tune_on", None)
-        measure = Measure.from_dict(rest.pop("metric", {}))
         return cls(rest, arms, seeds, noise_floor, margin, grid, measure)
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The settings in which `new` is another study than `old` (both from `Settings.to_dict`), as `name: old -> new`.
+
+    Added arms, seeds and values to tune, a noise floor, another margin and another metric are no difference: nothing
+    that was trained depends on them.
+    """
+    before, after = (_flat({k: v for k, v in one.items() if k not in _MAY_DIFFER}) for one in (old, new))
+    found = []
+    for name in dict.fromkeys([*before, *after]):
+        was, now = before.get(name, "(not set)"), after.get(name, "(not set)")
+        if was != now:
+            found.append(f"{name}: {was} -> {now}")
+    for name, arm in old["arms"].items():
+        if name not in new["arms"]:
+            found.append(f"arm {name}: {arm['changes']} -> (missing)")
+        elif new["arms"][name] != arm:
+            found.append(f"arm {name}: {_show_arm(arm)} -> {_show_arm(new['arms'][name])}")
+    found += _tuning_differences(old.get("tune", {}), new.get("tune", {}))
+    if not set(old["seeds"]) <= set(new["seeds"]):
+        found.append(f"seeds: {old['seeds']} -> {new['seeds']}")
+    if old["noise_floor"] and not new["noise_floor"]:
+        found.append("noise_floor: true -> false")
+    return found
+
+
+def _tuning_differences(old: Mapping[str, list[Any]], new: Mapping[str, list[Any]]) -> list[str]:
+    """Fields cannot join or leave, since every trial has a value of each; values can only be added."""
+    if set(old) != set(new):
+        return [f"tune: {' '.join(old) or '(nothing)'} -> {' '.join(new) or '(nothing)'}"]
+    left_out = [name for name in old if any(value not in new[name] for value in old[name])]
+    return [f"tune {name}: {old[name]} -> {new[name]}" for name in left_out]
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not value:
+        return {prefix: list(value) if isinstance(value, tuple) else value}
+    return {
+        name: leaf
+        for key, inner in value.items()
+        for name, leaf in _flat(inner, f"{prefix}.{key}" if prefix else str(key)).items()
+    }
+
+
+def _show_arm(arm: Mapping[str, Any]) -> str:
+    overrides = ", ".join(f"{name}={value}" for name, value in arm["recipe"].items())
+    begins = f" from {arm['start']}" if "start" in arm else ""
+    return f"{arm['changes']}{begins}{f' with {overrides}' if overrides else ''}"
 
 
 def check_points(settings: Settings) -> None:

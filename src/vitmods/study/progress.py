@@ -1,4 +1,4 @@
-"""What a study says while it runs: one line a finished trial, and on a terminal a bar over all steps of all trials."""
+"""What a study says while it runs: how much there is to do, a line a finished trial, and on a terminal a bar."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import Any
 
 from vitmods.study.measure import Measure
 from vitmods.study.plan import Evaluation, Work
+from vitmods.study.state import read_trial
 from vitmods.study.store import StudyFolder
-from vitmods.study.words import metric_words
 from vitmods.util.files import LenientStream, progress_console
+from vitmods.util.text import plural
 
-_TAIL = 512  # bytes that surely hold the last row of a metrics.jsonl
+_TAIL = 1024  # bytes that surely hold the last whole row of a metrics.jsonl
 
 
 class Progress:
@@ -29,18 +30,22 @@ class Progress:
         split: str,
         steps: Mapping[Work, int],
         done: int,
+        workers: int,
         quiet: bool,
-        bar: bool,
     ):
         """measure, split: what the lines tell of a trial; steps: of the work that is still to be done; done: trials
-        finished before."""
+        finished before; workers: at a time."""
         self._folder, self._measure, self._split = folder, measure, split
         self._steps, self._quiet = dict(steps), quiet
         self._finished, self._total = done, done + len(self._steps)
         self._started: dict[Work, float] = {}
         self._past_steps = 0
         self._stream = LenientStream(sys.stderr)
-        shown = bar and not quiet and self._stream.isatty() and not os.environ.get("CI")
+        shown = workers > 1 and not quiet and self._stream.isatty() and not os.environ.get("CI")
+        kind = "evaluation" if isinstance(next(iter(steps)), Evaluation) else "trial"
+        before = f" ({done} are done)" if done else ""
+        self._bar = None
+        self.say(f"{plural(len(steps), kind)} to run{before}, {workers} at a time, in {folder.path}")
         self._bar = self._make_bar() if shown else None
 
     def started(self, trial: Work) -> None:
@@ -68,19 +73,18 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def _outcome(self, trial: Work, failure: str | None) -> str:
+    def _outcome(self, work: Work, failure: str | None) -> str:
         if failure is not None:
             return f"failed: {failure}"
-        evaluated = trial.trial if isinstance(trial, Evaluation) else trial
-        result: dict[str, Any] = self._folder.trial_result(evaluated) or {}
-        if result.get("status") != "finished":
-            return str(result.get("message") or result.get("status", "unknown"))
-        score = self._folder.metrics(evaluated, self._split, self._measure)[self._measure.name]
-        return f"{metric_words(self._measure.name, self._measure.metric.title)} {self._measure.metric.shown(score)}"
+        trial = work.trial if isinstance(work, Evaluation) else work
+        record = read_trial(self._folder, trial, self._split, self._measure)
+        score = record.score(self._measure.name)
+        if score is None:
+            return record.message or record.status
+        return f"{self._measure.metric.title} {self._measure.metric.shown(score)}"
 
-    def _metrics(self, trial: Work) -> Path:
-        evaluated = trial.trial if isinstance(trial, Evaluation) else trial
-        return self._folder.trial(evaluated) / "metrics.jsonl"
+    def _metrics(self, work: Work) -> Path:
+        return self._folder.trial(work.trial if isinstance(work, Evaluation) else work) / "metrics.jsonl"
 
     def _make_bar(self) -> Any:
         from rich import progress
@@ -101,8 +105,7 @@ def _last_step(metrics: Path) -> int:
     """The step of the last row that is whole; 0 where there is none yet."""
     try:
         with open(metrics, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 2 * _TAIL))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             lines = file.read().splitlines()
     except FileNotFoundError:
         return 0

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitmods.analysis.timing import peak_bytes
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import vit
 from vitmods.recipes import Recipe
-from vitmods.study.memory import peak_bytes
-from vitmods.study.trial import task_of
-from vitmods.train.device import Part
-from vitmods.train.ema import Ema
-from vitmods.train.optim import clip_gradients, freeze, make_optimizer
+from vitmods.tasks.base import DEFAULT, TASKS
+from vitmods.train.optim import Ema, clip_gradients, freeze, make_optimizer
 from vitmods.util.errors import UserError
 
 PART_ON_CPU = 16  # images: more at once are no faster on a CPU and need more memory
@@ -45,7 +43,7 @@ class Rehearsal:
         return self.parts * self.part_s + self.update_s
 
 
-def rehearse(config: ViTConfig, recipe: Recipe, device: torch.device) -> Rehearsal:
+def rehearse(config: ViTConfig, recipe: Recipe, device: torch.device, task: str = DEFAULT) -> Rehearsal:
     """Make two steps; the first gives the memory, the second the time.
 
     Where the recipe does not cut its batches, they are cut into parts that fit: halves until they do on a GPU, 16
@@ -57,7 +55,7 @@ def rehearse(config: ViTConfig, recipe: Recipe, device: torch.device) -> Rehears
     part = recipe.part_size if recipe.accumulate > 1 or device.type != "cpu" else min(PART_ON_CPU, recipe.part_size)
     while True:
         try:
-            return _two_steps(config, recipe, device, part)
+            return _two_steps(config, recipe, device, part, task)
         except torch.OutOfMemoryError:
             if recipe.accumulate > 1 or part == 1:
                 raise UserError(
@@ -68,8 +66,8 @@ def rehearse(config: ViTConfig, recipe: Recipe, device: torch.device) -> Rehears
         part = -(-part // 2)
 
 
-def _two_steps(config: ViTConfig, recipe: Recipe, device: torch.device, part: int) -> Rehearsal:
-    step = _Step(config, recipe, device, part)
+def _two_steps(config: ViTConfig, recipe: Recipe, device: torch.device, part: int, task: str) -> Rehearsal:
+    step = _Step(config, recipe, device, part, task)
     peak = peak_bytes(lambda: step.run(min(2, step.parts)), step.alive(), device)
     computed, part_s, update_s = step.run(step.parts)
     return Rehearsal(part, step.parts, computed, part_s, update_s, peak)
@@ -78,15 +76,17 @@ def _two_steps(config: ViTConfig, recipe: Recipe, device: torch.device, part: in
 class _Step:
     """A model, its optimizer and one part of a batch."""
 
-    def __init__(self, config: ViTConfig, recipe: Recipe, device: torch.device, part: int):
+    def __init__(self, config: ViTConfig, recipe: Recipe, device: torch.device, part: int, task: str):
         self.recipe, self.device, self.parts = recipe, device, -(-recipe.batch_size // part)
-        self.model = vit(config).to(device).train()
+        self.task = TASKS[task].from_recipe(recipe)
+        self.model = self.task.wrap(vit(config)).to(device).train()
+        self.task.begin(self.model)
         freeze(self.model, recipe)
         self.optimizer = make_optimizer(self.model, recipe)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.ema = None if recipe.ema is None else Ema(self.model, recipe.ema)
-        self.task = task_of(recipe)
-        self.batch = _noise(config, recipe, part, device)
+        shape = (config.in_chans, *config.img_size)
+        self.batch = self.task.synthetic(part, shape, config.num_classes, recipe).to(device)
 
     def run(self, parts: int) -> tuple[int, float, float]:
         """(parts that were computed, seconds of each, seconds of the update)"""
@@ -104,11 +104,12 @@ class _Step:
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
             self.ema.update()
+        self.task.after_step(self.model, 1, 1)
         return computed, (trained - begin) / computed, self._now() - trained
 
     def alive(self) -> Iterator[Tensor]:
         """Tensors that exist before the step."""
-        yield from (self.batch.images, self.batch.targets)
+        yield from (value for value in vars(self.batch).values() if isinstance(value, Tensor))
         for model in (self.model, *((self.ema.model,) if self.ema else ())):
             yield from (*model.parameters(), *model.buffers())
 
@@ -116,13 +117,3 @@ class _Step:
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
         return time.perf_counter()
-
-
-def _noise(config: ViTConfig, recipe: Recipe, part: int, device: torch.device) -> Part:
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(part, config.in_chans, *config.img_size, generator=generator)
-    targets = torch.arange(part) % config.num_classes
-    if recipe.augment.mixup or recipe.augment.cutmix:
-        classes = torch.nn.functional.one_hot(targets, config.num_classes).float()
-        targets = 0.5 * (classes + classes.roll(1, 0))
-    return Part(images.to(device), targets.to(device), torch.arange(part).to(device))

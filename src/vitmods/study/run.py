@@ -2,47 +2,49 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
-from vitmods.model.vit import ViT
+from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
-from vitmods.report import write_samples
+from vitmods.study.answer import Answer, read_answer
 from vitmods.study.arms import BASE, Arm
-from vitmods.study.describe import describe_arm, describe_base, environment
+from vitmods.study.describe import describe_model, environment
+from vitmods.study.edits import Function, base_function, functions_of
 from vitmods.study.evaluation import check_images
-from vitmods.study.executors import Executor, Inline, Processes, visible_gpus
-from vitmods.study.plan import Evaluation, Settings, Trial, Work
+from vitmods.study.executors import Executor, Inline
+from vitmods.study.executors.processes import Processes, visible_gpus
+from vitmods.study.models import Base, activation_bytes
+from vitmods.study.plan import Evaluation, Settings, Work
 from vitmods.study.progress import Progress
-from vitmods.study.result import StudyResult
-from vitmods.study.results import assemble, describe_metric, write_results
-from vitmods.study.selection import evaluations
-from vitmods.study.store import StudyFolder, read_json
-from vitmods.study.trial import TrialRunner, base_config, build_model
+from vitmods.study.state import StudyState
+from vitmods.study.store import Facts, ModelFacts, StudyFolder, read_object
+from vitmods.study.trial import TrialRunner, base_config, build_model, task_of, with_modules
 from vitmods.study.warnings import already_reported, study_warnings
 from vitmods.train.device import make_fabric, resolve
 from vitmods.train.optim import freeze
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
-from vitmods.util.registry import check_reachable, plugins
+from vitmods.util.registry import check_reachable, plugins, spelled
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
     from vitmods.study.estimate import Estimate
 
-W = TypeVar("W", Trial, Evaluation)
 SAMPLES = 12  # images shown in the report
 MOST_WORKERS = 8  # by default; beyond that a machine's memory bandwidth is the limit
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Running:
     """How a study is run on this machine; `Study.run` explains each. Nothing here is part of the study."""
 
@@ -52,6 +54,7 @@ class Running:
     checkpoint_minutes: float = 5.0
     cost_seconds: float = 30.0
     progress: bool = True
+    cache_dir: str | None = None
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
@@ -66,24 +69,33 @@ class Running:
     def torch_device(self) -> torch.device:
         return resolve(self.device)
 
+    def workers_for(self, trials: int, trial_bytes: int) -> int:
+        """Trials at a time: as asked for, or as many as GPUs, or cores and memory, allow."""
+        if self.workers is not None:
+            return max(1, min(self.workers, trials))
+        if self.torch_device.type == "cuda":
+            gpus = len(visible_gpus()) if self.device in ("auto", "cuda") else 1  # "cuda:1" names one
+            return max(1, min(gpus, trials))
+        fitting = _memory_bytes() // 2 // trial_bytes
+        return max(1, min(torch.get_num_threads(), MOST_WORKERS, fitting, trials))
 
-def run_study(settings: Settings, path: Path, how: Running, command: str) -> StudyResult:
+
+def run_study(settings: Settings, path: Path, how: Running, command: str) -> Answer:
     """What `Study.run` does."""
     folder = StudyFolder(path)
-    with folder.lock() as lock:
-        _refuse_other_study(folder, settings)
+    with folder.lock():
         runner, dataset = _open(folder, settings, how)
-        check_images(runner.settings, dataset)
-        models = _build_arms(runner.settings, dataset.num_classes)
-        record = _caution(runner.settings, dataset, models)
-        _write_facts(folder, runner.settings, dataset, models, how, command, record)
-        split, base = dataset.eval_split, models[BASE]
-        _work(runner, runner.settings.trials(), runner.settings.evaluated_on(split), base, how, lock)
-        _work(runner, evaluations(folder, runner.settings, split), split, base, how, lock)
-        _measure_costs(folder, runner.settings, models, how)
-        results = assemble(folder, runner.settings)
-        write_results(folder, results)
-    return StudyResult(results, folder.path)
+        settings, split = runner.settings, dataset.eval_split
+        models, notices, trial_bytes = _survey(settings, dataset)
+        facts = _write_facts(folder, settings, dataset, models, how, command, notices)
+        state = StudyState(folder, settings, split)
+        _work(runner, state.missing, len(state.trained), settings.evaluated_on(split), trial_bytes, how)
+        state = StudyState(folder, settings, split)
+        _work(runner, state.missing_evaluations, len(state.evaluations), split, trial_bytes, how)
+        _measure_costs(folder, settings, dataset.num_classes, how)
+        answer = read_answer(folder, facts, settings)
+        answer.write()
+    return answer
 
 
 def dry_run(settings: Settings, path: Path | None, how: Running) -> Estimate:
@@ -91,127 +103,153 @@ def dry_run(settings: Settings, path: Path | None, how: Running) -> Estimate:
     from vitmods.study.estimate import estimate
 
     folder = StudyFolder(path or os.devnull)
-    _refuse_other_study(folder, settings)
     runner, dataset = _open(folder, settings, how)
-    check_images(runner.settings, dataset)
-    models = _build_arms(runner.settings, dataset.num_classes)
-    _caution(runner.settings, dataset, models)
-    evaluated_on = runner.settings.evaluated_on(dataset.eval_split)
-    missing = _missing(folder, runner.settings, runner.settings.trials(), evaluated_on)
-    workers = _workers(how, models[BASE], runner.settings, len(missing))
+    settings = runner.settings
+    _, _, trial_bytes = _survey(settings, dataset)
+    missing = StudyState(folder, settings, dataset.eval_split).missing
+    workers = _workers(how, settings, len(missing), trial_bytes)
     with already_reported():
-        return estimate(runner, models, missing, workers, how.torch_device)
-
-
-def _refuse_other_study(folder: StudyFolder, settings: Settings) -> None:
-    """Before the images are read, which may take a while: all that can be known without them."""
-    folder.refuse_trial()
-    facts = folder.known()
-    if facts is not None:
-        folder.check_same_study({**settings.to_dict(), "images": facts["settings"]["images"]})
+        return estimate(runner, _built(settings, dataset.num_classes), missing, workers, how.torch_device)
 
 
 def _open(folder: StudyFolder, settings: Settings, how: Running) -> tuple[TrialRunner, ImageDataset]:
     """The images, and settings that name their content, so that a folder with other images is another study."""
-    runner = TrialRunner(folder, settings, how.device, how.data_workers, how.checkpoint_minutes, how.progress)
+    folder.refuse_trial()
+    facts = folder.facts()
+    if facts is not None:  # before the images are read, which may take a while: all that can be known without them
+        folder.check_same_study({**settings.to_dict(), "images": facts.settings["images"]})
+    here = (how.device, how.data_workers, how.checkpoint_minutes, how.progress)
+    runner = TrialRunner(folder, settings, *here, cache_dir=how.cache_dir)
     dataset = runner.dataset(settings.recipe)
     fixed = {**settings.fixed, "images": dataset.summary()["fingerprint"]}
-    runner.settings = dataclasses.replace(settings, fixed=fixed)
+    if facts is not None and facts.settings["images"] != fixed["images"]:
+        folder.check_same_images(dataset.splits)
+    runner.settings = replace(settings, fixed=fixed)
+    check_images(runner.settings, dataset)
     return runner, dataset
 
 
-def _build_arms(settings: Settings, num_classes: int) -> dict[str, ViT]:
-    """Every arm's model, base first: whatever is wrong with an arm shows before anything is trained."""
+def _built(settings: Settings, num_classes: int) -> Iterator[tuple[Arm, nn.Module, Recipe]]:
+    """Every arm's model as it is trained, base first, and its recipe; one at a time."""
     config = base_config(settings, num_classes)
-    models = {}
     for arm in (Arm(BASE), *settings.arms):
         try:
             recipe = settings.recipe_of(arm)
-            models[arm.name] = build_model(config, arm, settings.seeds[0], settings.fixed.get("start"), recipe)
-            freeze(models[arm.name], recipe)  # costs are of what is trained
+            backbone = build_model(config, arm, settings.seeds[0], settings.fixed.get("start"), recipe)
+            model = with_modules(backbone, task_of(settings.fixed, recipe), settings.seeds[0])
+            freeze(model, recipe)
         except UserError as error:
             raise type(error)(f"Arm {arm.name}: {error}") from error
-    return models
+        yield arm, model, recipe
 
 
-def _caution(settings: Settings, dataset: ImageDataset, models: dict[str, ViT]) -> list[str]:
-    """Warn the caller of `Study.run` or `Study.dry_run`; returns what was said."""
-    found = study_warnings(models, {name: settings.recipe_of(settings.arm(name)) for name in models}, dataset)
-    for caution in found:
-        warnings.warn(caution, stacklevel=4)
-    return found
+def _survey(settings: Settings, dataset: ImageDataset) -> tuple[dict[str, ModelFacts], list[str], int]:
+    """Whatever is wrong with an arm shows here, before anything is trained.
+
+    Returns what each arm's model is, what to know of the arms, which the caller of `Study.run` or `Study.dry_run` is
+    warned of, and the bytes that a trial takes.
+    """
+    facts: dict[str, ModelFacts] = {}
+    sizes: list[int] = []
+    base = base_config(settings, dataset.num_classes)
+
+    def described() -> Iterator[tuple[str, nn.Module, Recipe]]:
+        for arm, model, recipe in _built(settings, dataset.num_classes):
+            facts[arm.name] = describe_model(settings, arm, model, base)
+            sizes.append(_trial_bytes(model, recipe, base))
+            yield arm.name, model, recipe
+
+    notices = study_warnings(described(), dataset)
+    for notice in notices:
+        warnings.warn(notice, stacklevel=4)
+    return facts, notices, max(sizes)
 
 
 def _write_facts(
     folder: StudyFolder,
     settings: Settings,
     dataset: ImageDataset,
-    models: dict[str, ViT],
+    models: dict[str, ModelFacts],
     how: Running,
     command: str,
-    record: list[str],
-) -> None:
+    notices: Sequence[str],
+) -> Facts:
     """study.json, before the first trial: from then on the study can be read, and continued, from its folder."""
     folder.check_same_study(settings.to_dict())
-    before = folder.known() or {}
-    if before.get("settings") == settings.to_dict():
-        return
-    write_samples(folder.path, dataset.samples(SAMPLES))
-    write_json(
-        folder.settings_file,
-        {
-            "schema": 1,
-            "created": before.get("created") or datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": command,
-            "settings": settings.to_dict(),
-            "metric": {**describe_metric(settings.measure.metric), "split": dataset.eval_split},
-            "base": describe_base(settings, models[BASE]),
-            "arms": {arm.name: describe_arm(arm, models[arm.name]) for arm in settings.arms},
-            "data": dataset.summary(),
-            "resolved": dataclasses.asdict(resolve_on(settings.recipe, dataset)),
-            "warnings": record,
-            "plugins": plugins(),
-            "environment": environment(how.torch_device),
-        },
+    before = folder.facts()
+    if before is not None and before.settings == settings.to_dict():
+        return before
+    margins = {**before.margins} if before else {}
+    seen = any(record.ended for record in StudyState(folder, settings, dataset.eval_split).trained.values())
+    if not seen:
+        margins[settings.measure.name] = settings.margin
+    margins.setdefault(settings.measure.name, settings.margin)
+    facts = Facts(
+        created=before.created if before else datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command,
+        split=dataset.eval_split,
+        settings=settings.to_dict(),
+        models=models,
+        data=dataset.summary(),
+        resolved=asdict(resolve_on(settings.recipe, dataset)),
+        environment=environment(how.torch_device),
+        warnings=tuple(notices),
+        margins=margins,
+        plugins=tuple(plugins()),
     )
+    folder.write_samples(dataset.samples(SAMPLES))
+    folder.write_images(dataset.splits)
+    write_json(folder.settings_file, facts.to_dict())
+    return facts
 
 
-def _missing(folder: StudyFolder, settings: Settings, planned: Sequence[W], split: str) -> list[W]:
-    """What has no result on this split yet."""
-    return [work for work in planned if not folder.is_done(work, split, settings.measure)]
-
-
-def _work(runner: TrialRunner, planned: Sequence[W], split: str, base: ViT, how: Running, lock: int) -> None:
-    """Do what is missing; what went wrong is written where the result would be."""
-    folder, settings = runner.folder, runner.settings
-    missing = _missing(folder, settings, planned, split)
+def _work(
+    runner: TrialRunner, missing: Sequence[Work], planned: int, split: str, trial_bytes: int, how: Running
+) -> None:
+    """Do what is missing of so much planned work; what went wrong is written where the result would be."""
     if not missing:
         return
-    workers = _workers(how, base, settings, len(missing))
-    steps: dict[Work, int] = {work: _steps(runner, work) for work in missing}
-    done = len(planned) - len(missing)
-    progress = Progress(folder, settings.measure, split, steps, done, quiet=not how.progress, bar=workers > 1)
+    workers = _workers(how, runner.settings, len(missing), trial_bytes)
+    steps = {work: _steps(runner, work) for work in missing}
+    measure, done = runner.settings.measure, planned - len(missing)
+    progress = Progress(runner.folder, measure, split, steps, done, workers, quiet=not how.progress)
     try:
-        failures = _executor(runner, how, workers, lock).run(missing, progress)
+        failures = _executor(runner, how, workers).run(missing, progress)
     finally:
         progress.close()
     for work, reason in failures.items():
-        folder.record_failure(work, split, reason)
+        runner.folder.record_failure(work, split, reason)
 
 
-def _executor(runner: TrialRunner, how: Running, workers: int, lock: int) -> Executor:
+def _executor(runner: TrialRunner, how: Running, workers: int) -> Executor:
     if workers == 1:
         return Inline(runner)
     check_reachable()
+    if here := [function.name for function in _functions(runner.settings) if function.module is None]:
+        raise UserError(
+            f"{', '.join(here)}: a function that is defined in the script itself, or has no name of its own, cannot "
+            "reach worker processes. Move it to a module that the script imports, or run with workers=1."
+        )
+    modules = {str(function.module) for function in _functions(runner.settings)}
     return Processes(
         runner.folder,
         workers,
         threads=max(1, torch.get_num_threads() // workers),
         device=how.device,
-        lock_descriptor=lock,
-        plugins=tuple(plugins()),
-        options={"data_workers": how.data_workers, "checkpoint_minutes": how.checkpoint_minutes},
+        plugins=(*plugins(), *(spelled(sys.modules[name]) for name in sorted(modules))),
+        options={name: getattr(how, name) for name in ("data_workers", "checkpoint_minutes", "cache_dir")},
     )
+
+
+def _workers(how: Running, settings: Settings, trials: int, trial_bytes: int) -> int:
+    """Functions that this process alone knows are called here, if nothing else is asked for."""
+    here_alone = any(function.module is None for function in _functions(settings))
+    return 1 if how.workers is None and here_alone else how.workers_for(trials, trial_bytes)
+
+
+def _functions(settings: Settings) -> list[Function]:
+    base = base_function(settings.fixed["base"])
+    return [*([base] if base else []), *(one for arm in settings.arms for one in functions_of(arm.changes))]
 
 
 def _steps(runner: TrialRunner, work: Work) -> int:
@@ -221,39 +259,29 @@ def _steps(runner: TrialRunner, work: Work) -> int:
     return resolve_on(recipe, runner.dataset(recipe)).steps
 
 
-def _workers(how: Running, base: ViT, settings: Settings, trials: int) -> int:
-    if how.workers is not None:
-        return max(1, min(how.workers, trials))
-    if how.torch_device.type == "cuda":
-        gpus = len(visible_gpus()) if how.device in ("auto", "cuda") else 1  # "cuda:1" names one
-        return max(1, min(gpus, trials))
-    fitting = _memory_bytes() // 2 // _trial_bytes(base, settings)
-    return max(1, min(torch.get_num_threads(), MOST_WORKERS, fitting, trials))
-
-
-def _trial_bytes(base: ViT, settings: Settings) -> int:
+def _trial_bytes(model: nn.Module, recipe: Recipe, images: Base) -> int:
     """Roughly the memory of one trial: the interpreter, weights with gradients and Adam's state, and activations."""
-    config = base.vit_config
-    tokens = config.num_patches + config.num_prefix_tokens
-    width = 10 * config.embed_dim + 2 * config.mlp_dim  # floats that a block keeps for each token
-    activations = 4 * settings.recipe.part_size * config.depth * tokens * width
-    return 600 * 2**20 + 16 * sum(parameter.numel() for parameter in base.parameters()) + activations
+    activations = recipe.part_size * activation_bytes(model, images)
+    return 600 * 2**20 + 16 * sum(parameter.numel() for parameter in model.parameters()) + activations
 
 
 def _memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _measure_costs(folder: StudyFolder, settings: Settings, models: dict[str, ViT], how: Running) -> None:
+def _measure_costs(folder: StudyFolder, settings: Settings, num_classes: int, how: Running) -> None:
     """costs.json: each arm once. A later arm is measured beside base again, and base's own numbers stay."""
-    known: dict[str, Any] = read_json(folder.costs_file) or {"base": None, "arms": {}}
-    missing = {name: model for name, model in models.items() if name != BASE and name not in known["arms"]}
-    if not missing or how.cost_seconds <= 0:
+    known = {"base": None, "arms": {}, **read_object(folder.costs_file)}
+    names = {arm.name for arm in settings.arms} - set(known["arms"])
+    if not names or how.cost_seconds <= 0:
         return
     from vitmods.study.cost import measure
 
+    models = {arm.name: model for arm, model, _ in _built(settings, num_classes) if arm.name in {BASE, *names}}
     with already_reported():
-        costs = measure({BASE: models[BASE], **missing}, settings.recipe, how.torch_device, how.cost_seconds)
+        task = task_of(settings.fixed, settings.recipe)
+        images = base_config(settings, num_classes)
+        costs = measure(models, task, settings.recipe, how.torch_device, how.cost_seconds, images)
     costs["arms"] = {**known["arms"], **costs["arms"]}
     costs["base"] = known["base"] or costs["base"]
     write_json(folder.costs_file, costs)

@@ -1,58 +1,63 @@
 """The study on disk: one folder, one lock, every file whole or absent.
 
-study.json                      the settings that define the study
+study.json                      the settings that define the study, and all that is known before the first trial
 trials/<arm>/seed<k>/           one trial each; its result.json is written last
 trials/<arm>/<point>/seed<k>/   the same where recipe fields are tuned; the point is named as lr=0.001,weight_decay=0.1
   val.json  test.json           in a trial: what its final weights reach on a split, by protocol; where the training did
                                 not measure that itself. In a tuned study chosen points alone have a test.json
 costs.json                      what each arm costs, measured once
 results.json  results.csv       rebuilt from the trials at any time
-samples.npz                     a few images for the report
-logs/worker<i>.txt              what a worker process printed
+samples.npz  images.npz         a few images for the report; hashes of all, to say which have changed
+logs/worker<i>.txt              what a worker process printed; worker<i>.lock is held as long as it lives
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import re
-import time
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitmods.study.measure import Measure, options_from
-from vitmods.study.plan import Evaluation, Trial, Work
-from vitmods.study.same import differences
+import numpy as np
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from vitmods.study.plan import Evaluation, Trial, Work, differences
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors, make_folder, write_atomically, write_json
 from vitmods.util.registry import check_plugins
 
+if TYPE_CHECKING:
+    from vitmods.data.dataset import Split
+
+SCHEMA = 2
 WARNINGS = "warnings.json"  # in a trial's folder: what the report should tell about it
 ORPHAN_GRACE_S = 10.0  # workers of a killed run notice within milliseconds; a loaded machine may take a little longer
+Sample = tuple[str, NDArray[np.uint8]]
 
 
-def read_json(path: Path, *keys: str) -> Any | None:
-    """The parsed file, or None where there is none. UserError when it is no JSON (every file here is written whole), or
-    lacks one of the keys."""
+def read_json(path: Path) -> Any | None:
+    """The parsed file, or None where there is none. UserError when it is no JSON (every file here is written whole)."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        missing = [key for key in keys if not isinstance(found, dict) or key not in found]
-        if missing:
-            raise ValueError(f"it lacks {', '.join(missing)}")
-        return found
+        return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, RecursionError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}). Remove it and run the same command again.") from error
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write `text` atomically. UserError when the disk is full or may not be written."""
-    write_atomically(path, lambda file: file.write(text.encode()))
+def read_object(path: Path) -> dict[str, Any]:
+    """The same, of a file that holds an object; empty where there is none."""
+    found = read_json(path)
+    if found is not None and not isinstance(found, dict):
+        raise UserError(f"{path} is damaged (no object). Remove it and run the same command again.")
+    return found or {}
 
 
 def slug(name: str, also: str = "") -> str:
@@ -64,6 +69,77 @@ def slug(name: str, also: str = "") -> str:
     if plain == name and plain:
         return plain
     return f"{plain or 'arm'}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def _hashes(splits: Mapping[str, Split]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """(n,) of the names with their split, and of the contents with their labels."""
+    texts = (f"{name}/{one}".encode() for name, split in splits.items() for one in split.ids)
+    names = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
+    labels = np.concatenate([split.labels for split in splits.values()]).astype(np.uint64)
+    digests = np.concatenate([split.store.index.digests[:, :8] for split in splits.values()])
+    contents = np.ascontiguousarray(digests).view(np.uint64).ravel()
+    return np.frombuffer(names, dtype=np.uint64), contents + labels * np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class ChangeFacts:
+    """What a change is, for a reader who does not know it."""
+
+    short: str
+    title: str
+    summary: str
+    name: str = ""
+    paper: str = ""
+    url: str = ""
+    preserves: str = ""
+    published: str = ""
+    cost: str = ""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model as the report draws it: its config, and the changes that made it."""
+
+    name: str
+    config: Mapping[str, Any]
+    changes: tuple[ChangeFacts, ...] = ()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What study.json holds: all that is known of a study before its first trial.
+
+    split:    that the answer is about
+    settings: as `Settings.to_dict` gives them
+    models:   arm -> its model, base first
+    margins:  metric -> the margin of the first run that knew no score of it
+    """
+
+    created: str
+    command: str
+    split: str
+    settings: Mapping[str, Any]
+    models: Mapping[str, ModelFacts]
+    data: Mapping[str, Any]
+    resolved: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
+    margins: Mapping[str, float] = field(default_factory=dict)
+    plugins: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Facts:
+        """The inverse of `to_dict`. TypeError or KeyError where `values` are others."""
+        known = {one.name: values[one.name] for one in fields(cls)}
+        models = {
+            name: ModelFacts(model["name"], model["config"], tuple(ChangeFacts(**one) for one in model["changes"]))
+            for name, model in known["models"].items()
+        }
+        texts = {name: tuple(known[name]) for name in ("warnings", "plugins")}
+        return cls(**{**known, **texts, "models": models})
 
 
 class StudyFolder:
@@ -84,14 +160,6 @@ class StudyFolder:
         return self.path / "costs.json"
 
     @property
-    def results_file(self) -> Path:
-        return self.path / "results.json"
-
-    @property
-    def csv_file(self) -> Path:
-        return self.path / "results.csv"
-
-    @property
     def samples_file(self) -> Path:
         return self.path / "samples.npz"
 
@@ -103,79 +171,69 @@ class StudyFolder:
         arm = self.path / "trials" / slug(trial.arm.name)
         return (arm / slug(str(trial.point), "=.,") if trial.point else arm) / f"seed{trial.seed}"
 
-    def trial_result(self, trial: Trial) -> dict[str, Any] | None:
-        """How its training ended (`finished` or `diverged`); None while that is to come, also after a failure."""
-        result = self.result(trial)
-        return None if result.get("status") in (None, "failed") else result
-
-    def result(self, trial: Trial) -> dict[str, Any]:
-        """What its result.json holds, empty without one; a damaged one is a failure of this trial alone."""
-        try:
-            return read_json(self.trial(trial) / "result.json", "status", "metrics") or {}
-        except UserError as error:
-            return {"status": "failed", "metrics": {}, "message": str(error)}
-
-    def metrics(self, trial: Trial, split: str, measure: Measure) -> dict[str, float]:
-        """All that is known of the final weights on a split: what the training reported, and what protocols found.
-
-        What a protocol found with other options is not known.
-        """
-        result = self.trial_result(trial) or {}
-        trained = result.get("metrics", {}) if result.get("split") == split else {}
-        found = self.found(trial, split)["protocols"].values()
-        asked = [one["metrics"] for one in found if options_from(one["options"]) == measure.options]
-        return {name: value for metrics in (*asked, trained) for name, value in metrics.items()}
-
     def found(self, trial: Trial, split: str) -> dict[str, Any]:
         """What <split>.json of a trial holds."""
         empty = {"schema": 1, "split": split, "protocols": {}, "failed": None}
-        return read_json(self.trial(trial) / f"{split}.json") or empty
+        return {**empty, **read_object(self.trial(trial) / f"{split}.json")}
 
-    def is_done(self, work: Work, split: str, measure: Measure) -> bool:
-        """Whether a trial has diverged, or finished and has its metric on a split; whether an evaluation has that."""
-        if isinstance(work, Evaluation):
-            return measure.name in self.metrics(work.trial, work.split, measure)
-        result = self.trial_result(work)
-        return result is not None and (
-            result["status"] == "diverged" or measure.name in self.metrics(work, split, measure)
-        )
+    def was_evaluated(self, trial: Trial, split: str) -> bool:
+        try:
+            return bool(self.found(trial, split)["protocols"])
+        except UserError:
+            return False
 
     def record_failure(self, work: Work, split: str, reason: str) -> None:
         """For work that ended without a word of its own, e.g. with its process, and for an evaluation."""
         trial = work.trial if isinstance(work, Evaluation) else work
         path = self.trial(trial) / "result.json"
-        result = self.result(trial)
-        if not result:
+        try:
+            result = read_object(path)
+            found = self.found(trial, split)
+        except UserError:  # a damaged file says so itself
+            return
+        if not path.exists():
             make_folder(path.parent)
             failed = {"schema": 1, "status": "failed", "arm": trial.arm.name, "seed": trial.seed}
             write_json(path, {**failed, "metrics": {}, "message": reason})
-        elif result["status"] != "failed":
-            write_json(path.parent / f"{split}.json", {**self.found(trial, split), "failed": reason})
+        elif result.get("status") in ("finished", "diverged"):
+            write_json(path.parent / f"{split}.json", {**found, "failed": reason})
 
-    def known(self) -> dict[str, Any] | None:
-        """What study.json holds, its settings at the least; None without one."""
-        return read_json(self.settings_file, "settings")
+    def facts(self) -> Facts | None:
+        """None before the first run. UserError where study.json is damaged or of another version."""
+        values = read_object(self.settings_file)
+        if not values and not self.settings_file.exists():
+            return None
+        schema = values.get("schema")
+        if isinstance(schema, int) and schema != SCHEMA:
+            raise UserError(
+                f"{self.settings_file} is of another version of vitmods (schema {schema}, this one reads {SCHEMA}). "
+                "Read the study with the version that ran it, or run it again in another folder."
+            )
+        try:
+            return Facts.from_dict(values)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise self._damaged(error) from error
 
-    def facts(self) -> dict[str, Any]:
-        """What study.json holds: the settings, and all that is known before the first trial. UserError without one."""
-        needed = ("settings", "created", "command", "metric", "base", "arms", "data", "environment")
-        facts: dict[str, Any] | None = read_json(self.settings_file, *needed)
+    def _damaged(self, error: Exception) -> UserError:
+        return UserError(f"{self.settings_file} is damaged ({error!r}). Choose another folder with --out.")
+
+    def known_facts(self) -> Facts:
+        """The same; UserError where there is no study."""
+        facts = self.facts()
         if facts is None:
             raise UserError(
                 f"There is no study in {self.path}: it has no study.json. Give the folder that --out named."
             )
-        check_plugins(facts.get("plugins", ()), str(self.path))
+        check_plugins(facts.plugins, str(self.path))
         return facts
 
     def check_same_study(self, settings: Mapping[str, Any]) -> None:
         """UserError, showing each difference, if the folder holds a study that these settings do not continue."""
-        facts = self.known()
+        facts = self.facts()
         try:
-            changed = differences(facts["settings"], settings) if facts else []
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(
-                f"{self.settings_file} is damaged ({error!r}). Choose another folder with --out."
-            ) from error
+            changed = differences(facts.settings, settings) if facts else []
+        except (AttributeError, KeyError, TypeError) as error:
+            raise self._damaged(error) from error
         if changed:
             raise UserError(
                 f"{self.path} holds a study with other settings: {'; '.join(changed)}. Repeat the old ones to go on "
@@ -192,49 +250,86 @@ class StudyFolder:
         if (self.path / "config.json").exists() and not self.settings_file.exists():
             raise UserError(f"{self.path} holds a single trial. Choose another folder for a study with --out.")
 
-    @contextmanager
-    def lock(self) -> Iterator[int]:
-        """Hold the folder against a second run; yields the descriptor that worker processes inherit.
+    def write_samples(self, samples: Sequence[Sample]) -> None:
+        """Images with their names, (H, W) or (H, W, C) in uint8, of any sizes."""
+        images = {f"image{i}": image for i, (_, image) in enumerate(samples)}
+        names = np.array([name for name, _ in samples], dtype=str)
+        write_atomically(self.samples_file, lambda file: np.savez_compressed(file, names=names, **images))  # type: ignore[arg-type]
 
-        The kernel frees the lock when the last process that holds the descriptor is gone, so a killed run never
-        leaves a stale lock, and a new run cannot start beside workers of a killed one that still write.
-        """
-        path = self.path / ".lock"
-        make_folder(self.path)
-        with disk_errors(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    def samples(self) -> list[Sample]:
+        """The inverse of `write_samples`; none where there is no such file, or a damaged one, which is warned of."""
+        path = self.samples_file
+        if not path.is_file():
+            return []
         try:
-            self._acquire(descriptor)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-            yield descriptor
+            with np.load(path, allow_pickle=False) as arrays:
+                names = [str(name) for name in arrays["names"]]
+                images = [arrays[f"image{i}"] for i in range(len(names))]
+            if not all(image.dtype == np.uint8 and image.ndim in (2, 3) and image.size for image in images):
+                raise ValueError("a part of it is no image")
+        except Exception as error:  # decoration: whatever numpy, zipfile and zlib raise, the report does without
+            warnings.warn(f"{path} is damaged ({error}); the report has no images. Remove that file.", stacklevel=2)
+            return []
+        return list(zip(names, images, strict=True))
+
+    def write_images(self, splits: Mapping[str, Split]) -> None:
+        """Hashes of the name and of the content of every image, so that a later run can say which have changed."""
+        names, contents = _hashes(splits)
+        write_atomically(self.path / "images.npz", lambda file: np.savez(file, names=names, contents=contents))
+
+    def check_same_images(self, splits: Mapping[str, Split]) -> None:
+        """UserError with how many images were added, removed and changed since `write_images`, if any; also a label
+        that changed is a change, and what moved to another split was removed there and added here."""
+        try:
+            with np.load(self.path / "images.npz", allow_pickle=False) as arrays:
+                before, then = arrays["names"], arrays["contents"]
+        except Exception:  # without it the fingerprint alone tells, as one of the settings
+            return
+        names, contents = _hashes(splits)
+        _, old, new = np.intersect1d(before, names, return_indices=True)
+        changed = int((then[old] != contents[new]).sum())
+        counts = {"added": len(names) - len(new), "removed": len(before) - len(old), "changed": changed}
+        if any(counts.values()):
+            found = ", ".join(f"{count:,} {what}" for what, count in counts.items())
+            raise UserError(
+                f"{self.path} holds a study of other images: since it began {found}. Put the old ones back to go on "
+                "with it, or choose another folder with --out."
+            )
+
+    def worker_lock(self, index: int) -> FileLock:
+        """Held by a worker process for as long as it lives."""
+        return FileLock(self.logs / f"worker{index}.lock", timeout=ORPHAN_GRACE_S)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder against a second run, once no worker of a killed one writes any more.
+
+        The kernel frees a lock when its process is gone, so a killed run never leaves a stale one.
+        """
+        path = make_folder(self.path) / ".lock"
+        lock = FileLock(path)
+        try:
+            with disk_errors(path):
+                lock.acquire(timeout=0)
+        except Timeout:
+            holder = path.read_text().strip()
+            who = f" (process {holder})" if holder else ""
+            raise UserError(
+                f"Another run is at work in {self.path}{who}. Wait for it or end it, then run the same command."
+            ) from None
+        try:
+            path.write_text(f"{os.getpid()}\n")
+            self._wait_for_workers()
+            yield
         finally:
-            os.close(descriptor)
+            lock.release()
 
-    def _acquire(self, descriptor: int) -> None:
-        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-        patience = 0.0 if _alive(holder) else ORPHAN_GRACE_S
-        deadline = time.monotonic() + patience
-        while True:
+    def _wait_for_workers(self) -> None:
+        for index in range(len(list(self.logs.glob("worker*.lock")))):
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    who = f" (process {holder})" if holder else ""
-                    raise UserError(
-                        f"Another run is at work in {self.path}{who}. Wait for it or end it, then run the same command."
-                    ) from None
-                time.sleep(0.1)
-
-
-def _alive(pid: str) -> bool:
-    if not pid.isdigit():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # somebody else's
-        return True
-    return True
+                with self.worker_lock(index):
+                    pass
+            except Timeout:
+                raise UserError(
+                    f"A worker of an earlier run still writes to {self.path}. End it, then run the same command."
+                ) from None

@@ -3,54 +3,56 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Unpack
 
 from vitmods.model.config import ViTConfig
 from vitmods.recipes import Recipe
 from vitmods.study.arms import BASE, make_arms
 from vitmods.study.checkpoints import adopt, arms_in
 from vitmods.study.defaults import defaults_for
-from vitmods.study.measure import MARGINS, TOP1, make_measure
-from vitmods.study.plan import Settings, check_points, make_seeds
+from vitmods.study.edits import FunctionSpec, base_function
+from vitmods.study.measure import MARGINS, Measure, make_measure, measure_of
+from vitmods.study.plan import ImageOptions, Settings, check_points, make_seeds
 from vitmods.study.tuning import make_grid
-from vitmods.util.errors import UserError
+from vitmods.util.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from vitmods.evals.options import Options
-    from vitmods.model.vit import Resampling
+    from torch import nn
+
+    from vitmods.model.sizes import Resampling
+    from vitmods.study.answer import Answer
     from vitmods.study.estimate import Estimate
-    from vitmods.study.result import StudyResult
 
 
 class Study:
     """Compares arms with base on the same seeds.
 
     Args:
-        base: a size name (`S/16`), a timm name or a ViTConfig; None: one that fits the images.
+        base: a size name (`S/16`), a timm name or a ViTConfig; any other model as `timm:NAME`, `torchvision:NAME`,
+            `hf:FOLDER`, or a function (num_classes, img_size, in_chans) -> nn.Module (docs/any-model.md); None: a ViT
+            that fits the images.
         start: trained weights that every arm begins with (docs/finetune.md); they say what base is. A folder of several
             checkpoints, as a study's, is one for each arm. None: new ones.
-        arms: name -> changes (or their short form), or a list of short forms, each `CHANGES` or `NAME=CHANGES`. Of a
-            folder of checkpoints, their names; none: all.
+        arms: name -> changes (or their short form) or a function model -> model, or a list of short forms, each
+            `CHANGES` or `NAME=CHANGES`. Of a folder of checkpoints, their names; none: all.
         data: `digits`, a folder, `torchvision:NAME?root=...` or `hf:NAME`.
         recipe: how every trial is trained; None: one that fits the images.
         seeds: how many, or which.
-        img_size: side, or (rows, columns), in pixels; None: what fits the images.
-        in_chans: channels that the model reads; None: what fits the images.
-        split_seed, val_fraction, test_fraction: for images that are not split yet; None: what fits the images.
-        limit_train: use only so many training images.
-        limit_val: use only so many images for val, which are taken out of train where there is no val split.
-        unreadable: "stop" at images that cannot be read, or "skip" them and say so in the report.
-        metric: what is compared, a name of `vitmods.evals.protocols.METRICS` (docs/tuning.md).
-        metric_options: of its protocol, as `vitmods.evals.options.Options`; None: those of the papers.
+        task: what is trained and measured, a name of `vitmods.tasks.TASKS`: one class an image, or several labels
+            (docs/tasks.md).
+        metric: what is compared, a name of `vitmods.evals.metrics()` (docs/tuning.md), or a `Measure` with options of
+            its protocol; None: the task's first.
         margin: how much worse an arm may be and count as no worse, in points where the metric is a fraction; None: 0.5
             points, or 0.01 where it is none.
         noise_floor: also run base with other seeds, to show what a change that does nothing looks like.
         tune: field of the recipe -> values. Every arm is trained with each, or with each combination of several fields;
             the best on validation counts, and is evaluated on test (docs/tuning.md).
         tune_on: the split that the values are chosen on: "val".
+        images: `img_size`, `in_chans`, `split_seed`, `val_fraction`, `test_fraction`, `limit_train`, `limit_val`,
+            `unreadable`, each as `ImageOptions` says.
 
     Raises:
         UserError: anything that cannot be used as given; the message says what to do.
@@ -58,48 +60,30 @@ class Study:
 
     def __init__(
         self,
-        base: str | ViTConfig | None = None,
+        base: str | ViTConfig | Callable[..., nn.Module] | None = None,
         arms: Mapping[str, Any] | Iterable[Any] = (),
         data: str | Path = "digits",
         recipe: Recipe | None = None,
         seeds: int | Iterable[int] = 3,
         *,
+        task: str = "classification",
         start: str | Path | None = None,
-        img_size: int | tuple[int, ...] | None = None,
-        in_chans: int | None = None,
-        split_seed: int = 0,
-        val_fraction: float | None = None,
-        test_fraction: float | None = None,
-        limit_train: int | None = None,
-        limit_val: int | None = None,
-        unreadable: Literal["stop", "skip"] = "stop",
-        metric: str = TOP1,
-        metric_options: Options | None = None,
+        metric: str | Measure | None = None,
         margin: float | None = None,
         noise_floor: bool = False,
         tune: Mapping[str, Any] | None = None,
         tune_on: str | None = None,
+        **images: Unpack[ImageOptions],
     ):
-        measure = make_measure(metric, metric_options)
+        asked = metric if isinstance(metric, Measure) else Measure(metric or measure_of(task).name)
+        measure = make_measure(asked.name, asked.options)
         if margin is None:
             margin = MARGINS[measure.metric.unit]
         if not margin >= 0:
             raise UserError(f"margin is how much worse an arm may be, 0 or more, not {margin}.")
         found = {} if start is None else arms_in(str(start))
-        fixed = fixed_settings(
-            base,
-            data,
-            recipe,
-            start=found[BASE].start if found else start,
-            img_size=img_size,
-            in_chans=in_chans,
-            split_seed=split_seed,
-            val_fraction=val_fraction,
-            test_fraction=test_fraction,
-            limit_train=limit_train,
-            limit_val=limit_val,
-            unreadable=unreadable,
-        )
+        begun = found[BASE].start if found else start
+        fixed = fixed_settings(base, data, recipe, task=task, start=begun, **images)
         chosen = make_arms(adopt(arms, found) if found else arms)
         grid = make_grid(tune or {}, tune_on)
         self.settings = Settings(fixed, chosen, make_seeds(seeds), noise_floor, margin, grid, measure)
@@ -125,8 +109,9 @@ class Study:
         checkpoint_minutes: float = 5.0,
         cost_seconds: float = 30.0,
         progress: bool = True,
+        cache_dir: str | Path | None = None,
         command: str | None = None,
-    ) -> StudyResult:
+    ) -> Answer:
         """Run what is missing in the folder `out` and return the answer; results.json and results.csv lie there too.
 
         Calling it again after an end of any kind finishes the study and changes nothing that is finished. Nothing but
@@ -140,6 +125,7 @@ class Study:
             checkpoint_minutes: time between the checkpoints of a trial.
             cost_seconds: how long the measurement of costs may take, about; 0: costs are not measured.
             progress: a line a trial on stderr, and a bar if that is a terminal.
+            cache_dir: where decoded images are kept for all trials and later runs; None: the user's cache folder.
             command: the shell command that the report names; None: the Python call.
 
         Raises:
@@ -149,11 +135,18 @@ class Study:
         from vitmods.study.describe import python_call
         from vitmods.study.run import Running, run_study
 
-        how = Running(workers, device, data_workers, checkpoint_minutes, cost_seconds, progress)
+        cache = None if cache_dir is None else str(cache_dir)
+        how = Running(workers, device, data_workers, checkpoint_minutes, cost_seconds, progress, cache)
         return run_study(self.settings, Path(out), how, command or python_call(self.settings, str(out)))
 
     def dry_run(
-        self, out: str | Path | None = None, *, workers: int | None = None, device: str = "auto", data_workers: int = 0
+        self,
+        out: str | Path | None = None,
+        *,
+        workers: int | None = None,
+        device: str = "auto",
+        data_workers: int = 0,
+        cache_dir: str | Path | None = None,
     ) -> Estimate:
         """Arms, trials, sizes, and the time that `run` would take, from a few timed steps. Writes no file.
 
@@ -161,51 +154,72 @@ class Study:
         """
         from vitmods.study.run import Running, dry_run
 
-        how = Running(workers, device, data_workers)
+        cache = None if cache_dir is None else str(cache_dir)
+        how = Running(workers, device, data_workers, cache_dir=cache)
         return dry_run(self.settings, None if out is None else Path(out), how)
 
 
 def fixed_settings(
-    base: str | ViTConfig | None,
+    base: str | ViTConfig | Callable[..., nn.Module] | None,
     data: str | Path,
     recipe: Recipe | None,
     *,
+    task: str = "classification",
     start: str | Path | None = None,
     positions: Resampling = "bicubic",
-    img_size: int | tuple[int, ...] | None,
-    in_chans: int | None,
-    val_fraction: float | None,
-    test_fraction: float | None,
-    **others: Any,
+    **images: Unpack[ImageOptions],
 ) -> dict[str, Any]:
     """What every trial of a study has in common, as JSON gives it back; None becomes what fits the images."""
+    for name in images:
+        if name not in ImageOptions.__annotations__:
+            raise TypeError(
+                f"{name!r} is no option of a study or its images. {nearest(name, ImageOptions.__annotations__)}"
+            )
     if not isinstance(base, str | ViTConfig | None):
-        raise UserError(
-            f"base is a ViT's name or a ViTConfig, not a {type(base).__name__}: a study trains new weights."
-        )
+        base = _from_function(base)
+    if function := base_function(base):
+        function.load()
     if not isinstance(recipe, Recipe | None):
         raise UserError(f"recipe is a Recipe, as vm.recipes.default() gives it, not {recipe!r}.")
-    defaults = defaults_for(str(data))
+    defaults, begun = defaults_for(str(data)), {}
     if start is not None:
         if base is not None:
             raise UserError("The checkpoint that training starts from says what base is: leave base out.")
         from vitmods.study.start import Start  # torch, which the shell's help does without
 
-        begun, base = Start.of(str(start), positions)
-        others["start"] = asdict(begun)
-        img_size, in_chans = img_size or base.img_size, in_chans or base.in_chans
+        checkpoint, base = Start.of(str(start), positions)
+        begun["start"] = asdict(checkpoint)
+        defaults = replace(defaults, img_size=base.img_size, in_chans=base.in_chans)
     base = defaults.base if base is None else base
-    recipe = defaults.recipe if recipe is None else recipe
+    from vitmods.tasks.base import TASKS
+
+    kind = TASKS[task]
+    recipe = kind.fitted(defaults.recipe) if recipe is None else recipe
+    kind.from_recipe(recipe)  # a UserError where it does not suit the task
+    fitting = {name: getattr(defaults, name) for name in ("img_size", "in_chans", "val_fraction", "test_fraction")}
+    usual = {**fitting, "split_seed": 0, "limit_train": None, "limit_val": None, "unreadable": "stop"}
+    chosen = {**usual, **{name: value for name, value in images.items() if value is not None}}
     return {
+        "task": task,
         "data": str(data),
-        "img_size": list(_sides(defaults.img_size if img_size is None else img_size)),
-        "in_chans": defaults.in_chans if in_chans is None else in_chans,
-        "val_fraction": defaults.val_fraction if val_fraction is None else val_fraction,
-        "test_fraction": defaults.test_fraction if test_fraction is None else test_fraction,
-        **others,
+        **chosen,
+        "img_size": list(_sides(chosen["img_size"])),
+        **begun,
         "base": base if isinstance(base, str) else json.loads(base.to_json()),
         "recipe": json.loads(json.dumps(recipe.to_dict())),
     }
+
+
+def _from_function(base: Any) -> str:
+    """What is recorded of a function. UserError for anything else, as a model that is built already."""
+    from torch import nn
+
+    if isinstance(base, nn.Module) or not callable(base):
+        raise UserError(
+            f"base is a ViT's name, a ViTConfig, or a function (num_classes, img_size, in_chans) -> nn.Module that "
+            f"makes new models, not a {type(base).__name__}: every trial begins with weights of its own seed."
+        )
+    return FunctionSpec.of(base)
 
 
 def _sides(size: int | tuple[int, ...]) -> tuple[int, int]:

@@ -8,38 +8,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 import vitmods
 from vitmods import data
-from vitmods.adapters.apply import apply
 from vitmods.model.config import ViTConfig
-from vitmods.model.vit import ViT, vit
+from vitmods.model.vit import vit
 from vitmods.recipes import Augment, Recipe
 from vitmods.study.arms import Arm
+from vitmods.study.defaults import Defaults
 from vitmods.study.evaluation import EvaluatedOnVal, evaluate_trial
-from vitmods.study.plan import Evaluation, Settings, Trial, Work
+from vitmods.study.models import Base, ForeignBase, edited, make_base, record_of
+from vitmods.study.plan import Evaluation, ImageOptions, Settings, Trial, Work
 from vitmods.study.start import Start
+from vitmods.study.state import read_trial
 from vitmods.study.store import WARNINGS, StudyFolder, read_json
 from vitmods.study.warnings import already_reported
-from vitmods.tasks import Classification
-from vitmods.train import train_trial
+from vitmods.tasks.base import DEFAULT, TASKS, Task
+from vitmods.train import RunOptions, train_trial
+from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
 
 
-IMAGE_SETTINGS = (
-    "data",
-    "img_size",
-    "in_chans",
-    "split_seed",
-    "val_fraction",
-    "test_fraction",
-    "limit_train",
-    "limit_val",
-    "unreadable",
-)
+IMAGE_SETTINGS = ("task", "data", *ImageOptions.__annotations__)
 
 
 def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,28 +41,43 @@ def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
     return {name: fixed[name] for name in IMAGE_SETTINGS if name in fixed}
 
 
-def load_images(settings: Mapping[str, Any], augment: Augment, workers: int = 0) -> ImageDataset:
-    """The data set that image settings describe, augmented so. UserError lists what cannot be read."""
+def load_images(
+    settings: Mapping[str, Any], augment: Augment, workers: int = 0, cache_dir: str | None = None
+) -> ImageDataset:
+    """The data set that image settings describe, augmented so.
+
+    Raises:
+        UserError: images that cannot be read, all in one list; or a fraction for a split that is there already.
+    """
     options = image_settings(settings)
-    return data.load(options.pop("data"), augment=augment, workers=workers, **options)
+    task = TASKS[options.pop("task", DEFAULT)]
+    how: dict[str, Any] = {"workers": workers, "cache_dir": cache_dir, "target": task.target, "joint": task.joint}
+    dataset = data.load(options.pop("data"), augment=augment, **how, **options)
+    origin = dataset.summary()["split_origin"]
+    found = {"val": origin == "found" and "val" in dataset.splits, "test": not origin.startswith("made")}
+    for split, usual in (("val", Defaults.val_fraction), ("test", Defaults.test_fraction)):
+        fraction = settings.get(f"{split}_fraction", usual)
+        if found[split] and fraction != usual:
+            raise UserError(
+                f"{split}_fraction={fraction:g} cannot apply: these images come with splits of their own "
+                f"({', '.join(dataset.splits)}). Leave --{split}-fraction out, or give images that are not split yet."
+            )
+    return dataset
 
 
-def base_config(settings: Settings, num_classes: int) -> ViTConfig:
-    """The base model for these images: the named or given ViT with their size, channels and classes."""
-    base, shape = settings.fixed["base"], {"img_size": tuple(settings.fixed["img_size"]), "num_classes": num_classes}
-    shape["in_chans"] = settings.fixed["in_chans"]
-    if isinstance(base, str):
-        return ViTConfig.from_name(base, **shape)
-    return ViTConfig.from_dict(base).with_(**shape)
+def base_config(settings: Settings, num_classes: int) -> Base:
+    """The base model for these images: the named or given one with their size, channels and classes."""
+    fixed = settings.fixed
+    return make_base(fixed["base"], num_classes, fixed["img_size"], fixed["in_chans"])
 
 
 def build_model(
-    config: ViTConfig,
+    config: Base,
     arm: Arm,
     seed: int,
     start: Mapping[str, Any] | None = None,
     recipe: Recipe | None = None,
-) -> ViT:
+) -> nn.Module:
     """The arm's model at step 0, with what the arm's `recipe` sets of it (dropout, drop path, initialization).
 
     Base is initialized from the seed, or has the weights of `start` (the fields of a `Start`) and a head from the seed,
@@ -79,23 +88,32 @@ def build_model(
     torch.manual_seed(seed)
     if arm.start is not None:
         assert start is not None, "an arm has weights of its own only where base has"
+        assert isinstance(config, ViTConfig), "a checkpoint says what base is"
         return Start(arm.start, None, start["positions"]).build(config, seed, settings)
-    base = Start(**start).build(config, seed, settings) if start else vit(config, **settings)
-    if not arm.changes:
-        return base
+    if isinstance(config, ForeignBase):
+        base = config.build(recipe.model if recipe else None)
+    else:
+        base = Start(**start).build(config, seed, settings) if start else vit(config, **settings)
     torch.manual_seed(seed)
-    return apply(base, *arm.changes)
+    return edited(base, arm.changes, config)
 
 
-def task_of(recipe: Recipe) -> Classification:
-    """The task that a recipe trains: classification with its loss."""
-    return Classification.from_recipe(recipe)
+def task_of(settings: Mapping[str, Any], recipe: Recipe) -> Task:
+    """The task of a study's or a trial's settings, with the recipe's loss."""
+    return TASKS[settings.get("task", DEFAULT)].from_recipe(recipe)
+
+
+def with_modules(backbone: nn.Module, task: Task, seed: int) -> Any:
+    """The trained model: with the task's modules, if it has any, drawn from the seed."""
+    torch.manual_seed(seed)
+    return task.wrap(backbone)
 
 
 class TrialRunner:
     """Runs trials of one study, one after the other; the images are read once.
 
-    device, data_workers, checkpoint_minutes and progress decide how a trial is run, never what comes out.
+    device, data_workers, checkpoint_minutes, progress, recompute, checkpointing and cache_dir decide how a trial is
+    run, never what comes out.
     """
 
     def __init__(
@@ -106,16 +124,26 @@ class TrialRunner:
         data_workers: int = 0,
         checkpoint_minutes: float = 5.0,
         progress: bool = False,
+        recompute: bool = False,
+        checkpointing: bool = False,
+        cache_dir: str | None = None,
     ):
         self.folder, self.settings = folder, settings
-        self._data_workers = data_workers
-        self._device, self._checkpoint_minutes, self._progress = device, checkpoint_minutes, progress
+        self._data_workers, self._cache_dir = data_workers, cache_dir
+        self.how = RunOptions(
+            device,
+            checkpoint_every_minutes=checkpoint_minutes,
+            progress=progress,
+            recompute=recompute,
+            checkpointing=checkpointing,
+        )
         self._datasets: dict[Augment, ImageDataset] = {}
 
     def dataset(self, recipe: Recipe) -> ImageDataset:
         """The images as a recipe prepares them; recipes of the same augmentation share them."""
         if recipe.augment not in self._datasets:
-            self._datasets[recipe.augment] = load_images(self.settings.fixed, recipe.augment, self._data_workers)
+            how = (self._data_workers, self._cache_dir)
+            self._datasets[recipe.augment] = load_images(self.settings.fixed, recipe.augment, *how)
         return self._datasets[recipe.augment]
 
     def __call__(self, work: Work) -> None:
@@ -125,13 +153,13 @@ class TrialRunner:
             return
         self._train(work)
         split = self.settings.evaluated_on(self.dataset(self.settings.recipe).eval_split)
-        if not self.folder.is_done(work, split, self.settings.measure):
+        if not read_trial(self.folder, work, split, self.settings.measure).ended:
             self._evaluate_trial(work, split)
 
     def _evaluate_trial(self, trial: Trial, split: str) -> None:
         recipe = self.settings.recipe_of(trial.arm, trial.point)
-        dataset, measure = self.dataset(recipe), self.settings.measure
-        evaluate_trial(self.folder.trial(trial), dataset, recipe, measure, split, self._device)
+        dataset, measure, task = self.dataset(recipe), self.settings.measure, task_of(self.settings.fixed, recipe)
+        evaluate_trial(self.folder.trial(trial), dataset, task, recipe, measure, split, self.how.device)
 
     def _train(self, trial: Trial) -> None:
         """Train, or go on training, and keep what was warned of."""
@@ -151,20 +179,22 @@ class TrialRunner:
         dataset = self.dataset(recipe)
         start = self.settings.fixed.get("start")
         config = base_config(self.settings, dataset.num_classes)
-        model = build_model(config, trial.arm, trial.seed, start, recipe)
+        task = task_of(self.settings.fixed, recipe)
+        backbone = build_model(config, trial.arm, trial.seed, start, recipe)
+        model = with_modules(backbone, task, trial.seed)
         record = {"arm": trial.arm.name, "changes": trial.arm.short, "images": image_settings(self.settings.fixed)}
+        made = record_of(backbone, config, trial.arm.changes)
+        record |= {"model": made} if made else {}
         record |= {"start": {**start, "arm": trial.arm.start} if trial.arm.start else start} if start else {}
         return train_trial(
             model,
-            task_of(recipe),
+            task,
             EvaluatedOnVal(dataset) if self.settings.grid else dataset,
             recipe,
             seed=trial.seed,
             out=out,
-            device=self._device,
-            checkpoint_every_minutes=self._checkpoint_minutes,
-            progress=self._progress,
-            extra_config=record,
+            how=self.how,
+            record=record,
         )
 
 

@@ -1,5 +1,5 @@
-"""What is trained: a loss, and the metric that evaluates it."""
+"""What is trained and how it is measured: one file a task. Names are imported when first used."""
 
-from vitmods.tasks.classification import Classification
+import lazy_loader
 
-__all__ = ["Classification"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

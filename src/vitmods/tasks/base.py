@@ -1,49 +1,142 @@
-"""What the loop asks of a task and of the data. It knows nothing else about either."""
+"""What a task is: all that the loop, the study and the report ask about what is trained and how it is measured."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vitmods.data.batch import Batch
+from vitmods.data.dataset import Joint
+from vitmods.recipes import Recipe
+from vitmods.tasks.metrics import Metric
+from vitmods.util.registry import Registry
 
-class Batch(Protocol):
-    """Tensors whose first axis counts images: images (B, C, H, W), targets (B,) or (B, K), index (B,)."""
-
-    @property
-    def images(self) -> Tensor: ...
-    @property
-    def targets(self) -> Tensor: ...
-    @property
-    def index(self) -> Tensor: ...
-
-
-class Images(Protocol):
-    """A data set as the loop reads it; `vitmods.data.load` returns one."""
-
-    @property
-    def eval_split(self) -> str: ...
-    @property
-    def val_split(self) -> str: ...
-    @property
-    def splits(self) -> Mapping[str, Sized]: ...
-    def steps_per_epoch(self, batch_size: int) -> int: ...
-    def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]: ...
-    def eval_batches(self, split: str, batch_size: int) -> Iterator[Batch]: ...
-    def summary(self) -> dict[str, Any]: ...
+DEFAULT = "classification"
+TASKS: Registry[type["Task"]] = Registry("task", "vitmods.tasks")
+"""name -> Task. A file adds its own with `@TASKS.register("name")`, here or in a plugin."""
 
 
-class Task(Protocol):
-    """What is trained and how it is evaluated."""
+@dataclass(frozen=True)
+class Measured:
+    """What an evaluation gives.
+
+    metrics: the task's, by their names, and `loss`. per_image: (n,) arrays in the order of the images, among them one
+    for each metric that is a mean over images; empty where nothing can be said of a single image.
+    """
+
+    metrics: dict[str, float]
+    per_image: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+
+class Task(ABC):
+    """What is trained, and how it is measured; one object a trial, made from the trial's recipe.
+
+    Only `loss`, `evaluate` and `synthetic` must be written. A task that keeps something from step to step (a teacher,
+    a running center, the generator of its masks) makes it in `begin` and gives it to the checkpoints by `state_dict`.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    """what it does, in a few words"""
+    target: ClassVar[str] = "class"
+    """what it asks the data for, of each image: "class" or "labels" (any number of them)"""
+    metrics: ClassVar[tuple[Metric, ...]]
+    """of `evaluate`; trials are compared by the first unless the user names another"""
+    joint: ClassVar[Joint | None] = None
+    """augments images and targets together; None: the data augments images alone, and mixes them, as the recipe says"""
+
+    @classmethod
+    def from_recipe(cls, recipe: Recipe) -> Self:
+        """The task with the recipe's loss. Raises UserError where the recipe sets what the task cannot do."""
+        return cls()
+
+    @classmethod
+    def fitted(cls, recipe: Recipe) -> Recipe:
+        """A recipe that somebody else chose, with what this task needs otherwise (its loss)."""
+        return recipe
 
     @property
     def metric(self) -> str:
-        """The metric of `evaluate` that trials are compared by; the higher the better."""
-        ...
+        """The metric that trials are compared by."""
+        return self.metrics[0].name
 
+    def wrap(self, backbone: nn.Module) -> nn.Module:
+        """The trained model: the backbone itself, or a TaskModel with modules beside it, initialized from torch's
+        random numbers, which are seeded. Its head has as many outputs as the data has classes."""
+        return backbone
+
+    def begin(self, model: nn.Module) -> None:  # noqa: B027 - most tasks keep nothing
+        """Before the first step, also of a resumed trial, with the model on its device."""
+
+    def after_step(self, model: nn.Module, step: int, steps: int) -> None:  # noqa: B027
+        """After the optimizer made step number `step` (from 1) of `steps`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `begin` made and later steps depend on; tensors and plain values."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse, after `begin`."""
+        assert not state, f"{self.name} keeps nothing"
+
+    @abstractmethod
     def loss(self, model: Callable[..., Any], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss over the images of `batch`, and 0-d statistics for the log, also means over the images."""
-        ...
 
-    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-        """Metrics over all images of `batches`, among them `loss` and the one named by `metric`."""
-        ...
+    @abstractmethod
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> Measured:
+        """Metrics over all images of `batches`. Raises UserError where there are none."""
+
+    @abstractmethod
+    def synthetic(self, count: int, shape: tuple[int, int, int], classes: int, recipe: Recipe) -> Batch:
+        """A batch of noise that costs what a real one does: `count` images of `shape` (C, H, W), and their targets."""
+
+    def predictions(self, outputs: Any, classes: tuple[str, ...]) -> list[dict[str, Any]]:
+        """What the model's outputs say of each image, by the names of the classes, JSON-able."""
+        raise NotImplementedError(f"{self.name} does not name its outputs")
+
+
+class TaskModel(nn.Module):
+    """A backbone with the modules that a task puts beside it. A task's own model is a subclass with a forward.
+
+    Submodules other than `backbone` are the task's: saved in a file of their own beside the backbone's weights, trained
+    at `lr_scales` times the learning rate (1 where nothing is said), and of the role `roles` (head where nothing is
+    said) where a recipe trains some roles alone.
+    """
+
+    lr_scales: ClassVar[Mapping[str, float]] = {}
+    roles: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    @property
+    def vit_config(self) -> Any:
+        """The backbone's; None of a model that is no vitmods ViT."""
+        return getattr(self.backbone, "vit_config", None)
+
+    @property
+    def changes(self) -> Any:
+        """The backbone's."""
+        return self.backbone.changes
+
+    def get_classifier(self) -> nn.Module:
+        """The backbone's."""
+        head: nn.Module = self.backbone.get_classifier()  # type: ignore[operator]
+        return head
+
+
+def noise(count: int, shape: tuple[int, int, int]) -> Tensor:
+    """Images of noise, float32 (count, C, H, W), always the same."""
+    return torch.randn(count, *shape, generator=torch.Generator().manual_seed(0))
+
+
+def on_cpu(columns: Mapping[str, list[Tensor]]) -> dict[str, NDArray[Any]]:
+    """Columns that grew batch by batch on the device, as arrays (n,)."""
+    return {name: np.asarray(torch.cat(parts).cpu()) for name, parts in columns.items()}

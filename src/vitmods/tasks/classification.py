@@ -9,8 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitmods.data.batch import Batch
 from vitmods.recipes import Recipe
-from vitmods.tasks.base import Batch
+from vitmods.tasks.base import DEFAULT, TASKS, Measured, Task, noise, on_cpu
+from vitmods.tasks.metrics import Metric
+from vitmods.util.errors import UserError
 
 
 def softmax_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -47,19 +50,24 @@ def binary_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0
     return sigmoid_cross_entropy(logits, present, smoothing) / logits.shape[1]
 
 
-_LOSSES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+LOSSES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "softmax": softmax_cross_entropy,
     "sigmoid": sigmoid_cross_entropy,
     "bce": binary_cross_entropy,
 }
 
 
+@TASKS.register(DEFAULT)
 @dataclass(frozen=True)
-class Classification:
+class Classification(Task):
     """Mean cross-entropy over images; evaluated by top-1 accuracy.
 
     Label smoothing is part of training only: the loss that `evaluate` reports is without it.
     """
+
+    name = DEFAULT
+    title = "one class an image"
+    metrics = (Metric("top1", "top-1", "top1"), Metric("top5", "top-5", "top1"))
 
     loss_name: Literal["softmax", "sigmoid", "bce"] = "softmax"
     label_smoothing: float = 0.0
@@ -69,52 +77,79 @@ class Classification:
         """With the recipe's loss and label smoothing."""
         return cls(recipe.loss.name, recipe.loss.label_smoothing)
 
-    @property
-    def metric(self) -> str:
-        return "top1"
-
     def loss(self, model: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mean loss of the batch, and `top1`: how often the first class is the one with the largest share."""
+        """Mean loss of the batch, and `top1`: how often the first class is the one with the largest fraction."""
         logits = model(batch.images).float()
-        loss = _LOSSES[self.loss_name](logits, batch.targets, self.label_smoothing).mean()
+        loss = LOSSES[self.loss_name](logits, batch.targets, self.label_smoothing).mean()
         classes = batch.targets.argmax(dim=1) if batch.targets.is_floating_point() else batch.targets
         return loss, {"top1": (logits.detach().argmax(dim=1) == classes).float().mean()}
 
-    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-        """`top1`, `top5` (fractions) and `loss` over all images."""
-        loss = _LOSSES[self.loss_name]
-        return top1(model, batches, lambda logits, targets: loss(logits, targets, 0.0))
+    @torch.inference_mode()
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> Measured:
+        """Fractions of images whose class is the model's first, or among its first five, and the mean loss.
+
+        Every image counts the same, however the batches are cut. With fewer than five classes `top5` is 1. Of each
+        image: top1, top5 (bool), rank of its class (1: first), its probability p, its negative log-likelihood nll and
+        Brier score, all by the softmax.
+
+        Args:
+            model: images (B, C, H, W) to logits (B, K), in evaluation mode and on the device of the batches.
+            batches: all images of the split, each once; targets int64 (B,).
+
+        Raises:
+            UserError: there are no images.
+        """
+        images = 0
+        # Left on the device until the end: reading a number waits for the device.
+        totals: list[Tensor] = []
+        columns: dict[str, list[Tensor]] = {}
+        for batch in batches:
+            logits = model(batch.images).float()
+            ranked = first_five(logits) == batch.targets[:, None]
+            loss = LOSSES[self.loss_name](logits, batch.targets, 0.0)
+            totals.append(torch.stack([ranked[:, 0].sum(), ranked.sum(), loss.sum()]))
+            for name, column in _of_each_image(logits, batch.targets, ranked).items():
+                columns.setdefault(name, []).append(column)
+            images += len(batch.targets)
+        if images == 0:
+            raise UserError("There are no images in the split that is to be evaluated.")
+        sums: list[list[Any]] = torch.stack(totals).T.tolist()
+        first, five, total_loss = (math.fsum(column) / images for column in sums)
+        return Measured({"top1": first, "top5": five, "loss": total_loss}, on_cpu(columns))
+
+    def synthetic(self, count: int, shape: tuple[int, int, int], classes: int, recipe: Recipe) -> Batch:
+        """Classes in turn; halves of two where the recipe mixes images."""
+        targets = torch.arange(count) % classes
+        if recipe.augment.mixup or recipe.augment.cutmix:
+            whole = F.one_hot(targets, classes).float()
+            targets = 0.5 * (whole + whole.roll(1, 0))
+        return Batch(noise(count, shape), targets, torch.arange(count))
+
+    def predictions(self, outputs: Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
+        """The likeliest class, its probability, and the first five with theirs."""
+        p = outputs.float().softmax(dim=1)
+        top = first_five(p)
+        rows = zip(top.tolist(), p.gather(1, top).tolist(), strict=True)
+        named = [{classes[k]: value for k, value in zip(*row, strict=True)} for row in rows]
+        return [{"class": next(iter(five)), "p": next(iter(five.values())), "first": five} for five in named]
 
 
-@torch.inference_mode()
-def top1(
-    model: Callable[[Tensor], Tensor], batches: Iterable[Batch], loss: Callable[[Tensor, Tensor], Tensor]
-) -> dict[str, float]:
-    """Fractions of images whose class is the model's first, or among its first five, and the mean loss.
-
-    Every image counts the same, however the batches are cut. With fewer than five classes `top5` is 1.
-
-    Args:
-        model: images (B, C, H, W) to logits (B, K), in evaluation mode and on the device of the batches.
-        batches: all images of the split, each once.
-        loss: logits (B, K) and class numbers (B,) to the loss of each image (B,).
-
-    Raises:
-        ValueError: there are no images.
-    """
-    images = 0
-    # Left on the device until the end: reading a number waits for the device.
-    totals: list[Tensor] = []
-    for batch in batches:
-        logits = model(batch.images).float()
-        ranked = first_five(logits) == batch.targets[:, None]
-        totals.append(torch.stack([ranked[:, 0].sum(), ranked.sum(), loss(logits, batch.targets).sum()]))
-        images += len(batch.targets)
-    if images == 0:
-        raise ValueError("there are no images in the split that is to be evaluated.")
-    columns: list[list[Any]] = torch.stack(totals).T.tolist()
-    first, five, total_loss = (math.fsum(column) / images for column in columns)
-    return {"top1": first, "top5": five, "loss": total_loss}
+def _of_each_image(logits: Tensor, targets: Tensor, ranked: Tensor) -> dict[str, Tensor]:
+    """(B,) each. `ranked`: whether each of the first five is the right one; the rank agrees where logits tie."""
+    log_p = logits.log_softmax(dim=1)
+    nll = -log_p.gather(1, targets[:, None])[:, 0]
+    p = log_p.exp()
+    right = logits.gather(1, targets[:, None])
+    behind = (logits > right).sum(dim=1).clamp(min=ranked.shape[1])
+    top5 = ranked.any(dim=1)
+    return {
+        "top1": ranked[:, 0],
+        "top5": top5,
+        "rank": torch.where(top5, ranked.int().argmax(dim=1), behind).int() + 1,
+        "p": (-nll).exp(),
+        "nll": nll,
+        "brier": (p**2).sum(dim=1) - 2 * (-nll).exp() + 1,
+    }
 
 
 def first_five(logits: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Training one trial: the loop, its checkpoints and its folder."""
 
 from vitmods.train.interrupt import Interrupted
-from vitmods.train.loop import Throughput, TrialRun
+from vitmods.train.loop import RunOptions, TrialRun
 from vitmods.train.trial import train_trial
 
-__all__ = ["Interrupted", "Throughput", "TrialRun", "train_trial"]
+__all__ = ["Interrupted", "RunOptions", "TrialRun", "train_trial"]

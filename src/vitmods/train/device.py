@@ -1,27 +1,14 @@
-"""Where a trial computes, and how batches get there."""
+"""Where a trial computes."""
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
-from vitmods.tasks.base import Batch
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a batch, on the device: what the task sees."""
-
-    images: Tensor
-    targets: Tensor
-    index: Tensor
 
 
 def make_fabric(device: str, precision: Literal["32-true", "bf16-mixed"]) -> "Fabric":
@@ -66,19 +53,3 @@ def device_name(device: str) -> str:
     if found.type == "cuda" and torch.cuda.is_available():
         return torch.cuda.get_device_name(found.index or 0)
     return found.type
-
-
-def to_device(batch: Batch, device: torch.device) -> Part:
-    """The batch on `device`; the same tensors if they are there already."""
-    return Part(*(tensor.to(device, non_blocking=True) for tensor in (batch.images, batch.targets, batch.index)))
-
-
-def parts(batch: Batch, count: int, device: torch.device) -> Iterator[Part]:
-    """The batch in `count` parts of nearly the same size, one after the other on `device`."""
-    count = min(count, len(batch.images))
-    if count == 1:
-        yield to_device(batch, device)
-        return
-    columns = (tensor.tensor_split(count) for tensor in (batch.images, batch.targets, batch.index))
-    for tensors in zip(*columns, strict=True):
-        yield to_device(Part(*tensors), device)

@@ -1,19 +1,78 @@
-"""What a trial says while it runs: metrics.jsonl (the record), TensorBoard and a progress bar."""
+"""What a trial says while it runs: means over steps, metrics.jsonl (the record), TensorBoard and a progress bar."""
 
 import json
+import math
 import os
 import shutil
 import socket
 import sys
 import time
+from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
+from torch import Tensor
+
+from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream, disk_errors, progress_console
 
 WORTH_TELLING = 0.05  # fraction of the time in which the model waits for images
+_MUST_BE_FINITE = {"loss": "loss", "grad_norm": "gradient"}
+
+
+class Diverged(Exception):
+    """A loss or a gradient was not finite: an outcome of the trial, not a fault of the program."""
+
+
+class Window:
+    """0-d statistics by name, one dict a step, left on the device until a row is logged: reading waits for it."""
+
+    def __init__(self) -> None:
+        self._steps: list[dict[str, Tensor]] = []
+        self.images = 0
+
+    def add(self, statistics: dict[str, Tensor], images: int) -> None:
+        self._steps.append(statistics)
+        self.images += images
+
+    def take(self, step: int) -> dict[str, float]:
+        """Means over the steps, the last of which was number `step`; empties the window.
+
+        Raises:
+            Diverged: a loss or gradient norm among them is not finite; names the first such step.
+        """
+        columns, count = self._columns(), len(self._steps)
+        self._steps, self.images = [], 0
+        bad = [
+            (i, words)
+            for name, words in _MUST_BE_FINITE.items()
+            for i, value in enumerate(columns.get(name, []))
+            if not math.isfinite(value)
+        ]
+        if bad:
+            first, words = min(bad, key=itemgetter(0))
+            raise Diverged(f"the {words} was not finite at step {step - count + 1 + first}")
+        return {name: math.fsum(values) / count for name, values in columns.items()}
+
+    def state_dict(self) -> dict[str, list[float]]:
+        return self._columns()
+
+    def load_state_dict(self, columns: dict[str, list[float]], device: torch.device) -> None:
+        rows = zip(*columns.values(), strict=True)
+        self._steps = [
+            {name: torch.tensor(value, device=device) for name, value in zip(columns, row, strict=True)} for row in rows
+        ]
+
+    def _columns(self) -> dict[str, list[float]]:
+        if not self._steps:
+            return {}
+        names = list(self._steps[0])
+        table = torch.stack([torch.stack([step[name].float() for name in names]) for step in self._steps])
+        return dict(zip(names, table.T.tolist(), strict=True))
 
 
 class MetricsFile:
@@ -97,13 +156,14 @@ class TensorBoard:
 
 
 class ProgressBar:
-    """Steps done, loss, accuracy, images/s and time left on the terminal's error stream.
+    """Steps done, loss, those of the metrics that each step has, images/s and time left on the terminal's error stream.
 
     Silent when `shown` is false, in continuous integration (the variable CI is set) and where there is no terminal.
     """
 
-    def __init__(self, shown: bool, title: str, total: int, done: int) -> None:
+    def __init__(self, shown: bool, title: str, total: int, done: int, metrics: Sequence[Metric] = ()) -> None:
         self._bar: Any = None
+        self._metrics = metrics
         if not (shown and LenientStream(sys.stderr).isatty() and not os.environ.get("CI")):
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -134,12 +194,11 @@ class ProgressBar:
             self._bar.update(self._task, completed=step)
 
     def show(self, row: dict[str, Any]) -> None:
-        """The newest training row: loss, accuracy if the task has one, speed."""
+        """The newest training row."""
         if self._bar is None:
             return
         parts = [f"loss {row['loss']:.3f}"]
-        if "top1" in row:
-            parts.append(f"top-1 {100 * row['top1']:.1f} %")
+        parts += [f"{metric.title} {metric.shown(row[metric.name])}" for metric in self._metrics if metric.name in row]
         parts.append(f"{row['images_per_s']:.0f} images/s")
         if row["data_wait"] >= WORTH_TELLING:
             parts.append(f"{100 * row['data_wait']:.0f} % waiting for images")

@@ -3,52 +3,95 @@
 import math
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vitmods.data.batch import Batch
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import lr_at, resolve_on
-from vitmods.tasks.base import Batch, Images, Task
+from vitmods.tasks.base import Task, TaskModel
 from vitmods.train import checkpoint
-from vitmods.train.device import Part, make_fabric, parts, to_device
-from vitmods.train.ema import Ema
+from vitmods.train.device import make_fabric
 from vitmods.train.interrupt import Interrupted, StopRequest
-from vitmods.train.logs import MetricsFile, ProgressBar
+from vitmods.train.logs import Diverged, MetricsFile, ProgressBar, Window
 from vitmods.train.optim import (
+    Ema,
     check_every_parameter_is_trained,
     clip_gradients,
     freeze,
     make_optimizer,
     without_gradient,
 )
-from vitmods.train.window import Diverged, Window
+from vitmods.util.errors import UserError
 
 METRICS = "metrics.jsonl"
+FORMAT = 2  # of the checkpoint
+
+
+class Images(Protocol):
+    """A data set as the loop reads it; `vitmods.data.load` returns one."""
+
+    @property
+    def eval_split(self) -> str: ...
+    @property
+    def val_split(self) -> str: ...
+    @property
+    def splits(self) -> Mapping[str, Any]:
+        """Each with a length and `ids`."""
+        ...
+
+    def steps_per_epoch(self, batch_size: int) -> int: ...
+    def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]: ...
+    def eval_batches(self, split: str, batch_size: int) -> Iterator[Batch]: ...
+    def summary(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
-class Throughput:
-    """How often the loop does something other than training. Checkpoints change no number; evaluations add rows.
+class RunOptions:
+    """How a trial is run, which never changes what its weights become."""
 
-    A trial is evaluated 100 times at most, whatever `eval_every_epochs`: an epoch of a small set may be one step.
-    """
-
-    eval_every_epochs: int = 1
+    device: str = "auto"
+    """auto (the fastest there is), cpu, cuda, cuda:1 or mps"""
     checkpoint_every_steps: int | None = None
+    """a checkpoint after so many steps; None: by time alone"""
     checkpoint_every_minutes: float | None = 5.0
+    """a checkpoint after so many minutes; None: by steps alone"""
+    eval_every_epochs: int = 1
+    """how often `ds.val_split` is evaluated, but at most 100 times (an epoch of a small set may be one step); always
+    after the last step. Metrics.jsonl then has other rows, so it may not change when a trial goes on"""
+    progress: bool = True
+    """show a progress bar if there is a terminal"""
+    tensorboard: bool = True
+    """write TensorBoard logs to `tb/`"""
+    recompute: bool = False
+    """keep fewer activations for backward, by making cheap ones again (`vitmods.fast.recompute`)"""
+    checkpointing: bool = False
+    """keep the input of each block alone, and run the block again (`vitmods.fast.checkpoint`)"""
+
+    def save_memory(self, model: nn.Module) -> None:
+        """Switch on in the model what is asked for. Raises UserError where it cannot do that."""
+        from vitmods import fast
+
+        backbone = model.backbone if isinstance(model, TaskModel) else model
+        if self.recompute:
+            fast.recompute(backbone)
+        if self.checkpointing:
+            fast.checkpoint(backbone)
 
 
 class TrialRun:
     """One model on its way from the first to the last step.
 
-    Everything the next step depends on is in `state_dict()`: weights, optimizer, moving average, torch's random
-    numbers, the step, and the losses that wait to be logged. The data needs no state: batch k of an epoch is a
-    function of (seed, epoch, k).
+    Everything the next step depends on is in `state_dict()`: weights, optimizer, moving average, the task's state,
+    torch's random numbers, the step, and the losses that wait to be logged. The data needs no state: batch k of an
+    epoch is a function of (seed, epoch, k).
     """
 
     def __init__(
@@ -60,18 +103,17 @@ class TrialRun:
         *,
         folder: Path,
         seed: int = 0,
-        device: str = "auto",
-        throughput: Throughput | None = None,
-        tensorboard: bool = True,
+        how: RunOptions | None = None,
     ) -> None:
         self.task, self.ds, self.recipe, self.seed, self.folder = task, ds, recipe, seed, folder
-        self.throughput = throughput or Throughput()
+        self.how = how or RunOptions()
         self.length = resolve_on(recipe, ds)
         self.log_every = min(50, max(5, self.length.steps // 100))
-        self.eval_every = self.length.evaluate_every(self.throughput.eval_every_epochs)
+        self.eval_every = self.length.evaluate_every(self.how.eval_every_epochs)
 
-        self.fabric = make_fabric(device, recipe.precision)
+        self.fabric = make_fabric(self.how.device, recipe.precision)
         self.model = self.fabric.to_device(model)
+        self.how.save_memory(self.model)
         freeze(self.model, recipe)
         self.optimizer = make_optimizer(self.model, recipe)
         check_every_parameter_is_trained(self.model, self.optimizer)
@@ -81,11 +123,13 @@ class TrialRun:
         self.step = 0
         self.evaluated_at = 0
         self.last_evaluation: dict[str, float] = {}
+        self._scored: tuple[str, list[Tensor], Mapping[str, NDArray[Any]]] | None = None
         self._window = Window()
         self._wall_before = self._waited = 0.0
         torch.manual_seed(seed)
+        task.begin(self.model)
         metrics_length = self._restore()
-        self.metrics = MetricsFile(folder / METRICS, metrics_length, folder / "tb" if tensorboard else None)
+        self.metrics = MetricsFile(folder / METRICS, metrics_length, folder / "tb" if self.how.tensorboard else None)
         self._started = self._saved = self._logged = time.perf_counter()
 
     @property
@@ -97,6 +141,15 @@ class TrialRun:
     def evaluated_model(self) -> nn.Module:
         """The model whose numbers count: the moving average where there is one."""
         return self.model if self.ema is None else self.ema.model
+
+    @property
+    def scores(self) -> dict[str, NDArray[Any]]:
+        """What the last evaluation found of each image, beside their `ids`; empty where it is nothing."""
+        if self._scored is None or not self._scored[2]:
+            return {}
+        split, index, found = self._scored
+        ids = self.ds.splits[split].ids
+        return {"ids": np.array([ids[i] for i in torch.cat(index).tolist()], dtype=str), **found}
 
     def run(self, request: StopRequest, bar: ProgressBar) -> dict[str, float]:
         """Train to the last step and evaluate on `ds.eval_split`; the metrics.
@@ -164,16 +217,17 @@ class TrialRun:
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update()
-        self._window.add(statistics, len(batch.images))
+        self._window.add(statistics, len(batch))
         self.step += 1
+        self.task.after_step(self.model, self.step, self.length.steps)
 
     def _backward(self, batch: Batch) -> dict[str, Tensor]:
         """Leave the gradient of the mean loss over `batch` in the parameters, however many parts it is computed in."""
         totals: dict[str, Tensor] = {}
-        for part in parts(batch, self.recipe.accumulate, self.fabric.device):
-            fraction = len(part.images) / len(batch.images)
+        for part in batch.parts(self.recipe.accumulate):
+            fraction = len(part) / len(batch)
             with self.fabric.autocast():
-                loss, statistics = self.task.loss(self.model, part)
+                loss, statistics = self.task.loss(self.model, part.to(self.fabric.device))
             statistics["loss"] = loss.detach()
             if fraction == 1:
                 self.fabric.backward(loss)
@@ -185,13 +239,13 @@ class TrialRun:
 
     def _log(self) -> dict[str, Any]:
         """Write the means over the steps since the last row. Only here does the loop wait for the device."""
-        dataset, elapsed = self._window.images, max(time.perf_counter() - self._logged, 1e-9)
+        images, elapsed = self._window.images, max(time.perf_counter() - self._logged, 1e-9)
         means = self._window.take(self.step)
         row = {
             **self._row("train"),
             **means,
             "lr": lr_at(self.length, self.step - 1),
-            "images_per_s": round(dataset / elapsed, 1),
+            "images_per_s": round(images / elapsed, 1),
             "data_wait": round(self._waited / elapsed, 4),
         }
         self._logged, self._waited = self._logged + elapsed, 0.0
@@ -211,28 +265,31 @@ class TrialRun:
         self.evaluated_at, self.last_evaluation = self.step, metrics
 
     def _final_metrics(self, request: StopRequest) -> dict[str, float]:
-        if self.ds.eval_split == self.ds.val_split:
+        if self.ds.eval_split == self.ds.val_split and self._scored:  # a resumed trial has the metrics alone
             return self.last_evaluation
         return self._metrics(self.ds.eval_split, request)
 
     def _metrics(self, split: str, request: StopRequest) -> dict[str, float]:
         """All images of a split through the evaluated model; the training state is left as it was."""
-        batches = self._eval_batches(split, request)
+        index: list[Tensor] = []
+        batches = self._eval_batches(split, request, index)
         self.model.eval()
         with self.fabric.autocast():
-            metrics = self.task.evaluate(self.evaluated_model, batches)
+            found = self.task.evaluate(self.evaluated_model, batches)
         self.model.train()
-        if not math.isfinite(metrics["loss"]):
+        if not math.isfinite(found.metrics["loss"]):
             raise Diverged(f"the loss on {split} was not finite after step {self.step}")
-        return metrics
+        self._scored = split, index, found.per_image
+        return found.metrics
 
-    def _eval_batches(self, split: str, request: StopRequest) -> Iterable[Part]:
+    def _eval_batches(self, split: str, request: StopRequest, index: list[Tensor]) -> Iterable[Batch]:
         for batch in self.ds.eval_batches(split, self.recipe.part_size):
             request.check()
-            yield to_device(batch, self.fabric.device)
+            index.append(batch.index)
+            yield batch.to(self.fabric.device)
 
     def _checkpoint_is_due(self) -> bool:
-        steps, minutes = self.throughput.checkpoint_every_steps, self.throughput.checkpoint_every_minutes
+        steps, minutes = self.how.checkpoint_every_steps, self.how.checkpoint_every_minutes
         if steps is not None and self.step > 0 and self.step % steps == 0:
             return True
         return minutes is not None and time.perf_counter() - self._saved >= 60 * minutes
@@ -247,13 +304,14 @@ class TrialRun:
         """What the numbers of all later steps depend on. Tensors and plain values only."""
         cuda = self.fabric.device.type == "cuda"
         return {
-            "format": 1,
+            "format": FORMAT,
             "step": self.step,
             "evaluated_at": self.evaluated_at,
             "last_evaluation": self.last_evaluation,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "ema": None if self.ema is None else self.ema.state_dict(),
+            "task": self.task.state_dict(),
             "rng_cpu": torch.get_rng_state(),
             "rng_cuda": torch.cuda.get_rng_state(self.fabric.device) if cuda else None,
             "window": self._window.state_dict(),
@@ -264,18 +322,22 @@ class TrialRun:
         state = checkpoint.load(self.folder)
         if state is None:
             return 0
+        if state["format"] != FORMAT:
+            raise UserError(f"{self.folder} was begun by another version of vitmods. Delete it to train again.")
         self.step, self.evaluated_at = state["step"], state["evaluated_at"]
         self.last_evaluation = state["last_evaluation"]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.ema is not None:
             self.ema.load_state_dict(state["ema"])
+        self.task.load_state_dict(state["task"])
         torch.set_rng_state(state["rng_cpu"])
         if state["rng_cuda"] is not None and self.fabric.device.type == "cuda":
             torch.cuda.set_rng_state(state["rng_cuda"], self.fabric.device)
         self._window.load_state_dict(state["window"], self.fabric.device)
         self._wall_before = state["wall_s"]
-        return state["metrics_bytes"]
+        found: int = state["metrics_bytes"]
+        return found
 
 
 def _warn_of_untrained(model: nn.Module) -> None:

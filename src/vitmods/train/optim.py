@@ -1,5 +1,6 @@
-"""What is trained, in groups of one decay and one fraction of the learning rate, and the optimizer over them."""
+"""What is trained, in groups of one decay and one fraction of the learning rate; optimizer and moving average."""
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from vitmods.finetune import train_only
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
+from vitmods.tasks.base import TaskModel
 from vitmods.train.bfloat16 import BFloat16AdamW, BFloat16SGD
 from vitmods.util.errors import UserError
 
@@ -17,11 +19,16 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float |
     """Trainable parameters in groups of the same `weight_decay` and `lr_scale`, their fraction of the learning rate.
 
     Scalars, vectors (biases, norms, layer scales) and what `model.no_weight_decay()` names (position embedding, tokens)
-    do not decay. `layer_decay`: see `layer_scales`.
+    do not decay. `layer_decay`: see `layer_scales`; a task's modules beside the backbone have their own `lr_scales`.
     """
-    no_weight_decay: Any = getattr(model, "no_weight_decay", set)  # timm's contract; other models spare by shape alone
-    spared = set(no_weight_decay())
-    scales = {} if layer_decay is None else layer_scales(model, layer_decay)
+    backbone, prefix = (model.backbone, "backbone.") if isinstance(model, TaskModel) else (model, "")
+    no_weight_decay: Any = getattr(backbone, "no_weight_decay", set)  # timm's contract; others spare by shape alone
+    spared = {prefix + name for name in no_weight_decay()}
+    scales = {} if layer_decay is None else layer_scales(backbone, layer_decay)
+    scales = {prefix + name: scale for name, scale in scales.items()}
+    if isinstance(model, TaskModel):
+        found_scales = ((name, model.lr_scales.get(name.partition(".")[0])) for name, _ in model.named_parameters())
+        scales |= {name: scale for name, scale in found_scales if scale is not None}
     found: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -102,7 +109,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         "eps": recipe.optimizer.adam_eps,
     }
     if recipe.optimizer.name == "lamb":
-        from timm.optim import Lamb  # seconds
+        from timm.optim.lamb import Lamb  # seconds
 
         return Lamb(groups, max_grad_norm=None, **adam)
     if recipe.optimizer.moment == "bfloat16":
@@ -153,3 +160,44 @@ def _some(names: Iterable[str], shown: int = 5) -> str:
     names = list(names)
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
+
+
+class Ema:
+    """Exponential moving average of a model, weighted so that the initial weights do not count.
+
+    After n updates with models w_1 ... w_n the average is sum_i d^(n-i) w_i / sum_i d^(n-i): the bias correction of
+    Adam (arXiv:1412.6980, section 3) applied to weights. A short training is thus averaged as honestly as a long one,
+    and the decay needs no warm-up. Integer buffers (counters) are copied. Frozen parameters, which are their own
+    average, are the model's own: freeze before.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.updates = 0
+        frozen = {id(p): p for p in model.parameters() if not p.requires_grad}
+        self.model = copy.deepcopy(model, frozen).requires_grad_(False).eval()
+        both = zip(_tensors(self.model), _tensors(model), strict=True)
+        pairs = [(mean, source) for mean, source in both if mean.data_ptr() != source.data_ptr()]
+        self._means = [mean for mean, _ in pairs if mean.is_floating_point()]
+        self._sources = [source for _, source in pairs if source.is_floating_point()]
+        self._copied = [pair for pair in pairs if not pair[0].is_floating_point()]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Count the model as it is now."""
+        self.updates += 1
+        weight = (1 - self.decay) / (1 - self.decay**self.updates)
+        torch._foreach_lerp_(self._means, self._sources, weight)
+        for mean, source in self._copied:
+            mean.copy_(source)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self.updates, "model": self.model.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.updates = state["updates"]
+        self.model.load_state_dict(state["model"])
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    return [p.data for p in model.parameters()] + list(model.buffers())

@@ -3,29 +3,35 @@
 import json
 import platform
 import warnings
+import zipfile
+import zlib
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 import vitmods
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
-from vitmods.tasks.base import Images, Task
+from vitmods.tasks.base import DEFAULT, TASKS, Task, TaskModel
 from vitmods.train import checkpoint
 from vitmods.train.device import device_name
 from vitmods.train.interrupt import StopRequest, stop_on_signals
-from vitmods.train.logs import ProgressBar
-from vitmods.train.loop import Throughput, TrialRun
-from vitmods.train.window import Diverged
+from vitmods.train.logs import Diverged, ProgressBar
+from vitmods.train.loop import Images, RunOptions, TrialRun
 from vitmods.util.errors import UserError
-from vitmods.util.files import make_folder, write_atomically, write_json
+from vitmods.util.files import check_weights, checksum, make_folder, write_atomically, write_json
 
 _IDENTIFIES_DATA = ("name", "classes", "splits", "split_origin", "fingerprint")  # but not where it lies
 CONFIG, RESULT, WEIGHTS = "config.json", "result.json", "model.safetensors"
+MODULES, SCORES = "task.safetensors", "scores.npz"
 
 
 def train_trial(
@@ -36,13 +42,8 @@ def train_trial(
     *,
     seed: int = 0,
     out: Path | str,
-    device: str = "auto",
-    checkpoint_every_steps: int | None = None,
-    checkpoint_every_minutes: float | None = 5.0,
-    eval_every_epochs: int = 1,
-    progress: bool = True,
-    tensorboard: bool = True,
-    extra_config: dict[str, Any] | None = None,
+    how: RunOptions | None = None,
+    record: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Train `model` in the folder `out`, or go on where an earlier call was stopped; what result.json holds.
 
@@ -51,47 +52,36 @@ def train_trial(
     with the same number of threads. torch's CPU random numbers outside are left as they were.
 
     Args:
-        model: trained in place.
-        task: loss and metrics, e.g. `vitmods.tasks.Classification.from_recipe(recipe)`.
+        model: trained in place; what `task.wrap` makes of a backbone.
+        task: e.g. `vitmods.tasks.Classification.from_recipe(recipe)`.
         ds: the images, e.g. from `vitmods.data.load`.
         seed: of the order and augmentation of the images and of dropout; not of the model's weights.
         out: the trial's folder; `config.json`, `metrics.jsonl`, `checkpoint.pt` (until it is finished),
-            `model.safetensors`, `tb/` and, written last, `result.json`.
-        device: "auto", "cpu", "cuda", "cuda:1", "mps".
-        checkpoint_every_steps, checkpoint_every_minutes: whichever comes first; None: not.
-        eval_every_epochs: how often `ds.val_split` is evaluated, but at most 100 times; always after the last step.
-        progress: show a progress bar if there is a terminal.
-        tensorboard: write TensorBoard logs to `tb/`.
-        extra_config: goes into config.json; `arm` and `changes` are the study's.
+            `model.safetensors` (and `task.safetensors`, where the task has modules beside the backbone), `scores.npz`,
+            `tb/` and, written last, `result.json` with the checksums of the weights.
+        how: device, checkpoints, progress.
+        record: goes into config.json; `arm` and `changes` are the study's.
 
     Raises:
         UserError: the recipe does not fit the images or the model, the folder holds a trial with other settings or
             cannot be written, or the device is not there.
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
+    how = how or RunOptions()
     _check_model(model, recipe)
     length = resolve_on(recipe, ds)
     out = make_folder(Path(out))
-    config = _config(model, ds, recipe, {"seed": seed, "eval_every_epochs": eval_every_epochs, **(extra_config or {})})
-    config |= {"resolved": asdict(length), "environment": _environment(device)}
+    settings = {"seed": seed, "eval_every_epochs": how.eval_every_epochs, "task": task.name, **(record or {})}
+    config = _config(model, ds, recipe, settings)
+    config |= {"resolved": asdict(length), "environment": _environment(how)}
     result = _take_up(out, config)
     if result is None:
         identity = {"arm": config["arm"], "seed": seed, "split": ds.eval_split}
-        throughput = Throughput(eval_every_epochs, checkpoint_every_steps, checkpoint_every_minutes)
         try:
             with torch.random.fork_rng(devices=[]), stop_on_signals() as request:
-                run = TrialRun(
-                    model,
-                    task,
-                    ds,
-                    recipe,
-                    folder=out,
-                    seed=seed,
-                    device=device,
-                    throughput=throughput,
-                    tensorboard=tensorboard,
-                )
-                with ProgressBar(progress, f"{config['arm']} seed {seed}", run.length.steps, run.step) as bar:
+                run = TrialRun(model, task, ds, recipe, folder=out, seed=seed, how=how)
+                title = f"{config['arm']} seed {seed}"
+                with ProgressBar(how.progress, title, run.length.steps, run.step, task.metrics) as bar:
                     result = _result(identity, **_outcome(run, request, bar))
                 write_json(out / RESULT, result)
         except Exception as error:
@@ -104,15 +94,18 @@ def train_trial(
 
 
 def _outcome(run: TrialRun, request: StopRequest, bar: ProgressBar) -> dict[str, Any]:
-    status, metrics, message = "finished", {}, None
+    status, metrics, message, weights = "finished", {}, None, {}
     try:
         metrics = run.run(request, bar)
-        _save_weights(run.evaluated_model, run.folder / WEIGHTS)
+        weights = _save_weights(run.evaluated_model, run.folder)
+        if scores := run.scores:
+            write_scores(run.folder / SCORES, scores)
     except Diverged as divergence:
         status, message = "diverged", str(divergence)
     return {
         "status": status,
         "metrics": metrics,
+        "weights": weights,
         "message": message,
         "steps": run.step,
         "epochs": run.step / run.length.steps_per_epoch,
@@ -126,11 +119,63 @@ def _result(identity: dict[str, Any], status: str, **values: Any) -> dict[str, A
     return {"schema": 1, "status": status, **identity, "metrics": {}, **empty, **values}
 
 
-def _save_weights(model: nn.Module, path: Path) -> None:
+def _save_weights(model: nn.Module, folder: Path) -> dict[str, str]:
+    """Write the backbone's weights, and those of the task's modules beside it; file name -> checksum."""
     from safetensors.torch import save
 
     weights = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
-    write_atomically(path, lambda file: file.write(save(weights)))
+    files = {WEIGHTS: weights}
+    if isinstance(model, TaskModel):
+        inside = "backbone."
+        files = {
+            WEIGHTS: {name.removeprefix(inside): tensor for name, tensor in weights.items() if name.startswith(inside)},
+            MODULES: {name: tensor for name, tensor in weights.items() if not name.startswith(inside)},
+        }
+    for name, tensors in files.items():
+        content = save(tensors)
+        write_atomically(folder / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
+    return {name: checksum(folder / name) for name in files}
+
+
+def write_scores(path: Path, scores: Mapping[str, NDArray[Any]]) -> None:
+    """Scores of each image, (n,) arrays by name beside `ids`, as .npz."""
+    write_atomically(path, lambda file: np.savez_compressed(file, **scores))  # type: ignore[arg-type]
+
+
+def read_scores(path: Path) -> dict[str, NDArray[Any]]:
+    """The inverse; empty where there is no such file. UserError where it is damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"{path} is damaged ({error}). Delete its folder to train again.") from error
+
+
+def trained_model(folder: Path, backbone: nn.Module) -> nn.Module:
+    """The model of a finished trial, around the backbone that its model.safetensors holds: with the task's modules.
+
+    Raises:
+        UserError: they are missing or damaged.
+    """
+    from safetensors.torch import load
+
+    if not (folder / MODULES).exists():
+        return backbone
+    check_weights(folder / MODULES)
+    config = _read_json(folder / CONFIG)
+    with torch.random.fork_rng(devices=[]):  # the initial weights are not used
+        model = TASKS[config["task"]].from_recipe(Recipe.from_dict(config["recipe"])).wrap(backbone)
+    try:
+        missing, unexpected = model.load_state_dict(load((folder / MODULES).read_bytes()), strict=False)
+    except Exception as error:  # safetensors and torch raise what they like
+        raise UserError(f"{folder / MODULES} cannot be read: {error}") from error
+    missing = [name for name in missing if not name.startswith("backbone.")]
+    if missing or unexpected:
+        wrong = ", ".join([*missing, *unexpected][:5])
+        raise UserError(f"{folder / MODULES} does not hold the modules of the task {config['task']}: {wrong}.")
+    return model.eval()
 
 
 def _take_up(out: Path, config: dict[str, Any]) -> dict[str, Any] | None:
@@ -156,12 +201,13 @@ def _take_up(out: Path, config: dict[str, Any]) -> dict[str, Any] | None:
 def _decisive(config: dict[str, Any]) -> dict[str, Any]:
     """What has to be the same for a trial to go on. Fields that its recipe did not have yet have their defaults."""
     kept = {name: value for name, value in config.items() if name not in ("environment", "resolved")}
-    return {**kept, "recipe": json.loads(json.dumps(Recipe.from_dict(config["recipe"]).to_dict()))}
+    recipe = json.loads(json.dumps(Recipe.from_dict(config["recipe"]).to_dict()))
+    return {"task": DEFAULT, **kept, "recipe": recipe}
 
 
 def _check_model(model: nn.Module, recipe: Recipe) -> None:
     """Raise UserError where the model is not built as the recipe says: its dropout would silently be another one."""
-    config = getattr(model, "vit_config", None)
+    config = getattr(model, "vit_config", None) or _drop_path_of(model)
     for name, value in recipe.model.to_config().items():
         found = getattr(config, name, "not reported")
         if found != value:
@@ -171,9 +217,16 @@ def _check_model(model: nn.Module, recipe: Recipe) -> None:
             )
 
 
+def _drop_path_of(model: nn.Module) -> SimpleNamespace:
+    """What other libraries' models show of their stochastic depth by its modules."""
+    rates = [float(getattr(m, "drop_prob", 0) or 0) for m in model.modules() if type(m).__name__.endswith("DropPath")]
+    return SimpleNamespace(drop_path=round(max(rates, default=0.0), 6), drop_path_shape="linear")
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}). Delete its folder to train again.") from error
 
@@ -190,18 +243,21 @@ def _config(model: nn.Module, ds: Images, recipe: Recipe, settings: dict[str, An
     model_config: Any = getattr(model, "vit_config", None)
     described = json.loads(model_config.to_json()) if hasattr(model_config, "to_json") else type(model).__name__
     data = {key: value for key, value in ds.summary().items() if key in _IDENTIFIES_DATA}
-    config = {"schema": 1, "arm": "base", "changes": "", **settings, "model": described, "data": data}
-    return json.loads(json.dumps({**config, "recipe": recipe.to_dict()}, allow_nan=False))
+    config = {"schema": 1, "arm": "base", "changes": "", "model": described, **settings, "data": data}
+    found: dict[str, Any] = json.loads(json.dumps({**config, "recipe": recipe.to_dict()}, allow_nan=False))
+    return found
 
 
-def _environment(device: str) -> dict[str, Any]:
+def _environment(how: RunOptions) -> dict[str, Any]:
     """What may change the last digits of the numbers, or their speed."""
     return {
         "vitmods": vitmods.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
-        "device": device_name(device),
+        "device": device_name(how.device),
+        "recompute": how.recompute,
+        "checkpointing": how.checkpointing,
         "threads": torch.get_num_threads(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
     }

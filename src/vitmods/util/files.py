@@ -1,6 +1,7 @@
 """Files that are either whole or not there, errors of the disk that say what to do, and output that nobody reads."""
 
 import errno
+import hashlib
 import json
 import os
 import sys
@@ -92,6 +93,25 @@ def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically; NaN and infinity are refused, since JSON has neither."""
     text = json.dumps(value, indent=1, allow_nan=False) + "\n"
     write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def checksum(path: Path) -> str:
+    """128 bits that stand for the content of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def check_weights(path: Path) -> None:
+    """UserError where a file of weights is not what the result.json beside it says; without such a record it passes."""
+    try:
+        known = json.loads(path.with_name("result.json").read_text(encoding="utf-8"))["weights"].get(path.name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return
+    if known is not None and checksum(path) != known:
+        raise UserError(
+            f"{path} is damaged: it is not what was written when its training ended. Copy it again from where it was "
+            "trained, or delete its folder and train again."
+        )
 
 
 class LenientStream:

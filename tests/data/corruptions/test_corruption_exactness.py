@@ -8,11 +8,10 @@ import torch
 from PIL import Image
 
 from vitmods.data.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, corruption
-from vitmods.data.corruptions.blur import disk, scattered
-from vitmods.data.corruptions.draws import Draws
-from vitmods.data.corruptions.frost import _read
-from vitmods.data.corruptions.spatter import distance, edges
+from vitmods.data.corruptions.filters import Draws
+from vitmods.data.corruptions.pixels import disk, scattered
 from vitmods.data.corruptions.tables import TABLES, strength, table_side
+from vitmods.data.corruptions.weather import _read, distance, edges
 
 SIZES = ((32, 32), (64, 50), (121, 124))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vitmods.data.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, check_corruptions, corrupt
-from vitmods.data.corruptions.frost import FILES
+from vitmods.data.corruptions.weather import FILES
 from vitmods.util.errors import UserError
 
 ALL = CORRUPTIONS + EXTRA

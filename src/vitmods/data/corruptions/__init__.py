@@ -13,10 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.data.corruptions import blur, digital, noise, weather
-from vitmods.data.corruptions.draws import Draws
-from vitmods.data.corruptions.frost import frost, texture_folder
-from vitmods.data.corruptions.spatter import spatter
+from vitmods.data.corruptions import pixels, weather
+from vitmods.data.corruptions.filters import Draws
 from vitmods.data.corruptions.tables import SEVERITIES, Strength, strength
 from vitmods.data.rng import Stream, bits
 from vitmods.util.errors import UserError, nearest
@@ -25,32 +23,27 @@ __all__ = ["CORRUPTIONS", "EXTRA", "SEVERITIES", "check_corruptions", "corrupt"]
 
 Corruption = Callable[[Tensor, Strength, Draws], Tensor]  # uint8 (B, C, H, W) -> the same
 
-_FIFTEEN: dict[str, Callable[..., Tensor]] = {
-    "gaussian_noise": noise.gaussian_noise,
-    "shot_noise": noise.shot_noise,
-    "impulse_noise": noise.impulse_noise,
-    "defocus_blur": blur.defocus_blur,
-    "glass_blur": blur.glass_blur,
-    "motion_blur": blur.motion_blur,
-    "zoom_blur": blur.zoom_blur,
-    "snow": weather.snow,
-    "frost": frost,
-    "fog": weather.fog,
-    "brightness": weather.brightness,
-    "contrast": digital.contrast,
-    "elastic_transform": digital.elastic_transform,
-    "pixelate": digital.pixelate,
-    "jpeg_compression": digital.jpeg_compression,
-}
-_FOUR: dict[str, Callable[..., Tensor]] = {
-    "speckle_noise": noise.speckle_noise,
-    "gaussian_blur": blur.gaussian_blur,
-    "spatter": spatter,
-    "saturate": digital.saturate,
-}
-CORRUPTIONS = tuple(_FIFTEEN)
-EXTRA = tuple(_FOUR)
-_ALL = CORRUPTIONS + EXTRA  # a name's place is part of its random numbers: add at the end only
+_FIFTEEN: tuple[Callable[..., Tensor], ...] = (
+    pixels.gaussian_noise,
+    pixels.shot_noise,
+    pixels.impulse_noise,
+    pixels.defocus_blur,
+    pixels.glass_blur,
+    pixels.motion_blur,
+    pixels.zoom_blur,
+    weather.snow,
+    weather.frost,
+    weather.fog,
+    weather.brightness,
+    pixels.contrast,
+    pixels.elastic_transform,
+    pixels.pixelate,
+    pixels.jpeg_compression,
+)
+_FOUR = (pixels.speckle_noise, pixels.gaussian_blur, weather.spatter, pixels.saturate)
+_FUNCTIONS = {function.__name__: function for function in _FIFTEEN + _FOUR}
+_ALL = tuple(_FUNCTIONS)  # a name's place is part of its random numbers: add at the end only
+CORRUPTIONS, EXTRA = _ALL[:15], _ALL[15:]
 
 _SMALLEST = 8  # pixels a side
 _AT_ONCE = 2**18  # values that are worked on together: what is made of them stays in the caches
@@ -95,12 +88,13 @@ def check_corruptions(names: Iterable[str], *, textures: Path | None = None) -> 
         if name not in _ALL:
             raise UserError(f"There is no corruption '{name}'. {nearest(name, _ALL)}")
         if name == "frost":
-            texture_folder(textures)
+            weather.texture_folder(textures)
 
 
 def corruption(name: str, textures: Path | None = None) -> Corruption:
     """The function of a known name."""
-    return partial(frost, folder=texture_folder(textures)) if name == "frost" else (_FIFTEEN | _FOUR)[name]
+    function = _FUNCTIONS[name]
+    return partial(function, folder=weather.texture_folder(textures)) if name == "frost" else function
 
 
 def _check_images(images: Tensor) -> None:

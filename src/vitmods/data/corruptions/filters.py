@@ -1,10 +1,12 @@
-"""What several corruptions share. Images are float64 (B, C, H, W) in 0..1 unless it says otherwise.
+"""What several corruptions share: random numbers, levels and filters. Images are float64 (B, C, H, W) in 0..1 unless it
+says otherwise.
 
 float64, as in the published scripts, and because results are cut to whole levels: sums made in another order, as in a
 batch of another size, differ in digits that then cannot be seen.
 """
 
 import math
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -62,7 +64,8 @@ def correlate(values: Tensor, kernel: Tensor) -> Tensor:
     padded = F.pad(values, [reach] * 4, mode="reflect")
     size = [-(-n // 16) * 16 for n in padded.shape[-2:]]  # lengths that transform quickly
     spectrum = torch.fft.rfft2(padded, s=size) * torch.fft.rfft2(kernel, s=size).conj()
-    return torch.fft.irfft2(spectrum, s=size)[..., :height, :width]
+    correlated: Tensor = torch.fft.irfft2(spectrum, s=size)
+    return correlated[..., :height, :width]
 
 
 def motion(values: Tensor, radius: float, sigma: float, angles: Tensor) -> Tensor:
@@ -99,3 +102,36 @@ def zoom(values: Tensor, factor: float) -> Tensor:
 def _middle(values: Tensor, size: "torch.Size | list[int]") -> Tensor:
     top, left = ((n - m) // 2 for n, m in zip(values.shape[-2:], size, strict=True))
     return values[..., top : top + size[0], left : left + size[1]]
+
+
+class Draws:
+    """Draws for B images from 64-bit seeds (B,); results are (B, *shape) in float64."""
+
+    def __init__(self, seeds: Iterable[int]) -> None:
+        self._generators = [torch.Generator().manual_seed(seed >> 1) for seed in seeds]  # torch takes 63 bits
+
+    def normal(self, *shape: int) -> Tensor:
+        """Unit normal."""
+        numbers = torch.empty(len(self._generators), *shape)
+        for row, generator in zip(numbers.unbind(), self._generators, strict=True):
+            row.normal_(generator=generator)
+        return numbers.double()
+
+    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+        """Even in [low, high)."""
+        numbers = torch.empty(len(self._generators), *shape)
+        for row, generator in zip(numbers.unbind(), self._generators, strict=True):
+            row.uniform_(generator=generator)
+        return numbers.double() * (high - low) + low
+
+    def integers(self, low: int, high: int, *shape: int) -> Tensor:
+        """int64, even in low ... high - 1."""
+        numbers = torch.empty(len(self._generators), *shape, dtype=torch.int64)
+        for row, generator in zip(numbers.unbind(), self._generators, strict=True):
+            row.random_(low, high, generator=generator)
+        return numbers
+
+    def poisson(self, rates: Tensor) -> Tensor:
+        """Counts at the rates (B, ...)."""
+        drawn = zip(rates.unbind(), self._generators, strict=True)
+        return torch.stack([torch.poisson(row, generator=generator) for row, generator in drawn])

@@ -1,0 +1,191 @@
+"""Where images come from. A source is one file here, or in a module of the user's, that reads it and carries its facts.
+
+A spec is "NAME:REST?option=value&...", a name alone ("digits"), or the path of a folder.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from vitmods.data.records import ALLOWED, Source, Streaming, printable
+from vitmods.util.errors import UserError, nearest
+from vitmods.util.files import expand_user
+from vitmods.util.registry import Registry
+
+
+@dataclass(frozen=True)
+class SourceKind:
+    """How a source is opened, and what is known of it before.
+
+    usage: the spec, as "imagenet:FOLDER" or "digits". title: what it is, in a line. options: that may follow the
+    question mark; None: its reader knows. needs: packages beyond vitmods' own. claims: whether a path that is given
+    without a name is one of it; where nobody claims it, it is a folder of class folders.
+
+    Of a published set in a folder also: layout: what the files are called below the folder, one way a line. origin: who
+    gives them. classes; counts: images of each split as published. used_in: tables of the papers. terms: conditions of
+    use that are stated. Its splits are others', so what is odd in them (see ALLOWED) is a warning. arrange: changes the
+    splits once they were compared with those published.
+    """
+
+    name: str
+    usage: str
+    title: str
+    open: "Callable[[Spec], Source]"
+    options: tuple[str, ...] | None = ()
+    needs: str = ""
+    claims: Callable[[Path], bool] | None = None
+    layout: tuple[str, ...] = ()
+    origin: str = ""
+    classes: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    used_in: str = ""
+    terms: str = "see its authors"
+    notes: tuple[str, ...] = ()
+    arrange: "Callable[[Spec, Source], Source] | None" = None
+
+    def __post_init__(self) -> None:
+        for name in ("__module__", "__qualname__"):  # by which the registry sees whose it is
+            object.__setattr__(self, name, getattr(self.open, name) or "__main__")
+
+    def missing(self, root: Path, reason: str) -> UserError:
+        """The error that says which files to put where."""
+        where = printable(str(root))
+        ways = "\n".join(f"  {where}/{line}" for line in self.layout)
+        one_of = "one of these lines" if len(self.layout) > 1 else "this"
+        return UserError(
+            f"{self.title} was not found in {where}: {reason.rstrip('.')}.\nPut there {one_of}:\n{ways}\n"
+            f"The files come from {self.origin}. Nothing is downloaded unless asked for."
+        )
+
+    def count_warnings(self, source: Source) -> list[str]:
+        """Where the images found are not as many as were published."""
+        found = {name: len(records) for name, records in source.splits.items()}
+        return [
+            f"{name} has {found[name]:,} images; {self.title} as published has {count:,}."
+            for name, count in self.counts.items()
+            if name in found and found[name] != count
+        ]
+
+
+SOURCES: Registry[SourceKind] = Registry("data source", "vitmods.data.sources")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A spec, read: rest is what stands between the name and the question mark. As text it is the spec itself."""
+
+    text: str
+    kind: SourceKind
+    rest: str
+    options: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return printable(self.text)
+
+    @property
+    def folder(self) -> Path:
+        """The folder that the spec names, as "root" or before the question mark."""
+        return expand_user(self.options["root"] if "root=" in self.kind.usage else self.rest)
+
+    def streaming(self, word: str = "stream", buffer: int = Streaming.buffer) -> Streaming:
+        """The options `stream` (0 or 1; or another word) and `buffer` (images). Raises UserError for other values."""
+        asked = {"": None, "0": False, "1": True}.get(self.options.get(word, ""), "?")
+        places = self.options.get("buffer", str(buffer))
+        if asked == "?" or not places.isdecimal() or int(places) < 1:
+            raise UserError(f'"{self}": {word} is 0 or 1, and buffer a number of images, at least 1.')
+        return Streaming(asked, int(places))  # type: ignore[arg-type]
+
+
+def data_source(
+    name: str, usage: str, title: str, **facts: Any
+) -> Callable[[Callable[[Spec], Source]], Callable[[Spec], Source]]:
+    """Register the function that opens a source; facts are those of SourceKind.
+
+        @data_source("mine", "mine:FOLDER", "our own archive")
+        def mine(spec: Spec) -> Source: ...
+
+    One function may open several, and see by `spec.kind` which is meant.
+    """
+
+    def register(function: Callable[[Spec], Source]) -> Callable[[Spec], Source]:
+        SOURCES.add(name, SourceKind(name, usage, title, function, **facts))
+        return function
+
+    return register
+
+
+def open_source(spec: str | Path) -> Source:
+    """Find a data set. Raises UserError where the spec names nothing that can be opened."""
+    text = str(spec)
+    if not text.strip():
+        raise UserError('No data given. Try "digits", or the path of a folder with one sub-folder per class.')
+    bare, allow = _allowance(text)
+    read = _read(bare)
+    kind = read.kind
+    if kind.layout and not read.folder.is_dir():
+        raise kind.missing(read.folder, "there is no such folder")
+    found = kind.open(read)
+    if kind.layout:
+        found = replace(found, warnings=[*found.warnings, *kind.count_warnings(found)], allow=frozenset(ALLOWED))
+    found = kind.arrange(read, found) if kind.arrange else found
+    classes = tuple(map(printable, found.classes))
+    return replace(found, spec=text, allow=found.allow | allow, classes=classes)
+
+
+def known_specs() -> str:
+    """What may be given instead of a folder, in a line."""
+    published = [name for name, kind in SOURCES.items() if kind.layout and "root=" not in kind.usage]
+    others = [kind.usage for name, kind in SOURCES.items() if not kind.layout and name != "folder"]
+    return f"{', '.join(others)}, or NAME:FOLDER for a known set ({', '.join(published)})"
+
+
+def _read(text: str) -> Spec:
+    if text in SOURCES and SOURCES[text].usage == text:
+        return Spec(text, SOURCES[text], "", {})
+    name, colon, rest = text.partition(":")
+    kind = SOURCES.get(name) if colon else None
+    if kind is None or not kind.usage.startswith(f"{name}:"):
+        rest, options = _folder_and_options(text)
+        path = expand_user(rest)
+        kind = next((one for one in SOURCES.values() if one.claims and one.claims(path)), SOURCES["folder"])
+        prefixes = [other for other in SOURCES if SOURCES[other].usage.startswith(f"{other}:")]
+        if colon and not os.path.exists(text) and (hint := nearest(name, prefixes)).startswith("Did you"):
+            raise UserError(f'There is neither a folder "{printable(text)}" nor a set called "{name}". {hint}')
+    else:
+        rest, _, query = rest.partition("?")
+        options = dict(parse_qsl(query, keep_blank_values=True))
+    known = kind.options
+    for option in options if known is not None else ():
+        if option not in (known or ()) and f"?{option}=" not in kind.usage:
+            advice = nearest(option, known) if known else "It takes none."
+            raise UserError(f'"{printable(text)}": {kind.name} has no option "{option}". {advice}')
+    usage = kind.usage.replace("NAME", rest or "NAME")
+    if not rest or ("?root=" in kind.usage and not options.get("root")):
+        raise UserError(f'"{printable(text)}" does not say where the images are: write {usage}.')
+    return Spec(text, kind, rest, options)
+
+
+def _folder_and_options(text: str) -> tuple[str, dict[str, str]]:
+    """A folder's own name may have a question mark."""
+    name, mark, query = text.rpartition("?")
+    if not mark or os.path.exists(expand_user(text)):
+        return text, {}
+    return name, dict(parse_qsl(query, keep_blank_values=True))
+
+
+def _allowance(spec: str) -> tuple[str, frozenset[str]]:
+    """The spec without its option "allow", and what that allows. A question mark in a folder's name is left alone."""
+    head, mark, query = spec.rpartition("?")
+    options = query.split("&") if mark else []
+    given = [option for option in options if option.startswith("allow=")]
+    if not given:
+        return spec, frozenset()
+    names = [name for option in given for name in option.removeprefix("allow=").split(",")]
+    for name in names:
+        if name not in ALLOWED:
+            raise UserError(f'"{spec}": there is nothing called "{name}" to allow. {nearest(name, ALLOWED)}')
+    rest = "&".join(option for option in options if option not in given)
+    return f"{head}?{rest}" if rest else head, frozenset(names)

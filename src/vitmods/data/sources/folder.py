@@ -1,0 +1,257 @@
+"""A folder with one sub-folder per class, with or without train, val and test folders above them.
+
+Hidden files, files with other endings and repeated directories (links that loop) are left out; all but hidden ones are
+counted in the warnings. Files are only listed here, never opened.
+"""
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from unicodedata import normalize
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitmods.data.read import Unreadable, reading
+from vitmods.data.records import ENDINGS, SPLIT_NAMES, Records, Source, printable
+from vitmods.data.sources import Spec, data_source, known_specs
+from vitmods.util.errors import UserError
+from vitmods.util.files import expand_user
+
+LAYOUT = "Expected FOLDER/class/image.jpg, or FOLDER/train/class/image.jpg with val and test beside train."
+
+
+@dataclass
+class _Files:
+    """Images found below one folder, and what was passed over."""
+
+    paths: list[Path] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    other_endings: Counter[str] = field(default_factory=Counter)
+    repeated: list[str] = field(default_factory=list)
+    loose: int = 0
+    empty: list[str] = field(default_factory=list)
+
+
+@data_source(
+    "folder",
+    "path/to/folder",
+    "one sub-folder per class, alone or below `train`, `val` and `test` folders",
+    options=("stream", "buffer"),
+)
+def open_folder(spec: Spec) -> Source:
+    """A folder of class folders."""
+    found = folder(spec.rest)
+    found.streaming = spec.streaming()
+    return found
+
+
+def folder(path: str | Path) -> Source:
+    """List the images of a folder. Raises UserError if it is missing, not a folder, or holds no class folder."""
+    shown, root = printable(str(path)), expand_user(path)
+    if not os.path.exists(root):  # unlike Path.exists, says no to a name that is too long for the system
+        raise UserError(f"There is no folder {shown}. Give a folder of images, or one of: {known_specs()}.")
+    if not root.is_dir():
+        raise UserError(f"{shown} is a file. Give the folder that holds the class folders. {LAYOUT}")
+    with _listing():
+        _refuse_shards(shown, root)
+        found = _split_folders(root)
+        unused = _unused_folders(root, found)
+    classes, splits, warnings = class_folders(root, found or {"train": root})
+    if not found and (below := _deeper(root, classes)):
+        raise UserError(f"{shown} lies above the folders of the classes. Give {' or '.join(below)}. {LAYOUT}")
+    name = printable(root.resolve().name)
+    return Source(name, tuple(printable(c) for c in classes), splits, unused + warnings)
+
+
+def _deeper(root: Path, classes: Sequence[str]) -> list[str]:
+    """The folders up to two levels below that look like what is meant, where these are no classes: each has a train
+    folder with class folders below it, or there is but one and what is below it are the classes."""
+    level = [path for path in _directories(root) if normalize("NFC", path.name) in classes]
+    for _ in range(2):
+        found = [path for path in level if _has_train(path)]
+        if len(level) == 1 and sum(bool(loose_images(path)) for path in _directories(level[0])) > 1:
+            found = found or level
+        if found and (len(found) == len(level) or len(classes) == 1):
+            return [printable(str(path)) for path in found]
+        level = [inner for path in level for inner in _directories(path)]
+    return []
+
+
+def _has_train(path: Path) -> bool:
+    return any(p.name.lower() in SPLIT_NAMES["train"] and len(_directories(p)) > 1 for p in _directories(path))
+
+
+def _refuse_shards(shown: str, root: Path) -> None:
+    """Raise UserError for tar files without class folders: an unfinished pack, or shards from elsewhere."""
+    entries = list(root.iterdir())
+    if any(entry.suffix == ".tar" for entry in entries) and not any(entry.is_dir() for entry in entries):
+        raise UserError(
+            f"{shown} holds tar files and no manifest.json. If `vitmods data pack` was stopped before its "
+            f"end, run it again; shards from elsewhere are read as wds:{shown}."
+        )
+
+
+def class_folders(
+    root: Path, folders: dict[str, Path], order: Sequence[str] | None = None
+) -> tuple[tuple[str, ...], dict[str, Records], list[str]]:
+    """Class names, records and warnings of split folders at or below root that hold one folder per class.
+
+    order: all classes that there may be, in their order; otherwise the folders' names in theirs. Raises UserError where
+    there are no images, and for folders that are not in `order`.
+    """
+    with _listing():
+        listed = {split: _list(path) for split, path in folders.items()}
+    warnings = [
+        text for split, files in listed.items() for text in _file_warnings(printable(str(folders[split])), files)
+    ]
+    names = sorted({label for files in listed.values() for label in files.labels})
+    if not names:
+        where = " and ".join(printable(str(path)) for path in folders.values())
+        raise UserError(" ".join([f"No images in class folders under {where}. {LAYOUT}", *warnings]))
+    if strange := [name for name in names if order is not None and name not in order]:
+        shown = ", ".join(map(printable, strange[:5]))
+        raise UserError(f"Folders under {printable(str(root))} that are no class of this set: {shown}. Move them away.")
+    classes = tuple(order or names)
+    return classes, {split: _records(root, files, classes) for split, files in listed.items()}, warnings
+
+
+@contextmanager
+def _listing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        where = printable(str(error.filename))
+        raise UserError(
+            f"The folder {where} cannot be listed: {error.strerror}. Make it readable or move it."
+        ) from error
+
+
+def _split_folders(root: Path) -> dict[str, Path]:
+    """The train, val and test folders, or {} where the classes lie directly under root."""
+    found: dict[str, Path] = {}
+    for path in _directories(root):
+        for split, names in SPLIT_NAMES.items():
+            if path.name.lower() not in names:
+                continue
+            if split in found:
+                raise UserError(f"Both {found[split].name} and {path.name} under {root} could be {split}: keep one.")
+            found[split] = path
+    # A class may be called "train" or "test" (vehicles, say): only a train folder that holds folders is a split.
+    if "train" in found and _directories(found["train"]):
+        return found
+    if found and "train" not in found and all(_directories(path) for path in found.values()):
+        held = " and ".join(path.name for path in found.values())
+        raise UserError(f"{printable(str(root))} holds {held} with class folders, but no train folder. {LAYOUT}")
+    return {}
+
+
+def _directories(root: Path) -> list[Path]:
+    with os.scandir(root) as entries:
+        return sorted(Path(e.path) for e in entries if not e.name.startswith(".") and _is_dir(e))
+
+
+def _is_dir(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that points to itself
+        return False
+
+
+def _list(split_folder: Path) -> _Files:
+    files = _Files()
+    files.loose = len(loose_images(split_folder))
+    seen = {_identity(split_folder)}
+    for class_folder in _directories(split_folder):
+        before = len(files.paths)
+        if class_folder.name == "__MACOSX":
+            continue
+        _walk(class_folder, normalize("NFC", class_folder.name), seen, files)
+        if len(files.paths) == before:
+            files.empty.append(printable(class_folder.name))
+    return files
+
+
+def loose_images(folder: Path) -> list[str]:
+    """Names of the images that lie directly in a folder, sorted."""
+    with os.scandir(folder) as entries:
+        return sorted(e.name for e in entries if os.path.splitext(e.name)[1].lower() in ENDINGS and os.path.isfile(e))
+
+
+def _walk(folder: Path, label: str, seen: set[tuple[int, int]], files: _Files) -> None:
+    pending = [folder]
+    while pending:
+        current = pending.pop()
+        if (identity := _identity(current)) in seen:
+            files.repeated.append(printable(str(current)))
+            continue
+        seen.add(identity)
+        with os.scandir(current) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if _is_dir(entry):
+                    pending.append(Path(entry.path))
+                elif (ending := os.path.splitext(entry.name)[1].lower()) in ENDINGS:
+                    files.paths.append(Path(entry.path))
+                    files.labels.append(label)
+                else:
+                    files.other_endings[ending or "no ending"] += 1
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _records(root: Path, files: _Files, classes: tuple[str, ...]) -> Records:
+    ids = [normalize("NFC", path.relative_to(root).as_posix()) for path in files.paths]
+    order = sorted(range(len(ids)), key=lambda i: (ids[i], os.fsencode(files.paths[i])))
+    paths = [files.paths[i] for i in order]
+    number = {name: i for i, name in enumerate(classes)}
+    labels = np.array([number[files.labels[i]] for i in order], dtype=np.int64)
+    return file_records(tuple(ids[i] for i in order), labels, paths)
+
+
+def file_records(ids: tuple[str, ...], labels: NDArray[np.int64], paths: list[Path]) -> Records:
+    """One image a file."""
+    stamps = tuple(_stamp(path) for path in paths)
+    return Records(ids, labels, stamps, lambda key: _bytes(paths[key]), np.arange(len(paths)))
+
+
+def _stamp(path: Path) -> str:
+    try:
+        status = path.stat()
+    except OSError as error:
+        return f"{path}:{error.errno}"
+    return f"{path}:{status.st_size}:{status.st_mtime_ns}:{status.st_ino}"
+
+
+def _bytes(path: Path) -> bytes:
+    with reading():
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise Unreadable("not a regular file")
+        return path.read_bytes()
+
+
+def _unused_folders(root: Path, found: dict[str, Path]) -> list[str]:
+    unused = [printable(p.name) for p in _directories(root) if p not in found.values()] if found else []
+    return [f"Beside the split folders, these folders were not used: {', '.join(unused)}."] if unused else []
+
+
+def _file_warnings(where: str, files: _Files) -> list[str]:
+    warnings = []
+    if files.loose:
+        warnings.append(f"{files.loose} images directly in {where} have no class folder and were not used.")
+    if files.empty:
+        warnings.append(f"These folders of {where} hold no images and are no classes: {', '.join(files.empty)}.")
+    if files.repeated:
+        warnings.append(f"Linked folders already read once were not read again: {', '.join(files.repeated)}.")
+    if files.other_endings:
+        endings = ", ".join(f"{count} {ending}" for ending, count in files.other_endings.most_common())
+        warnings.append(f"Files in {where} that are no images by their ending were not used: {printable(endings)}.")
+    return warnings

@@ -1,0 +1,163 @@
+"""torchvision's classification sets that are on the disk. Nothing is downloaded unless the spec says download=1."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from operator import index
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitmods.data.read import reading
+from vitmods.data.records import Records, Source, printable
+from vitmods.data.sources import Spec, data_source
+from vitmods.util.errors import UserError, nearest
+
+# How torchvision's sets are asked for a split: train=True, or split="trainval" and the like.
+_TRAIN_FLAG = (("train", True), ("test", False))
+_SPLIT_NAMES = (
+    ("train", "train"),
+    ("train", "trainval"),
+    ("train", "train-standard"),
+    ("val", "val"),
+    ("test", "test"),
+)
+_LABELS = ("targets", "_labels", "labels", "y")  # attributes that hold the labels of all images
+_PAIRS = ("_samples", "samples")  # attributes that hold (path, label)
+
+
+@data_source(
+    "torchvision",
+    "torchvision:NAME?root=FOLDER",
+    "any classification set of torchvision that is on the disk; downloads only with `&download=1`",
+    options=None,
+)
+def torchvision(spec: Spec) -> Source:
+    """The set torchvision.datasets.NAME under root; the other options go to its constructor."""
+    return torchvision_set(spec.rest, spec.folder, {k: v for k, v in spec.options.items() if k != "root"})
+
+
+def torchvision_set(name: str, root: Path, options: Mapping[str, str]) -> Source:
+    """The set torchvision.datasets.NAME in a folder; the options go to its constructor. download=1 lets torchvision
+    fetch what is missing.
+
+    Raises UserError for unknown names, missing files and sets that are not for classification.
+    """
+    make = _constructor(name)
+    given = {key: _typed(value) for key, value in options.items()}
+    download = bool(given.pop("download", False))
+    arguments = _arguments(make)
+    if download and "download" not in arguments:
+        raise UserError(f"torchvision cannot download {name}: put its files under {printable(str(root))} yourself.")
+    if "download" in arguments:
+        given["download"] = download
+    choice = next((a for a in ("train", "split") if a in arguments and a not in given), None)
+    found = _open(make, root, given, choice)
+    files = _stamp(root)
+    source = Source(name, (), {})
+    for split, dataset in found.items():
+        labels = _labels(dataset, name)
+        if labels is None:
+            source.warnings.append(f"The labels of {name}'s {split} split are not public; it was not used.")
+            continue
+        source.splits[split] = _records(f"{name}/{split}", dataset, labels, files)
+    source.classes = _classes(found["train"], source.splits)
+    return source
+
+
+def _constructor(name: str) -> Callable[..., Any]:
+    from torchvision import datasets
+
+    if name not in datasets.__all__:
+        raise UserError(f'torchvision has no data set "{name}". {nearest(name, datasets.__all__)}')
+    make: Callable[..., Any] = getattr(datasets, name)
+    return make
+
+
+def _typed(value: str) -> bool | int | str:
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    return int(value) if value.isdecimal() else value
+
+
+def _arguments(make: Any) -> set[str]:
+    """Names the constructor takes, those it hands on to its base classes included."""
+    return {name for base in inspect.getmro(make) for name in inspect.signature(base).parameters if base is not object}
+
+
+def _open(make: Callable[..., Any], root: Path, given: dict[str, Any], choice: str | None) -> dict[str, Any]:
+    """The splits that are on the disk, train among them."""
+    attempts: tuple[tuple[str, Any], ...] = _TRAIN_FLAG if choice == "train" else _SPLIT_NAMES
+    found: dict[str, Any] = {}
+    reason = "not found"
+    for split, value in attempts if choice else (("train", None),):
+        if split in found:
+            continue
+        try:
+            found[split] = make(root, **given, **({choice: value} if choice else {}))
+        except TypeError as error:
+            raise UserError(f"torchvision's {make.__name__} does not take these options: {error}.") from error
+        except (RuntimeError, OSError, ValueError, ImportError) as error:
+            unknown_value = isinstance(error, ValueError) and "Unknown value" in str(error)
+            record = str(error).split("\n")[0].split(" You can use download")[0]
+            reason = reason if unknown_value or "train" in found else record
+    if "train" in found:
+        return found
+    name = make.__name__
+    raise UserError(
+        f"torchvision's {name} cannot be read from {printable(str(root))}: {reason.rstrip('.')}. "
+        f"Nothing is downloaded unless asked for: torchvision can fetch many sets with &download=1."
+    )
+
+
+def _labels(dataset: Any, name: str) -> NDArray[np.int64] | None:
+    """(n,), or None where they are kept secret. Images are decoded for them only where no attribute has them."""
+    columns = [getattr(dataset, attribute) for attribute in _LABELS if hasattr(dataset, attribute)]
+    pairs = [getattr(dataset, attribute) for attribute in _PAIRS if hasattr(dataset, attribute)]
+    columns += [[pair[1] for pair in column] for column in pairs if len(column) and len(column[0]) == 2]
+    values = next((c for c in columns if len(c) == len(dataset) and _agrees(c, dataset)), None)
+    if values is None:
+        values = [dataset[i][1] for i in range(len(dataset))]
+    if len(values) and all(value is None for value in values):
+        return None
+    try:
+        return np.array([index(value) for value in values], dtype=np.int64)
+    except TypeError:
+        raise UserError(f"torchvision's {name} is no classification set: its targets are not class numbers.") from None
+
+
+def _agrees(column: Any, dataset: Any) -> bool:
+    """Whether the column has the label that the first and the last item come with."""
+    return all(np.array_equal(column[i], dataset[i][1]) for i in {0, len(dataset) - 1} if len(dataset))
+
+
+def _records(name: str, dataset: Any, labels: NDArray[np.int64], files: str) -> Records:
+    def fetch(key: int) -> "Image.Image | NDArray[np.generic]":
+        with reading():
+            image = dataset[key][0]
+            return image if isinstance(image, Image.Image) else np.asarray(image)
+
+    ids = [f"{name}[{i}]" for i in range(len(labels))]
+    keys = np.arange(len(labels))
+    if type(dataset).__name__ == "SUN397":  # its images come in the order in which the disk has them: go by name
+        ids = [path.relative_to(dataset._data_dir).as_posix() for path in dataset._image_files]
+        keys = np.array(sorted(keys, key=ids.__getitem__), dtype=np.int64)
+        ids.sort()
+    return Records(tuple(ids), labels[keys], tuple(files + i for i in ids), fetch, keys)
+
+
+def _classes(dataset: Any, splits: dict[str, Records]) -> tuple[str, ...]:
+    names = getattr(dataset, "classes", None) or getattr(dataset, "categories", None) or []
+    count = max([len(names), *(int(records.labels.max(initial=-1)) + 1 for records in splits.values())])
+    texts = [", ".join(n) if isinstance(n, tuple) else str(n) for n in names]
+    return (*texts, *(str(i) for i in range(len(texts), count)))
+
+
+def _stamp(root: Path) -> str:
+    """Changes when any file below root does."""
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    stats = [(str(path), path.stat()) for path in files]
+    return sha256(repr([(path, s.st_size, s.st_mtime_ns) for path, s in stats]).encode("utf-8", "replace")).hexdigest()

@@ -1,0 +1,259 @@
+"""WebDataset shards: which tar files there are, what split each belongs to, what lies where, and what the classes are.
+
+Those from elsewhere have no index beside them: it is made by one pass over the members' headers.
+"""
+
+import json
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from itertools import chain
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined]
+
+from vitmods.data.records import ENDINGS, SPLIT_NAMES, Broken, Source, printable
+from vitmods.data.shards import FORMAT, Row, ShardIndex, is_packed, packed, records_of
+from vitmods.data.sources import Spec, data_source
+from vitmods.data.tars import Damaged, Member, members
+from vitmods.util.cache import user_cache
+from vitmods.util.errors import UserError
+from vitmods.util.files import write_atomically
+
+CLASS_FILES = ("classes.json", "classes.txt")
+MOST_SHARDS = 100_000  # that one pattern may name; ImageNet-21k has about 2,000
+_LABELS = ("cls", "json")
+_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?\d+)?\}")
+
+
+@data_source(
+    "wds",
+    "wds:path/to/shards",
+    "any tar files in WebDataset's layout; those of `vitmods data pack` by their folder's path alone",
+    options=("stream", "buffer"),
+    claims=is_packed,
+)
+def shards(spec: Spec) -> Source:
+    """The source in a folder of shards, or in the tar files of a pattern such as train-{0000..0009}.tar.
+
+    Raises UserError where there is no shard, or one is missing or no tar file.
+    """
+    found = packed(spec.folder) if is_packed(spec.folder) else _foreign(spec.folder)
+    found.streaming = spec.streaming()
+    return found
+
+
+def _foreign(path: Path) -> Source:
+    """Shards from elsewhere; what is broken in them is kept apart."""
+    root, files = _find(path)
+    by_split, unused = _by_split(root, files)
+    indexes = {split: [index_of(file) for file in paths] for split, paths in by_split.items()}
+    names = _class_names(root)
+    rows: dict[str, list[list[Row]]] = {}
+    broken: list[Broken] = []
+    for split, found in indexes.items():
+        rows[split] = []
+        for file, index in zip(by_split[split], found, strict=True):
+            kept, refused = _numbered(index.rows, names)
+            rows[split].append(kept)
+            shown = printable(file.relative_to(root).as_posix())
+            broken += [Broken(split, f"{shown}: {member}", reason) for member, reason in (*index.broken, *refused)]
+    everything = chain.from_iterable(chain.from_iterable(rows.values()))
+    highest = max((int(row.label) for row in everything), default=-1)
+    classes = names or tuple(str(number) for number in range(highest + 1))
+    splits = {split: records_of(by_split[split], found, root) for split, found in rows.items()}
+    warnings = [f"These shards name no split and were not used: {', '.join(unused)}."] if unused else []
+    name = printable(root.resolve().name)
+    return Source(name, classes, splits, warnings, broken)
+
+
+def _find(path: Path) -> tuple[Path, list[Path]]:
+    """The folder and the tar files that a folder or a pattern means. Raises UserError where there are none."""
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*.tar") if not file.name.startswith("."))
+        if files:
+            return path, files
+        packed = next(path.rglob("*.tar.gz"), None) or next(path.rglob("*.tgz"), None)
+        why = " Compressed ones (.tar.gz) have to be unpacked with gunzip first." if packed else ""
+        raise UserError(f"There are no shards (.tar files) in {printable(str(path))}.{why}")
+    files = [Path(name) for name in expand(str(path))]
+    missing = [file for file in files if not file.is_file()]
+    if missing:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise UserError(
+            f"There is no shard {printable(str(missing[0]))}{more}. Give wds:FOLDER, or the files as in "
+            "wds:FOLDER/train-{0000..0009}.tar"
+        )
+    return files[0].parent, files
+
+
+def expand(pattern: str) -> list[str]:
+    """Names for a pattern such as {train,val}-{0000..0009}.tar, both ends included, as WebDataset and shells do.
+
+    Raises UserError where a brace is not closed or there are too many names.
+    """
+    names = 1
+    for first, last in _RANGE.findall(pattern):
+        names *= abs(int(last) - int(first)) + 1
+        if names > MOST_SHARDS:
+            raise UserError(
+                f"The range {printable(f'{{{first}..{last}}}')} names more than {MOST_SHARDS:,} files. Give the "
+                "numbers of the first and the last shard, as in train-{0000..0009}.tar"
+            )
+    try:
+        return list(braceexpand(pattern, escape=False))
+    except UnbalancedBracesError:
+        raise UserError(f"A brace of {printable(pattern)} is not closed: write train-{{0000..0009}}.tar") from None
+
+
+def _by_split(root: Path, files: list[Path]) -> tuple[dict[str, list[Path]], list[str]]:
+    """Shards by the split that a word of their path names; all are train where none does. And those left over."""
+    words = {name: split for split, names in SPLIT_NAMES.items() for name in names}
+    found: dict[str, list[Path]] = {}
+    unused = []
+    for file in files:
+        record = [words[w] for w in re.split(r"[^a-z]+", file.relative_to(root).as_posix().lower()) if w in words]
+        if record:
+            found.setdefault(record[-1], []).append(file)
+        else:
+            unused.append(printable(file.name))
+    if not found:
+        return {"train": files}, []
+    if "train" not in found:
+        raise UserError(f"{printable(str(root))} has shards of {' and '.join(found)}, but none of train.")
+    return found, unused
+
+
+def _class_names(root: Path) -> tuple[str, ...]:
+    """From classes.json (a list, or names by number) or classes.txt (a name on each line); () if there is neither."""
+    path = next((root / name for name in CLASS_FILES if (root / name).is_file()), None)
+    if path is None:
+        return ()
+    try:
+        text = path.read_text("utf-8")
+        values = json.loads(text) if path.suffix == ".json" else text.splitlines()
+        if isinstance(values, dict):
+            values = [values[str(number)] for number in range(len(values))]
+        names = tuple(str(value).strip() for value in values)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{printable(str(path))} does not list the classes ({type(error).__name__}: {error})."
+        ) from error
+    if len(set(names)) < len(names):
+        raise UserError(f"{printable(str(path))} has a class twice.")
+    return names
+
+
+def _numbered(rows: Sequence[Row], names: tuple[str, ...]) -> tuple[list[Row], list[tuple[str, str]]]:
+    """Rows with the numbers of their classes, and (member, reason) of those whose label is none."""
+    number = {name: i for i, name in enumerate(names)}
+    kept, refused = [], []
+    for row in rows:
+        label = number.get(row.label, row.label) if isinstance(row.label, str) else row.label
+        if isinstance(label, str):
+            known = "" if names else f", and there is no {' or '.join(CLASS_FILES)} to name the classes"
+            refused.append((row.id, f"its label {printable(label)!r} is no number{known}"))
+        elif label < 0:
+            refused.append((row.id, f"its label {label} is below 0"))
+        elif names and label >= len(names):
+            refused.append((row.id, f"its label {label} is none of the {len(names)} classes, which count from 0"))
+        else:
+            kept.append(row._replace(label=label))
+    return kept, refused
+
+
+def index_of(shard: Path) -> ShardIndex:
+    """The index of a shard that has none beside it: from the user's cache, or made now. Raises UserError."""
+    try:
+        status = shard.stat()
+    except OSError as error:
+        raise UserError(f"The shard {printable(str(shard))} cannot be read: {error.strerror}.") from error
+    key = f"{FORMAT}\0{shard.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
+    cached = user_cache() / "shards" / f"{sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return ShardIndex.from_bytes(cached.read_bytes())
+    index = scan(shard)
+    with suppress(OSError, UserError):  # an index that cannot be kept is made again
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(cached, lambda file: file.write(index.to_bytes()))
+    return index
+
+
+def scan(shard: Path) -> ShardIndex:
+    """Read the headers of a tar file and the labels; images are not opened. Raises UserError for other files."""
+    try:
+        with open(shard, "rb") as file:
+            found: list[Member] = []
+            damage: list[tuple[str, str]] = []
+            try:
+                found.extend(members(file))
+            except Damaged as error:
+                damage.append((error.where, error.reason))
+            return _samples(found, damage, file)
+    except tarfile.TarError as error:
+        raise UserError(
+            f"{printable(str(shard))} is no plain tar file ({error}). Shards are read at random places, so compressed "
+            "ones (.tar.gz) have to be unpacked with gunzip first; copy or make a damaged one again."
+        ) from error
+    except OSError as error:
+        raise UserError(f"The shard {printable(str(shard))} cannot be read: {error.strerror}.") from error
+
+
+def _samples(found: list[Member], damage: list[tuple[str, str]], file: BinaryIO) -> ShardIndex:
+    rows: list[Row] = []
+    broken: list[tuple[str, str]] = []
+    seen: set[str] = set()
+    for key, parts in _by_key(found):
+        images = [ending for ending in parts if f".{ending}" in ENDINGS]
+        if not images and not any(ending in parts for ending in _LABELS):
+            continue  # other members, such as a list of files, are nobody's images
+        name = printable(parts[images[0]].name if images else key)
+        try:
+            if len(images) != 1:
+                raise ValueError("two images share this key" if images else "there is a label, but no image")
+            if key in seen:
+                raise ValueError("its key comes twice in this shard")
+            seen.add(key)
+            image = parts[images[0]]
+            rows.append(Row(name, _label(parts, file), image.name, image.offset, image.size))
+        except ValueError as error:
+            broken.append((name, str(error)))
+    return ShardIndex(tuple(rows), (*broken, *damage))
+
+
+def _by_key(found: list[Member]) -> Iterator[tuple[str, dict[str, Member]]]:
+    """Neighbors whose names agree up to the first dot of the file name, by their endings; hidden files left out."""
+    key, parts = "", dict[str, Member]()
+    for member in found:
+        path = PurePosixPath(member.name)
+        stem, _, ending = path.name.partition(".")
+        if not stem:
+            continue
+        its_key = str(path.parent / stem)
+        if parts and (its_key != key or ending.lower() in parts):
+            yield key, parts
+            parts = {}
+        key = its_key
+        parts[ending.lower()] = member
+    if parts:
+        yield key, parts
+
+
+def _label(parts: dict[str, Member], file: BinaryIO) -> int | str:
+    """A class's number, or the text that should be one or a class's name. Raises ValueError."""
+    kind = next((kind for kind in _LABELS if kind in parts), None)
+    if kind is None:
+        raise ValueError('it has no label: KEY.cls, or KEY.json with "label", is missing')
+    file.seek(parts[kind].offset)
+    content = file.read(parts[kind].size)
+    try:
+        label = content.decode().strip() if kind == "cls" else json.loads(content)["label"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{printable(parts[kind].name)} holds no label") from None
+    try:
+        return int(label)
+    except (ValueError, TypeError):
+        return str(label)

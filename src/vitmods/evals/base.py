@@ -1,0 +1,79 @@
+"""What a protocol is, and the registry of all: a file of this folder, or of a plugin, adds its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from vitmods.evals.options import Options
+from vitmods.stats.intervals import Interval
+from vitmods.tasks.metrics import Metric
+from vitmods.util.errors import UserError
+from vitmods.util.registry import Registry
+
+if TYPE_CHECKING:
+    from vitmods.data import ImageDataset
+    from vitmods.evals.outputs import ModelOutputs
+
+
+@dataclass(frozen=True)
+class ProtocolResult:
+    """Numbers by the names of the protocol's metrics, their 95 % intervals where there are any, JSON-able details, and
+    of each image of the split, in order, what a metric is the mean of: (n,) arrays by the metric's name."""
+
+    metrics: dict[str, float]
+    detail: dict[str, Any] = field(default_factory=dict)
+    intervals: dict[str, Interval] = field(default_factory=dict)
+    per_image: Mapping[str, NDArray[Any]] = field(default_factory=dict, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types for JSON, without the scores of each image."""
+        intervals = {name: list(ends) for name, ends in self.intervals.items()}
+        return {"metrics": self.metrics, "intervals": intervals, "detail": self.detail}
+
+
+def _any_images(dataset: ImageDataset, split: str, options: Options) -> None:
+    """Nothing is asked of them."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One way of measuring: what it is in words, its metrics, what it does, and what it asks of the images.
+
+    `check` raises UserError where the images or the options do not allow it; it looks at no pixel. `reads_logits`:
+    the model must have been trained on the classes of the images; otherwise its features are all that is read.
+    `options` names what it reads of the Options. `target`: what it needs to know of each image, as a task says it.
+    """
+
+    name: str
+    title: str
+    metrics: tuple[Metric, ...]
+    run: Callable[[ModelOutputs], ProtocolResult]
+    check: Callable[[ImageDataset, str, Options], None] = _any_images
+    reads_logits: bool = True
+    options: tuple[str, ...] = ()
+    target: str = "class"
+
+
+PROTOCOLS: Registry[Protocol] = Registry("protocol", "vitmods.evals")
+
+
+def training_counts(dataset: ImageDataset, split: str, protocol: str) -> Mapping[str, int]:
+    """Training images of each class. UserError where there are none, or it is them that is evaluated."""
+    splits = dataset.summary()["splits"]
+    if "train" not in splits:
+        raise UserError(f"{protocol} learns from training images, and {dataset.name} has none: leave it out.")
+    if split == "train":
+        raise UserError(f"{protocol} learns from the split train: evaluate it on another (--split test).")
+    counts: Mapping[str, int] = splits["train"]["per_class"]
+    return counts
+
+
+def check_can_learn(dataset: ImageDataset, split: str, protocol: str) -> None:
+    """UserError where a class has no training image, or `training_counts` raises."""
+    missing = [name for name, count in training_counts(dataset, split, protocol).items() if count == 0]
+    if missing:
+        raise UserError(f"{protocol} learns from training images, and there are none of {', '.join(missing)}.")

@@ -1,0 +1,415 @@
+"""From the trials of a study to its answer: effects, costs, warnings and every trial's end."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import importlib
+import io
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from vitmods import __version__
+from vitmods.evals.protocols import metric_named
+from vitmods.stats.effects import FRACTION, Effect, NoiseFloor, effects, noise_floor, scale_of
+from vitmods.study.arms import BASE
+from vitmods.study.plan import Candidate, Settings
+from vitmods.study.state import HIDDEN, Curve, Selection, StudyState, TrialRecord, at_the_edge, read_curves
+from vitmods.study.store import SCHEMA, Facts, ModelFacts, Sample, StudyFolder, read_object
+from vitmods.study.tuning import mean_of, show_value
+from vitmods.tasks.base import TASKS
+from vitmods.tasks.metrics import Metric
+from vitmods.util.errors import UserError, nearest
+from vitmods.util.files import write_atomically, write_json
+
+
+@dataclass(frozen=True)
+class CostRatio:
+    """arm / base: median over rounds, and the middle half of the rounds."""
+
+    ratio: float
+    low: float
+    high: float
+    batch: int | None = None
+
+
+@dataclass(frozen=True)
+class ArmCost:
+    """What an arm costs, as ratios to base; `flops` None: not known of these models."""
+
+    params: float
+    flops: float | None
+    train_step: CostRatio
+    infer_1: CostRatio
+    infer_n: CostRatio
+    peak_memory: CostRatio
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ArmCost:
+        known: dict[str, Any] = {k: CostRatio(**v) if isinstance(v, Mapping) else v for k, v in values.items()}
+        return cls(**known)
+
+
+@dataclass(frozen=True)
+class BaseCost:
+    """What base costs: numbers of parameters and multiply-adds, seconds, and bytes at the peak of a training step."""
+
+    params: int
+    macs: int | None
+    train_step_s: float
+    infer_1_s: float
+    infer_n_s: float
+    peak_memory_bytes: int
+    train_batch: int
+    infer_batch: int
+
+
+@dataclass(frozen=True)
+class PointScores:
+    """One point of the grid: the metric on val by seed (None where the trial diverged or has not ended), its mean."""
+
+    values: Mapping[str, Any]
+    scores: Mapping[int, float | None]
+    mean: float | None
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What was tried for an arm and chosen (None: not yet), and the fields whose choice is the first or last tried."""
+
+    chosen: Mapping[str, Any] | None
+    at_the_edge: tuple[str, ...]
+    points: tuple[PointScores, ...]
+
+
+@dataclass(frozen=True)
+class ArmAnswer:
+    """What came out of one arm; base too, whose effect and cost are None.
+
+    scores:        seed -> the metric on the answer's split; None where the trial has none
+    other_metrics: metric -> seed -> value, of what was measured beside it
+    trials:        every planned trial; in a tuned study those of points that are not chosen stand as on val
+    """
+
+    name: str
+    changes: str
+    recipe: Mapping[str, Any]
+    model: ModelFacts
+    scores: Mapping[int, float | None]
+    other_metrics: Mapping[str, Mapping[int, float]]
+    trials: tuple[TrialRecord, ...]
+    tuning: Tuning | None = None
+    effect: Effect | None = None
+    cost: ArmCost | None = None
+
+    @property
+    def mean(self) -> float | None:
+        """Of the scores there are."""
+        return mean_of(self.scores.values())
+
+    @property
+    def counted(self) -> tuple[TrialRecord, ...]:
+        """The trials that the scores are of."""
+        if self.tuning is None:
+            return self.trials
+        return tuple(trial for trial in self.trials if trial.point == self.tuning.chosen)
+
+
+@dataclass(frozen=True, repr=False)
+class Answer:
+    """What came out of a study. Prints itself as the table of verdicts; `answer["dpn"]` is that arm's `Effect`.
+
+    metric, split:   what is compared, and on which images
+    margin:          a loss of less than this does not matter; in points where the metric is a fraction
+    arms:            in the order of the study
+    other_seeds:     base with other seeds, where the noise floor was asked for
+    tuned:           recipe fields and the values that every arm was trained with; None where nothing was
+    complete:        whether every trial has an outcome
+    doubts:          what to know before any verdict is trusted; part of the warnings
+    path:            the study's folder
+    curves:          what `trials[...].curve` are of
+    """
+
+    created: str
+    metric: Metric
+    split: str
+    margin: float
+    base: ArmAnswer
+    arms: tuple[ArmAnswer, ...]
+    complete: bool
+    command: str
+    data: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    resolved: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+    other_metrics: Mapping[str, Metric] = field(default_factory=dict)
+    base_cost: BaseCost | None = None
+    tuned: Mapping[str, Sequence[Any]] | None = None
+    noise_floor: NoiseFloor | None = None
+    other_seeds: ArmAnswer | None = None
+    vitmods: str = __version__
+    curves: Metric | None = field(default=None, metadata=HIDDEN)
+    samples: tuple[Sample, ...] = field(default=(), metadata=HIDDEN)
+    path: Path = field(default=Path(), metadata=HIDDEN)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Answer:
+        """The answer of the study in a folder, finished or not, from its trials. UserError where there is none."""
+        folder = StudyFolder(path)
+        return read_answer(folder, folder.known_facts())
+
+    @property
+    def effects(self) -> dict[str, Effect]:
+        """Arm -> Effect, in the order of the study."""
+        return {arm.name: arm.effect for arm in self.arms if arm.effect}
+
+    @property
+    def every_arm(self) -> tuple[ArmAnswer, ...]:
+        """Base, base with other seeds if there is that, and the arms."""
+        return (self.base, *([self.other_seeds] if self.other_seeds else []), *self.arms)
+
+    @property
+    def trials(self) -> list[TrialRecord]:
+        return [trial for arm in self.every_arm for trial in arm.trials]
+
+    @property
+    def failed(self) -> list[str]:
+        """A line for each trial that failed in the last run, or is damaged."""
+        return [f"{trial}: {trial.message}" for trial in self.trials if trial.status in ("failed", "damaged")]
+
+    @property
+    def chosen(self) -> dict[str, Mapping[str, Any] | None]:
+        """Arm, base too -> the values of the point that it is evaluated by; None before the choice. Empty where nothing
+        was tuned."""
+        return {arm.name: arm.tuning.chosen for arm in (self.base, *self.arms) if arm.tuning}
+
+    def __getitem__(self, arm: str) -> Effect:
+        if arm not in self.effects:
+            raise UserError(f"The study has no arm {arm!r}. {nearest(arm, self.effects)}")
+        return self.effects[arm]
+
+    def __repr__(self) -> str:
+        return str(_drawn_by().render(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What results.json holds."""
+        found: dict[str, Any] = _plain(self)
+        return {"schema": SCHEMA, **found}
+
+    def to_csv(self) -> str:
+        """What results.csv holds: a row a trial with its metrics on the split of the answer as they are kept (fractions
+        as fractions), and the paired difference to base. In a tuned study also its point and its metric on val; of the
+        others only chosen ones have."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(_csv_rows(self))
+        return text.getvalue()
+
+    def write(self) -> None:
+        """results.json and results.csv in the study's folder. UserError if that cannot be."""
+        write_json(self.path / "results.json", self.to_dict())
+        write_atomically(self.path / "results.csv", lambda file: file.write(self.to_csv().encode()))
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write the report as one HTML file, by default report.html in the study's folder; returns its path.
+
+        results.json and results.csv are written with it. Where the report goes elsewhere, a study that cannot be
+        written to is only warned of. UserError if the report cannot be written.
+        """
+        try:
+            self.write()
+        except UserError as error:
+            if path is None:
+                raise
+            warnings.warn(f"{error} The report is of what results.json would hold.", stacklevel=2)
+        written: Path = _drawn_by().write_report(self, path)
+        return written
+
+
+def _drawn_by() -> Any:
+    """The folder that draws an answer: it knows this one, and by name alone this one knows it."""
+    return importlib.import_module("vitmods.report")
+
+
+def read_answer(folder: StudyFolder, facts: Facts, settings: Settings | None = None) -> Answer:
+    """The answer from a study's folder, finished or not.
+
+    Args:
+        settings: if at hand; None: as the facts tell.
+
+    Raises:
+        UserError: a file that all of it depends on is damaged. A damaged trial is part of the answer.
+    """
+    settings = settings or Settings.from_dict(facts.settings)
+    state, metric = StudyState(folder, settings, facts.split), settings.measure.metric
+    names = (metric.name, TASKS[settings.fixed["task"]].metrics[0].name)
+    logged = {trial: read_curves(folder.trial(trial), names) for trial in state.records}
+    curves = next((name for name in names if any(name in one for one in logged.values())), None)
+    records = {t: replace(record, curve=logged[t].get(curves or "", Curve())) for t, record in state.records.items()}
+    base, *rest = [_arm(settings, facts, records, selection) for selection in state.selections]
+    floor = rest.pop(0) if settings.noise_floor else None
+    found = effects(
+        base.scores,
+        {arm.name: arm.scores for arm in rest},
+        settings.margin,
+        diverged={arm.name: sum(trial.status == "diverged" for trial in arm.counted) for arm in rest},
+        unit=metric.unit,
+        higher_is_better=metric.higher_is_better,
+    )
+    costs = read_object(folder.costs_file)
+    arm_costs = {name: ArmCost.from_dict(cost) for name, cost in costs.get("arms", {}).items()}
+    others = dict.fromkeys(name for arm in (base, *rest) for name in arm.other_metrics)
+    doubts = tuple(_doubts(state, facts))
+    return Answer(
+        created=facts.created,
+        metric=metric,
+        split=facts.split,
+        margin=settings.margin,
+        base=base,
+        arms=tuple(replace(arm, effect=found[arm.name], cost=arm_costs.get(arm.name)) for arm in rest),
+        complete=all(record.ended for record in records.values()),
+        command=facts.command,
+        data=facts.data,
+        settings=facts.settings,
+        resolved=facts.resolved,
+        environment=facts.environment,
+        warnings=(*doubts, *facts.data.get("warnings", ()), *facts.warnings, *_outcomes(state)),
+        doubts=doubts,
+        other_metrics={name: _metric_of(name) for name in others},
+        base_cost=BaseCost(**costs["base"]) if costs.get("base") else None,
+        tuned=settings.grid.to_dict() or None,
+        noise_floor=noise_floor(base.scores, floor.scores, unit=metric.unit) if floor else None,
+        other_seeds=floor,
+        curves=_metric_of(curves) if curves else None,
+        samples=tuple(folder.samples()),
+        path=folder.path,
+    )
+
+
+def _arm(settings: Settings, facts: Facts, records: Mapping[Any, TrialRecord], selection: Selection) -> ArmAnswer:
+    candidate, metric = selection.candidate, settings.measure.name
+    counted = [records[trial] for trial in selection.trials]
+    known = {record.seed: record.score(metric) for record in counted}
+    others: dict[str, dict[int, float]] = {}
+    for record in counted:
+        for name, value in record.metrics.items() if record.status == "finished" else ():
+            if name != metric:
+                others.setdefault(name, {})[record.seed] = value
+    return ArmAnswer(
+        name=candidate.arm.name,
+        changes=candidate.arm.text,
+        recipe=dict(candidate.arm.recipe),
+        model=facts.models[candidate.arm.name],
+        scores={seed: known.get(seed) for seed in candidate.seeds},
+        other_metrics=others,
+        trials=tuple(records[trial] for trial in records if _belongs(trial, candidate)),
+        tuning=_tuning(settings, selection),
+    )
+
+
+def _belongs(trial: Any, candidate: Candidate) -> bool:
+    return trial.arm == candidate.arm and trial.seed in candidate.seeds
+
+
+def _tuning(settings: Settings, selection: Selection) -> Tuning | None:
+    if not settings.grid:
+        return None
+    points = tuple(PointScores(p.to_dict(), scores, mean_of(scores.values())) for p, scores in selection.scores.items())
+    chosen = selection.chosen
+    edge = at_the_edge(settings.grid, chosen) if chosen else []
+    return Tuning(chosen.to_dict() if chosen else None, tuple(edge), points)
+
+
+def _doubts(state: StudyState, facts: Facts) -> Iterator[str]:
+    settings = state.settings
+    first = facts.margins.get(settings.measure.name, settings.margin)
+    if first != settings.margin:
+        yield (
+            f"The margin was changed after the scores were seen: it is {settings.margin:g} and was {first:g}. What it "
+            "decides ('no worse') holds for a margin that was chosen before."
+        )
+    for record in state.records.values():
+        if record.status == "damaged":
+            yield f"{record} is damaged and counts as missing: {record.message}"
+    for selection in state.selections:
+        if before := state.chosen_before(selection):
+            yield (
+                f"{selection.candidate.arm.name}: {selection.chosen} is chosen now; with other seeds, values or "
+                f"another metric it was {' and '.join(map(str, before))}, which has been evaluated on {state.split} "
+                "too."
+            )
+    seen: dict[str, set[str]] = {}
+    for record in state.records.values():
+        for name, value in record.environment.items():
+            seen.setdefault(name, set()).add(f"{name} {value}")
+    if several := [" and ".join(sorted(values)) for values in seen.values() if len(values) > 1]:
+        yield f"The trials were not all run alike ({'; '.join(several)}): small differences may come from that."
+
+
+def _outcomes(state: StudyState) -> Iterator[str]:
+    """What befell trials; where points are tried, those that are not chosen may diverge."""
+    for trial, record in state.records.items():
+        if record.status == "failed" or (record.status == "diverged" and trial in state.answered):
+            yield f"{record} {record.status}: {record.message}"
+    for record in state.records.values():
+        yield from (f"{record}: {warning}" for warning in record.warnings)
+
+
+def _metric_of(name: str) -> Metric:
+    """The metric of that name; what training measures beside those of the protocols is a loss."""
+    try:
+        return metric_named(name)
+    except UserError:
+        return Metric(name, name, "", higher_is_better=False, unit="")
+
+
+def _csv_rows(answer: Answer) -> Iterator[list[Any]]:
+    metric, fields = answer.metric, list(answer.tuned or {})
+    names = [metric.name, *answer.other_metrics]
+    tuned = [*fields, f"val_{metric.name}"] if fields else []
+    difference = "difference_points" if metric.unit == FRACTION else "difference"
+    yield ["arm", "changes", *tuned, "seed", "status", *names, difference, "wall_s", "folder"]
+    for arm in answer.every_arm:
+        counted = {trial.folder for trial in arm.counted}
+        on_val = {(str(p.values), seed): score for p in _points(arm) for seed, score in p.scores.items()}
+        for trial in arm.trials:
+            own = [show_value(trial.point[name]) for name in fields]
+            chosen = [on_val[str(trial.point), trial.seed]] if fields else []
+            values: list[Any] = [trial.metrics.get(name, "") if trial.folder in counted else "" for name in names]
+            base = answer.base.scores.get(trial.seed)
+            apart = arm.name != BASE and values[0] != "" and base is not None
+            gap = scale_of(metric.unit) * (values[0] - base) if apart else ""
+            start = map(_no_formula, [arm.name, arm.changes, *own])
+            yield [*start, *chosen, trial.seed, trial.status, *values, gap, trial.wall_s, trial.folder]
+
+
+def _points(arm: ArmAnswer) -> tuple[PointScores, ...]:
+    return arm.tuning.points if arm.tuning else ()
+
+
+def _no_formula(cell: Any) -> Any:
+    """Text that a spreadsheet would run gets an apostrophe in front, as spreadsheets mark text; numbers stay."""
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back: NaN is None, names of fields are keys, and what is only for the report is left out."""
+    if dataclasses.is_dataclass(value):
+        shown = [one.name for one in dataclasses.fields(value) if one.metadata.get("json", True)]
+        return {name: _plain(getattr(value, name)) for name in shown}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

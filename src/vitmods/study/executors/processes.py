@@ -1,0 +1,189 @@
+"""Trials in N worker processes on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import IO, Any
+
+from vitmods.study.executors import Listener
+from vitmods.study.plan import Work
+from vitmods.study.store import StudyFolder
+from vitmods.train.interrupt import StopRequest, stop_on_signals
+from vitmods.util.files import disk_errors
+
+SAVE_GRACE_S = 60.0  # how long an interrupted worker may take to write its checkpoint before it is killed
+
+
+@dataclass
+class Processes:
+    """N workers, each a fresh interpreter with its fraction of the threads (and of the GPUs).
+
+    A worker holds a lock of its own and dies when this process does (its input pipe closes), so a killed run leaves
+    nothing behind that still writes when the next one begins.
+    """
+
+    folder: StudyFolder
+    workers: int
+    threads: int
+    device: str = "auto"
+    plugins: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, trials: Sequence[Work], listener: Listener) -> dict[Work, str]:
+        with stop_on_signals() as request:
+            return self._run(deque(trials), listener, request)
+
+    def _run(self, queue: deque[Work], listener: Listener, request: StopRequest) -> dict[Work, str]:
+        failures: dict[Work, str] = {}
+        workers: dict[Any, _Worker] = {}  # by the pipe that its answers come through
+        try:
+            for index in range(min(self.workers, len(queue))):
+                worker = self._start(index)
+                workers[worker.answers] = worker
+                worker.give(queue.popleft(), listener)
+            while workers:
+                ready = wait(list(workers), timeout=0.5)
+                request.check()
+                if not ready:
+                    listener.waiting()
+                for answers in ready:
+                    worker = workers.pop(answers)
+                    again = self._settle(worker, queue, failures, listener)
+                    if again is not None:
+                        workers[again.answers] = again
+        except BaseException:
+            _stop(workers.values())
+            raise
+        return failures
+
+    def _settle(
+        self, worker: _Worker, queue: deque[Work], failures: dict[Work, str], listener: Listener
+    ) -> _Worker | None:
+        """Book the answer (or the death) of a worker, and give the next trial to it or to its successor."""
+        trial, answer = worker.trial, worker.answer()
+        failure = worker.failure_reason() if answer is None else answer["failure"]
+        if failure is not None:
+            failures[trial] = failure
+        listener.ended(trial, failure)
+        if not queue:
+            worker.dismiss()
+            return None
+        if answer is None:
+            worker = self._start(worker.index)
+        worker.give(queue.popleft(), listener)
+        return worker
+
+    def _start(self, index: int) -> _Worker:
+        log = self.folder.logs / f"worker{index}.txt"
+        with disk_errors(log):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with open(log, "ab") as output:
+                process = subprocess.Popen(
+                    # -P: what lies where the user stands is not imported; what was on sys.path comes by PYTHONPATH.
+                    [sys.executable, "-P", "-m", "vitmods.study.executors.worker", json.dumps(self._task(index))],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=output,
+                    env=self._environment(index),
+                    process_group=0,  # Ctrl-C in a terminal reaches this process alone, which then stops the workers
+                )
+        return _Worker(index, process, log, log.stat().st_size)
+
+    def _task(self, index: int) -> dict[str, Any]:
+        task = {"folder": str(self.folder.path), "index": index, "device": self.device, "plugins": self.plugins}
+        return {**task, **self.options}
+
+    def _environment(self, index: int) -> dict[str, str]:
+        threads = str(self.threads)
+        # The script's own folder is on sys.path here but not in a fresh interpreter; a user's changes may live there.
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        fractions = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": path}
+        gpus = visible_gpus() if self.device in ("auto", "cuda") else []
+        if len(gpus) > 1:
+            fractions["CUDA_VISIBLE_DEVICES"] = gpus[index % len(gpus)]
+        return {**os.environ, **fractions}
+
+
+@dataclass
+class _Worker:
+    index: int
+    process: subprocess.Popen[bytes]
+    log: Path
+    log_start: int
+    trial: Work = field(init=False)
+
+    @property
+    def answers(self) -> IO[bytes]:
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def give(self, trial: Work, listener: Listener) -> None:
+        self.trial = trial
+        listener.started(trial)
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it is dead already: the end of its answers tells
+            self.process.stdin.write(json.dumps(trial.to_dict()).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any] | None:
+        line = self.answers.readline()
+        return json.loads(line) if line.endswith(b"\n") else None
+
+    def failure_reason(self) -> str:
+        """Why the process ended, for the report."""
+        code = self.process.wait()
+        self.dismiss()
+        if code < 0:
+            reason = f"its worker process was killed by {_signal_name(-code)}"
+            return f"{reason} (out of memory?)" if -code == signal.SIGKILL else reason
+        with open(self.log, "rb") as log:
+            log.seek(self.log_start)
+            lines = log.read().decode(errors="replace").strip().splitlines()
+        return f"its worker process ended with code {code}: {lines[-1] if lines else 'nothing in'} ({self.log})"
+
+    def dismiss(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+        self.process.wait()
+
+
+def _stop(workers: Iterable[_Worker]) -> None:
+    """Let every worker save its checkpoint and end; kill the one that does not."""
+    stopping = list(workers)
+    for worker in stopping:
+        worker.process.terminate()
+    for worker in stopping:
+        try:
+            worker.process.wait(SAVE_GRACE_S)
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+        worker.dismiss()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs this process may use, as entries for CUDA_VISIBLE_DEVICES."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return [entry for entry in listed.split(",") if entry.strip()]
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())]

@@ -1,0 +1,149 @@
+"""Multi-label classification: any number of labels an image, each decided by itself."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from vitmods.data.batch import Batch
+from vitmods.recipes import Recipe
+from vitmods.tasks.base import TASKS, Measured, Task, noise, on_cpu
+from vitmods.tasks.classification import LOSSES
+from vitmods.tasks.metrics import Metric
+from vitmods.util.errors import UserError
+
+_PAIRS = 2**24  # of labels that are compared at a time
+
+
+@TASKS.register("multilabel")
+@dataclass(frozen=True)
+class MultiLabel(Task):
+    """Mean over images of the binary cross-entropy of all labels, summed (sigmoid) or averaged (bce) over them.
+
+    Evaluated by mean average precision: the mean, over labels that any image has, of the area under precision over
+    recall when all images are sorted by their score for that label.
+    """
+
+    name = "multilabel"
+    title = "any number of labels an image"
+    target = "labels"
+    metrics = (
+        Metric("map", "mean average precision", "average_precision"),
+        Metric("ranking_precision", "label ranking average precision", "average_precision"),
+        Metric("exact_match", "images with all labels right", "average_precision"),
+    )
+
+    loss_name: Literal["sigmoid", "bce"] = "sigmoid"
+    label_smoothing: float = 0.0
+
+    @classmethod
+    def from_recipe(cls, recipe: Recipe) -> Self:
+        """With the recipe's loss and label smoothing. UserError for a softmax, in which labels exclude each other."""
+        if recipe.loss.name == "softmax":
+            raise UserError(
+                "multilabel decides each label by itself, and the recipe's loss is a softmax, in which they exclude "
+                "each other: set loss to sigmoid or bce (--loss sigmoid)."
+            )
+        return cls(recipe.loss.name, recipe.loss.label_smoothing)
+
+    @classmethod
+    def fitted(cls, recipe: Recipe) -> Recipe:
+        """With a sigmoid in place of a softmax."""
+        return recipe.with_(loss="sigmoid") if recipe.loss.name == "softmax" else recipe
+
+    def loss(self, model: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean loss of the batch; nothing else for the log."""
+        return LOSSES[self.loss_name](model(batch.images).float(), batch.targets, self.label_smoothing).mean(), {}
+
+    @torch.inference_mode()
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> Measured:
+        """The metrics and the mean loss. Of each image: ranking_precision, exact_match (bool), and over its labels the
+        sum of their negative log-likelihoods, nll, and of their squared errors, brier.
+
+        Args:
+            model: images (B, C, H, W) to logits (B, K), in evaluation mode and on the device of the batches.
+            batches: all images of the split, each once; targets float (B, K) of 0 and 1.
+
+        Raises:
+            UserError: there are no images, or none has a label.
+        """
+        logits, targets, losses = [], [], []
+        for batch in batches:
+            logits.append(model(batch.images).float())
+            targets.append(batch.targets)
+            losses.append(LOSSES[self.loss_name](logits[-1], batch.targets, 0.0))
+        if not logits:
+            raise UserError("There are no images in the split that is to be evaluated.")
+        found, per_image = measured(torch.cat(logits).cpu(), torch.cat(targets).cpu())
+        return Measured({**found, "loss": torch.cat(losses).double().mean().item()}, on_cpu(per_image))
+
+    def synthetic(self, count: int, shape: tuple[int, int, int], classes: int, recipe: Recipe) -> Batch:
+        """Two labels an image."""
+        labels = torch.zeros(count, classes)
+        labels[torch.arange(count), torch.arange(count) % classes] = 1.0
+        labels[torch.arange(count), (torch.arange(count) + 1) % classes] = 1.0
+        return Batch(noise(count, shape), labels, torch.arange(count))
+
+    def predictions(self, outputs: Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
+        """The labels of probability 1/2 or more, and the probability of each."""
+        rows = outputs.float().sigmoid().tolist()
+        named = [dict(zip(classes, row, strict=True)) for row in rows]
+        return [{"labels": [name for name, p in row.items() if p >= 0.5], "p": row} for row in named]
+
+
+def measured(logits: Tensor, targets: Tensor) -> tuple[dict[str, float], dict[str, list[Tensor]]]:
+    """The metrics, and of each image what `MultiLabel.evaluate` says; logits and targets (n, K) on the CPU.
+
+    Raises:
+        UserError: no image has a label.
+    """
+    exact = ((logits >= 0) == (targets > 0)).all(dim=1)
+    ranking = ranking_precision(logits, targets)
+    nll = LOSSES["sigmoid"](logits, targets, 0.0)
+    brier = ((logits.sigmoid() - targets) ** 2).sum(dim=1)
+    precisions = average_precisions(logits, targets)
+    metrics = {
+        "map": torch.tensor(list(precisions.values())).mean().item(),
+        "ranking_precision": ranking.double().mean().item(),
+        "exact_match": exact.double().mean().item(),
+    }
+    columns = {"ranking_precision": ranking, "exact_match": exact, "nll": nll, "brier": brier}
+    return metrics, {name: [column] for name, column in columns.items()}
+
+
+def average_precisions(logits: Tensor, targets: Tensor) -> dict[int, float]:
+    """Label -> average precision, of those labels that any image has. Logits and targets (n, K).
+
+    Raises:
+        UserError: no image has a label, or torchmetrics is not installed.
+    """
+    try:
+        from torchmetrics.functional.classification import multilabel_average_precision
+    except ImportError as error:
+        raise UserError(f"Average precision needs torchmetrics ({error}): pip install 'vitmods[tasks]'.") from error
+    present = targets.sum(dim=0) > 0
+    if not present.any():
+        raise UserError("No image of the split that is to be evaluated has a label: average precision needs some.")
+    shown, wanted = logits.double().sigmoid()[:, present], targets[:, present].long()
+    if shown.shape[1] == 1:  # torchmetrics asks for two
+        shown, wanted = shown.repeat(1, 2), wanted.repeat(1, 2)
+    values = multilabel_average_precision(shown, wanted, num_labels=shown.shape[1], average="none")
+    return dict(zip(present.nonzero()[:, 0].tolist(), values.tolist(), strict=False))
+
+
+def ranking_precision(logits: Tensor, targets: Tensor) -> Tensor:
+    """Of each image the mean, over its labels, of the fraction of right ones among all that score as high: (n,).
+
+    1 where an image has no label or all of them (Tsoumakas et al., 2010, "Mining Multi-label Data", ranking metrics).
+    """
+    found = []
+    size = max(1, _PAIRS // logits.shape[1] ** 2)
+    for scores, wanted in zip(torch.split(logits, size), torch.split(targets, size), strict=True):
+        above = scores[:, None, :] >= scores[:, :, None]  # (images, label, those at least as high)
+        right = (above & (wanted[:, None, :] > 0)).sum(dim=2) / above.sum(dim=2)
+        count = wanted.sum(dim=1)
+        mean = (right * wanted).sum(dim=1) / count.clamp(min=1)
+        found.append(torch.where((count == 0) | (count == wanted.shape[1]), 1.0, mean))
+    return torch.cat(found)

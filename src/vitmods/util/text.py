@@ -1,0 +1,28 @@
+"""Counts and times in words."""
+
+import unicodedata
+from collections.abc import Sequence
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """`1 seed`, `3 seeds`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def listing(parts: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 2 else parts)
+
+
+def duration(seconds: float) -> str:
+    """`40 s`, `12 min`, `3.5 h`, `9 days`: no more digits than an estimate has."""
+    if seconds < 90:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 72 * 3600 else f"{seconds / 86400:,.0f} days"
+
+
+def single_line(text: str) -> str:
+    """Without control characters, which could move the cursor of a terminal; each becomes a space."""
+    return "".join(" " if unicodedata.category(char) in ("Cc", "Cf") else char for char in text)

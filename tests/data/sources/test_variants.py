@@ -1,0 +1,179 @@
+"""ImageNet-V2, R, C and ReaL: evaluation sets whose labels are those of the 1,000 classes."""
+
+import json
+import pkgutil
+from pathlib import Path
+
+import pytest
+from timm.data import RealLabelsImagenet
+
+from vitmods import data
+from vitmods.data.sources import open_source
+from vitmods.data.sources.imagenet_labels import titles, wnids
+from vitmods.data.sources.imagenet_variants import ARCHIVES, V2_VARIANTS, corruption_specs
+from vitmods.recipes import Augment
+from vitmods.util.errors import UserError
+
+AUGMENT = Augment(crop="none", flip=0.0, eval_crop=1.0)
+
+
+def val_name(number: int) -> str:
+    return f"ILSVRC2012_val_{number:08d}.JPEG"
+
+
+@pytest.mark.parametrize("variant", V2_VARIANTS)
+def test_v2_goes_by_numbers_not_by_names(tmp_path: Path, write_files, variant: str) -> None:
+    folder = tmp_path / f"imagenetv2-{variant}-format-val"
+    write_files(folder, {f"{i}/{i:03d}.jpeg": b"" for i in range(1000)})
+    for root, options in ((tmp_path, f"?variant={variant}"), (folder, "")):
+        source = open_source(f"imagenet-v2:{root}{options}")
+        records = source.splits["test"]
+        assert [int(name.split("/")[-1][:3]) for name in records.ids] == records.labels.tolist()
+        assert (list(source.splits), source.class_map, source.classes) == (["test"], None, titles())
+        assert source.name == f"ImageNet-V2 {variant}"
+    assert source.warnings == ["test has 1,000 images; ImageNet-V2 as published has 10,000."]
+
+
+def test_v2_takes_matched_frequency_unless_reported(tmp_path: Path, write_files) -> None:
+    for i, variant in enumerate(V2_VARIANTS):
+        write_files(tmp_path / f"imagenetv2-{variant}-format-val", {f"0/{n}.jpeg": b"" for n in range(i + 1)})
+    assert len(open_source(f"imagenet-v2:{tmp_path}").splits["test"]) == 1
+    assert len(open_source(f"imagenet-v2:{tmp_path}?variant=top-images").splits["test"]) == 3
+
+
+@pytest.mark.parametrize("inner", ["", "imagenet-r"])
+def test_r_maps_its_classes_to_the_thousand(tmp_path: Path, write_files, jpeg, inner: str) -> None:
+    indices = pkgutil.get_data("timm.data", "_info/imagenet_r_indices.txt").decode().split()
+    two_hundred = tuple(map(int, indices))
+    write_files(tmp_path / inner, {f"{wnids()[c]}/art_{c}.jpg": jpeg(c) for c in two_hundred})
+    write_files(tmp_path / inner, {"README.txt": b""})
+    dataset = data.load(f"imagenet-r:{tmp_path}", img_size=8, augment=AUGMENT)
+    assert dataset.class_map == two_hundred
+    assert dataset.classes == tuple(titles()[c] for c in two_hundred)
+    test = dataset.splits["test"]
+    assert [f"art_{dataset.class_map[label]}.jpg" for label in test.labels] == [n.split("/")[-1] for n in test.ids]
+    assert dataset.summary()["class_map"] == list(two_hundred)
+
+
+@pytest.fixture
+def corrupted(tmp_path: Path, write_files) -> Path:
+    """ImageNet-C with one image a folder; half of its archives unpacked with their names, half without."""
+    for archive, names in ARCHIVES.items():
+        base = archive if archive in ("noise", "extra") else ""
+        write_files(
+            tmp_path / base,
+            {f"{n}/{s}/{wnids()[7]}/{n}_{s}.JPEG": b"" for n in names for s in range(1, 6)},
+        )
+    return tmp_path
+
+
+def test_c_has_75_parts_and_20_more(corrupted: Path) -> None:
+    specs = list(corruption_specs(corrupted))
+    assert len({spec for _, _, spec in specs}) == 75
+    assert len(list(corruption_specs(str(corrupted), extra=True))) == 95
+    for name, severity, spec in specs:
+        source = open_source(spec)
+        assert source.splits["test"].ids[0].endswith(f"{name}/{severity}/{wnids()[7]}/{name}_{severity}.JPEG")
+        assert source.class_map == (7,)
+        assert source.name == f"ImageNet-C {name} {severity}"
+
+
+def test_c_that_is_not_whole(corrupted: Path, tmp_path: Path) -> None:
+    (corrupted / "fog" / "3").rename(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"there are no folders fog/3\.") as caught:
+        corruption_specs(corrupted)
+    assert "weather/fog/3/n01440764" in str(caught.value)
+    with pytest.raises(UserError, match="there is no folder fog/3"):
+        open_source(f"imagenet-c:{corrupted}?corruption=fog&severity=3")
+
+
+def test_the_corruptions_are_those_that_can_be_generated() -> None:
+    corruptions = pytest.importorskip("vitmods.data.corruptions")
+    fifteen = [name for archive, group in ARCHIVES.items() if archive != "extra" for name in group]
+    assert (tuple(fifteen), ARCHIVES["extra"]) == (corruptions.CORRUPTIONS, corruptions.EXTRA)
+
+
+LABELS = [[3], [], [3, 8], [999], [8]]
+
+
+@pytest.fixture
+def real(tmp_path: Path, write_files, jpeg) -> Path:
+    """Five validation images, of which ImageNet says that they are of classes 3, 3, 3, 8, 8."""
+    files = {f"val/{wnids()[c]}/{val_name(i)}": jpeg(i) for i, c in enumerate((3, 3, 3, 8, 8), 1)}
+    write_files(tmp_path, files)
+    return tmp_path
+
+
+def test_real_labels_follow_the_numbers_of_the_files(real: Path) -> None:
+    (real / "real.json").write_text(json.dumps(LABELS))
+    dataset = data.load(f"imagenet-real:{real}", img_size=8, augment=AUGMENT)
+    test = dataset.splits["test"]
+    assert [name.split("/")[-1] for name in test.ids] == [val_name(i) for i in (1, 3, 4, 5)]
+    assert test.label_sets == ((3,), (3, 8), (999,), (8,))
+    assert test.labels.tolist() == [3, 3, 8, 8]
+    assert (dataset.class_map, dataset.num_classes) == (None, 1000)
+    summary = dataset.summary()
+    assert summary["label_sets"] == ["test"]
+    assert any("1 images without a ReaL label are left out" in text for text in summary["warnings"])
+    (real / "other.json").write_text(json.dumps([[3], [], [3], [999], [8]]))
+    other = data.load(f"imagenet-real:{real}?labels={real / 'other.json'}", img_size=8, augment=AUGMENT)
+    assert other.summary()["fingerprint"] != summary["fingerprint"]
+
+
+def test_real_labels_stay_with_their_images_when_some_cannot_be_read(real: Path) -> None:
+    (real / "real.json").write_text(json.dumps(LABELS))
+    (real / "val" / wnids()[3] / val_name(1)).write_bytes(b"")
+    dataset = data.load(f"imagenet-real:{real}", img_size=8, augment=AUGMENT, unreadable="skip")
+    assert dataset.splits["test"].label_sets == ((3, 8), (999,), (8,))
+
+
+def test_real_labels_come_with_timm_too(real: Path) -> None:
+    names = [val_name(i) for i in range(1, 50_001)]
+    theirs = RealLabelsImagenet(names).real_labels
+    test = open_source(f"imagenet-real:{real}").splits["test"]
+    assert [name.split("/")[-1] for name in test.ids] == [name for name in names[:5] if theirs[name]]
+    assert [list(labels) for labels in test.label_sets] == [theirs[name] for name in names[:5] if theirs[name]]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("imagenet-v2:{root}", "there is no class folder 0 in .*\n.*Put there"),
+        ("imagenet-v2:{root}?variant=top-images", "there is no folder imagenetv2-top-images-format-val"),
+        ("imagenet-v2:{root}?variant=top-image", "no variant \"top-image\". Did you mean 'top-images'"),
+        ("imagenet-r:{root}", "no class folders such as n01443537"),
+        ("imagenet-r:{root}?variant=a", 'imagenet-r has no option "variant". It takes none'),
+        ("imagenet-c:{root}", "needs a corruption"),
+        ("imagenet-c:{root}?corruption=fogg&severity=1", "Did you mean 'fog'"),
+        ("imagenet-c:{root}?corruption=fog&severity=6", 'severity from 1 to 5, not "6"'),
+        ("imagenet-c:{root}?corruption=fog&severity=1", "there is no folder fog/1"),
+        ("imagenet-real:{root}", "there are no validation images"),
+        ("imagenet-real:{root}/..?labels=none.json", "no validation images"),
+        ("imagenet-r:{root}/none", "there is no such folder"),
+        ("imagenet:", "does not say where the images are: write imagenet:FOLDER"),
+    ],
+)
+def test_specs_of_what_is_not_there(tmp_path: Path, spec: str, message: str) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    with pytest.raises(UserError, match=message):
+        open_source(spec.format(root=tmp_path / "a" / "b"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[[1], 2]", "not a JSON list of lists"),
+        ("{", "not a JSON list of lists"),
+        ("[[1000]]", "outside 0 to 999"),
+        ("[[1]]", "4 validation images are not called"),
+    ],
+)
+def test_label_files_that_are_not_reals(real: Path, content: str, message: str) -> None:
+    (real / "real.json").write_text(content)
+    with pytest.raises(UserError, match=message):
+        open_source(f"imagenet-real:{real}")
+
+
+def test_real_labels_that_are_not_there(real: Path) -> None:
+    with pytest.raises(UserError, match=r"no file nothing\.json"):
+        open_source(f"imagenet-real:{real}?labels=nothing.json")

@@ -1,0 +1,49 @@
+"""Prefetching keeps the order, runs ahead by a bounded number, passes errors on and ends its threads."""
+
+import threading
+import time
+
+import pytest
+
+from vitmods.data.threads import in_order
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_items_come_in_order(workers: int) -> None:
+    def make(n: int) -> int:
+        time.sleep(0.002 * (n % 3))
+        return n * n
+
+    assert list(in_order(make, range(20), workers)) == [n * n for n in range(20)]
+
+
+def test_it_stays_a_bounded_number_ahead() -> None:
+    made: list[int] = []
+    items = in_order(lambda n: made.append(n) or n, range(100), 2)
+    assert next(items) == 0
+    time.sleep(0.05)
+    assert 2 <= len(made) <= 4
+    items.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_errors_reach_the_consumer(workers: int) -> None:
+    def make(n: int) -> int:
+        if n == 3:
+            raise OSError("disk gone")
+        return n
+
+    items = in_order(make, range(9), workers)
+    assert [next(items) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(OSError, match="disk gone"):
+        next(items)
+
+
+def test_threads_end_with_the_consumer() -> None:
+    items = in_order(lambda n: n, range(1000), 3)
+    next(items)
+    items.close()
+    deadline = time.monotonic() + 5
+    while any(thread.name.startswith("images") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

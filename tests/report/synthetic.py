@@ -1,0 +1,226 @@
+"""The answer of a made-up study, for the tests of the report and the table."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import NormConfig
+from vitmods.recipes import Recipe
+from vitmods.stats.effects import effects, noise_floor
+from vitmods.study.answer import Answer, ArmAnswer, ArmCost, BaseCost, CostRatio, PointScores, Tuning
+from vitmods.study.state import Curve, TrialRecord
+from vitmods.study.store import ChangeFacts, ModelFacts
+from vitmods.tasks.metrics import Metric
+
+TOP1 = Metric("top1", "top-1 accuracy", "top1")
+LAYER, RMS = NormConfig(), NormConfig("rms")
+BASE = ViTConfig(img_size=32, patch_size=4, embed_dim=192, num_heads=3, mlp_dim=768, num_classes=10)
+
+DPN = {
+    "name": "dpn",
+    "title": "Dual PatchNorm",
+    "paper": "Kumar, Dehghani, Houlsby (2023). Dual PatchNorm. TMLR.",
+    "url": "https://arxiv.org/abs/2302.01327",
+    "summary": "A LayerNorm on the pixels of every patch and another on the embedded patch, before the position.",
+    "preserves": "weights",
+    "published": "+0.6 points (S/16), +0.9 (B/32) of ImageNet top-1, 93k steps",
+    "cost": "0.01 % parameters",
+}
+POST = {
+    "name": "placement",
+    "title": "Norm placement",
+    "paper": "Xiong et al. (2020). On Layer Normalization in the Transformer Architecture. ICML.",
+    "url": "https://arxiv.org/abs/2002.04745",
+    "summary": "The norm of a branch moves from its input to after the residual add.",
+    "preserves": "nothing",
+    "published": "",
+    "cost": "none",
+}
+RMS_CHANGE = {
+    "name": "norm",
+    "title": "Norm kind",
+    "paper": "Zhang, Sennrich (2019). Root Mean Square Layer Normalization. NeurIPS.",
+    "url": "https://arxiv.org/abs/1910.07467",
+    "summary": "Every norm of the blocks becomes an RMSNorm: no centering, no bias.",
+    "preserves": "weights",
+    "published": "equal quality at 7 to 64 % less time of the norm",
+    "cost": "fewer operations",
+}
+SUBLN = {**RMS_CHANGE, "name": "subln", "title": "Sub-LN", "published": "", "url": ""}
+
+# name, changes, description, edit of the config, true effect in points, how it starts (1 is like base)
+ARMS = (
+    ("dpn", "dpn", [DPN], {"stem": {"before": LAYER, "after": LAYER}}, 1.1),
+    ("dpn(after=false)", "dpn(after=false)", [DPN], {"stem": {"before": LAYER}}, 0.3),
+    ("rms", "norm(rms)", [RMS_CHANGE], {"attn": {"before": RMS}, "mlp": {"before": RMS}, "final_norm": RMS}, 0.05),
+    ("post", "placement(attn=post,mlp=post)", [POST],
+     {"attn": {"before": None, "after": LAYER}, "mlp": {"before": None, "after": LAYER}, "final_norm": None}, -4.5),
+    ("post on MLP", "placement(mlp=post)", [POST], {"mlp": {"before": None, "after": LAYER}, "final_norm": None}, -0.9),
+    ("normformer", "normformer", [SUBLN], {"attn": {"branch": LAYER}, "mlp": {"inner": LAYER}}, 0.2),
+    ("subln", "subln", [SUBLN], {"attn": {"inner": LAYER}, "mlp": {"inner": LAYER}}, 0.0),
+    ("layerscale", "layerscale(1e-4)", [SUBLN], {"layer_scale": 1e-4}, -0.1),
+    ("dpn+rms", "dpn+norm(rms)", [DPN, RMS_CHANGE],
+     {"stem": {"before": RMS, "after": RMS}, "attn": {"before": RMS}, "mlp": {"before": RMS}, "final_norm": RMS}, 1.2),
+    ("pre+post", "placement(attn=pre+post,mlp=pre+post)", [POST],
+     {"attn": {"after": LAYER}, "mlp": {"after": LAYER}, "final_norm": None}, -0.3),
+)  # fmt: skip
+
+
+def edited(edit):
+    """The base config with some slots of its parts replaced."""
+    parts = {
+        key: dataclasses.replace(getattr(BASE, key), **value) if isinstance(value, dict) else value
+        for key, value in edit.items()
+    }
+    return dataclasses.asdict(BASE.with_(**parts))
+
+
+def _curve(rng, final, steps):
+    """Validation scores of one trial: a saturating rise with jitter that ends at `final`."""
+    t = np.linspace(1 / steps, 1, steps)
+    rise = 1 - np.exp(-5 * t) * (1 + 0.05 * rng.standard_normal(steps))
+    return np.clip(final * rise / rise[-1] + 0.003 * rng.standard_normal(steps) * (1 - t), 0, 1)
+
+
+def _trial(arm, seed, final, rng, speed, evaluations, status="finished"):
+    kept = evaluations if status == "finished" else max(evaluations // 3, 1)
+    walls = [41.0 * epoch * speed * (1 + 0.02 * rng.random()) for epoch in range(1, kept + 1)]
+    curve = Curve(
+        tuple(90 * epoch for epoch in range(1, kept + 1)),
+        tuple(walls),
+        tuple(map(float, _curve(rng, final, evaluations)[:kept])),
+    )
+    finished = status == "finished"
+    return TrialRecord(
+        arm=arm,
+        seed=seed,
+        status=status,
+        folder=f"trials/{arm}/seed{seed}",
+        metrics={"top1": round(final, 4)} if finished else {},
+        wall_s=walls[-1],
+        message=None if finished else "the loss is not finite at step 1,234",
+        curve=curve,
+    )
+
+
+def _spread(value, width=0.012):
+    return CostRatio(value, value - width, value + width, 64)
+
+
+def _tuned(arm, rng):
+    """A grid of six points around the scores of an arm; the fifth is chosen, and one trial of the last diverged."""
+    known = [v for v in arm.scores.values() if v is not None]
+    points, trials = [], []
+    for index, (lr, decay) in enumerate((lr, decay) for lr in (1e-4, 3e-4, 1e-3) for decay in (0.03, 0.1)):
+        values = {"lr": lr, "weight_decay": decay}
+        scores = {s: float(v - 0.01 * abs(index - 4) + 0.002 * rng.standard_normal()) for s, v in enumerate(known)}
+        if index == 5:
+            scores[0] = None
+        kept = [v for v in scores.values() if v is not None]
+        points.append(PointScores(values, scores, sum(kept) / len(kept)))
+        for trial in arm.trials:
+            status = "diverged" if index == 5 and trial.seed == 0 else trial.status if index == 4 else "finished"
+            trials.append(dataclasses.replace(trial, point=values, status=status))
+    tuning = Tuning(points[4].values, ("lr",), tuple(points))
+    return dataclasses.replace(arm, tuning=tuning, trials=tuple(trials))
+
+
+def make_answer(
+    folder, arms=10, seeds=5, evaluations=30, classes=None, rename=None, diverge=(), missing=(), seed=3, tuned=False
+):
+    """The answer of a made-up study that lies in `folder`.
+
+    Args:
+        rename: {index of an arm: another name}.
+        diverge, missing: (index of an arm or -1 for base, seed) of trials that diverged, or have not run.
+        tuned: every arm was trained with a grid of learning rates and weight decays.
+    """
+    rng = np.random.default_rng(seed)
+    classes = classes or ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+    luck = rng.normal(0, 0.6, seeds)
+
+    def run(index, name, true_effect, speed, changes, config, short=""):
+        trials = []
+        for s in range(seeds):
+            final = (78.4 + luck[s] + true_effect + rng.normal(0, 0.15)) / 100
+            if (index, s) in missing:
+                trials.append(TrialRecord(name, s, "unfinished", f"trials/{name}/seed{s}"))
+                continue
+            status = "diverged" if (index, s) in diverge else "finished"
+            trials.append(_trial(name, s, final, rng, speed, evaluations, status))
+        model = ModelFacts("Ti/4", config, tuple(ChangeFacts(short, **change) for change in changes))
+        return ArmAnswer(name, short, {}, model, {t.seed: t.score("top1") for t in trials}, {}, tuple(trials))
+
+    base = run(-1, "base", 0.0, 1.0, [], dataclasses.asdict(BASE))
+    rows = []
+    for i in range(arms):
+        name, short, describe, edit, true_effect = ARMS[i % len(ARMS)]
+        name = (rename or {}).get(i, name if i < len(ARMS) else f"{name} {i}")
+        speed = 1 + 0.03 * (i % 4)
+        cost = ArmCost(
+            1 + 0.0004 * i, 1 + 0.002 * i, _spread(speed), _spread(speed - 0.01), _spread(speed + 0.01),
+            _spread(1 + 0.01 * i, 0.0),
+        )  # fmt: skip
+        row = run(i, name, true_effect, speed, describe, edited(edit), short)
+        rows.append(dataclasses.replace(row, cost=cost))
+    lost = {row.name: sum(trial.status == "diverged" for trial in row.trials) for row in rows}
+    found = effects(base.scores, {row.name: row.scores for row in rows}, 0.5, diverged=lost)
+    rows = [dataclasses.replace(row, effect=found[row.name]) for row in rows]
+    floor = noise_floor(base.scores, {100 + s: 0.784 + 0.006 * rng.standard_normal() for s in range(seeds)})
+    warnings = [f"{t} diverged: {t.message}" for row in rows for t in row.trials if t.status == "diverged"]
+    if tuned:
+        base, *rows = (_tuned(arm, rng) for arm in (base, *rows))
+
+    def split(counts):
+        return {"count": sum(counts), "per_class": dict(zip(classes, counts))}
+
+    return Answer(
+        created="2025-11-20T12:00:00+00:00",
+        metric=TOP1,
+        split="test",
+        margin=0.5,
+        base=base,
+        arms=tuple(rows),
+        complete=not missing,
+        command="vitmods compare --data 'torchvision:CIFAR10?root=images' --base Ti/4 --img-size 32 --arms dpn "
+        "'placement(attn=post,mlp=post)' --seeds 5 --epochs 30 --out runs/cifar10",
+        data={
+            "name": "cifar10", "spec": "torchvision:CIFAR10?root=images", "classes": classes,
+            "splits": {
+                "train": split([450 + 7 * i for i in range(len(classes))]),
+                "val": split([50] * len(classes)),
+                "test": split([100] * len(classes)),
+            },
+            "native": {"smallest": [32, 32], "median": [32, 32], "largest": [32, 32], "most_common": [32, 32],
+                       "most_common_count": 600 * len(classes)},
+            "unreadable": [], "left_out": 0, "warnings": [],
+            "fingerprint": "3f6c" * 16, "split_origin": "found",
+        },
+        settings={"data": "torchvision:CIFAR10?root=images", "seeds": list(range(seeds)), "split_seed": 0,
+                  "recipe": Recipe().to_dict()},
+        resolved={"steps": 2700, "epochs": 30},
+        environment={"python": "3.11.7", "packages": {"vitmods": "0.1.0", "torch": "2.11.0", "timm": "1.0.20"},
+                     "device": "cpu", "device_name": "a processor", "cores": 2, "threads": 2},
+        warnings=tuple(warnings),
+        base_cost=BaseCost(5_362_762, 359_000_000, 0.412, 0.0048, 0.151, 812_000_000, 64, 64),
+        tuned={"lr": [1e-4, 3e-4, 1e-3], "weight_decay": [0.03, 0.1]} if tuned else None,
+        noise_floor=floor,
+        vitmods="0.1.0",
+        curves=TOP1,
+        path=Path(folder),
+    )  # fmt: skip
+
+
+def sample_images(names, size=32, seed=0):
+    """One image per name: a colored gradient with a disc, so that tiles can be reported apart."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:size, 0:size] / size
+    dataset = []
+    for name in names:
+        colors, center, radius = rng.integers(30, 255, (3, 3)), rng.uniform(0.3, 0.7, 2), rng.uniform(0.15, 0.3)
+        image = colors[0] * x[..., None] + colors[1] * (1 - x[..., None])
+        image[(x - center[0]) ** 2 + (y - center[1]) ** 2 < radius**2] = colors[2]
+        dataset.append((name, image.clip(0, 255).astype(np.uint8)))
+    return dataset

@@ -1,0 +1,286 @@
+"""The report as text: what it says, that it escapes what users name, and that it needs nothing from outside."""
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+import vitmods as vm
+from vitmods.layers import NORMS
+from vitmods.model.slots import NormConfig
+from vitmods.report import write_report
+from vitmods.report.drawing import draw
+from vitmods.report.facts import thumbnails
+from vitmods.report.figures import Line, axes_of, curve_panel
+from vitmods.report.figures import _common as common_points
+from vitmods.report.svg import Inliner
+from vitmods.report.text import detectable, finding, headline, signed
+from vitmods.stats.effects import effects
+from vitmods.study.state import Curve
+from vitmods.tasks.metrics import Metric
+
+TOP1 = Metric("top1", "top-1 accuracy", "top1")
+HOSTILE = ["<script>alert(1)</script>", "\"quoted\" & 'single'", "naïve – 腕 ΔΣ", "$x_1$ {{ 7*7 }}"]
+
+
+class Loads(HTMLParser):
+    """Collects ids, tags, text, and whatever a browser would fetch."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.ids, self.fetched, self.links, self.tags, self.text = [], [], [], [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.tags.append(tag)
+        if attrs.get("id"):
+            self.ids.append(attrs["id"])
+        if tag == "a":
+            self.links.append(attrs["href"])
+        else:
+            self.fetched += [
+                attrs[key] for key in ("src", "href", "srcset", "data", "action", "xlink:href") if key in attrs
+            ]
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def study(synthetic, tmp_path_factory):
+    answer = synthetic.make_answer(
+        tmp_path_factory.mktemp("report"),
+        evaluations=200,
+        diverge=[(4, 1)],
+        rename=dict(enumerate(HOSTILE, 5)),
+        classes=["cat", *HOSTILE],
+    )
+    first, *arms = answer.arms
+    change = dataclasses.replace(first.model.changes[0], url="javascript:alert(1)", paper="<b>bold</b>")
+    first = dataclasses.replace(first, model=dataclasses.replace(first.model, changes=(change,)))
+    bad = [{"split": "train", "path": "a/<img src=x>.jpg", "reason": "truncated"}]
+    return dataclasses.replace(
+        answer,
+        arms=(first, *arms),
+        data={**answer.data, "unreadable": bad, "left_out": 1},
+        warnings=(*answer.warnings, "1 image that cannot be read was left out."),
+        command=answer.command + " --data '<i>'",
+        samples=tuple(synthetic.sample_images(["cat", *HOSTILE])),
+    )
+
+
+@pytest.fixture(scope="module")
+def page(study):
+    return write_report(study).read_text(encoding="utf-8")
+
+
+def words_of(page):
+    return re.sub(r"\s+", " ", " ".join(Loads(page).text))
+
+
+def test_ten_arms_by_five_seeds_stay_under_two_megabytes(study, page):
+    assert len(page.encode()) < 2_000_000
+    assert len(study.arms) == 10
+
+
+def test_every_arm_has_its_verdict_effect_and_cost(study, page):
+    text = words_of(page)
+    assert headline(study) in text
+    for arm in study.arms:
+        assert arm.name in text
+        assert f"{signed(arm.effect.mean)} points of top-1 accuracy" in text
+        assert f"{arm.cost.train_step.ratio:.2f}×" in text
+    assert text.index("dpn helps") < text.index("post hurts")
+
+
+def test_what_users_name_is_escaped(page):
+    loads = Loads(page)
+    assert not {"script", "i", "b", "iframe", "object"} & set(loads.tags)
+    text = "".join(loads.text)
+    for name in [*HOSTILE, "<b>bold</b>", "a/<img src=x>.jpg", "--data '<i>'"]:
+        assert name in text
+    assert "49" not in re.findall(r"\$x_1\$ (\S+)", text)
+
+
+def test_nothing_is_fetched_and_links_are_web_addresses(page):
+    loads = Loads(page)
+    assert all(target.startswith(("data:", "#")) for target in loads.fetched)
+    assert all(link.startswith(("https://", "#")) for link in loads.links)
+    assert "javascript:" not in page
+    assert not re.search(r"url\((?!#)|@import|xmlns|<\?xml|<!DOCTYPE svg", page)
+    assert "default-src 'none'" in page
+
+
+def test_ids_are_unique_and_references_resolve(page):
+    ids = Loads(page).ids
+    assert len(ids) == len(set(ids))
+    references = re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"|aria-labeledby=\"([^\"]+)\"", page)
+    assert references
+    assert {next(filter(None, groups)) for groups in references} <= set(ids)
+
+
+def test_plots_take_every_color_from_the_page(page):
+    for svg in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
+        assert not re.search(r"(fill|stroke): ?(#|rgb|black|white)", svg)
+        assert 'aria-label="' in svg
+    assert "DejaVu" not in page
+
+
+def test_the_same_study_gives_the_same_page(study, page, tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("matplotlib").rcParams, "lines.marker", "s")
+    assert write_report(study, tmp_path / "new" / "r.html").read_text(encoding="utf-8") == page
+
+
+def test_warnings_stand_before_the_verdicts(page):
+    assert page.index("left out.") < page.index('id="verdicts"')
+    assert page.index("post on MLP, seed 1 diverged") < page.index('id="verdicts"')
+    assert "1 trial of this arm diverged" in page
+
+
+def test_an_unfinished_study_says_so_and_shows_what_there_is(synthetic, tmp_path):
+    missing = [(-1, 1), (0, 1), (0, 2), *((1, seed) for seed in range(3))]
+    answer = synthetic.make_answer(tmp_path, arms=2, seeds=3, missing=missing)
+    running = dataclasses.replace(answer.arms[0].trials[1], curve=Curve((90,), (4.0,), (0.4,)))
+    first = dataclasses.replace(answer.arms[0], trials=(answer.arms[0].trials[0], running, answer.arms[0].trials[2]))
+    last = dataclasses.replace(answer.arms[1], cost=None)
+    answer = dataclasses.replace(answer, arms=(first, last), base_cost=None)
+    text = words_of(write_report(answer).read_text())
+    assert "This study is not finished: 3 of 9 trials have ended." in text
+    assert "This study is not complete: 3 of 9 trials have ended" in text
+    assert "3 seeds only" in text
+    assert "no seed has finished in both this arm and base yet" in text
+    assert "One pair has no spread" in text
+    assert "not measured" in text
+
+
+def test_nothing_finished_at_all(synthetic, tmp_path):
+    missing = [(arm, seed) for arm in (-1, 0) for seed in range(2)]
+    text = words_of(write_report(synthetic.make_answer(tmp_path, arms=1, seeds=2, missing=missing)).read_text())
+    assert "base has not finished" in text
+    assert "No seed has finished in both base and an arm yet." in text
+
+
+def test_an_arm_whose_every_trial_diverged(synthetic, tmp_path):
+    diverge = [(0, seed) for seed in range(5)]
+    text = words_of(write_report(synthetic.make_answer(tmp_path, arms=2, diverge=diverge)).read_text())
+    assert "5 of its 5 trials diverged" in text
+
+
+def test_one_arm_on_one_seed(synthetic, tmp_path):
+    text = words_of(write_report(synthetic.make_answer(tmp_path, arms=1, seeds=1)).read_text())
+    assert "This study cannot tell whether the change helps." in text
+
+
+@pytest.mark.parametrize(
+    ("shift", "says"), [(-0.068, "as large as the one seen takes about"), (0.001, "of 0.5 points")]
+)
+def test_the_seeds_that_are_asked_for_are_for_what_matters(shift, says):
+    """An arm at -6.8 points is not told how many seeds half a point would take."""
+    base = dict(enumerate((0.70, 0.78, 0.81, 0.74)))
+    noise = (0.05, -0.06, 0.03, -0.02)
+    effect = effects(base, {"x": {seed: base[seed] + shift + noise[seed] for seed in base}}, 0.5)["x"]
+    assert effect.verdict == "cannot tell"
+    assert says in finding(effect, TOP1, 4)
+
+
+def test_thumbnails_of_several_sizes_and_kinds():
+    samples = [
+        ("gray", np.zeros((8, 9), np.uint8)),
+        ("one channel", np.ones((8, 8, 1), np.uint8)),
+        ("photo", np.full((300, 200, 3), 128, np.uint8)),
+        ("many channels", np.ones((8, 8, 5), np.uint8)),
+    ]
+    shown = thumbnails(samples)
+    assert [image["uri"][:15] for image in shown] == ["data:image/png;"] * 2 + ["data:image/jpeg"] + ["data:image/png;"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        ({"stem": {"before": {"kind": "layer", "eps": 1e-6}}}, ["LayerNorm (new), linear"]),
+        (
+            {"attn": {"before": None, "after": {"kind": "layer"}}},
+            ["LayerNorm (removed), attention", "+, LayerNorm (new)"],
+        ),
+        ({"mlp": {"before": {"kind": "rms"}}}, ["MLP branch: RMSNorm (changed)"]),
+        ({"mlp": {"inner": {"kind": "layer"}}}, ["linear, GELU, LayerNorm (new), linear, +"]),
+        ({"layer_scale": 1e-4}, ["linear, scale, 0.0001 (new), +"]),
+        ({"final_norm": None}, ["12 blocks, LayerNorm (removed), class token"]),
+        ({"pool": "avg"}, ["mean of tokens (changed)"]),
+        ({"head_scale": True}, ["attention, scale of heads (new), linear"]),
+        ({"mlp": {"before": {"kind": "from <the> future"}}}, ["from &lt;the&gt; future (changed)"]),
+    ],
+)
+def test_drawings_mark_what_differs_from_base(synthetic, edit, words):
+    base = synthetic.edited({})
+    config = {k: {**base[k], **edit[k]} if isinstance(edit.get(k), dict) else edit.get(k, v) for k, v in base.items()}
+    drawing = str(draw(config, base, "arm"))
+    for part in words:
+        assert part in drawing
+    assert "(" not in draw(base, base, "arm").split("aria-label=")[1].split(">")[0]
+
+
+def test_drawing_of_parallel_branches():
+    base = vm.ViTConfig.from_name("mu6/4", img_size=16)
+    arm = vm.Parallel(3).edit(base)
+    drawing = str(draw(dataclasses.asdict(arm), dataclasses.asdict(base), "arm"))
+    for part in ("attention, 2 × 3<", "MLP, 2 × 3<", "2 blocks of 3 (changed)"):
+        assert part in drawing
+
+
+def test_drawing_of_first_blocks_of_another_kind():
+    """What the first blocks are is drawn, how many they are is said, and where the class token joins."""
+    base = vm.ViTConfig.from_name("S/16")
+    arm = vm.DynamicTokenNorm().edit(base)
+    drawing = str(draw(dataclasses.asdict(arm), dataclasses.asdict(base), "arm"))
+    for part in (
+        "attention, 10 of 12 ×",
+        "10 blocks (new), + class token (new), 2 blocks (changed), LayerNorm, class token, head",
+        "Attention branch: Dynamic Token (changed), attention",
+        "MLP branch: LayerNorm, linear",
+    ):
+        assert part in drawing
+
+
+def test_one_block_is_not_called_blocks():
+    base = vm.ViTConfig.from_name("mu2/16")
+    drawing = str(draw(dataclasses.asdict(vm.DynamicTokenNorm().edit(base)), dataclasses.asdict(base), "arm"))
+    assert "1 block (new), + class token (new), 1 block (changed), LayerNorm" in drawing
+
+
+def test_no_effect_is_said_to_take_more_than_all_points():
+    base = {0: 0.19, 1: 0.22}
+    wide = effects(base, {"x": {0: 0.90, 1: 0.10}}, 0.5)["x"]
+    assert wide.detectable > 100
+    assert detectable(wide) == "> 100"
+    narrow = effects(base, {"x": {0: 0.20, 1: 0.231}}, 0.5)["x"]
+    assert detectable(narrow) == f"{narrow.detectable:.2f}"
+
+
+def test_a_seed_on_a_busy_machine_does_not_cut_off_the_others():
+    step, score = np.arange(1, 5), np.array([1.0, 2.0, 3.0, 4.0])
+    fast, slow = Line("finished", step, 1.0 * step, score), Line("finished", step, 10.0 * step, score + 1)
+    x, scores = common_points([fast, slow], axes_of([[fast, slow]])[1])
+    assert scores.mean(0)[-1] == 4.5
+    assert x.tolist() == [5.5, 11.0, 16.5, 22.0]
+
+
+def test_a_single_evaluation_is_a_dot_that_can_be_seen():
+    one, two = np.ones(1), np.array([1.0, 2.0])
+    for points, dots in ((one, True), (two, False)):
+        line = Line("finished", points, points, points)
+        svg = curve_panel("arm", [line], [line], axes_of([[line]])[0], TOP1, Inliner())
+        assert ("<use" in svg) == dots
+
+
+@pytest.mark.parametrize("kind", [kind for kind in NORMS if kind != "layer"])
+def test_long_words_of_a_drawing_fit_their_boxes(synthetic, kind):
+    """A bold letter is up to 0.7 of its size wide, and a box has 100 pixels."""
+    arm = synthetic.edited({"mlp": {"before": NormConfig(kind)}})
+    drawing = str(draw(arm, synthetic.edited({}), "arm"))
+    (style,) = re.findall(rf'<g class="changed"><rect[^>]*><text([^>]*)>{re.escape(NORMS[kind].title)}<', drawing)
+    size = re.search(r"font-size: ([\d.]+)px", style)
+    assert 0.7 * float(size[1] if size else 11.5) * len(NORMS[kind].title) <= 100

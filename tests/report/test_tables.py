@@ -1,0 +1,78 @@
+"""The verdict table at several widths, with and without a terminal."""
+
+import dataclasses
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from vitmods.report import print_answer, render
+
+
+@pytest.fixture(scope="module")
+def answer(synthetic):
+    return synthetic.make_answer("study", diverge=[(4, 1)], rename={1: "[red]x[/red]", 2: "naïve \x1b[2J 腕"})
+
+
+def printed(answer, **options):
+    console = Console(**options)
+    print_answer(answer, console)
+    return console.file
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_nothing_is_cut_off(answer, width):
+    text = render(answer, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    for heading in ("arm", "effect", "p", "seeds", "train", "infer", "memory", "params"):
+        assert re.search(rf"\b{heading}\b", text.splitlines()[2])
+    for effect in answer.effects.values():
+        assert f"{effect.mean:+.2f}".replace("-", "−") in text
+        assert f"[{effect.low:+.2f}, {effect.high:+.2f}]".replace("-", "−") in text
+
+
+def test_the_best_arm_comes_first_and_the_worst_last(answer):
+    text = render(answer)
+    assert text.startswith("Of 10 arms, 2 help, ")
+    assert text.index("dpn+rms") < text.index("normformer") < text.index("post on MLP")
+    assert "1 diverged" in text
+
+
+def test_names_are_neither_markup_nor_commands_to_the_terminal(answer):
+    text = printed(answer, file=io.StringIO(), width=140, force_terminal=True).getvalue()
+    assert "[red]x[/red]" in re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert "\x1b[2J" not in text
+    assert "naïve" in text
+
+
+def test_colors_on_a_terminal_only(answer, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b[" in printed(answer, file=io.StringIO(), width=120, force_terminal=True).getvalue()
+    assert "\x1b[" not in printed(answer, file=io.StringIO(), width=120).getvalue()
+
+
+def test_an_output_without_unicode_gets_plain_signs(answer):
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    printed(answer, file=file, width=80).flush()
+    text = file.buffer.getvalue().decode("ascii")
+    assert "^ helps" in text
+    assert "\\u8155" in text
+
+
+def test_an_unfinished_study_says_so_first(synthetic):
+    missing = [(0, seed) for seed in range(1, 5)]
+    text = render(synthetic.make_answer("study", arms=1, missing=missing), 80)
+    assert text.startswith("This study is not finished: 6 of 10 trials have ended.")
+    assert "not complete" in text
+    some = render(synthetic.make_answer("study", arms=4, missing=[(3, 4)]), 80)
+    assert some.startswith("So far, after 24 of 25 trials: of 4 arms, ")
+
+
+def test_what_makes_numbers_doubtful_is_printed(synthetic):
+    doubts = ("The trials were not all run alike (torch 1.0 and torch 2.0): x\x1b[2J.",)
+    text = render(dataclasses.replace(synthetic.make_answer("study", arms=1), doubts=doubts), 80)
+    assert "Warning: The trials were not all run alike" in text
+    assert "\x1b" not in text

@@ -1,0 +1,281 @@
+"""Several labels an image: metrics against scikit-learn's, and the whole way from a CSV file to a report."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.metrics import average_precision_score, label_ranking_average_precision_score
+
+import vitmods as vm
+from vitmods import data
+from vitmods.cli import main
+from vitmods.data import Batch
+from vitmods.recipes import Augment, Recipe
+from vitmods.study.evaluation import trial_scores
+from vitmods.tasks import TASKS, MultiLabel
+from vitmods.tasks.multilabel import ranking_precision
+from vitmods.util.errors import UserError
+
+LABELS = ("blue bottom", "red top", "stripe")
+
+
+def draw(rng):
+    """8 x 8 pixels, and the labels that can be seen in them."""
+    pixels, labels = rng.integers(90, 130, (8, 8, 3)), []
+    if rng.random() < 0.4:
+        pixels[:4, :, 0] = 220
+        labels.append("red top")
+    if rng.random() < 0.4:
+        pixels[4:, :, 2] = 220
+        labels.append("blue bottom")
+    if rng.random() < 0.4:
+        pixels[:, 3:5, 1] = 255
+        labels.append("stripe")
+    return Image.fromarray(pixels.astype("uint8")), labels
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """100 images in a folder, and labels.csv beside it."""
+    root, rng = tmp_path_factory.mktemp("marks"), np.random.default_rng(0)
+    (root / "images").mkdir()
+    rows = [("file", "labels")]
+    for number in range(100):
+        image, labels = draw(rng)
+        image.save(root / "images" / f"{number}.png")
+        rows.append((f"images/{number}.png", " ; ".join(labels)))
+    write(root / "labels.csv", rows)
+    return root
+
+
+def write(path, rows):
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return path
+
+
+def load(spec, **options):
+    settings = {"img_size": 8, "augment": Augment(crop="none", flip=0.0, eval_crop=1.0), "target": "labels"}
+    return data.load(spec, **settings | options)
+
+
+@pytest.fixture(scope="module")
+def scored():
+    generator = torch.Generator().manual_seed(0)
+    targets = (torch.rand(80, 6, generator=generator) < 0.3).float()
+    targets[:, 4] = 0.0  # no image has it
+    targets[7] = 0.0
+    logits = torch.randn(80, 6, generator=generator) + targets
+    logits[:, 1] = logits[:, 1].round()  # ties
+    return logits, targets
+
+
+@pytest.mark.parametrize("sizes", [[80], [33, 47], [1] * 80])
+def test_metrics_are_sklearns(scored, sizes):
+    logits, targets = scored
+    batches = [Batch(x, y, torch.arange(len(x))) for x, y in zip(logits.split(sizes), targets.split(sizes))]
+    found = MultiLabel().evaluate(lambda images: images, batches)
+    present = [0, 1, 2, 3, 5]
+    expected = average_precision_score(targets[:, present], logits[:, present], average="macro")
+    assert found.metrics["map"] == pytest.approx(expected, abs=1e-6)
+    expected = label_ranking_average_precision_score(targets.numpy(), logits.numpy())
+    assert found.metrics["ranking_precision"] == pytest.approx(expected, abs=1e-6)
+    exact = ((logits >= 0) == (targets > 0)).all(dim=1)
+    assert found.metrics["exact_match"] == pytest.approx(exact.double().mean().item())
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(1)
+    assert found.metrics["loss"] == pytest.approx(loss.mean().item(), rel=1e-6)
+    assert found.per_image["nll"] == pytest.approx(loss.numpy(), rel=1e-5)
+    for name in ("ranking_precision", "exact_match"):
+        assert found.per_image[name].mean() == pytest.approx(found.metrics[name], abs=1e-6)
+
+
+def test_many_labels_are_ranked_in_parts(scored, monkeypatch):
+    whole = ranking_precision(*scored)
+    monkeypatch.setattr("vitmods.tasks.multilabel._PAIRS", 100)
+    assert torch.equal(ranking_precision(*scored), whole)
+
+
+def test_one_label_alone_has_its_average_precision():
+    logits, targets = torch.tensor([[0.3], [2.0], [-1.0], [0.9]]), torch.tensor([[1.0], [0.0], [0.0], [1.0]])
+    batch = Batch(logits, targets, torch.arange(4))
+    expected = average_precision_score(targets, logits)
+    assert MultiLabel().evaluate(lambda x: x, [batch]).metrics["map"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_what_cannot_be_evaluated_is_an_error():
+    with pytest.raises(UserError, match="no images"):
+        MultiLabel().evaluate(lambda x: x, [])
+    with pytest.raises(UserError, match="has a label"):
+        MultiLabel().evaluate(lambda x: x, [Batch(torch.zeros(2, 3), torch.zeros(2, 3), torch.arange(2))])
+
+
+def test_the_loss_is_the_recipes_and_never_a_softmax():
+    assert MultiLabel.from_recipe(Recipe().with_(loss="bce", label_smoothing=0.1)) == MultiLabel("bce", 0.1)
+    assert MultiLabel.fitted(Recipe()).loss.name == "sigmoid"
+    assert MultiLabel.fitted(Recipe().with_(loss="bce")).loss.name == "bce"
+    with pytest.raises(UserError, match="exclude each other: set loss to sigmoid or bce"):
+        MultiLabel.from_recipe(Recipe())
+
+
+@pytest.mark.parametrize("name", ["classification", "multilabel"])
+def test_a_synthetic_batch_is_one_that_can_be_learned(name):
+    task, recipe = TASKS[name](), Recipe().with_(mixup=0.2)
+    batch = task.synthetic(7, (1, 4, 4), 3, recipe)
+    assert batch.images.shape == (7, 1, 4, 4)
+    loss, _ = task.loss(lambda images: images.flatten(1)[:, :3], batch)
+    assert torch.isfinite(loss)
+    said = task.predictions(torch.tensor([[2.0, -1.0, 0.5]]), ("a", "b", "c"))
+    wanted = {"class": "a"} if name == "classification" else {"labels": ["a", "c"]}
+    assert wanted.items() <= said[0].items()
+    json.dumps(said)
+
+
+def test_labels_become_targets_in_every_split(folder):
+    found = load(folder / "labels.csv")
+    assert found.classes == LABELS
+    assert load(folder).summary()["fingerprint"] == found.summary()["fingerprint"]
+    batch = next(found.eval_batches("train", 20))
+    assert batch.targets.shape == (20, 3)
+    split = found.splits["train"]
+    for row, i in zip(batch.targets, batch.index.tolist()):
+        assert tuple(row.nonzero()[:, 0].tolist()) == split.label_sets[i]
+    counts = found.summary()["splits"]
+    assert sum(split["count"] for split in counts.values()) == 100
+    assert all(number > 0 for split in counts.values() for number in split["per_class"].values())
+    assert any("have no label" in text for text in found.summary()["warnings"])
+    assert all(name == "no label" or set(name.split(" + ")) <= set(LABELS) for name, _ in found.samples(12))
+    mixed = load(folder, augment=Augment(crop="none", mixup=0.5))
+    batch = next(mixed.train_batches(seed=0, epoch=0, batch_size=16))
+    assert ((batch.targets > 0) & (batch.targets < 1)).any()
+
+
+def test_splits_of_the_file_and_the_order_of_classes_txt_are_kept(folder, tmp_path):
+    rows = [("File", "Labels", "split")]
+    for number in range(30):
+        image, labels = draw(np.random.default_rng(number))
+        image.save(tmp_path / f"{number}.png")
+        rows.append((f"{number}.png", "|".join(labels), ("train", "valid", "test")[number % 3]))
+    spec = write(tmp_path / "marks.csv", rows)
+    (tmp_path / "classes.txt").write_text("stripe\nred top\nblue bottom\n")
+    found = load(spec)
+    assert found.classes == ("stripe", "red top", "blue bottom")
+    assert {name: len(split) for name, split in found.splits.items()} == {"train": 10, "val": 10, "test": 10}
+    assert found.splits["test"].ids == tuple(sorted(f"{n}.png" for n in range(2, 30, 3)))
+
+
+def test_class_folders_are_labels_joined_by_plus(tmp_path):
+    rng = np.random.default_rng(0)
+    for number in range(60):
+        image, labels = draw(rng)
+        place = tmp_path / ("+".join(sorted(labels)) or "stripe")
+        place.mkdir(exist_ok=True)
+        image.save(place / f"{number}.png")
+    found = load(tmp_path)
+    assert found.classes == LABELS
+    both = [i for i, name in enumerate(found.splits["train"].ids) if name.startswith("blue bottom+red top/")]
+    assert {found.splits["train"].label_sets[i] for i in both} == {(0, 1)}
+    plain = data.load("digits", img_size=8, in_chans=1, augment=Augment(crop="none"), target="labels")
+    assert plain.num_classes == 10
+    assert next(plain.eval_batches("test", 9)).targets.sum(1).tolist() == [1.0] * 9
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([("file", "tags"), ("0.png", "a")], "has the columns file, tags.*file,labels"),
+        ([("file", "labels")], "names no images"),
+        ([("file", "labels"), ("0.png", "")], "gives no image a label"),
+        ([("file", "labels"), ("0.png", "a"), ("9.png", "b"), ("", "b")], r"2 lines\):\n.*line 3: 9.png is not there"),
+        ([("file", "labels"), ("0.png", "a"), ("0.png", "b")], "line 3: 0.png is named a second time"),
+        ([("file", "labels"), ("0.png", "a", "b")], "more columns than the first line"),
+        ([("file", "labels", "split"), ("0.png", "a", "tset")], "the split tset, which is none of train"),
+        ([("file", "labels", "split"), ("0.png", "a", "val"), ("1.png", "b", "test")], "no images with split train"),
+        ([("file", "labels"), *((f"{n}.png", "a") for n in range(6))], "No label tells training images apart: all . "),
+        (
+            [
+                ("file", "labels", "split"),
+                *((f"{n}.png", "ab"[n % 2], "train") for n in range(4)),
+                ("4.png", "c", "test"),
+            ],
+            "Classes in test without any training image: c",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_clear_error(tmp_path, rows, message):
+    for number in range(6):
+        draw(np.random.default_rng(number))[0].save(tmp_path / f"{number}.png")
+    with pytest.raises(UserError, match=message):
+        load(write(tmp_path / "labels.csv", rows))
+
+
+def test_labels_that_are_not_listed_and_other_targets_are_refused(folder, tmp_path):
+    draw(np.random.default_rng(0))[0].save(tmp_path / "0.png")
+    (tmp_path / "classes.txt").write_text("stripe\nred top\n")
+    spec = write(tmp_path / "labels.csv", [("file", "labels"), ("0.png", "strip")])
+    with pytest.raises(UserError, match=r"line 2: 0.png has the label strip. Did you mean 'stripe'"):
+        load(spec)
+    with pytest.raises(UserError, match=r"gives labels of each image, not a class\. Train it with --task multilabel"):
+        load(folder, target="class")
+    (tmp_path / "other.csv").write_bytes(b"file,labels\n\xff\xfe,a\n")
+    with pytest.raises(UserError, match="cannot be read as a CSV file"):
+        load(tmp_path / "other.csv")
+    with pytest.raises(UserError, match="cannot be read as a CSV file"):
+        load(tmp_path / "none.csv")
+
+
+def run(*words):
+    return main([str(word) for word in words])
+
+
+def test_a_study_as_a_user_runs_it(folder, tmp_path, capsys):
+    out = tmp_path / "study"
+    command = ["compare", "--task", "multilabel", "--data", folder / "labels.csv", "--base", "mu2/4", "--img-size", "8"]
+    command += ["--arms", "dpn", "--seeds", "2", "--epochs", "2", "--batch-size", "16", "--workers", "1"]
+    command += ["--cost-seconds", "0.1", "--device", "cpu", "--out", out]
+    assert run(*command, "--dry-run") == 0
+    assert not out.exists()
+    assert run(*command) == 0
+    said = capsys.readouterr().out
+    assert "mean average precision (test)" in said
+    results = json.loads((out / "results.json").read_text())
+    assert (results["metric"]["name"], results["complete"]) == ("map", True)
+    assert results["settings"]["task"] == "multilabel"
+    assert 0 < results["arms"][0]["cost"]["train_step"]["ratio"] < 10
+    page = (out / "report.html").read_text()
+    assert "Validation mean average precision in %" in page
+    assert "red top" in page
+    trial = out / "trials/base/seed0"
+    result, scores = json.loads((trial / "result.json").read_text()), trial_scores(trial, "test")
+    assert scores["ranking_precision"].mean() == pytest.approx(result["metrics"]["ranking_precision"], abs=1e-6)
+    assert run(*command) == 0, "a finished study was not taken up"
+    capsys.readouterr()
+    assert run("evaluate", trial, "--device", "cpu", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["metrics"]["map"] == pytest.approx(result["metrics"]["map"], abs=1e-6)
+    assert set(found["protocols"]["average_precision"]["per_label"]) == set(LABELS)
+
+
+def test_what_does_not_suit_the_task_is_refused_before_training(folder, tmp_path, capsys):
+    common = ["--data", folder, "--base", "mu2/4", "--img-size", "8", "--arms", "dpn", "--out", tmp_path / "no"]
+    for words, message in (
+        (["--task", "multilable"], "Did you mean 'multilabel'?"),
+        ([], "Train it with --task multilabel"),
+        (["--task", "multilabel", "--loss", "softmax"], "set loss to sigmoid or bce"),
+        (["--task", "multilabel", "--metric", "top1"], "ask for average_precision"),
+    ):
+        assert run("compare", *common, *words) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "no").exists() or not list((tmp_path / "no").glob("trials/*"))
+
+
+def test_in_python_the_task_is_an_argument(folder, tmp_path):
+    options = {"seeds": 1, "img_size": 8, "in_chans": 3, "limit_train": 40}
+    recipe = Recipe().with_(epochs=1, batch_size=16, loss="bce", crop="none")
+    study = vm.Study("mu2/4", ["rms"], folder, recipe, task="multilabel", metric="exact_match", **options)
+    result = study.run(tmp_path, workers=1, device="cpu", cost_seconds=0, progress=False)
+    assert result.to_dict()["metric"]["title"] == "images with all labels right"
+    with pytest.raises(UserError, match="set loss to sigmoid or bce"):
+        vm.Study("mu2/4", ["rms"], folder, Recipe(), task="multilabel", **options)
