@@ -11,7 +11,7 @@ from torch import nn
 
 import vitmods as vm
 from vitmods.adapters import coverage, load, save
-from vitmods.model.config import BranchConfig, NormConfig
+from vitmods.model.slots import BranchConfig, NormConfig
 from vitmods.util.errors import UserError
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -10,7 +10,7 @@ from timm.models.vision_transformer import ParallelThingsBlock, VisionTransforme
 
 import vitmods as vm
 from vitmods.adapters import coverage, from_timm, load, save
-from vitmods.model.config import NormConfig
+from vitmods.model.slots import NormConfig
 from vitmods.util.errors import UserError
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 2, "num_heads": 3, "num_classes": 5}

@@ -8,7 +8,7 @@ from torch import nn
 
 import vitmods as vm
 from vitmods.adapters import coverage, from_huggingface, load, to_huggingface
-from vitmods.model.config import BranchConfig, NormConfig
+from vitmods.model.slots import BranchConfig, NormConfig
 from vitmods.util.errors import UserError
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra: pip install 'vitmods[hf]'")

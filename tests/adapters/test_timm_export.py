@@ -7,7 +7,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 import vitmods as vm
 from vitmods.adapters import from_timm, to_timm
-from vitmods.model.config import BranchConfig, NormConfig, StemConfig
+from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.util.errors import UserError
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 2, "mlp_dim": 64, "num_classes": 5}

@@ -13,7 +13,7 @@ import torch
 import vitmods as vm
 from vitmods.changes import REGISTRY, Change
 from vitmods.layers import LayerNorm, RMSNorm
-from vitmods.model.config import NormConfig
+from vitmods.model.slots import NormConfig
 from vitmods.util.errors import NoEffect, SlotConflict, UserError
 
 

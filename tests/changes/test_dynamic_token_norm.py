@@ -7,8 +7,8 @@ import torch
 
 import vitmods as vm
 from vitmods.layers import DynamicTokenNorm, LayerNorm
-from vitmods.model.config import NormConfig
 from vitmods.model.flops import count_macs, count_params
+from vitmods.model.slots import NormConfig
 from vitmods.util.errors import SlotConflict, UserError
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import vitmods as vm
 from vitmods.layers import LayerNorm, RMSNorm
-from vitmods.model.config import BranchConfig, FirstBlocks, NormConfig
+from vitmods.model.slots import BranchConfig, FirstBlocks, NormConfig
 from vitmods.util.errors import NoEffect, SlotConflict, UserError
 
 NO_PREFIX_POSITION = {"position_on_prefix": False}

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import vitmods as vm
 from vitmods.layers import LayerNorm
-from vitmods.model.config import NormConfig
+from vitmods.model.slots import NormConfig
 
 PLACES = ("pre", "post", "pre+post")
 PAIRS = list(itertools.product(PLACES, PLACES))

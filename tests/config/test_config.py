@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from vitmods import ViTConfig
 from vitmods.layers import MLPS, NORMS
-from vitmods.model.config import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig
+from vitmods.model.slots import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig
 from vitmods.util.errors import UserError, nearest
 
 options = st.sampled_from([(), (("variant", "released"), ("pool", 2), ("trade_off", None))])

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.model.config import NormConfig
 from vitmods.model.flops import count_macs, count_params
+from vitmods.model.slots import NormConfig
 
 
 def build(name, **overrides):

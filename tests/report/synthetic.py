@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitmods.model.config import NormConfig, ViTConfig
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import NormConfig
 from vitmods.recipes import Recipe
 from vitmods.stats.effects import effects, noise_floor
 from vitmods.study.answer import Answer, ArmAnswer, ArmCost, BaseCost, CostRatio, PointScores, Tuning

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.model.config import NormConfig
+from vitmods.model.slots import NormConfig
 from vitmods.util.errors import UserError
 
 KEEP = torch.tensor([[3, 0, 4], [5, 1, 2]])

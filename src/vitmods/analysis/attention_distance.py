@@ -30,7 +30,8 @@ def mean_distance(weights: Tensor, grid: Grid, spacing: tuple[float, float] = (1
     x = torch.arange(columns, device=weights.device, dtype=weights.dtype) * spacing[1]
     places = torch.cartesian_prod(y, x)
     distances = torch.linalg.vector_norm(places[:, None] - places, dim=-1)
-    return (weights.flatten(-2) @ distances.flatten()) / len(places)
+    found: Tensor = (weights.flatten(-2) @ distances.flatten()) / len(places)
+    return found
 
 
 def attention_distance(model: nn.Module, images: Tensor, unit: Unit = "patches") -> dict[str, Tensor]:

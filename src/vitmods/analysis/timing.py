@@ -83,7 +83,7 @@ def quiet_threads(device: torch.device) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _LiveStorages(TorchDispatchMode):
     """Adds up the storages that are alive, by listening to every operation and to every storage's end."""
 
     def __init__(self, already: Iterable[torch.Tensor]):

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from vitmods.changes.base import Change, Preserves
-from vitmods.model.config import NormConfig, ViTConfig
-from vitmods.model.slots import Slot
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import NormConfig, Slot
 from vitmods.util.errors import UserError, nearest
 
 _KINDS: dict[str, dict[str, Any]] = {

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from vitmods.changes.base import Change, Preserves, Weights
 from vitmods.model import rms_conversion
-from vitmods.model.config import BranchConfig, NormConfig, ViTConfig
-from vitmods.model.slots import Slot
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import BranchConfig, NormConfig, Slot
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.shorthand import read_settings
 
@@ -69,7 +69,7 @@ class Norm(Change):
         "group -1.6, switchable +0.2, scale +0.1, power -0.1; rms: none for ViTs, as part of Dual PatchNorm it loses "
         "0.0 to 1.7 (Table 6)"
     )
-    short_forms = _ShortForms()  # type: ignore[assignment]
+    short_forms = _ShortForms()
 
     kind: str = ""
     exact: bool = True

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from vitmods.changes.base import Change, Weights
-from vitmods.model.config import BranchConfig, NormConfig, ViTConfig
-from vitmods.model.slots import Slot
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import BranchConfig, NormConfig, Slot
 from vitmods.util.errors import UserError, nearest
 
 Place = Literal["pre", "post", "pre+post"]

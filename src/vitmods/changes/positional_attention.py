@@ -6,8 +6,8 @@ from typing import Literal
 
 from vitmods.changes.base import Change, Weights
 from vitmods.changes.prefix_tokens import carry_positions, dropped_positions, first_blocks, join_late
-from vitmods.model.config import PositionalConfig, ViTConfig
-from vitmods.model.slots import Slot
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import PositionalConfig, Slot
 from vitmods.util.errors import UserError, nearest
 
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from vitmods.changes.base import Change
-from vitmods.model.config import NormConfig, ViTConfig
-from vitmods.model.slots import Slot
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import NormConfig, Slot
 from vitmods.util.errors import UserError, nearest
 
 

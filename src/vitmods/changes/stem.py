@@ -5,8 +5,8 @@ from inspect import signature
 from typing import TYPE_CHECKING, Literal
 
 from vitmods.changes.base import Change
-from vitmods.model.config import NormConfig, ViTConfig
-from vitmods.model.slots import Slot
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import NormConfig, Slot
 from vitmods.util.errors import UserError, nearest
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vitmods.changes.base import Change, Preserves, Weights
-from vitmods.model.config import NormConfig, ViTConfig
-from vitmods.model.slots import Slot
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import NormConfig, Slot
 
 if TYPE_CHECKING:
     from torch import Tensor

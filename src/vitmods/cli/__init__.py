@@ -89,7 +89,7 @@ def _run(arguments: list[str]) -> int:
 
 def _take(arguments: list[str], option: str) -> list[str]:
     """The values of an option that every command has; it leaves the arguments."""
-    found = []
+    found: list[str] = []
     for place in reversed([i for i, word in enumerate(arguments) if word.split("=")[0] == option]):
         value = arguments.pop(place).partition("=")[2] or (arguments.pop(place) if place < len(arguments) else "")
         found.insert(0, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from vitmods.cli.options import DataOptions, MachineOptions, asked_for, defaults_from, parse, readable_folder
 from vitmods.cli.train import run_trial, show
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     return code
 
 
-def _train(options: Finetune, out: Path) -> dict:
+def _train(options: Finetune, out: Path) -> dict[str, Any]:
     from vitmods.study.study import fixed_settings
 
     given = asdict(options.dataset)

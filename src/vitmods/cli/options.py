@@ -76,7 +76,6 @@ class Asked:
     task: str | None = None
     base: str | None = None
     model: str | None = None
-    task: str | None = None
     start: Annotated[str | None, tyro.conf.arg(name="from")] = None
     epochs: int | None = None
     warmup_epochs: float | None = None
@@ -143,7 +142,8 @@ def _fits_checkpoint(defaults: Defaults, start: str) -> tuple[Defaults, dict[str
 def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:
     """Options of `command` as a `kind`. Exits as tyro does: 0 after --help, 2 after an error, which it prints."""
     given: dict[str, Any] = {} if default is None else {"default": default}
-    return tyro.cli(kind, args=list(arguments), prog=f"vitmods {command}", config=_STYLE, **given)
+    found: T = tyro.cli(kind, args=list(arguments), prog=f"vitmods {command}", config=_STYLE, **given)
+    return found
 
 
 def rows_and_columns(img_size: Sequence[int]) -> tuple[int, int]:

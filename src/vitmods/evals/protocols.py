@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 def metrics() -> dict[str, Metric]:
     """The metrics that there are, by name: of the tasks, and of the protocols."""
-    every = [*TASKS.values(), *PROTOCOLS.values()]
-    return {metric.name: metric for kind in every for metric in kind.metrics}
+    of_tasks = [metric for task in TASKS.values() for metric in task.metrics]
+    of_protocols = [metric for protocol in PROTOCOLS.values() for metric in protocol.metrics]
+    return {metric.name: metric for metric in (*of_tasks, *of_protocols)}
 
 
 def metric_named(name: str) -> Metric:
@@ -70,8 +71,8 @@ def check_protocols(
         if protocol.target != dataset.target:
             fit = ", ".join(other.name for other in PROTOCOLS.values() if other.target == dataset.target)
             raise UserError(
-                f"The protocol {protocol.name} needs the {protocol.target} of each image, and these are trained by their "
-                f"{dataset.target}: ask for {fit}."
+                f"The protocol {protocol.name} needs the {protocol.target} of each image, and these are trained by "
+                f"their {dataset.target}: ask for {fit}."
             )
         protocol.check(dataset, split, options)
 
@@ -93,7 +94,7 @@ def run_protocols(
     batch_size: int,
     device: torch.device,
     options: Options | None = None,
-    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     progress: Progress = silent,
 ) -> dict[str, ProtocolResult]:
     """What the named protocols find; the split goes through the model once for all that read its outputs.

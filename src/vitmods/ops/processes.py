@@ -19,7 +19,7 @@ class _SumOverProcesses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         assert dist.group.WORLD is not None
-        total: Tensor = collectives.wait_tensor(collectives.all_reduce(x.contiguous(), "sum", dist.group.WORLD))  # type: ignore[no-untyped-call]
+        total: Tensor = collectives.wait_tensor(collectives.all_reduce(x.contiguous(), "sum", dist.group.WORLD))
         return total
 
     @staticmethod

@@ -95,7 +95,7 @@ class _Step:
         while computed < parts and (computed == 0 or self._now() - begin < STEP_S):
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16-mixed"):
                 loss, _ = self.task.loss(self.model, self.batch)
-            (loss / self.parts).backward()  # type: ignore[no-untyped-call]
+            (loss / self.parts).backward()
             computed += 1
         trained = self._now()
         if self.recipe.optimizer.clip_norm is not None:

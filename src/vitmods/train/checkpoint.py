@@ -57,4 +57,5 @@ def _read(path: Path) -> dict[str, Any]:
         bad = archive.testzip()
     if bad is not None:
         raise ValueError(f"wrong checksum of {bad}")
-    return torch.load(path, map_location="cpu", weights_only=True)
+    found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return found

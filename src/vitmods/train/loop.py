@@ -90,8 +90,8 @@ class TrialRun:
     """One model on its way from the first to the last step.
 
     Everything the next step depends on is in `state_dict()`: weights, optimizer, moving average, the task's state,
-    torch's random numbers, the step, and the losses that wait to be logged. The data needs no state: batch k of an epoch is a
-    function of (seed, epoch, k).
+    torch's random numbers, the step, and the losses that wait to be logged. The data needs no state: batch k of an
+    epoch is a function of (seed, epoch, k).
     """
 
     def __init__(
@@ -336,7 +336,8 @@ class TrialRun:
             torch.cuda.set_rng_state(state["rng_cuda"], self.fabric.device)
         self._window.load_state_dict(state["window"], self.fabric.device)
         self._wall_before = state["wall_s"]
-        return state["metrics_bytes"]
+        found: int = state["metrics_bytes"]
+        return found
 
 
 def _warn_of_untrained(model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""What is trained, in groups of one decay and one fraction of the learning rate; the optimizer, and the moving average."""
+"""What is trained, in groups of one decay and one fraction of the learning rate; optimizer and moving average."""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -109,7 +109,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         "eps": recipe.optimizer.adam_eps,
     }
     if recipe.optimizer.name == "lamb":
-        from timm.optim import Lamb  # seconds
+        from timm.optim.lamb import Lamb  # seconds
 
         return Lamb(groups, max_grad_norm=None, **adam)
     if recipe.optimizer.moment == "bfloat16":

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -206,7 +207,7 @@ def _decisive(config: dict[str, Any]) -> dict[str, Any]:
 
 def _check_model(model: nn.Module, recipe: Recipe) -> None:
     """Raise UserError where the model is not built as the recipe says: its dropout would silently be another one."""
-    config = getattr(model, "vit_config", None)
+    config = getattr(model, "vit_config", None) or _drop_path_of(model)
     for name, value in recipe.model.to_config().items():
         found = getattr(config, name, "not reported")
         if found != value:
@@ -216,9 +217,16 @@ def _check_model(model: nn.Module, recipe: Recipe) -> None:
             )
 
 
+def _drop_path_of(model: nn.Module) -> SimpleNamespace:
+    """What other libraries' models show of their stochastic depth by its modules."""
+    rates = [float(getattr(m, "drop_prob", 0) or 0) for m in model.modules() if type(m).__name__.endswith("DropPath")]
+    return SimpleNamespace(drop_path=round(max(rates, default=0.0), 6), drop_path_shape="linear")
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}). Delete its folder to train again.") from error
 
@@ -235,8 +243,9 @@ def _config(model: nn.Module, ds: Images, recipe: Recipe, settings: dict[str, An
     model_config: Any = getattr(model, "vit_config", None)
     described = json.loads(model_config.to_json()) if hasattr(model_config, "to_json") else type(model).__name__
     data = {key: value for key, value in ds.summary().items() if key in _IDENTIFIES_DATA}
-    config = {"schema": 1, "arm": "base", "changes": "", **settings, "model": described, "data": data}
-    return json.loads(json.dumps({**config, "recipe": recipe.to_dict()}, allow_nan=False))
+    config = {"schema": 1, "arm": "base", "changes": "", "model": described, **settings, "data": data}
+    found: dict[str, Any] = json.loads(json.dumps({**config, "recipe": recipe.to_dict()}, allow_nan=False))
+    return found
 
 
 def _environment(how: RunOptions) -> dict[str, Any]:

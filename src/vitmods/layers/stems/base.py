@@ -130,7 +130,8 @@ class Stem(nn.Module):
         raise NotImplementedError
 
     def finish(self, tokens: Tensor) -> Tensor:
-        return self.norm(tokens)
+        found: Tensor = self.norm(tokens)
+        return found
 
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
@@ -175,7 +176,8 @@ class Stem(nn.Module):
     def _format(self, tokens: Tensor, images: Tensor) -> Tensor:
         if self.output_fmt != "NHWC":
             return tokens
-        return tokens.unflatten(1, self.dynamic_feat_size((images.shape[-2], images.shape[-1])))
+        found: Tensor = tokens.unflatten(1, self.dynamic_feat_size((images.shape[-2], images.shape[-1])))
+        return found
 
     def extra_repr(self) -> str:
         return f"img_size={self.img_size}, patch_size={self.patch_size}"
@@ -195,6 +197,14 @@ def patchify(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
     rows, columns = patch_size
     cut = images.reshape(b, channels, height // rows, rows, width // columns, columns)
     return cut.permute(0, 2, 4, 1, 3, 5).reshape(b, -1, channels * rows * columns)
+
+
+def unpatchify(patches: Tensor, patch_size: tuple[int, int], shape: torch.Size) -> Tensor:
+    """The inverse of ``patchify``, for images of that shape."""
+    b, channels, height, width = shape
+    rows, columns = patch_size
+    cut = patches.reshape(b, height // rows, width // columns, channels, rows, columns)
+    return cut.permute(0, 3, 1, 4, 2, 5).reshape(shape)
 
 
 def take_patches(images: Tensor, keep: Tensor, patch_size: tuple[int, int]) -> Tensor:

@@ -40,4 +40,5 @@ class ConvolutionStem(Stem):
         x = images.contiguous(memory_format=torch.channels_last)
         for conv, norm, gelu in self._steps():
             x = gelu(norm(conv(x).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
-        return self.proj(x).permute(0, 2, 3, 1).flatten(1, 2)
+        found: Tensor = self.proj(x).permute(0, 2, 3, 1).flatten(1, 2)
+        return found

@@ -45,13 +45,15 @@ class LinearStem(Stem):
 
     def project(self, images: Tensor) -> Tensor:
         """(B, channels, height, width) -> (B, T, C)"""
-        return self.proj(images).flatten(2).transpose(1, 2)
+        found: Tensor = self.proj(images).flatten(2).transpose(1, 2)
+        return found
 
     def project_patches(self, patches: Tensor) -> Tensor:
         return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
 
     def finish(self, tokens: Tensor) -> Tensor:
-        return self.act(self.norm(tokens))
+        found: Tensor = self.act(self.norm(tokens))
+        return found
 
     def _resize_patch(self, new: tuple[int, int]) -> None:
         old = self.proj

@@ -8,7 +8,8 @@ from torch.nn import functional as F
 def _resize_matrix(old: tuple[int, int], new: tuple[int, int]) -> Tensor:
     """(new pixels, old pixels): bilinear resizing of a patch, as a linear map."""
     basis = torch.eye(old[0] * old[1], dtype=torch.float64).reshape(-1, 1, *old)
-    return F.interpolate(basis, size=new, mode="bilinear", antialias=True).flatten(1).T
+    resized: Tensor = F.interpolate(basis, size=new, mode="bilinear", antialias=True)
+    return resized.flatten(1).T
 
 
 def resize_projection(weight: Tensor, new: tuple[int, int]) -> Tensor:
@@ -19,7 +20,8 @@ def resize_projection(weight: Tensor, new: tuple[int, int]) -> Tensor:
     """
     matrix = _resize_matrix((weight.shape[-2], weight.shape[-1]), new).to(weight.device)
     resized = weight.double().flatten(2) @ torch.linalg.pinv(matrix)
-    return resized.reshape(*weight.shape[:2], *new).to(weight.dtype)
+    found: Tensor = resized.reshape(*weight.shape[:2], *new).to(weight.dtype)
+    return found
 
 
 def resize_pixels(values: Tensor, channels: int, old: tuple[int, int], new: tuple[int, int]) -> Tensor:

@@ -63,7 +63,8 @@ class TokensToTokenStem(LinearStem):
         rows, columns = images.shape[-2] // 4, images.shape[-1] // 4
         x = self.first(_soft_split(images, *FIRST)).mT.unflatten(2, (rows, columns))
         x = self.second(_soft_split(x, *NEXT)).mT.unflatten(2, (rows // 2, columns // 2))
-        return self.proj(x).flatten(2).mT
+        found: Tensor = self.proj(x).flatten(2).mT
+        return found
 
     def _resize_patch(self, new: tuple[int, int]) -> None:
         raise ValueError(f"The stages make patches of 16 pixels, not {new}.")
@@ -94,7 +95,8 @@ class TokenTransformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(self.norm1(x))[:, None].chunk(3, dim=-1)
         x = (v + self.proj(F.scaled_dot_product_attention(q, k, v)))[:, 0]
-        return x + self.mlp(self.norm2(x))
+        found: Tensor = x + self.mlp(self.norm2(x))
+        return found
 
 
 def _soft_split(x: Tensor, side: int, stride: int, padding: int) -> Tensor:

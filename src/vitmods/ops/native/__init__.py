@@ -23,7 +23,7 @@ from vitmods.ops.native.build import load
 
 __all__ = ["function", "library", "operator", "usable"]
 
-NAMESPACE: Any = torch.library.Library("vitmods", "FRAGMENT")  # type: ignore[no-untyped-call]
+NAMESPACE: Any = torch.library.Library("vitmods", "FRAGMENT")
 TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 _PLAIN = (Tensor, Parameter)  # of which other subclasses may have no numbers in memory, or elsewhere
 
