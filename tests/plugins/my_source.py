@@ -1,4 +1,4 @@
-"""A user's source of images, in one file: stripes across or down, drawn as they are asked for."""
+"""A source of data: black and white stripes, down or across."""
 
 import numpy as np
 
@@ -6,16 +6,15 @@ from vitmods.data.records import Records, Source
 from vitmods.data.sources import Spec, data_source
 
 
-@data_source("stripes", "stripes:NUMBER", "stripes across or down, as many as asked for")
+@data_source("stripes", "stripes:NUMBER", "black and white stripes", options=("gray",))
 def stripes(spec: Spec) -> Source:
-    count = int(spec.rest)
-    labels = np.arange(count) % 2
+    n, gray = int(spec.rest), int(spec.options.get("gray", 200))
+    rows = np.arange(8)[:, None] % 2 * gray + np.zeros((8, 8), dtype=int)
+    ids = tuple(f"{i:03d}" for i in range(n))
+    stamps = tuple(f"{gray} {name}" for name in ids)
 
-    def draw(index: int) -> np.ndarray:
-        image = np.random.default_rng(index).integers(0, 64, (8, 8), dtype=np.uint8)
-        (image if labels[index] else image.T)[::2] += 128
-        return image
+    def fetch(i: int) -> np.ndarray:
+        noise = np.random.default_rng(i).integers(0, 50, (8, 8))
+        return ((rows if i % 2 else rows.T) + noise).astype(np.uint8)
 
-    names = tuple(f"{index:04d}" for index in range(count))
-    records = Records(names, labels, names, draw, np.arange(count))
-    return Source("stripes", ("across", "down"), {"train": records})
+    return Source("stripes", ("down", "across"), {"train": Records(ids, np.arange(n) % 2, stamps, fetch, np.arange(n))})

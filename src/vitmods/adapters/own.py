@@ -39,11 +39,20 @@ def own_description(weights: Path) -> Description | None:
             config, pixels = record.get("model"), record.get("recipe", {}).get("augment", {})
         else:
             return None
+        if isinstance(config, dict) and "base" in config and "edits" in config:
+            base = config["base"] if isinstance(config["base"], str) else "a ViT"
+            raise UserError(
+                f"{weights.parent} is a trial of a model that vitmods has no config of, a {config['class']} ({base}, "
+                f"changed by {config['edits'] or 'nothing'}): it is no checkpoint to begin with. "
+                "vitmods.study.open_trial(folder) opens it, and `vitmods evaluate` evaluates it."
+            )
         if not isinstance(config, dict) or "embed_dim" not in config:
             return None
         return Description(
             config, {name: tuple(map(float, pixels[name])) for name in ("mean", "std") if name in pixels}
         )
+    except UserError:
+        raise
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         where = weights if KEY in metadata else beside
         raise UserError(f"{where} cannot be read; it may be damaged: {error}") from error

@@ -6,7 +6,7 @@ from typing import Any
 
 from vitmods.changes.base import REGISTRY, Change
 from vitmods.util.errors import UserError, nearest
-from vitmods.util.shorthand import split_form
+from vitmods.util.shorthand import split_form, split_outside
 
 
 @dataclass(frozen=True)
@@ -57,23 +57,7 @@ def parse_changes(text: str) -> tuple[Change, ...]:
     text = text.strip()
     if text in ("", "base"):
         return ()
-    return tuple(_parse_one(part) for part in _split(text))
-
-
-def _split(text: str) -> list[str]:
-    """Parts between the plus signs that are outside of parentheses."""
-    parts, depth = [""], 0
-    for char in text:
-        depth += (char == "(") - (char == ")")
-        if depth < 0:
-            break
-        if char == "+" and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += char
-    if depth:
-        raise UserError(f"The parentheses in '{text}' do not match. Write a change as in 'dpn(before=false)+rms'.")
-    return [part.strip() for part in parts]
+    return tuple(_parse_one(part) for part in split_outside(text, "+"))
 
 
 def _parse_one(text: str) -> Change:

@@ -37,6 +37,7 @@ class Compare:
       vitmods compare --data path/to/images --arms dpn rms dpn+rms --seeds 5
       vitmods compare --data path/to/images --arms norms --dry-run     (every kind of norm)
       vitmods compare --base S/16 --img-size 224 --arms "post=placement(attn=post,mlp=post)" --dry-run
+      vitmods compare --base timm:pvt_v2_b0 --img-size 64 --arms "replace(rms)" "replace(dtn)"     (any model)
       vitmods compare --from runs/digits-mu3-2-train-base-seed0 --data path/to/images --arms full attention ffn
       vitmods compare --from runs/pretrained --data path/to/images      (a study: each arm from its own weights)
       vitmods compare --arms dpn --tune lr=1e-4,3e-4,1e-3 --tune-on val     (the same budget for every arm)
@@ -51,9 +52,11 @@ class Compare:
     protocols: Options
     arms: tuple[str, ...] = ("dpn", "rms", "placement(attn=post,mlp=post)")
     """what is compared with base: changes, joined by +, or NAME=CHANGES, or a line-up of arms as norms; `vitmods
-    changes` lists them. attention, ffn, head, train(ROLES): what is trained; full: all of it"""
+    changes` lists them; replace(rms), replace(dtn): other norms in any transformer. attention, ffn, head, train(ROLES):
+    what is trained; full: all of it"""
     base: str = "mu3/2"
-    """the model without changes: Ti/16, S/16, B/16, S36/16 (36 deep), or timm's name"""
+    """the model without changes: Ti/16, S/16, B/16, S36/16 (36 deep), or timm's name; any other model as timm:NAME,
+    torchvision:NAME, hf:FOLDER, python:MODULE:FUNCTION (docs/any-model.md)"""
     start: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """trained weights to begin with, which say what base is: a trial's folder, a file, or a timm model's name; or a
     study's folder, or one of several checkpoints: then each arm begins with its own"""

@@ -27,9 +27,10 @@ class Train:
     training: Recipe
     machine: MachineOptions
     arm: str = "base"
-    """changes, joined by +; base: none. `vitmods changes` lists them"""
+    """changes, joined by +, or replace(rms) of any transformer; base: none. `vitmods changes` lists them"""
     base: str = "mu3/2"
-    """the model that is changed: Ti/16, S/16, B/16, S36/16 (36 deep), or timm's name"""
+    """the model that is changed: Ti/16, S/16, B/16, S36/16 (36 deep), or timm's name; any other model as timm:NAME,
+    torchvision:NAME, hf:FOLDER, python:MODULE:FUNCTION (docs/any-model.md)"""
     seed: int = 0
     """of the weights, the order and the augmentation of the images"""
     recipe: str = "digits"

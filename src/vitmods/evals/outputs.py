@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitmods.evals.options import Options
+from vitmods.tasks.base import TaskModel
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ def silent(steps: Iterable[Any], total: int, kind: str) -> Iterable[Any]:
 
 @dataclass(frozen=True)
 class Features:
-    """What the head reads of all n images of a split, in order, float32 (n, C), and their classes, int64 (n,), or labels,
-    float32 (n, K)."""
+    """What the head reads of all n images of a split, in order, float32 (n, C), and their classes, int64 (n,), or
+    labels, float32 (n, K)."""
 
     features: Tensor
     targets: Tensor
@@ -56,16 +57,28 @@ class ModelOutputs:
     @property
     def logits(self) -> Tensor:
         """Of the evaluated split, float32 (n, K), for the classes of the images."""
-        self.features(self.split)
+        self._outputs(self.split)
         return self.select_classes(self._logits)
 
     @property
     def targets(self) -> Tensor:
         """Classes of the evaluated split, int64 (n,), or labels, float32 (n, K)."""
-        return self.features(self.split).targets
+        return self._outputs(self.split).targets
 
     def features(self, split: str) -> Features:
-        """Of a split: after pooling, norm and, where there is one, the representation layer."""
+        """Of a split: after pooling, norm and, where there is one, the representation layer.
+
+        Raises:
+            UserError: it is not known what the head of this model is.
+        """
+        if head_of(self.model) is None:
+            raise UserError(
+                f"The features of a {type(self.model).__name__} are not known: give it a method get_classifier() that "
+                "returns its last linear layer, as timm's models have, or leave out protocols that read features."
+            )
+        return self._outputs(split)
+
+    def _outputs(self, split: str) -> Features:
         if split not in self._features:
             self._features[split] = self._run(split)
         return self._features[split]
@@ -80,7 +93,7 @@ class ModelOutputs:
     def predicted(self, images: Tensor) -> Tensor:
         """The most likely class of each image, int64 (B,), on the CPU; the model sees a batch at once, no more."""
         found = []
-        for part in images.split(self.batch_size):
+        for part in torch.split(images, self.batch_size):
             with self.autocast():
                 logits = self.model(part.to(self.device, non_blocking=True))
             found.append(self.select_classes(logits).argmax(dim=1))
@@ -90,7 +103,8 @@ class ModelOutputs:
     def _run(self, split: str) -> Features:
         logits, targets = [], []
         count = math.ceil(self.dataset.summary()["splits"][split]["count"] / self.batch_size)
-        with _read_by_head(self.model) as read:
+        reader = _read_by_head(self.model) if head_of(self.model) is not None else nullcontext(list[Tensor]())
+        with reader as read:
             for batch in self.progress(self.dataset.eval_batches(split, self.batch_size), count, split):
                 with self.autocast():
                     found = self.model(batch.to(self.device).images).float()
@@ -101,14 +115,28 @@ class ModelOutputs:
             raise UserError(f"There are no images in the split {split}.")
         if logits:
             self._logits = torch.cat(logits).cpu()
-        return Features(torch.cat(read).cpu(), torch.cat(targets))
+        return Features(torch.cat(read).cpu() if read else torch.empty(0), torch.cat(targets))
+
+
+def head_of(model: nn.Module) -> nn.Module | None:
+    """The classifier: what `get_classifier()` gives (timm's contract), or the last linear map under a name that a head
+    has elsewhere; None: not known of this model."""
+    model = model.backbone if isinstance(model, TaskModel) else model
+    if hasattr(model, "get_classifier"):
+        return model.get_classifier()  # type: ignore[operator,no-any-return]
+    named = [module for name in ("heads", "head", "classifier", "fc") for module in [getattr(model, name, None)]]
+    linear = [
+        part for module in named if module is not None for part in module.modules() if isinstance(part, nn.Linear)
+    ]
+    return linear[-1] if linear else None
 
 
 @contextmanager
 def _read_by_head(model: nn.Module) -> Iterator[list[Tensor]]:
     """What the model's head reads, of each forward pass: cheaper than all tokens, of which the head reads few."""
     seen: list[Tensor] = []
-    head: nn.Module = model.get_classifier()  # type: ignore[operator]
+    head = head_of(model)
+    assert head is not None
     hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].float()))
     try:
         yield seen

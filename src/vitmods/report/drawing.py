@@ -19,6 +19,8 @@ POSITIONS = {"learn": "+ position", "sincos2d": "+ position, fixed", "sincos2d_c
 ACTIVATIONS = {"gelu": "GELU", "gelu_tanh": "tanh GELU"}
 POOLS = {"token": "class token", "avg": "mean of tokens", "map": "attention pool", "none": "all tokens"}
 
+MODULES = "modules"  # in place of a config, of models that none describes
+
 COLUMN, GAP, BOX, STEP, TOP = 124, 14, 22, 31, 26
 FONT, BOLD = 11.5, 140  # pixels; as many letters as BOLD pixels hold of them fit into a box in bold, smaller if need be
 Config = Mapping[str, Any]
@@ -35,7 +37,15 @@ class Box:
 
 
 def draw(config: Config, base: Config | None = None, name: str = "model") -> Markup:
-    """The SVG element for one model; `base` None draws without marks."""
+    """The SVG element for one model; `base` None draws without marks, as does a base that has no config.
+
+    Of a model that no ViTConfig describes there is no drawing but a table of its modules; beside base's, of those that
+    differ.
+    """
+    if MODULES in config:
+        return _module_table(config, (base or {}).get(MODULES, {}), name)
+    if base is not None and MODULES in base:
+        base = None
     columns = [
         _column(build(config), build(base) if base else None)
         for build in (_through, lambda c: list(_branch(c, "attn")), lambda c: list(_branch(c, "mlp")))
@@ -52,6 +62,28 @@ def draw(config: Config, base: Config | None = None, name: str = "model") -> Mar
     )
     label = html.escape(describe(columns, name), quote=True)
     return Markup(f'<svg class="drawing" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{body}</svg>')
+
+
+def _module_table(config: Config, before: Mapping[str, str], name: str) -> Markup:
+    """The modules as a table; where base has some too, those that it has not so."""
+    modules = {where: what for where, what in config[MODULES].items() if before.get(where) != what}
+    gone = [where for where in before if where not in config[MODULES]]
+    rows = [
+        f"<tr><td><code>{html.escape(where)}</code></td><td>{html.escape(what)}</td></tr>"
+        for where, what in modules.items()
+    ]
+    rows += [f"<tr><td><del>{html.escape(where)}</del></td><td>left out</td></tr>" for where in gone]
+    what = "Modules that differ from base" if before else "Modules"
+    note = f"No drawing: only vitmods ViTs are drawn, and this is a {html.escape(str(config['class']))}."
+    if not rows:
+        return Markup(f'<p class="note">{note} Its modules are base&#39;s.</p>')
+    head = '<thead><tr><th scope="col">module</th><th scope="col">what it is</th></tr></thead>'
+    label = html.escape(f"Modules of {name}", quote=True)
+    return Markup(
+        f'<p class="note">{note}</p><details{" open" if before else ""}><summary>{what}</summary>'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
+        f'<table class="compact modules">{head}<tbody>{"".join(rows)}</tbody></table></div></details>'
+    )
 
 
 def describe(columns: list[list[Box]], name: str) -> str:

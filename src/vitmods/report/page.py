@@ -225,6 +225,11 @@ class Page:
         ]
 
     @property
+    def is_drawn(self) -> bool:
+        """Whether base is a vitmods ViT; of other models there is a table of modules."""
+        return "modules" not in self.answer.base.model.config
+
+    @property
     def base_drawing(self) -> Markup:
         return draw(self.answer.base.model.config, None, "Base")
 

@@ -206,8 +206,10 @@ def short_time(seconds: float) -> str:
 
 
 def model_size(config: Mapping[str, Any]) -> str:
-    """One sentence with the sizes of a ViT."""
+    """One sentence with the sizes of a ViT, or what is known of another model."""
     rows, columns = config["img_size"]
+    if "modules" in config:
+        return f"{config['class']}, {count(config['params'])} parameters, images of {rows} × {columns} pixels."
     return (
         f"{config['depth']} blocks, width {config['embed_dim']}, {plural(config['num_heads'], 'head')}, "
         f"images of {rows} × {columns} pixels."

@@ -39,10 +39,10 @@ class CostRatio:
 
 @dataclass(frozen=True)
 class ArmCost:
-    """What an arm costs, as ratios to base."""
+    """What an arm costs, as ratios to base; `flops` None: not known of these models."""
 
     params: float
-    flops: float
+    flops: float | None
     train_step: CostRatio
     infer_1: CostRatio
     infer_n: CostRatio
@@ -59,7 +59,7 @@ class BaseCost:
     """What base costs: numbers of parameters and multiply-adds, seconds, and bytes at the peak of a training step."""
 
     params: int
-    macs: int
+    macs: int | None
     train_step_s: float
     infer_1_s: float
     infer_n_s: float

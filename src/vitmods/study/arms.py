@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitmods.finetune.roles import chosen_roles
+from vitmods.study.edits import Function, Replace, functions_of, parse_edits
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
-    from vitmods.changes import Change
+    from vitmods.study.edits import Edit
 
 BASE = "base"
 TRAINING = {"full": "train(all)", **{role: f"train({role})" for role in ("attention", "ffn", "head")}}
@@ -21,10 +22,10 @@ TRAINING = {"full": "train(all)", **{role: f"train({role})" for role in ("attent
 
 @dataclass(frozen=True)
 class Arm:
-    """A named list of changes, with recipe overrides if any; `base` is the arm with none."""
+    """A named list of changes or other edits, with recipe overrides if any; `base` is the arm with none."""
 
     name: str
-    changes: tuple[Change, ...] = ()
+    changes: tuple[Edit, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
     start: str | None = None
     """trained weights of its own that it begins with, changes included; None: base's"""
@@ -48,17 +49,19 @@ class Arm:
 
 
 def arm_from_text(text: str) -> Arm:
-    """Read `CHANGES` or `NAME=CHANGES`, e.g. `dpn`, `post=placement(attn=post)`. UserError for an unknown change.
+    """Read `CHANGES` or `NAME=CHANGES`, e.g. `dpn`, `post=placement(attn=post)`, `replace(dtn)` of any transformer,
+    `python(module:function)`. UserError for an unknown change, or where there is no such function.
 
     Among the changes `train(ROLES)` may say what is trained, e.g. `dpn+train(attention)`; the words `attention`,
     `ffn`, `head` and `full` are short for that.
     """
-    from vitmods.changes import parse_changes
-
     named = re.match(r"\s*([^=()]+?)\s*=\s*(.+)$", text, flags=re.DOTALL)
     name, record = (named[1], named[2]) if named else (text.strip(), text)
     changes, recipe = split_training(record)
-    return Arm(name, tuple(parse_changes(changes)), recipe)
+    edits = parse_edits(changes)
+    for function in functions_of(edits):
+        function.load()
+    return Arm(name, edits, recipe)
 
 
 def split_training(text: str) -> tuple[str, dict[str, Any]]:
@@ -84,7 +87,8 @@ def arms_from_text(text: str) -> list[Arm]:
 
 
 def make_arms(arms: Mapping[str, Any] | Iterable[Any]) -> tuple[Arm, ...]:
-    """The arms that users name: a mapping name -> changes, or short forms, line-ups and Arm objects. Without `base`.
+    """The arms that users name: a mapping name -> changes, functions `model -> model`, or short forms, line-ups and Arm
+    objects. Without `base`.
 
     Raises UserError when there is no arm, a name is taken twice, two arms are the same changes, or something else than
     changes is given.
@@ -100,18 +104,36 @@ def make_arms(arms: Mapping[str, Any] | Iterable[Any]) -> tuple[Arm, ...]:
 
 
 def _arm(name: str, given: Any) -> Arm:
-    """The arm that a user gives under a name: a short form, an Arm, one change, or several."""
-    from vitmods.changes import Change
-
+    """The arm that a user gives under a name: a short form, an Arm, one change or function, or several."""
     if isinstance(given, str | Arm):
         return replace(arm_from_text(given) if isinstance(given, str) else given, name=name)
     listed = tuple(given) if isinstance(given, Iterable) and not isinstance(given, type) else (given,)
-    for change in listed:
-        if not isinstance(change, Change):
-            raise UserError(
-                f"Arm {name}: {change!r} is no change. Give changes as DualPatchNorm(), or as text: 'dpn+rms'."
-            )
-    return Arm(name, listed)
+    functions = sum(_is_function(one) for one in listed)
+    return Arm(name, tuple(_edit(name, one, f"{name}{i}" if functions > 1 else name) for i, one in enumerate(listed)))
+
+
+def _edit(arm: str, given: Any, label: str) -> Edit:
+    """A change or another edit; a function that no other process could import is called `label`."""
+    from vitmods.changes import Change
+
+    if isinstance(given, Change | Replace | Function):
+        return given
+    if _is_function(given):
+        return Function.of(given, label)
+    raise UserError(
+        f"Arm {arm}: {given!r} is no change. Give changes as DualPatchNorm(), as text ('dpn+rms'), or a function "
+        "model -> model."
+    )
+
+
+def _is_function(given: Any) -> bool:
+    from vitmods.changes import Change
+
+    return (
+        callable(given)
+        and not isinstance(given, Function)
+        and not (isinstance(given, type) and issubclass(given, Change))
+    )
 
 
 def _check_arms(arms: Sequence[Arm]) -> None:

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitmods.analysis.timing import BLOCK_S, Ratio, Work, interleave, peak_bytes, quiet_threads, seconds_per_call
 from vitmods.data.batch import Batch
-from vitmods.model.flops import count_macs, count_params
-from vitmods.model.vit import ViT
+from vitmods.model.flops import count_params
 from vitmods.recipes import Recipe
+from vitmods.study.models import Base, macs_of
 from vitmods.tasks.base import Task
 from vitmods.train.optim import make_optimizer
 
@@ -32,35 +32,44 @@ class _Timed:
 
 
 def measure(
-    models: Mapping[str, ViT], task: Task, recipe: Recipe, device: torch.device, budget_s: float = 30.0
+    models: Mapping[str, nn.Module],
+    task: Task,
+    recipe: Recipe,
+    device: torch.device,
+    budget_s: float = 30.0,
+    images: Base | None = None,
 ) -> dict[str, Any]:
     """Costs of the models, the first of which is base. They are trained a few steps on `device`: pass copies.
 
     Args:
-        models: name -> ViT with a `config`; all take the same images.
+        models: name -> model; all take the same images.
         task: what is trained.
         recipe: gives the precision, the optimizer and the largest training batch.
         budget_s: seconds after which no further round begins; three rounds are always made.
+        images: what base is built for, which says size, channels and classes; None: as base, a ViT, says.
 
     Returns:
-        `base`: params, macs, train_step_s, infer_1_s, infer_n_s, peak_memory_bytes, train_batch, infer_batch;
-        `arms`: name -> params and flops (ratios), and train_step, infer_1, infer_n, peak_memory (Ratio as a dict);
+        `base`: params, macs (None: not known of that model), train_step_s, infer_1_s, infer_n_s, peak_memory_bytes,
+        train_batch, infer_batch; `arms`: name -> params and flops (ratios), and train_step, infer_1, infer_n,
+        peak_memory (Ratio as a dict);
         and how it was measured: device, threads, clock, rounds.
     """
+    images = images or next(iter(models.values())).vit_config  # type: ignore[assignment]
+    assert images is not None
     with quiet_threads(device):
-        bench = _Bench(dict(models), task, recipe, device)
+        bench = _Bench(dict(models), task, recipe, device, images)
         kinds = bench.kinds()
         rounds = interleave(kinds, list(models), bench.seconds, budget_s)
         peaks = bench.peaks()
     base = next(iter(models))
-    sizes = {name: (count_params(model), count_macs(model.vit_config)) for name, model in models.items()}
+    sizes = {name: (count_params(model), macs_of(model, images)) for name, model in models.items()}
 
     def ratios(arm: str) -> dict[str, Any]:
         timed = {kind: asdict(Ratio.of_rounds([t[arm] / t[base] for t in rounds[kind]])) for kind in kinds}
         timed["train_step"]["batch"], timed["infer_n"]["batch"] = bench.train_batch, bench.infer_batch
         memory = peaks[arm] / peaks[base]
         (params, macs), (base_params, base_macs) = sizes[arm], sizes[base]
-        counted = {"params": params / base_params, "flops": macs / base_macs}
+        counted = {"params": params / base_params, "flops": macs / base_macs if macs and base_macs else None}
         kept = {**asdict(Ratio(memory, memory, memory)), "batch": bench.train_batch}
         return {**counted, **timed, "peak_memory": kept}
 
@@ -84,8 +93,8 @@ def measure(
 class _Bench:
     """The models with their inputs and optimizers, ready to be timed."""
 
-    def __init__(self, models: dict[str, ViT], task: Task, recipe: Recipe, device: torch.device):
-        self.models, self.task, self.recipe, self.device = models, task, recipe, device
+    def __init__(self, models: dict[str, nn.Module], task: Task, recipe: Recipe, device: torch.device, images: Base):
+        self.models, self.task, self.recipe, self.device, self.images = models, task, recipe, device, images
         self.base = next(iter(models))
         for model in models.values():
             model.to(device)
@@ -149,9 +158,9 @@ class _Bench:
         return batch
 
     def _batch(self, count: int) -> Batch:
-        config = self.models[self.base].vit_config
-        shape = (config.in_chans, *config.img_size)
-        return self.task.synthetic(count, shape, config.num_classes, self.recipe).to(self.device)
+        images = self.images
+        shape = (images.in_chans, *images.img_size)
+        return self.task.synthetic(count, shape, images.num_classes, self.recipe).to(self.device)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16-mixed")

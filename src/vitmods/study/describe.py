@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from vitmods.analysis.timing import device_name
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm
 from vitmods.study.measure import Measure, make_measure, measure_of
+from vitmods.study.models import Base, base_name, model_facts
 from vitmods.study.plan import Settings
 from vitmods.study.store import ChangeFacts, ModelFacts
 from vitmods.study.tuning import VAL
 
-if TYPE_CHECKING:
-    from vitmods.model.vit import ViT
-
 PACKAGES = ("vitmods", "torch", "torchvision", "timm", "lightning-fabric", "numpy")
 
 
-def describe_model(settings: Settings, arm: Arm, model: ViT) -> ModelFacts:
+def describe_model(settings: Settings, arm: Arm, model: nn.Module, images: Base) -> ModelFacts:
     """The arm's model and what its changes are, for a reader who does not know them."""
     changes = [ChangeFacts(str(change), **change.describe()) for change in arm.changes]
     if arm.start is not None:
@@ -39,8 +37,8 @@ def describe_model(settings: Settings, arm: Arm, model: ViT) -> ModelFacts:
     if "train" in arm.recipe:
         changes.append(_describe_training(arm.recipe["train"]))
     base, start = settings.fixed["base"], settings.fixed.get("start")
-    name = start["source"] if start else base if isinstance(base, str) else "ViTConfig"
-    return ModelFacts(arm.start or name, json.loads(model.vit_config.to_json()), tuple(changes))
+    name = start["source"] if start else base_name(base)
+    return ModelFacts(arm.start or name, model_facts(model, images), tuple(changes))
 
 
 def _describe_training(what: str) -> ChangeFacts:
@@ -63,7 +61,7 @@ def python_call(settings: Settings, out: str) -> str:
     base, start, usual = fixed.pop("base"), fixed.pop("start", None), Recipe().settings()
     recipe = {name: value for name, value in settings.recipe.settings().items() if value != usual[name]}
     data, _ = fixed.pop("data"), fixed.pop("recipe")
-    from_size = repr(base) if isinstance(base, str) else f"vm.ViTConfig.from_dict({base!r})"
+    from_size = repr(str(base)) if isinstance(base, str) else f"vm.ViTConfig.from_dict({base!r})"
     given = {
         **({"start": repr(start["source"])} if start else {"base": from_size}),
         "arms": f"[{', '.join(map(_arm_call, settings.arms))}]",
@@ -77,7 +75,7 @@ def python_call(settings: Settings, out: str) -> str:
         **({"tune": repr(settings.grid.to_dict()), "tune_on": repr(VAL)} if settings.grid else {}),
     }
     arguments = ", ".join(f"{name}={value}" for name, value in given.items())
-    return f"import vitmods as vm\nfrom vitmods.study import Arm\n\nvm.Study({arguments}).run({out!r})"
+    return f"import vitmods as vm\nfrom vitmods.study import Arm, parse_edits\n\nvm.Study({arguments}).run({out!r})"
 
 
 def _measure_call(measure: Measure, task: str) -> dict[str, str]:
@@ -89,7 +87,7 @@ def _measure_call(measure: Measure, task: str) -> dict[str, str]:
 def _arm_call(arm: Arm) -> str:
     overrides = f", {dict(arm.recipe)!r}" if arm.recipe else ""
     begins = f", start={arm.start!r}" if arm.start else ""
-    return f"Arm({arm.name!r}, vm.parse_changes({arm.short!r}){overrides}{begins})"
+    return f"Arm({arm.name!r}, parse_edits({arm.short!r}){overrides}{begins})"
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
-from vitmods.model.flops import count_macs, count_params
-from vitmods.model.vit import ViT
+from vitmods.model.flops import count_params
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
 from vitmods.study.arms import Arm
+from vitmods.study.models import macs_of
 from vitmods.study.plan import Trial
-from vitmods.study.trial import TrialRunner, task_of
+from vitmods.study.trial import TrialRunner, base_config, task_of
 from vitmods.study.tuning import AS_IS
 from vitmods.train import RunOptions, train_trial
 from vitmods.util.text import duration
@@ -37,7 +38,8 @@ class ArmEstimate:
     arm: str
     changes: str
     params: int
-    macs: int
+    macs: int | None
+    """None: not known of this model"""
     step_s: float
     trial_s: float
     trials: int
@@ -77,7 +79,7 @@ class Estimate:
         for heading in ("parameters", "GMACs", "trials", "s/step", "a trial"):
             table.add_column(heading, justify="right", no_wrap=True)
         for arm in self.arms:
-            sizes = f"{arm.params:,}", f"{arm.macs / 1e9:.3g}"
+            sizes = f"{arm.params:,}", "not known" if arm.macs is None else f"{arm.macs / 1e9:.3g}"
             record = (arm.arm, arm.changes) if named else (arm.arm,)
             table.add_row(*record, *sizes, str(arm.trials), f"{arm.step_s:.3g}", duration(arm.trial_s))
         console = Console(file=io.StringIO(), width=100, color_system=None)
@@ -102,7 +104,7 @@ class Estimate:
 
 def estimate(
     runner: TrialRunner,
-    built: Iterable[tuple[Arm, ViT, Recipe]],
+    built: Iterable[tuple[Arm, nn.Module, Recipe]],
     missing: Sequence[Trial],
     workers: int,
     device: torch.device,
@@ -141,7 +143,7 @@ def estimate(
 
 
 def _estimate_arm(
-    runner: TrialRunner, arm: Arm, model: ViT, recipe: Recipe, missing: Sequence[Trial], device: torch.device
+    runner: TrialRunner, arm: Arm, model: nn.Module, recipe: Recipe, missing: Sequence[Trial], device: torch.device
 ) -> ArmEstimate:
     dataset = runner.dataset(recipe)
     few = _FirstSteps(dataset, device)
@@ -158,9 +160,8 @@ def _estimate_arm(
     points = [trial.point for trial in missing] or [AS_IS]
     recipes = [runner.settings.recipe_of(arm, point) for point in points]
     trial_s = statistics.fmean(_trial_s(runner, few, recipe, tried) for tried in recipes)
-    return ArmEstimate(
-        arm.name, arm.short, count_params(model), count_macs(model.vit_config), few.step_s, trial_s, len(missing)
-    )
+    macs = macs_of(model, base_config(runner.settings, dataset.num_classes))
+    return ArmEstimate(arm.name, arm.short, count_params(model), macs, few.step_s, trial_s, len(missing))
 
 
 def _trial_s(runner: TrialRunner, few: _FirstSteps, timed: Recipe, recipe: Recipe) -> float:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from vitmods.adapters import open_checkpoint
 from vitmods.evals.base import PROTOCOLS, ProtocolResult
 from vitmods.evals.options import Options
 from vitmods.evals.outputs import Progress, silent
 from vitmods.evals.protocols import check_protocols, run_protocols
-from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
 from vitmods.stats.intervals import mean_over_seeds
 from vitmods.study.checkpoints import seeds_in
@@ -136,7 +137,7 @@ class _Opened:
     """A checkpoint, and the settings of its images; `classes` is None where a file does not name them."""
 
     source: str
-    model: ViT
+    model: nn.Module
     recipe: Recipe
     settings: Mapping[str, Any]
     classes: tuple[str, ...] | None = None
@@ -188,7 +189,8 @@ def _with_images(all_opened: Sequence[_Opened], workers: int) -> list[tuple[_Ope
 
 def _check_classes(opened: _Opened, dataset: ImageDataset) -> None:
     """As many classes are not enough: under other names, or in another order, every number would be wrong."""
-    found, outputs = dataset.classes, opened.model.vit_config.num_classes
+    found, config = dataset.classes, getattr(opened.model, "vit_config", None)
+    outputs = config.num_classes if config else len(opened.classes or ())
     remedy = "Give images of the same classes, in folders of the same names; fewshot, probe and knn take any."
     if dataset.class_map is not None:
         if max(dataset.class_map) >= outputs:

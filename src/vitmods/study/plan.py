@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from vitmods.study.arms import BASE, Arm
+from vitmods.study.edits import parse_edits
 from vitmods.study.measure import Measure, measure_of
 from vitmods.study.tuning import AS_IS, UNTUNED, VAL, Grid, Point
 from vitmods.util.errors import UserError
@@ -191,12 +192,10 @@ class Settings:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Settings:
         """The inverse of `to_dict`. UserError where `values` are no settings."""
-        from vitmods.changes import parse_changes
-
         rest = dict(values)
         try:
             arms = tuple(
-                Arm(name, tuple(parse_changes(arm["changes"])), arm["recipe"], arm.get("start"))
+                Arm(name, parse_edits(arm["changes"]), arm["recipe"], arm.get("start"))
                 for name, arm in rest.pop("arms").items()
             )
             seeds, noise_floor, margin = tuple(rest.pop("seeds")), rest.pop("noise_floor"), rest.pop("margin")

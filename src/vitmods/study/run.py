@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,16 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
-from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
 from vitmods.study.answer import Answer, read_answer
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.describe import describe_model, environment
+from vitmods.study.edits import Function, base_function, functions_of
 from vitmods.study.evaluation import check_images
 from vitmods.study.executors import Executor, Inline
 from vitmods.study.executors.processes import Processes, visible_gpus
+from vitmods.study.models import Base, activation_bytes
 from vitmods.study.plan import Evaluation, Settings, Work
 from vitmods.study.progress import Progress
 from vitmods.study.state import StudyState
@@ -31,7 +34,7 @@ from vitmods.train.device import make_fabric, resolve
 from vitmods.train.optim import freeze
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
-from vitmods.util.registry import check_reachable, plugins
+from vitmods.util.registry import check_reachable, plugins, spelled
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
@@ -104,7 +107,7 @@ def dry_run(settings: Settings, path: Path | None, how: Running) -> Estimate:
     settings = runner.settings
     _, _, trial_bytes = _survey(settings, dataset)
     missing = StudyState(folder, settings, dataset.eval_split).missing
-    workers = how.workers_for(len(missing), trial_bytes)
+    workers = _workers(how, settings, len(missing), trial_bytes)
     with already_reported():
         return estimate(runner, _built(settings, dataset.num_classes), missing, workers, how.torch_device)
 
@@ -119,12 +122,14 @@ def _open(folder: StudyFolder, settings: Settings, how: Running) -> tuple[TrialR
     runner = TrialRunner(folder, settings, *here, cache_dir=how.cache_dir)
     dataset = runner.dataset(settings.recipe)
     fixed = {**settings.fixed, "images": dataset.summary()["fingerprint"]}
+    if facts is not None and facts.settings["images"] != fixed["images"]:
+        folder.check_same_images(dataset.splits)
     runner.settings = replace(settings, fixed=fixed)
     check_images(runner.settings, dataset)
     return runner, dataset
 
 
-def _built(settings: Settings, num_classes: int) -> Iterator[tuple[Arm, ViT, Recipe]]:
+def _built(settings: Settings, num_classes: int) -> Iterator[tuple[Arm, nn.Module, Recipe]]:
     """Every arm's model as it is trained, base first, and its recipe; one at a time."""
     config = base_config(settings, num_classes)
     for arm in (Arm(BASE), *settings.arms):
@@ -146,11 +151,12 @@ def _survey(settings: Settings, dataset: ImageDataset) -> tuple[dict[str, ModelF
     """
     facts: dict[str, ModelFacts] = {}
     sizes: list[int] = []
+    base = base_config(settings, dataset.num_classes)
 
-    def described() -> Iterator[tuple[str, ViT, Recipe]]:
+    def described() -> Iterator[tuple[str, nn.Module, Recipe]]:
         for arm, model, recipe in _built(settings, dataset.num_classes):
-            facts[arm.name] = describe_model(settings, arm, model)
-            sizes.append(_trial_bytes(model, recipe))
+            facts[arm.name] = describe_model(settings, arm, model, base)
+            sizes.append(_trial_bytes(model, recipe, base))
             yield arm.name, model, recipe
 
     notices = study_warnings(described(), dataset)
@@ -192,6 +198,7 @@ def _write_facts(
         plugins=tuple(plugins()),
     )
     folder.write_samples(dataset.samples(SAMPLES))
+    folder.write_images(dataset.splits)
     write_json(folder.settings_file, facts.to_dict())
     return facts
 
@@ -202,7 +209,7 @@ def _work(
     """Do what is missing of so much planned work; what went wrong is written where the result would be."""
     if not missing:
         return
-    workers = how.workers_for(len(missing), trial_bytes)
+    workers = _workers(how, runner.settings, len(missing), trial_bytes)
     steps = {work: _steps(runner, work) for work in missing}
     measure, done = runner.settings.measure, planned - len(missing)
     progress = Progress(runner.folder, measure, split, steps, done, workers, quiet=not how.progress)
@@ -218,14 +225,31 @@ def _executor(runner: TrialRunner, how: Running, workers: int) -> Executor:
     if workers == 1:
         return Inline(runner)
     check_reachable()
+    if here := [function.name for function in _functions(runner.settings) if function.module is None]:
+        raise UserError(
+            f"{', '.join(here)}: a function that is defined in the script itself, or has no name of its own, cannot "
+            "reach worker processes. Move it to a module that the script imports, or run with workers=1."
+        )
+    modules = {str(function.module) for function in _functions(runner.settings)}
     return Processes(
         runner.folder,
         workers,
         threads=max(1, torch.get_num_threads() // workers),
         device=how.device,
-        plugins=tuple(plugins()),
+        plugins=(*plugins(), *(spelled(sys.modules[name]) for name in sorted(modules))),
         options={name: getattr(how, name) for name in ("data_workers", "checkpoint_minutes", "cache_dir")},
     )
+
+
+def _workers(how: Running, settings: Settings, trials: int, trial_bytes: int) -> int:
+    """Functions that this process alone knows are called here, if nothing else is asked for."""
+    here_alone = any(function.module is None for function in _functions(settings))
+    return 1 if how.workers is None and here_alone else how.workers_for(trials, trial_bytes)
+
+
+def _functions(settings: Settings) -> list[Function]:
+    base = base_function(settings.fixed["base"])
+    return [*([base] if base else []), *(one for arm in settings.arms for one in functions_of(arm.changes))]
 
 
 def _steps(runner: TrialRunner, work: Work) -> int:
@@ -235,12 +259,9 @@ def _steps(runner: TrialRunner, work: Work) -> int:
     return resolve_on(recipe, runner.dataset(recipe)).steps
 
 
-def _trial_bytes(model: ViT, recipe: Recipe) -> int:
+def _trial_bytes(model: nn.Module, recipe: Recipe, images: Base) -> int:
     """Roughly the memory of one trial: the interpreter, weights with gradients and Adam's state, and activations."""
-    config = model.vit_config
-    tokens = config.num_patches + config.num_prefix_tokens
-    width = 10 * config.embed_dim + 2 * config.mlp_dim  # floats that a block keeps for each token
-    activations = 4 * recipe.part_size * config.depth * tokens * width
+    activations = recipe.part_size * activation_bytes(model, images)
     return 600 * 2**20 + 16 * sum(parameter.numel() for parameter in model.parameters()) + activations
 
 
@@ -259,7 +280,8 @@ def _measure_costs(folder: StudyFolder, settings: Settings, num_classes: int, ho
     models = {arm.name: model for arm, model, _ in _built(settings, num_classes) if arm.name in {BASE, *names}}
     with already_reported():
         task = task_of(settings.fixed, settings.recipe)
-        costs = measure(models, task, settings.recipe, how.torch_device, how.cost_seconds)
+        images = base_config(settings, num_classes)
+        costs = measure(models, task, settings.recipe, how.torch_device, how.cost_seconds, images)
     costs["arms"] = {**known["arms"], **costs["arms"]}
     costs["base"] = known["base"] or costs["base"]
     write_json(folder.costs_file, costs)

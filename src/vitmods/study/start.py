@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from vitmods.adapters import load, open_checkpoint
 from vitmods.finetune.delta import fingerprint
@@ -15,18 +16,40 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.sizes import Resampling
 from vitmods.model.vit import ViT, vit
 from vitmods.study.checkpoints import checkpoint_of
+from vitmods.study.models import rebuilt
+from vitmods.study.store import read_json
 from vitmods.train.trial import trained_model
 from vitmods.util.errors import UserError
+from vitmods.util.files import check_weights
 
 
 def open_trial(folder: Path) -> Any:
-    """The model of a finished trial, with its task's modules. UserError where there is none, or it is damaged."""
+    """The model of a finished trial in evaluation mode, with its task's modules: a ViT, or what its base and arm were.
+
+    Raises:
+        UserError: there is none, it is damaged, or a user's module that it was made with is not imported.
+    """
     if not ((folder / "config.json").exists() and (folder / "model.safetensors").exists()):
         raise UserError(
             f"{folder} holds no finished trial: it needs config.json and model.safetensors. Trials of a study lie in "
             "trials/ARM/seedK of its folder, or in trials/ARM/POINT/seedK where values were tuned."
         )
+    record = (read_json(folder / "config.json") or {}).get("model")
+    if isinstance(record, dict) and "base" in record:
+        return trained_model(folder, _with_weights(rebuilt(record), folder))
     return trained_model(folder, load(folder))
+
+
+def _with_weights(model: nn.Module, folder: Path) -> nn.Module:
+    from safetensors.torch import load as read
+
+    path = folder / "model.safetensors"
+    check_weights(path)
+    try:
+        model.load_state_dict(read(path.read_bytes()))
+    except Exception as error:  # safetensors and torch raise what they like
+        raise UserError(f"{path} cannot be read, or holds other weights: {error}") from error
+    return model
 
 
 @dataclass(frozen=True)

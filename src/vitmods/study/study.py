@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -13,12 +13,15 @@ from vitmods.recipes import Recipe
 from vitmods.study.arms import BASE, make_arms
 from vitmods.study.checkpoints import adopt, arms_in
 from vitmods.study.defaults import defaults_for
+from vitmods.study.edits import FunctionSpec, base_function
 from vitmods.study.measure import MARGINS, Measure, make_measure, measure_of
 from vitmods.study.plan import ImageOptions, Settings, check_points, make_seeds
 from vitmods.study.tuning import make_grid
 from vitmods.util.errors import UserError, nearest
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from vitmods.model.sizes import Resampling
     from vitmods.study.answer import Answer
     from vitmods.study.estimate import Estimate
@@ -28,11 +31,13 @@ class Study:
     """Compares arms with base on the same seeds.
 
     Args:
-        base: a size name (`S/16`), a timm name or a ViTConfig; None: one that fits the images.
+        base: a size name (`S/16`), a timm name or a ViTConfig; any other model as `timm:NAME`, `torchvision:NAME`,
+            `hf:FOLDER`, or a function (num_classes, img_size, in_chans) -> nn.Module (docs/any-model.md); None: a ViT
+            that fits the images.
         start: trained weights that every arm begins with (docs/finetune.md); they say what base is. A folder of several
             checkpoints, as a study's, is one for each arm. None: new ones.
-        arms: name -> changes (or their short form), or a list of short forms, each `CHANGES` or `NAME=CHANGES`. Of a
-            folder of checkpoints, their names; none: all.
+        arms: name -> changes (or their short form) or a function model -> model, or a list of short forms, each
+            `CHANGES` or `NAME=CHANGES`. Of a folder of checkpoints, their names; none: all.
         data: `digits`, a folder, `torchvision:NAME?root=...` or `hf:NAME`.
         recipe: how every trial is trained; None: one that fits the images.
         seeds: how many, or which.
@@ -55,7 +60,7 @@ class Study:
 
     def __init__(
         self,
-        base: str | ViTConfig | None = None,
+        base: str | ViTConfig | Callable[..., nn.Module] | None = None,
         arms: Mapping[str, Any] | Iterable[Any] = (),
         data: str | Path = "digits",
         recipe: Recipe | None = None,
@@ -155,7 +160,7 @@ class Study:
 
 
 def fixed_settings(
-    base: str | ViTConfig | None,
+    base: str | ViTConfig | Callable[..., nn.Module] | None,
     data: str | Path,
     recipe: Recipe | None,
     *,
@@ -171,9 +176,9 @@ def fixed_settings(
                 f"{name!r} is no option of a study or its images. {nearest(name, ImageOptions.__annotations__)}"
             )
     if not isinstance(base, str | ViTConfig | None):
-        raise UserError(
-            f"base is a ViT's name or a ViTConfig, not a {type(base).__name__}: a study trains new weights."
-        )
+        base = _from_function(base)
+    if function := base_function(base):
+        function.load()
     if not isinstance(recipe, Recipe | None):
         raise UserError(f"recipe is a Recipe, as vm.recipes.default() gives it, not {recipe!r}.")
     defaults, begun = defaults_for(str(data)), {}
@@ -203,6 +208,18 @@ def fixed_settings(
         "base": base if isinstance(base, str) else json.loads(base.to_json()),
         "recipe": json.loads(json.dumps(recipe.to_dict())),
     }
+
+
+def _from_function(base: Any) -> str:
+    """What is recorded of a function. UserError for anything else, as a model that is built already."""
+    from torch import nn
+
+    if isinstance(base, nn.Module) or not callable(base):
+        raise UserError(
+            f"base is a ViT's name, a ViTConfig, or a function (num_classes, img_size, in_chans) -> nn.Module that "
+            f"makes new models, not a {type(base).__name__}: every trial begins with weights of its own seed."
+        )
+    return FunctionSpec.of(base)
 
 
 def _sides(size: int | tuple[int, ...]) -> tuple[int, int]:

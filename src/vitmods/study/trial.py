@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 import vitmods
 from vitmods import data
-from vitmods.adapters.apply import apply
 from vitmods.model.config import ViTConfig
-from vitmods.model.vit import ViT, vit
+from vitmods.model.vit import vit
 from vitmods.recipes import Augment, Recipe
 from vitmods.study.arms import Arm
 from vitmods.study.defaults import Defaults
 from vitmods.study.evaluation import EvaluatedOnVal, evaluate_trial
+from vitmods.study.models import Base, ForeignBase, edited, make_base, record_of
 from vitmods.study.plan import Evaluation, ImageOptions, Settings, Trial, Work
 from vitmods.study.start import Start
 from vitmods.study.state import read_trial
@@ -64,22 +65,19 @@ def load_images(
     return dataset
 
 
-def base_config(settings: Settings, num_classes: int) -> ViTConfig:
-    """The base model for these images: the named or given ViT with their size, channels and classes."""
-    base, shape = settings.fixed["base"], {"img_size": tuple(settings.fixed["img_size"]), "num_classes": num_classes}
-    shape["in_chans"] = settings.fixed["in_chans"]
-    if isinstance(base, str):
-        return ViTConfig.from_name(base, **shape)
-    return ViTConfig.from_dict(base).with_(**shape)
+def base_config(settings: Settings, num_classes: int) -> Base:
+    """The base model for these images: the named or given one with their size, channels and classes."""
+    fixed = settings.fixed
+    return make_base(fixed["base"], num_classes, fixed["img_size"], fixed["in_chans"])
 
 
 def build_model(
-    config: ViTConfig,
+    config: Base,
     arm: Arm,
     seed: int,
     start: Mapping[str, Any] | None = None,
     recipe: Recipe | None = None,
-) -> ViT:
+) -> nn.Module:
     """The arm's model at step 0, with what the arm's `recipe` sets of it (dropout, drop path, initialization).
 
     Base is initialized from the seed, or has the weights of `start` (the fields of a `Start`) and a head from the seed,
@@ -90,12 +88,14 @@ def build_model(
     torch.manual_seed(seed)
     if arm.start is not None:
         assert start is not None, "an arm has weights of its own only where base has"
+        assert isinstance(config, ViTConfig), "a checkpoint says what base is"
         return Start(arm.start, None, start["positions"]).build(config, seed, settings)
-    base = Start(**start).build(config, seed, settings) if start else vit(config, **settings)
-    if not arm.changes:
-        return base
+    if isinstance(config, ForeignBase):
+        base = config.build(recipe.model if recipe else None)
+    else:
+        base = Start(**start).build(config, seed, settings) if start else vit(config, **settings)
     torch.manual_seed(seed)
-    return apply(base, *arm.changes)
+    return edited(base, arm.changes, config)
 
 
 def task_of(settings: Mapping[str, Any], recipe: Recipe) -> Task:
@@ -103,7 +103,7 @@ def task_of(settings: Mapping[str, Any], recipe: Recipe) -> Task:
     return TASKS[settings.get("task", DEFAULT)].from_recipe(recipe)
 
 
-def with_modules(backbone: ViT, task: Task, seed: int) -> Any:
+def with_modules(backbone: nn.Module, task: Task, seed: int) -> Any:
     """The trained model: with the task's modules, if it has any, drawn from the seed."""
     torch.manual_seed(seed)
     return task.wrap(backbone)
@@ -180,8 +180,11 @@ class TrialRunner:
         start = self.settings.fixed.get("start")
         config = base_config(self.settings, dataset.num_classes)
         task = task_of(self.settings.fixed, recipe)
-        model = with_modules(build_model(config, trial.arm, trial.seed, start, recipe), task, trial.seed)
+        backbone = build_model(config, trial.arm, trial.seed, start, recipe)
+        model = with_modules(backbone, task, trial.seed)
         record = {"arm": trial.arm.name, "changes": trial.arm.short, "images": image_settings(self.settings.fixed)}
+        made = record_of(backbone, config, trial.arm.changes)
+        record |= {"model": made} if made else {}
         record |= {"start": {**start, "arm": trial.arm.start} if trial.arm.start else start} if start else {}
         return train_trial(
             model,

@@ -9,24 +9,31 @@ from typing import TYPE_CHECKING
 
 from vitmods.layers.norms import PowerNorm
 from vitmods.layers.norms.contract import SMALL_BATCH, RunningNorm, SmallBatchWarning
+from vitmods.model.vit import ViT
 from vitmods.recipes.length import resolve_on
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from vitmods.data import ImageDataset
-    from vitmods.model.vit import ViT
     from vitmods.recipes import Recipe
 
 
-def study_warnings(arms: Iterable[tuple[str, ViT, Recipe]], dataset: ImageDataset) -> list[str]:
+def study_warnings(arms: Iterable[tuple[str, nn.Module, Recipe]], dataset: ImageDataset) -> list[str]:
     """A sentence for each thing to know.
 
     Args:
-        arms: name, model and recipe of each; a model is not kept.
+        arms: name, model and recipe of each, base first; a model is not kept.
         dataset: for its size.
     """
     small: dict[int, list[str]] = {}
     long: dict[tuple[int, int], list[str]] = {}
+    converted: dict[str, list[str]] = {}
+    base = ""
     for arm, model, recipe in arms:
+        base = base or type(model).__name__
+        if isinstance(model, ViT) and base != type(model).__name__:
+            converted.setdefault(base, []).append(arm)
         batch = recipe.part_size
         steps = resolve_on(recipe, dataset).steps
         warmup = max((norm.warmup for norm in model.modules() if isinstance(norm, PowerNorm)), default=0)
@@ -35,6 +42,11 @@ def study_warnings(arms: Iterable[tuple[str, ViT, Recipe]], dataset: ImageDatase
         if warmup >= steps * recipe.accumulate:
             long.setdefault((warmup, steps * recipe.accumulate), []).append(arm)
     return [
+        *(
+            f"{_arms(changed)}: changes make a vitmods ViT of base, which itself stays a {kind}. So the costs compare "
+            "two implementations too. A base by its own name (vit_small_patch16_224) is a vitmods ViT."
+            for kind, changed in converted.items()
+        ),
         *(
             f"{_arms(arms)}: the norms take statistics from batches of {batch}, and below {SMALL_BATCH} images these "
             "are noisy. Use a larger batch, or a norm that does without."

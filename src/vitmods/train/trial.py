@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -206,7 +207,7 @@ def _decisive(config: dict[str, Any]) -> dict[str, Any]:
 
 def _check_model(model: nn.Module, recipe: Recipe) -> None:
     """Raise UserError where the model is not built as the recipe says: its dropout would silently be another one."""
-    config = getattr(model, "vit_config", None)
+    config = getattr(model, "vit_config", None) or _drop_path_of(model)
     for name, value in recipe.model.to_config().items():
         found = getattr(config, name, "not reported")
         if found != value:
@@ -214,6 +215,12 @@ def _check_model(model: nn.Module, recipe: Recipe) -> None:
                 f"The recipe sets {name}={value!r} of the model, and the one that is to be trained has it {found!r}. "
                 "Build it with what the recipe sets: vitmods.vit(..., **recipe.model.to_config())."
             )
+
+
+def _drop_path_of(model: nn.Module) -> SimpleNamespace:
+    """What other libraries' models show of their stochastic depth by its modules."""
+    rates = [float(getattr(m, "drop_prob", 0) or 0) for m in model.modules() if type(m).__name__.endswith("DropPath")]
+    return SimpleNamespace(drop_path=round(max(rates, default=0.0), 6), drop_path_shape="linear")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -236,7 +243,7 @@ def _config(model: nn.Module, ds: Images, recipe: Recipe, settings: dict[str, An
     model_config: Any = getattr(model, "vit_config", None)
     described = json.loads(model_config.to_json()) if hasattr(model_config, "to_json") else type(model).__name__
     data = {key: value for key, value in ds.summary().items() if key in _IDENTIFIES_DATA}
-    config = {"schema": 1, "arm": "base", "changes": "", **settings, "model": described, "data": data}
+    config = {"schema": 1, "arm": "base", "changes": "", "model": described, **settings, "data": data}
     found: dict[str, Any] = json.loads(json.dumps({**config, "recipe": recipe.to_dict()}, allow_nan=False))
     return found
 

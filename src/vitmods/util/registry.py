@@ -160,7 +160,7 @@ def load_plugins(names: Iterable[str]) -> None:
 def plugins() -> list[str]:
     """What another process gives to ``load_plugins`` to know the same: the modules outside the package that have added
     something, each by its name, or by its path where Python would not find it. Entry points are found there too."""
-    return sorted(_spelled(sys.modules[name]) for name in _added() - _entered - {"__main__"} if name in sys.modules)
+    return sorted(spelled(sys.modules[name]) for name in _added() - _entered - {"__main__"} if name in sys.modules)
 
 
 def check_plugins(needed: Iterable[str], what: str) -> None:
@@ -192,7 +192,8 @@ def _name(plugin: str) -> str:
     return Path(plugin).stem if plugin.endswith(".py") else plugin
 
 
-def _spelled(module: ModuleType) -> str:
+def spelled(module: ModuleType) -> str:
+    """A module for ``load_plugins`` of another process: its name, or its path where Python would not find it."""
     parent = module.__name__.rpartition(".")[0]
     spec = PathFinder.find_spec(module.__name__, getattr(sys.modules.get(parent), "__path__", None))
     path = getattr(module, "__file__", None)

@@ -16,6 +16,22 @@ def split_form(text: str) -> tuple[str, str] | None:
     return (match[1], match[2] or "") if match else None
 
 
+def split_outside(text: str, mark: str) -> list[str]:
+    """Parts between the marks (one character) outside of parentheses. UserError where these do not match."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        if depth < 0:
+            break
+        if char == mark and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    if depth:
+        raise UserError(f"The parentheses in '{text}' do not match. Write a change as in 'dpn(before=false)+rms'.")
+    return [part.strip() for part in parts]
+
+
 def read_settings(name: str, kind: str, inside: str, types: Mapping[str, Any]) -> dict[str, Any]:
     """The values of `a=1,b=false`, by the types of the settings; a setting without a value is true.
 

@@ -1,0 +1,349 @@
+"""Base and arms of models that vitmods has no config of: timm, torchvision, Hugging Face, functions."""
+
+import json
+import shutil
+import sys
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import vitmods as vm
+from vitmods.cli import main
+from vitmods.recipes import plain
+from vitmods.study import Replace, Study, parse_edits
+from vitmods.study.arms import Arm, arm_from_text
+from vitmods.study.evaluate import evaluate
+from vitmods.study.models import macs_of, make_base
+from vitmods.study.start import open_trial
+from vitmods.study.trial import build_model
+from vitmods.util.errors import UserError
+
+RECIPE = plain(epochs=1).with_(batch_size=64)
+VIT = "timm:vit_tiny_patch16_224?embed_dim=16&depth=2&num_heads=2&patch_size=4"
+SWIN = "timm:swin_tiny_patch4_window7_224?embed_dim=16&depths=(1,1)&num_heads=(2,4)&patch_size=2&window_size=2"
+PVT = "timm:pvt_v2_b0?embed_dims=(16,16,16,16)&depths=(1,1,1,1)&num_heads=(1,1,1,1)&mlp_ratios=(1,1,1,1)"
+
+
+def swin(num_classes, img_size, in_chans):
+    return make_base(SWIN, num_classes, img_size, in_chans).build()
+
+
+def relu(model):
+    """ReLU in place of GELU."""
+    for module in model.modules():
+        if hasattr(module, "mlp"):
+            module.mlp.act = nn.ReLU()
+    return model
+
+
+def nothing(model):
+    print(model)
+
+
+@pytest.fixture(scope="module")
+def torchvision_vit():
+    from torchvision import models
+    from torchvision.models._api import BUILTIN_MODELS, register_model
+
+    def tiny_test_vit(*, weights=None, num_classes=1000, image_size=224):
+        return models.VisionTransformer(image_size, 8, 2, 2, 32, 64, num_classes=num_classes)
+
+    register_model()(tiny_test_vit)
+    yield "torchvision:tiny_test_vit"
+    BUILTIN_MODELS.pop("tiny_test_vit")
+
+
+@pytest.fixture(scope="module")
+def hf_folder(tmp_path_factory):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    folder = tmp_path_factory.mktemp("hf")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = ViTConfig(**sizes, image_size=8, patch_size=4, num_channels=1, num_labels=3)
+    ViTForImageClassification(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def every_base(torchvision_vit, hf_folder):
+    """name -> base, channels, image side"""
+    return {
+        "vit": (VIT, 1, 8),
+        "swin": (SWIN, 1, 8),
+        "pvt": (PVT, 3, 32),
+        "torchvision": (torchvision_vit, 3, 32),
+        "hf": (f"hf:{hf_folder}", 1, 8),
+        "function": (swin, 1, 8),
+    }
+
+
+def study_of(base=SWIN, arms=("rms=replace(rms)",), **options):
+    return Study(base, arms, "digits", **{"recipe": RECIPE, "seeds": 1, "limit_train": 128, **options})
+
+
+def run(study, out, **options):
+    return study.run(out, **{"workers": 1, "device": "cpu", "cost_seconds": 0.1, "progress": False, **options})
+
+
+def build(base, *edits, side=8, chans=1, seed=0, recipe=None):
+    spec = Study(base, ["dpn"]).settings.fixed["base"]
+    return build_model(make_base(spec, 10, (side, side), chans), Arm("x", edits), seed, recipe=recipe)
+
+
+@pytest.mark.parametrize("kind", ["vit", "swin", "pvt", "torchvision", "hf", "function"])
+def test_every_base_is_built_from_the_seed_and_its_arms_share_the_weights(kind, every_base):
+    base, chans, side = every_base[kind]
+    same = {"side": side, "chans": chans}
+    first, other = build(base, **same), build(base, seed=1, **same)
+    assert first(torch.randn(2, chans, side, side)).shape == (2, 10)
+    arm = build(base, *parse_edits("replace(rms)"), **same).state_dict()
+    own = first.state_dict()
+    assert all(own[name].equal(arm[name]) for name in arm)
+    assert set(own) - set(arm) == {name for name in own if name.endswith(".bias") and name not in arm} != set()
+    assert build(base, **same).state_dict().keys() == own.keys()
+    assert all(value.equal(own[name]) for name, value in build(base, **same).state_dict().items())
+    assert any(not value.equal(own[name]) for name, value in other.state_dict().items())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("any") / "out"
+    arms = {
+        "rms": "replace(rms)",
+        "dtn": "replace(dtn(norms=both))",
+        "relu": relu,
+        "wide": lambda model: model.double().float(),
+    }
+    study = study_of(arms=arms, seeds=2)
+    return study, run(study, out), out
+
+
+def test_a_study_of_a_swin_is_complete(finished):
+    _, result, _ = finished
+    assert result.complete
+    assert not result.failed
+    assert result["relu"].n == 2
+    assert result["wide"].mean == 0
+
+
+def test_its_costs_are_counted_and_measured(finished):
+    costs = json.loads((finished[2] / "costs.json").read_text())
+    assert costs["base"]["macs"] == macs_of(build(SWIN), make_base(SWIN, 10, (8, 8), 1)) > 100_000
+    assert costs["arms"]["rms"]["params"] < 1 == costs["arms"]["relu"]["params"]
+    assert costs["arms"]["dtn"]["flops"] > 1 == costs["arms"]["rms"]["flops"]
+    assert costs["arms"]["dtn"]["train_step"]["ratio"] > 0
+
+
+def test_the_same_call_goes_on_and_seeds_are_added(finished, tmp_path):
+    study, _, out = finished
+    copy = shutil.copytree(out, tmp_path / "out")
+    kept = {path: path.stat().st_mtime_ns for path in copy.rglob("result.json")}
+    shutil.rmtree(copy / "trials/dtn/seed1")
+    again = run(study, copy)
+    assert again.complete
+    assert all(path.stat().st_mtime_ns == time for path, time in kept.items() if "dtn/seed1" not in str(path))
+    weights = [folder / "trials/dtn/seed1/model.safetensors" for folder in (out, copy)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    with pytest.raises(UserError, match="other settings"):
+        run(study_of(f"{SWIN}&drop_rate=0.1", study.settings.arms, seeds=2), copy)
+
+
+def test_the_report_has_modules_in_place_of_a_drawing(finished):
+    page = finished[1].report().read_text()
+    assert "No drawing: only vitmods ViTs are drawn, and this is a SwinTransformer." in page
+    assert "SwinTransformer, 18.7 k parameters, images of 8 × 8 pixels." in page
+    assert "layers.*.blocks.*.norm1" in page
+    assert "RMSNorm" in page
+    assert "ReLU in place of GELU." in page
+    assert "those that suit this kind" in page
+    assert 'class="drawing"' not in page
+
+
+@pytest.mark.parametrize("arm", ["base", "rms", "dtn", "relu"])
+def test_a_trial_can_be_opened_again(finished, arm):
+    folder = finished[2] / "trials" / arm / "seed0"
+    if arm == "relu":
+        sys.modules[relu.__module__].relu = relu  # a trial that names a function is opened where that is imported
+    model = open_trial(folder)
+    images = torch.randn(2, 1, 8, 8)
+    assert not model.training
+    assert model(images).equal(open_trial(folder)(images))
+    assert isinstance(model, timm.models.SwinTransformer)
+    with pytest.raises(UserError, match=r"open_trial\(folder\) opens it"):
+        vm.adapters.load(folder)
+
+
+def test_a_trial_whose_function_is_gone_says_so(finished, tmp_path):
+    with pytest.raises(UserError, match="run that again"):
+        open_trial(finished[2] / "trials/wide/seed0")
+    folder = shutil.copytree(finished[2] / "trials/relu/seed0", tmp_path / "seed0")
+    config = json.loads((folder / "config.json").read_text())
+    config["model"]["edits"] = "python(antigravity:anything)"
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="import antigravity first, in the shell --plugin antigravity"):
+        open_trial(folder)
+    assert "antigravity" not in sys.modules
+    config["model"] |= {"edits": "", "base": f"{SWIN}&mlp_ratio=2.0"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="another model than the one that was trained"):
+        open_trial(folder)
+
+
+def test_the_shell_compares_and_evaluates(hf_folder, tmp_path, capsys):
+    options = ["--base", f"hf:{hf_folder}", "--epochs", "1", "--limit-train", "128", "--device", "cpu"]
+    study = tmp_path / "study"
+    arms = [
+        "--arms",
+        "replace(rms)",
+        "two=replace(norm(kind=instance),where=mlp)",
+        "--seeds",
+        "1",
+        "--cost-seconds",
+        "0",
+    ]
+    assert main(["compare", *options, *arms, "--workers", "2", "--out", str(study), "--quiet"]) == 0
+    assert "replace(rms)" in capsys.readouterr().out
+    trial = study / "trials/two/seed0"
+    assert main(["evaluate", str(trial), "--protocol", "top1", "--device", "cpu"]) == 0
+    (found,) = evaluate(trial, ["top1", "knn"], device="cpu")
+    assert found["metrics"]["top1"] == json.loads((trial / "result.json").read_text())["metrics"]["top1"]
+    assert found["metrics"]["knn"] > 0
+    assert main(["train", *options, "--arm", "replace(rms)", "--out", str(tmp_path / "one"), "--quiet"]) == 0
+
+
+def test_trained_weights_are_loaded_when_asked_for(hf_folder):
+    from transformers import ViTForImageClassification
+
+    trained = ViTForImageClassification.from_pretrained(hf_folder).state_dict()
+    model = build(f"hf:{hf_folder}?pretrained=1")
+    assert all(value.equal(trained[name]) for name, value in model.state_dict().items() if "classifier" not in name)
+    assert model.training
+    with pytest.raises(UserError, match=r"do not fit these images: .*position_embeddings"):
+        build(f"hf:{hf_folder}?pretrained=1", side=16)
+
+
+def test_worker_processes_import_a_function_that_can_be_imported(tmp_path, monkeypatch):
+    (tmp_path / "arms_of_a_test.py").write_text(
+        "import timm\n"
+        "def base(num_classes, img_size, in_chans):\n"
+        "    return timm.create_model('vit_tiny_patch16_224', num_classes=num_classes, img_size=img_size,\n"
+        "        in_chans=in_chans, embed_dim=16, depth=1, num_heads=2, patch_size=4)\n"
+        "def frozen(model):\n"
+        "    model.pos_embed.requires_grad_(False)\n"
+        "    return model\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    study = study_of("python:arms_of_a_test:base", ["frozen=python(arms_of_a_test:frozen)"])
+    result = run(study, tmp_path / "out", workers=2)
+    assert result.complete, result.failed
+    import arms_of_a_test
+
+    assert (
+        study_of(arms_of_a_test.base, {"frozen": arms_of_a_test.frozen}).settings.to_dict() == study.settings.to_dict()
+    )
+
+
+def test_a_function_of_this_process_alone_has_one_worker(tmp_path):
+    study = study_of(lambda *shape: swin(*shape), ["replace(rms)"], seeds=2)
+    assert run(study, tmp_path / "one", workers=None).complete
+    with pytest.raises(UserError, match="cannot reach worker processes"):
+        run(study, tmp_path / "two", workers=2)
+
+
+def test_changes_of_a_model_that_can_be_read(tmp_path):
+    with pytest.warns(UserWarning, match="changes make a vitmods ViT of base, which itself stays a VisionTransformer"):
+        result = run(study_of(VIT, ["dpn"]), tmp_path / "out")
+    assert result.complete
+    assert isinstance(open_trial(tmp_path / "out/trials/dpn/seed0"), vm.ViT)
+    assert isinstance(open_trial(tmp_path / "out/trials/base/seed0"), timm.models.VisionTransformer)
+    assert 'class="drawing"' in result.report().read_text()
+
+
+def test_a_function_of_our_own_vit_is_opened_with_it(tmp_path):
+    result = run(study_of("mu/4", {"relu": relu}), tmp_path / "out")
+    assert result.complete
+    opened = open_trial(tmp_path / "out/trials/relu/seed0")
+    assert isinstance(opened.blocks[0].mlp.act, nn.ReLU)
+    with pytest.raises(UserError, match="open_trial"):
+        vm.adapters.load(tmp_path / "out/trials/relu/seed0")
+
+
+def test_drop_path_reaches_models_that_know_it():
+    recipe = RECIPE.with_(drop_path=0.2)
+    rates = [m.drop_prob for m in build(SWIN, recipe=recipe).modules() if type(m).__name__ == "DropPath"]
+    assert max(rates) == pytest.approx(0.2)
+    with pytest.raises(UserError, match=r"drop_path=0\.2 .* set drop_path to None"):
+        build(swin, recipe=recipe)
+
+
+def test_drop_path_is_trained(tmp_path):
+    assert run(study_of(recipe=RECIPE.with_(drop_path=0.1)), tmp_path / "out").complete
+
+
+@pytest.mark.parametrize(("field", "value"), [("dropout", 0.1), ("init", "timm"), ("head_bias", -5.0)])
+def test_settings_of_vitmods_vits_alone_are_refused(field, value):
+    with pytest.raises(UserError, match=f"The recipe sets {field}="):
+        build(SWIN, recipe=RECIPE.with_(**{field: value}))
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ("timm:swim_tiny_patch4_window7_224", "Did you mean 'swin_tiny_patch4_window7_224'"),
+        (f"{SWIN}&depht=3", "cannot be built: .*'depht'"),
+        ("torchvision:vit_b_17", "Did you mean 'vit_b_16'"),
+        ("torchvision:vit_b_16", "read 3 channels, not 1: set in_chans to 3"),
+        ("hf:nowhere", "there is no nowhere/config.json"),
+        ("timm:vit_tiny_patch16_224", "cannot"),  # no patch of 16 in 8 pixels
+    ],
+)
+def test_a_base_that_cannot_be_built_says_why(base, message):
+    with pytest.raises(UserError, match=message):
+        build(base)
+
+
+def test_what_is_no_base_or_no_arm_is_refused():
+    with pytest.raises(UserError, match="that makes new models, not a Linear"):
+        study_of(nn.Linear(1, 1))
+    with pytest.raises(UserError, match="not a int"):
+        study_of(3)
+    with pytest.raises(UserError, match="There is no plugin 'no_such_module'"):
+        study_of("python:no_such_module:base")
+    with pytest.raises(UserError, match="has no 'wider'"):
+        arm_from_text("python(timm:wider)")
+    with pytest.raises(UserError, match="is no change"):
+        study_of(arms={"dpn": vm.DualPatchNorm})
+    with pytest.raises(UserError, match="takes a kind of norm, as rms or dtn, not 'dpn'"):
+        arm_from_text("replace(dpn)")
+    with pytest.raises(UserError, match="Did you mean 'where'"):
+        arm_from_text("replace(rms,wheer=attn)")
+    with pytest.raises(UserError, match="give the arm as a function"):
+        Replace(vm.Norm("rms"), where=lambda site: True)
+
+
+def test_an_arm_that_gives_no_classifier_is_refused():
+    with pytest.raises(UserError, match="has to return the model"):
+        build(SWIN, *study_of(arms={"x": nothing}).settings.arms[0].changes)
+    with pytest.raises(UserError, match=r"logits of shape \(2, 10\)"):
+        build(
+            SWIN, *study_of(arms={"x": lambda model: nn.Sequential(model, nn.Linear(10, 7))}).settings.arms[0].changes
+        )
+    with pytest.raises(UserError, match="write rms, not replace"):
+        build("mu/4", *parse_edits("replace(rms)"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "replace(rms)",
+        "replace(dtn(norms=both),heads=4)",
+        "replace(instancenorm,where=*.norm1)",
+        "dpn+replace(layernorm)",
+        "python(module:name)+dpn(before=false)",
+    ],
+)
+def test_short_forms_are_read_and_written(text):
+    assert "+".join(map(str, parse_edits(text))) == text or text == "dpn+replace(layernorm)"
+    assert parse_edits("+".join(map(str, parse_edits(text)))) == parse_edits(text)
