@@ -25,7 +25,7 @@ ARMS = {
     "stem": "hmlp",
     "subln": "subln",
     **{kind: f"norm(kind={kind})" for kind in ("scale", "batch", "instance", "group", "power", "switchable")},
-    **{kind: kind for kind in ("levit", "local")},
+    **{kind: kind for kind in ("levit", "local", "swiglu", "qknorm", "dropkey", "patchdropout")},
 }
 
 

@@ -133,10 +133,10 @@ def test_hooks_hear_what_they_hear_of_the_plain_form(kind, forms, training):
     assert any(name.startswith("blocks.1") for name, *_ in heard)
 
 
-@every_form
 @every_model
-def test_one_hook_anywhere_hears_the_same_and_may_change_what_it_hears(kind, forms):
+def test_one_hook_anywhere_hears_the_same_and_may_change_what_it_hears(kind):
     """One module after another: a form that stands aside for some modules must do so for each."""
+    forms = FORMS["all"]
     names = [name for name, _ in build(kind).named_modules() if name.startswith(("blocks.1", "norm"))]
     for name in names:
         model = build(kind)
@@ -314,11 +314,11 @@ def test_symbolically_traced(kind, forms):
     assert last <= targets
 
 
-@every_form
 @every_model
 @pytest.mark.parametrize("training", [True, False])
-def test_compiled(kind, forms, training):
+def test_compiled(kind, training):
     torch._dynamo.reset()
+    forms = FORMS["all"]
     model = build(kind, drop_path=0.0).train(training)
     model.forms = forms
     assert_plain_evaluation(model, forms, torch.compile(model, fullgraph=True, backend="eager"))
@@ -396,7 +396,19 @@ def test_dropout_draws_the_same(kind, forms, fields):
 
 @every_form
 @pytest.mark.parametrize(
-    "changes", ["rms", "subln", "normformer(head_scale=true)", "postnorm", "batchnorm", "dtn", "gpsa"]
+    "changes",
+    [
+        "rms",
+        "subln",
+        "normformer(head_scale=true)",
+        "postnorm",
+        "batchnorm",
+        "dtn",
+        "gpsa",
+        "swiglu",
+        "dropkey",
+        "qknorm",
+    ],
 )
 def test_changes(forms, changes):
     model = vm.apply(build("mean"), *vm.parse_changes(changes))

@@ -12,6 +12,7 @@ from vitmods.fast.packed import PackedLinear
 from vitmods.layers import (
     Attention,
     Block,
+    DropKey,
     DropPath,
     DynamicTokenNorm,
     GatedPositions,
@@ -20,6 +21,7 @@ from vitmods.layers import (
     Mlp,
     ParallelBlock,
     RMSNorm,
+    SwiGLU,
 )
 from vitmods.layers.norms import GroupNorm, InstanceNorm
 from vitmods.ops.context import transformed
@@ -29,10 +31,12 @@ _NAMES: dict[type[nn.Module], str] = {
     ParallelBlock: "attns ffns",
     Attention: "qkv q_norm k_norm mask attn_drop positions head_scale norm proj proj_drop num_heads head_dim",
     Mlp: "fc1 act drop1 norm fc2 drop2",
+    SwiGLU: "fc1_g fc1_x drop1 norm fc2 drop2",
     LayerNorm: "weight bias normalized_shape eps elementwise_affine",
     RMSNorm: "weight eps",
     LayerScale: "gamma init",
     DropPath: "rate",
+    DropKey: "rate",
     GatedPositions: "a gate grid_size prefix_tokens init start",
     nn.Linear: "weight bias in_features out_features",
     PackedLinear: "weight bias in_features out_features gelu _blocks",
@@ -44,7 +48,7 @@ _NAMES: dict[type[nn.Module], str] = {
 new that the forms would leave out, so that the plain module runs."""
 _KNOWN = {kind: (frozenset(names.split()), kind.forward) for kind, names in _NAMES.items()}
 _OF_ALL = frozenset(vars(nn.Module()))
-_TOKEN_WISE = (nn.Identity, nn.Linear, PackedLinear, nn.GELU, nn.Dropout, LayerScale, Mlp)
+_TOKEN_WISE = (nn.Identity, nn.Linear, PackedLinear, nn.GELU, nn.Dropout, LayerScale, Mlp, SwiGLU)
 _TENSORS = (nn.Parameter, Tensor, FakeTensor, type(None))  # fake ones while a graph is exported
 _PER_IMAGE = (DynamicTokenNorm, InstanceNorm, GroupNorm)
 
@@ -92,12 +96,12 @@ def image_wise(*modules: nn.Module) -> bool:
 
 
 def reads_heads(attn: Any) -> bool:
-    """Whether it is our attention with known parts, each of which treats each token by itself, and no mask of its own:
-    one may compute its queries alone."""
+    """Whether it is our attention with known parts, each of which treats each token by itself, and no mask of its own
+    now: one may compute some of its queries alone."""
     return (
         exact(attn, Attention)
         and exact(attn.qkv, nn.Linear, PackedLinear)
-        and attn.mask is None
+        and (attn.mask is None or (exact(attn.mask, DropKey) and not attn.mask.training))
         and (attn.positions is None or exact(attn.positions, GatedPositions))
         and token_wise(attn.q_norm, attn.k_norm, attn.norm, attn.proj, attn.proj_drop)
     )
