@@ -16,16 +16,17 @@ import torch
 from paired import one_thread, paired, report, saved_bytes
 
 import vitmods as vm
+from vitmods import fast
 from vitmods.analysis.timing import peak_bytes
 
-RECOMPUTE: dict[str, dict[str, int]] = {"set_recompute": {}}
+RECOMPUTE: dict[str, dict[str, int]] = {"recompute": {}}
 VARIANTS: dict[str, tuple[str, dict[str, dict[str, int]]]] = {
     "full": ("all", {}),
     "full recompute": ("all", RECOMPUTE),
     "attention": ("attention", {}),
     "attention recompute": ("attention", RECOMPUTE),
-    "attention recompute recompute": ("attention", RECOMPUTE | {"set_frozen_mlp_recompute": {}}),
-    "attention recompute recompute, 3 kept": ("attention", RECOMPUTE | {"set_frozen_mlp_recompute": {"keep_last": 3}}),
+    "attention recompute recompute": ("attention", RECOMPUTE | {"recompute_frozen_mlps": {}}),
+    "attention recompute recompute, 3 kept": ("attention", RECOMPUTE | {"recompute_frozen_mlps": {"keep_last": 3}}),
     "ffn": ("ffn", {}),
     "head": ("head", {}),
 }
@@ -37,7 +38,7 @@ def build(size: str, pixels: int, variant: str) -> vm.ViT:
     model = vm.vit(size, img_size=pixels)
     vm.train_only(model, what)
     for setting, options in settings.items():
-        getattr(model, setting)(**options)
+        getattr(fast, setting)(model, **options)
     return model
 
 
@@ -75,8 +76,8 @@ def expected(variant: str, config: vm.ViTConfig) -> float:
     if what == "head":
         return 1 / 3
     work = 3 * mixing + attn * (2 if what == "ffn" else 3) + mlp * (2 if what == "attention" else 3)
-    if "set_frozen_mlp_recompute" in settings:
-        kept = settings["set_frozen_mlp_recompute"].get("keep_last", 1)
+    if "recompute_frozen_mlps" in settings:
+        kept = settings["recompute_frozen_mlps"].get("keep_last", 1)
         work += mlp / 2 * (config.depth - kept) / (config.depth - 1)  # the last block has one token to work on
     return work / (3 * (attn + mlp + mixing))
 

@@ -15,6 +15,7 @@ import torch
 from paired import one_thread, paired, report, saved_bytes
 
 import vitmods as vm
+from vitmods import fast
 
 
 def training_step(model: torch.nn.Module, images: torch.Tensor) -> Callable[[], None]:
@@ -44,7 +45,7 @@ def build(size: str, pool: str) -> dict[str, torch.nn.Module]:
     ours.load_state_dict(theirs.state_dict())
     recompute = vm.vit(ours.vit_config)
     recompute.load_state_dict(theirs.state_dict())
-    recompute.set_recompute()
+    fast.recompute(recompute)
     return {"timm": theirs, "vitmods": ours, "vitmods recompute": recompute}
 
 

@@ -10,6 +10,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 import vitmods as vm
+from vitmods import fast
 from vitmods.tasks import Classification
 from vitmods.train import RunOptions, train_trial
 
@@ -53,7 +54,7 @@ def main(out: Path) -> None:
     model.set_input_size(SIDE)  # positions of 4 x 4 patches become those of 8 x 8
     model.reset_classifier(2)
     print(vm.train_only(model, "attention"))
-    model.set_recompute()  # same gradients, less memory
+    fast.recompute(model)  # same gradients, less memory
     print(f"\nphotographs: top-1 {train(model, photographs, recipe, out / 'tuned'):.3f}\n")
 
     delta = vm.save_delta(model, base, out / "photographs.safetensors")

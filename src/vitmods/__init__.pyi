@@ -1,6 +1,7 @@
 from . import adapters as adapters
 from . import changes as changes
 from . import data as data
+from . import fast as fast
 from . import finetune as finetune
 from . import recipes as recipes
 from .adapters import replace_norms as replace_norms

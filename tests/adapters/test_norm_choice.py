@@ -309,9 +309,8 @@ class Blind(nn.Module):
 
 
 def test_an_unknown_grid_is_an_error_that_names_the_block():
-    model = vm.replace_norms(Blind(), DTN).model
     with pytest.raises(UserError, match=r"block got 16 tokens.*block\.one"):
-        model(torch.randn(1, 3, 32, 32))
+        vm.replace_norms(Blind(), DTN, example=torch.randn(1, 3, 32, 32))
     vm.replace_norms(Blind(), vm.Norm("instance")).model(torch.randn(1, 3, 32, 32))
 
 
@@ -355,3 +354,116 @@ def test_a_norm_that_is_no_member_of_a_branch():
     with pytest.raises(NoEffect, match="not of a branch"):
         vm.replace_norms(model, DTN)
     assert replaced(model, DTN, "*.one") == ["0.one", "1.one"]
+
+
+GPT2 = hf.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=32)
+NEOX = hf.GPTNeoXConfig(
+    vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+    max_position_embeddings=32,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [lambda: hf.GPT2Model(GPT2), lambda: hf.GPTNeoXModel(NEOX)], ids=["gpt2", "neox"])
+@pytest.mark.parametrize("kind", ["batch", "instance", "group", "power", "switchable"])
+def test_models_without_a_recognized_block_may_be_causal(make, kind):
+    model = make().eval()
+    heads = 2 if kind in ("group", "power") else None
+    with pytest.raises(UserError, match=r"in no block whose attention is recognized.*where"):
+        vm.replace_norms(model, vm.Norm(kind), heads=heads)
+    asked = vm.replace_norms(model, vm.Norm(kind), where="block", heads=heads).model
+    one_by_one = vm.replace_norms(model, vm.Norm("rms", exact=False)).model.eval()
+    words = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[1, 2, 3, 9]])
+    outputs = [one_by_one(each).last_hidden_state[:, :-1] for each in words]
+    torch.testing.assert_close(*outputs)
+    assert asked is not model
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_decoder_may_be_called_with_a_causal_mask(whole):
+    layer = nn.TransformerDecoderLayer(16, 2, 32, batch_first=True)
+    model = nn.TransformerDecoder(layer, 1) if whole else nn.Sequential(layer)
+    with pytest.raises(UserError, match=r"a decoder's.*causal mask.*where"):
+        vm.replace_norms(model, vm.Norm("instance"))
+    assert vm.replace_norms(model, vm.Norm("instance"), where="*norm2").rows[1].now == "InstanceNorm"
+    vm.replace_norms(model, vm.Norm("scale"))
+
+
+class HiddenCausality(nn.Module):
+    """A block that does not say that it is causal."""
+
+    def __init__(self, dim=16):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attn = nn.Module()
+        self.attn.qkv, self.attn.num_heads = nn.Linear(dim, 3 * dim), 2
+        self.fc1, self.fc2 = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        q, k, v = self.attn.qkv(self.norm1(x)).unflatten(-1, (3, 2, -1)).transpose(1, 3).unbind(2)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + mixed.transpose(1, 2).flatten(2)
+        return x + self.fc2(self.fc1(self.norm2(x)).relu())
+
+
+def test_a_model_that_turns_out_to_be_causal():
+    model = nn.Sequential(HiddenCausality(), HiddenCausality())
+    with pytest.raises(UserError, match=r"is causal, and with these norms earlier tokens see later ones"):
+        vm.replace_norms(model, vm.Norm("instance"))
+    with pytest.raises(UserError, match="is causal"):
+        vm.replace_norms(model, DTN, example=torch.randn(1, 5, 16))
+    vm.replace_norms(model, vm.Norm("rms", exact=False))
+    vm.replace_norms(model, vm.Norm("instance"), where="*norm*")
+    with pytest.raises(UserError, match="does not run on the example"):
+        vm.replace_norms(model, vm.Norm("rms", exact=False), example=torch.randn(1, 5, 17))
+
+
+def crossvit():
+    return timm.create_model("crossvit_9_240", depth=((1, 1, 0),), embed_dim=(32, 32), num_heads=(2, 2), num_classes=3)
+
+
+CRASHED = {
+    "cait": (lambda: timm.create_model("cait_xxs24_224", img_size=32, depth=1), ("instance", "switchable"), "norm2"),
+    "xcit": (lambda: timm.create_model("xcit_nano_12_p16_224", depth=1), ("instance", "switchable"), "cls_attn_blocks"),
+    "crossvit": (crossvit, ("instance", "switchable"), "blocks.0.projs"),
+    "hiera": (
+        lambda: timm.create_model("hiera_tiny_224", embed_dim=32, num_heads=1, stages=(1, 1, 1, 1)),
+        ("batch", "instance", "group", "power", "switchable"),
+        "no block whose attention is recognized",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CRASHED)
+def test_what_crashed_at_the_first_forward_is_refused_at_once(name):
+    make, kinds, what = CRASHED[name]
+    model = make().eval()
+    for kind in kinds:
+        with pytest.raises(UserError, match=what):
+            vm.replace_norms(model, vm.Norm(kind), heads=1 if kind in ("group", "power") else None)
+        if (name, kind) == ("hiera", "instance"):
+            with pytest.raises(UserError, match=r"does not run with these norms, at head\.norm"):
+                vm.replace_norms(model, vm.Norm(kind), where="block")
+    vm.replace_norms(model, vm.Norm("rms", exact=False))
+
+
+def test_dynamic_token_norms_where_no_tensor_or_another_grid_arrives():
+    with pytest.raises(UserError, match=r"blocks_token_only.0.norm1: The input has 5 tokens"):
+        vm.replace_norms(timm.create_model("cait_xxs24_224", img_size=32, depth=1), DTN)
+    cait = vm.replace_norms(timm.create_model("cait_xxs24_224", img_size=32, depth=1), DTN, where="blocks.*.norm1")
+    assert cait.model(torch.randn(2, 3, 32, 32)).shape == (2, 1000)
+    with pytest.raises(UserError, match="is called without a tensor of tokens"):
+        vm.replace_norms(crossvit(), DTN)
+
+
+def test_the_trial_leaves_both_models_as_they_were():
+    torch.manual_seed(0)
+    model = hf.BertModel(
+        hf.BertConfig(vocab_size=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    ).train()
+    calls, state = [], torch.get_rng_state()
+    new = vm.replace_norms(model, vm.Norm("batch")).model
+    new.register_forward_hook(lambda *args: calls.append(1))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert new.training
+    assert all(not list(m._forward_pre_hooks) for m in new.modules())
+    assert all(not buffer.any() for name, buffer in new.named_buffers() if name.endswith("running_mean"))

@@ -370,7 +370,8 @@ def test_the_config_that_timm_registers():
 
 TRACED = [
     "", "dpn", "rms", "dtn", "norm(kind=batch)", "normformer", "subln", "postnorm", "gpsa",
-    "stem(kind=hmlp)", "parallel(branches=3)", "layerscale",
+    "stem(kind=hmlp)", "parallel(branches=3)", "layerscale", "dropkey",
+    "swiglu", "qknorm", "norm(kind=dyt)",
 ]  # fmt: skip
 
 

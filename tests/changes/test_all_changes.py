@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import vitmods as vm
 from vitmods.changes import REGISTRY
+from vitmods.fast import Forms
 from vitmods.model.branch_names import sequential_name
 
 PRESERVES = ("function", "weights", "nothing")
@@ -125,7 +126,7 @@ def test_one_change_of_each_kind_compiles_together(base, images, recompute):
     """Forward and backward graphs; the variants' own graphs are seen above."""
     together = "dpn+rms+placement(attn=pre+post,mlp=pre+post)+layerscale" if recompute else "dpn+normformer+postnorm"
     model = vm.apply(vm.vit(base.vit_config, depth=2), *vm.parse_changes(together))
-    model.set_recompute(recompute)
+    model.forms = Forms(recompute=recompute)
     assert_compiles(model, images, "aot_eager")
 
 

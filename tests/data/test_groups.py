@@ -1,14 +1,19 @@
 """Images that belong together are never torn apart by a split that is made."""
 
 import shutil
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
+import vitmods as vm
 from vitmods import data
+from vitmods.cli.data import Data, main
+from vitmods.cli.options import DataOptions
 from vitmods.data.groups import keys_by
 from vitmods.data.pack import pack
 from vitmods.recipes import plain
+from vitmods.study.defaults import ORDINARY, defaults_for
 from vitmods.util.errors import UserError
 
 
@@ -93,6 +98,22 @@ def test_groups_that_the_user_has_split_stop_a_run(make_folder) -> None:
     with pytest.raises(UserError, match=r"1 groups of test are also in train \(p1\)"):
         load(root, groups=rule)
     load(f"{root}?allow=overlap", groups=rule)
+
+
+def test_the_shell_takes_groups(make_folder, capsys: pytest.CaptureFixture[str]) -> None:
+    root = make_folder({f"{label}/p{i}": 3 for label in ("cat", "dog") for i in range(10)})
+    assert main([str(root), "--groups", "folder:2"]) == 0
+    assert capsys.readouterr().out.split("all ")[1].split()[:3] == ["42", "6", "12"]
+    study = vm.Study(arms=["dpn"], data=root, groups="folder:2")
+    assert study.settings.fixed["groups"] == "folder:2"
+    assert "groups" not in vm.Study(arms=["dpn"], data=root).settings.fixed
+
+
+def test_all_ways_split_by_the_same_fractions() -> None:
+    found = [signature(function).parameters for function in (data.load, data.check)]
+    fractions = {(p["val_fraction"].default, p["test_fraction"].default) for p in found}
+    given = [Data("digits"), DataOptions(), defaults_for("digits"), ORDINARY]
+    assert fractions | {(one.val_fraction, one.test_fraction) for one in given} == {(0.1, 0.2)}
 
 
 @pytest.mark.parametrize(

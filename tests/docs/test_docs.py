@@ -158,7 +158,7 @@ def _check_vitmods(words: list[str]) -> None:
     arms = False
     for word in arguments:
         if word.startswith("--"):
-            assert word in options_of(name), f"vitmods {name} has no option {word}"
+            assert word in options_of(name) | options_of(""), f"vitmods {name} has no option {word}"
             arms = word in ("--arm", "--arms")
         elif arms and word != BASE:
             arms_from_text(word)

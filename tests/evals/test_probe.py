@@ -47,9 +47,8 @@ def test_the_strength_is_chosen_on_val(outputs_of, made_up, small_model):
     record = {row["l2"]: row["accuracy"] for row in found.detail["accuracy_by_l2"]}
     assert record == pytest.approx(accuracies, abs=0.03)  # by another way to the same place
     assert record[found.detail["l2"]] == max(record.values())
-    assert found.metrics["probe"] == pytest.approx(
-        fit(train, 3, found.detail["l2"], CPU).right(test).double().mean().item(), abs=0.03
-    )
+    right = fit(train, 3, found.detail["l2"], CPU).right(test)
+    assert found.metrics["probe"] == pytest.approx(right.double().mean().item(), abs=0.03)
     low, high = found.intervals["probe"]
     assert low < found.metrics["probe"] < high
 

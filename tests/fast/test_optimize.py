@@ -7,9 +7,12 @@ import pytest
 import timm
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitmods as vm
 from vitmods.fast.packed import PackedLinear
+from vitmods.layers import Block, ParallelBlock
+from vitmods.model.flops import count_macs
 from vitmods.model.slots import NormConfig, StemConfig
 from vitmods.util.errors import UserError
 
@@ -118,17 +121,72 @@ def test_what_is_folded_is_gone():
     assert all(isinstance(block.norm1, nn.Identity) for block in batch.blocks)
 
 
-@pytest.mark.parametrize(
-    ("arm", "width", "packed"),
-    [("parallel", 64, False), ("parallel", 256, True), ("normformer+parallel", 64, True), ("dpn", 64, True)],
-)
-def test_narrow_parallel_branches_stay_together(arm, width, packed):
-    """Packed they would be computed one by one, which takes three times as long where calls are all the time."""
-    model = small(arm, depth=2, embed_dim=width, num_heads=4)
+WIDE = {
+    "parallel": True,
+    "layerscale+rms+parallel(branches=3)": True,
+    "batchnorm+dpn+parallel": True,
+    "norm(kind=instance)+parallel": True,
+    "normformer+parallel": False,
+    "dtn(blocks=2)+parallel": False,
+    "gpsa(blocks=2)+parallel": False,
+}
+
+
+@pytest.mark.parametrize(("arm", "wide"), WIDE.items(), ids=WIDE)
+def test_parallel_branches_become_wide_blocks(arm, wide, tmp_path):
+    """Where nothing of a branch alone stands between; the config says so, and files keep it."""
+    model = small(arm, depth=6)
     new = vm.optimize_for_inference(model)
-    assert any(isinstance(m, PackedLinear) for m in new.blocks.modules()) == packed
-    assert isinstance(new.head, PackedLinear)
+    branches = model.vit_config.parallel
+    assert {type(block) for block in new.blocks} == {Block if wide else ParallelBlock}
     assert moved(model, new) <= 1e-5
+    assert moved(model.double(), vm.optimize_for_inference(model)) <= 1e-12
+    if wide:
+        config = new.vit_config
+        assert (config.parallel, config.depth, config.head_dim) == (1, 6 // branches, 16)
+        assert (config.num_heads, config.mlp_dim) == (2 * branches, 128 * branches)
+        assert count_macs(config) == count_macs(model.vit_config)
+        vm.export(new, tmp_path / "wide.safetensors")
+
+
+def test_the_reader_of_a_map_has_its_heads():
+    model = small("parallel", depth=4, pool="map", class_token=False)
+    assert moved(model, vm.optimize_for_inference(model)) <= 1e-5
+
+
+class Calls(TorchDispatchMode):
+    """Counts operations that are no views."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.count += not func.is_view and "view" not in func.__name__
+        return out
+
+
+def calls(model, images):
+    with torch.no_grad():
+        model(images)
+        with Calls() as counter:
+            model(images)
+    return counter.count
+
+
+def test_half_the_calls_of_the_sequential_model():
+    """36 blocks against 18 x 2 and 12 x 3, with LayerScale, and timm's 18 x 2."""
+    size = {"img_size": 8, "embed_dim": 8, "num_heads": 2, "mlp_dim": 32, "num_classes": 0, "layer_scale": 0.1}
+    images = torch.zeros(1, 3, 8, 8)
+    names = ("mu36/4", "mu18x2/4", "mu12x3/4", "mu1/4")
+    *found, one = [calls(vm.optimize_for_inference(vm.vit(name, **size)), images) for name in names]
+    each = (found[0] - one) / 35
+    assert [found[0] - count for count in found[1:]] == [18 * each, 24 * each]
+    theirs = timm.create_model(
+        "vit_small_patch16_18x2_224", img_size=8, patch_size=4, embed_dim=8, num_heads=2, num_classes=0
+    )
+    assert calls(theirs.eval(), images) > 1.9 * found[1]
 
 
 def test_the_model_that_is_given_stays():

@@ -1,10 +1,14 @@
 """Recompute: the plain model's outputs and gradients bit for bit, with fewer bytes kept for backward."""
 
+from functools import partial
+
 import pytest
 import torch
 
 import vitmods as vm
 from vitmods import fast
+from vitmods.fast import Forms
+from vitmods.layers import Attention, Block, BlockConfig, BranchNorms, LayerNorm, Mlp, RMSNorm
 from vitmods.util.errors import UserError
 
 CASES = ["", "rms", "dpn", "layerscale", "normformer", "subln", "placement(attn=pre+post,mlp=pre)"]
@@ -92,3 +96,45 @@ def test_it_says_where_it_cannot_help():
     fast.recompute(model, False)
     with pytest.raises(UserError, match="no vitmods ViT"):
         fast.recompute(torch.nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
+@pytest.mark.parametrize("bias", [True, False])
+def test_recompute_gradients_are_the_plain_ones_bit_for_bit(norm, bias, approximate):
+    torch.manual_seed(0)
+    config = BlockConfig(
+        16, 2, 64,
+        attn=partial(Attention, qkv_bias=bias, proj_bias=bias),
+        mlp=partial(Mlp, act=torch.nn.GELU(approximate=approximate), bias=bias),
+        attn_norms=BranchNorms(norm), mlp_norms=BranchNorms(norm), layer_scale=0.1,
+    )  # fmt: skip
+    block, x = Block(config), torch.randn(3, 5, 16, requires_grad=True)
+    results = []
+    for forward in (block, partial(Forms().run_block, block, recomputes=True)):
+        y = forward(x)
+        results.append([y, *torch.autograd.grad(y.square().sum(), [x, *block.parameters()])])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_recompute_parts_pass_gradcheck():
+    torch.manual_seed(0)
+    block = Block(BlockConfig(4, 2, 8)).double()
+    x = torch.randn(1, 3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(partial(Forms().run_block, block, recomputes=True), (x,))
+
+
+def test_recompute_works_where_only_some_parameters_are_trained():
+    """Frozen weights get no gradient, and what is trained gets the plain one."""
+    torch.manual_seed(0)
+    block = Block(BlockConfig(16, 2, 64))
+    block.mlp.requires_grad_(False)
+    block.norm1.requires_grad_(False)
+    x = torch.randn(2, 3, 16)
+    results = []
+    for forward in (block, partial(Forms().run_block, block, recomputes=True)):
+        block.zero_grad()
+        forward(x).square().sum().backward()
+        results.append({n: p.grad.clone() for n, p in block.named_parameters() if p.grad is not None})
+    assert results[0].keys() == results[1].keys() == {n for n, p in block.named_parameters() if p.requires_grad}
+    assert all(torch.equal(results[0][n], results[1][n]) for n in results[0])

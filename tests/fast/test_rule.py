@@ -210,7 +210,8 @@ class Mixing(RMSNorm):
 
 class Doubled(nn.Linear):
     def forward(self, x):
-        return super().forward(x) + x.flip(1).mean(-1, keepdim=True)
+        y = super().forward(x)
+        return y + y.flip(1) / 2
 
 
 CHANGED = {
@@ -223,7 +224,6 @@ CHANGED = {
     "subclass of a linear map, fc2": ("fc2", as_class(Doubled)),
     "subclass of a norm": ("norm", lambda norm: Mixing(32).double()),
     "parametrized": ("proj", lambda m: nn.utils.parametrize.register_parametrization(m, "weight", nn.Softplus()) or m),
-    "spectral norm": ("qkv", nn.utils.parametrizations.spectral_norm),
     "weight norm": ("fc1", nn.utils.weight_norm),
 }
 

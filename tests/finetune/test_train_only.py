@@ -13,6 +13,7 @@ from timm.models.vision_transformer import ParallelThingsBlock, VisionTransforme
 from timm.optim import create_optimizer_v2
 
 import vitmods as vm
+from vitmods import fast
 from vitmods.finetune import ROLES, parameter_roles, what_is_trained
 from vitmods.util.errors import UserError
 
@@ -166,8 +167,8 @@ def run_ddp(rank, address, out):
     torch.manual_seed(0)
     model = small()
     vm.train_only(model, "attention")
-    model.set_recompute()
-    model.set_frozen_mlp_recompute()
+    fast.recompute(model)
+    fast.recompute_frozen_mlps(model)
     wrapped = torch.nn.parallel.DistributedDataParallel(model)  # find_unused_parameters stays off
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))

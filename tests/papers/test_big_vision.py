@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import vitmods as vm
+from vitmods import fast
 from vitmods.layers.position import resample, sincos2d
 
 SHAPE = {
@@ -70,7 +71,7 @@ def test_gradients_equal_big_vision(case, flax_weights):
 
 def test_recompute_activations_give_big_visions_gradients(case, flax_weights):
     g, model, images = case
-    model.set_recompute()
+    fast.recompute(model)
     (model(images) * g["ct.logits"]).sum().backward()
     close(images.grad, g["grad_in.image"].permute(0, 3, 1, 2))
     for name, gradient in flax_weights(g.group("grad_param")).items():

@@ -1,10 +1,13 @@
 """Single blocks against the code of NormFormer (fairseq), Sub-LN (torchscale) and Three Things (deit), in float64."""
 
+from functools import partial
+
 import pytest
 import torch
 
 import vitmods as vm
-from vitmods.layers import Block, ParallelBlock
+from vitmods.fast import Forms
+from vitmods.layers import Block, BlockConfig, ParallelBlock
 from vitmods.model.slots import BranchConfig, NormConfig
 
 
@@ -15,11 +18,11 @@ def block_with(change):
     return vm.ViT(change.edit(config)).blocks[0].double()
 
 
-def run(block, g, x):
+def run(block, g, x, forward=None):
     """Outputs, and the gradients of x and of all parameters by name."""
     block.double()
     x = x.clone().requires_grad_()
-    y = block(x)
+    y = (forward or block)(x)
     grads = torch.autograd.grad((y * g).sum(), [x, *block.parameters()])
     return y, grads[0], dict(zip(dict(block.named_parameters()), grads[1:], strict=True))
 
@@ -106,11 +109,11 @@ def test_subln_layer(golden):
 @pytest.mark.parametrize("name", ["deit_block", "deit_block_layerscale"])
 def test_deit_block(golden, name, recompute):
     g = golden(name)
-    block = Block(24, 3, init_values=1e-4 if "layerscale" in name else None).double()
-    block.recompute = recompute
+    block = Block(BlockConfig(24, 3, 96, layer_scale=1e-4 if "layerscale" in name else None)).double()
+    forward = partial(Forms().run_block, block, recomputes=True) if recompute else None
     ours = {"gamma_1": "ls1.gamma", "gamma_2": "ls2.gamma"}
     block.load_state_dict({ours.get(k, k): v for k, v in g.group("param").items()})
-    y, grad_x, grads = run(block, g["ct.y"], g["in.x"])
+    y, grad_x, grads = run(block, g["ct.y"], g["in.x"], forward)
     close(y, g["out.y"])
     close(grad_x, g["grad_in.x"])
     for theirs, gradient in g.group("grad_param").items():
@@ -125,13 +128,11 @@ PARALLEL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("name", ["deit_block_parallel2", "deit_block_parallel2_layerscale"])
-def test_deit_parallel_block(golden, name, fuse):
+def test_deit_parallel_block(golden, name):
     g = golden(name)
     scale = 1e-4 if "layerscale" in name else None
-    block = ParallelBlock([Block(24, 3, init_values=scale) for _ in range(2)]).double().eval()
-    block.fuse = fuse
+    block = ParallelBlock([Block(BlockConfig(24, 3, 96, layer_scale=scale)) for _ in range(2)]).double().eval()
     theirs = {}
     for ours in block.state_dict():
         module = next(m for m in PARALLEL if ours == m or ours.startswith(f"{m}."))

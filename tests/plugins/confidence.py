@@ -9,7 +9,5 @@ def confidence(outputs):
     return ProtocolResult({"confidence": float(sure.mean())}, per_image={"confidence": sure})
 
 
-PROTOCOLS.add(
-    "confidence",
-    Protocol("confidence", "how sure it is", (Metric("confidence", "confidence", "confidence"),), confidence),
-)
+METRIC = Metric("confidence", "confidence", "confidence")
+PROTOCOLS.add("confidence", Protocol("confidence", "how sure it is", (METRIC,), confidence))

@@ -1,7 +1,6 @@
 """A task and a metric, each in one file outside the package, on the package's own loop, study and report."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ import torch
 
 import vitmods as vm
 from vitmods import data
+from vitmods.finetune.delta import read_delta
 from vitmods.finetune.roles import parameter_roles
 from vitmods.recipes import Recipe
 from vitmods.study.evaluation import trial_scores
@@ -17,16 +17,14 @@ from vitmods.tasks import TASKS
 from vitmods.train import Interrupted, RunOptions, TrialRun, train_trial
 from vitmods.train.optim import parameter_groups
 from vitmods.util.errors import UserError
-from vitmods.util.registry import load_plugins
 
-HERE = Path(__file__).parent
 RECIPE = Recipe().with_(epochs=2, batch_size=32, crop="none", flip=0.0, lr=1e-2)
 CPU = RunOptions("cpu", progress=False, tensorboard=False)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def plugins():
-    load_plugins([str(HERE / "brightness.py"), str(HERE / "confidence.py")])
+def plugins(load):
+    load("brightness", "confidence")
 
 
 def wrapped(seed=0):
@@ -70,6 +68,22 @@ def test_what_is_beside_the_backbone_is_trained_saved_and_read_again(tmp_path):
     (tmp_path / "task.safetensors").write_bytes((tmp_path / "task.safetensors").read_bytes()[:-1] + b"x")
     with pytest.raises(UserError, match=r"task\.safetensors is damaged"):
         open_trial(tmp_path)
+
+
+def test_a_delta_holds_the_modules_beside_the_backbone(tmp_path):
+    _, model = wrapped()
+    base = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=10)
+    base.load_state_dict(model.backbone.state_dict())
+    with torch.no_grad():
+        model.backbone.head.bias += 1.0
+        model.scale.weight += 1.0
+    delta = vm.save_delta(model, base, tmp_path / "gauge.safetensors")
+    assert delta.nbytes == 4 * (10 + 10 + 1)
+    task, again = wrapped(seed=5)
+    again = task.wrap(vm.load_delta(base, tmp_path / "gauge.safetensors"))
+    again.load_state_dict(read_delta(tmp_path / "gauge.safetensors").modules, strict=False)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor)
 
 
 def test_modules_beside_the_backbone_have_rates_roles_and_layers_of_their_own():
@@ -142,5 +156,6 @@ def test_a_metric_is_compared_like_any_other(tmp_path):
     result = study.run(tmp_path, workers=1, device="cpu", cost_seconds=0, progress=False)
     assert result.to_dict()["metric"]["title"] == "confidence"
     scores = trial_scores(tmp_path / "trials/base/seed0", "test")
-    assert scores["confidence"].mean() == pytest.approx(result.to_dict()["base"]["mean"], rel=1e-6)
+    found = json.loads((tmp_path / "trials/base/seed0/test.json").read_text())["protocols"]["confidence"]
+    assert scores["confidence"].mean() == pytest.approx(found["metrics"]["confidence"], rel=1e-6)
     assert np.isin(["top1", "nll", "rank"], list(scores)).all()  # what the training itself found of each image

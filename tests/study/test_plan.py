@@ -6,7 +6,12 @@ from vitmods.study.arms import Arm, arm_from_text, make_arms
 from vitmods.study.plan import OTHER_SEEDS, Settings, differences, make_seeds
 from vitmods.util.errors import UserError
 
-FIXED = {"data": "digits", "base": "mu/2", "recipe": Recipe().with_(epochs=3, lr=0.1, crop_scale=(0.1, 1.0)).to_dict()}
+FIXED = {
+    "task": "classification",
+    "data": "digits",
+    "base": "mu/2",
+    "recipe": Recipe().with_(epochs=3, lr=0.1, crop_scale=(0.1, 1.0)).to_dict(),
+}
 
 
 def settings(arms=("dpn",), seeds=2, noise_floor=False, margin=0.5, **fixed):

@@ -447,3 +447,26 @@ def test_a_dry_run_says_what_stays_on_the_disk():
     estimate = make(["dpn"], seeds=2).dry_run(workers=1, device="cpu")
     assert estimate.weights_bytes == sum(4 * arm.params * 2 for arm in estimate.arms)
     assert "final weights, which stay in the folder, take" in str(estimate)
+
+
+def test_changed_images_are_counted(tmp_path):
+    from PIL import Image
+
+    def draw(split, name, number, shade):
+        path = tmp_path / "images" / split / name / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (shade, number, ord(name[0]))).save(path)
+        return path
+
+    for split, shade in (("train", 1), ("test", 2)):
+        for name in ("cat", "dog"):
+            for number in range(4):
+                draw(split, name, number, shade)
+    few = RECIPE.with_(batch_size=2)
+    study = make(["dpn"], seeds=1, data=tmp_path / "images", limit_train=None, img_size=8, recipe=few)
+    run(study, tmp_path / "out")
+    draw("train", "cat", 9, 1)
+    draw("train", "dog", 0, 7)
+    draw("test", "dog", 1, 2).unlink()
+    with pytest.raises(UserError, match="a study of other images: since it began 1 added, 1 removed, 1 changed"):
+        run(study, tmp_path / "out")

@@ -10,7 +10,7 @@ from vitmods.study.state import at_the_edge
 from vitmods.study.tuning import Grid, Point, choose, grid_from_text, make_grid
 from vitmods.util.errors import UserError
 
-FIXED = {"data": "digits", "base": "mu/4", "recipe": Recipe().to_dict()}
+FIXED = {"task": "classification", "data": "digits", "base": "mu/4", "recipe": Recipe().to_dict()}
 A, B, C = (Point((("lr", lr),)) for lr in (1e-4, 3e-4, 1e-3))
 
 

@@ -217,7 +217,7 @@ def test_labels_that_are_not_listed_and_other_targets_are_refused(folder, tmp_pa
     spec = write(tmp_path / "labels.csv", [("file", "labels"), ("0.png", "strip")])
     with pytest.raises(UserError, match=r"line 2: 0.png has the label strip. Did you mean 'stripe'"):
         load(spec)
-    with pytest.raises(UserError, match="gives labels of each image, not a class. Train it with --task multilabel"):
+    with pytest.raises(UserError, match=r"gives labels of each image, not a class\. Train it with --task multilabel"):
         load(folder, target="class")
     (tmp_path / "other.csv").write_bytes(b"file,labels\n\xff\xfe,a\n")
     with pytest.raises(UserError, match="cannot be read as a CSV file"):

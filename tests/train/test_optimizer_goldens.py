@@ -8,7 +8,7 @@ import torch
 
 from vitmods.recipes import Recipe, weight_decay_from_big_vision
 from vitmods.tasks import Classification
-from vitmods.train.loop import TrialRun
+from vitmods.train.loop import RunOptions, TrialRun
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 BIG_VISION_NAMES = {"kernel": "a/kernel", "bias": "a/bias", "scale": "ln/scale"}
@@ -102,7 +102,7 @@ def test_a_batch_in_parts_is_a_step_of_the_whole(bench, tmp_path, optimizer, los
     for accumulate in (1, 3):
         recipe, models[accumulate] = bench.recipe(accumulate=accumulate, **fields), bench.model()
         task, dataset = Classification.from_recipe(recipe), bench.images_for(recipe)
-        options = {"folder": tmp_path, "device": "cpu", "tensorboard": False}
+        options = {"folder": tmp_path, "how": RunOptions("cpu", tensorboard=False)}
         run = TrialRun(models[accumulate], task, dataset, recipe, **options)
         batches = run._batches()
         for _ in range(3):

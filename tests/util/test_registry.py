@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from vitmods.util.errors import UserError, nearest
-from vitmods.util.registry import Registry, load_plugins, plugins
+from vitmods.util.registry import Registry, check_plugins, check_reachable, load_plugins, plugins
 
 
 def test_letters_that_changed_places_come_before_other_names():
@@ -112,3 +112,21 @@ def test_a_plugin_that_is_missing_or_broken_is_a_user_error(tmp_path, monkeypatc
     (tmp_path / "json.py").write_text("")
     with pytest.raises(UserError, match="is called as the module json is"):
         load_plugins([str(tmp_path / "json.py")])
+
+
+def test_what_the_script_itself_defines_cannot_reach_other_processes():
+    things: Registry[int] = Registry("thing")
+    check_reachable()
+    exec("things.add('three', 3)", {"things": things, "__name__": "__main__"})
+    with pytest.raises(UserError, match=r"'three'. Move it to a module .* workers=1"):
+        check_reachable()
+    assert "__main__" not in plugins()
+    things.remove("three")
+
+
+def test_plugins_that_a_folder_needs_are_asked_for_and_never_loaded(tmp_path):
+    check_plugins([], "runs/pets")
+    with pytest.raises(
+        UserError, match=r"runs/pets was made with plugins: add --plugin elsewhere --plugin /x/there.py"
+    ):
+        check_plugins(["elsewhere", "/x/there.py"], "runs/pets")

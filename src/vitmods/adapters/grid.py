@@ -37,7 +37,12 @@ class CallGrid:
 
     def __call__(self, block: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         values = (*args, *keywords.values())
-        tokens = next(v for v in values if isinstance(v, Tensor))
+        tokens = next((v for v in values if isinstance(v, Tensor)), None)
+        if tokens is None:
+            raise UserError(
+                f"{self.name} is called without a tensor of tokens, so that nobody knows whose rows and columns its "
+                f"norms see: leave {' and '.join(self.norms)} out with where=..., or use a norm without a grid."
+            )
         grid, prefix = self._read(tokens, values)
         for norm in self.norms.values():
             norm.grid_size, norm.prefix_tokens = grid, prefix  # type: ignore[assignment]

@@ -120,18 +120,31 @@ class NormPlan:
                 f"{site.name} has {site.dim} channels, which {site.heads} heads do not divide: give heads=... that "
                 "do, or leave it out with where=..."
             )
-        if not self.token_wise and site.block is not None:
+        if not self.token_wise:
             self._check_mixing(site)
 
     def _check_mixing(self, site: NormSite) -> None:
         """Raises UserError where a norm that mixes tokens would see later ones, parts of a sequence, or images."""
-        assert site.block is not None
+        if site.block is None:
+            if self.where is not None:
+                return
+            raise UserError(
+                f"{self.new.__name__} mixes tokens, and {site.name} is in no block whose attention is recognized, so "
+                "that it may be causal: a token would see later ones. Use a norm of single tokens, or name the norms "
+                "with where=... if all tokens may see each other."
+            )
         block, modules = self.anatomy.blocks[site.block], self.anatomy.modules
         around = [m for n, m in modules.items() if n.startswith(block.name) and f"{site.name}.".startswith(f"{n}.")]
-        near = [*around, modules[block.attention]]
+        near = [*around, modules[block.name], modules[block.attention]]
         what = f"{self.new.__name__} mixes tokens, and {block.name}"
         if any(getattr(m, name, False) is True for m in near for name in ("is_causal", "is_decoder")):
             raise UserError(f"{what} is causal: a token would see later ones. Use a norm of single tokens.")
+        decoder = nn.TransformerDecoderLayer | nn.TransformerDecoder
+        if self.where is None and any(isinstance(m, decoder) for m in near):
+            raise UserError(
+                f"{what} is a decoder's, which may be called with a causal mask: a token would see later ones. Use a "
+                "norm of single tokens, or name the norms with where=... if it never is."
+            )
         if site.role == "mlp" and any(getattr(m, "chunk_size_feed_forward", 0) for m in near):
             raise UserError(
                 f"{what} cuts the sequence into chunks: set chunk_size_feed_forward=0 in the model's config."

@@ -5,7 +5,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from vitmods.adapters.anatomy import Anatomy, NormSite
 from vitmods.adapters.apply import WRAPPERS
 from vitmods.adapters.grid import UNKNOWN, CallGrid, StemGrid
 from vitmods.adapters.norm_plan import NormPlan, NormRow, Where, is_frozen, table
+from vitmods.adapters.trial import try_out
 from vitmods.changes import Change
 from vitmods.changes.dynamic_token_norm import DynamicTokenNorm
 from vitmods.changes.norm import Norm
@@ -36,12 +37,16 @@ class Replaced(NamedTuple):
 
 
 def replace_norms(
-    model: nn.Module, change: Norm | DynamicTokenNorm, where: Where | None = None, heads: Heads | None = None
+    model: nn.Module,
+    change: Norm | DynamicTokenNorm,
+    where: Where | None = None,
+    heads: Heads | None = None,
+    example: Any = None,
 ) -> Replaced:
     """A copy of any transformer with other norms, and a table of what was replaced; the old model is untouched.
 
     ``change`` says what the norms become: ``Norm(kind)``, or ``DynamicTokenNorm`` with its ``norms`` and ``blocks``.
-    Gains and biases are carried, frozen norms stay frozen, device and type are the old norm's. Nothing is run.
+    Gains and biases are carried, frozen norms stay frozen, device and type are the old norm's.
 
     ``where`` chooses the norms: a pattern (fnmatch) of module names or a role (``NormSite`` lists them), a compiled
     regular expression searched in the names, or a function of a ``NormSite``. Without it, ``Norm`` takes the norms of
@@ -53,9 +58,14 @@ def replace_norms(
 
     Rows and columns of images are read at each forward; text is a sequence, and its padding counts as tokens.
 
+    At the end copies of both models run on a small input, in evaluation mode: images of the model's size, some words,
+    some tokens. ``example`` is what the model is called with instead, a tensor, a tuple of arguments or a mapping of
+    keywords; a model that takes none of these is not tried without it.
+
     Raises NoEffect when nothing matches or everything is that kind already, and UserError for models without
-    LayerNorm, heads that do not divide the channels, a norm that stands at two places, and norms that mix tokens where
-    they must not (causal attention, chunks of a sequence, tokens on the first axis).
+    LayerNorm, heads that do not divide the channels, a norm that stands at two places, a new model that does not run,
+    and norms that mix tokens where they must not: in causal attention, chunks of a sequence, with tokens on the first
+    axis, and, unless ``where`` is given, in decoders and where no block with attention was recognized.
     """
     _check_model(model, change)
     anatomy = Anatomy(model)
@@ -79,6 +89,7 @@ def replace_norms(
     if isinstance(change, DynamicTokenNorm):
         _give_grids(new, anatomy, norms)
     _leave_fused_path(new)
+    try_out(_copy(model), _copy(new), norms, example, may_leak=where is None and not plan.token_wise)
     return Replaced(new, rows)
 
 

@@ -1,8 +1,14 @@
 """Class and register tokens that join after the first blocks, because those work on the grid of patch tokens alone."""
 
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
 from vitmods.changes.base import Weights
 from vitmods.model.config import ViTConfig
 from vitmods.util.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def first_blocks(change: str, blocks: int | None, config: ViTConfig) -> int:
@@ -41,10 +47,16 @@ def carry_positions(weights: Weights, old: ViTConfig) -> Weights:
     positions, carried = weights["pos_embed"], dict(weights)
     names = [name for name in ("cls_token", "reg_token") if name in weights]
     lengths = [weights[name].shape[1] for name in names]
-    for name, own in zip(names, positions[:, : sum(lengths)].split(lengths, dim=1), strict=True):
+    for name, own in zip(names, _pieces(positions, lengths), strict=True):
         carried[name] = weights[name] + own
     carried["pos_embed"] = positions[:, sum(lengths) :].clone()
     return carried
+
+
+def _pieces(positions: "Tensor", lengths: list[int]) -> "list[Tensor]":
+    """The first entries (1, lengths of them, C), in pieces of those lengths."""
+    ends = list(accumulate(lengths, initial=0))
+    return [positions[:, start:end] for start, end in pairwise(ends)]
 
 
 def dropped_positions(old: ViTConfig) -> tuple[str, ...]:

@@ -139,7 +139,7 @@ class ImageDataset:
         return " + ".join(self.classes[label] for label in split.label_sets[i]) or "no label"
 
     def for_process(self, rank: int, world_size: int) -> Self:
-        """The fraction of process `rank` of `world_size`: each batch is dealt out, so together they see what one would.
+        """What process `rank` of `world_size` sees: each batch is dealt out, so together they see what one would.
 
         batch_size stays that of all processes together. Raises UserError for a rank outside 0..world_size - 1.
         """
@@ -161,7 +161,7 @@ class ImageDataset:
 
         def make(number: int) -> Batch:
             part = views[number * batch_size : (number + 1) * batch_size]
-            return self._train_batch(self._fraction(part), seed, epoch, number)
+            return self._train_batch(self._own(part), seed, epoch, number)
 
         return in_order(make, range(start, self.steps_per_epoch(batch_size)), self.workers)
 
@@ -174,7 +174,7 @@ class ImageDataset:
             raise UserError(f'There is no split "{split}"; this set has {", ".join(self.splits)}.')
 
         def make(start: int) -> Batch:
-            index = self._fraction(np.arange(start, min(start + batch_size, len(self.splits[split]))))
+            index = self._own(np.arange(start, min(start + batch_size, len(self.splits[split]))))
             pixels = self._centre_views(self.splits[split], index)
             if change is not None:
                 pixels = change(pixels, torch.from_numpy(index))
@@ -188,7 +188,7 @@ class ImageDataset:
         """The order (n,) in which an epoch visits the training images."""
         return permutation(seed, epoch, len(self.train))
 
-    def _fraction(self, index: Ints) -> Ints:
+    def _own(self, index: Ints) -> Ints:
         """What of a batch belongs to this process."""
         return index[self.rank :: self.world_size]
 

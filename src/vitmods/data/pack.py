@@ -10,14 +10,13 @@ import fcntl
 import io
 import os
 import re
-import tarfile
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -26,14 +25,18 @@ from vitmods.data.read import Unreadable, digest, shown_size
 from vitmods.data.records import ENDINGS, Records, Source, printable
 from vitmods.data.rng import text_bits
 from vitmods.data.shards import (
+    EMPTY,
     MANIFEST,
     MANIFEST_FORMAT,
+    Item,
     Row,
     ShardIndex,
     file_sha256,
     index_path,
     is_packed,
     read_manifest,
+    taken,
+    tar_parts,
 )
 from vitmods.data.sources import open_source
 from vitmods.data.summary import record, unreadable_text
@@ -46,16 +49,8 @@ _REMEDY = (
     "Repair or remove them and pack again, which goes on from here; or leave them out with "
     'unreadable="skip" (--unreadable skip).'
 )
-EMPTY = 2 * tarfile.BLOCKSIZE  # the end mark of a tar file
 _SHOWN = 20  # equal images
 _TOGETHER = 16  # images that a thread reads at a time
-
-
-class Item(NamedTuple):
-    """An image that can be read: its row (with the offset still open) and its bytes."""
-
-    row: Row
-    raw: bytes
 
 
 @dataclass
@@ -179,7 +174,7 @@ class _Packer:
             found.setdefault(int(kind[i]), []).append(printable(self.names[i]))
         return tuple(sorted(" = ".join(sorted(names)) for names in found.values()))
 
-    def split(self, split: str, records: Records, classes: Sequence[str], step: Any) -> dict[str, Any]:
+    def split(self, split: str, records: Records, classes: Sequence[str], step: Callable[[], object]) -> dict[str, Any]:
         """Write the shards of one split; what the manifest says of it."""
         counts, shards = [0] * len(classes), []
         for number, items in enumerate(self._groups(split, records, step)):
@@ -195,7 +190,7 @@ class _Packer:
             "shards": shards,
         }
 
-    def _groups(self, split: str, records: Records, step: Any) -> Iterator[list[Item]]:
+    def _groups(self, split: str, records: Records, step: Callable[[], object]) -> Iterator[list[Item]]:
         """The images of one shard after the other."""
         group: list[Item] = []
         length = EMPTY
@@ -209,7 +204,7 @@ class _Packer:
         if group:
             yield group
 
-    def _items(self, split: str, records: Records, step: Any) -> Iterator[Item]:
+    def _items(self, split: str, records: Records, step: Callable[[], object]) -> Iterator[Item]:
         """Images in an order drawn from their names, so that a shard has some of every class."""
         order = sorted(range(len(records)), key=lambda i: (text_bits(0, "pack", records.ids[i]), i))
         known = self._known(split)
@@ -289,56 +284,19 @@ def _ending(name: str, raw: bytes) -> str:
         return f".{(image.format or 'img').lower()}"
 
 
-def _bar(images: int, progress: bool) -> AbstractContextManager[Any]:
-    """A context that gives a function to call after each image."""
-    return _ProgressBar(images) if progress else nullcontext(lambda: None)
+@contextmanager
+def _bar(images: int, progress: bool) -> Iterator[Callable[[], object]]:
+    """Gives a function to call after each image."""
+    if not progress:
+        yield lambda: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-
-class _ProgressBar:
-    def __init__(self, images: int):
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        console = progress_console()
-        columns = (TextColumn("Packing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._task = self._progress.add_task("Packing", total=images)
-
-    def __enter__(self) -> Any:
-        self._progress.start()
-        return lambda: self._progress.advance(self._task)
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-
-def taken(size: int) -> int:
-    """Bytes that an image of this size takes in a shard, with its label and both headers."""
-    return padded(size) + 3 * tarfile.BLOCKSIZE
-
-
-def tar_parts(items: Sequence[Item]) -> tuple[list[bytes], list[Row]]:
-    """The parts of a tar file, and rows with offsets. No times or owners: the same images give the same bytes."""
-    parts: list[bytes] = []
-    rows: list[Row] = []
-    offset = 0
-    for row, raw in items:
-        rows.append(row._replace(offset=offset + tarfile.BLOCKSIZE))
-        label = PurePosixPath(row.member).with_suffix(".cls").name
-        for name, content in ((row.member, raw), (label, str(row.label).encode())):
-            padding = bytes(padded(len(content)) - len(content))
-            parts += [_header(name, len(content)), content, padding]
-            offset += tarfile.BLOCKSIZE + padded(len(content))
-    return [*parts, bytes(EMPTY)], rows
-
-
-def _header(name: str, size: int) -> bytes:
-    member = tarfile.TarInfo(name)
-    member.size, member.mode = size, 0o644
-    return member.tobuf(tarfile.USTAR_FORMAT)
-
-
-def padded(length: int) -> int:
-    return -(-length // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    console = progress_console()
+    columns = (TextColumn("Packing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("Packing", total=images)
+        yield lambda: bar.advance(task)
 
 
 @contextmanager

@@ -7,11 +7,12 @@ Every image's checksum is compared whenever it is read.
 """
 
 import json
+import tarfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from vitmods.util.errors import UserError
 
 MANIFEST, MANIFEST_FORMAT = "manifest.json", "vitmods shards 1"
 FORMAT = "vitmods shard 1"
+EMPTY = 2 * tarfile.BLOCKSIZE  # the end mark of a tar file
 _AGAIN = "Copy it anew, or write it again with vitmods data pack."
 
 
@@ -183,3 +185,40 @@ def _stamp(shard: Path) -> str:
     status = shard.stat()
     record = f"{shard.resolve()}:{status.st_size}:{status.st_mtime_ns}"
     return sha256(record.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+class Item(NamedTuple):
+    """An image that can be read: its row (with the offset still open) and its bytes."""
+
+    row: Row
+    raw: bytes
+
+
+def taken(size: int) -> int:
+    """Bytes that an image of this size takes in a shard, with its label and both headers."""
+    return padded(size) + 3 * tarfile.BLOCKSIZE
+
+
+def tar_parts(items: Sequence[Item]) -> tuple[list[bytes], list[Row]]:
+    """The parts of a tar file, and rows with offsets. No times or owners: the same images give the same bytes."""
+    parts: list[bytes] = []
+    rows: list[Row] = []
+    offset = 0
+    for row, raw in items:
+        rows.append(row._replace(offset=offset + tarfile.BLOCKSIZE))
+        label = PurePosixPath(row.member).with_suffix(".cls").name
+        for name, content in ((row.member, raw), (label, str(row.label).encode())):
+            padding = bytes(padded(len(content)) - len(content))
+            parts += [_header(name, len(content)), content, padding]
+            offset += tarfile.BLOCKSIZE + padded(len(content))
+    return [*parts, bytes(EMPTY)], rows
+
+
+def _header(name: str, size: int) -> bytes:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = size, 0o644
+    return member.tobuf(tarfile.USTAR_FORMAT)
+
+
+def padded(length: int) -> int:
+    return -(-length // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE

@@ -27,7 +27,9 @@ def average_precision(outputs: ModelOutputs) -> ProtocolResult:
                 for k, name in enumerate(classes)
             },
         },
-        intervals=intervals if ranking is None else {"ranking_precision": ranking, **intervals},
+        intervals=intervals
+        if ranking is None
+        else {"ranking_precision": (ranking[0], min(ranking[1], 1.0)), **intervals},
         per_image=per_image,
     )
 

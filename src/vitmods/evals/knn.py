@@ -48,7 +48,7 @@ def vote(known: Tensor, labels: Tensor, asked: Tensor, classes: int) -> Tensor:
     """Scores (M, K) of features (M, C) by their nearest among features (N, C) of the classes (N,)."""
     known, asked = F.normalize(known, dim=1), F.normalize(asked, dim=1)
     scores = []
-    for part in asked.split(max(1, _SIMILARITIES // len(known))):
+    for part in torch.split(asked, max(1, _SIMILARITIES // len(known))):
         nearest = (part @ known.T).topk(min(NEIGHBOURS, len(known)), dim=1)
         weights = (nearest.values / TEMPERATURE).exp()
         scores.append(weights.new_zeros(len(part), classes).scatter_add(1, labels[nearest.indices], weights))

@@ -28,8 +28,8 @@ def silent(steps: Iterable[Any], total: int, kind: str) -> Iterable[Any]:
 
 @dataclass(frozen=True)
 class Features:
-    """What the head reads of all n images of a split, in order, float32 (n, C), and their classes, int64 (n,), or labels,
-    float32 (n, K)."""
+    """What the head reads of all n images of a split, in order, float32 (n, C), and their classes, int64 (n,), or
+    labels, float32 (n, K)."""
 
     features: Tensor
     targets: Tensor
@@ -93,7 +93,7 @@ class ModelOutputs:
     def predicted(self, images: Tensor) -> Tensor:
         """The most likely class of each image, int64 (B,), on the CPU; the model sees a batch at once, no more."""
         found = []
-        for part in images.split(self.batch_size):
+        for part in torch.split(images, self.batch_size):
             with self.autocast():
                 logits = self.model(part.to(self.device, non_blocking=True))
             found.append(self.select_classes(logits).argmax(dim=1))

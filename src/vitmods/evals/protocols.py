@@ -71,8 +71,8 @@ def check_protocols(
         if protocol.target != dataset.target:
             fit = ", ".join(other.name for other in PROTOCOLS.values() if other.target == dataset.target)
             raise UserError(
-                f"The protocol {protocol.name} needs the {protocol.target} of each image, and these are trained by their "
-                f"{dataset.target}: ask for {fit}."
+                f"The protocol {protocol.name} needs the {protocol.target} of each image, and these are trained by "
+                f"their {dataset.target}: ask for {fit}."
             )
         protocol.check(dataset, split, options)
 

@@ -5,11 +5,13 @@
   patch projection. BatchNorm in evaluation is such a gain and bias altogether, and leaves its slot.
 - BatchNorm behind a map, as in convolutional stems, goes into that map.
 - Factors of heads go into the output projection.
+- Parallel branches become one block with the heads and hidden layers of all (``widen``).
 - LayerScale behind a map: ``s (W h + c) = (s W) h + s c``; behind a norm on the branch it goes into that norm's gain.
 
 The final norm stays, so that features are the same as well as logits. The arithmetic is in float64, rounded once.
 """
 
+import dataclasses
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -56,6 +58,51 @@ def fold(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
     return edited, new
 
 
+def widen(config: ViTConfig, weights: "Weights", branches: int) -> "tuple[ViTConfig, Weights] | None":
+    """Every ``branches`` blocks of a folded sequential model, as the parallel branches that they stand for, in one
+    block: their norms are alike without gains, so that their heads are those of one attention and their hidden layers
+    one. None where something else stands between (or may: settings that this does not know)."""
+    alone = all(branch.inner is branch.branch is branch.after is None for branch in _branches(config))
+    alike = all(branch.before is None or _bare(branch.before) for branch in _branches(config))
+    others = {f.name for f in dataclasses.fields(config)} - _WIDENED
+    default = ViTConfig()
+    if not (alone and alike) or config.pool == "map" or any(getattr(config, n) != getattr(default, n) for n in others):
+        return None
+    wide: Weights = {name: value for name, value in weights.items() if not name.startswith("blocks.")}
+    for i in range(config.depth // branches):
+        for name in [name for name in weights if name.startswith(f"blocks.{i * branches}.")]:
+            rest = name.split(".", 2)[2]
+            parts = [weights[f"blocks.{i * branches + j}.{rest}"] for j in range(branches)]
+            if rest in ("attn.qkv.weight", "attn.qkv.bias"):  # queries, keys and values of all heads side by side
+                joined = torch.cat([part.view(3, -1, *part.shape[1:]) for part in parts], 1).flatten(0, 1)
+            elif rest in ("attn.proj.bias", "mlp.fc2.bias"):
+                joined = torch.stack([part.double() for part in parts]).sum(0).to(parts[0])
+            else:
+                joined = torch.cat(parts, 1 if rest in ("attn.proj.weight", "mlp.fc2.weight") else 0)
+            wide[f"blocks.{i}.{rest}"] = joined
+    heads, width = config.num_heads, config.head_dim or config.embed_dim // config.num_heads
+    rolled = config.rolled(branches).with_(parallel=1, num_heads=branches * heads, head_dim=width)
+    return rolled.with_(mlp_dim=branches * config.mlp_dim), wide
+
+
+_WIDENED = {
+    "img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "num_heads", "head_dim", "mlp_dim",
+    "qkv_bias", "activation", "stem", "position", "position_on_prefix", "position_norm",
+    "position_norm_on_prefix", "class_token", "reg_tokens", "mask_token", "prefix_from", "attn", "mlp",
+    "first_blocks", "final_norm", "pool", "norm_after_pool", "representation", "head_bias", "pos_drop",
+    "proj_drop", "attn_drop", "head_drop", "drop_path", "drop_path_shape", "dynamic_img_size", "init",
+}  # fmt: skip
+"""Settings that wide blocks may have."""
+
+
+def _branches(config: ViTConfig) -> list[BranchConfig]:
+    return [branch for i in range(config.depth) for branch in config.branches(i)]
+
+
+def _bare(norm: NormConfig) -> bool:
+    return not norm.affine and norm.kind in ("layer", "rms", "scale", "instance", "group")
+
+
 def _edit(config: ViTConfig, scales_fold: bool) -> ViTConfig:
     readers = [config.branches(i)[0].before for i in range(config.depth)]
     return config.with_slots(_edit_branch, _edit_branch).with_(
@@ -99,7 +146,7 @@ def _shifts(norm: NormConfig | None) -> bool:
 
 def _scales_fold(config: ViTConfig) -> bool:
     """Whether each LayerScale stands behind a map, or behind a norm with a gain for each channel."""
-    norms = [branch.branch for i in range(config.depth) for branch in config.branches(i)]
+    norms = [branch.branch for branch in _branches(config)]
     return all(not _keeps_slot(n) or (n.affine and dict(n.options).get("gain") != "scalar") for n in norms if n)
 
 

@@ -69,7 +69,7 @@ class Forms:
             read = None
         first = read.tokens if read and read.how == "first" else None
         attend = [_attn_form(b, first, recomputes) for b in parts.attns]
-        x = parts.attns_after(_add(x[:, :first], x, parts.attns, attend, surviving))
+        x = parts.attns_after(_add(x if first is None else x[:, :first], x, parts.attns, attend, surviving))
         if read and read.how == "mean":
             x = x[:, read.tokens :]
             mean = _add(x.mean(1, keepdim=True), x, parts.mlps, [partial(_mean_mlp, b) for b in parts.mlps], surviving)
@@ -174,7 +174,7 @@ def _mlp_form(branch: _Branch, recomputes: bool, recomputes_frozen: bool) -> Cal
 
 def _attend_first(attn: Any, first: int, x: Tensor) -> Tensor:
     """Attention's output for the first tokens, reading all: (B, N, C) -> (B, first, C)."""
-    dim, heads = x.shape[-1], (attn.num_heads, attn.head_dim)
+    dim, heads = attn.num_heads * attn.head_dim, (attn.num_heads, attn.head_dim)
     weight, bias = attn.qkv.weight, attn.qkv.bias
     q = F.linear(x[:, :first], weight[:dim], None if bias is None else bias[:dim])
     kv = F.linear(x, weight[dim:], None if bias is None else bias[dim:])

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as torch_module
 
 from vitmods.fast.packed import PackedLinear
@@ -44,6 +45,7 @@ new that the forms would leave out, so that the plain module runs."""
 _KNOWN = {kind: (frozenset(names.split()), kind.forward) for kind, names in _NAMES.items()}
 _OF_ALL = frozenset(vars(nn.Module()))
 _TOKEN_WISE = (nn.Identity, nn.Linear, PackedLinear, nn.GELU, nn.Dropout, LayerScale, Mlp)
+_TENSORS = (nn.Parameter, Tensor, FakeTensor, type(None))  # fake ones while a graph is exported
 _PER_IMAGE = (DynamicTokenNorm, InstanceNorm, GroupNorm)
 
 
@@ -61,7 +63,7 @@ def exact(module: Any, *kinds: type[nn.Module]) -> bool:
         and own["_modules"].keys() <= names
         and own["_parameters"].keys() <= names
         and not own["_buffers"]
-        and all(p is None or type(p) in (nn.Parameter, Tensor) for p in own["_parameters"].values())
+        and all(type(p) in _TENSORS for p in own["_parameters"].values())
         and not hooked((module,))
     )
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from vitmods.adapters.apply import as_vit, verify
-from vitmods.fast.fold import fold
+from vitmods.fast.fold import fold, widen
 from vitmods.fast.packed import PackedLinear
 from vitmods.layers import Mlp
 from vitmods.model.branch_names import parallel_name, sequential_name
@@ -17,8 +17,9 @@ def optimize_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -
     """A new model in evaluation mode with the same outputs and fewer, faster operations; the old one is untouched.
 
     Gains, biases and LayerScale are folded into the linear maps beside them, BatchNorm altogether. Linear maps have
-    their weights laid out for the CPU's product and their GELU fused with it (twice the memory of those weights),
-    except in narrow parallel branches, which are computed together. Of the last block only what the head reads is
+    their weights laid out for the CPU's product and their GELU fused with it (twice the memory of those weights).
+    Parallel branches become one block with the heads and hidden layers of all, where no norm inside or behind them, of
+    queries and keys, or of another kind stands between. Of the last block only what the head reads is
     computed, as in every vitmods ViT. Works under torch.compile and on a GPU, where the fused products stand aside.
     No parameter of it takes gradients.
 
@@ -33,15 +34,17 @@ def optimize_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -
     branches = old.vit_config.parallel
     named = {sequential_name(name, branches): value for name, value in old.state_dict().items()}
     folded, weights = fold(old.vit_config.unrolled, named)
-    config = folded.rolled(branches)
+    wide = widen(folded, weights, branches) if branches > 1 else None
+    config, weights = wide or (folded.rolled(branches), weights)
     reference = next(old.parameters())
     new = ViT(config).to(device=reference.device, dtype=reference.dtype)
-    new.load_state_dict({parallel_name(name, branches): value for name, value in weights.items()})
+    new.load_state_dict({parallel_name(name, config.parallel): value for name, value in weights.items()})
+    new.forms = old.forms
     new.changes, new.pretrained_cfg, new.default_cfg = old.changes, old.pretrained_cfg, old.default_cfg
     new.eval().requires_grad_(False)
     difference = verify(old, new)
     assert difference <= TOLERANCE.get(reference.dtype, 5e-2), f"folding moved the outputs by {difference:.1e}"
-    if reference.device.type == "cpu":  # elsewhere plain maps let parallel branches be computed together
+    if reference.device.type == "cpu":
         _pack(new)
     return new if dtype is None else new.to(dtype)
 

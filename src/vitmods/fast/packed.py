@@ -31,11 +31,11 @@ class PackedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         if not _fits(input, self.weight):
-            y = F.linear(input, self.weight, self.bias)
-            return y if self.gelu is None else F.gelu(y, approximate=self.gelu)
+            plain = F.linear(input, self.weight, self.bias)
+            return plain if self.gelu is None else F.gelu(plain, approximate=self.gelu)
         name = "none" if self.gelu is None else "gelu"
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(input, self._packed(), self.bias, name, [], self.gelu or "")
-        return out
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(input, self._packed(), self.bias, name, [], self.gelu or "")
+        return y
 
     def _packed(self) -> Tensor:
         weight = self.weight
@@ -45,15 +45,15 @@ class PackedLinear(nn.Linear):
         return self._blocks[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_blocks": None}
+        return {**vars(self), "_blocks": None}
 
     def extra_repr(self) -> str:
         return super().extra_repr() + ("" if self.gelu is None else f", gelu={self.gelu}")
 
 
 def _fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN's product may take this input: a plain tensor of the weights' type on the CPU, nothing that records
-    gradients, casts, compiles or exports, and a PyTorch that has the product."""
+    """Whether oneDNN's product may take this input: a plain tensor of the weights' type on the CPU, nothing that
+    records gradients, casts, compiles or exports, and a PyTorch that has the product."""
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
     if type(x) is not Tensor or x.device.type != "cpu" or x.dtype != weight.dtype or not torch.backends.mkldnn.enabled:

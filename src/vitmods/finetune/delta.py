@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from vitmods.util.errors import UserError
 from vitmods.util.files import write_atomically
 
 FORMAT = "vitmods-delta-1"
+_BESIDE = "task:"  # before the names of the modules' tensors
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,14 @@ class Delta:
     digests: Mapping[str, str]
     base: str
     """fingerprint of the base that it was made from"""
+    modules: Mapping[str, Tensor] = field(default_factory=dict)
+    """all tensors of the task's modules beside the backbone (a decoder), by their names in the task's model: for its
+    `load_state_dict(..., strict=False)` around what `load_delta` gives"""
 
     @property
     def nbytes(self) -> int:
         """Bytes of the task's own tensors."""
-        return sum(tensor.nbytes for tensor in self.own.values())
+        return sum(tensor.nbytes for tensor in (*self.own.values(), *self.modules.values()))
 
     def tensors(self, base: ViT) -> dict[str, Tensor]:
         """All tensors of the task's model: its own, and for the rest the very tensors of ``base``.
@@ -59,7 +63,8 @@ def save_delta(model: nn.Module, base: nn.Module, path: str | Path) -> Delta:
     """Write the tensors of ``model`` that ``base`` has not, bit for bit, as safetensors; replaces ``path`` atomically.
 
     Args:
-        model: the fine-tuned model; its resolution and number of classes may differ from the base's.
+        model: the fine-tuned model; its resolution and number of classes may differ from the base's. Of a task's
+            model, the ``backbone`` is that, and what lies beside it is saved whole.
         base: the model that training started from, as it was then. Both are vitmods ViTs, or models of timm, Hugging
             Face or torchvision that can be read exactly.
         path: ends in ``.safetensors``.
@@ -70,24 +75,28 @@ def save_delta(model: nn.Module, base: nn.Module, path: str | Path) -> Delta:
     """
     from safetensors.torch import save
 
-    path, model, base = Path(path), as_vit(model), as_vit(base)
+    beside = model.state_dict() if hasattr(model, "lr_scales") else {}  # a TaskModel, which has a backbone
+    modules = {n: t.detach().cpu().clone() for n, t in beside.items() if not n.startswith("backbone.")}
+    path, model, base = Path(path), as_vit(model.backbone if beside else model), as_vit(base)  # type: ignore[arg-type]
     if path.suffix != ".safetensors":
         raise UserError(f"{path.name}: a delta is written as .safetensors; give it that ending.")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     digests = {name: digest(tensor) for name, tensor in tensors.items()}
     there = _digests(base)
     own = {name: tensor.clone() for name, tensor in tensors.items() if there.get(name) != digests[name]}
-    if not own and model.vit_config == base.vit_config:
+    if not own and not modules and model.vit_config == base.vit_config:
         raise UserError("The model equals its base: there is nothing to save. Was the base trained in place?")
-    delta = Delta(path.name, model.vit_config, own, digests, fingerprint(base))
+    delta = Delta(path.name, model.vit_config, own, digests, fingerprint(base), modules)
     metadata = {
         "format": FORMAT,
         "base": delta.base,
         "config": model.vit_config.to_json(),
         "digests": json.dumps(digests),
         "own": json.dumps(list(own)),
+        "modules": json.dumps({name: digest(tensor) for name, tensor in modules.items()}),
     }
-    write_atomically(path, lambda file: file.write(save(own, metadata)))
+    tensors = own | {_BESIDE + name: tensor for name, tensor in modules.items()}
+    write_atomically(path, lambda file: file.write(save(tensors, metadata)))
     return delta
 
 
@@ -134,15 +143,18 @@ def read_delta(path: str | Path) -> Delta:
         config = ViTConfig.from_json(metadata["config"])
         digests, base = dict(json.loads(metadata["digests"])), metadata["base"]
         names = [str(name) for name in json.loads(metadata["own"])]
+        beside = {str(name): value for name, value in json.loads(metadata.get("modules", "{}")).items()}
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{path.name} is damaged: what it says of its model cannot be read ({error}).") from error
-    missing = [name for name in names if name not in own]
+    modules = {name.removeprefix(_BESIDE): own.pop(name) for name in [*own] if name.startswith(_BESIDE)}
+    missing = [name for name in names if name not in own] + [name for name in beside if name not in modules]
     if missing:
         raise UserError(f"{path.name} is incomplete: it lacks {_some(missing)}. Save the delta again.")
     broken = [name for name, tensor in own.items() if digests.get(name) != digest(tensor)]
+    broken += [name for name in modules if beside.get(name) != digest(modules[name])]
     if broken:
         raise UserError(f"{path.name} is damaged: {_some(broken)} is not what was saved. Copy the file again.")
-    return Delta(path.name, config, own, digests, base)
+    return Delta(path.name, config, own, digests, base, modules)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

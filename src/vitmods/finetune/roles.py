@@ -47,8 +47,8 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
     """The role (a key of ROLES) of every parameter, by its name in ``model.named_parameters()``.
 
     A part of an attention or MLP has its role; a norm is a norm wherever it sits. A model that has a ``backbone`` and
-    ``roles`` (a task's) says itself what its other modules are, the head where it does not. For ViTs of vitmods, timm, Hugging
-    Face and torchvision, parallel branches included; most models that are built of such parts can be read too.
+    ``roles`` (a task's) says itself what its other modules are, the head where it does not. For ViTs of vitmods, timm,
+    Hugging Face and torchvision, parallel branches included; most models that are built of such parts can be read too.
     """
     found: dict[str, str] = {}
     roles = getattr(model, "roles", None)

@@ -23,13 +23,14 @@ class Attention(nn.Module):
     - ``head_scale``: a learned factor for each head (NormFormer).
     - ``norm``: on the concatenated heads, before the output projection (Sub-LN).
 
-    Raises ValueError where the heads do not divide the width.
+    Heads have ``head_dim`` channels, or C / H; ValueError where the heads do not divide the width then.
     """
 
     def __init__(
         self,
         dim: int,
         num_heads: int = 8,
+        head_dim: int | None = None,
         qkv_bias: bool = True,
         proj_bias: bool = True,
         qk_norm: Callable[[int], nn.Module] | None = None,
@@ -43,10 +44,11 @@ class Attention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if dim % num_heads:
+        if head_dim is None and dim % num_heads:
             raise ValueError(f"The width {dim} is not a multiple of the number of heads {num_heads}.")
-        self.num_heads, self.head_dim = num_heads, dim // num_heads
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, device=device, dtype=dtype)
+        self.num_heads, self.head_dim = num_heads, head_dim or dim // num_heads
+        inner = self.num_heads * self.head_dim
+        self.qkv = nn.Linear(dim, 3 * inner, bias=qkv_bias, device=device, dtype=dtype)
         self.q_norm = qk_norm(self.head_dim) if qk_norm else nn.Identity()
         self.k_norm = qk_norm(self.head_dim) if qk_norm else nn.Identity()
         self.mask = mask
@@ -54,7 +56,7 @@ class Attention(nn.Module):
         self.positions = positions
         self.head_scale = nn.Parameter(torch.ones(num_heads, device=device, dtype=dtype)) if head_scale else None
         self.norm = norm or nn.Identity()
-        self.proj = nn.Linear(dim, dim, bias=proj_bias, device=device, dtype=dtype)
+        self.proj = nn.Linear(inner, dim, bias=proj_bias, device=device, dtype=dtype)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:

@@ -100,6 +100,7 @@ def block_config(config: ViTConfig, index: int) -> BlockConfig:
         return Attention(
             dim,
             num_heads,
+            config.head_dim,
             qkv_bias=config.qkv_bias,
             qk_norm=norm_factory(config.qk_norm),
             mask=DropKey(config.key_drop_at(index)) if config.key_drop else None,

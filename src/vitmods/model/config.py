@@ -10,6 +10,8 @@ from vitmods.model.names import MODELS, SIZES, parse_name
 from vitmods.model.slots import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig, check_types
 from vitmods.util.errors import UserError, nearest
 
+__all__ = ["BranchConfig", "FirstBlocks", "NormConfig", "PositionalConfig", "StemConfig", "ViTConfig"]
+
 
 @dataclass(frozen=True)
 class ViTConfig:
@@ -27,6 +29,7 @@ class ViTConfig:
     depth: int = 12
     parallel: int = 1  # attention branches, and MLP branches, side by side in each block
     num_heads: int = 6
+    head_dim: int | None = None  # channels of a head, where not embed_dim / num_heads
     mlp_dim: int = 1536
     mlp_kind: str = "mlp"  # one of vitmods.layers.MLPS
     qkv_bias: bool = True
@@ -243,7 +246,9 @@ def _check(config: ViTConfig) -> None:
     for name in ("num_classes", "reg_tokens"):
         if getattr(config, name) < 0:
             raise UserError(f"{name} cannot be negative, got {getattr(config, name)}.")
-    if config.embed_dim % config.num_heads:
+    if config.head_dim is not None and config.head_dim < 1:
+        raise UserError(f"head_dim must be at least 1, got {config.head_dim}.")
+    if config.head_dim is None and config.embed_dim % config.num_heads:
         raise UserError(f"embed_dim {config.embed_dim} is not a multiple of num_heads {config.num_heads}.")
     for name in ("pos_drop", "proj_drop", "attn_drop", "key_drop", "patch_drop", "head_drop", "drop_path"):
         if not 0 <= getattr(config, name) < 1:

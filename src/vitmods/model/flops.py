@@ -71,13 +71,13 @@ def _stream_normed(config: ViTConfig) -> int:
 
 def _block_macs(config: ViTConfig, block: int, dense_norms: bool) -> int:
     c, n = config.embed_dim, config.num_patches + config.prefix_tokens(block)
-    attention = 4 * n * c * c + 2 * n * n * c
+    heads = config.num_heads * (config.head_dim or c // config.num_heads)
+    attention = 4 * n * c * heads + 2 * n * n * heads
     if config.positional is not None and block < config.positional.count:
         attention += config.num_patches * sum(config.grid) * c
     kind: Any = MLPS[config.mlp_kind]
-    mlp = n * kind.macs(c, config.mlp_dim)
-    found: int = config.parallel * (attention + mlp + _norm_macs(config, block, dense_norms))
-    return found
+    mlp: int = n * kind.macs(c, config.mlp_dim)
+    return config.parallel * (attention + mlp + _norm_macs(config, block, dense_norms))
 
 
 def _norm_macs(config: ViTConfig, block: int, dense: bool) -> int:

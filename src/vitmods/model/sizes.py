@@ -65,7 +65,7 @@ def grid_of_images(model: "ViT", images: Tensor) -> Grid | None:
 
 
 def reads_grid(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules that are told how many rows and columns the tokens form."""
+    """The modules that have to know how many rows and columns the tokens form."""
     return (module for module in model.modules() if "grid_size" in getattr(module, "takes", ()))
 
 

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Proxy, Tracer
 
 from vitmods.layers.drop import DropPath
+from vitmods.layers.drop_key import DropKey
 from vitmods.layers.positional_attention import GatedPositions
 from vitmods.layers.stems import LinearStem, Stem
 from vitmods.util.errors import UserError
@@ -29,7 +30,7 @@ def _is_default(argument: Any) -> bool:
 
 def keep_whole(images: Tensor) -> None:
     """While torch.fx traces: one node for each module whose forward depends on the tensors that it is given, which are
-    norms (but for LayerNorm), stems of several layers, stochastic depth and positions in attention."""
+    norms (but for LayerNorm), stems of several layers, stochastic depth, and the slots of attention."""
     if not isinstance(images, Proxy):
         return
     tracer = images.tracer
@@ -43,7 +44,7 @@ def _is_whole(module: nn.Module) -> bool:
         return module.weight is None
     if isinstance(module, Stem):
         return type(module) is not LinearStem
-    return isinstance(module, DropPath | GatedPositions) or hasattr(module, "token_wise")
+    return isinstance(module, DropKey | DropPath | GatedPositions) or hasattr(module, "token_wise")
 
 
 def scriptable(model: nn.Module) -> GraphModule:

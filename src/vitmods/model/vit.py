@@ -22,7 +22,8 @@ from vitmods.model.build import (
 from vitmods.model.config import ViTConfig
 from vitmods.model.init import initialize
 from vitmods.model.intermediates import Intermediates
-from vitmods.model.sizes import Grid, Resampling, grid_of_images, reads_grid, resize, set_grid
+from vitmods.model.masks import masked, patch_dropout, visible_patches
+from vitmods.model.sizes import Grid, Resampling, grid_of_images, resize, set_grid
 from vitmods.model.tracing import given, keep_whole, scriptable
 from vitmods.util.errors import UserError
 
@@ -111,7 +112,7 @@ class ViT(Intermediates):
         attn_mask, is_causal, keep, mask = given(attn_mask, is_causal, keep, mask)
         if attn_mask is not None or is_causal or isinstance(x, Proxy):  # a graph is asked for any block's output
             return self.forward_head(self.forward_features(x, attn_mask, is_causal, keep, mask))
-        x = self._embed(x, self._keep(x) if keep is None and mask is None else keep, mask)
+        x = self._embed(x, patch_dropout(self, x) if keep is None and mask is None else keep, mask)
         for i in range(len(self.blocks)):
             x = self._run(i, x, for_head=i == len(self.blocks) - 1)
         return self.forward_head(self.norm(x))
@@ -126,7 +127,7 @@ class ViT(Intermediates):
     ) -> Tensor:
         """(B, in_chans, height, width) -> all tokens (B, N, C) after the final norm, prefix tokens first."""
         attn_mask, is_causal, keep, mask = given(attn_mask, is_causal, keep, mask)
-        x = self._embed(x, self._keep(x) if keep is None and mask is None else keep, mask)
+        x = self._embed(x, patch_dropout(self, x) if keep is None and mask is None else keep, mask)
         for i in range(len(self.blocks)):
             x = self._run_masked(i, x, attn_mask, is_causal)
         tokens: Tensor = self.norm(x)
@@ -227,9 +228,9 @@ class ViT(Intermediates):
         config = self.vit_config
         if config.dynamic_img_size:
             self._grid = grid_of_images(self, images)
-        x = self.patch_embed(images) if keep is None else self._visible(images, keep, mask)
+        x = self.patch_embed(images) if keep is None else visible_patches(self, images, keep, mask)
         if mask is not None:
-            x = self._masked(x, mask)
+            x = masked(self, x, mask)
         if self.pos_embed is not None:
             positions = self._positions_for(images)
             x = x + (positions if keep is None else positions[0, keep])
@@ -251,34 +252,6 @@ class ViT(Intermediates):
             return positions
         grid = self.patch_embed.dynamic_feat_size((images.shape[-2], images.shape[-1]))
         return positions_on_grid(positions, config.grid, grid, config.position)
-
-    def _keep(self, images: Tensor) -> Tensor | None:
-        """Patches that patch dropout leaves in this batch, (B, K) in the order of the grid; None for all."""
-        config = self.vit_config
-        if not (self.training and config.patch_drop):
-            return None
-        kept = round(config.num_patches * (1 - config.patch_drop))
-        order = torch.rand(len(images), config.num_patches, device=images.device).argsort(dim=1)
-        return order[:, :kept].sort(dim=1).values
-
-    def _visible(self, images: Tensor, keep: Tensor, mask: Tensor | None) -> Tensor:
-        if mask is not None:
-            raise UserError("Give keep (visible patches alone) or mask (mask tokens in their place), not both.")
-        on_grid = {type(module).__name__ for module in reads_grid(self)}
-        if on_grid:
-            raise UserError(
-                f"{', '.join(sorted(on_grid))} reads the whole grid of patches, which visible ones alone do not form: "
-                "use mask, which keeps all tokens in place."
-            )
-        visible: Tensor = self.patch_embed(images, keep)
-        return visible
-
-    def _masked(self, x: Tensor, mask: Tensor) -> Tensor:
-        if self.mask_token is None:
-            raise UserError("mask needs a learned mask token: build the model with mask_token=True.")
-        if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
-            raise UserError(f"mask is boolean and {tuple(x.shape[:2])} here, not {mask.dtype} {tuple(mask.shape)}.")
-        return torch.where(mask[..., None], self.mask_token.to(x.dtype), x)
 
     def _prepend(self, x: Tensor) -> Tensor:
         """The class and register tokens, with their positions if they have any, before the patch tokens."""

@@ -51,8 +51,8 @@ def measure(
 
     Returns:
         `base`: params, macs (None: not known of that model), train_step_s, infer_1_s, infer_n_s, peak_memory_bytes,
-        train_batch, infer_batch;
-        `arms`: name -> params and flops (ratios), and train_step, infer_1, infer_n, peak_memory (Ratio as a dict);
+        train_batch, infer_batch; `arms`: name -> params and flops (ratios), and train_step, infer_1, infer_n,
+        peak_memory (Ratio as a dict);
         and how it was measured: device, threads, clock, rounds.
     """
     images = images or next(iter(models.values())).vit_config  # type: ignore[assignment]

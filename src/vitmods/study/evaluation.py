@@ -1,4 +1,4 @@
-"""Judging trained weights: the protocol of the study's metric on a split, beside the trial that it belongs to."""
+"""Evaluating trained weights: the protocol of the study's metric on a split, beside the trial that it belongs to."""
 
 from __future__ import annotations
 

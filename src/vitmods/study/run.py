@@ -123,6 +123,8 @@ def _open(folder: StudyFolder, settings: Settings, how: Running) -> tuple[TrialR
     runner = TrialRunner(folder, settings, *here, cache_dir=how.cache_dir)
     dataset = runner.dataset(settings.recipe)
     fixed = {**settings.fixed, "images": dataset.summary()["fingerprint"]}
+    if facts is not None and facts.settings["images"] != fixed["images"]:
+        folder.check_same_images(dataset.splits)
     runner.settings = replace(settings, fixed=fixed)
     check_images(runner.settings, dataset)
     return runner, dataset
@@ -197,6 +199,7 @@ def _write_facts(
         plugins=tuple(plugins()),
     )
     folder.write_samples(dataset.samples(SAMPLES))
+    folder.write_images(dataset.splits)
     write_json(folder.settings_file, facts.to_dict())
     return facts
 

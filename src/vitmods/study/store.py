@@ -7,7 +7,7 @@ trials/<arm>/<point>/seed<k>/   the same where recipe fields are tuned; the poin
                                 not measure that itself. In a tuned study chosen points alone have a test.json
 costs.json                      what each arm costs, measured once
 results.json  results.csv       rebuilt from the trials at any time
-samples.npz                     a few images for the report
+samples.npz  images.npz         a few images for the report; hashes of all, to say which have changed
 logs/worker<i>.txt              what a worker process printed; worker<i>.lock is held as long as it lives
 """
 
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -32,6 +32,9 @@ from vitmods.study.plan import Evaluation, Trial, Work, differences
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors, make_folder, write_atomically, write_json
 from vitmods.util.registry import check_plugins
+
+if TYPE_CHECKING:
+    from vitmods.data.dataset import Split
 
 SCHEMA = 2
 WARNINGS = "warnings.json"  # in a trial's folder: what the report should tell about it
@@ -66,6 +69,16 @@ def slug(name: str, also: str = "") -> str:
     if plain == name and plain:
         return plain
     return f"{plain or 'arm'}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def _hashes(splits: Mapping[str, Split]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """(n,) of the names with their split, and of the contents with their labels."""
+    texts = (f"{name}/{one}".encode() for name, split in splits.items() for one in split.ids)
+    names = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
+    labels = np.concatenate([split.labels for split in splits.values()]).astype(np.uint64)
+    digests = np.concatenate([split.store.index.digests[:, :8] for split in splits.values()])
+    contents = np.ascontiguousarray(digests).view(np.uint64).ravel()
+    return np.frombuffer(names, dtype=np.uint64), contents + labels * np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -258,6 +271,30 @@ class StudyFolder:
             warnings.warn(f"{path} is damaged ({error}); the report has no images. Remove that file.", stacklevel=2)
             return []
         return list(zip(names, images, strict=True))
+
+    def write_images(self, splits: Mapping[str, Split]) -> None:
+        """Hashes of the name and of the content of every image, so that a later run can say which have changed."""
+        names, contents = _hashes(splits)
+        write_atomically(self.path / "images.npz", lambda file: np.savez(file, names=names, contents=contents))
+
+    def check_same_images(self, splits: Mapping[str, Split]) -> None:
+        """UserError with how many images were added, removed and changed since `write_images`, if any; also a label
+        that changed is a change, and what moved to another split was removed there and added here."""
+        try:
+            with np.load(self.path / "images.npz", allow_pickle=False) as arrays:
+                before, then = arrays["names"], arrays["contents"]
+        except Exception:  # without it the fingerprint alone tells, as one of the settings
+            return
+        names, contents = _hashes(splits)
+        _, old, new = np.intersect1d(before, names, return_indices=True)
+        changed = int((then[old] != contents[new]).sum())
+        counts = {"added": len(names) - len(new), "removed": len(before) - len(old), "changed": changed}
+        if any(counts.values()):
+            found = ", ".join(f"{count:,} {what}" for what, count in counts.items())
+            raise UserError(
+                f"{self.path} holds a study of other images: since it began {found}. Put the old ones back to go on "
+                "with it, or choose another folder with --out."
+            )
 
     def worker_lock(self, index: int) -> FileLock:
         """Held by a worker process for as long as it lives."""

@@ -66,8 +66,8 @@ class Task(ABC):
         return self.metrics[0].name
 
     def wrap(self, backbone: nn.Module) -> nn.Module:
-        """The trained model: the backbone itself, or a TaskModel with modules beside it, initialized from torch's random
-        numbers, which are seeded. Its head has as many outputs as the data has classes."""
+        """The trained model: the backbone itself, or a TaskModel with modules beside it, initialized from torch's
+        random numbers, which are seeded. Its head has as many outputs as the data has classes."""
         return backbone
 
     def begin(self, model: nn.Module) -> None:  # noqa: B027 - most tasks keep nothing

@@ -135,7 +135,7 @@ class Classification(Task):
 
 
 def _of_each_image(logits: Tensor, targets: Tensor, ranked: Tensor) -> dict[str, Tensor]:
-    """(B,) each. `ranked`: whether each of the first five is the right one; the rank agrees with it where logits tie."""
+    """(B,) each. `ranked`: whether each of the first five is the right one; the rank agrees where logits tie."""
     log_p = logits.log_softmax(dim=1)
     nll = -log_p.gather(1, targets[:, None])[:, 0]
     p = log_p.exp()

@@ -43,8 +43,8 @@ class MultiLabel(Task):
         """With the recipe's loss and label smoothing. UserError for a softmax, in which labels exclude each other."""
         if recipe.loss.name == "softmax":
             raise UserError(
-                "multilabel decides each label by itself, and the recipe's loss is a softmax, in which they exclude each "
-                "other: set loss to sigmoid or bce (--loss sigmoid)."
+                "multilabel decides each label by itself, and the recipe's loss is a softmax, in which they exclude "
+                "each other: set loss to sigmoid or bce (--loss sigmoid)."
             )
         return cls(recipe.loss.name, recipe.loss.label_smoothing)
 
@@ -139,9 +139,8 @@ def ranking_precision(logits: Tensor, targets: Tensor) -> Tensor:
     1 where an image has no label or all of them (Tsoumakas et al., 2010, "Mining Multi-label Data", ranking metrics).
     """
     found = []
-    for scores, wanted in zip(
-        *(t.split(max(1, _PAIRS // logits.shape[1] ** 2)) for t in (logits, targets)), strict=True
-    ):
+    size = max(1, _PAIRS // logits.shape[1] ** 2)
+    for scores, wanted in zip(torch.split(logits, size), torch.split(targets, size), strict=True):
         above = scores[:, None, :] >= scores[:, :, None]  # (images, label, those at least as high)
         right = (above & (wanted[:, None, :] > 0)).sum(dim=2) / above.sum(dim=2)
         count = wanted.sum(dim=1)

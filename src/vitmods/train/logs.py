@@ -29,7 +29,7 @@ class Diverged(Exception):
 
 
 class Window:
-    """0-d statistics by name, one dict a step, left on the device until a row is logged: reading a number waits for it."""
+    """0-d statistics by name, one dict a step, left on the device until a row is logged: reading waits for it."""
 
     def __init__(self) -> None:
         self._steps: list[dict[str, Tensor]] = []

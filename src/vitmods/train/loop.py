@@ -90,8 +90,8 @@ class TrialRun:
     """One model on its way from the first to the last step.
 
     Everything the next step depends on is in `state_dict()`: weights, optimizer, moving average, the task's state,
-    torch's random numbers, the step, and the losses that wait to be logged. The data needs no state: batch k of an epoch is a
-    function of (seed, epoch, k).
+    torch's random numbers, the step, and the losses that wait to be logged. The data needs no state: batch k of an
+    epoch is a function of (seed, epoch, k).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What is trained, in groups of one decay and one fraction of the learning rate; the optimizer, and the moving average."""
+"""What is trained, in groups of one decay and one fraction of the learning rate; optimizer and moving average."""
 
 import copy
 from collections.abc import Iterable, Sequence

@@ -102,7 +102,7 @@ def checksum(path: Path) -> str:
 
 
 def check_weights(path: Path) -> None:
-    """UserError where a file of weights is not what the result.json beside it says; one without such a record passes."""
+    """UserError where a file of weights is not what the result.json beside it says; without such a record it passes."""
     try:
         known = json.loads(path.with_name("result.json").read_text(encoding="utf-8"))["weights"].get(path.name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -48,7 +48,7 @@ class SourceKind:
 
     def __post_init__(self) -> None:
         for name in ("__module__", "__qualname__"):  # by which the registry sees whose it is
-            object.__setattr__(self, name, getattr(self.open, name))
+            object.__setattr__(self, name, getattr(self.open, name) or "__main__")
 
     def missing(self, root: Path, reason: str) -> UserError:
         """The error that says which files to put where."""

@@ -199,6 +199,14 @@ def patchify(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
     return cut.permute(0, 2, 4, 1, 3, 5).reshape(b, -1, channels * rows * columns)
 
 
+def unpatchify(patches: Tensor, patch_size: tuple[int, int], shape: torch.Size) -> Tensor:
+    """The inverse of ``patchify``, for images of that shape."""
+    b, channels, height, width = shape
+    rows, columns = patch_size
+    cut = patches.reshape(b, height // rows, width // columns, channels, rows, columns)
+    return cut.permute(0, 3, 1, 4, 2, 5).reshape(shape)
+
+
 def take_patches(images: Tensor, keep: Tensor, patch_size: tuple[int, int]) -> Tensor:
     """The patches ``keep`` (B, K) of images (B, channels, height, width), as ``patchify`` gives them.
 

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitmods.layers.norms import LayerNorm
-from vitmods.layers.stems.base import patchify
+from vitmods.layers.stems.base import patchify, unpatchify
 from vitmods.layers.stems.linear import LinearStem
 from vitmods.layers.stems.resize import resize_pixels
 
@@ -33,9 +33,10 @@ class DualPatchNormStem(LinearStem):
         self.norm_before = norm_before(values) if norm_before else nn.Identity()
 
     def project(self, images: Tensor) -> Tensor:
-        if isinstance(self.norm_before, nn.Identity):
-            return super().project(images)
-        return self.project_patches(patchify(images, self.patch_size))
+        if not isinstance(self.norm_before, nn.Identity):
+            patches = self.norm_before(patchify(images, self.patch_size))
+            images = unpatchify(patches, self.patch_size, images.shape)
+        return super().project(images)
 
     def project_patches(self, patches: Tensor) -> Tensor:
         return super().project_patches(self.norm_before(patches))

@@ -81,7 +81,7 @@ class HMLPStem(ConvolutionStem):
         self.to(device=device, dtype=dtype)
 
     def project_patches(self, patches: Tensor) -> Tensor:
-        x = patches.unflatten(-1, (-1, 4)).index_select(2, self.order).flatten(2)
+        x = patches.view(*patches.shape[:-1], -1, 4).index_select(2, self.order).flatten(2)
         for conv, norm, gelu in self._steps():
             x = gelu(norm(_join(x, conv)))
         return _join(x, self.proj)

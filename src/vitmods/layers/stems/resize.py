@@ -8,7 +8,8 @@ from torch.nn import functional as F
 def _resize_matrix(old: tuple[int, int], new: tuple[int, int]) -> Tensor:
     """(new pixels, old pixels): bilinear resizing of a patch, as a linear map."""
     basis = torch.eye(old[0] * old[1], dtype=torch.float64).reshape(-1, 1, *old)
-    return F.interpolate(basis, size=new, mode="bilinear", antialias=True).flatten(1).T
+    resized: Tensor = F.interpolate(basis, size=new, mode="bilinear", antialias=True)
+    return resized.flatten(1).T
 
 
 def resize_projection(weight: Tensor, new: tuple[int, int]) -> Tensor:
