@@ -15,7 +15,8 @@ from vitmods.analysis.timing import BLOCK_S, Ratio, Work, interleave, peak_bytes
 from vitmods.data.batch import Batch
 from vitmods.model.flops import count_params
 from vitmods.recipes import Recipe
-from vitmods.study.models import Base, macs_of
+from vitmods.study.bases import Base
+from vitmods.study.models import macs_of
 from vitmods.tasks.base import Task
 from vitmods.train.optim import make_optimizer
 

@@ -18,12 +18,13 @@ from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
 from vitmods.study.answer import Answer, read_answer
 from vitmods.study.arms import BASE, Arm
+from vitmods.study.bases import Base
 from vitmods.study.describe import describe_model, environment
 from vitmods.study.edits import Function, base_function, functions_of
 from vitmods.study.evaluation import check_images
 from vitmods.study.executors import Executor, Inline
 from vitmods.study.executors.processes import Processes, visible_gpus
-from vitmods.study.models import Base, activation_bytes
+from vitmods.study.models import activation_bytes
 from vitmods.study.plan import Evaluation, Settings, Work
 from vitmods.study.progress import Progress
 from vitmods.study.state import StudyState
