@@ -73,7 +73,7 @@ class Running:
         return resolve(self.device)
 
     def of_trials(self) -> dict[str, Any]:
-        """What each trial is told, in a worker process too."""
+        """How each trial runs, in a worker process too."""
         names = ("data_workers", "checkpoint_minutes", "cache_dir", "recompute", "checkpointing")
         return {name: getattr(self, name) for name in names}
 
