@@ -85,7 +85,7 @@ def test_names_without_weights_are_no_checkpoints(source):
 def test_a_trials_config_says_what_the_weights_are(tmp_path):
     model = small()
     save_file(model.state_dict(), tmp_path / "model.safetensors")
-    record = {"model": json.loads(model.vit_config.to_json()), "recipe": {"mean": [0.4], "std": [0.3]}}
+    record = {"model": json.loads(model.vit_config.to_json()), "recipe": {"augment": {"mean": [0.4], "std": [0.3]}}}
     (tmp_path / "config.json").write_text(json.dumps(record))
     found = load(tmp_path)
     assert (found.pretrained_cfg["mean"], found.pretrained_cfg["std"]) == ((0.4,), (0.3,))

@@ -40,7 +40,7 @@ NORMS = {
     "dtn": partial(DynamicTokenNorm, num_heads=2, grid_size=(2, 2)),
     "dtn, released": partial(DynamicTokenNorm, num_heads=2, grid_size=(2, 2), variant="released"),
     "dtn, band": partial(DynamicTokenNorm, num_heads=2, grid_size=(2, 2), band=3),
-    "dtn, pool": partial(DynamicTokenNorm, num_heads=2, grid_size=(2, 2), pool=2),
+    "dtn, pool": partial(DynamicTokenNorm, num_heads=2, grid_size=(2, 2), pool=2, statistics="mean"),
 }
 
 
@@ -142,7 +142,8 @@ def plain_dtn(norm, x):
     else:
         p = torch.einsum("hk,kij->hij", norm.a, torch.stack([dx**2 + dy**2, dx, dy]).double()).softmax(-1)
     m, q = (torch.einsum("hij,bjhd->bihd", p, value) for value in (heads, heads.square()))
-    lm, lv = (torch.sigmoid(omega)[:, None] for omega in (norm.omega_mean, norm.omega_var))
+    lm = torch.sigmoid(norm.omega_mean)[:, None]
+    lv = 1.0 if norm.omega_var is None else torch.sigmoid(norm.omega_var)[:, None]  # one pool has no variance
     mean, var = x.mean(-1)[..., None, None], x.var(-1, unbiased=released)[..., None, None]
     y = (heads - lm * mean - (1 - lm) * m) / torch.sqrt(lv * var + (1 - lv) * (q - m.square()) + norm.eps)
     return y.flatten(2) * norm.weight + norm.bias

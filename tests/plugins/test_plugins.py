@@ -10,20 +10,17 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods import data
 from vitmods.changes import REGISTRY
 from vitmods.layers.norms import NORMS
-from vitmods.recipes import Augment
-from vitmods.util.errors import UserError
 from vitmods.util.registry import plugins
 
 HERE = Path(__file__).parent
-NORM, CHANGE, SOURCE = (HERE / f"my_{name}.py" for name in ("norm", "training_change", "source"))
+NORM, CHANGE = HERE / "my_norm.py", HERE / "my_training_change.py"
 
 
 @pytest.fixture(scope="module")
 def loaded(load):
-    load(NORM.stem, CHANGE.stem, SOURCE.stem)
+    load(NORM.stem, CHANGE.stem)
 
 
 def vitmods(*words, check=True, **options):
@@ -66,16 +63,8 @@ def test_a_change_that_acts_in_training_alone(loaded):
     assert "drop_path: 0 -> 0.5 in training" in str(vm.diff(base, model))
 
 
-def test_a_source_of_images(loaded):
-    found = data.load("stripes:60", img_size=8, in_chans=1, augment=Augment(crop="none"))
-    assert found.summary()["name"] == "stripes"
-    assert found.num_classes == 2
-    with pytest.raises(UserError, match="Did you mean 'stripes'"):
-        data.load("strips:60", img_size=8, in_chans=1, augment=Augment(crop="none"))
-
-
-def test_other_processes_are_told_of_all(loaded):
-    assert {str(NORM), str(CHANGE), str(SOURCE)} <= set(plugins())
+def test_other_processes_are_told_of_both(loaded):
+    assert {str(NORM), str(CHANGE)} <= set(plugins())
 
 
 def test_the_shell_knows_them_and_a_study_takes_them_along(tmp_path):

@@ -14,8 +14,9 @@ from vitmods.cli import main
 from vitmods.recipes import plain
 from vitmods.study import Replace, Study, parse_edits
 from vitmods.study.arms import Arm, arm_from_text
+from vitmods.study.bases import make_base
 from vitmods.study.evaluate import evaluate
-from vitmods.study.models import macs_of, make_base
+from vitmods.study.models import macs_of
 from vitmods.study.start import open_trial
 from vitmods.study.trial import build_model
 from vitmods.util.errors import UserError
@@ -268,6 +269,16 @@ def test_a_function_of_our_own_vit_is_opened_with_it(tmp_path):
     assert isinstance(opened.blocks[0].mlp.act, nn.ReLU)
     with pytest.raises(UserError, match="open_trial"):
         vm.adapters.load(tmp_path / "out/trials/relu/seed0")
+
+
+def test_a_tensor_at_two_places_is_saved(tmp_path):
+    def tied(model):
+        block = model.layers[0].blocks[0]
+        block.norm2 = block.norm1
+        return model
+
+    result = run(study_of(arms={"tied": tied}), tmp_path / "out", cost_seconds=0)
+    assert result.complete, result.failed
 
 
 def test_drop_path_reaches_models_that_know_it():

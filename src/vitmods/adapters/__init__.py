@@ -2,7 +2,8 @@
 
 ``load`` and ``save`` are for files, ``from_...`` and ``to_...`` for model objects; ``coverage`` says what became of
 every tensor. ``vitmods.apply`` and ``vitmods.diff`` take all these model objects as they are. ``replace_norms`` gives
-any other transformer new norms, and ``norm_sites`` lists those that it has.
+any other transformer new norms, and ``norm_sites`` lists those that it has. Importing ``timm_models`` registers our
+models with timm.
 """
 
 import lazy_loader

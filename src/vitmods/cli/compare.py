@@ -121,6 +121,8 @@ def main(arguments: Sequence[str]) -> int:
         cost_seconds=options.cost_seconds,
         progress=not machine.quiet,
         cache_dir=machine.cache_dir,
+        recompute=machine.recompute,
+        checkpointing=machine.checkpointing,
         command=shlex.join(["vitmods", "compare", *arguments]),
     )
     return _show(result)

@@ -63,6 +63,10 @@ class MachineOptions:
     """time between checkpoints of a trial"""
     cache_dir: Path | None = None
     """where decoded images are kept for all trials and later runs; None: the user's cache folder"""
+    recompute: bool = False
+    """keep less of each block for backward, at the same speed: 0.6 of the memory for activations"""
+    checkpointing: bool = False
+    """keep the input of each block alone for backward: less memory for a quarter more time"""
     quiet: bool = False
     """no progress on the error stream"""
 

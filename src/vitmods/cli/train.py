@@ -76,6 +76,8 @@ def run_trial(fixed: dict[str, Any], arm: str, seed: int, machine: MachineOption
             machine.checkpoint_minutes,
             progress=not machine.quiet,
             cache_dir=None if machine.cache_dir is None else str(machine.cache_dir),
+            recompute=machine.recompute,
+            checkpointing=machine.checkpointing,
         )
         trial = Trial(Arm(BASE) if arm == BASE else arm_from_text(arm), seed)
         for warning in runner.dataset(settings.recipe_of(trial.arm, trial.point)).summary()["warnings"]:

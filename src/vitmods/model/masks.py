@@ -21,7 +21,7 @@ def patch_dropout(model: "ViT", images: Tensor) -> Tensor | None:
     if isinstance(images, Proxy):
         raise UserError("torch.fx cannot trace patch dropout: trace the model in evaluation, or with patch_drop=0.")
     rows, columns = model.patch_embed.dynamic_feat_size((images.shape[-2], images.shape[-1]))
-    kept = max(1, round(rows * columns * (1 - rate)))
+    kept = max(1, round(int(rows * columns) * (1 - rate)))  # a traced size is a tensor
     order = torch.rand(len(images), rows * columns, device=images.device).argsort(dim=1)
     return order[:, :kept].sort(dim=1).values
 

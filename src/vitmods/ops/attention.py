@@ -28,17 +28,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dro
     if attn_mask is not None:
         boolean = attn_mask.dtype == torch.bool
         logits = logits.masked_fill(~attn_mask, -torch.inf) if boolean else logits + attn_mask.to(logits.dtype)
-    return logits.softmax(-1) @ v
+    out: Tensor = logits.softmax(-1) @ v
+    return out
 
 
 def _form(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Literal["fused", "float32", "products"]:
     if not isinstance(q, Tensor) or q.dtype != torch.bfloat16 or q.device.type != "cpu" or dropout:
         return "fused"
-    if (
-        torch.compiler.is_compiling()
-        or not torch.is_grad_enabled()
-        or not (q.requires_grad or k.requires_grad or v.requires_grad)
-    ):
+    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if torch.compiler.is_compiling() or not differentiated:
         return "fused"
     if q.shape[-1] < 32 or k.shape[-2] < 32 or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return "float32"

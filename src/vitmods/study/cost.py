@@ -15,7 +15,8 @@ from vitmods.analysis.timing import BLOCK_S, Ratio, Work, interleave, peak_bytes
 from vitmods.data.batch import Batch
 from vitmods.model.flops import count_params
 from vitmods.recipes import Recipe
-from vitmods.study.models import Base, macs_of
+from vitmods.study.bases import Base
+from vitmods.study.models import macs_of
 from vitmods.tasks.base import Task
 from vitmods.train.optim import make_optimizer
 
@@ -50,7 +51,8 @@ def measure(
 
     Returns:
         `base`: params, macs (None: not known of that model), train_step_s, infer_1_s, infer_n_s, peak_memory_bytes,
-        train_batch, infer_batch; `arms`: name -> params and flops (ratios), and train_step, infer_1, infer_n, peak_memory (Ratio as a dict);
+        train_batch, infer_batch; `arms`: name -> params and flops (ratios), and train_step, infer_1, infer_n,
+        peak_memory (Ratio as a dict);
         and how it was measured: device, threads, clock, rounds.
     """
     images = images or next(iter(models.values())).vit_config  # type: ignore[assignment]

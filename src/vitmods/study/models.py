@@ -1,19 +1,14 @@
-"""Models that are no vitmods ViT: base from timm, torchvision, Hugging Face or a user's function, and what arms make of
-any model."""
+"""What an arm makes of any model; and of models that no ViTConfig describes, what is recorded, counted and said."""
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
 
 import torch
 from torch import Tensor, nn
@@ -26,84 +21,13 @@ from vitmods.changes import Change
 from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_macs
 from vitmods.model.vit import ViT, vit
-from vitmods.study.edits import PYTHON, Function, Replace, is_foreign, parse_edits
+from vitmods.study.bases import Base, ForeignBase, make_base
+from vitmods.study.edits import Function, Replace, parse_edits
 from vitmods.tasks.base import TaskModel, noise
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
-    from vitmods.recipes.recipe import ModelSettings
     from vitmods.study.edits import Edit
-
-Options = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class ForeignBase:
-    """A base model that vitmods has no config of, for images of a size and a number of classes.
-
-    spec: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER`, each with `?option=value&...` if wanted, or
-        `python:module:function`. Options are arguments of the library's own function (fields of the config for Hugging
-        Face); `pretrained=1` loads trained weights and gives them a new head.
-    call: the function, where the spec names one that this process alone knows.
-    """
-
-    spec: str
-    num_classes: int
-    img_size: tuple[int, int]
-    in_chans: int
-    call: Callable[..., nn.Module] | None = None
-
-    def build(self, settings: ModelSettings | None = None, pretrained: bool = True) -> nn.Module:
-        """The model, initialized from torch's random numbers.
-
-        Args:
-            settings: what the recipe sets of the model: timm's and Hugging Face's models may know drop path.
-            pretrained: False leaves trained weights out where the spec asks for them: others come in their place.
-
-        Raises:
-            UserError: there is no such model, it does not take these options or images, or the settings.
-        """
-        library, _, rest = self.spec.partition(":")
-        drop_path = _drop_path(self.spec, settings)
-        if library == PYTHON:
-            if drop_path is not None:
-                raise _not_set(self.spec, "drop_path", drop_path)
-            return self._call(Function(rest, self.call).resolve())
-        name, _, query = rest.partition("?")
-        options = {key: _literal(value) for key, value in parse_qsl(query, keep_blank_values=True)}
-        trained = bool(options.pop("pretrained", False)) and pretrained
-        make = {"timm": _from_timm, "torchvision": _from_torchvision, "hf": _from_huggingface}[library]
-        state = torch.get_rng_state()
-
-        def attempt(optional: Options) -> nn.Module:
-            torch.set_rng_state(state)
-            return make(self, name, trained, {**optional, **options})
-
-        return _with_what_it_takes(self.spec, attempt, self._optional(library), drop_path)
-
-    def _optional(self, library: str) -> Options:
-        """Arguments that some models of a library take, and others work without."""
-        side = self.img_size[0] if self.img_size[0] == self.img_size[1] else self.img_size
-        known: dict[str, Options] = {"timm": {"img_size": self.img_size}, "torchvision": {"image_size": side}}
-        return known.get(library, {})
-
-    def _call(self, function: Callable[..., nn.Module]) -> nn.Module:
-        model = function(self.num_classes, self.img_size, self.in_chans)
-        if not isinstance(model, nn.Module):
-            raise UserError(f"{self.spec} gave {type(model).__name__}, not an nn.Module: it has to return the model.")
-        return model
-
-
-def make_base(base: str | Mapping[str, Any], num_classes: int, img_size: Sequence[int], in_chans: int) -> Base:
-    """The base that settings name, for these images: a ViTConfig, or a ForeignBase."""
-    rows, columns = img_size
-    if is_foreign(base):
-        return ForeignBase(str(base), num_classes, (rows, columns), in_chans, getattr(base, "call", None))
-    shape: dict[str, Any] = {"img_size": (rows, columns), "num_classes": num_classes, "in_chans": in_chans}
-    return ViTConfig.from_name(base, **shape) if isinstance(base, str) else ViTConfig.from_dict(base).with_(**shape)
-
-
-Base = ViTConfig | ForeignBase
 
 
 def edited(model: nn.Module, edits: Sequence[Edit], base: Base) -> nn.Module:
@@ -172,140 +96,6 @@ def _forward(model: nn.Module, images: Tensor) -> Any:
 
 def _noise(base: Base, count: int) -> Tensor:
     return noise(count, (base.in_chans, *base.img_size))
-
-
-# What libraries build
-
-
-def _from_timm(base: ForeignBase, name: str, trained: bool, options: Options) -> nn.Module:
-    import timm
-
-    if not timm.is_model(name):
-        raise UserError(f"timm has no model '{name}'. {nearest(name, timm.list_models())}")
-    drop_path = options.pop("drop_path", None)
-    options |= {} if drop_path is None else {"drop_path_rate": drop_path}
-    model: nn.Module = timm.create_model(
-        name, pretrained=trained, num_classes=base.num_classes, in_chans=base.in_chans, **options
-    )
-    return model
-
-
-def _from_torchvision(base: ForeignBase, name: str, trained: bool, options: Options) -> nn.Module:
-    from torchvision import models
-
-    if name not in models.list_models():
-        raise UserError(f"torchvision has no model '{name}'. {nearest(name, models.list_models())}")
-    if "drop_path" in options:
-        raise _not_set(base.spec, "drop_path", options["drop_path"])
-    if base.in_chans != 3:
-        raise UserError(f"{base.spec}: torchvision's models read 3 channels, not {base.in_chans}: set in_chans to 3.")
-    if not trained:
-        model: nn.Module = models.get_model(name, weights=None, num_classes=base.num_classes, **options)
-        return model
-    model = models.get_model(name, weights="DEFAULT", **options)
-    heads = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    where, head = heads[-1]  # the classifier stands last in all of torchvision's
-    model.set_submodule(where, nn.Linear(head.in_features, base.num_classes))
-    return model
-
-
-def _from_huggingface(base: ForeignBase, name: str, trained: bool, options: Options) -> nn.Module:
-    from transformers import AutoConfig, AutoModelForImageClassification
-
-    folder = Path(name).expanduser()
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{base.spec}: there is no {folder / 'config.json'}. Give a folder that save_pretrained wrote.")
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    rows, columns = base.img_size
-    drop_path = options.pop("drop_path", None)
-    if drop_path is not None:
-        if not hasattr(config, "drop_path_rate"):
-            raise _not_set(base.spec, "drop_path", drop_path)
-        options["drop_path_rate"] = drop_path
-    for key, value in options.items():
-        if not hasattr(config, key):
-            raise UserError(f"{base.spec}: the config has no '{key}'. {nearest(key, config.to_dict())}")
-        setattr(config, key, value)
-    if hasattr(config, "image_size"):
-        config.image_size = rows if rows == columns else (rows, columns)
-    if base.in_chans != getattr(config, "num_channels", 3) and not hasattr(config, "num_channels"):
-        raise UserError(f"{base.spec} reads 3 channels, not {base.in_chans}: set in_chans to 3.")
-    config.num_channels, config.num_labels = base.in_chans, base.num_classes
-    if not trained:
-        made: nn.Module = AutoModelForImageClassification.from_config(config, trust_remote_code=False)
-        return made
-    model, about = AutoModelForImageClassification.from_pretrained(
-        folder,
-        config=config,
-        ignore_mismatched_sizes=True,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        output_loading_info=True,
-    )
-    new = {
-        *about["missing_keys"],
-        *(str(key[0] if isinstance(key, tuple) else key) for key in about["mismatched_keys"]),
-    }
-    if odd := sorted(key for key in new if not key.startswith(("classifier.", "head."))):
-        raise UserError(f"{base.spec}: its weights do not fit these images: {', '.join(odd[:5])}.")
-    trained_model: nn.Module = model.train()
-    return trained_model
-
-
-def _with_what_it_takes(
-    spec: str, attempt: Callable[[Options], nn.Module], optional: Options, drop_path: float | None
-) -> nn.Module:
-    """The model, made with those of the optional arguments that it takes; drop path is none of them."""
-    optional = dict(optional) | ({} if drop_path is None else {"drop_path": drop_path})
-    while True:
-        try:
-            return attempt(optional)
-        except UserError:
-            raise
-        except TypeError as error:
-            refused = next((name for name in optional if f"'{name}'" in str(error)), None)
-            if refused is None:
-                if drop_path is not None and "drop_path_rate" in str(error):
-                    raise _not_set(spec, "drop_path", drop_path) from error
-                raise UserError(f"{spec} cannot be built: {error}") from error
-            del optional[refused]
-        except Exception as error:  # whatever a library raises, of options or of weights that it cannot fetch
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise UserError(f"{spec} cannot be built: {reason}") from error
-
-
-def _drop_path(spec: str, settings: ModelSettings | None) -> float | None:
-    """The rate that a recipe sets. UserError for settings that only vitmods ViTs have."""
-    if settings is None:
-        return None
-    for name in ("dropout", "init", "head_bias"):
-        if getattr(settings, name) is not None:
-            raise _not_set(spec, name, getattr(settings, name))
-    if settings.drop_path_shape == "constant":
-        raise _not_set(spec, "drop_path_shape", "constant")
-    return settings.drop_path
-
-
-def _not_set(spec: str, name: str, value: Any) -> UserError:
-    return UserError(
-        f"The recipe sets {name}={value!r} of the model, and {spec} cannot be told so by a recipe: set {name} to None, "
-        "or choose one of vitmods' own ViTs as base. Options of the model itself may follow its name, as in "
-        "timm:swin_tiny_patch4_window7_224?drop_rate=0.1."
-    )
-
-
-def _literal(text: str) -> Any:
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-# What is kept of such a model, and what is said of it
 
 
 def record_of(model: nn.Module, base: Base, edits: Sequence[Edit]) -> dict[str, Any] | None:

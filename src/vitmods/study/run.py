@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,12 +18,13 @@ from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
 from vitmods.study.answer import Answer, read_answer
 from vitmods.study.arms import BASE, Arm
+from vitmods.study.bases import Base
 from vitmods.study.describe import describe_model, environment
 from vitmods.study.edits import Function, base_function, functions_of
 from vitmods.study.evaluation import check_images
 from vitmods.study.executors import Executor, Inline
 from vitmods.study.executors.processes import Processes, visible_gpus
-from vitmods.study.models import Base, activation_bytes
+from vitmods.study.models import activation_bytes
 from vitmods.study.plan import Evaluation, Settings, Work
 from vitmods.study.progress import Progress
 from vitmods.study.state import StudyState
@@ -55,6 +56,8 @@ class Running:
     cost_seconds: float = 30.0
     progress: bool = True
     cache_dir: str | None = None
+    recompute: bool = False
+    checkpointing: bool = False
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
@@ -68,6 +71,11 @@ class Running:
     @property
     def torch_device(self) -> torch.device:
         return resolve(self.device)
+
+    def of_trials(self) -> dict[str, Any]:
+        """How each trial runs, in a worker process too."""
+        names = ("data_workers", "checkpoint_minutes", "cache_dir", "recompute", "checkpointing")
+        return {name: getattr(self, name) for name in names}
 
     def workers_for(self, trials: int, trial_bytes: int) -> int:
         """Trials at a time: as asked for, or as many as GPUs, or cores and memory, allow."""
@@ -118,8 +126,7 @@ def _open(folder: StudyFolder, settings: Settings, how: Running) -> tuple[TrialR
     facts = folder.facts()
     if facts is not None:  # before the images are read, which may take a while: all that can be known without them
         folder.check_same_study({**settings.to_dict(), "images": facts.settings["images"]})
-    here = (how.device, how.data_workers, how.checkpoint_minutes, how.progress)
-    runner = TrialRunner(folder, settings, *here, cache_dir=how.cache_dir)
+    runner = TrialRunner(folder, settings, how.device, progress=how.progress, **how.of_trials())
     dataset = runner.dataset(settings.recipe)
     fixed = {**settings.fixed, "images": dataset.summary()["fingerprint"]}
     if facts is not None and facts.settings["images"] != fixed["images"]:
@@ -237,7 +244,7 @@ def _executor(runner: TrialRunner, how: Running, workers: int) -> Executor:
         threads=max(1, torch.get_num_threads() // workers),
         device=how.device,
         plugins=(*plugins(), *(spelled(sys.modules[name]) for name in sorted(modules))),
-        options={name: getattr(how, name) for name in ("data_workers", "checkpoint_minutes", "cache_dir")},
+        options=how.of_trials(),
     )
 
 

@@ -110,6 +110,8 @@ class Study:
         cost_seconds: float = 30.0,
         progress: bool = True,
         cache_dir: str | Path | None = None,
+        recompute: bool = False,
+        checkpointing: bool = False,
         command: str | None = None,
     ) -> Answer:
         """Run what is missing in the folder `out` and return the answer; results.json and results.csv lie there too.
@@ -126,6 +128,8 @@ class Study:
             cost_seconds: how long the measurement of costs may take, about; 0: costs are not measured.
             progress: a line a trial on stderr, and a bar if that is a terminal.
             cache_dir: where decoded images are kept for all trials and later runs; None: the user's cache folder.
+            recompute: keep less of each block for backward, at the same speed (`vitmods.fast.recompute`).
+            checkpointing: keep the input of each block alone, for a quarter more time (`vitmods.fast.checkpoint`).
             command: the shell command that the report names; None: the Python call.
 
         Raises:
@@ -136,7 +140,8 @@ class Study:
         from vitmods.study.run import Running, run_study
 
         cache = None if cache_dir is None else str(cache_dir)
-        how = Running(workers, device, data_workers, checkpoint_minutes, cost_seconds, progress, cache)
+        measures = (workers, device, data_workers, checkpoint_minutes, cost_seconds, progress)
+        how = Running(*measures, cache, recompute, checkpointing)
         return run_study(self.settings, Path(out), how, command or python_call(self.settings, str(out)))
 
     def dry_run(

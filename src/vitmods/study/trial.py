@@ -16,9 +16,10 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.vit import vit
 from vitmods.recipes import Augment, Recipe
 from vitmods.study.arms import Arm
+from vitmods.study.bases import Base, ForeignBase, make_base
 from vitmods.study.defaults import Defaults
 from vitmods.study.evaluation import EvaluatedOnVal, evaluate_trial
-from vitmods.study.models import Base, ForeignBase, edited, make_base, record_of
+from vitmods.study.models import edited, record_of
 from vitmods.study.plan import Evaluation, ImageOptions, Settings, Trial, Work
 from vitmods.study.start import Start
 from vitmods.study.state import read_trial

@@ -123,7 +123,9 @@ def _save_weights(model: nn.Module, folder: Path) -> dict[str, str]:
     """Write the backbone's weights, and those of the task's modules beside it; file name -> checksum."""
     from safetensors.torch import save
 
-    weights = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
+    # Each by itself: a model may have one tensor at two places, which safetensors refuses.
+    whole = {"memory_format": torch.contiguous_format}
+    weights = {name: tensor.cpu().clone(**whole) for name, tensor in model.state_dict().items()}
     files = {WEIGHTS: weights}
     if isinstance(model, TaskModel):
         inside = "backbone."

@@ -77,7 +77,7 @@ class NormKind:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Name -> type of what its class can be told beside what a slot and the model say."""
+        """Name -> type of what its class takes beside what a slot and the model say."""
         hints = typing.get_type_hints(self.module.__init__)
         names = [name for name in self.arguments if name not in (*_OF_THE_SLOT, *self.takes)]
         return {name: hints.get(name, Any) for name in names}

@@ -14,6 +14,7 @@ class Squashing(AffineNorm):
 
     def __init__(self, dim: int, affine: bool, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         super().__init__(dim, 1.0, affine, device, dtype)
+        del self.eps
 
     def squash(self, x: Tensor) -> Tensor:
         """In the type of the statistics."""

@@ -193,30 +193,35 @@ class DynamicTokenNorm(nn.Module):
 
     def _averaged(self, x: Tensor, mix_mean: Tensor, mix_var: Tensor, layout: Layout) -> Tensor:
         """The norm without gain and shift where the statistics across tokens are of a band or of pooled tokens."""
-        average = self._in_pools if self.mixing.pool > 1 else self._in_band
         center = x.mean(1, keepdim=True)
-        m, q = (average(value, layout.grid) for value in (x - center, (x - center).square()))
+        pooled = self.mixing.pool > 1
+        around = self._pool(x - center, layout.grid) if pooled else x - center
+        m, q = (self._around_pools(t) if pooled else self._in_band(t) for t in (around, around.square()))
         v = (q - m.square()).clamp_min(0)
         heads, m, v = (self._heads(t) for t in (x, m + center, v))
         lm, lv = mix_mean[:, None], mix_var[:, None]
         mean, var = x.mean(-1)[..., None, None], x.var(-1, unbiased=layout.unbiased)[..., None, None]
         return ((heads - lm * mean - (1 - lm) * m) * (lv * var + (1 - lv) * v + self.eps).rsqrt()).flatten(-2)
 
-    def _in_band(self, x: Tensor, grid: Grid) -> Tensor:
+    def _in_band(self, x: Tensor) -> Tensor:
         """The mean over the tokens of the band around each, (B, T, C) in and out."""
         assert self.mixing.band is not None
         side = min(self.mixing.band, 2 * x.shape[1] - 1)
         return F.avg_pool1d(x.mT, side, 1, side // 2, count_include_pad=False).mT
 
-    def _in_pools(self, x: Tensor, grid: Grid) -> Tensor:
-        """P's mean over averages of pool x pool tokens, which share it, (B, T, C) in and out."""
+    def _pool(self, x: Tensor, grid: Grid) -> Tensor:
+        """Averages of pool x pool tokens: (B, T, C) -> (B, C, rows / pool, columns / pool)."""
         (rows, columns), pool = grid, self.mixing.pool
         if rows % pool or columns % pool:
             raise ValueError(f"A grid of {rows} x {columns} tokens cannot be pooled by {pool}: choose a divisor.")
-        px, py = self.kernels((rows // pool, columns // pool), x)
-        small = torch.unflatten(F.avg_pool2d(torch.unflatten(x.mT, 2, grid), pool), 1, (self.num_heads, -1))
+        return F.avg_pool2d(torch.unflatten(x.mT, 2, grid), pool)
+
+    def _around_pools(self, small: Tensor) -> Tensor:
+        """P's mean over pooled tokens, which the tokens of a pool share: (B, C, rows, columns) -> (B, T, C)."""
+        px, py = self.kernels((small.shape[2], small.shape[3]), small)
+        small = torch.unflatten(small, 1, (self.num_heads, -1))
         mixed = torch.einsum("hrs,hcw,bhdsw->bhdrc", py, px, small).flatten(1, 2)
-        return mixed.repeat_interleave(pool, 2).repeat_interleave(pool, 3).flatten(2).mT
+        return mixed.repeat_interleave(self.mixing.pool, 2).repeat_interleave(self.mixing.pool, 3).flatten(2).mT
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_cached": None}  # type: ignore[no-untyped-call]
