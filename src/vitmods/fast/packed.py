@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-
 SMALL = 1 << 22
 """Multiply-adds below which the product takes less time than the call of oneDNN's."""
 
