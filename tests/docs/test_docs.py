@@ -21,6 +21,7 @@ from vitmods.cli import COMMANDS
 from vitmods.layers import NORMS
 from vitmods.model.flops import count_params
 from vitmods.study.arms import BASE, arms_from_text
+from vitmods.util import registry
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
@@ -110,9 +111,18 @@ def test_python_blocks_run(page, code, tmp_path, monkeypatch):
         return
     monkeypatch.chdir(tmp_path)
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compiled, {})
+    with contextlib.redirect_stdout(printed), _registered_by_a_page():
+        exec(compiled, {"__name__": "a_page"})
     assert printed.getvalue().strip()
+
+
+@contextlib.contextmanager
+def _registered_by_a_page():
+    """What a page adds is forgotten after it: later studies of this process do without."""
+    yield
+    for known in registry._registries:
+        for name in [name for name, module in known._modules.items() if module == "a_page"]:
+            known.remove(name)
 
 
 def _check_names(code: str) -> None:

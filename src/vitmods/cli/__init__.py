@@ -42,8 +42,8 @@ options:
   -h, --help  this text, or with a command its options, defaults and examples
   --version   print the version
   --debug     with any command: show the full traceback of an error
-  --plugin M  with any command: import the module or file M first, so that it adds norms, changes, tasks, ...; may be
-              given several times
+  --plugin M  with any command: import the module or file M first, which adds norms, changes,
+              tasks and more; may be given several times
 
 examples:
   vitmods compare                                     handwritten digits, no download, two minutes
