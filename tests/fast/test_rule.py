@@ -6,6 +6,7 @@ import pickle
 import warnings
 
 import pytest
+import timm
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
@@ -267,6 +268,21 @@ def test_a_new_attribute_of_attention(kind, forms, tokens, monkeypatch):
 
 @every_form
 @every_model
+@pytest.mark.parametrize("changed", [Attention, Mlp, nn.Linear, nn.GELU])
+def test_another_forward_of_a_class(kind, forms, changed, monkeypatch):
+    plain = changed.forward
+
+    def forward(self, x, *rest, **keywords):
+        y = plain(self, x, *rest, **keywords)
+        return y + y.flip(1)
+
+    model = build(kind)
+    monkeypatch.setattr(changed, "forward", forward)
+    assert_plain(model, forms)
+
+
+@every_form
+@every_model
 def test_values_written_through_data_are_seen(kind, forms):
     model = build(kind).eval()
     for _ in range(2):
@@ -446,3 +462,38 @@ def test_it_can_be_switched_off():
     model.forms = None
     model(images())
     assert seen == [(5, 7, 32)]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_adapters_as_on_timms_model(recompute):
+    """The same adapters in timm's model and in ours made of it: the same outputs, and gradients in every block."""
+    torch.manual_seed(0)
+    theirs = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=3, num_classes=5).double()
+    ours = vm.apply(theirs)
+    ours.forms = Forms(recompute=recompute)
+    outputs, grads = [], []
+    for model in (theirs, ours):
+        config = LoraConfig(r=2, target_modules=["qkv", "proj", "fc1", "fc2"])
+        model = inject_adapter_in_model(config, model)
+        for name, parameter in sorted(model.named_parameters()):
+            if "lora_" in name:
+                generator = torch.Generator().manual_seed(len(name))
+                parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 4
+        outputs.append(model.double()(torch.ones(2, 3, 32, 32, dtype=torch.float64).cumsum(-1) / 32))
+        outputs[-1].sin().sum().backward()
+        grads.append({name: p.grad for name, p in model.named_parameters() if "lora_" in name})
+    torch.testing.assert_close(*outputs, rtol=1e-10, atol=1e-10)
+    assert grads[0].keys() == grads[1].keys()
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][name], grad, rtol=1e-9, atol=1e-9)
+
+
+def test_hooks_on_the_stems_projection_are_heard():
+    model, heard = vm.apply(build("class token"), vm.DualPatchNorm()), []
+    model.patch_embed.proj.register_forward_hook(lambda m, given, out: heard.append(out.shape))
+    model(images())
+    assert heard == [(5, 32, 2, 3)]
+
+
+def test_new_models_have_the_forms():
+    assert vm.vit("mu/4", img_size=8).forms == Forms() == vm.apply(vm.vit("mu/4", img_size=8), vm.LayerScale()).forms
