@@ -74,12 +74,15 @@ def test_values_out_of_range_and_unknown_fields_are_refused(override, words):
 
 def test_what_is_set_of_the_model_is_named_as_the_config_names_it():
     assert Recipe().model.to_config() == {}
-    recipe = Recipe().with_(dropout=0.1, drop_path=0.2, drop_path_shape="constant", init="big_vision", head_bias=-6.9)
+    recipe = Recipe().with_(
+        dropout=0.1, drop_path=0.2, drop_path_shape="constant", patch_drop=0.5, init="big_vision", head_bias=-6.9
+    )
     assert recipe.model.to_config() == {
         "pos_drop": 0.1,
         "proj_drop": 0.1,
         "drop_path": 0.2,
         "drop_path_shape": "constant",
+        "patch_drop": 0.5,
         "init": "big_vision",
         "head_bias": -6.9,
     }

@@ -28,6 +28,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "ema": (0, 0.9999999),
     "dropout": (0, 0.999999),
     "drop_path": (0, 0.999999),
+    "patch_drop": (0, 0.999999),
     "head_bias": (-math.inf, math.inf),
     "label_smoothing": (0, 1),
     "flip": (0, 1),

@@ -135,6 +135,8 @@ class ModelSettings:
     """rate of stochastic depth (arXiv:1603.09382) in the last block; None: as the model has it"""
     drop_path_shape: Literal["linear", "constant"] | None = None
     """whether that rate grows with depth from 0, or is every block's; None: as the model has it"""
+    patch_drop: float | None = None
+    """fraction of each image's patches that a training step leaves out (arXiv:2208.07220); None: as the model has it"""
     init: Literal["timm", "big_vision"] | None = None
     """whose initial weights; None: as the model has it"""
     head_bias: float | None = None
@@ -146,7 +148,7 @@ class ModelSettings:
     def to_config(self) -> dict[str, Any]:
         """What is set, as fields of a ViTConfig: `vm.vit("S/16", **recipe.model.to_config())`."""
         settings = {"pos_drop": self.dropout, "proj_drop": self.dropout, "drop_path": self.drop_path}
-        settings |= {name: getattr(self, name) for name in ("drop_path_shape", "init", "head_bias")}
+        settings |= {name: getattr(self, name) for name in ("drop_path_shape", "patch_drop", "init", "head_bias")}
         return {name: value for name, value in settings.items() if value is not None}
 
 
