@@ -22,11 +22,11 @@ from vitmods.analysis.timing import peak_bytes
 RECOMPUTE: dict[str, dict[str, int]] = {"recompute": {}}
 VARIANTS: dict[str, tuple[str, dict[str, dict[str, int]]]] = {
     "full": ("all", {}),
-    "full recompute": ("all", RECOMPUTE),
+    "full, recompute": ("all", RECOMPUTE),
     "attention": ("attention", {}),
-    "attention recompute": ("attention", RECOMPUTE),
-    "attention recompute recompute": ("attention", RECOMPUTE | {"recompute_frozen_mlps": {}}),
-    "attention recompute recompute, 3 kept": ("attention", RECOMPUTE | {"recompute_frozen_mlps": {"keep_last": 3}}),
+    "attention, recompute": ("attention", RECOMPUTE),
+    "attention, MLPs run again": ("attention", RECOMPUTE | {"recompute_frozen_mlps": {}}),
+    "attention, MLPs run again, 3 kept": ("attention", RECOMPUTE | {"recompute_frozen_mlps": {"keep_last": 3}}),
     "ffn": ("ffn", {}),
     "head": ("head", {}),
 }
