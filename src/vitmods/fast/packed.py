@@ -10,10 +10,6 @@ SMALL = 1 << 22
 """Multiply-adds below which the product takes less time than the call of oneDNN's."""
 
 
-SMALL = 1 << 22
-"""Multiply-adds below which the product takes less time than the call of oneDNN's."""
-
-
 class PackedLinear(nn.Linear):
     """A linear map (..., in) -> (..., out) for inference on a CPU, optionally with the GELU that follows it.
 
