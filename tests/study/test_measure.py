@@ -57,6 +57,8 @@ def test_another_metric_reads_the_same_weights(untuned, monkeypatch):
 
 
 def test_metrics_are_checked_before_anything_is_trained(tmp_path):
+    with pytest.raises(UserError, match="Did you mean 'top1'"):
+        make(metric="accuracy")
     with pytest.raises(UserError, match="Did you mean 'brier'"):
         make(metric="briar")
     assert make(metric="fewshot3").settings.measure.options.shots == (3,)

@@ -27,6 +27,10 @@ def metrics() -> dict[str, Metric]:
     return {metric.name: metric for metric in (*of_tasks, *of_protocols)}
 
 
+_OTHER_WORDS = {"accuracy": "top1", "acc": "top1"}
+"""what a metric may be looked for by"""
+
+
 def metric_named(name: str) -> Metric:
     """The metric of that name, few-shot accuracy for any number of shots; UserError with the nearest for others."""
     shots = fewshot.shots_of(name)
@@ -34,7 +38,7 @@ def metric_named(name: str) -> Metric:
         return fewshot.metric(shots)
     known = metrics()
     if name not in known:
-        raise UserError(f"There is no metric {name!r}. {nearest(name, known)}")
+        raise UserError(f"There is no metric {name!r}. {nearest(name, known, _OTHER_WORDS)}")
     return known[name]
 
 

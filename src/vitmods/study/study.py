@@ -128,7 +128,7 @@ class Study:
             cost_seconds: how long the measurement of costs may take, about; 0: costs are not measured.
             progress: a line a trial on stderr, and a bar if that is a terminal.
             cache_dir: where decoded images are kept for all trials and later runs; None: the user's cache folder.
-            recompute: keep less of each block for backward, at the same speed (`vitmods.fast.recompute`).
+            recompute: keep less of each block for backward, at nearly the same speed (`vitmods.fast.recompute`).
             checkpointing: keep the input of each block alone, for a quarter more time (`vitmods.fast.checkpoint`).
             command: the shell command that the report names; None: the Python call.
 
