@@ -129,7 +129,7 @@ def test_the_state_of_a_task_goes_on_where_it_was(tmp_path, monkeypatch):
     task, model = wrapped()
     train_trial(model, task, ds, RECIPE, out=tmp_path / "broken", how=CPU)
     assert torch.equal(task.center, center)
-    for name in ("model.safetensors", "task.safetensors", "scores.npz"):
+    for name in ("model.safetensors", "task.safetensors", "test.npz"):
         assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 

@@ -53,7 +53,8 @@ def test_a_finished_trial_is_a_folder(bench, tmp_path):
         "metrics.jsonl",
         "model.safetensors",
         "result.json",
-        "scores.npz",
+        "val.npz",
+        "test.npz",
         "tb",
     }
     assert json.loads((out / "result.json").read_text()) == result
@@ -314,7 +315,7 @@ def test_on_a_gpu_a_stopped_trial_goes_on_to_nearly_the_same_numbers(bench, tmp_
 
 def test_scores_of_each_image_lie_beside_the_result_also_of_a_resumed_trial(bench, tmp_path, monkeypatch):
     result = bench.train(tmp_path / "whole")
-    scores = read_scores(tmp_path / "whole" / "scores.npz")
+    scores = read_scores(tmp_path / "whole" / "test.npz")
     test = bench.dataset.splits["test"]
     assert scores.pop("ids").tolist() == list(test.ids)
     assert set(scores) == {"top1", "top5", "rank", "p", "nll", "brier"}
@@ -322,7 +323,8 @@ def test_scores_of_each_image_lie_beside_the_result_also_of_a_resumed_trial(benc
     assert scores["top1"].mean() == pytest.approx(result["metrics"]["top1"], abs=1e-12)
     bench.stop(monkeypatch, tmp_path / "stopped", at=7)
     bench.train(tmp_path / "stopped")
-    assert (tmp_path / "stopped/scores.npz").read_bytes() == (tmp_path / "whole/scores.npz").read_bytes()
+    for split in ("val", "test"):
+        assert (tmp_path / f"stopped/{split}.npz").read_bytes() == (tmp_path / f"whole/{split}.npz").read_bytes()
 
 
 def test_a_damaged_byte_in_the_weights_is_seen_by_all_that_read_them(bench, tmp_path):

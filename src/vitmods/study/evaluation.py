@@ -17,7 +17,7 @@ from vitmods.study.start import open_trial
 from vitmods.study.store import read_json
 from vitmods.study.tuning import VAL
 from vitmods.train.device import make_fabric
-from vitmods.train.trial import RESULT, SCORES, read_scores, write_scores
+from vitmods.train.trial import read_scores, write_scores
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
 
@@ -69,9 +69,7 @@ def check_images(settings: Settings, dataset: ImageDataset) -> None:
 def trial_scores(folder: Path, split: str) -> dict[str, NDArray[Any]]:
     """What is known of each image of a split, (n,) arrays by name beside `ids`: from the training's own evaluation, and
     from protocols. Empty where the task says nothing of single images. UserError where a file is damaged."""
-    result = read_json(folder / RESULT) or {}
-    trained = read_scores(folder / SCORES) if result.get("split") == split else {}
-    return {**trained, **read_scores(folder / f"{split}.npz")}
+    return read_scores(folder / f"{split}.npz")
 
 
 def evaluate_trial(
@@ -117,7 +115,7 @@ def evaluate_trial(
         )
     if result.per_image:
         scores = {"ids": np.array(dataset.splits[split].ids, dtype=str), **result.per_image}
-        write_scores(folder / f"{split}.npz", {**read_scores(folder / f"{split}.npz"), **scores})
+        write_scores(folder / f"{split}.npz", {**trial_scores(folder, split), **scores})
     before = (read_json(folder / f"{split}.json") or {}).get("protocols", {})
     record = {"options": measure.to_dict()["options"], **result.to_dict()}
     protocols = {**before, protocol or task.name: record}

@@ -123,7 +123,7 @@ class TrialRun:
         self.step = 0
         self.evaluated_at = 0
         self.last_evaluation: dict[str, float] = {}
-        self._scored: tuple[str, list[Tensor], Mapping[str, NDArray[Any]]] | None = None
+        self._scored: dict[str, tuple[list[Tensor], Mapping[str, NDArray[Any]]]] = {}
         self._window = Window()
         self._wall_before = self._waited = 0.0
         torch.manual_seed(seed)
@@ -143,13 +143,14 @@ class TrialRun:
         return self.model if self.ema is None else self.ema.model
 
     @property
-    def scores(self) -> dict[str, NDArray[Any]]:
-        """What the last evaluation found of each image, beside their `ids`; empty where it is nothing."""
-        if self._scored is None or not self._scored[2]:
-            return {}
-        split, index, found = self._scored
-        ids = self.ds.splits[split].ids
-        return {"ids": np.array([ids[i] for i in torch.cat(index).tolist()], dtype=str), **found}
+    def scores(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """Split -> what its last evaluation found of each image, beside their `ids`; splits of which it is nothing are
+        left out."""
+        return {
+            split: {"ids": np.array(self.ds.splits[split].ids, dtype=str)[torch.cat(index).numpy()], **found}
+            for split, (index, found) in self._scored.items()
+            if found
+        }
 
     def run(self, request: StopRequest, bar: ProgressBar) -> dict[str, float]:
         """Train to the last step and evaluate on `ds.eval_split`; the metrics.
@@ -265,7 +266,9 @@ class TrialRun:
         self.evaluated_at, self.last_evaluation = self.step, metrics
 
     def _final_metrics(self, request: StopRequest) -> dict[str, float]:
-        if self.ds.eval_split == self.ds.val_split and self._scored:  # a resumed trial has the metrics alone
+        if self.ds.val_split not in self._scored:  # a resumed trial has the metrics alone
+            self._metrics(self.ds.val_split, request)
+        if self.ds.eval_split == self.ds.val_split:
             return self.last_evaluation
         return self._metrics(self.ds.eval_split, request)
 
@@ -279,7 +282,7 @@ class TrialRun:
         self.model.train()
         if not math.isfinite(found.metrics["loss"]):
             raise Diverged(f"the loss on {split} was not finite after step {self.step}")
-        self._scored = split, index, found.per_image
+        self._scored[split] = index, found.per_image
         return found.metrics
 
     def _eval_batches(self, split: str, request: StopRequest, index: list[Tensor]) -> Iterable[Batch]:

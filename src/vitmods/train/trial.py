@@ -31,7 +31,7 @@ from vitmods.util.files import check_weights, checksum, make_folder, write_atomi
 
 _IDENTIFIES_DATA = ("name", "classes", "splits", "split_origin", "fingerprint")  # but not where it lies
 CONFIG, RESULT, WEIGHTS = "config.json", "result.json", "model.safetensors"
-MODULES, SCORES = "task.safetensors", "scores.npz"
+MODULES = "task.safetensors"
 
 
 def train_trial(
@@ -57,8 +57,8 @@ def train_trial(
         ds: the images, e.g. from `vitmods.data.load`.
         seed: of the order and augmentation of the images and of dropout; not of the model's weights.
         out: the trial's folder; `config.json`, `metrics.jsonl`, `checkpoint.pt` (until it is finished),
-            `model.safetensors` (and `task.safetensors`, where the task has modules beside the backbone), `scores.npz`,
-            `tb/` and, written last, `result.json` with the checksums of the weights.
+            `model.safetensors` (and `task.safetensors`, where the task has modules beside the backbone), `<split>.npz`
+            with the scores of each image, `tb/` and, written last, `result.json` with the checksums of the weights.
         how: device, checkpoints, progress.
         record: goes into config.json; `arm` and `changes` are the study's.
 
@@ -98,8 +98,8 @@ def _outcome(run: TrialRun, request: StopRequest, bar: ProgressBar) -> dict[str,
     try:
         metrics = run.run(request, bar)
         weights = _save_weights(run.evaluated_model, run.folder)
-        if scores := run.scores:
-            write_scores(run.folder / SCORES, scores)
+        for split, scores in run.scores.items():
+            write_scores(run.folder / f"{split}.npz", scores)
     except Diverged as divergence:
         status, message = "diverged", str(divergence)
     return {
