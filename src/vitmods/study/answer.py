@@ -15,12 +15,14 @@ from typing import Any
 
 from vitmods import __version__
 from vitmods.evals.protocols import metric_named
-from vitmods.stats.effects import FRACTION, Effect, NoiseFloor, effects, noise_floor, scale_of
+from vitmods.stats.decide import Decision
+from vitmods.stats.verdict import POINTS, Effect
 from vitmods.study.arms import BASE
-from vitmods.study.plan import Candidate, Settings
-from vitmods.study.state import HIDDEN, Curve, Selection, StudyState, TrialRecord, at_the_edge, read_curves
+from vitmods.study.looks import Look, decision_at, looks
+from vitmods.study.plan import Settings, Trial
+from vitmods.study.state import HIDDEN, Curve, Evaluated, Selection, StudyState, TrialRecord, at_the_edge, read_curves
 from vitmods.study.store import SCHEMA, Facts, ModelFacts, Sample, StudyFolder, read_object
-from vitmods.study.tuning import mean_of, show_value
+from vitmods.study.tuning import AS_IS, Point, mean_of, show_value
 from vitmods.tasks.base import TASKS
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError, nearest
@@ -90,9 +92,9 @@ class Tuning:
 class ArmAnswer:
     """What came out of one arm; base too, whose effect and cost are None.
 
-    scores:        seed -> the metric on the answer's split; None where the trial has none
+    scores:        seed -> the metric on the answer's images; None where the trial has none
     other_metrics: metric -> seed -> value, of what was measured beside it
-    trials:        every planned trial; in a tuned study those of points that are not chosen stand as on val
+    trials:        every planned trial; in a tuned study those that its points were compared by stand as on val
     """
 
     name: str
@@ -116,19 +118,22 @@ class ArmAnswer:
         """The trials that the scores are of."""
         if self.tuning is None:
             return self.trials
-        return tuple(trial for trial in self.trials if trial.point == self.tuning.chosen)
+        chosen = self.tuning.chosen
+        return tuple(trial for trial in self.trials if trial.point == chosen and trial.seed in self.scores)
 
 
 @dataclass(frozen=True, repr=False)
 class Answer:
     """What came out of a study. Prints itself as the table of verdicts; `answer["dpn"]` is that arm's `Effect`.
 
-    metric, split:   what is compared, and on which images
-    margin:          a loss of less than this does not matter; in points where the metric is a fraction
+    metric, splits:  what is compared, and on which images
+    margin:          a difference of less than this does not matter; in points where the metric is a fraction
+    base:            what the arms are compared with: base, or the arm that was asked for
     arms:            in the order of the study
-    other_seeds:     base with other seeds, where the noise floor was asked for
+    decision:        the effects, and what holds for all of them
+    looks:           of a study that runs until it is decided: what was decided at so many seeds
     tuned:           recipe fields and the values that every arm was trained with; None where nothing was
-    complete:        whether every trial has an outcome
+    complete:        whether nothing is left to be run
     doubts:          what to know before any verdict is trusted; part of the warnings
     path:            the study's folder
     curves:          what `trials[...].curve` are of
@@ -136,10 +141,11 @@ class Answer:
 
     created: str
     metric: Metric
-    split: str
+    splits: tuple[str, ...]
     margin: float
     base: ArmAnswer
     arms: tuple[ArmAnswer, ...]
+    decision: Decision
     complete: bool
     command: str
     data: Mapping[str, Any]
@@ -150,19 +156,22 @@ class Answer:
     doubts: tuple[str, ...] = ()
     other_metrics: Mapping[str, Metric] = field(default_factory=dict)
     base_cost: BaseCost | None = None
+    looks: tuple[Look, ...] = ()
     tuned: Mapping[str, Sequence[Any]] | None = None
-    noise_floor: NoiseFloor | None = None
-    other_seeds: ArmAnswer | None = None
     vitmods: str = __version__
     curves: Metric | None = field(default=None, metadata=HIDDEN)
     samples: tuple[Sample, ...] = field(default=(), metadata=HIDDEN)
     path: Path = field(default=Path(), metadata=HIDDEN)
 
     @classmethod
-    def load(cls, path: str | Path) -> Answer:
-        """The answer of the study in a folder, finished or not, from its trials. UserError where there is none."""
+    def load(cls, path: str | Path, reference: str = BASE) -> Answer:
+        """The answer of the study in a folder, finished or not, from its trials.
+
+        reference: the arm that all others, base too, are compared with. UserError where there is no study, or no such
+        arm.
+        """
         folder = StudyFolder(path)
-        return read_answer(folder, folder.known_facts())
+        return read_answer(folder, folder.known_facts(), reference=reference)
 
     @property
     def effects(self) -> dict[str, Effect]:
@@ -171,8 +180,8 @@ class Answer:
 
     @property
     def every_arm(self) -> tuple[ArmAnswer, ...]:
-        """Base, base with other seeds if there is that, and the arms."""
-        return (self.base, *([self.other_seeds] if self.other_seeds else []), *self.arms)
+        """Base, and the arms."""
+        return (self.base, *self.arms)
 
     @property
     def trials(self) -> list[TrialRecord]:
@@ -187,7 +196,7 @@ class Answer:
     def chosen(self) -> dict[str, Mapping[str, Any] | None]:
         """Arm, base too -> the values of the point that it is evaluated by; None before the choice. Empty where nothing
         was tuned."""
-        return {arm.name: arm.tuning.chosen for arm in (self.base, *self.arms) if arm.tuning}
+        return {arm.name: arm.tuning.chosen for arm in self.every_arm if arm.tuning}
 
     def __getitem__(self, arm: str) -> Effect:
         if arm not in self.effects:
@@ -236,43 +245,60 @@ def _drawn_by() -> Any:
     return importlib.import_module("vitmods.report")
 
 
-def read_answer(folder: StudyFolder, facts: Facts, settings: Settings | None = None) -> Answer:
+def evaluated_of(folder: StudyFolder, facts: Facts) -> Evaluated:
+    """What the answer of the study is about."""
+    return Evaluated(facts.splits, len(facts.data["classes"]), folder.groups(facts.splits), facts.plan.seeds)
+
+
+def read_answer(
+    folder: StudyFolder,
+    facts: Facts,
+    settings: Settings | None = None,
+    setting: Point = AS_IS,
+    reference: str = BASE,
+) -> Answer:
     """The answer from a study's folder, finished or not.
 
     Args:
         settings: if at hand; None: as the facts tell.
+        setting: of a sweep, the one that is read.
+        reference: what the arms are compared with.
 
     Raises:
-        UserError: a file that all of it depends on is damaged. A damaged trial is part of the answer.
+        UserError: a file that all of it depends on is damaged, or there is no such arm. A damaged trial is part of the
+            answer.
     """
     settings = settings or Settings.from_dict(facts.settings)
-    state, metric = StudyState(folder, settings, facts.split), settings.measure.metric
-    names = (metric.name, TASKS[settings.fixed["task"]].metrics[0].name)
-    logged = {trial: read_curves(folder.trial(trial), names) for trial in state.records}
-    curves = next((name for name in names if any(name in one for one in logged.values())), None)
-    records = {t: replace(record, curve=logged[t].get(curves or "", Curve())) for t, record in state.records.items()}
-    base, *rest = [_arm(settings, facts, records, selection) for selection in state.selections]
-    floor = rest.pop(0) if settings.noise_floor else None
-    found = effects(
-        base.scores,
-        {arm.name: arm.scores for arm in rest},
-        settings.margin,
-        diverged={arm.name: sum(trial.status == "diverged" for trial in arm.counted) for arm in rest},
-        unit=metric.unit,
-        higher_is_better=metric.higher_is_better,
-    )
+    if reference not in (names := [arm.name for arm in settings.every_arm]):
+        raise UserError(f"The study has no arm {reference!r}. {nearest(reference, names)}")
+    state, metric = StudyState(folder, settings, evaluated_of(folder, facts)), settings.measure.metric
+    shown = (metric.name, TASKS[settings.fixed["task"]].metrics[0].name)
+    records = {trial: record for trial, record in state.records.items() if trial.setting == setting}
+    logged = {trial: read_curves(folder.trial(trial), shown) for trial in records}
+    curves = next((name for name in shown if any(name in one for one in logged.values())), None)
+    records = {t: replace(record, curve=logged[t].get(curves or "", Curve())) for t, record in records.items()}
+    taken = tuple(looks(state, setting))
+    decision = _decision(state, setting, reference, taken)
+    arms = {name: _arm(state, facts, records, state.selections[setting, name]) for name in names}
+    base = arms.pop(reference)
     costs = read_object(folder.costs_file)
     arm_costs = {name: ArmCost.from_dict(cost) for name, cost in costs.get("arms", {}).items()}
-    others = dict.fromkeys(name for arm in (base, *rest) for name in arm.other_metrics)
+    others = dict.fromkeys(name for arm in (base, *arms.values()) for name in arm.other_metrics)
     doubts = tuple(_doubts(state, facts))
+    stopped = {arm for look in taken for arm in look.stopped}
     return Answer(
         created=facts.created,
         metric=metric,
-        split=facts.split,
+        splits=state.splits if any(one.images for one in records.values()) else state.splits[-1:],
         margin=settings.margin,
         base=base,
-        arms=tuple(replace(arm, effect=found[arm.name], cost=arm_costs.get(arm.name)) for arm in rest),
-        complete=all(record.ended for record in records.values()),
+        arms=tuple(
+            replace(arm, effect=decision.effects.get(name), cost=arm_costs.get(name) if reference == BASE else None)
+            for name, arm in arms.items()
+        ),
+        decision=decision,
+        complete=len(stopped) == len(settings.arms)
+        or all(record.ended or trial.arm.name in stopped for trial, record in records.items()),
         command=facts.command,
         data=facts.data,
         settings=facts.settings,
@@ -282,18 +308,25 @@ def read_answer(folder: StudyFolder, facts: Facts, settings: Settings | None = N
         doubts=doubts,
         other_metrics={name: _metric_of(name) for name in others},
         base_cost=BaseCost(**costs["base"]) if costs.get("base") else None,
+        looks=taken,
         tuned=settings.grid.to_dict() or None,
-        noise_floor=noise_floor(base.scores, floor.scores, unit=metric.unit) if floor else None,
-        other_seeds=floor,
         curves=_metric_of(curves) if curves else None,
         samples=tuple(folder.samples()),
         path=folder.path,
     )
 
 
-def _arm(settings: Settings, facts: Facts, records: Mapping[Any, TrialRecord], selection: Selection) -> ArmAnswer:
-    candidate, metric = selection.candidate, settings.measure.name
-    counted = [records[trial] for trial in selection.trials]
+def _decision(state: StudyState, setting: Point, reference: str, taken: Sequence[Look]) -> Decision:
+    """At the last look of a study that runs until it is decided, else on all there is."""
+    seeds = state.settings.seeds
+    if reference == BASE and taken:
+        return taken[-1].decision
+    return decision_at(state, seeds, setting, base=reference)
+
+
+def _arm(state: StudyState, facts: Facts, records: Mapping[Trial, TrialRecord], selection: Selection) -> ArmAnswer:
+    settings, arm, metric = state.settings, selection.arm, state.settings.measure.name
+    counted = [records[trial] for seed in settings.seeds if (trial := state.trial(selection.setting, arm.name, seed))]
     known = {record.seed: record.score(metric) for record in counted}
     others: dict[str, dict[int, float]] = {}
     for record in counted:
@@ -301,19 +334,15 @@ def _arm(settings: Settings, facts: Facts, records: Mapping[Any, TrialRecord], s
             if name != metric:
                 others.setdefault(name, {})[record.seed] = value
     return ArmAnswer(
-        name=candidate.arm.name,
-        changes=candidate.arm.text,
-        recipe=dict(candidate.arm.recipe),
-        model=facts.models[candidate.arm.name],
-        scores={seed: known.get(seed) for seed in candidate.seeds},
+        name=arm.name,
+        changes=arm.text,
+        recipe=dict(arm.recipe),
+        model=facts.models[arm.name],
+        scores={seed: known.get(seed) for seed in settings.seeds},
         other_metrics=others,
-        trials=tuple(records[trial] for trial in records if _belongs(trial, candidate)),
+        trials=tuple(record for trial, record in records.items() if trial.arm == arm),
         tuning=_tuning(settings, selection),
     )
-
-
-def _belongs(trial: Any, candidate: Candidate) -> bool:
-    return trial.arm == candidate.arm and trial.seed in candidate.seeds
 
 
 def _tuning(settings: Settings, selection: Selection) -> Tuning | None:
@@ -336,12 +365,22 @@ def _doubts(state: StudyState, facts: Facts) -> Iterator[str]:
     for record in state.records.values():
         if record.status == "damaged":
             yield f"{record} is damaged and counts as missing: {record.message}"
-    for selection in state.selections:
+    settings_before = facts.plan
+    if settings_before.seeds and len(settings.seeds) > settings_before.seeds:
+        yield (
+            f"Extended after a first analysis: {settings_before.seeds} seeds were planned, and there are "
+            f"{len(settings.seeds)} now. So 5 to 8 % of such studies claim something false, instead of 5 %."
+        )
+    if settings.same_seeds:
+        yield (
+            "Tuned and reported on the same trials: every score is too good by about half the spread of a trial, that "
+            "of an arm that varies more by more. Leave --same-seeds out for fresh ones."
+        )
+    for selection in state.selections.values():
         if before := state.chosen_before(selection):
             yield (
-                f"{selection.candidate.arm.name}: {selection.chosen} is chosen now; with other seeds, values or "
-                f"another metric it was {' and '.join(map(str, before))}, which has been evaluated on {state.split} "
-                "too."
+                f"{selection.arm.name}: {selection.chosen} is chosen now; with other seeds, values or another metric "
+                f"it was {' and '.join(map(str, before))}, which has been evaluated on {state.splits[-1]} too."
             )
     seen: dict[str, set[str]] = {}
     for record in state.records.values():
@@ -372,7 +411,7 @@ def _csv_rows(answer: Answer) -> Iterator[list[Any]]:
     metric, fields = answer.metric, list(answer.tuned or {})
     names = [metric.name, *answer.other_metrics]
     tuned = [*fields, f"val_{metric.name}"] if fields else []
-    difference = "difference_points" if metric.unit == FRACTION else "difference"
+    difference = "difference_points" if metric.unit == "%" else "difference"
     yield ["arm", "changes", *tuned, "seed", "status", *names, difference, "wall_s", "folder"]
     for arm in answer.every_arm:
         counted = {trial.folder for trial in arm.counted}
@@ -382,8 +421,8 @@ def _csv_rows(answer: Answer) -> Iterator[list[Any]]:
             chosen = [on_val[str(trial.point), trial.seed]] if fields else []
             values: list[Any] = [trial.metrics.get(name, "") if trial.folder in counted else "" for name in names]
             base = answer.base.scores.get(trial.seed)
-            apart = arm.name != BASE and values[0] != "" and base is not None
-            gap = scale_of(metric.unit) * (values[0] - base) if apart else ""
+            apart = arm is not answer.base and values[0] != "" and base is not None
+            gap = (POINTS if metric.unit == "%" else 1) * (values[0] - base) if apart else ""
             start = map(_no_formula, [arm.name, arm.changes, *own])
             yield [*start, *chosen, trial.seed, trial.status, *values, gap, trial.wall_s, trial.folder]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from vitmods.study.arms import BASE, Arm, split_training
-from vitmods.study.plan import OTHER_SEEDS, Settings
-from vitmods.study.state import Selection, StudyState
+from vitmods.study.plan import MOST_SEEDS, Settings
+from vitmods.study.state import Evaluated, Selection, StudyState
 from vitmods.study.store import StudyFolder
 from vitmods.util.errors import UserError
 
@@ -22,7 +22,7 @@ def checkpoint_of(source: str, seed: int = 0) -> str:
     seeds = _seeds(Path(source))
     if not seeds:
         return source
-    chosen = seed % OTHER_SEEDS  # the noise floor begins with the same weights
+    chosen = seed % MOST_SEEDS  # trials for tuning begin with the same weights
     if chosen not in seeds:
         raise UserError(
             f"{source} holds no seed{chosen}, but {', '.join(f'seed{k}' for k in seeds)}: each seed of this study "
@@ -50,11 +50,8 @@ def arms_in(source: str) -> dict[str, Arm]:
         return {}
     study = StudyFolder(folder)
     if facts := study.facts():
-        return {
-            selection.candidate.arm.name: _begun(study, selection)
-            for selection in StudyState(study, Settings.from_dict(facts.settings), facts.split).selections
-            if not selection.candidate.is_noise_floor
-        }
+        state = StudyState(study, Settings.from_dict(facts.settings), Evaluated(facts.splits, 0))
+        return {one.arm.name: _begun(study, state, one) for one in state.selections.values()}
     found = {
         _name(path): Arm(_name(path), start=str(path)) for path in sorted(folder.iterdir()) if _is_checkpoint(path)
     }
@@ -66,12 +63,15 @@ def arms_in(source: str) -> dict[str, Arm]:
     return found
 
 
-def _begun(study: StudyFolder, selection: Selection) -> Arm:
+def _begun(study: StudyFolder, state: StudyState, selection: Selection) -> Arm:
     """An arm of a study, with the weights of the chosen point where one was tuned."""
-    arm, trials = selection.candidate.arm, selection.trials
-    if not trials:
+    arm, settings = selection.arm, state.settings
+    if settings.sweep:
+        raise UserError(f"{study.path} is a sweep: give the folder of one arm under one setting, in its trials.")
+    trial = state.trial(selection.setting, arm.name, settings.seeds[0])
+    if trial is None:
         raise UserError(f"{study.path} has not chosen for {arm.name} yet: finish that study first.")
-    return Arm(arm.name, arm.changes, start=str(study.trial(trials[0]).parent))
+    return Arm(arm.name, arm.changes, start=str(study.trial(trial).parent))
 
 
 def adopt(arms: Any, found: Mapping[str, Arm]) -> Any:
@@ -111,4 +111,4 @@ def _seeds(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
     named = (re.fullmatch(r"seed(\d+)", path.name) for path in folder.iterdir() if path.is_dir())
-    return sorted(int(match[1]) for match in named if match and int(match[1]) < OTHER_SEEDS)
+    return sorted(int(match[1]) for match in named if match and int(match[1]) < MOST_SEEDS)

@@ -72,11 +72,18 @@ def python_call(settings: Settings, out: str) -> str:
         **{name: repr(value) for name, value in fixed.items()},
         **_measure_call(settings.measure, settings.fixed["task"]),
         "margin": repr(settings.margin),
-        "noise_floor": repr(settings.noise_floor),
-        **({"tune": repr(settings.grid.to_dict()), "tune_on": repr(VAL)} if settings.grid else {}),
+        "generalize": repr(settings.generalize),
+        **({"until_decided": "True"} if settings.until_decided else {}),
+        **({"sweep": repr(settings.sweep.to_dict())} if settings.sweep else {}),
+        **(_tuning_call(settings) if settings.grid else {}),
     }
     arguments = ", ".join(f"{name}={value}" for name, value in given.items())
     return f"import vitmods as vm\nfrom vitmods.study import Arm, parse_edits\n\nvm.Study({arguments}).run({out!r})"
+
+
+def _tuning_call(settings: Settings) -> dict[str, str]:
+    seeds = {"same_seeds": "True"} if settings.same_seeds else {"tuning_seeds": repr(len(settings.tuning_seeds))}
+    return {"tune": repr(settings.grid.to_dict()), "tune_on": repr(VAL), **seeds}
 
 
 def _measure_call(measure: Measure, task: str) -> dict[str, str]:

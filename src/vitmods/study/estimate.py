@@ -134,7 +134,7 @@ def estimate(
     recipe = settings.recipe
     return Estimate(
         arms=arms,
-        finished=len(settings.trials()) - len(missing),
+        finished=settings.planned - len(missing),
         workers=workers,
         steps=resolve_on(recipe, dataset).steps,
         dataset={name: len(split) for name, split in dataset.splits.items()},

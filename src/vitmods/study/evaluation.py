@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from vitmods.evals.base import ProtocolResult
 from vitmods.evals.protocols import check_protocols, run_protocols
 from vitmods.recipes.length import resolve_on
-from vitmods.study.arms import BASE, Arm
 from vitmods.study.start import open_trial
 from vitmods.study.store import read_json
 from vitmods.study.tuning import VAL
@@ -45,6 +44,13 @@ class EvaluatedOnVal:
         return self._dataset.eval_batches(split, batch_size)
 
 
+def answer_splits(settings: Settings, dataset: ImageDataset) -> tuple[str, ...]:
+    """The splits that the answer is about: test, or val where there is no test. Where vitmods made both and nothing is
+    chosen on val, all images that are held out."""
+    made = dataset.summary()["split_origin"].startswith("made") and {VAL, "test"} <= set(dataset.splits)
+    return (VAL, "test") if made and not settings.grid else (dataset.eval_split,)
+
+
 def check_images(settings: Settings, dataset: ImageDataset) -> None:
     """UserError where the images lack a split that is needed, or do not allow a recipe or the metric's protocol."""
     splits, split = dataset.splits, dataset.eval_split
@@ -58,11 +64,11 @@ def check_images(settings: Settings, dataset: ImageDataset) -> None:
             "There is no test split: what is chosen on val cannot be reported on val, where the chosen number is too "
             "good. Add a test split (a folder named test); a source with train alone is cut into all three."
         )
-    for arm in (Arm(BASE), *settings.arms):
+    for arm in settings.every_arm:
         for point in settings.grid.points:
             resolve_on(settings.recipe_of(arm, point), dataset)
-    measure = settings.measure
-    for evaluated in {settings.evaluated_on(split), split} if measure.metric.protocol else ():
+    measure, evaluated_on = settings.measure, {split, *([VAL] if settings.grid else [])}
+    for evaluated in evaluated_on if measure.metric.protocol else ():
         check_protocols(dataset, [measure.metric.protocol], split=evaluated, options=measure.options)
 
 

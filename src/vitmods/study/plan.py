@@ -7,10 +7,12 @@ trial depends on may not change (`differences`).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from vitmods.stats.sequential import looks
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.edits import parse_edits
 from vitmods.study.measure import Measure, measure_of
@@ -20,8 +22,19 @@ from vitmods.util.errors import UserError
 if TYPE_CHECKING:
     from vitmods.recipes import Recipe
 
-_MAY_DIFFER = ("arms", "seeds", "noise_floor", "margin", "metric", "tune", "tune_on")
-OTHER_SEEDS = 10_000  # added to a seed, it gives the seed of the second base trial that measures the noise floor
+_MAY_DIFFER = (
+    "arms",
+    "seeds",
+    "until_decided",
+    "margin",
+    "metric",
+    "generalize",
+    "tune",
+    "tune_on",
+    "tuning_seeds",
+    "sweep",
+)
+MOST_SEEDS = 10_000  # from this seed on trials are for tuning alone, never part of the answer
 
 
 class ImageOptions(TypedDict, total=False):
@@ -50,18 +63,20 @@ class ImageOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Trial:
-    """One arm with one seed, and in a tuned study one point of the grid."""
+    """One arm with one seed; in a tuned study at one point of the grid, in a sweep under one setting."""
 
     arm: Arm
     seed: int
     point: Point = AS_IS
+    setting: Point = AS_IS
 
     def __str__(self) -> str:
-        return ", ".join(filter(None, (self.arm.name, str(self.point), f"seed {self.seed}")))
+        return ", ".join(filter(None, (str(self.setting), self.arm.name, str(self.point), f"seed {self.seed}")))
 
     def to_dict(self) -> dict[str, Any]:
         """Its name, for a worker."""
-        return {"arm": self.arm.name, "seed": self.seed, "point": self.point.to_dict()}
+        places = {"point": self.point.to_dict(), "setting": self.setting.to_dict()}
+        return {"arm": self.arm.name, "seed": self.seed, **places}
 
 
 @dataclass(frozen=True)
@@ -82,36 +97,21 @@ class Evaluation:
 Work = Trial | Evaluation
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """Trials of one arm among whose points one is chosen: an arm, base, or base with other seeds."""
-
-    arm: Arm
-    seeds: tuple[int, ...]
-
-    @property
-    def is_noise_floor(self) -> bool:
-        return self.seeds[0] >= OTHER_SEEDS
-
-    def trials(self, point: Point) -> list[Trial]:
-        return [Trial(self.arm, seed, point) for seed in self.seeds]
-
-
 def make_seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
     """A number of seeds (0, 1, ...) or the seeds themselves. UserError for none, a repeated or a too large one."""
     if isinstance(seeds, int):
         if seeds < 1:
             raise UserError(f"A study needs at least one seed, not {seeds}.")
-        if seeds > OTHER_SEEDS:
-            raise UserError(f"{seeds} seeds are more than the {OTHER_SEEDS} that a study keeps apart.")
+        if seeds > MOST_SEEDS:
+            raise UserError(f"{seeds} seeds are more than the {MOST_SEEDS} that a study keeps apart.")
         return tuple(range(seeds))
     chosen = tuple(int(seed) for seed in seeds)
     if not chosen:
         raise UserError("A study needs at least one seed.")
     if len(set(chosen)) < len(chosen):
         raise UserError(f"A seed is given twice in {list(chosen)}.")
-    if min(chosen) < 0 or max(chosen) >= OTHER_SEEDS:
-        raise UserError(f"Seeds are whole numbers from 0 to {OTHER_SEEDS - 1}; got {list(chosen)}.")
+    if min(chosen) < 0 or max(chosen) >= MOST_SEEDS:
+        raise UserError(f"Seeds are whole numbers from 0 to {MOST_SEEDS - 1}; got {list(chosen)}.")
     return chosen
 
 
@@ -119,21 +119,27 @@ def make_seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
 class Settings:
     """Everything that defines a study.
 
-    fixed:       name -> JSON value, nested where it helps (`recipe.schedule`): of every trial; may never change
-    arms, seeds: what is compared; may grow
-    noise_floor: whether base is also run with other seeds; may be switched on
-    margin:      how much worse an arm may be and count as no worse, in the unit of differences
-    grid:        values of recipe fields that every arm is trained with; may get more values
-    measure:     the metric that is compared, None: the task's; it and the margin concern the reading alone
+    fixed:         name -> JSON value, nested where it helps (`recipe.schedule`): of every trial; may never change
+    arms, seeds:   what is compared; may grow
+    until_decided: whether arms stop as soon as they are decided, the seeds being the most that are run
+    margin:        how much worse an arm may be and count as no worse, in the unit of differences
+    grid:          values of recipe fields that every arm is trained with; may get more values
+    tuning_seeds:  with which the points of the grid are compared; the study's own, or others, which is better
+    measure:       the metric that is compared, None: the task's; it and the margin concern the reading alone
+    generalize:    what the verdicts are about: new "images" and new trainings, or new "seeds" on these images
+    sweep:         settings under each of which base and all arms are trained (bases, fractions of the data, ...)
     """
 
     fixed: Mapping[str, Any]
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
-    noise_floor: bool = False
+    until_decided: bool = False
     margin: float = 0.5
     grid: Grid = UNTUNED
+    tuning_seeds: tuple[int, ...] = ()
     measure: Measure = None  # type: ignore[assignment]
+    generalize: Literal["images", "seeds"] = "images"
+    sweep: Grid = UNTUNED
 
     def __post_init__(self) -> None:
         if self.measure is None:
@@ -149,44 +155,62 @@ class Settings:
         overrides = {**arm.recipe, **dict(point.values)}
         return self.recipe.with_(**overrides) if overrides else self.recipe
 
+    def at(self, setting: Point) -> Settings:
+        """The same without the sweep, under one of its settings."""
+        values = setting.to_dict()
+        fixed = {name: values.pop(name) for name in list(values) if name in self.fixed}
+        recipe = self.recipe.with_(**dict(Point.from_dict(values).values)).to_dict() if values else self.fixed["recipe"]
+        return replace(self, fixed={**self.fixed, **fixed, "recipe": recipe}, sweep=UNTUNED)
+
+    @property
+    def every_arm(self) -> tuple[Arm, ...]:
+        """Base, and the arms."""
+        return (Arm(BASE), *self.arms)
+
     def arm(self, name: str) -> Arm:
-        return next(arm for arm in (Arm(BASE), *self.arms) if arm.name == name)
+        return next(arm for arm in self.every_arm if arm.name == name)
 
-    def evaluated_on(self, split: str) -> str:
-        """The split that trials are evaluated on by themselves, where the answer is about `split`."""
-        return VAL if self.grid else split
+    @property
+    def same_seeds(self) -> bool:
+        """Whether points are chosen on the very trials that are then reported, which makes these too good."""
+        return bool(self.grid) and self.tuning_seeds == self.seeds
 
-    def candidates(self) -> list[Candidate]:
-        """Base, base with other seeds if the noise floor is asked for, and the arms.
+    def for_tuning(self, trial: Trial) -> bool:
+        """Whether the trial is one that points are compared by: it must not see test."""
+        return bool(self.grid) and trial.seed in self.tuning_seeds
 
-        Base with other seeds is tuned by itself: it stands for an arm that does nothing, and arms are tuned.
-        """
-        other = tuple(seed + OTHER_SEEDS for seed in self.seeds)
-        base = Arm(BASE)
-        floor = [Candidate(base, other)] if self.noise_floor else []
-        return [Candidate(base, self.seeds), *floor, *(Candidate(arm, self.seeds) for arm in self.arms)]
+    @property
+    def planned(self) -> int:
+        """How many trials there are; of a study that runs until it is decided, at most."""
+        settings, arms = len(self.sweep.points), len(self.every_arm)
+        answered = 0 if self.same_seeds else settings * arms * len(self.seeds)
+        return answered + len(self.tuning_trials())
 
-    def trials(self) -> list[Trial]:
-        """Every trial, base (and the noise floor) first, then seed by seed so that an early stop leaves whole pairs."""
-        points = self.grid.points
-        bases = [one for one in self.candidates() if one.arm.name == BASE]
-        planned = [Trial(one.arm, seed, point) for one in bases for seed in one.seeds for point in points]
-        return planned + [Trial(arm, seed, point) for seed in self.seeds for arm in self.arms for point in points]
+    def tuning_trials(self) -> list[Trial]:
+        """What points are chosen by; none where nothing is tuned."""
+        if not self.grid:
+            return []
+        places = itertools.product(self.sweep.points, self.tuning_seeds, self.every_arm, self.grid.points)
+        return [Trial(arm, seed, point, setting) for setting, seed, arm, point in places]
 
     def work(self, name: Mapping[str, Any]) -> Work:
         """The inverse of `Trial.to_dict` and `Evaluation.to_dict`."""
-        trial = Trial(self.arm(name["arm"]), name["seed"], Point.from_dict(name["point"]))
+        point, setting = (Point.from_dict(name[place]) for place in ("point", "setting"))
+        trial = Trial(self.arm(name["arm"]), name["seed"], point, setting)
         return Evaluation(trial, name["split"]) if "split" in name else trial
 
     def to_dict(self) -> dict[str, Any]:
+        tuning = {"tune": self.grid.to_dict(), "tune_on": VAL, "tuning_seeds": list(self.tuning_seeds)}
         return {
             **self.fixed,
             "arms": {arm.name: arm.identity() for arm in self.arms},
             "seeds": list(self.seeds),
-            "noise_floor": self.noise_floor,
+            "until_decided": self.until_decided,
             "margin": self.margin,
             "metric": self.measure.to_dict(),
-            **({"tune": self.grid.to_dict(), "tune_on": VAL} if self.grid else {}),
+            "generalize": self.generalize,
+            **(tuning if self.grid else {}),
+            **({"sweep": self.sweep.to_dict()} if self.sweep else {}),
         }
 
     @classmethod
@@ -198,18 +222,21 @@ class Settings:
                 Arm(name, parse_edits(arm["changes"]), arm["recipe"], arm.get("start"))
                 for name, arm in rest.pop("arms").items()
             )
-            seeds, noise_floor, margin = tuple(rest.pop("seeds")), rest.pop("noise_floor"), rest.pop("margin")
-            grid, measure = Grid.from_dict(rest.pop("tune", {})), Measure.from_dict(rest.pop("metric"))
+            own = {name: rest.pop(name) for name in ("until_decided", "margin", "generalize")}
+            seeds, tuning_seeds = tuple(rest.pop("seeds")), tuple(rest.pop("tuning_seeds", ()))
+            grid, sweep = (Grid.from_dict(rest.pop(name, {})) for name in ("tune", "sweep"))
+            measure = Measure.from_dict(rest.pop("metric"))
         except (AttributeError, KeyError, TypeError) as error:
             raise UserError(f"These are no settings of a study ({error!r}): study.json is damaged.") from error
         rest.pop("tune_on", None)
-        return cls(rest, arms, seeds, noise_floor, margin, grid, measure)
+        tuned: dict[str, Any] = {"grid": grid, "tuning_seeds": tuning_seeds}
+        return cls(rest, arms, seeds, measure=measure, sweep=sweep, **tuned, **own)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """The settings in which `new` is another study than `old` (both from `Settings.to_dict`), as `name: old -> new`.
 
-    Added arms, seeds and values to tune, a noise floor, another margin and another metric are no difference: nothing
+    Added arms, seeds and values to tune or to sweep over, another margin and another metric are no difference: nothing
     that was trained depends on them.
     """
     before, after = (_flat({k: v for k, v in one.items() if k not in _MAY_DIFFER}) for one in (old, new))
@@ -223,20 +250,19 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
             found.append(f"arm {name}: {arm['changes']} -> (missing)")
         elif new["arms"][name] != arm:
             found.append(f"arm {name}: {_show_arm(arm)} -> {_show_arm(new['arms'][name])}")
-    found += _tuning_differences(old.get("tune", {}), new.get("tune", {}))
+    for name in ("tune", "sweep"):
+        found += _grid_differences(name, old.get(name, {}), new.get(name, {}))
     if not set(old["seeds"]) <= set(new["seeds"]):
         found.append(f"seeds: {old['seeds']} -> {new['seeds']}")
-    if old["noise_floor"] and not new["noise_floor"]:
-        found.append("noise_floor: true -> false")
     return found
 
 
-def _tuning_differences(old: Mapping[str, list[Any]], new: Mapping[str, list[Any]]) -> list[str]:
+def _grid_differences(grid: str, old: Mapping[str, list[Any]], new: Mapping[str, list[Any]]) -> list[str]:
     """Fields cannot join or leave, since every trial has a value of each; values can only be added."""
     if set(old) != set(new):
-        return [f"tune: {' '.join(old) or '(nothing)'} -> {' '.join(new) or '(nothing)'}"]
+        return [f"{grid}: {' '.join(old) or '(nothing)'} -> {' '.join(new) or '(nothing)'}"]
     left_out = [name for name in old if any(value not in new[name] for value in old[name])]
-    return [f"tune {name}: {old[name]} -> {new[name]}" for name in left_out]
+    return [f"{grid} {name}: {old[name]} -> {new[name]}" for name in left_out]
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -255,18 +281,24 @@ def _show_arm(arm: Mapping[str, Any]) -> str:
     return f"{arm['changes']}{begins}{f' with {overrides}' if overrides else ''}"
 
 
-def check_points(settings: Settings) -> None:
-    """UserError if an arm sets a field that is tuned, or a point makes no recipe, for base or an arm."""
-    tuned = {name for name, _ in settings.grid.fields}
-    for arm in settings.arms:
-        for name in sorted(tuned.intersection(arm.recipe)):
-            raise UserError(
-                f"Arm {arm.name} sets {name}={arm.recipe[name]}, and {name} is tuned for every arm alike. Leave it out "
-                "of the arm, or of what is tuned."
-            )
-    for arm in (Arm(BASE), *settings.arms):
-        for point in settings.grid.points:
-            try:
-                settings.recipe_of(arm, point)
-            except UserError as error:
-                raise UserError(f"{point}: {error}" if point else str(error)) from error
+def check_plan(settings: Settings) -> None:
+    """UserError if an arm sets a field that is tuned or swept over, a point or a setting makes no recipe, for base or
+    an arm, or a study that runs until it is decided cannot be looked at."""
+    if settings.until_decided and settings.sweep:
+        raise UserError("A sweep has a fixed number of seeds: leave --until-decided out, and say --seeds.")
+    if settings.until_decided:
+        looks(len(settings.seeds))  # a UserError for too few or too many
+    for grid, what in ((settings.grid, "tuned"), (settings.sweep, "swept over")):
+        fields = {name for name, _ in grid.fields}
+        for arm in settings.arms:
+            for name in sorted(fields.intersection(arm.recipe)):
+                raise UserError(
+                    f"Arm {arm.name} sets {name}={arm.recipe[name]}, and {name} is {what} for every arm alike. Leave "
+                    f"it out of the arm, or of what is {what}."
+                )
+    for setting, arm, point in itertools.product(settings.sweep.points, settings.every_arm, settings.grid.points):
+        place = ", ".join(filter(None, map(str, (setting, point))))
+        try:
+            settings.at(setting).recipe_of(arm, point)
+        except UserError as error:
+            raise UserError(f"{place}: {error}" if place else str(error)) from error

@@ -6,62 +6,59 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitmods.study.measure import Measure
 from vitmods.study.plan import Evaluation, Work
-from vitmods.study.state import read_trial
-from vitmods.study.store import StudyFolder
+from vitmods.study.state import StudyState
 from vitmods.util.files import LenientStream, progress_console
-from vitmods.util.text import plural
+from vitmods.util.text import duration, plural
 
 _TAIL = 1024  # bytes that surely hold the last whole row of a metrics.jsonl
 
 
 class Progress:
-    """Listens to an executor. `quiet` says nothing; without a terminal, or in CI, there is no bar."""
+    """`quiet` says nothing; without a terminal, or in CI, there is no bar."""
 
-    def __init__(
-        self,
-        folder: StudyFolder,
-        measure: Measure,
-        split: str,
-        steps: Mapping[Work, int],
-        done: int,
-        workers: int,
-        quiet: bool,
-    ):
-        """measure, split: what the lines tell of a trial; steps: of the work that is still to be done; done: trials
-        finished before; workers: at a time."""
-        self._folder, self._measure, self._split = folder, measure, split
-        self._steps, self._quiet = dict(steps), quiet
-        self._finished, self._total = done, done + len(self._steps)
+    def __init__(self, folder: Callable[[Work], Path], steps: Callable[[Work], int], workers: int, quiet: bool):
+        """folder: of a piece of work; steps: that it has; workers: at a time."""
+        self._folder, self._steps, self._workers, self._quiet = folder, steps, workers, quiet
+        self._finished = self._past_steps = 0
+        self._left: Sequence[Work] = ()
         self._started: dict[Work, float] = {}
-        self._past_steps = 0
+        self._seconds: list[float] = []
         self._stream = LenientStream(sys.stderr)
         shown = workers > 1 and not quiet and self._stream.isatty() and not os.environ.get("CI")
-        kind = "evaluation" if isinstance(next(iter(steps)), Evaluation) else "trial"
-        before = f" ({done} are done)" if done else ""
-        self._bar = None
-        self.say(f"{plural(len(steps), kind)} to run{before}, {workers} at a time, in {folder.path}")
         self._bar = self._make_bar() if shown else None
 
-    def started(self, trial: Work) -> None:
-        self._started[trial] = time.monotonic()
-
-    def ended(self, trial: Work, failure: str | None) -> None:
-        seconds = time.monotonic() - self._started.pop(trial)
-        self._past_steps += self._steps[trial]
-        self._finished += 1
+    def remaining(self, left: Sequence[Work]) -> None:
+        """What is to be done yet, as far as it is known now."""
+        self._left = left
         self.waiting()
-        self.say(f"{self._finished:>3} of {self._total}  {trial}: {self._outcome(trial, failure)}  ({seconds:.0f} s)")
+
+    def started(self, work: Work) -> None:
+        self._started[work] = time.monotonic()
+
+    def ended(self, work: Work, failure: str | None, state: StudyState) -> float:
+        """Say what came of it, by the state that has taken it in; the seconds it took."""
+        seconds = time.monotonic() - self._started.pop(work)
+        self._seconds.append(seconds)
+        self._past_steps += self._steps(work)
+        self._finished += 1
+        left = len(self._left) + len(self._started)
+        to_go = f", about {duration(self._seconds_left(left))} to go" if left and len(self._seconds) == 1 else ""
+        total = self._finished + left
+        self.say(f"{self._finished:>3} of {total}  {work}: {_outcome(work, failure, state)}  ({seconds:.0f} s{to_go})")
+        return seconds
 
     def waiting(self) -> None:
         if self._bar is not None:
-            now = sum(min(_last_step(self._metrics(trial)), self._steps[trial]) for trial in self._started)
-            self._bar.update(self._task, completed=self._past_steps + now)
+            now = sum(
+                min(_last_step(self._folder(work) / "metrics.jsonl"), self._steps(work)) for work in self._started
+            )
+            total = self._past_steps + sum(map(self._steps, (*self._left, *self._started)))
+            self._bar.update(self._task, completed=self._past_steps + now, total=total)
 
     def say(self, line: str) -> None:
         if self._bar is not None:
@@ -73,18 +70,8 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def _outcome(self, work: Work, failure: str | None) -> str:
-        if failure is not None:
-            return f"failed: {failure}"
-        trial = work.trial if isinstance(work, Evaluation) else work
-        record = read_trial(self._folder, trial, self._split, self._measure)
-        score = record.score(self._measure.name)
-        if score is None:
-            return record.message or record.status
-        return f"{self._measure.metric.title} {self._measure.metric.shown(score)}"
-
-    def _metrics(self, work: Work) -> Path:
-        return self._folder.trial(work.trial if isinstance(work, Evaluation) else work) / "metrics.jsonl"
+    def _seconds_left(self, left: int) -> float:
+        return left * sum(self._seconds) / len(self._seconds) / self._workers
 
     def _make_bar(self) -> Any:
         from rich import progress
@@ -96,9 +83,27 @@ class Progress:
             progress.TimeRemainingColumn(),
             console=progress_console(),
         )
-        self._task = bar.add_task("", total=sum(self._steps.values()))
+        self._task = bar.add_task("", total=None)
         bar.start()
         return bar
+
+
+def planned(trials: int, done: int, at_most: bool, folder: Path) -> str:
+    """The first line: how much there is to do."""
+    before = f", {done} are done" if done else ""
+    return f"{'At most ' if at_most else ''}{plural(trials, 'trial')}{before}, in {folder}"
+
+
+def _outcome(work: Work, failure: str | None, state: StudyState) -> str:
+    if failure is not None:
+        return f"failed: {failure}"
+    trial = work.trial if isinstance(work, Evaluation) else work
+    record = state.answered.get(trial) or state.tried[trial]
+    if record.status == "unfinished" and trial in state.tried:  # not yet evaluated on the answer's split
+        record = state.tried[trial]
+    metric = state.settings.measure.metric
+    score = record.score(metric.name)
+    return (record.message or record.status) if score is None else f"{metric.title} {metric.shown(score)}"
 
 
 def _last_step(metrics: Path) -> int:

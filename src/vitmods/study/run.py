@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,25 +17,26 @@ from torch import nn
 
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
-from vitmods.study.answer import Answer, read_answer
+from vitmods.study.answer import Answer, evaluated_of, read_answer
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.bases import Base
 from vitmods.study.describe import describe_model, environment
 from vitmods.study.edits import Function, base_function, functions_of
-from vitmods.study.evaluation import check_images
+from vitmods.study.evaluation import answer_splits, check_images
 from vitmods.study.executors import Executor, Inline
 from vitmods.study.executors.processes import Processes, visible_gpus
 from vitmods.study.models import activation_bytes
 from vitmods.study.plan import Evaluation, Settings, Work
-from vitmods.study.progress import Progress
-from vitmods.study.state import StudyState
-from vitmods.study.store import Facts, ModelFacts, StudyFolder, read_object
+from vitmods.study.progress import Progress, planned
+from vitmods.study.schedule import Budget, Schedule
+from vitmods.study.state import Evaluated, StudyState
+from vitmods.study.store import Facts, ModelFacts, Plan, StudyFolder, read_object
 from vitmods.study.trial import TrialRunner, base_config, build_model, task_of, with_modules
 from vitmods.study.warnings import already_reported, study_warnings
 from vitmods.train.device import make_fabric, resolve
 from vitmods.train.optim import freeze
 from vitmods.util.errors import UserError
-from vitmods.util.files import write_json
+from vitmods.util.files import LenientStream, write_json
 from vitmods.util.registry import check_reachable, plugins, spelled
 
 if TYPE_CHECKING:
@@ -88,18 +90,16 @@ class Running:
         return max(1, min(torch.get_num_threads(), MOST_WORKERS, fitting, trials))
 
 
-def run_study(settings: Settings, path: Path, how: Running, command: str) -> Answer:
+def run_study(settings: Settings, path: Path, how: Running, command: str, budget: Budget | None = None) -> Answer:
     """What `Study.run` does."""
     folder = StudyFolder(path)
     with folder.lock():
+        _say_what_is_planned(folder, settings, how)
         runner, dataset = _open(folder, settings, how)
-        settings, split = runner.settings, dataset.eval_split
+        settings = runner.settings
         models, notices, trial_bytes = _survey(settings, dataset)
         facts = _write_facts(folder, settings, dataset, models, how, command, notices)
-        state = StudyState(folder, settings, split)
-        _work(runner, state.missing, len(state.trained), settings.evaluated_on(split), trial_bytes, how)
-        state = StudyState(folder, settings, split)
-        _work(runner, state.missing_evaluations, len(state.evaluations), split, trial_bytes, how)
+        _work(runner, StudyState(folder, settings, evaluated_of(folder, facts)), trial_bytes, how, budget)
         _measure_costs(folder, settings, dataset.num_classes, how)
         answer = read_answer(folder, facts, settings)
         answer.write()
@@ -114,10 +114,17 @@ def dry_run(settings: Settings, path: Path | None, how: Running) -> Estimate:
     runner, dataset = _open(folder, settings, how)
     settings = runner.settings
     _, _, trial_bytes = _survey(settings, dataset)
-    missing = StudyState(folder, settings, dataset.eval_split).missing
+    missing = StudyState(folder, settings, Evaluated(answer_splits(settings, dataset), dataset.num_classes)).missing
     workers = _workers(how, settings, len(missing), trial_bytes)
     with already_reported():
         return estimate(runner, _built(settings, dataset.num_classes), missing, workers, how.torch_device)
+
+
+def _say_what_is_planned(folder: StudyFolder, settings: Settings, how: Running) -> None:
+    """At once: reading the images may take a while."""
+    if how.progress:
+        done = len(list(folder.path.glob("trials/**/result.json")))
+        print(planned(settings.planned, done, settings.until_decided, folder.path), file=LenientStream(sys.stderr))
 
 
 def _open(folder: StudyFolder, settings: Settings, how: Running) -> tuple[TrialRunner, ImageDataset]:
@@ -137,9 +144,11 @@ def _open(folder: StudyFolder, settings: Settings, how: Running) -> tuple[TrialR
 
 
 def _built(settings: Settings, num_classes: int) -> Iterator[tuple[Arm, nn.Module, Recipe]]:
-    """Every arm's model as it is trained, base first, and its recipe; one at a time."""
+    """Every arm's model as it is trained, base first, and its recipe; one at a time. Of a sweep, under its first
+    setting."""
+    settings = settings.at(settings.sweep.points[0])
     config = base_config(settings, num_classes)
-    for arm in (Arm(BASE), *settings.arms):
+    for arm in settings.every_arm:
         try:
             recipe = settings.recipe_of(arm)
             backbone = build_model(config, arm, settings.seeds[0], settings.fixed.get("start"), recipe)
@@ -187,14 +196,16 @@ def _write_facts(
     if before is not None and before.settings == settings.to_dict():
         return before
     margins = {**before.margins} if before else {}
-    seen = any(record.ended for record in StudyState(folder, settings, dataset.eval_split).trained.values())
+    images = Evaluated(answer_splits(settings, dataset), dataset.num_classes)
+    seen = any(record.ended for record in StudyState(folder, settings, images).records.values())
     if not seen:
         margins[settings.measure.name] = settings.margin
     margins.setdefault(settings.measure.name, settings.margin)
+    plan = Plan(len(settings.seeds), settings.until_decided)
     facts = Facts(
         created=before.created if before else datetime.now(UTC).isoformat(timespec="seconds"),
         command=command,
-        split=dataset.eval_split,
+        splits=answer_splits(settings, dataset),
         settings=settings.to_dict(),
         models=models,
         data=dataset.summary(),
@@ -202,6 +213,7 @@ def _write_facts(
         environment=environment(how.torch_device),
         warnings=tuple(notices),
         margins=margins,
+        plan=before.plan if before and seen else plan,
         plugins=tuple(plugins()),
     )
     folder.write_samples(dataset.samples(SAMPLES))
@@ -210,22 +222,22 @@ def _write_facts(
     return facts
 
 
-def _work(
-    runner: TrialRunner, missing: Sequence[Work], planned: int, split: str, trial_bytes: int, how: Running
-) -> None:
-    """Do what is missing of so much planned work; what went wrong is written where the result would be."""
-    if not missing:
-        return
-    workers = _workers(how, runner.settings, len(missing), trial_bytes)
-    steps = {work: _steps(runner, work) for work in missing}
-    measure, done = runner.settings.measure, planned - len(missing)
-    progress = Progress(runner.folder, measure, split, steps, done, workers, quiet=not how.progress)
+def _work(runner: TrialRunner, state: StudyState, trial_bytes: int, how: Running, budget: Budget | None) -> None:
+    """Do what is missing, as far as the budget lasts; what went wrong is written where the result would be."""
+    workers = _workers(how, runner.settings, len(state.missing), trial_bytes)
+    trial_of = {True: lambda work: work.trial, False: lambda work: work}
+    progress = Progress(
+        lambda work: runner.folder.trial(trial_of[isinstance(work, Evaluation)](work)),
+        partial(_steps, runner),
+        workers,
+        quiet=not how.progress,
+    )
     try:
-        failures = _executor(runner, how, workers).run(missing, progress)
+        schedule = Schedule(state, progress, budget)
+        if schedule.left:
+            _executor(runner, how, workers).run(schedule)
     finally:
         progress.close()
-    for work, reason in failures.items():
-        runner.folder.record_failure(work, split, reason)
 
 
 def _executor(runner: TrialRunner, how: Running, workers: int) -> Executor:
@@ -262,8 +274,8 @@ def _functions(settings: Settings) -> list[Function]:
 def _steps(runner: TrialRunner, work: Work) -> int:
     if isinstance(work, Evaluation):
         return 1
-    recipe = runner.settings.recipe_of(work.arm, work.point)
-    return resolve_on(recipe, runner.dataset(recipe)).steps
+    recipe = runner.settings.at(work.setting).recipe_of(work.arm, work.point)
+    return resolve_on(recipe, runner.dataset(recipe, work.setting)).steps
 
 
 def _trial_bytes(model: nn.Module, recipe: Recipe, images: Base) -> int:

@@ -1,18 +1,25 @@
-"""A study's folder as it stands: how every trial ended, which points are chosen, and what is still to be done."""
+"""A study's folder as it stands: how every trial ended, which points are chosen, and what every trial scored."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from vitmods.study.arms import Arm
 from vitmods.study.measure import Measure, options_from
-from vitmods.study.plan import Candidate, Evaluation, Settings, Trial
+from vitmods.study.plan import Evaluation, Settings, Trial
 from vitmods.study.store import WARNINGS, StudyFolder, read_json, read_object
 from vitmods.study.tuning import AS_IS, VAL, Grid, Point, choose
+from vitmods.train.trial import read_scores
 from vitmods.util.errors import UserError
 
 Status = Literal["finished", "diverged", "failed", "damaged", "unfinished"]
@@ -29,13 +36,24 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class TrialRecord:
-    """How a trial stands on a split.
+class ImageScores:
+    """What a trial scored on each image, float64 (n,), and a digest of which images these are."""
 
-    status: `finished` with its metric known, `diverged`, `failed` (the next run tries again), `damaged` (a file of it
-            cannot be read), or `unfinished`
-    folder: below the study's
-    point:  values of the recipe fields that are tuned
+    images: str
+    values: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """How a trial stands on the splits that it is read for.
+
+    status:  `finished` with its metric known, `diverged`, `failed` (the next run tries again), `damaged` (a file of it
+             cannot be read), or `unfinished`
+    folder:  below the study's
+    point:   values of the recipe fields that are tuned
+    setting: values of what is swept over
+    metrics: over all images of the splits where they are means over images, else of the last split
+    images:  the study's metric of each image; None: it is no mean over images
     """
 
     arm: str
@@ -43,15 +61,18 @@ class TrialRecord:
     status: Status
     folder: str
     point: Mapping[str, Any] = field(default_factory=dict)
+    setting: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     wall_s: float | None = None
     message: str | None = None
     warnings: tuple[str, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict, metadata=HIDDEN)
     curve: Curve = field(default=Curve(), metadata=HIDDEN)
+    images: ImageScores | None = field(default=None, metadata=HIDDEN)
 
     def __str__(self) -> str:
-        return ", ".join(filter(None, (self.arm, str(Point.from_dict(self.point)), f"seed {self.seed}")))
+        places = (str(Point.from_dict(self.setting)), self.arm, str(Point.from_dict(self.point)))
+        return ", ".join(filter(None, (*places, f"seed {self.seed}")))
 
     @property
     def ended(self) -> bool:
@@ -64,82 +85,125 @@ class TrialRecord:
 
 @dataclass(frozen=True)
 class Selection:
-    """What validation says of a candidate's points.
+    """What validation says of the points of an arm, under one setting.
 
     scores: point -> seed -> the metric on val; None where the trial diverged or has not ended
     chosen: the best point once all trials have ended, else None; where nothing is tuned the recipe as it is
     """
 
-    candidate: Candidate
+    arm: Arm
+    setting: Point
     scores: Mapping[Point, Mapping[int, float | None]]
     chosen: Point | None
 
-    @property
-    def trials(self) -> list[Trial]:
-        """Those that the candidate is evaluated by; none before the choice."""
-        return [] if self.chosen is None else self.candidate.trials(self.chosen)
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What a study's answer is about.
+
+    splits:  test, or val and test together
+    classes: how many the images have
+    groups:  (n,) which images belong together; None: each stands for itself
+    planned: how many seeds, before any score was known; 0: not known
+    """
+
+    splits: tuple[str, ...]
+    classes: int
+    groups: NDArray[Any] | None = None
+    planned: int = 0
 
 
 class StudyState:
-    """The folder of a study, read once.
+    """The folder of a study, read once; `read_again` after a trial has ended.
 
-    trained:    every planned trial, as it stands on the split that trials are evaluated on by themselves
-    selections: one for each candidate, in their order
-    answered:   the trials of the selections, as they stand on the split that the answer is about
+    images:     that the answer is about; `splits` for short
+    tried:      the trials that points are chosen by, on val; none where nothing is tuned
+    selections: (setting, arm's name) -> what is chosen, base first
+    answered:   the planned trials of what is chosen, on the splits; seed by seed, base first
     """
 
-    def __init__(self, folder: StudyFolder, settings: Settings, split: str):
-        self.folder, self.settings, self.split = folder, settings, split
-        own = settings.evaluated_on(split)
-        self.trained = {trial: read_trial(folder, trial, own, settings.measure) for trial in settings.trials()}
-        self.selections = [self._selection(candidate) for candidate in settings.candidates()]
-        chosen = [trial for selection in self.selections for trial in selection.trials]
-        self.answered = {
-            trial: self.trained[trial] if own == split else read_trial(folder, trial, split, settings.measure)
-            for trial in chosen
-        }
+    def __init__(self, folder: StudyFolder, settings: Settings, images: Evaluated):
+        self.folder, self.settings, self.images, self.splits = folder, settings, images, images.splits
+        self.tried = {trial: self._read(trial, (VAL,)) for trial in settings.tuning_trials()}
+        self.answered: dict[Trial, TrialRecord] = {}
+        self._choose()
+
+    def trial(self, setting: Point, arm: str, seed: int) -> Trial | None:
+        """The trial that an arm is answered by; None before its point is chosen."""
+        one = self.selections[setting, arm]
+        return None if one.chosen is None else Trial(one.arm, seed, one.chosen, setting)
+
+    def read_again(self, trial: Trial) -> None:
+        """Take in what happened to a trial."""
+        if trial in self.answered:
+            self.answered[trial] = self._read(trial, self.splits)
+        if trial in self.tried:
+            self.tried[trial] = self._read(trial, (VAL,))
+            self._choose()
 
     @property
     def records(self) -> dict[Trial, TrialRecord]:
-        """Every trial, those that the answer counts as they stand on its split."""
-        return {**self.trained, **self.answered}
+        """Every planned trial, those that the answer counts as they stand on its splits."""
+        return {**self.tried, **self.answered}
 
     @property
     def missing(self) -> list[Trial]:
-        """Trials without an outcome."""
-        return [trial for trial, record in self.trained.items() if not record.ended]
+        """Planned trials without an outcome; of a study that runs until it is decided, as many as it may take."""
+        return [trial for trial, record in self.records.items() if not record.ended]
 
     @property
     def evaluations(self) -> list[Evaluation]:
-        """Of the chosen points' finished trials, on test. Where nothing is tuned, trials do that themselves."""
-        finished = [trial for trial in self.answered if self.trained[trial].status == "finished"]
-        return [Evaluation(trial, self.split) for trial in finished] if self.settings.grid else []
+        """Those of finished trials that points were chosen by, on the answer's split."""
+        also = [trial for trial in self.answered if trial in self.tried and self.tried[trial].status == "finished"]
+        return [Evaluation(trial, self.splits[-1]) for trial in also]
 
-    @property
-    def missing_evaluations(self) -> list[Evaluation]:
-        return [one for one in self.evaluations if self.answered[one.trial].status != "finished"]
+    def scored_on(self, trial: Trial) -> str:
+        """The split that the trial is evaluated on by itself."""
+        return VAL if self.settings.for_tuning(trial) else self.splits[-1]
 
     def chosen_before(self, selection: Selection) -> list[Point]:
         """Points that are not chosen, but were when there were fewer seeds or values, and were evaluated on test."""
         others = [point for point in selection.scores if selection.chosen and point != selection.chosen]
-        trials = {point: selection.candidate.trials(point) for point in others}
-        return [point for point in others if any(self.folder.was_evaluated(one, self.split) for one in trials[point])]
+        known = {point: self._trials(selection, point) for point in others}
+        split = self.splits[-1]
+        return [point for point in others if any(self.folder.was_evaluated(one, split) for one in known[point])]
 
-    def _selection(self, candidate: Candidate) -> Selection:
-        grid, metric = self.settings.grid, self.settings.measure.metric
-        if not grid:
-            return Selection(candidate, {}, AS_IS)
-        records = {point: [self.trained[trial] for trial in candidate.trials(point)] for point in grid.points}
-        scores = {point: {one.seed: one.score(metric.name) for one in found} for point, found in records.items()}
-        ended = all(one.ended for found in records.values() for one in found)
-        return Selection(candidate, scores, choose(scores, metric.higher_is_better) if ended else None)
+    def _read(self, trial: Trial, splits: Sequence[str]) -> TrialRecord:
+        return read_trial(self.folder, trial, splits, self.settings.measure)
+
+    def _choose(self) -> None:
+        settings = self.settings
+        places = list(product(settings.sweep.points, settings.every_arm))
+        self.selections = {(setting, arm.name): self._selection(setting, arm) for setting, arm in places}
+        order = product(settings.sweep.points, settings.seeds, settings.every_arm)
+        wanted = [self.trial(setting, arm.name, seed) for setting, seed, arm in order]
+        self.answered = {one: self.answered.get(one) or self._read(one, self.splits) for one in wanted if one}
+
+    def _selection(self, setting: Point, arm: Arm) -> Selection:
+        settings, metric = self.settings, self.settings.measure.metric
+        if not settings.grid:
+            return Selection(arm, setting, {}, AS_IS)
+        scores, ended = {}, True
+        for point in settings.grid.points:
+            records = [self.tried[Trial(arm, seed, point, setting)] for seed in settings.tuning_seeds]
+            scores[point] = {one.seed: one.score(metric.name) for one in records}
+            ended &= all(one.ended for one in records)
+        return Selection(arm, setting, scores, choose(scores, metric.higher_is_better) if ended else None)
+
+    def _trials(self, selection: Selection, point: Point) -> list[Trial]:
+        return [Trial(selection.arm, seed, point, selection.setting) for seed in self.settings.seeds]
 
 
-def read_trial(folder: StudyFolder, trial: Trial, split: str, measure: Measure) -> TrialRecord:
+def read_trial(folder: StudyFolder, trial: Trial, splits: Sequence[str], measure: Measure) -> TrialRecord:
     """A trial as its folder tells. What a protocol found with other options than the measure's is not known."""
-    path = folder.trial(trial)
+    path, split = folder.trial(trial), splits[-1]
     record = TrialRecord(
-        trial.arm.name, trial.seed, "unfinished", path.relative_to(folder.path).as_posix(), trial.point.to_dict()
+        trial.arm.name,
+        trial.seed,
+        "unfinished",
+        path.relative_to(folder.path).as_posix(),
+        trial.point.to_dict(),
+        trial.setting.to_dict(),
     )
     try:
         result, found = read_object(path / "result.json"), folder.found(trial, split)
@@ -151,6 +215,11 @@ def read_trial(folder: StudyFolder, trial: Trial, split: str, measure: Measure) 
         ]
         trained = result.get("metrics", {}) if result.get("split") == split and status != "failed" else {}
         metrics = {str(name): float(value) for some in (*asked, trained) for name, value in some.items()}
+        images = None
+        if status == "finished" and measure.name in metrics:
+            of_images = _of_images(path, splits)
+            metrics |= {name: float(values.mean()) for name, (_, values) in of_images.items() if name in metrics}
+            images = ImageScores(*of_images[measure.name]) if measure.name in of_images else None
     except UserError as error:
         return replace(record, status="damaged", message=str(error))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -160,8 +229,20 @@ def read_trial(folder: StudyFolder, trial: Trial, split: str, measure: Measure) 
         status, message = "failed" if found["failed"] else "unfinished", found["failed"]
     return replace(
         record, status=status, metrics=metrics, wall_s=result.get("wall_s"), message=message, warnings=warned,
-        environment=environment,
+        environment=environment, images=images,
     )  # fmt: skip
+
+
+def _of_images(path: Path, splits: Sequence[str]) -> dict[str, tuple[str, NDArray[np.float64]]]:
+    """Of each score that all of the splits have of each image: which images, and values (n,)."""
+    columns = [read_scores(path / f"{split}.npz") for split in splits]
+    if not all(columns):
+        return {}
+    ids = [f"{split}/{name}" for split, found in zip(splits, columns, strict=True) for name in found["ids"]]
+    digest = hashlib.blake2b("\n".join(ids).encode(), digest_size=16).hexdigest()
+    names = [name for name in columns[0] if name != "ids" and all(name in found for found in columns)]
+    joined = {name: np.concatenate([found[name] for found in columns]).astype(np.float64) for name in names}
+    return {name: (digest, values) for name, values in joined.items() if values.shape == (len(ids),)}
 
 
 def _status(result: Mapping[str, Any], path: Path) -> Status:

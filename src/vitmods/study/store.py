@@ -3,6 +3,7 @@
 study.json                      the settings that define the study, and all that is known before the first trial
 trials/<arm>/seed<k>/           one trial each; its result.json is written last
 trials/<arm>/<point>/seed<k>/   the same where recipe fields are tuned; the point is named as lr=0.001,weight_decay=0.1
+trials/<setting>/<arm>/...      the same where something is swept over
   val.json  test.json           in a trial: what its final weights reach on a split, by protocol; where the training did
                                 not measure that itself. In a tuned study chosen points alone have a test.json
 costs.json                      what each arm costs, measured once
@@ -29,6 +30,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from vitmods.study.plan import Evaluation, Trial, Work, differences
+from vitmods.study.tuning import Point
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors, make_folder, write_atomically, write_json
 from vitmods.util.registry import check_plugins
@@ -36,7 +38,7 @@ from vitmods.util.registry import check_plugins
 if TYPE_CHECKING:
     from vitmods.data.dataset import Split
 
-SCHEMA = 2
+SCHEMA = 3
 WARNINGS = "warnings.json"  # in a trial's folder: what the report should tell about it
 ORPHAN_GRACE_S = 10.0  # workers of a killed run notice within milliseconds; a loaded machine may take a little longer
 Sample = tuple[str, NDArray[np.uint8]]
@@ -69,6 +71,10 @@ def slug(name: str, also: str = "") -> str:
     if plain == name and plain:
         return plain
     return f"{plain or 'arm'}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def _folder_of(point: Point) -> list[str]:
+    return [slug(str(point), "=.,")] if point else []
 
 
 def _hashes(splits: Mapping[str, Split]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
@@ -106,18 +112,27 @@ class ModelFacts:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """How many seeds were planned (0: not known), at most where the study runs until it is decided."""
+
+    seeds: int = 0
+    until_decided: bool = False
+
+
+@dataclass(frozen=True)
 class Facts:
     """What study.json holds: all that is known of a study before its first trial.
 
-    split:    that the answer is about
+    splits:   that the answer is about
     settings: as `Settings.to_dict` gives them
     models:   arm -> its model, base first
     margins:  metric -> the margin of the first run that knew no score of it
+    plan:     seeds of the last run that knew no score
     """
 
     created: str
     command: str
-    split: str
+    splits: tuple[str, ...]
     settings: Mapping[str, Any]
     models: Mapping[str, ModelFacts]
     data: Mapping[str, Any]
@@ -126,6 +141,7 @@ class Facts:
     warnings: tuple[str, ...] = ()
     margins: Mapping[str, float] = field(default_factory=dict)
     plugins: tuple[str, ...] = ()
+    plan: Plan = Plan()
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}
@@ -138,8 +154,8 @@ class Facts:
             name: ModelFacts(model["name"], model["config"], tuple(ChangeFacts(**one) for one in model["changes"]))
             for name, model in known["models"].items()
         }
-        texts = {name: tuple(known[name]) for name in ("warnings", "plugins")}
-        return cls(**{**known, **texts, "models": models})
+        texts = {name: tuple(known[name]) for name in ("splits", "warnings", "plugins")}
+        return cls(**{**known, **texts, "models": models, "plan": Plan(**known["plan"])})
 
 
 class StudyFolder:
@@ -168,8 +184,8 @@ class StudyFolder:
         return self.path / "logs"
 
     def trial(self, trial: Trial) -> Path:
-        arm = self.path / "trials" / slug(trial.arm.name)
-        return (arm / slug(str(trial.point), "=.,") if trial.point else arm) / f"seed{trial.seed}"
+        places = (*_folder_of(trial.setting), slug(trial.arm.name), *_folder_of(trial.point))
+        return self.path.joinpath("trials", *places, f"seed{trial.seed}")
 
     def found(self, trial: Trial, split: str) -> dict[str, Any]:
         """What <split>.json of a trial holds."""
@@ -273,9 +289,28 @@ class StudyFolder:
         return list(zip(names, images, strict=True))
 
     def write_images(self, splits: Mapping[str, Split]) -> None:
-        """Hashes of the name and of the content of every image, so that a later run can say which have changed."""
+        """Hashes of the name and of the content of every image, so that a later run can say which have changed; and
+        which images belong together."""
         names, contents = _hashes(splits)
-        write_atomically(self.path / "images.npz", lambda file: np.savez(file, names=names, contents=contents))
+        groups = {
+            f"groups_{name}": own
+            for name, split in splits.items()
+            if (own := getattr(split, "groups", None)) is not None
+        }
+        write_atomically(
+            self.path / "images.npz", lambda file: np.savez(file, names=names, contents=contents, **groups)
+        )
+
+    def groups(self, splits: Sequence[str]) -> NDArray[Any] | None:
+        """(n,) of the images of these splits, one after the other; None: each stands for itself."""
+        try:
+            with np.load(self.path / "images.npz", allow_pickle=False) as arrays:
+                found = [arrays[name] for split in splits if (name := f"groups_{split}") in arrays]
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise UserError(f"{self.path / 'images.npz'} is damaged ({error}). Remove it and run again.") from error
+        return np.concatenate(found) if len(found) == len(splits) else None
 
     def check_same_images(self, splits: Mapping[str, Split]) -> None:
         """UserError with how many images were added, removed and changed since `write_images`, if any; also a label

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from vitmods.model.config import ViTConfig
 from vitmods.recipes import Recipe
@@ -15,8 +15,8 @@ from vitmods.study.checkpoints import adopt, arms_in
 from vitmods.study.defaults import defaults_for
 from vitmods.study.edits import FunctionSpec, base_function
 from vitmods.study.measure import MARGINS, Measure, make_measure, measure_of
-from vitmods.study.plan import ImageOptions, Settings, check_points, make_seeds
-from vitmods.study.tuning import make_grid
+from vitmods.study.plan import MOST_SEEDS, ImageOptions, Settings, check_plan, make_seeds
+from vitmods.study.tuning import make_grid, make_sweep
 from vitmods.util.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from vitmods.model.sizes import Resampling
     from vitmods.study.answer import Answer
     from vitmods.study.estimate import Estimate
+
+
+SEEDS, MOST = 5, 16
+"""By default: of a fixed study, and at most of one that runs until it is decided."""
 
 
 class Study:
@@ -40,17 +44,24 @@ class Study:
             `CHANGES` or `NAME=CHANGES`. Of a folder of checkpoints, their names; none: all.
         data: `digits`, a folder, `torchvision:NAME?root=...` or `hf:NAME`.
         recipe: how every trial is trained; None: one that fits the images.
-        seeds: how many, or which.
+        seeds: how many, or which; None: 5, or at most 16 of a study that runs until it is decided.
+        until_decided: look after 4, 5, 6, 8, ... seeds, and train an arm no longer once it is decided or hopeless
+            (docs/verdicts.md).
         task: what is trained and measured, a name of `vitmods.tasks.TASKS`: one class an image, or several labels
             (docs/tasks.md).
         metric: what is compared, a name of `vitmods.evals.metrics()` (docs/tuning.md), or a `Measure` with options of
             its protocol; None: the task's first.
         margin: how much worse an arm may be and count as no worse, in points where the metric is a fraction; None: 0.5
             points, or 0.01 where it is none.
-        noise_floor: also run base with other seeds, to show what a change that does nothing looks like.
+        generalize: what verdicts are about: other "images" from the same source and new trainings, or new "seeds" on
+            these images alone, as for a benchmark with a fixed test set.
+        sweep: field of the recipe, `base` or `limit_train` -> values: base and every arm are trained under each
+            setting, which gives an effect for each and their average (docs/sweeps.md).
         tune: field of the recipe -> values. Every arm is trained with each, or with each combination of several fields;
             the best on validation counts, and is evaluated on test (docs/tuning.md).
         tune_on: the split that the values are chosen on: "val".
+        tuning_seeds: with how many trials of each value; the chosen one is trained on fresh seeds.
+        same_seeds: report the very trials that the values were chosen by, which makes all scores too good.
         images: `img_size`, `in_chans`, `split_seed`, `val_fraction`, `test_fraction`, `limit_train`, `limit_val`,
             `unreadable`, each as `ImageOptions` says.
 
@@ -64,15 +75,19 @@ class Study:
         arms: Mapping[str, Any] | Iterable[Any] = (),
         data: str | Path = "digits",
         recipe: Recipe | None = None,
-        seeds: int | Iterable[int] = 3,
+        seeds: int | Iterable[int] | None = None,
         *,
         task: str = "classification",
         start: str | Path | None = None,
         metric: str | Measure | None = None,
         margin: float | None = None,
-        noise_floor: bool = False,
+        until_decided: bool = False,
+        generalize: Literal["images", "seeds"] = "images",
+        sweep: Mapping[str, Any] | None = None,
         tune: Mapping[str, Any] | None = None,
         tune_on: str | None = None,
+        tuning_seeds: int = 1,
+        same_seeds: bool = False,
         **images: Unpack[ImageOptions],
     ):
         asked = metric if isinstance(metric, Measure) else Measure(metric or measure_of(task).name)
@@ -85,9 +100,19 @@ class Study:
         begun = found[BASE].start if found else start
         fixed = fixed_settings(base, data, recipe, task=task, start=begun, **images)
         chosen = make_arms(adopt(arms, found) if found else arms)
-        grid = make_grid(tune or {}, tune_on)
-        self.settings = Settings(fixed, chosen, make_seeds(seeds), noise_floor, margin, grid, measure)
-        check_points(self.settings)
+        chosen_seeds = make_seeds((MOST if until_decided else SEEDS) if seeds is None else seeds)
+        self.settings = Settings(
+            fixed,
+            chosen,
+            chosen_seeds,
+            until_decided,
+            margin,
+            measure=measure,
+            generalize=generalize,
+            sweep=make_sweep(sweep or {}, fixed),
+            **_tuning(tune or {}, tune_on, tuning_seeds, chosen_seeds if same_seeds else None),
+        )
+        check_plan(self.settings)
         for arm in self.settings.arms:
             if not arm.changes and arm.start is None and self.settings.recipe_of(arm) == self.settings.recipe:
                 raise UserError(f"Arm {arm.name} ({arm.text}) is base itself, part of every study: leave it out.")
@@ -97,7 +122,7 @@ class Study:
         base = fixed["base"] if isinstance(fixed["base"], str) else "ViTConfig(...)"
         base = fixed["start"]["source"] if "start" in fixed else base
         names = ", ".join(arm.name for arm in self.settings.arms)
-        return f"Study({base} against {names} on {fixed['data']}, {len(self.settings.trials())} trials)"
+        return f"Study({base} against {names} on {fixed['data']}, {self.settings.planned} trials)"
 
     def run(
         self,
@@ -112,6 +137,7 @@ class Study:
         cache_dir: str | Path | None = None,
         recompute: bool = False,
         checkpointing: bool = False,
+        budget: str | int | None = None,
         command: str | None = None,
     ) -> Answer:
         """Run what is missing in the folder `out` and return the answer; results.json and results.csv lie there too.
@@ -130,6 +156,8 @@ class Study:
             cache_dir: where decoded images are kept for all trials and later runs; None: the user's cache folder.
             recompute: keep less of each block for backward, at nearly the same speed (`vitmods.fast.recompute`).
             checkpointing: keep the input of each block alone, for a quarter more time (`vitmods.fast.checkpoint`).
+            budget: how much this run may take: "2h", "30m" (no trial begins that is expected to end later), or a number
+                of trials; None: no end.
             command: the shell command that the report names; None: the Python call.
 
         Raises:
@@ -138,11 +166,13 @@ class Study:
         """
         from vitmods.study.describe import python_call
         from vitmods.study.run import Running, run_study
+        from vitmods.study.schedule import make_budget
 
         cache = None if cache_dir is None else str(cache_dir)
         measures = (workers, device, data_workers, checkpoint_minutes, cost_seconds, progress)
         how = Running(*measures, cache, recompute, checkpointing)
-        return run_study(self.settings, Path(out), how, command or python_call(self.settings, str(out)))
+        called = command or python_call(self.settings, str(out))
+        return run_study(self.settings, Path(out), how, called, make_budget(budget))
 
     def dry_run(
         self,
@@ -162,6 +192,16 @@ class Study:
         cache = None if cache_dir is None else str(cache_dir)
         how = Running(workers, device, data_workers, cache_dir=cache)
         return dry_run(self.settings, None if out is None else Path(out), how)
+
+
+def _tuning(tune: Mapping[str, Any], tune_on: str | None, count: int, same: tuple[int, ...] | None) -> dict[str, Any]:
+    grid = make_grid(tune, tune_on)
+    if not grid and (count != 1 or same):
+        raise UserError("There is nothing to tune: name values too, as --tune lr=1e-4,3e-4,1e-3.")
+    if count < 1:
+        raise UserError(f"tuning_seeds must be at least 1, not {count}.")
+    seeds = same or tuple(range(MOST_SEEDS, MOST_SEEDS + count))
+    return {"grid": grid, "tuning_seeds": seeds if grid else ()}
 
 
 def fixed_settings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from vitmods.study.plan import Evaluation, ImageOptions, Settings, Trial, Work
 from vitmods.study.start import Start
 from vitmods.study.state import read_trial
 from vitmods.study.store import WARNINGS, StudyFolder, read_json
+from vitmods.study.tuning import AS_IS, VAL, Point
 from vitmods.study.warnings import already_reported
 from vitmods.tasks.base import DEFAULT, TASKS, Task
 from vitmods.train import RunOptions, train_trial
@@ -138,14 +140,15 @@ class TrialRunner:
             recompute=recompute,
             checkpointing=checkpointing,
         )
-        self._datasets: dict[Augment, ImageDataset] = {}
+        self._datasets: dict[tuple[Augment, str], ImageDataset] = {}
 
-    def dataset(self, recipe: Recipe) -> ImageDataset:
-        """The images as a recipe prepares them; recipes of the same augmentation share them."""
-        if recipe.augment not in self._datasets:
-            how = (self._data_workers, self._cache_dir)
-            self._datasets[recipe.augment] = load_images(self.settings.fixed, recipe.augment, *how)
-        return self._datasets[recipe.augment]
+    def dataset(self, recipe: Recipe, setting: Point = AS_IS) -> ImageDataset:
+        """The images as a recipe prepares them, under a setting of the sweep; what is prepared alike is shared."""
+        fixed = self.settings.at(setting).fixed
+        key = recipe.augment, json.dumps(image_settings(fixed))
+        if key not in self._datasets:
+            self._datasets[key] = load_images(fixed, recipe.augment, self._data_workers, self._cache_dir)
+        return self._datasets[key]
 
     def __call__(self, work: Work) -> None:
         """Train, or go on training, and evaluate the weights; or evaluate a finished trial's on another split."""
@@ -153,13 +156,18 @@ class TrialRunner:
             self._evaluate_trial(work.trial, work.split)
             return
         self._train(work)
-        split = self.settings.evaluated_on(self.dataset(self.settings.recipe).eval_split)
-        if not read_trial(self.folder, work, split, self.settings.measure).ended:
+        split = VAL if self.settings.for_tuning(work) else self._of(work)[1].eval_split
+        if not read_trial(self.folder, work, (split,), self.settings.measure).ended:
             self._evaluate_trial(work, split)
 
+    def _of(self, trial: Trial) -> tuple[Recipe, ImageDataset, Task]:
+        settings = self.settings.at(trial.setting)
+        recipe = settings.recipe_of(trial.arm, trial.point)
+        return recipe, self.dataset(recipe, trial.setting), task_of(settings.fixed, recipe)
+
     def _evaluate_trial(self, trial: Trial, split: str) -> None:
-        recipe = self.settings.recipe_of(trial.arm, trial.point)
-        dataset, measure, task = self.dataset(recipe), self.settings.measure, task_of(self.settings.fixed, recipe)
+        recipe, dataset, task = self._of(trial)
+        measure = self.settings.measure
         evaluate_trial(self.folder.trial(trial), dataset, task, recipe, measure, split, self.how.device)
 
     def _train(self, trial: Trial) -> None:
@@ -176,21 +184,20 @@ class TrialRunner:
 
     def train(self, trial: Trial, out: Path) -> dict[str, Any]:
         """The same in any folder."""
-        recipe = self.settings.recipe_of(trial.arm, trial.point)
-        dataset = self.dataset(recipe)
-        start = self.settings.fixed.get("start")
-        config = base_config(self.settings, dataset.num_classes)
-        task = task_of(self.settings.fixed, recipe)
+        recipe, dataset, task = self._of(trial)
+        settings = self.settings.at(trial.setting)
+        start = settings.fixed.get("start")
+        config = base_config(settings, dataset.num_classes)
         backbone = build_model(config, trial.arm, trial.seed, start, recipe)
         model = with_modules(backbone, task, trial.seed)
-        record = {"arm": trial.arm.name, "changes": trial.arm.short, "images": image_settings(self.settings.fixed)}
+        record = {"arm": trial.arm.name, "changes": trial.arm.short, "images": image_settings(settings.fixed)}
         made = record_of(backbone, config, trial.arm.changes)
         record |= {"model": made} if made else {}
         record |= {"start": {**start, "arm": trial.arm.start} if trial.arm.start else start} if start else {}
         return train_trial(
             model,
             task,
-            EvaluatedOnVal(dataset) if self.settings.grid else dataset,
+            EvaluatedOnVal(dataset) if self.settings.for_tuning(trial) else dataset,
             recipe,
             seed=trial.seed,
             out=out,

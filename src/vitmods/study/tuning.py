@@ -81,6 +81,27 @@ def make_grid(tune: Mapping[str, Any], tune_on: str | None) -> Grid:
     return Grid(tuple((name, _values(name, given)) for name, given in tune.items()))
 
 
+def make_sweep(sweep: Mapping[str, Any], fixed: Mapping[str, Any]) -> Grid:
+    """What a study is repeated under: field of the recipe, `base` or `limit_train` -> values. `limit_train` may be a
+    fraction of the training images, below 1. UserError as `make_grid`, or where a checkpoint says what base is."""
+    return Grid(tuple((name, _settings(name, given, fixed)) for name, given in sweep.items()))
+
+
+def _settings(name: str, given: Any, fixed: Mapping[str, Any]) -> tuple[Any, ...]:
+    if name not in ("base", "limit_train"):
+        return _values(name, given)
+    listed = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    if name == "base":
+        if "start" in fixed:
+            raise UserError("The checkpoint that training starts from says what base is: it cannot be swept over.")
+        return tuple(map(str, listed))
+    try:
+        numbers = tuple(float(value) for value in listed)
+    except (TypeError, ValueError):
+        raise UserError(f"limit_train is a number of images, or a fraction of them up to 1, not {listed}.") from None
+    return tuple(value if value <= 1 else int(value) for value in numbers)
+
+
 def grid_from_text(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Read `FIELD=VALUE,VALUE`, e.g. `lr=1e-4,3e-4`. UserError for anything else."""
     found: dict[str, tuple[str, ...]] = {}

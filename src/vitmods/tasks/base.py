@@ -65,6 +65,11 @@ class Task(ABC):
         """The metric that trials are compared by."""
         return self.metrics[0].name
 
+    @classmethod
+    def chance(cls, metric: str, classes: int) -> float | None:
+        """What guessing reaches by a metric; None: not known. Trials near it have collapsed."""
+        return None
+
     def wrap(self, backbone: nn.Module) -> nn.Module:
         """The trained model: the backbone itself, or a TaskModel with modules beside it, initialized from torch's
         random numbers, which are seeded. Its head has as many outputs as the data has classes."""

@@ -77,6 +77,12 @@ class Classification(Task):
         """With the recipe's loss and label smoothing."""
         return cls(recipe.loss.name, recipe.loss.label_smoothing)
 
+    @classmethod
+    def chance(cls, metric: str, classes: int) -> float | None:
+        """Of accuracies, with classes of one size."""
+        named = {"top1": 1, "balanced_accuracy": 1, "top5": 5}
+        return min(1.0, named[metric] / classes) if metric in named else None
+
     def loss(self, model: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss of the batch, and `top1`: how often the first class is the one with the largest fraction."""
         logits = model(batch.images).float()

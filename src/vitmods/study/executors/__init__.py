@@ -1,23 +1,28 @@
 """Who runs the trials (and the evaluations of finished ones): this process, or N worker processes on this machine.
 
-Each takes trials that are not finished, tries each once and returns what went wrong, trial by trial. A trial that fails
-never stops the others. Results travel through the study's folder, so an executor hands out names and nothing else.
+Each takes work from a schedule as long as there is any, tries each piece once and tells what went wrong. A trial that
+fails never stops the others. Results travel through the study's folder, so an executor hands out names and nothing
+else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vitmods.study.plan import Work
 
 
-class Listener(Protocol):
-    """What an executor tells while it works."""
+class Source(Protocol):
+    """Where work comes from, and who is told what came of it: `vitmods.study.schedule.Schedule`."""
 
-    def started(self, trial: Work) -> None: ...
-    def ended(self, trial: Work, failure: str | None) -> None: ...
+    def take(self) -> Work | None:
+        """The next piece; None where there is none now, of which there may be more once another has ended."""
+
+    def ended(self, work: Work, failure: str | None) -> None:
+        """Called for each piece that was taken, except where the run itself is interrupted."""
+
     def waiting(self) -> None:
         """Called about twice a second while nothing else happens."""
 
@@ -25,8 +30,8 @@ class Listener(Protocol):
 class Executor(Protocol):
     """Something that runs trials: one after the other, in processes, or on a cluster."""
 
-    def run(self, trials: Sequence[Work], listener: Listener) -> dict[Work, str]:
-        """Run each trial once. Returns trial -> reason for those that failed; KeyboardInterrupt passes through."""
+    def run(self, source: Source) -> None:
+        """Run each piece once. KeyboardInterrupt passes through."""
 
 
 @dataclass
@@ -35,16 +40,14 @@ class Inline:
 
     run_trial: Callable[[Work], Any]
 
-    def run(self, trials: Sequence[Work], listener: Listener) -> dict[Work, str]:
-        failures: dict[Work, str] = {}
-        for trial in trials:
-            listener.started(trial)
+    def run(self, source: Source) -> None:
+        while (work := source.take()) is not None:
+            failure = None
             try:
-                self.run_trial(trial)
+                self.run_trial(work)
             except Exception as error:
-                failures[trial] = describe(error)
-            listener.ended(trial, failures.get(trial))
-        return failures
+                failure = describe(error)
+            source.ended(work, failure)
 
 
 def describe(error: BaseException) -> str:

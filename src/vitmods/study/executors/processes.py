@@ -7,15 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Any
 
-from vitmods.study.executors import Listener
+from vitmods.study.executors import Source
 from vitmods.study.plan import Work
 from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import StopRequest, stop_on_signals
@@ -39,49 +38,36 @@ class Processes:
     plugins: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
 
-    def run(self, trials: Sequence[Work], listener: Listener) -> dict[Work, str]:
+    def run(self, source: Source) -> None:
         with stop_on_signals() as request:
-            return self._run(deque(trials), listener, request)
+            self._run(source, request)
 
-    def _run(self, queue: deque[Work], listener: Listener, request: StopRequest) -> dict[Work, str]:
-        failures: dict[Work, str] = {}
-        workers: dict[Any, _Worker] = {}  # by the pipe that its answers come through
+    def _run(self, source: Source, request: StopRequest) -> None:
+        workers: dict[Any, _Worker] = {}  # at work, by the pipe that the answers come through
+        free: dict[int, _Worker | None] = dict.fromkeys(range(self.workers))
         try:
-            for index in range(min(self.workers, len(queue))):
-                worker = self._start(index)
-                workers[worker.answers] = worker
-                worker.give(queue.popleft(), listener)
-            while workers:
+            while True:
+                while free and (work := source.take()) is not None:
+                    index = min(free)
+                    worker = free.pop(index) or self._start(index)
+                    workers[worker.answers] = worker
+                    worker.give(work)
+                if not workers:
+                    break
                 ready = wait(list(workers), timeout=0.5)
                 request.check()
                 if not ready:
-                    listener.waiting()
+                    source.waiting()
                 for answers in ready:
                     worker = workers.pop(answers)
-                    again = self._settle(worker, queue, failures, listener)
-                    if again is not None:
-                        workers[again.answers] = again
+                    answer = worker.answer()
+                    free[worker.index] = None if answer is None else worker
+                    source.ended(worker.work, worker.failure_reason() if answer is None else answer["failure"])
         except BaseException:
-            _stop(workers.values())
+            _stop((*workers.values(), *filter(None, free.values())))
             raise
-        return failures
-
-    def _settle(
-        self, worker: _Worker, queue: deque[Work], failures: dict[Work, str], listener: Listener
-    ) -> _Worker | None:
-        """Book the answer (or the death) of a worker, and give the next trial to it or to its successor."""
-        trial, answer = worker.trial, worker.answer()
-        failure = worker.failure_reason() if answer is None else answer["failure"]
-        if failure is not None:
-            failures[trial] = failure
-        listener.ended(trial, failure)
-        if not queue:
-            worker.dismiss()
-            return None
-        if answer is None:
-            worker = self._start(worker.index)
-        worker.give(queue.popleft(), listener)
-        return worker
+        for idle in filter(None, free.values()):
+            idle.dismiss()
 
     def _start(self, index: int) -> _Worker:
         log = self.folder.logs / f"worker{index}.txt"
@@ -120,19 +106,18 @@ class _Worker:
     process: subprocess.Popen[bytes]
     log: Path
     log_start: int
-    trial: Work = field(init=False)
+    work: Work = field(init=False)
 
     @property
     def answers(self) -> IO[bytes]:
         assert self.process.stdout is not None
         return self.process.stdout
 
-    def give(self, trial: Work, listener: Listener) -> None:
-        self.trial = trial
-        listener.started(trial)
+    def give(self, work: Work) -> None:
+        self.work = work
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it is dead already: the end of its answers tells
-            self.process.stdin.write(json.dumps(trial.to_dict()).encode() + b"\n")
+            self.process.stdin.write(json.dumps(work.to_dict()).encode() + b"\n")
             self.process.stdin.flush()
 
     def answer(self) -> dict[str, Any] | None:

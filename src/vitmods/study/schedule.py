@@ -1,0 +1,135 @@
+"""What a run does next: the trials that are missing, one by one, as far as arms are open and the budget lasts."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vitmods.study.arms import BASE
+from vitmods.study.looks import Look, looks
+from vitmods.study.plan import Evaluation, Trial, Work
+from vitmods.study.progress import Progress
+from vitmods.study.state import StudyState
+from vitmods.study.tuning import Point
+from vitmods.util.errors import UserError
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much one run may take; None: no end. No trial begins that is expected to end later."""
+
+    seconds: float | None = None
+    trials: int | None = None
+
+
+def make_budget(budget: str | int | None) -> Budget:
+    """Read "2h", "30m", "90s" or a number of trials. UserError for anything else."""
+    found = re.fullmatch(r"\s*([0-9.]+)\s*(h|m|min|s|trials?)?\s*", str(budget if budget is not None else ""))
+    try:
+        number, unit = (float(found[1]), found[2]) if found else (0.0, None)
+    except ValueError:
+        number, unit = 0.0, None
+    if budget is None:
+        return Budget()
+    if number <= 0:
+        raise UserError(f"A budget is a time as 2h, 30m or 90s, or a number of trials, not {budget!r}.")
+    if unit in (None, "trial", "trials"):
+        return Budget(trials=int(number))
+    return Budget(seconds=number * {"h": 3600, "m": 60, "min": 60, "s": 1}[unit])
+
+
+class Schedule:
+    """Hands out work to an executor, each piece once in a run, and takes in what came of it.
+
+    Trials that points are chosen by come first; then seed by seed, in a seed base first. Of a study that runs until it
+    is decided, arms that have stopped get no more seeds, and the widest interval comes first in a seed. Workers that
+    are free before the last trials of a look have ended go on with the next seeds of the arms that are open.
+    """
+
+    def __init__(self, state: StudyState, progress: Progress, budget: Budget | None = None):
+        self.state, self._progress, self._budget = state, progress, budget or Budget()
+        self._started = time.monotonic()
+        self._given: set[Work] = set()
+        self._at_work = 0
+        self._seconds: dict[str, list[float]] = {}
+        self._told = dict.fromkeys(state.settings.sweep.points, 0)
+        self._plan()
+
+    def take(self) -> Work | None:
+        """The next piece; None where there is none now. There may be one once another has ended."""
+        work = next((one for one in self._wanted if one not in self._given), None)
+        if work is None or not self._affordable(work):
+            return None
+        self._given.add(work)
+        self._at_work += 1
+        self._progress.started(work)
+        self._progress.remaining(self.left)
+        return work
+
+    @property
+    def left(self) -> list[Work]:
+        """What is not done, as far as it is known now."""
+        return [work for work in self._wanted if work not in self._given]
+
+    def ended(self, work: Work, failure: str | None) -> None:
+        """Book what came of a piece of work; None: it went well."""
+        trial = work.trial if isinstance(work, Evaluation) else work
+        split = work.split if isinstance(work, Evaluation) else self.state.scored_on(trial)
+        if failure is not None:
+            self.state.folder.record_failure(work, split, failure)
+        self.state.read_again(trial)
+        self._at_work -= 1
+        self._seconds.setdefault(trial.arm.name, []).append(self._progress.ended(work, failure, self.state))
+        self._plan()
+
+    def waiting(self) -> None:
+        """While nothing else happens."""
+        self._progress.waiting()
+
+    def _plan(self) -> None:
+        tried = {one.trial if isinstance(one, Evaluation) else one for one in self._given}
+        found = {setting: looks(self.state, setting, tried) for setting in self.state.settings.sweep.points}
+        for setting, own in found.items():
+            for look in own[self._told[setting] :]:
+                self._progress.say(_look_text(look))
+            self._told[setting] = len(own)
+        self._wanted = list(self._missing(found))
+        self._progress.remaining(self.left)
+
+    def _missing(self, found: dict[Point, list[Look]]) -> Iterator[Work]:
+        state = self.state
+        yield from (trial for trial, record in state.tried.items() if not record.ended)
+        stopped = {setting: {arm for look in own for arm in look.stopped} for setting, own in found.items()}
+        decided = {setting for setting, names in stopped.items() if len(names) == len(state.settings.arms)}
+        evaluated = {one.trial: one for one in state.evaluations}
+        for trial in sorted(state.answered, key=lambda trial: self._place(trial, found)):
+            if state.answered[trial].ended or trial.setting in decided or trial.arm.name in stopped[trial.setting]:
+                continue
+            yield evaluated.get(trial, trial)
+
+    def _place(self, trial: Trial, found: dict[Point, list[Look]]) -> tuple[int, int, float]:
+        """Seed by seed, in a seed base first and then the widest interval; settings stay in their order."""
+        settings = self.state.settings
+        own = found[trial.setting]
+        effect = own[-1].decision.effects.get(trial.arm.name) if own else None
+        width = effect.high - effect.low if effect else 0.0
+        return settings.seeds.index(trial.seed), trial.arm.name != BASE, -width if width == width else 0.0
+
+    def _affordable(self, work: Work) -> bool:
+        budget = self._budget
+        if budget.trials is not None and len(self._given) >= budget.trials:
+            return False
+        if budget.seconds is None:
+            return True
+        arm = (work.trial if isinstance(work, Evaluation) else work).arm.name
+        known = self._seconds.get(arm) or [one for own in self._seconds.values() for one in own]
+        return time.monotonic() - self._started + (statistics.median(known) if known else 0.0) <= budget.seconds
+
+
+def _look_text(look: Look) -> str:
+    verdicts = ", ".join(f"{arm} {effect.verdict}" for arm, effect in look.decision.effects.items())
+    ended = f"; no more seeds for {', '.join(look.stopped)}" if look.stopped else ""
+    return f"Look at {look.seeds} seeds: {verdicts}{ended}."
