@@ -54,9 +54,11 @@ def played(monkeypatch):
         asked.append(("train", *noted.values()))
         make_folder(out)
         write_json(out / "config.json", noted)
-            status = "finished" if score is not None else "diverged"
+        score = value(dataset.eval_split, noted)
+        status = "finished" if score is not None else "diverged"
         metrics = {} if score is None else {"top1": score}
-        write_json(out / "result.json", {"status": status, "split": "val", "metrics": metrics, "message": "nan"})
+        outcome = {"status": status, "split": dataset.eval_split, "metrics": metrics, "message": "nan"}
+        write_json(out / "result.json", outcome)
 
     def protocols(model, dataset, names, *, split, **options):
         asked.append((split, *model.values()))
@@ -82,8 +84,8 @@ def test_the_choice_is_by_val_alone_and_test_is_seen_once(played, tmp_path):
     assert result["dpn"].arm_mean == 40
     assert [one for one in asked if one[0] == "test"] == [
         ("test", "base", 1e-2, 0),
-        ("test", "base", 1e-2, 1),
         ("test", "dpn", 1e-3, 0),
+        ("test", "base", 1e-2, 1),
         ("test", "dpn", 1e-3, 1),
     ]
     assert all(one[0] == "train" for one in asked[:8])
@@ -275,8 +277,9 @@ def test_what_is_evaluated_is_what_the_training_would_have_found(trained):
     """The same trial in a study without tuning, evaluated by the loop itself."""
     result, out, _ = trained
     chosen = result.chosen["base"]["lr"]
-    plain_one = run(make(seeds=1, recipe=RECIPE.with_(lr=chosen)), out.parent / "plain").to_dict()
-    assert plain_one["base"]["scores"]["0"] == result.to_dict()["base"]["scores"]["0"]
+    run(make(seeds=1, recipe=RECIPE.with_(lr=chosen)), out.parent / "plain")
+    whole = json.loads((out.parent / "plain/trials/base/seed0/result.json").read_text())
+    assert whole["metrics"]["top1"] == result.base.scores[0]
     weights = [out / f"trials/base/lr={chosen}/seed0", out.parent / "plain/trials/base/seed0"]
     assert len({(folder / "model.safetensors").read_bytes() for folder in weights}) == 1
 
@@ -307,7 +310,19 @@ sys.exit(main(sys.argv[3:]))
 def test_killed_at_training_and_at_evaluating_it_ends_in_the_same_results(trained, tmp_path):
     result, _, _ = trained
     command = ["compare", "--base", "mu/4", "--arms", "dpn", "--recipe", "plain", "--epochs", "1", "--batch-size", "64"]
-    command += ["--seeds", "2", "--limit-train", "128", "--tune", "lr=1e-3,1e-2", "--tune-on", "val", "--same-seeds", "--workers", "1"]
+    command += [
+        "--seeds",
+        "2",
+        "--limit-train",
+        "128",
+        "--tune",
+        "lr=1e-3,1e-2",
+        "--tune-on",
+        "val",
+        "--same-seeds",
+        "--workers",
+        "1",
+    ]
     command += ["--device", "cpu", "--cost-seconds", "0", "--checkpoint-minutes", "0", "--out", str(tmp_path / "out")]
     for where, count in (("train", 7), ("evaluate_trial", 2)):
         done = subprocess.run(
