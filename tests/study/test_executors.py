@@ -15,35 +15,46 @@ from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
 
 
-class Log:
-    def __init__(self):
-        self.started_, self.ended_ = [], []
+class Queue:
+    """Hands out a list, and remembers what came of it."""
 
-    def started(self, trial):
-        self.started_.append(trial)
+    def __init__(self, work):
+        self.left, self.outcomes = list(work), {}
 
-    def ended(self, trial, failure):
-        self.ended_.append((trial, failure))
+    def take(self):
+        return self.left.pop(0) if self.left else None
+
+    def ended(self, work, failure):
+        self.outcomes[work] = failure
 
     def waiting(self):
         pass
+
+    @property
+    def failures(self):
+        return {work: failure for work, failure in self.outcomes.items() if failure is not None}
+
+
+def ran(executor, queue=None):
+    queue = queue or Queue(TRIALS)
+    executor.run(queue)
+    assert set(queue.outcomes) == set(TRIALS)
+    return queue.failures
 
 
 TRIALS = [Trial(Arm("a"), seed) for seed in range(4)]
 
 
 def test_inline_goes_on_after_a_failure():
-    ran = []
+    order = []
 
     def run(trial):
-        ran.append(trial.seed)
+        order.append(trial.seed)
         if trial.seed == 1:
             raise RuntimeError("boom\nbang")
 
-    log = Log()
-    assert Inline(run).run(TRIALS, log) == {TRIALS[1]: "RuntimeError: boom bang"}
-    assert ran == [0, 1, 2, 3]
-    assert [failure is None for _, failure in log.ended_] == [True, False, True, True]
+    assert ran(Inline(run)) == {TRIALS[1]: "RuntimeError: boom bang"}
+    assert order == [0, 1, 2, 3]
 
 
 def test_inline_lets_an_interruption_through():
@@ -51,7 +62,7 @@ def test_inline_lets_an_interruption_through():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Inline(run).run(TRIALS, Log())
+        Inline(run).run(Queue(TRIALS))
 
 
 def test_an_error_for_users_is_its_message():
@@ -101,37 +112,34 @@ def pool(tmp_path, monkeypatch):
 
 
 def test_every_trial_goes_to_one_worker_with_its_share_of_threads(pool):
-    log = Log()
-    assert pool().run(TRIALS, log) == {}
+    assert ran(pool()) == {}
     assert sorted(int(seed) for _, seed, _ in pool.record()) == [0, 1, 2, 3]
     assert len({pid for pid, _, _ in pool.record()}) == 2
     assert {threads for _, _, threads in pool.record()} == {"3"}
-    assert sorted(t.seed for t in log.started_) == sorted(t.seed for t, _ in log.ended_) == [0, 1, 2, 3]
 
 
 def test_a_killed_worker_loses_its_trial_alone(pool):
-    failures = pool(die_at=1).run(TRIALS, Log())
-    assert failures == {TRIALS[1]: "its worker process was killed by SIGKILL (out of memory?)"}
+    assert ran(pool(die_at=1)) == {TRIALS[1]: "its worker process was killed by SIGKILL (out of memory?)"}
     assert sorted(int(seed) for _, seed, _ in pool.record()) == [0, 1, 2, 3]
 
 
 def test_a_worker_that_ends_is_quoted(pool):
-    assert "ended with code 1: no such thing" in pool(workers=1, exit_at=2).run(TRIALS, Log())[TRIALS[2]]
+    assert "ended with code 1: no such thing" in ran(pool(workers=1, exit_at=2))[TRIALS[2]]
 
 
 def test_a_failure_that_a_worker_reports_keeps_the_worker(pool):
-    assert pool(workers=1, fail_at=0).run(TRIALS, Log()) == {TRIALS[0]: "went wrong"}
+    assert ran(pool(workers=1, fail_at=0)) == {TRIALS[0]: "went wrong"}
     assert len({pid for pid, _, _ in pool.record()}) == 1
 
 
 def test_an_interruption_ends_the_workers(pool):
-    class Stop(Log):
+    class Stop(Queue):
         def waiting(self):
             os.kill(os.getpid(), signal.SIGINT)
 
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        pool(hang_at=0).run(TRIALS, Stop())
+        pool(hang_at=0).run(Stop(TRIALS))
     assert time.monotonic() - start < 20
     for pid, _, _ in pool.record():
         with pytest.raises(ProcessLookupError):
@@ -140,3 +148,17 @@ def test_an_interruption_ends_the_workers(pool):
 
 def test_the_task_is_plain_json(pool):
     assert json.loads(json.dumps(pool()._task(0)))["device"] == "cpu"
+
+
+def test_work_that_comes_up_later_is_done_and_no_worker_is_idle_then(pool):
+    """As in a study that runs until it is decided: what comes next depends on what has ended."""
+
+    class Growing(Queue):
+        def ended(self, work, failure):
+            super().ended(work, failure)
+            if work.seed < 2:
+                self.left.append(TRIALS[work.seed + 2])
+
+    queue = Growing(TRIALS[:2])
+    assert ran(pool(), queue) == {}
+    assert len({pid for pid, _, _ in pool.record()}) == 2

@@ -1,9 +1,13 @@
+import json
+from dataclasses import replace
+
 import pytest
 
 from vitmods.changes import DualPatchNorm, DynamicTokenNorm, Norm
 from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm, arm_from_text, make_arms
-from vitmods.study.plan import OTHER_SEEDS, Settings, differences, make_seeds
+from vitmods.study.plan import MOST_SEEDS, Settings, check_plan, differences, make_seeds
+from vitmods.study.tuning import Grid, make_sweep
 from vitmods.util.errors import UserError
 
 FIXED = {
@@ -14,8 +18,11 @@ FIXED = {
 }
 
 
-def settings(arms=("dpn",), seeds=2, noise_floor=False, margin=0.5, **fixed):
-    return Settings({**FIXED, **fixed}, make_arms(arms), make_seeds(seeds), noise_floor, margin)
+LR = Grid((("lr", (0.1, 0.2)),))
+
+
+def settings(arms=("dpn",), seeds=2, data="digits", recipe=FIXED["recipe"], **options):
+    return Settings({**FIXED, "data": data, "recipe": recipe}, make_arms(arms), make_seeds(seeds), **options)
 
 
 def test_an_arm_is_named_by_itself_or_by_the_user():
@@ -76,20 +83,38 @@ def test_bad_arms_are_refused_with_a_remedy(arms, says):
 def test_seeds_are_a_number_or_a_list():
     assert make_seeds(3) == (0, 1, 2)
     assert make_seeds([4, 1]) == (4, 1)
-    for bad in (0, [], [1, 1], [-1], [OTHER_SEEDS]):
+    for bad in (0, [], [1, 1], [-1], [MOST_SEEDS]):
         with pytest.raises(UserError):
             make_seeds(bad)
 
 
-def test_base_and_its_noise_floor_come_first_and_pairs_stay_together():
-    trials = [(t.arm.name, t.seed) for t in settings(["dpn", "rms"], noise_floor=True).trials()]
-    assert trials[:4] == [("base", 0), ("base", 1), ("base", OTHER_SEEDS), ("base", OTHER_SEEDS + 1)]
-    assert trials[4:] == [("dpn", 0), ("rms", 0), ("dpn", 1), ("rms", 1)]
+def test_points_are_tried_on_seeds_of_their_own_and_every_setting():
+    one = settings(["dpn"], grid=LR, tuning_seeds=(MOST_SEEDS,), sweep=make_sweep({"base": ("mu/4", "Ti/4")}, FIXED))
+    trials = [(str(t.setting), t.arm.name, str(t.point), t.seed) for t in one.tuning_trials()]
+    assert trials[:5] == [
+        ("base=mu/4", "base", "lr=0.1", MOST_SEEDS),
+        ("base=mu/4", "base", "lr=0.2", MOST_SEEDS),
+        ("base=mu/4", "dpn", "lr=0.1", MOST_SEEDS),
+        ("base=mu/4", "dpn", "lr=0.2", MOST_SEEDS),
+        ("base=Ti/4", "base", "lr=0.1", MOST_SEEDS),
+    ]
+    assert one.planned == len(trials) + 2 * 2 * 2
+    assert replace(one, tuning_seeds=one.seeds).planned == 2 * 2 * 2 * 2
+
+
+def test_a_setting_is_a_study_with_other_values():
+    one = settings(sweep=make_sweep({"base": ("mu/4", "Ti/4"), "lr": (0.1, 0.3)}, FIXED))
+    last = one.at(one.sweep.points[-1])
+    assert (last.fixed["base"], last.recipe.optimizer.lr, bool(last.sweep)) == ("Ti/4", 0.3, False)
+    assert one.fixed["base"] != "Ti/4"
 
 
 def test_settings_survive_json():
     one = settings({"x": Arm("x", (DualPatchNorm(before=False),), {"lr": 0.2}).changes})
     assert Settings.from_dict(one.to_dict()) == one
+    grown = replace(one, grid=LR, tuning_seeds=(7,), until_decided=True, sweep=make_sweep({"limit_train": 0.5}, FIXED))
+    again = Settings.from_dict(json.loads(json.dumps(grown.to_dict())))
+    assert again == replace(grown, fixed=again.fixed)
 
 
 def test_an_arm_may_override_the_recipe():
@@ -99,13 +124,13 @@ def test_an_arm_may_override_the_recipe():
     assert one.recipe_of(one.arm("base")).optimizer.lr == 0.1
 
 
-def test_adding_arms_seeds_a_noise_floor_or_another_margin_is_the_same_study():
-    grown = settings(["rms", "dpn"], seeds=3, noise_floor=True, margin=1.0)
+def test_adding_arms_seeds_or_another_margin_is_the_same_study():
+    grown = settings(["rms", "dpn"], seeds=3, until_decided=True, margin=1.0)
     assert differences(settings().to_dict(), grown.to_dict()) == []
 
 
 def test_every_other_change_is_a_difference_and_is_shown():
-    old = settings(["dpn", "rms"], seeds=3, noise_floor=True).to_dict()
+    old = settings(["dpn", "rms"], seeds=3).to_dict()
     new = settings(
         {"dpn": "dpn(before=false)"}, data="other", recipe=Recipe.from_dict(FIXED["recipe"]).with_(lr=0.3).to_dict()
     ).to_dict()
@@ -115,5 +140,24 @@ def test_every_other_change_is_a_difference_and_is_shown():
         "arm dpn: dpn -> dpn(before=false)",
         "arm rms: norm(kind=rms) -> (missing)" if str(Norm("rms")) != "rms" else "arm rms: rms -> (missing)",
         "seeds: [0, 1, 2] -> [0, 1]",
-        "noise_floor: true -> false",
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"seeds": 3, "until_decided": True}, "at most 4 to 32 seeds"),
+        ({"seeds": 5, "until_decided": True, "sweep": make_sweep({"lr": 0.2}, FIXED)}, "fixed number of seeds"),
+        ({"sweep": make_sweep({"lr": (0.2,)}, FIXED), "arms": [Arm("a", (), {"lr": 0.3})]}, "swept over"),
+        ({"grid": LR, "tuning_seeds": (7,), "arms": [Arm("a", (), {"lr": 0.3})]}, "tuned for every arm"),
+    ],
+)
+def test_plans_that_cannot_be_are_refused(options, says):
+    with pytest.raises(UserError, match=says):
+        check_plan(settings(**options))
+
+
+@pytest.mark.parametrize(("sweep", "says"), [({"limit_train": "half"}, "limit_train is"), ({"lrr": 1}, "'lr'")])
+def test_sweeps_that_cannot_be_are_refused(sweep, says):
+    with pytest.raises(UserError, match=says):
+        make_sweep(sweep, FIXED)

@@ -46,7 +46,7 @@ def test_a_folder_without_a_study_says_so(tmp_path):
         StudyFolder(tmp_path).known_facts()
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "3", "[" * 100_000, '{"settings": {}}', '{"schema": 2, "models": 3}'])
+@pytest.mark.parametrize("text", ["{}", "[]", "3", "[" * 100_000, '{"settings": {}}', '{"schema": 3, "models": 3}'])
 def test_what_is_no_study_is_named(tmp_path, text):
     (tmp_path / "study.json").write_text(text)
     for read in (StudyFolder(tmp_path).facts, lambda: StudyFolder(tmp_path).check_same_study({})):
@@ -57,7 +57,7 @@ def test_what_is_no_study_is_named(tmp_path, text):
 def test_a_folder_of_an_older_version_is_one_clear_error(tmp_path):
     (tmp_path / "study.json").write_text('{"schema": 1, "settings": {}}')
     with pytest.raises(
-        UserError, match=r"of another version of vitmods \(schema 1, this one reads 2\).*another folder"
+        UserError, match=r"of another version of vitmods \(schema 1, this one reads 3\).*another folder"
     ):
         StudyFolder(tmp_path).facts()
 
@@ -74,11 +74,11 @@ def test_a_damaged_file_is_named(tmp_path):
         read_json(tmp_path / "study.json")
 
 
-FACTS = Facts("today", "vitmods compare", "test", {}, {}, {}, {}, {})
+FACTS = Facts("today", "vitmods compare", ("test",), {}, {}, {}, {}, {})
 
 
 def test_another_study_is_refused_with_the_difference(tmp_path):
-    common = {"recipe": {}, "arms": {}, "seeds": [0], "noise_floor": False, "margin": 0.5}
+    common = {"recipe": {}, "arms": {}, "seeds": [0], "margin": 0.5}
     facts = replace(FACTS, settings={**common, "base": "Ti/4"})
     (tmp_path / "study.json").write_text(json.dumps(facts.to_dict()))
     assert StudyFolder(tmp_path).facts() == facts
@@ -89,10 +89,10 @@ def test_another_study_is_refused_with_the_difference(tmp_path):
 
 def test_a_failed_trial_is_still_to_be_run_and_its_reason_is_kept(tmp_path):
     folder = StudyFolder(tmp_path)
-    assert read_trial(folder, TRIAL, "test", TOP1).status == "unfinished"
+    assert read_trial(folder, TRIAL, ["test"], TOP1).status == "unfinished"
     folder.record_failure(TRIAL, "test", "killed")
     folder.record_failure(TRIAL, "test", "a later word")
-    record = read_trial(folder, TRIAL, "test", TOP1)
+    record = read_trial(folder, TRIAL, ["test"], TOP1)
     assert (record.status, record.message, record.ended) == ("failed", "killed", False)
 
 
@@ -112,7 +112,7 @@ def test_a_damaged_result_is_its_trial_s_alone(tmp_path, text):
     path = folder.trial(TRIAL) / "result.json"
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    record = read_trial(folder, TRIAL, "test", TOP1)
+    record = read_trial(folder, TRIAL, ["test"], TOP1)
     assert (record.status, record.ended) == ("damaged", False)
     assert "damaged" in record.message
     folder.record_failure(TRIAL, "test", "later")

@@ -1,11 +1,13 @@
 """Grids, what users write of them, and which point is chosen."""
 
+from collections import Counter
+
 import pytest
 
 from vitmods.changes import DualPatchNorm
 from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm, make_arms
-from vitmods.study.plan import OTHER_SEEDS, Evaluation, Settings, check_points, differences
+from vitmods.study.plan import Evaluation, Settings, check_plan, differences
 from vitmods.study.state import at_the_edge
 from vitmods.study.tuning import Grid, Point, choose, grid_from_text, make_grid
 from vitmods.util.errors import UserError
@@ -15,7 +17,8 @@ A, B, C = (Point((("lr", lr),)) for lr in (1e-4, 3e-4, 1e-3))
 
 
 def settings(tune, arms=("dpn",), **options):
-    return Settings(FIXED, make_arms(list(arms)), (0, 1), grid=make_grid(tune, "val" if tune else None), **options)
+    grid = make_grid(tune, "val" if tune else None)
+    return Settings(FIXED, make_arms(list(arms)), (0, 1), grid=grid, tuning_seeds=(0, 1) if tune else (), **options)
 
 
 def test_values_are_read_by_the_type_of_their_field():
@@ -75,11 +78,11 @@ def test_what_the_shell_takes(text):
 
 
 def test_an_arm_may_not_set_what_is_tuned_but_anything_else():
-    check_points(settings({"lr": 1e-4}, ["train(attention)+dpn"]))
+    check_plan(settings({"lr": 1e-4}, ["train(attention)+dpn"]))
     with pytest.raises(UserError, match=r"Arm slow sets lr=0.5, and lr is tuned"):
-        check_points(settings({"lr": 1e-4}, [Arm("slow", (DualPatchNorm(),), {"lr": 0.5})]))
+        check_plan(settings({"lr": 1e-4}, [Arm("slow", (DualPatchNorm(),), {"lr": 0.5})]))
     with pytest.raises(UserError, match=r"lr=-1: recipe: lr must be at least 0"):
-        check_points(settings({"lr": (1, -1)}))
+        check_plan(settings({"lr": (1, -1)}))
 
 
 def test_the_best_mean_wins_the_first_of_equals_and_divergence_is_worst():
@@ -92,19 +95,17 @@ def test_the_best_mean_wins_the_first_of_equals_and_divergence_is_worst():
 
 
 def test_every_arm_has_the_same_budget_and_base_comes_first():
-    one = settings({"lr": (1e-4, 3e-4, 1e-3)}, ["dpn", "rms"], noise_floor=True)
-    trials = one.trials()
-    assert len(trials) == len(set(trials)) == 3 * 2 * 4
-    counts = {(c.arm.name, c.is_noise_floor): sum(len(c.trials(p)) for p in one.grid.points) for c in one.candidates()}
-    assert counts == {("base", False): 6, ("base", True): 6, ("dpn", False): 6, ("rms", False): 6}
-    assert {trial.arm.name for trial in trials[:12]} == {"base"}
+    one = settings({"lr": (1e-4, 3e-4, 1e-3)}, ["dpn", "rms"])
+    trials = one.tuning_trials()
+    assert len(trials) == len(set(trials)) == 3 * 2 * 3
+    assert Counter(trial.arm.name for trial in trials) == {"base": 6, "dpn": 6, "rms": 6}
+    assert {trial.arm.name for trial in trials[:3]} == {"base"}
     assert one.recipe_of(one.arm("dpn"), C).optimizer.lr == 1e-3
-    assert {trial.seed for trial in trials} == {0, 1, OTHER_SEEDS, OTHER_SEEDS + 1}
 
 
 def test_work_is_named_for_a_worker():
     one = settings({"lr": (1e-4, 3e-4), "randaugment": ((2, 10.0), None)})
-    for trial in one.trials():
+    for trial in one.tuning_trials():
         assert one.work(trial.to_dict()) == trial
         assert one.work(Evaluation(trial, "test").to_dict()) == Evaluation(trial, "test")
     assert Settings.from_dict(one.to_dict()) == one

@@ -432,7 +432,7 @@ def _csv_rows(answer: Answer) -> Iterator[list[Any]]:
         on_val = {(str(p.values), seed): score for p in _points(arm) for seed, score in p.scores.items()}
         for trial in arm.trials:
             own = [show_value(trial.point[name]) for name in fields]
-            chosen = [on_val[str(trial.point), trial.seed]] if fields else []
+            chosen = [on_val.get((str(trial.point), trial.seed), "")] if fields else []
             values: list[Any] = [trial.metrics.get(name, "") if trial.folder in counted else "" for name in names]
             base = answer.base.scores.get(trial.seed)
             apart = arm is not answer.base and values[0] != "" and base is not None
@@ -457,7 +457,9 @@ def _no_formula(cell: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON gives it back: NaN is None, names of fields are keys, and what is only for the report is left out."""
+    """As JSON gives it back: what is not finite is None, names of fields are keys, and what is only for the report is left out."""
+    if isinstance(value, Decision | Effect):
+        return _plain(value.to_dict())
     if dataclasses.is_dataclass(value):
         shown = [one.name for one in dataclasses.fields(value) if one.metadata.get("json", True)]
         return {name: _plain(getattr(value, name)) for name in shown}
@@ -465,4 +467,4 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

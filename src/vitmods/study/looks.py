@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vitmods.stats.decide import Decision, decide
+from vitmods.stats.sequential import LOOKS
 from vitmods.stats.sequential import looks as looks_up_to
 from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.arms import BASE
@@ -97,7 +98,7 @@ def decision_at(
         unit=FRACTION if metric.unit == "%" else metric.unit,
         higher_is_better=metric.higher_is_better,
         generalize=settings.generalize,
-        most_seeds=len(settings.seeds) if settings.until_decided or extended else None,
+        most_seeds=min(max(len(settings.seeds), LOOKS[0]), LOOKS[-1]) if settings.until_decided or extended else None,
         family=len(settings.arms),
         failed={
             arm: {trial.seed: one.message or "diverged" for trial, one in own.items() if one.status == "diverged"}

@@ -55,6 +55,9 @@ class Schedule:
         self._given: set[Work] = set()
         self._at_work = 0
         self._seconds: dict[str, list[float]] = {}
+        for trial, record in state.records.items():
+            if record.wall_s is not None:
+                self._seconds.setdefault(trial.arm.name, []).append(record.wall_s)
         self._told = dict.fromkeys(state.settings.sweep.points, 0)
         self._plan()
 

@@ -1,0 +1,175 @@
+"""Which trials a study runs, in which order, and when arms stop; the trainings are played."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vitmods.recipes import Recipe
+from vitmods.study.arms import make_arms
+from vitmods.study.executors import Inline
+from vitmods.study.looks import looks
+from vitmods.study.plan import Settings, make_seeds
+from vitmods.study.progress import Progress
+from vitmods.study.schedule import Budget, Schedule, make_budget
+from vitmods.study.state import Evaluated, StudyState
+from vitmods.study.store import StudyFolder
+from vitmods.study.tuning import make_sweep
+from vitmods.train.trial import write_scores
+from vitmods.util.errors import UserError
+
+FIXED = {"task": "classification", "data": "digits", "base": "mu/4", "recipe": Recipe().to_dict()}
+IMAGES = 400
+
+
+class Played:
+    """A study whose trials end at once; accuracies by arm are `means` plus noise, None diverges."""
+
+    def __init__(self, path, means, seeds=16, sd=0.01, until_decided=True, **options):
+        arms = make_arms([arm for arm in means if arm != "base"])
+        self.settings = Settings(FIXED, arms, make_seeds(seeds), until_decided, **options)
+        self.folder, self.means, self.sd, self.order, self.broken = StudyFolder(path), means, sd, [], set()
+
+    def state(self):
+        return StudyState(self.folder, self.settings, Evaluated(("test",), 10))
+
+    def schedule(self, budget=None):
+        self.progress = Progress(self.folder.trial, lambda work: 1, 1, quiet=True)
+        return Schedule(self.state(), self.progress, budget)
+
+    def train(self, trial):
+        name = trial.arm.name
+        self.order.append((*((str(trial.setting),) if trial.setting else ()), name, trial.seed))
+        if (name, trial.seed) in self.broken:
+            raise MemoryError
+        folder = self.folder.trial(trial)
+        folder.mkdir(parents=True, exist_ok=True)
+        rng = np.random.default_rng([trial.seed, sum(map(ord, name))])
+        mean = self.means[name]
+        right = None if mean is None else rng.random(IMAGES) < mean + self.sd * rng.standard_normal()
+        result = {"status": "diverged", "split": "test", "metrics": {}, "message": "nan", "wall_s": 0.5}
+        if right is not None:
+            result |= {"status": "finished", "metrics": {"top1": float(right.mean())}}
+            write_scores(folder / "test.npz", {"ids": np.arange(IMAGES).astype(str), "top1": right})
+        (folder / "result.json").write_text(json.dumps(result))
+
+    def run(self, budget=None):
+        self.order.clear()
+        schedule = self.schedule(budget)
+        Inline(self.train).run(schedule)
+        return schedule
+
+    def last(self):
+        return looks(self.state())[-1]
+
+
+def test_a_fixed_study_goes_seed_by_seed_base_first(tmp_path):
+    played = Played(tmp_path, {"base": 0.5, "dpn": 0.5, "rms": 0.5}, seeds=2, until_decided=False)
+    assert not played.run().left
+    assert played.order == [("base", 0), ("dpn", 0), ("rms", 0), ("base", 1), ("dpn", 1), ("rms", 1)]
+    played.run()
+    assert played.order == []
+
+
+def test_arms_that_are_decided_stop_and_base_goes_on(tmp_path):
+    played = Played(tmp_path, {"base": 0.5, "dpn": 0.9, "rms": 0.52})
+    played.run()
+    assert looks(played.state())[0].stopped == ("dpn",)
+    assert [seed for arm, seed in played.order if arm == "dpn"] == [0, 1, 2, 3]
+    assert [seed for arm, seed in played.order if arm == "base"] == [seed for arm, seed in played.order if arm == "rms"]
+    assert str(played.last().decision["dpn"].verdict) == "helps"
+    assert played.last().decision["dpn"].n == 4
+    seeds = max(seed for _, seed in played.order) + 1
+    assert played.last().seeds == seeds
+    assert seeds > 4
+
+
+def test_a_study_ends_where_the_last_arm_stops(tmp_path):
+    played = Played(tmp_path, {"base": 0.5, "dpn": 0.9})
+    assert not played.run().left
+    assert max(seed for _, seed in played.order) == 3
+
+
+def test_looks_do_not_depend_on_where_a_run_was_killed(tmp_path):
+    means = {"base": 0.5, "dpn": 0.56, "rms": 0.5, "dtn": 0.45}
+    whole, cut = Played(tmp_path / "whole", means), Played(tmp_path / "cut", means)
+    whole.run()
+    for _ in range(200):
+        if not cut.run(Budget(trials=5)).left:
+            break
+    assert repr(looks(cut.state())) == repr(looks(whole.state()))
+    assert not cut.schedule().left
+
+
+def test_seeds_of_a_later_look_wait_for_no_one_but_count_in_no_earlier_one(tmp_path):
+    """Workers that are free go on; what they find is not part of the look before."""
+    played = Played(tmp_path, {"base": 0.5, "dpn": 0.56, "rms": 0.5}, seeds=8)
+    schedule = played.schedule()
+    taken = [schedule.take() for _ in range(14)]
+    late = [trial for trial in taken if trial.seed == 4]
+    assert late, "two workers more than a look has trials"
+    for trial in late:
+        played.train(trial)
+        schedule.ended(trial, None)
+    assert looks(schedule.state) == []
+    for trial in taken:
+        if trial not in late:
+            played.train(trial)
+            schedule.ended(trial, None)
+    assert looks(schedule.state)[0].decision["dpn"].n == 4
+
+
+def test_an_arm_that_cannot_be_trained_holds_up_no_other(tmp_path):
+    played = Played(tmp_path, {"base": 0.5, "dpn": 0.9, "rms": 0.5})
+    played.broken = {("rms", seed) for seed in range(16)}
+    played.run()
+    assert looks(played.state())[0].stopped == ("dpn",)
+    assert "rms" not in looks(played.state())[0].decision.effects
+    played.broken = set()
+    played.run()
+    assert ("rms", 0) in played.order, "the next run tries again"
+    assert "rms" in looks(played.state())[0].decision.effects
+
+
+def test_a_diverged_arm_is_an_outcome(tmp_path):
+    played = Played(tmp_path, {"base": 0.5, "dpn": None})
+    played.run()
+    assert str(played.last().decision["dpn"].verdict) == "hurts"
+    assert max(seed for _, seed in played.order) == 3
+
+
+def test_a_budget_ends_a_run_and_the_next_goes_on(tmp_path):
+    played = Played(tmp_path, {"base": 0.5, "dpn": 0.5}, seeds=4, until_decided=False)
+    schedule = played.run(Budget(trials=3))
+    assert (len(played.order), len(schedule.left)) == (3, 5)
+    played.run(make_budget("3 trials"))
+    assert len(played.order) == 3
+    assert len(played.run(make_budget("0.4s")).left) == 2, "no time for a trial"
+    played.run(make_budget("1h"))
+    assert len(played.order) == 2
+
+
+@pytest.mark.parametrize("budget", ["2 weeks", "-3", "0", "h", "1.2.3h", 0])
+def test_what_is_no_budget_is_refused(budget):
+    with pytest.raises(UserError, match="A budget is"):
+        make_budget(budget)
+
+
+def test_every_setting_of_a_sweep_has_its_own_base(tmp_path):
+    sweep = make_sweep({"base": ("mu/4", "Ti/4")}, FIXED)
+    played = Played(tmp_path, {"base": 0.5, "dpn": 0.5}, seeds=1, until_decided=False, sweep=sweep)
+    played.run()
+    assert played.order == [
+        ("base=mu/4", "base", 0), ("base=Ti/4", "base", 0), ("base=mu/4", "dpn", 0), ("base=Ti/4", "dpn", 0),
+    ]  # fmt: skip
+    assert len({Path(played.folder.trial(trial)) for trial in played.state().answered}) == 4
+
+
+def test_trials_on_other_images_are_not_compared(tmp_path):
+    played = Played(tmp_path, {"base": 0.5, "dpn": 0.5}, seeds=4)
+    played.run()
+    folder = played.folder.trial(played.state().trial(played.settings.sweep.points[0], "dpn", 0))
+    write_scores(folder / "test.npz", {"ids": np.arange(1, IMAGES + 1).astype(str), "top1": np.ones(IMAGES, bool)})
+    with pytest.raises(UserError, match="evaluated on different images"):
+        looks(played.state())
