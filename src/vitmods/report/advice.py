@@ -55,8 +55,10 @@ def _choice(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
         saves = f" No worse, and cheaper in time of training times inference: {listing(cheap)}." if cheap else ""
         yield Step(f"Nothing is shown to beat {chosen.name}: keep it.{saves}")
     else:
-        others = ", the cheapest of those that may be best" if len(best) > 1 and chosen.cost else ""
-        yield Step(f"Take {chosen.name}{others}.")
+        others = [arm for arm in answer.arms if arm.name in best and arm is not chosen]
+        cheapest = bool(others) and all(_cost(chosen) < _cost(arm) for arm in others)
+        why = "it is the cheapest of those that may be best" if cheapest else "it helps"
+        yield Step(f"Take {chosen.name}: {why}.")
     if best and len(best) + len(beaten) > 2:
         tie = " (no difference between them is shown)" if len(best) > 1 else ""
         out = f" Ruled out: {', '.join(beaten)}." if beaten else ""

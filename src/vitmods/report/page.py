@@ -87,12 +87,6 @@ class ArmView:
         return signed(text.scale_of(metric) * (mine - bases), self.effect.digits)
 
     @property
-    def half_on_these(self) -> str:
-        """Half the width of the interval for these test images alone."""
-        half = (self.effect.seeds_high - self.effect.seeds_low) / 2
-        return text.number(half, f".{self.effect.digits}f")
-
-    @property
     def published(self) -> str:
         return "; ".join(change.published for change in self.arm.model.changes if change.published)
 
@@ -157,11 +151,6 @@ class Page:
     def split(self) -> str:
         """The images that the answer is about."""
         return " and ".join(self.answer.splits)
-
-    @property
-    def failed(self) -> bool:
-        """Whether a column of failures says something."""
-        return any(view.effect.failures or view.effect.base_failures for view in self.arms)
 
     @property
     def digits(self) -> int:

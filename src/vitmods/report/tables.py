@@ -14,7 +14,20 @@ from rich.text import Text
 from vitmods.evals.base import PROTOCOLS
 from vitmods.evals.protocols import metric_named
 from vitmods.report.advice import what_now
-from vitmods.report.text import doubts, headline, holds, number, numbers, points, ranked, ratio, tuned_text, verdict_text
+from vitmods.report.text import (
+    doubts,
+    half_on_these,
+    headline,
+    holds,
+    number,
+    numbers,
+    points,
+    ranked,
+    ratio,
+    seeds,
+    tuned_text,
+    verdict_text,
+)
 from vitmods.stats.verdict import Effect, Verdict
 from vitmods.study.answer import Answer, ArmCost
 from vitmods.util.text import single_line
@@ -71,16 +84,10 @@ def _table(answer: Answer, wide: bool) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for arm, effect in ranked(answer):
         verdict = Text(verdict_text(effect), style=STYLES.get(effect.verdict, "cyan"))
-        half = f"± {number((effect.seeds_high - effect.seeds_low) / 2, f'.{effect.digits}f')}"
-        shown = (half, number(effect.spread_ratio)) if wide else ()
+        shown = (half_on_these(effect), number(effect.spread_ratio)) if wide else ()
         costs = _costs(arm.cost) if wide else _costs(arm.cost)[:2]
-        table.add_row(Text(single_line(arm.name)), verdict, numbers(effect), *shown, _seeds(effect), *costs)
+        table.add_row(Text(single_line(arm.name)), verdict, numbers(effect), *shown, seeds(effect), *costs)
     return table
-
-
-def _seeds(effect: Effect) -> str:
-    """Shared with base, and how many trials failed beside them."""
-    return f"{effect.n} (−{effect.failures})" if effect.failures else str(effect.n)
 
 
 def _costs(cost: ArmCost | None) -> list[str]:

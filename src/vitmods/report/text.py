@@ -91,10 +91,10 @@ def holds(answer: Answer) -> str:
     facts = ["intervals hold together at 95 %", f"new trainings and {images}", decision.look]
     if not math.isnan(decision.sd):
         facts.append(f"pooled sd {decision.sd:.2g}{unit}, {decision.df:.0f} df")
-        facts.append(f"seeds shared {decision.seed_share:.0%} of the spread")
+        facts.append(f"seeds shared {100 * decision.seed_share:.0f} % of the spread")
     shares = [effect.images_share for effect in decision.effects.values() if not math.isnan(effect.images_share)]
     if shares:
-        facts.append(f"images part {statistics.median(shares):.0%} of the variance")
+        facts.append(f"images part {100 * statistics.median(shares):.0f} % of the variance")
     return f"{'; '.join(filter(None, facts))}."
 
 
@@ -113,6 +113,16 @@ def numbers(effect: Effect) -> str:
     """`+0.42 [+0.11, +0.73]`, in the unit of differences."""
     ends = "" if math.isnan(effect.half) else f" {interval(effect)}"
     return signed(effect.effect, effect.digits) + ends
+
+
+def seeds(effect: Effect) -> str:
+    """Those shared with base, and how many trials failed beside them: `4 (−1)`."""
+    return f"{effect.n} (−{effect.failures})" if effect.failures else str(effect.n)
+
+
+def half_on_these(effect: Effect) -> str:
+    """Half the width of the interval for these test images alone: `± 0.36`."""
+    return f"± {number((effect.seeds_high - effect.seeds_low) / 2, f'.{effect.digits}f')}"
 
 
 def number(value: float, form: str = ".1f") -> str:
