@@ -53,8 +53,8 @@ def needed(effect: Effect) -> Need | None:
     if not seeds_can_decide(sought, images_sd, k, effect.alpha):
         return Need(effect, images=images_for(sought, images_sd, effect.images, k, effect.alpha))
     low, high = sd_range(effect.sd, effect.df)
-    seeds = [_seeds(sought / sd, k, images_sd / sd, small, effect.n) for sd in (effect.sd, low, high)]
-    return Need(effect, *seeds)
+    seeds, few, many = (_seeds(sought / sd, k, images_sd / sd, small, effect.n) for sd in (effect.sd, low, high))
+    return Need(effect, seeds, few, many)
 
 
 def _is_small(effect: Effect) -> bool:
