@@ -138,7 +138,16 @@ def _tuned(arm, rng):
 
 
 def make_answer(
-    folder, arms=10, seeds=5, evaluations=30, classes=None, rename=None, diverge=(), missing=(), seed=3, tuned=False,
+    folder,
+    arms=10,
+    seeds=5,
+    evaluations=30,
+    classes=None,
+    rename=None,
+    diverge=(),
+    missing=(),
+    seed=3,
+    tuned=False,
     per_image=True,
 ):
     """The answer of a made-up study that lies in `folder`.

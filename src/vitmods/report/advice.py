@@ -90,7 +90,7 @@ def _open(answer: Answer) -> Iterator[Step]:
         yield Step("To decide what seeds can decide:", extended(answer.command, most))
     elif any(effect.verdict == Verdict.OPEN for effect in answer.effects.values()):
         margin = f"{answer.margin:g}{points(answer.metric)}"
-        yield Step(f"No open arm is within reach of more seeds: more test images, or a margin above {margin}, would do.")
+        yield Step(f"More seeds are no way to decide the rest: more test images, or a margin above {margin}, are.")
 
 
 def _time(answer: Answer, arm: ArmAnswer, need: Need) -> str:

@@ -20,6 +20,8 @@ from vitmods.stats.decision import Pair
 from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Effect
 from vitmods.study.answer import Answer, ArmAnswer, Tuning
+from vitmods.study.arms import BASE
+from vitmods.study.store import slug
 from vitmods.study.tuning import mean_of
 from vitmods.tasks.metrics import Metric
 from vitmods.util.files import disk_errors, write_atomically
@@ -29,12 +31,13 @@ from vitmods.util.text import plural
 def write_report(answer: Answer, out: str | Path | None = None) -> Path:
     """Write the report of a study, finished or not, as one HTML file without outside parts; returns its path.
 
-    `out` None: report.html in the study's folder.
+    `out` None: report.html in the study's folder, or report-dpn.html of one with the reference dpn.
 
     Raises:
         UserError: the file cannot be written.
     """
-    path = Path(out) if out is not None else answer.path / "report.html"
+    name = "report" if answer.base.name == BASE else f"report-{slug(answer.base.name)}"
+    path = Path(out) if out is not None else answer.path / f"{name}.html"
     page = render(answer)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

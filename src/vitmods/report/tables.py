@@ -28,7 +28,7 @@ from vitmods.report.text import (
     tuned_text,
     verdict_text,
 )
-from vitmods.stats.verdict import Effect, Verdict
+from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer, ArmCost
 from vitmods.util.text import single_line
 

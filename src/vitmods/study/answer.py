@@ -238,13 +238,14 @@ class Answer:
         write_atomically(self.path / "results.csv", lambda file: file.write(self.to_csv().encode()))
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the report as one HTML file, by default report.html in the study's folder; returns its path.
+        """Write the report as one HTML file, by default report.html in the study's folder (report-dpn.html of one with
+        the reference dpn); returns its path.
 
-        results.json and results.csv are written with it. Where the report goes elsewhere, a study that cannot be
-        written to is only warned of. UserError if the report cannot be written.
+        results.json and results.csv, which are always against base, are written with it. Where the report goes
+        elsewhere, a study that cannot be written to is only warned of. UserError if the report cannot be written.
         """
         try:
-            self.write()
+            self.write() if self.base.name == BASE else None
         except UserError as error:
             if path is None:
                 raise
