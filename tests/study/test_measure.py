@@ -41,10 +41,10 @@ def test_another_metric_reads_the_same_weights(untuned, monkeypatch):
     result = run(make(seeds=2, metric="nll"), out)
     record, effect = result.to_dict(), result["dpn"]
     assert record["metric"] == asdict(metrics()["nll"])
-    assert record["split"] == "test"
+    assert record["splits"] == ["val", "test"]
     assert effect.margin == record["margin"] == 0.01
     base, dpn = record["base"]["scores"], record["arms"][0]["scores"]
-    assert effect.mean == pytest.approx(sum(dpn[s] - base[s] for s in base) / 2)
+    assert effect.effect == pytest.approx(sum(dpn[s] - base[s] for s in base) / 2)
     assert {"top1", "ece", "brier"} <= set(record["other_metrics"])
     page = write_report(result).read_text()
     assert "nats of negative log-likelihood" in page
