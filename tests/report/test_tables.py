@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from vitmods.report import print_answer, render
+from vitmods.stats.tables import signed
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def test_nothing_is_cut_off(answer, width):
     for heading in ("verdict", "effect", "seeds", "train", "infer", *(["memory", "params"] if width > 110 else [])):
         assert re.search(rf"\b{heading}\b", head)
     for effect in answer.effects.values():
-        numbers = rf"{effect.effect:+.2f} [{effect.low:+.2f}, {effect.high:+.2f}]".replace("-", "−")
+        numbers = f"{signed(effect.effect)} [{signed(effect.low)}, {signed(effect.high)}]"
         (line,) = (line for line in text.splitlines() if numbers in line)
         assert f" {effect.verdict} " in line, "one line an arm"
         assert effect.arm[:8] in line or not effect.arm.isascii()
@@ -72,7 +73,10 @@ def test_an_unfinished_study_says_so_first(synthetic):
     text = render(synthetic.make_answer("study", arms=1, missing=missing), 80)
     assert text.startswith("6 of 10 trials finished\n")
     some = render(synthetic.make_answer("study", arms=4, missing=[(3, 4)]), 80)
-    assert some.startswith("24 of 25 trials finished\nWarning: Verdicts are provisional")
+    assert some.startswith("24 of 25 trials finished\nWarning: ")
+    assert "Verdicts are provisional" in some
+    (command,) = (line for line in some.splitlines() if line.startswith("  vitmods compare"))
+    assert command.endswith("--out runs/cifar10"), "a command that can be copied is one line, however long"
 
 
 def test_it_ends_in_what_now(answer):

@@ -45,17 +45,17 @@ def print_answer(answer: Answer, console: Console | None = None) -> None:
     """
     console = console or Console()
     if console.encoding.startswith("utf"):
-        console.print(answer_table(answer, console.width))
+        console.print(answer_table(answer, console.width), crop=False)
         return
     plain = render(answer, console.width).translate(PLAIN).encode(console.encoding, "backslashreplace")
-    console.print(Text(plain.decode(console.encoding)))
+    console.print(Text(plain.decode(console.encoding)), soft_wrap=True)
 
 
 def render(answer: Answer, width: int = 120) -> str:
     """The same as plain text."""
     console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
     with console.capture() as capture:
-        console.print(answer_table(answer, width))
+        console.print(answer_table(answer, width), crop=False)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
@@ -70,7 +70,8 @@ def answer_table(answer: Answer, width: int = 120) -> Group:
     for step in what_now(answer):
         parts.append(Text(single_line(step.text)))
         if step.command:
-            parts += [Text(f"  {single_line(line)}", style="cyan") for line in step.command.splitlines()]
+            lines = map(single_line, step.command.splitlines())  # whole, however long, for copying
+            parts += [Text(f"  {line}", style="cyan", no_wrap=True, overflow="ignore") for line in lines]
     return Group(*parts)
 
 
