@@ -68,7 +68,7 @@ def answer_table(answer: Answer, width: int = 120) -> Group:
         parts.append(Text(single_line(tuned), style="dim"))
     parts.append(Text("\nWhat now", style="bold"))
     for step in what_now(answer):
-        parts.append(Text(single_line(step.text)))
+        parts.append(Text(f"- {single_line(step.text)}"))
         if step.command:
             lines = map(single_line, step.command.splitlines())  # whole, however long, for copying
             parts += [Text(f"  {line}", style="cyan", no_wrap=True, overflow="ignore") for line in lines]

@@ -62,15 +62,17 @@ def headline(answer: Answer) -> str:
     found: dict[Verdict, list[str]] = {}
     for arm, effect in ranked(answer):
         found.setdefault(effect.verdict, []).append(arm.name)
-    parts = [_phrase(names, verdict, len(answer.arms)) for verdict, names in found.items()]
+    if len(answer.arms) > 1 and found.keys() == {Verdict.OPEN}:
+        return f"Nothing is decided: all {len(answer.arms)} arms are open."
+    parts = [_phrase(names, verdict) for verdict, names in found.items()]
     images = "On these test images " if answer.decision.generalize == "seeds" else ""
     return f"{images}{listing(parts) if len(parts) < 3 else '; '.join(parts)}."
 
 
-def _phrase(names: list[str], verdict: Verdict, arms: int) -> str:
+def _phrase(names: list[str], verdict: Verdict) -> str:
     one, many = _VERBS[verdict]
     if len(names) > NAMED:
-        return f"{'all ' if len(names) == arms else ''}{len(names)} arms {many}"
+        return f"{len(names)} arms {many}"
     return f"{listing(names)} {one if len(names) == 1 else many}"
 
 
