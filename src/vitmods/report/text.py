@@ -129,7 +129,7 @@ def half_on_these(effect: Effect) -> str:
 
 def number(value: float, form: str = ".1f") -> str:
     """A number, or a dash for NaN."""
-    return "–" if math.isnan(value) else format(value, form)
+    return "–" if math.isnan(value) else format(value, form).replace("-", "−")
 
 
 def change_of(metric: Metric, base: ArmAnswer, arm: ArmAnswer) -> str:
