@@ -1,0 +1,171 @@
+"""From scores of arms and seeds to differences, their variances and degrees of freedom.
+
+A score is Y[a,s] = mu[a] + u[s] + e[a,s]: an arm's mean, what the seed does to all arms, and an error whose variance
+may differ between arms. Seeds are blocks, always. Arrays are (..., g, n): any studies, g arms with base, n seeds;
+NaN is a missing cell. Arms with seeds leave residuals r with df_e degrees of freedom, MSE = sum r^2 / df_e, and
+
+    v[a]   unbiased for the arm's own error variance, from q[a] = sum over seeds of r[a,s]^2
+    w[a] = max((d0 MSE + (n[a]-1) v[a]) / (d0 + n[a]-1),  v[a],  floor^2),   d0 = 4
+
+w is drawn to the common variance but never below the arm's own, so that a noisy arm is not made to look steady. A
+contrast with weights c over the arms is estimated on the n seeds that all its arms share, and has two variances:
+
+    pooled p = sum c[a]^2 w[a] / n,    df = p^2 / sum((c[a]^2 w[a] / n)^2 / nu[a])    (Satterthwaite), at most df_e,
+               nu[a] = min(d0 + n[a]-1, df_e)
+    own    o = sample variance over its seeds of sum c[a] Y[a,s], / n, at least sum c[a]^2 floor^2 / n;    df = n - 1
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+PRIOR_DF = 4  # d0
+SINGULAR = 1e-9
+
+
+@dataclass(frozen=True)
+class Errors:
+    """What the residuals of arms and seeds say about the noise; (..., g) or (...)."""
+
+    mse: Array
+    df_error: Array
+    unbiased: Array  #: v
+    guarded: Array  #: w; NaN for an arm that is left out of the pool
+    df: Array  #: nu, of w
+
+
+@dataclass(frozen=True)
+class Contrasts:
+    """Weighted sums of arms; (..., q). A variance that cannot be had is infinite."""
+
+    estimate: Array
+    seeds: Array  #: how many its arms share
+    pooled: Array  #: p
+    pooled_df: Array
+    own: Array  #: o
+    own_df: Array
+
+    @property
+    def variance(self) -> Array:
+        """The larger of both: o also sees errors that arms share with base."""
+        return np.where(np.isfinite(self.own), np.maximum(self.pooled, self.own), self.pooled)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Every arm against the reference; `against` is (..., k) in the order of the other arms."""
+
+    errors: Errors
+    against: Contrasts
+    correlation: Array  #: (..., k) of arm and reference over the seeds that they share
+    seed_share: Array  #: (...) of the variance within arms that seeds explain
+
+
+def fit(scores: Array, reference: int = 0, floor: float = 0.0, pooled: Mask | None = None) -> Fit:
+    """Fits studies (..., g, n). `pooled` (..., g, n): the cells that enter the errors; an arm without one stays out."""
+    g = scores.shape[-2]
+    weights = np.delete(np.eye(g), reference, axis=0)
+    weights[:, reference] = -1
+    errors = noise(scores, floor, pooled)
+    others = np.delete(scores, reference, axis=-2)
+    base = np.where(np.isnan(others), np.nan, scores[..., reference, None, :])
+    others = np.where(np.isnan(base), np.nan, others)
+    a, b = (values - _mean(values)[..., None] for values in (others, base))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        correlation = np.nansum(a * b, -1) / np.sqrt(np.nansum(a * a, -1) * np.nansum(b * b, -1))
+        within = scores - _mean(scores)[..., None]
+        total = np.nansum(within**2, (-2, -1)) / (np.isfinite(scores).sum((-2, -1)) - g)
+        share = np.clip(1 - errors.mse / total, 0, 1)
+    return Fit(errors, contrasts(scores, weights, errors, floor), correlation, share)
+
+
+def contrasts(scores: Array, weights: Array, errors: Errors, floor: float = 0.0) -> Contrasts:
+    """Contrasts with `weights` (q, g); each uses the seeds in which none of its arms is missing."""
+    used = weights != 0
+    present = np.isfinite(scores)
+    seeds = np.stack([present[..., row, :].all(-2) for row in used], -2)  # (..., q, n)
+    sums = np.where(seeds, np.einsum("qg,...gn->...qn", weights, np.where(present, scores, 0.0)), np.nan)
+    n = seeds.sum(-1).astype(float)
+    estimate = _mean(sums)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        own = np.nansum((sums - estimate[..., None]) ** 2, -1) / (n - 1) / n
+        own = np.where(n > 1, np.maximum(own, (weights**2).sum(-1) * floor**2 / n), np.inf)
+        parts = np.where(used, weights**2 * errors.guarded[..., None, :] / n[..., None], 0.0)  # (..., q, g)
+        pooled = parts.sum(-1)
+        spent = np.where(used & (parts > 0), parts**2 / errors.df[..., None, :], 0.0).sum(-1)
+        df = np.fmin(errors.df_error[..., None], np.where(spent > 0, pooled**2 / spent, np.inf))
+    pooled = np.where(np.isfinite(pooled) & (n > 0), pooled, np.inf)
+    return Contrasts(estimate, n, pooled, df, own, n - 1)
+
+
+def noise(scores: Array, floor: float = 0.0, pooled: Mask | None = None) -> Errors:
+    """MSE, v and w of studies (..., g, n)."""
+    present = np.isfinite(scores) if pooled is None else np.isfinite(scores) & pooled
+    g, count = scores.shape[-2], present.sum(-1).astype(float)
+    if present.all():
+        mse, df_error, unbiased = complete_errors(scores)
+    else:
+        mse, df_error, unbiased = incomplete_errors(scores, present)
+    with np.errstate(invalid="ignore"):
+        own = np.maximum(unbiased, 0) if g > 2 else unbiased
+        drawn = (PRIOR_DF * mse[..., None] + (count - 1) * own) / (PRIOR_DF + count - 1)
+        guarded = np.where(count > 0, np.maximum(np.maximum(drawn, own), floor**2), np.nan)
+    return Errors(mse, df_error, own, guarded, np.minimum(PRIOR_DF + count - 1, df_error[..., None]))
+
+
+def complete_errors(scores: Array) -> tuple[Array, Array, Array]:
+    """MSE, df_e = (g-1)(n-1) and unclipped v[a] = (q[a]/(n-1) - MSE/g) / (1 - 2/g); for two arms v = MSE."""
+    g, n = scores.shape[-2:]
+    residual = scores - scores.mean(-1, keepdims=True)
+    residual = residual - residual.mean(-2, keepdims=True)
+    q = (residual**2).sum(-1)
+    df = float((g - 1) * (n - 1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mse = q.sum(-1) / df
+        unbiased = (q / (n - 1) - mse[..., None] / g) / (1 - 2 / g) if g > 2 else np.stack([mse] * g, -1)
+    return mse, np.full(mse.shape, df), unbiased
+
+
+def incomplete_errors(scores: Array, present: Mask) -> tuple[Array, Array, Array]:
+    """The same with missing cells: v = H^-1 q, where E q = H sigma^2. Where H does not tell an arm's v, it is MSE."""
+    shape, (g, n) = scores.shape[:-2], scores.shape[-2:]
+    cells, masks = scores.reshape(-1, g * n), present.reshape(-1, g * n)
+    mse, df, unbiased = np.empty(len(cells)), np.empty(len(cells)), np.empty((len(cells), g))
+    patterns, which = np.unique(masks, axis=0, return_inverse=True)
+    for i, pattern in enumerate(patterns):
+        rows = np.flatnonzero(which.ravel() == i)
+        maker, df[rows], inverse, known = _layout(pattern.tobytes(), g, n)
+        residual = np.where(pattern, cells[rows], 0.0) @ maker
+        q = (residual**2).reshape(-1, g, n).sum(-1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mse[rows] = q.sum(-1) / df[rows]
+        unbiased[rows] = np.where(known, q @ inverse, mse[rows, None])
+    return mse.reshape(shape), df.reshape(shape), unbiased.reshape(*shape, g)
+
+
+@lru_cache(maxsize=4096)
+def _layout(pattern: bytes, g: int, n: int) -> tuple[Array, float, Array, Mask]:
+    """For a pattern of cells: M = I - X(X'X)^-1 X', df_e, H^-1 with H[a,b] = sum of M^2 between a and b; v is told."""
+    present = np.frombuffer(pattern, dtype=bool)
+    arms = np.kron(np.eye(g), np.ones((n, 1)))
+    seeds = np.kron(np.ones((g, 1)), np.eye(n))
+    design = np.hstack([arms, seeds]) * present[:, None]
+    maker = np.diag(present.astype(float)) - design @ np.linalg.pinv(design.T @ design, hermitian=True) @ design.T
+    df = float(round(np.trace(maker)))
+    h = arms.T @ maker**2 @ arms
+    inverse = np.linalg.pinv(h, rcond=SINGULAR, hermitian=True)
+    known = np.isclose((inverse @ h).diagonal(), 1.0)
+    return maker, df, inverse, known
+
+
+def _mean(values: Array) -> Array:
+    """Over seeds, without NaN; NaN where there is none."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.nansum(values, -1) / np.isfinite(values).sum(-1))
