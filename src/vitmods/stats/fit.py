@@ -28,6 +28,7 @@ Mask = NDArray[np.bool_]
 
 PRIOR_DF = 4  # d0
 SINGULAR = 1e-9
+ROUNDING = 1e-12  # of the scores: what differs by less does not differ
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Errors:
     unbiased: Array  #: v
     guarded: Array  #: w; NaN for an arm that is left out of the pool
     df: Array  #: nu, of w
+    seed_share: Array  #: the part of the variance within arms that seeds explain
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,6 @@ class Fit:
     errors: Errors
     against: Contrasts
     correlation: Array  #: (..., k) of arm and reference over the seeds that they share
-    seed_share: Array  #: (...) of the variance within arms that seeds explain
 
 
 def fit(scores: Array, reference: int = 0, floor: float = 0.0, pooled: Mask | None = None) -> Fit:
@@ -80,10 +81,7 @@ def fit(scores: Array, reference: int = 0, floor: float = 0.0, pooled: Mask | No
     a, b = (values - _mean(values)[..., None] for values in (others, base))
     with np.errstate(invalid="ignore", divide="ignore"):
         correlation = np.nansum(a * b, -1) / np.sqrt(np.nansum(a * a, -1) * np.nansum(b * b, -1))
-        within = scores - _mean(scores)[..., None]
-        total = np.nansum(within**2, (-2, -1)) / (np.isfinite(scores).sum((-2, -1)) - g)
-        share = np.clip(1 - errors.mse / total, 0, 1)
-    return Fit(errors, contrasts(scores, weights, errors, floor), correlation, share)
+    return Fit(errors, contrasts(scores, weights, errors, floor), correlation)
 
 
 def contrasts(scores: Array, weights: Array, errors: Errors, floor: float = 0.0) -> Contrasts:
@@ -94,14 +92,16 @@ def contrasts(scores: Array, weights: Array, errors: Errors, floor: float = 0.0)
     sums = np.where(seeds, np.einsum("qg,...gn->...qn", weights, np.where(present, scores, 0.0)), np.nan)
     n = seeds.sum(-1).astype(float)
     estimate = _mean(sums)
+    rounding = (ROUNDING * np.nanmax(np.abs(scores), (-2, -1), initial=0.0)) ** 2  # no spread is not certainty
     with np.errstate(invalid="ignore", divide="ignore"):
         own = np.nansum((sums - estimate[..., None]) ** 2, -1) / (n - 1) / n
-        own = np.where(n > 1, np.maximum(own, (weights**2).sum(-1) * floor**2 / n), np.inf)
+        own = np.maximum(own, (weights**2).sum(-1) * floor**2 / n)
+        own = np.where(own > rounding[..., None], own, np.inf)
         parts = np.where(used, weights**2 * errors.guarded[..., None, :] / n[..., None], 0.0)  # (..., q, g)
         pooled = parts.sum(-1)
         spent = np.where(used & (parts > 0), parts**2 / errors.df[..., None, :], 0.0).sum(-1)
         df = np.fmin(errors.df_error[..., None], np.where(spent > 0, pooled**2 / spent, np.inf))
-    pooled = np.where(np.isfinite(pooled) & (n > 0), pooled, np.inf)
+    pooled = np.where(np.isfinite(pooled) & (pooled > rounding[..., None]), pooled, np.inf)
     return Contrasts(estimate, n, pooled, df, own, n - 1)
 
 
@@ -113,11 +113,14 @@ def noise(scores: Array, floor: float = 0.0, pooled: Mask | None = None) -> Erro
         mse, df_error, unbiased = complete_errors(scores)
     else:
         mse, df_error, unbiased = incomplete_errors(scores, present)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore"):
         own = np.maximum(unbiased, 0) if g > 2 else unbiased
         drawn = (PRIOR_DF * mse[..., None] + (count - 1) * own) / (PRIOR_DF + count - 1)
         guarded = np.where(count > 0, np.maximum(np.maximum(drawn, own), floor**2), np.nan)
-    return Errors(mse, df_error, own, guarded, np.minimum(PRIOR_DF + count - 1, df_error[..., None]))
+        cells = np.where(present, scores, np.nan)
+        total = np.nansum((cells - _mean(cells)[..., None]) ** 2, (-2, -1)) / (count.sum(-1) - (count > 0).sum(-1))
+        seed_share = np.clip(1 - mse / total, 0, 1)
+    return Errors(mse, df_error, own, guarded, np.minimum(PRIOR_DF + count - 1, df_error[..., None]), seed_share)
 
 
 def complete_errors(scores: Array) -> tuple[Array, Array, Array]:

@@ -31,10 +31,12 @@ POOLED = 0.8  # of alpha
 
 @dataclass(frozen=True)
 class HalfWidth:
-    """On other images from the same source, and on these images alone."""
+    """On other images from the same source, and on these images alone; and the variance V that it comes from."""
 
     total: Array
     seeds: Array
+    variance: Array
+    df: Array  #: of V
 
 
 def against_base(found: Contrasts, images: ImagesPart | None, alpha: float, family: int) -> HalfWidth:
@@ -44,7 +46,11 @@ def against_base(found: Contrasts, images: ImagesPart | None, alpha: float, fami
     own_level = (1 - POOLED) * alpha / family
     pooled = _h(found.variance, found.pooled_df, images, lambda df: critical_value(family, df, POOLED * alpha))
     own = _h(found.own, found.own_df, images, lambda df: critical_value(1, df, own_level))
-    return HalfWidth(np.minimum(pooled.total, own.total), np.minimum(pooled.seeds, own.seeds))
+    narrower = own.total < pooled.total
+    return HalfWidth(
+        np.minimum(pooled.total, own.total), np.minimum(pooled.seeds, own.seeds),
+        np.where(narrower, own.variance, pooled.variance), np.where(narrower, own.df, pooled.df),
+    )  # fmt: skip
 
 
 def half_width(
@@ -64,6 +70,6 @@ def total_df(variance: Array, df: Array, images: ImagesPart) -> Array:
 def _h(variance: Array, df: Array, images: ImagesPart | None, c: Callable[[Array], Array]) -> HalfWidth:
     seeds = c(df) * np.sqrt(variance)
     if images is None:
-        return HalfWidth(seeds, seeds)
+        return HalfWidth(seeds, seeds, variance, df)
     total = c(total_df(variance, df, images)) * np.sqrt(variance + images.variance)
-    return HalfWidth(np.maximum(seeds, total), seeds)
+    return HalfWidth(np.maximum(seeds, total), seeds, variance, df)

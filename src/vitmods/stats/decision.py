@@ -1,0 +1,102 @@
+"""What a study found, as an object that prints as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from vitmods.stats import tables
+from vitmods.stats.failures import rate_bound
+from vitmods.stats.verdict import Claim, Effect
+from vitmods.util.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One arm minus another, in the family of all pairs."""
+
+    effect: float
+    low: float
+    high: float
+
+    @property
+    def differ(self) -> bool:
+        """Whether zero is ruled out."""
+        return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True, repr=False)
+class Decision:
+    """An effect for every arm, and what holds for all of them."""
+
+    effects: dict[str, Effect]
+    base: str
+    best: tuple[str, ...]  #: arms that may be the best: the true best is among them in 95 % of studies
+    ruled_out: tuple[str, ...]  #: arms that another one beats
+    pairs: dict[tuple[str, str], Pair]  #: (arm, other): head to head, a family of its own
+    sd: float  #: of one trial, pooled: the square root of the MSE
+    df: float
+    seed_share: float  #: of the variance within arms that seeds explain
+    family: int  #: arms whose intervals hold together
+    alpha: float  #: of the intervals: 0.05, or the nominal level of every look
+    look: str  #: which look of a study until decided this is
+    without_images: bool  #: no per-image scores, so the intervals are for these test images alone
+    generalize: Claim
+    notes: tuple[str, ...]  #: failures first
+
+    def __getitem__(self, arm: str) -> Effect:
+        if arm not in self.effects:
+            raise UserError(f"There is no arm {arm}. {nearest(arm, self.effects)}")
+        return self.effects[arm]
+
+    def __repr__(self) -> str:
+        return tables.text(list(self.effects.values()), self.summary())
+
+    def summary(self) -> list[str]:
+        """The lines under the table."""
+        images = "these images" if self.without_images or self.generalize == "seeds" else "new images"
+        facts = [f"intervals hold together at 95 %; new trainings, {images}", self.look]
+        if not math.isnan(self.sd):
+            facts += [
+                f"pooled sd {self.sd:.3g}, {self.df:.0f} df",
+                f"seeds explain {self.seed_share:.0%} of the spread",
+            ]
+        if self.without_images and self.generalize == "images":
+            facts.append("without per-image scores, other test images may say otherwise")
+        lines = [*self.notes, "; ".join(filter(None, facts))]
+        trials = min((effect.n for effect in self.effects.values() if not effect.failures), default=0)
+        if trials and not self.notes:
+            lines.append(
+                f"no failure in {trials} trials of an arm: its rate may still be up to {100 * rate_bound(trials):.0f} %"
+            )
+        for effect in self.effects.values():
+            lines += [f"{effect.arm}: {note}" for note in effect.notes]
+        if len(self.best) + len(self.ruled_out) > 2:
+            shown = f"best: {' or '.join(self.best)}" + (" (no difference shown)" if len(self.best) > 1 else "")
+            lines.append("; ruled out: ".join(filter(None, (shown, ", ".join(self.ruled_out)))))
+        return lines
+
+    def to_markdown(self) -> str:
+        """A table for a README."""
+        return tables.markdown(list(self.effects.values()), self.summary())
+
+    def to_latex(self) -> str:
+        """A `tabular` with the rules of booktabs."""
+        return tables.latex(list(self.effects.values()))
+
+    def to_pandas(self) -> Any:
+        """A data frame with a row for each arm. Raises `UserError` without pandas."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise UserError("to_pandas needs pandas: python -m pip install pandas") from error
+        return pandas.DataFrame([effect.to_dict() for effect in self.effects.values()]).set_index("arm")
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in which NaN is None."""
+        plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        plain["effects"] = {arm: effect.to_dict() for arm, effect in self.effects.items()}
+        plain["pairs"] = [{"arm": arm, "other": other, **vars(pair)} for (arm, other), pair in self.pairs.items()]
+        return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in plain.items()}

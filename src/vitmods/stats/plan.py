@@ -1,0 +1,130 @@
+"""What a number of seeds and images can find, before and after a study.
+
+No power formula: 4,000 simulated studies without an effect go through the very code that makes the intervals, with a
+fixed seed. With d the estimate of an arm and half its half-width, both in sd of one trial, an effect is detectable
+when 80 % of studies would find it, which is the 80 % quantile of half - d. No difference that matters is shown by 80 %
+of studies when the margin is the 80 % quantile of half + |d|.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy import special, stats
+
+from vitmods.stats.critical import critical_value
+from vitmods.stats.fit import fit
+from vitmods.stats.images import ImagesPart
+from vitmods.stats.width import against_base
+from vitmods.util.errors import UserError
+from vitmods.util.text import duration
+
+POWER = 0.8
+STUDIES = 4000
+SIMULATED = 48  # seeds; beyond, widths shrink as in a study with endless degrees of freedom
+MOST = 10_000
+MANY_IMAGES = 10**6
+
+
+@dataclass(frozen=True)
+class Findable:
+    """In sd of one trial, or in the unit that they were multiplied into."""
+
+    half: float  #: median half-width of an interval
+    effect: float  #: the true effect that 80 % of studies find
+    equivalent: float  #: the margin within which 80 % of studies show an arm without effect
+
+    def __mul__(self, sd: float) -> Findable:
+        return Findable(self.half * sd, self.effect * sd, self.equivalent * sd)
+
+
+@lru_cache(maxsize=1024)
+def detectable(k: int, n: int, alpha: float = 0.05, images: float = 0.0) -> Findable:
+    """What `k` arms against one base find with `n` seeds each; `images` is sqrt(I), in sd of one trial too."""
+    if n < 2:
+        return Findable(math.inf, math.inf, math.inf)
+    if n > SIMULATED:
+        return _shrunk(k, n, alpha, images)
+    rng = np.random.default_rng(0)
+    found = fit(rng.standard_normal((STUDIES, k + 1, n))).against
+    part = None
+    if images:
+        variance = np.full(found.estimate.shape, images**2 * MANY_IMAGES)
+        part = ImagesPart(variance, np.zeros_like(variance), n, MANY_IMAGES)
+    half = against_base(found, part, alpha, k).total
+    d = found.estimate + images * rng.standard_normal(found.estimate.shape)
+    return Findable(
+        float(np.median(half)),
+        float(np.quantile(half - d, POWER)),
+        float(np.quantile(half + np.abs(d), POWER)),
+    )
+
+
+def _shrunk(k: int, n: int, alpha: float, images: float) -> Findable:
+    """For many seeds: `SIMULATED` seeds, times the ratio of the standard errors."""
+    known = detectable(k, SIMULATED, alpha, images)
+    return known * math.sqrt((2 / n + images**2) / (2 / SIMULATED + images**2))
+
+
+def seeds_for(effect: float, k: int, alpha: float = 0.05, images: float = 0.0, equivalent: bool = False) -> int | None:
+    """The fewest seeds that find a true effect of this many sd of one trial; None where no number of seeds does.
+
+    `equivalent`: that show an arm without effect to lie within a margin of this many sd instead.
+    """
+
+    def enough(n: int) -> bool:
+        found = detectable(k, n, alpha, images)
+        return (found.equivalent if equivalent else found.effect) <= abs(effect)
+
+    if not effect or not enough(MOST):
+        return None
+    high = 2
+    while not enough(high):
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def images_for(effect: float, images_sd: float, m: int, k: int, alpha: float = 0.05) -> int:
+    """Test images that find an effect with endless seeds: M = m I ((c + 0.84) / |d|)^2, with `images_sd` = sqrt(I)."""
+    c = float(critical_value(k, np.inf, alpha))
+    return math.ceil(m * (images_sd * (c + float(special.ndtri(POWER))) / effect) ** 2)
+
+
+def seeds_can_decide(effect: float, images_sd: float, k: int, alpha: float = 0.05) -> bool:
+    """Whether more seeds on the same test images could tell an effect of this size from zero."""
+    return float(critical_value(k, np.inf, alpha)) * images_sd < abs(effect)
+
+
+def sd_range(sd: float, df: float) -> tuple[float, float]:
+    """80 % range of a standard deviation that was estimated with `df` degrees of freedom."""
+    low, high = (sd * math.sqrt(df / float(stats.chi2.ppf(q, df))) for q in (0.9, 0.1))
+    return low, high
+
+
+def images_at_worst(disagree: float, m: int) -> float:
+    """Upper end of sqrt(I) in points, from the fraction of images on which two trials of base disagree."""
+    return 100 * math.sqrt(disagree / m)
+
+
+def seeds_within(budget: float, base_seconds: float, arm_seconds: float, k: int, least: int = 3) -> int:
+    """The most seeds of base and `k` arms that fit into `budget` seconds.
+
+    Raises `UserError` with the arithmetic where fewer than `least` seeds fit.
+    """
+    n = int(budget // (base_seconds + k * arm_seconds))
+    if n >= least:
+        return n
+    needed = duration(least * (base_seconds + k * arm_seconds))
+    arms = int((budget / least - base_seconds) // arm_seconds)
+    fits = f"{arms} of the arms x {least} seeds fit" if arms >= 1 else f"not even one arm x {least} seeds fits"
+    raise UserError(
+        f"{k} arms and base x {least} seeds take {needed}, more than {duration(budget)}; {fits}. "
+        "Raise the budget, compare fewer arms, or train on smaller images or for fewer epochs."
+    )

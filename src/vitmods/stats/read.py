@@ -1,0 +1,163 @@
+"""Scores of trials as arrays: from a mapping arm -> seed -> score, or from a CSV file.
+
+A score is a number, or an array with one number for each test image. None stands for a trial that has not ended, NaN
+or an infinite number for one that diverged.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from vitmods.stats.fit import Array, Mask
+from vitmods.util.errors import UserError, nearest
+
+Scores = Mapping[str, Mapping[int, ArrayLike | None]]
+
+LARGEST_FRACTION = 10.0  # an error relative to a reference may be above 1, a change of one below 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """Trials of a study as arrays: g arms, base first, and n seeds."""
+
+    arms: tuple[str, ...]
+    seeds: tuple[int, ...]
+    trials: Array  #: (g, n), NaN where there is no score
+    images: Array | None  #: (g, n, m), where every trial has per-image scores
+    diverged: Mask  #: (g, n)
+
+    @property
+    def ended(self) -> Mask:
+        """(g, n) trials that have a score or diverged."""
+        return np.isfinite(self.trials) | self.diverged
+
+
+def table_of(scores: Scores, base: str, failed: Mapping[str, Mapping[int, str]] | None = None) -> Table:
+    """`failed` names trials that diverged: arm -> seed -> reason. Raises `UserError` for what cannot be compared."""
+    if base not in scores:
+        raise UserError(f"There is no arm {base} to compare with. {nearest(base, scores)} Name it with base=.")
+    if len(scores) < 2:
+        raise UserError(f"{base} is the only arm: give the scores of at least one other.")
+    failed = failed or {}
+    for arm in set(failed) - set(scores):
+        raise UserError(f"failed names an arm without scores: {arm}. {nearest(arm, scores)}")
+    arms = (base, *(arm for arm in scores if arm != base))
+    seeds = tuple(sorted({seed for arm in arms for seed in (*scores[arm], *failed.get(arm, {}))}))
+    values = {
+        (a, s): np.asarray(scores[arm][seed], dtype=float)
+        for a, arm in enumerate(arms)
+        for s, seed in enumerate(seeds)
+        if scores[arm].get(seed) is not None
+    }
+    diverged = np.array([[seed in failed.get(arm, {}) for seed in seeds] for arm in arms], dtype=bool)
+    diverged = diverged.reshape(len(arms), len(seeds))
+    for cell, value in values.items():
+        diverged[cell] |= not np.isfinite(value).all()
+    finished = {cell: value for cell, value in values.items() if not diverged[cell]}
+    shapes = {value.shape for value in finished.values()}
+    if len(shapes) > 1 or any(len(shape) > 1 or shape == (0,) for shape in shapes):
+        raise UserError(
+            "Every trial needs one score, or one score for each of the same test images, in the same order; "
+            f"found arrays of shape {', '.join(map(str, sorted(shapes)))}."
+        )
+    trials = np.full(diverged.shape, np.nan)
+    size = next(iter(shapes), ())
+    images = np.full((*diverged.shape, *size), np.nan) if size else None
+    for cell, value in finished.items():
+        trials[cell] = value.mean()
+        if images is not None:
+            images[cell] = value
+    return Table(arms, seeds, trials, images, diverged)
+
+
+def check_fractions(table: Table) -> None:
+    """Raises `UserError` for scores that look like percentages."""
+    if np.nanmax(np.abs(table.trials), initial=0.0) > LARGEST_FRACTION:
+        raise UserError(
+            "Scores must be fractions, as a rule between 0 and 1 (0.93, not 93). For scores in percent say "
+            "unit='points'."
+        )
+
+
+def read_csv(path: str | Path) -> dict[str, dict[int, Any]]:
+    """Scores from a CSV file with the columns arm, seed, score, and image where each row is one image's score.
+
+    Images are matched by name, whatever the order of the rows. `nan`, `inf` or `diverged` as a score says that the
+    trial diverged. Raises `UserError`, naming file and line, for anything else that is no score.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"There is no file {path}.")
+    found: dict[str, dict[int, dict[str, float]]] = {}
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, skipinitialspace=True)
+        columns = reader.fieldnames or []
+        for column in ("arm", "seed", "score"):
+            if column not in columns:
+                has = f"it has {', '.join(columns)}" if columns else "it is empty"
+                raise UserError(f"{path}: there is no column {column} ({has}); the first line must be arm,seed,score.")
+        try:
+            for row in reader:
+                where = f"{path}, line {reader.line_num}"
+                arm = (row["arm"] or "").strip()
+                if not arm:
+                    raise UserError(f"{where}: the name of the arm is missing.")
+                trial = found.setdefault(arm, {}).setdefault(_seed(row["seed"], where), {})
+                image = (row.get("image") or "").strip()
+                if image in trial:
+                    raise UserError(f"{where}: {arm} with this seed has this score already; remove one of the lines.")
+                trial[image] = _score(row["score"], where)
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise UserError(f"{path} cannot be read as CSV: {error}.") from error
+    return {arm: _values(seeds, arm, path, "image" in columns) for arm, seeds in _aligned(found, path).items()}
+
+
+def _aligned(found: dict[str, dict[int, dict[str, float]]], path: Path) -> dict[str, dict[int, dict[str, float]]]:
+    """All trials with the images in one order; a trial whose scores are all NaN needs no images."""
+    trials = [
+        (arm, seed, trial)
+        for arm, seeds in found.items()
+        for seed, trial in seeds.items()
+        if not all(math.isnan(score) for score in trial.values())
+    ]
+    if not trials:
+        raise UserError(f"{path}: there is no score in it.")
+    first_arm, first_seed, first = trials[0]
+    for arm, seed, trial in trials:
+        if trial.keys() != first.keys():
+            example = sorted(trial.keys() ^ first.keys())[0]
+            raise UserError(
+                f"{path}: {arm} with seed {seed} has not the same images as {first_arm} with seed {first_seed} "
+                f"(for one, {example!r}); every trial must be tested on the same images."
+            )
+        found[arm][seed] = {image: trial[image] for image in first}
+    return found
+
+
+def _values(seeds: dict[int, dict[str, float]], arm: str, path: Path, per_image: bool) -> dict[int, Any]:
+    values = {seed: list(trial.values()) for seed, trial in seeds.items()}
+    return {seed: np.array(value) if per_image else value[0] for seed, value in values.items()}
+
+
+def _seed(text: str | None, where: str) -> int:
+    try:
+        return int((text or "").strip())
+    except ValueError:
+        raise UserError(f"{where}: the seed must be a whole number, not {text!r}.") from None
+
+
+def _score(text: str | None, where: str) -> float:
+    word = (text or "").strip()
+    try:
+        value = math.nan if word.lower() == "diverged" else float(word)
+    except ValueError:
+        raise UserError(f"{where}: the score must be a number (or `diverged`), not {word!r}.") from None
+    return value if math.isfinite(value) else math.nan

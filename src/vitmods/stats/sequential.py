@@ -1,0 +1,92 @@
+"""Seeds until a verdict: when to look, when an arm stops, and which trials come next.
+
+A sequential study may be looked at after 4, 5, 6, 8, ... seeds. Each look uses the same nominal level, so low that at
+most 5 % of studies make a false claim at any look, whether or not the study stops there. So every look's interval is
+valid, and looking is free.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
+
+import numpy as np
+from scipy import special
+
+from vitmods.stats.fit import Array, Contrasts, Mask
+from vitmods.stats.images import ImagesPart
+from vitmods.stats.verdict import Claim
+from vitmods.stats.width import against_base
+from vitmods.util.errors import UserError
+
+LOOKS = (4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
+NOMINAL = {8: 0.017, 16: 0.010, 32: 0.0075}  # most seeds: level of a look, calibrated by simulated studies
+FUTILE_FROM, FUTILE_CHANCE = 6, 0.10
+
+
+def looks(most: int) -> tuple[int, ...]:
+    """The seeds at which a study of at most `most` seeds is looked at."""
+    nominal_level(most)
+    return (*(n for n in LOOKS if n < most), most)
+
+
+def nominal_level(most: int) -> float:
+    """alpha at each look, of the next larger calibrated maximum. Raises UserError outside 4 to 32 seeds."""
+    if not LOOKS[0] <= most <= LOOKS[-1]:
+        raise UserError(f"A study until decided takes at most {LOOKS[0]} to {LOOKS[-1]} seeds, not {most}.")
+    return next(level for maximum, level in NOMINAL.items() if most <= maximum)
+
+
+def futile(
+    found: Contrasts, images: ImagesPart | None, claim: Claim, margin: float, alpha: float, family: int, most: int
+) -> Mask:
+    """Arms that are unlikely (below 10 %) to be told from zero, and to be shown equivalent, with all `most` seeds.
+
+    With half_N the half-width at N = `most` seeds (V scaled by n / N) and b = sqrt(V (1 - n / N)):
+
+        clear of zero   1 - Phi((half_N - |d|) / b)
+        equivalent      Phi((margin - half_N - |d|) / b) - Phi((half_N - margin - |d|) / b)
+
+    From 6 seeds on. It makes no claim, so it needs no part of the level.
+    """
+    n, d = found.seeds, np.abs(found.estimate)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        at_most = against_base(extended(found, most), images, alpha, family)
+        half = at_most.seeds if claim == "seeds" else at_most.total
+        b = np.sqrt(against_base(found, images, alpha, family).variance * np.maximum(1 - n / most, 0))
+        clear = special.ndtr((d - half) / b)
+        same = special.ndtr((margin - half - d) / b) - special.ndtr((half - margin - d) / b)
+    return np.asarray((n >= FUTILE_FROM) & (n < most) & (clear < FUTILE_CHANCE) & (same < FUTILE_CHANCE))
+
+
+def extended(found: Contrasts, n: int) -> Contrasts:
+    """What the same contrasts would be with `n` seeds and the same spread."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        scale, df = found.seeds / n, (n - 1) / (found.seeds - 1)
+    return dataclasses.replace(
+        found, seeds=np.full_like(found.seeds, n), pooled=found.pooled * scale, pooled_df=found.pooled_df * df,
+        own=found.own * scale, own_df=np.full_like(found.own_df, n - 1),
+    )  # fmt: skip
+
+
+def next_trials(
+    ended: Mapping[str, Collection[int]], widths: Mapping[str, float], most: int, base: str = "base"
+) -> Iterator[tuple[str, int]]:
+    """(arm, seed) in the order in which they are trained up to the next look: seed by seed, base first.
+
+    `ended` has the seeds of every arm that ended, failed ones too. `widths` has the arms that are still open with the
+    widths of their intervals (inf before the first look): the widest comes first. A budget that ends inside a seed
+    wastes that seed at most.
+    """
+    order = [base, *sorted(widths, key=lambda arm: -widths[arm])] if widths else []
+    done = min((len(set(ended.get(arm, ()))) for arm in order), default=most)
+    until = next((n for n in looks(most) if n > done), most)
+    for seed in range(until):
+        for arm in order:
+            if seed not in ended.get(arm, ()):
+                yield arm, seed
+
+
+def decided(estimate: Array, half: Array, margin: float) -> Mask:
+    """Arms that stop: helps, hurts or equivalent. `no worse` does not stop an arm: that loses most findings."""
+    return np.asarray((np.abs(estimate) > half) | (np.abs(estimate) + half < margin))

@@ -1,0 +1,85 @@
+"""Effects as tables: text, Markdown, LaTeX."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from vitmods.stats.verdict import Effect, Verdict
+
+HEADER = ("arm", "effect", "95 % interval", "verdict", "on these images", "seeds", "sd ratio")
+
+
+def rows(effects: Sequence[Effect]) -> list[tuple[str, ...]]:
+    """One for each arm, in the order of `HEADER`."""
+    return [
+        (
+            effect.arm,
+            signed(effect.effect, effect.digits),
+            interval(effect),
+            verdict_cell(effect),
+            f"± {(effect.seeds_high - effect.seeds_low) / 2:.{effect.digits}f}" if shown(effect) else "–",
+            str(effect.n),
+            "–" if math.isnan(effect.spread_ratio) else f"{effect.spread_ratio:.1f}",
+        )
+        for effect in effects
+    ]
+
+
+def text(effects: Sequence[Effect], notes: Sequence[str] = ()) -> str:
+    """For a terminal."""
+    table = [_header(effects), *rows(effects)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(HEADER))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], *(["", *notes] if notes else [])])
+
+
+def markdown(effects: Sequence[Effect], notes: Sequence[str] = ()) -> str:
+    """A pipe table, and the notes as a list."""
+    table = [_header(effects), ("---",) * len(HEADER), *rows(effects)]
+    lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in table]
+    return "\n".join([*lines, *(["", *(f"- {note}" for note in notes)] if notes else [])])
+
+
+def latex(effects: Sequence[Effect]) -> str:
+    """A `tabular` with the rules of booktabs."""
+    header, *body = [
+        " & ".join(_tex(cell) for cell in row) + r" \\" for row in (_header(effects), *rows(effects))
+    ]  # fmt: skip
+    lines = [r"\begin{tabular}{lrllrrr}", r"\toprule", header, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines)
+
+
+def verdict_cell(effect: Effect) -> str:
+    """The verdict in a table: an open arm says where it leans."""
+    return f"open, leans {effect.leans}" if effect.verdict == Verdict.OPEN and effect.leans else str(effect.verdict)
+
+
+def interval(effect: Effect) -> str:
+    """`[+0.60, +3.20]`, of the claim that the verdict makes; a dash where there is none."""
+    low, high = effect.interval
+    return "–" if math.isnan(low) else f"[{signed(low, effect.digits)}, {signed(high, effect.digits)}]"
+
+
+def shown(effect: Effect) -> bool:
+    """Whether there is an interval."""
+    return not math.isnan(effect.seeds_low)
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """`+0.42`, with a real minus sign and no sign on zero; a dash for NaN."""
+    if math.isnan(value):
+        return "–"
+    found = f"{value:+.{digits}f}"
+    return found[1:] if float(found) == 0 else found.replace("-", "−")
+
+
+def _header(effects: Sequence[Effect]) -> tuple[str, ...]:
+    unit = effects[0].shown_unit if effects else ""
+    return tuple(f"{cell} ({unit})" if cell == "effect" and unit else cell for cell in HEADER)
+
+
+def _tex(cell: str) -> str:
+    for plain, escaped in (("\\", r"\textbackslash "), ("%", r"\%"), ("_", r"\_"), ("&", r"\&"), ("#", r"\#")):
+        cell = cell.replace(plain, escaped)
+    return cell.replace("−", "$-$").replace("±", r"$\pm$").replace("–", "--")

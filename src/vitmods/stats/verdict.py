@@ -1,0 +1,151 @@
+"""What an arm did to the metric: the effect, its interval, and the verdict that is read from the interval."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Literal
+
+from scipy import stats
+
+POINTS = 100.0
+FRACTION = "fraction"
+
+Claim = Literal["images", "seeds"]
+
+
+class Verdict(StrEnum):
+    """What an interval [low, high] of the gain says; the first that holds, in this order."""
+
+    HELPS = "helps"  #: low > 0
+    HURTS = "hurts"  #: high < 0
+    EQUIVALENT = "equivalent"  #: both ends lie within the margin
+    NO_WORSE = "no worse"  #: low > -margin
+    NO_GAIN = "no gain"  #: high < margin: a gain of the margin or more is ruled out
+    UNSTABLE = "unstable"  #: fails more often than base, so no favorable verdict
+    OPEN = "open"
+
+
+FAVORABLE = (Verdict.HELPS, Verdict.EQUIVALENT, Verdict.NO_WORSE)
+STOPS = (Verdict.HELPS, Verdict.HURTS, Verdict.EQUIVALENT)  # not `no worse`: that would lose most findings
+
+
+def verdict_of(low: float, high: float, margin: float, unstable: bool = False) -> Verdict:
+    """Of the ends of a gain's interval; NaN, for no interval, is open."""
+    if unstable:
+        return Verdict.HURTS if high < 0 else Verdict.UNSTABLE
+    if low > 0:
+        return Verdict.HELPS
+    if high < 0:
+        return Verdict.HURTS
+    if -margin < low and high < margin:
+        return Verdict.EQUIVALENT
+    if low > -margin:
+        return Verdict.NO_WORSE
+    return Verdict.NO_GAIN if high < margin else Verdict.OPEN
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Effect:
+    """An arm compared with base on the seeds that both have; fractions are in points (0 to 100).
+
+    Differences are arm minus base, also where lower is better: then a negative one is a gain. `low` to `high` is for
+    new trainings and new test images, `seeds_low` to `seeds_high` for new trainings on these images. Intervals hold
+    together over the arms of the study. What cannot be computed is NaN.
+    """
+
+    arm: str
+    effect: float
+    low: float
+    high: float
+    seeds_low: float
+    seeds_high: float
+    verdict: Verdict
+    n: int  #: seeds that the arm and base share
+    base_mean: float  #: over these seeds
+    arm_mean: float
+    sd: float  #: of one trial, as it enters the interval
+    df: float  #: degrees of freedom of `sd`
+    spread_ratio: float  #: sd of the arm's trials over that of base's
+    correlation: float  #: of arm and base over seeds: what pairing is worth
+    images_sd: float  #: standard error that the choice of test images adds; NaN without per-image scores
+    failures: int  #: trials that diverged or collapsed
+    base_failures: int
+    margin: float
+    family: int  #: arms whose intervals hold together
+    alpha: float
+    unit: str
+    images: int = 0  #: test images or clusters of them; 0 without per-image scores
+    higher_is_better: bool = True
+    generalize: Claim = "images"  #: which of the two intervals the verdict is read from
+    leans: str = ""  #: `up` or `down` (of the gain) for an open arm more than one standard error from zero
+    futile: bool = False  #: the seeds that remain are unlikely to decide
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        low, high = self.interval
+        interval = "" if math.isnan(low) else f" [{low:+.{self.digits}f}, {high:+.{self.digits}f}]"
+        return f"Effect({self.effect:+.{self.digits}f}{interval}, n={self.n}, {self.verdict})"
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The one that the verdict is read from."""
+        return (self.low, self.high) if self.generalize == "images" else (self.seeds_low, self.seeds_high)
+
+    @property
+    def gain(self) -> float:
+        """The effect, positive where the arm is better."""
+        return self.effect if self.higher_is_better else -self.effect
+
+    @property
+    def half(self) -> float:
+        """Half the width of the interval that the verdict is read from."""
+        return (self.interval[1] - self.interval[0]) / 2
+
+    @property
+    def stops(self) -> bool:
+        """Whether a study until decided trains this arm no further: `helps`, `hurts` or `equivalent`."""
+        return self.verdict in STOPS
+
+    @property
+    def images_share(self) -> float:
+        """The part of the effect's variance that comes from the choice of test images."""
+        images = self.images_sd**2
+        total = images + 2 * self.sd**2 / self.n if self.n else math.nan
+        return images / total if total else math.nan
+
+    @property
+    def p_better(self) -> float:
+        """P(better) from the t distribution: for orientation, of this arm alone, uncorrected."""
+        images = 0.0 if math.isnan(self.images_sd) or self.generalize == "seeds" else self.images_sd**2
+        error = math.sqrt(2 * self.sd**2 / self.n + images) if self.n else math.nan
+        return float(stats.t.cdf(self.gain / error, self.df)) if error else math.nan
+
+    @property
+    def digits(self) -> int:
+        """Decimals that it is shown with."""
+        return 2 if self.unit == FRACTION else 4
+
+    @property
+    def shown_unit(self) -> str:
+        """The unit of its numbers: a fraction is shown in points."""
+        return "points" if self.unit == FRACTION else self.unit
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in which NaN is None."""
+        return {key: _json(value) for key, value in dataclasses.asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Effect:
+        """The inverse of `to_dict`; keys that are no fields are an error."""
+        known: dict[str, Any] = {key: math.nan if value is None else value for key, value in values.items()}
+        known |= {"verdict": Verdict(known["verdict"]), "notes": tuple(known.get("notes", ()))}
+        return cls(**known)
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return list(value) if isinstance(value, tuple) else value
