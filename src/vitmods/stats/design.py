@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitmods.util.errors import UserError
+from vitmods.util.text import listing
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -91,12 +92,12 @@ class Design:
         ]
         if self.resolution == 3:
             groups = [words for words in self.aliases if len(words[0]) == 1]
-            mixed = (f"{change[0]} with {listed(map(' x '.join, pairs), 'and')}" for change, *pairs in groups)
+            mixed = (f"{change[0]} with {listing([' x '.join(pair) for pair in pairs])}" for change, *pairs in groups)
             found.append(
                 f"With {len(self.runs)} runs the effect of a change is mixed with pairs of others: {'; '.join(mixed)}."
             )
         if self.conflicts:
-            excluded = listed(map(" with ".join, self.conflicts), "or")
+            excluded = listing([" with ".join(pair) for pair in self.conflicts], "or")
             found.append(
                 f"No run can have {excluded}: effects assume that changes add up, and pairs are not estimated."
             )
@@ -121,7 +122,7 @@ class Design:
     def weights(self) -> Floats:
         """Of each change, what its effect weighs the runs' means with, shape (k, N): least squares, which is +2/N for
         runs that have it and -2/N for the others where the design is orthogonal."""
-        return np.asarray(np.linalg.pinv(_with_constant(self.on))[1:])
+        return least_squares(self.on)
 
     @property
     def pair_weights(self) -> Floats:
@@ -174,11 +175,19 @@ def fraction(k: int, runs: int | None = None) -> Bools:
     wanted = _RUNS[k] if runs is None else runs
     if wanted != 2**k and (k, wanted) not in _GENERATORS:
         known = sorted({2**k} | {size for count, size in _GENERATORS if count == k})
-        raise UserError(f"{k} changes have designs of {listed(known, 'or')} runs, not of {wanted}.")
+        raise UserError(f"{k} changes have designs of {listing(known, 'or')} runs, not of {wanted}.")
     words = _GENERATORS[k, wanted] if wanted != 2**k else ()
     free = np.array([row[::-1] for row in product((-1, 1), repeat=k - len(words))])
     set_to = [(-1) ** (len(word) + 1) * free[:, ["ABCDEFGH".index(c) for c in word]].prod(1) for word in words]
     return np.column_stack([free, *set_to]) > 0
+
+
+def least_squares(on: Bools) -> Floats:
+    """How the means of runs (N, k) give the effect of each change, shape (k, N); zero where they cannot."""
+    x = _with_constant(on)
+    inverse = np.linalg.pinv(x)
+    known = np.isclose(inverse @ x, np.eye(x.shape[1])).all(1, keepdims=True)
+    return np.where(known, inverse, 0.0)[1:]
 
 
 def resolution(on: Bools) -> int | None:
@@ -264,9 +273,3 @@ def _without_excluding(
 
 def _with_constant(columns: NDArray[np.generic]) -> Floats:
     return np.column_stack([np.ones(len(columns)), columns.astype(float)])
-
-
-def listed(items: Iterable[object], joined: str) -> str:
-    """`a, b and c`."""
-    *first, last = map(str, items)
-    return f" {joined} ".join(filter(None, (", ".join(first), last)))
