@@ -33,6 +33,7 @@ from .model.config import ViTConfig as ViTConfig
 from .model.vit import ViT as ViT
 from .model.vit import vit as vit
 from .recipes import Recipe as Recipe
+from .stats.decide import decide as decide
 from .study import Study as Study
 
 __version__: str

@@ -21,6 +21,7 @@ COMMANDS = {
     "finetune": "adapt trained weights to other images: all of them, or attention alone",
     "evaluate": "evaluate trained weights: accuracy, calibration, few-shot, corruptions",
     "report": "rebuild results and report.html from a study's folder",
+    "decide": "verdicts on scores of your own, from a CSV file: arm, seed, score",
     "changes": "list the design changes: paper, what they preserve, cost, published gain",
     "recipes": "list the recipes: paper, data, expected number",
     "recipe": "show a recipe resolved for a data set: steps, learning rates, augmentation; rehearse it here",

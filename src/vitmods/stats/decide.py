@@ -199,8 +199,9 @@ def _compare_all(
         if found.seeds[row] < 2 or plan.too_early:
             continue
         half = float(half_width(variance[row], df[row], part, plan.alpha, len(variance)).total)
-        effect = plan.sign * float(found.estimate[row])
-        pairs[arms[j], arms[i]] = Pair(effect, effect - half, effect + half)
+        if math.isfinite(half):
+            effect = plan.sign * float(found.estimate[row])
+            pairs[arms[j], arms[i]] = Pair(effect, effect - half, effect + half)
         if part is not None:
             total[row], freedom[row] = total[row] + part.variance, total_df(variance[row], df[row], part)
     compared = {arm for pair in pairs for arm in pair} - set(unstable)

@@ -153,7 +153,7 @@ def incomplete_errors(scores: Array, present: Mask) -> tuple[Array, Array, Array
     return mse.reshape(shape), df.reshape(shape), unbiased.reshape(*shape, g)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=64)
 def _layout(pattern: bytes, g: int, n: int) -> tuple[Array, float, Array, Mask]:
     """For a pattern of cells: M = I - X(X'X)^-1 X', df_e, H^-1 with H[a,b] = sum of M^2 between a and b; v is told."""
     present = np.frombuffer(pattern, dtype=bool)

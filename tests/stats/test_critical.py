@@ -1,0 +1,64 @@
+"""Critical values against t, tabulated values, adaptive integration and scipy's Dunnett test."""
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from vitmods.stats.critical import critical_value, exceedance
+
+
+@pytest.mark.parametrize("df", [1, 4, 17.5, np.inf])
+@pytest.mark.parametrize("rho", [0.0, 0.5])
+def test_of_one_contrast_it_is_students(df, rho):
+    assert critical_value(1, df, 0.05, rho) == pytest.approx(stats.t.ppf(0.975, df), abs=1e-6)
+    assert critical_value(1, df, 0.05, rho, one_sided=True) == pytest.approx(stats.t.ppf(0.95, df), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("k", "df", "alpha", "rho", "expected"),
+    [
+        (4, 10, 0.05, 0.5, 2.8905),
+        (2, 6, 0.05, 0.5, 2.8628),
+        (8, 16, 0.05, 0.5, 2.9736),
+        (4, 8, 0.04, 0.5, 3.1765),
+        (4, 12, 0.010, 0.5, 3.7095),
+        (4, 14, 0.05, 0.0, 2.8297),
+    ],
+)
+def test_tabulated(k, df, alpha, rho, expected):
+    assert critical_value(k, df, alpha, rho) == pytest.approx(expected, abs=5e-4)
+
+
+def test_the_quadrature_equals_an_adaptive_one():
+    def given(s):
+        def inside(z):
+            both = stats.norm.cdf(np.sqrt(2) * 2.5 * s - z) - stats.norm.cdf(-np.sqrt(2) * 2.5 * s - z)
+            return both**3 * stats.norm.pdf(z)
+
+        return integrate.quad(inside, -8, 8, epsabs=1e-10)[0] * stats.chi.pdf(s * np.sqrt(7), 7) * np.sqrt(7)
+
+    expected = 1 - integrate.quad(given, 0, 6, epsabs=1e-9)[0]
+    assert exceedance(2.5, 3, 7, 0.5) == pytest.approx(expected, abs=1e-6)
+
+
+def test_it_agrees_with_scipys_dunnett():
+    rng = np.random.default_rng(3)
+    samples = rng.standard_normal((4, 6)) + np.array([0, 0.4, 1.2, 1.9])[:, None]
+    reference = stats.dunnett(*samples[1:], control=samples[0], random_state=np.random.default_rng(0))
+    for statistic, p in zip(reference.statistic, reference.pvalue):
+        assert exceedance(abs(statistic), 3, 20, 0.5) == pytest.approx(p, abs=0.003)
+
+
+def test_between_grid_points_it_is_as_good_as_on_them():
+    for df in (1.3, 2.9, 7.7, 33.3):
+        assert exceedance(float(critical_value(4, df, 0.05)), 4, df, 0.5) == pytest.approx(0.05, abs=1e-6)
+        one = float(critical_value(4, df, 0.05, one_sided=True))
+        assert exceedance(one, 4, df, 0.5, one_sided=True) == pytest.approx(0.05, abs=1e-6)
+
+
+def test_arrays_infinity_and_nan():
+    found = critical_value(3, [[5.0, np.inf], [np.nan, 5.0]], 0.05)
+    assert found.shape == (2, 2)
+    assert found[0, 0] == found[1, 1] > found[0, 1] > stats.norm.ppf(0.975)
+    assert np.isnan(found[1, 0])
+    assert critical_value(5, 8, 0.05, rho=0.0) > critical_value(5, 8, 0.05) > critical_value(4, 8, 0.05)
