@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from numpy.typing import ArrayLike
 
-from vitmods.stats.fit import Contrasts
+from vitmods.stats.fit import Array, Contrasts
 from vitmods.stats.gains import Gains, gains_of
 from vitmods.stats.images import ImagesPart
 from vitmods.stats.read import Table, check_fractions
-from vitmods.stats.verdict import FRACTION, POINTS, Claim, Effect, Verdict, verdict_of
+from vitmods.stats.verdict import FAVORABLE, FRACTION, POINTS, Claim, Effect, Verdict, verdict_of
 from vitmods.stats.width import HalfWidth
 from vitmods.util.errors import UserError
 
 ALPHA = 0.05
+ENOUGH_DF = 4  # from which two seeds have an interval
 
 
 @dataclass(frozen=True)
@@ -51,33 +54,44 @@ class Reading:
 
 def effect_of(
     name: str,
-    i: int,
+    i: int | tuple[int, ...],
     found: Contrasts,
     half: HalfWidth,
     part: ImagesPart | None,
-    means: tuple[float, float],
-    failures: tuple[int, int],
     family: int,
+    means: Sequence[float],
+    failures: Sequence[int],
     reading: Reading,
+    two_seeds: bool,
 ) -> Effect:
     """Of contrast `i`. `means`, in gains, and `failures`: those without and with what is named. It is unstable if it
-    fails more often."""
-    gain, variance, n = float(found.estimate[i]), float(half.variance[i]), int(found.seeds[i])
+    fails more often. `two_seeds`: these may show something favorable."""
+    gain, variance, n, df = (float(x[i]) for x in (found.estimate, half.variance, found.seeds, half.df))
     # No spread at all comes from a coarse metric, not from certainty.
-    total, seeds = (float(width) if 0 < width < math.inf else math.nan for width in (half.total[i], half.seeds[i]))
-    read = total if reading.generalize == "images" else seeds
-    verdict = verdict_of(gain - read, gain + read, reading.margin, failures[1] > failures[0])
+    shown, known = n > 2 or (n == 2 and df >= ENOUGH_DF), math.isfinite(variance)
+    total, seeds = (float(x[i]) if shown and 0 < x[i] < math.inf else math.nan for x in (half.total, half.seeds))
     images = math.nan if part is None else float(part.variance[i])
-    error = math.sqrt(variance + (images if part is not None and reading.generalize == "images" else 0.0))
-    sign, known = reading.sign, math.isfinite(variance)
+    new_images = reading.generalize == "images"
+    read, error = (total, math.sqrt(np.nansum([variance, images]))) if new_images else (seeds, math.sqrt(variance))
+    verdict = verdict_of(gain - read, gain + read, reading.margin, failures[1] > failures[0])
+    doubtful = n == 2 and shown and not two_seeds
+    if doubtful and verdict in FAVORABLE:
+        verdict = Verdict.OPEN
+    sign = reading.sign
     return Effect(
         arm=name, effect=sign * gain, low=sign * gain - total, high=sign * gain + total,
-        seeds_low=sign * gain - seeds, seeds_high=sign * gain + seeds, verdict=verdict, n=n,
+        seeds_low=sign * gain - seeds, seeds_high=sign * gain + seeds, verdict=verdict, n=int(n),
         base_mean=sign * means[0], arm_mean=sign * means[1],
-        sd=math.sqrt(variance * n / 2) if known else math.nan, df=float(half.df[i]) if known else math.nan,
+        sd=math.sqrt(variance * n / 2) if known else math.nan, df=df if known else math.nan,
         spread_ratio=math.nan, correlation=math.nan, images_sd=math.sqrt(images),
-        failures=failures[1], base_failures=failures[0], margin=reading.margin, family=family, alpha=reading.alpha,
-        unit=reading.unit, images=0 if part is None else part.m, higher_is_better=reading.higher_is_better,
-        generalize=reading.generalize,
-        leans=("up" if gain > 0 else "down") if verdict == Verdict.OPEN and abs(gain) > error else "",
+        failures=int(failures[1]), base_failures=int(failures[0]), margin=reading.margin, family=family,
+        alpha=reading.alpha, unit=reading.unit, images=0 if part is None else part.m,
+        higher_is_better=reading.higher_is_better, generalize=reading.generalize,
+        notes=("assumes that arms vary alike",) if doubtful else (),
+        leans=("up" if gain > 0 else "down") if verdict == Verdict.OPEN and known and abs(gain) > error else "",
     )  # fmt: skip
+
+
+def mean_of(values: Array) -> float:
+    """NaN of none."""
+    return float(values.mean()) if len(values) else math.nan

@@ -11,7 +11,6 @@ from the remaining runs, which assumes that changes add up.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vitmods.stats import tables
-from vitmods.stats.contrast import ALPHA, Reading, effect_of
+from vitmods.stats.contrast import ALPHA, Reading, effect_of, mean_of
 from vitmods.stats.design import Design, least_squares
 from vitmods.stats.fit import Array, Contrasts, Mask, contrasts, noise
 from vitmods.stats.images import ImagesPart, images_part
@@ -161,9 +160,11 @@ class _Study:
         found = replace(found, estimate=np.where(weights.any(-1), found.estimate, np.nan))
         effects = {}
         for i, (name, adds) in enumerate(zip(names, on, strict=True)):
-            means = _mean(self.means[~adds[self.kept]]), _mean(self.means[adds[self.kept]])
+            means = mean_of(self.means[~adds[self.kept]]), mean_of(self.means[adds[self.kept]])
             failures = 0, int(self.failures[adds].sum())
-            effects[name] = effect_of(name, i, found, half, part, means, failures, len(names), self.reading)
+            effects[name] = effect_of(
+                name, i, found, half, part, len(names), means, failures, self.reading, two_seeds=True
+            )
         return effects
 
 
@@ -186,7 +187,3 @@ def _failed(names: Sequence[str], failures: Array, ended: Array) -> list[str]:
             f"trials diverged or collapsed: {listing(runs)}; these runs are left out, which assumes that changes add up"
         )
     return found
-
-
-def _mean(values: Array) -> float:
-    return float(values.mean()) if len(values) else math.nan
