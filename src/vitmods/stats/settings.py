@@ -3,12 +3,16 @@
 Every setting b of B has its own base and is fitted by itself. Settings are fixed, not a sample of others: what is said
 holds for these. With d[a,b] the effect of arm a in setting b and V[a,b] its variance over seeds,
 
-    average     mean over b of d[a,b],           weights 1/B
-    departure   d[a,b] minus the average,        weights (1 for b, else 0) - 1/B
-    variance    V = sum of weight^2 V[a,b],      df = V^2 / sum((weight^2 V[a,b])^2 / df[a,b])    (Satterthwaite)
+    average     mean over b of d[a,b],        weights u = 1/B
+    departure   d[a,b] minus the average,     weights u = (1 for b, else 0) - 1/B
+    variance    V = sum of u^2 V[a,b],        df = V^2 / sum((u^2 V[a,b])^2 / df[a,b])    (Satterthwaite), at most what
+                                              it is for equal V[a,b]
 
 All settings are tested on the same images, and the images part is that of the weighted sum of per-image differences.
-Averages, single settings and departures are three families; the intervals of each hold together by themselves.
+
+Averages, single settings and departures are three families; the intervals of each hold together by themselves. Critical
+values are those of k arms against one base (Dunnett), for a single setting and its departures at level
+1 - (1 - alpha)^(1/B), since settings are independent.
 """
 
 from __future__ import annotations
@@ -109,13 +113,13 @@ def families(
     """
     count = each.estimate.shape[-2]
     one, mean = np.eye(count), np.full((1, count), 1 / count)
-    # The departures of two settings are one contrast, with opposite signs.
-    asked = [(mean, k, 0.5), (one, k * count, 0.0), (one - mean, k * (count if count > 2 else 1), 0.0)]
+    single = 1 - (1 - alpha) ** (1 / count)  # of each of B independent settings, in which arms share a base
+    asked = [(mean, alpha), (one, single), (one - mean, single if count > 2 else alpha)]  # two settings depart as one
     found = []
-    for weights, size, rho in asked:
+    for weights, level in asked:
         sums = combine(each, weights)
         part = None if images is None else _images_part(images, weights)
-        found.append((sums, half_width(sums.pooled, sums.pooled_df, part, alpha, size, rho), part, size))
+        found.append((sums, half_width(sums.pooled, sums.pooled_df, part, level, k, 0.5), part, k * len(weights)))
     return found
 
 
@@ -126,6 +130,8 @@ def combine(each: Contrasts, weights: Array) -> Contrasts:
     with np.errstate(invalid="ignore", divide="ignore"):
         estimate, total = _sums(weights, each.estimate), _sums(weights**2, variance)
         freedom = total**2 / _sums(weights**4, variance**2 / df)
+        equal = _sums(weights**2, np.ones_like(df)) ** 2 / _sums(weights**4, 1 / df)
+        freedom = np.minimum(freedom, equal)  # a setting that happens to vary little has no more df
     seeds = np.stack([each.seeds[..., row != 0, :].min(-2) for row in weights], -2)
     return Contrasts(estimate, seeds, total, freedom, np.full_like(total, np.inf), freedom)
 
@@ -164,7 +170,7 @@ def _arm(arm: str, a: int, gains: Mapping[str, Gains], reading: Reading) -> list
     told = [(means.mean(0, keepdims=True), failures.sum(0, keepdims=True)), (means, failures), (means, failures)]
     return [
         {
-            name: effect_of(name, (b, 0), *contrast, mean[b], failed[b], reading, two_seeds=False)
+            name: effect_of(name, (b, 0), *contrast, mean[b], failed[b], reading, two_seeds=len(names) == 1)
             for b, name in enumerate(names)
         }
         for contrast, names, (mean, failed) in zip(found, ((arm,), gains, gains), told, strict=True)
@@ -179,6 +185,5 @@ def _notes(arms: Sequence[str], gains: Mapping[str, Gains]) -> list[str]:
         for arm, count, of in zip(arms, one.failures.sum(-1), one.ended.sum(-1), strict=True)
         if count
     ]
-    return (
-        [f"trials diverged or collapsed: {listing(counts)}; effects are of the trials that survived"] if counts else []
-    )
+    text = f"trials diverged or collapsed: {listing(counts)}; effects are of the trials that survived"
+    return [text] if counts else []
