@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy import integrate, stats
+from scipy import integrate, special, stats
 
 from vitmods.stats.critical import critical_value, exceedance
 
@@ -30,15 +30,18 @@ def test_tabulated(k, df, alpha, rho, expected):
 
 
 def test_the_quadrature_equals_an_adaptive_one():
-    def given(s):
-        def inside(z):
-            both = stats.norm.cdf(np.sqrt(2) * 2.5 * s - z) - stats.norm.cdf(-np.sqrt(2) * 2.5 * s - z)
-            return both**3 * stats.norm.pdf(z)
+    k, df, c = 3, 7, 2.5
 
-        return integrate.quad(inside, -8, 8, epsabs=1e-10)[0] * stats.chi.pdf(s * np.sqrt(7), 7) * np.sqrt(7)
+    def density(s):  # of sqrt(chi2 / df)
+        log = (1 - df / 2) * np.log(2) - special.gammaln(df / 2) + (df - 1) * np.log(s * np.sqrt(df)) - df * s * s / 2
+        return np.exp(log) * np.sqrt(df)
 
-    expected = 1 - integrate.quad(given, 0, 6, epsabs=1e-9)[0]
-    assert exceedance(2.5, 3, 7, 0.5) == pytest.approx(expected, abs=1e-6)
+    def inside(z, s):  # rho 1/2: (z + z_j) / sqrt(2)
+        both = special.ndtr(np.sqrt(2) * c * s - z) - special.ndtr(-np.sqrt(2) * c * s - z)
+        return both**k * np.exp(-z * z / 2) / np.sqrt(2 * np.pi) * density(s)
+
+    expected = 1 - integrate.dblquad(inside, 1e-9, 5, -8, 8, epsabs=1e-9)[0]
+    assert exceedance(c, k, df, 0.5) == pytest.approx(expected, abs=1e-6)
 
 
 def test_it_agrees_with_scipys_dunnett():

@@ -18,13 +18,13 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import interpolate, special, stats
+from scipy import interpolate, optimize, special, stats
 
 Array = NDArray[np.float64]
 
 Z_NODES, S_NODES = 64, 96
 TAIL = 1e-12  # of the distribution of s, left out at both ends
-STEPS = 36  # of the bisection, in log c
+SLACK = 1e-3  # of the bracket, in log c, for the rounding of the quadrature
 GRID = np.linspace(0, 1, 25) ** 2  # of 1 / df; 0 is the normal limit
 
 
@@ -50,16 +50,14 @@ def _curve(k: int, alpha: float, rho: float, one_sided: bool) -> interpolate.Cub
 
 
 def _solve(k: int, df: float, alpha: float, rho: float, one_sided: bool) -> float:
-    """One critical value, by bisection between the t quantiles of one contrast and of Bonferroni's inequality."""
+    """One critical value, between the t quantiles of one contrast and of Bonferroni's inequality."""
     tails = 1 if one_sided else 2
     low, high = np.log(special.stdtrit(df, 1 - alpha / tails / np.array([1, k])))
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        if exceedance(float(np.exp(middle)), k, df, rho, one_sided) > alpha:
-            low = middle
-        else:
-            high = middle
-    return float(np.exp((low + high) / 2))
+
+    def excess(log_c: float) -> float:
+        return exceedance(float(np.exp(log_c)), k, df, rho, one_sided) - alpha
+
+    return float(np.exp(optimize.brentq(excess, low - SLACK, high + SLACK, xtol=1e-10)))
 
 
 def exceedance(c: float, k: int, df: float, rho: float, one_sided: bool = False) -> float:

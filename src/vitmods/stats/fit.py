@@ -108,13 +108,14 @@ def contrasts(scores: Array, weights: Array, errors: Errors, floor: float = 0.0)
 def noise(scores: Array, floor: float = 0.0, pooled: Mask | None = None) -> Errors:
     """MSE, v and w of studies (..., g, n)."""
     present = np.isfinite(scores) if pooled is None else np.isfinite(scores) & pooled
-    g, count = scores.shape[-2], present.sum(-1).astype(float)
+    count = present.sum(-1).astype(float)
     if present.all():
         mse, df_error, unbiased = complete_errors(scores)
     else:
         mse, df_error, unbiased = incomplete_errors(scores, present)
+    mse = np.where(df_error > 0, mse, np.nan)
     with np.errstate(invalid="ignore", divide="ignore"):
-        own = np.maximum(unbiased, 0) if g > 2 else unbiased
+        own = np.where(df_error[..., None] > 0, np.maximum(unbiased, 0), np.nan)
         drawn = (PRIOR_DF * mse[..., None] + (count - 1) * own) / (PRIOR_DF + count - 1)
         guarded = np.where(count > 0, np.maximum(np.maximum(drawn, own), floor**2), np.nan)
         cells = np.where(present, scores, np.nan)

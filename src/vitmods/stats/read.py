@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,8 @@ def check_fractions(table: Table) -> None:
     """Raises `UserError` for scores that look like percentages."""
     if np.nanmax(np.abs(table.trials), initial=0.0) > LARGEST_FRACTION:
         raise UserError(
-            "Scores must be fractions, as a rule between 0 and 1 (0.93, not 93). For scores in percent say "
-            "unit='points'."
+            "Scores must be fractions, as a rule between 0 and 1 (0.93, not 93). For scores in percent the unit "
+            "is points (unit='points' or --unit points)."
         )
 
 
@@ -97,27 +97,31 @@ def read_csv(path: str | Path) -> dict[str, dict[int, Any]]:
     if not path.is_file():
         raise UserError(f"There is no file {path}.")
     found: dict[str, dict[int, dict[str, float]]] = {}
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file, skipinitialspace=True)
-        columns = reader.fieldnames or []
-        for column in ("arm", "seed", "score"):
-            if column not in columns:
-                has = f"it has {', '.join(columns)}" if columns else "it is empty"
-                raise UserError(f"{path}: there is no column {column} ({has}); the first line must be arm,seed,score.")
-        try:
+    for where, row in _rows(path):
+        arm, image = row["arm"], row.get("image", "")
+        if not arm:
+            raise UserError(f"{where}: the name of the arm is missing.")
+        trial = found.setdefault(arm, {}).setdefault(_seed(row["seed"], where), {})
+        if image in trial:
+            raise UserError(f"{where}: {arm} with this seed has this score already; remove one of the lines.")
+        trial[image] = _score(row["score"], where)
+    return {arm: {seed: _value(trial) for seed, trial in seeds.items()} for arm, seeds in _aligned(found, path).items()}
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """(file and line, the line by column)."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, restval="")
+            columns = reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
+            for column in ("arm", "seed", "score"):
+                if column not in columns:
+                    has = f"it has {', '.join(columns)}" if columns else "it is empty"
+                    raise UserError(f"{path}: there is no column {column} ({has}); the columns are arm,seed,score.")
             for row in reader:
-                where = f"{path}, line {reader.line_num}"
-                arm = (row["arm"] or "").strip()
-                if not arm:
-                    raise UserError(f"{where}: the name of the arm is missing.")
-                trial = found.setdefault(arm, {}).setdefault(_seed(row["seed"], where), {})
-                image = (row.get("image") or "").strip()
-                if image in trial:
-                    raise UserError(f"{where}: {arm} with this seed has this score already; remove one of the lines.")
-                trial[image] = _score(row["score"], where)
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise UserError(f"{path} cannot be read as CSV: {error}.") from error
-    return {arm: _values(seeds, arm, path, "image" in columns) for arm, seeds in _aligned(found, path).items()}
+                yield f"{path}, line {reader.line_num}", {name: row[name].strip() for name in columns}
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read as CSV: {error}.") from error
 
 
 def _aligned(found: dict[str, dict[int, dict[str, float]]], path: Path) -> dict[str, dict[int, dict[str, float]]]:
@@ -142,22 +146,22 @@ def _aligned(found: dict[str, dict[int, dict[str, float]]], path: Path) -> dict[
     return found
 
 
-def _values(seeds: dict[int, dict[str, float]], arm: str, path: Path, per_image: bool) -> dict[int, Any]:
-    values = {seed: list(trial.values()) for seed, trial in seeds.items()}
-    return {seed: np.array(value) if per_image else value[0] for seed, value in values.items()}
+def _value(trial: dict[str, float]) -> Any:
+    """A number for the trial, or one for each image where images have names."""
+    values = np.array(list(trial.values()))
+    return float(values[0]) if list(trial) == [""] else values
 
 
-def _seed(text: str | None, where: str) -> int:
+def _seed(text: str, where: str) -> int:
     try:
-        return int((text or "").strip())
+        return int(text)
     except ValueError:
         raise UserError(f"{where}: the seed must be a whole number, not {text!r}.") from None
 
 
-def _score(text: str | None, where: str) -> float:
-    word = (text or "").strip()
+def _score(text: str, where: str) -> float:
     try:
-        value = math.nan if word.lower() == "diverged" else float(word)
+        value = math.nan if text.lower() == "diverged" else float(text)
     except ValueError:
-        raise UserError(f"{where}: the score must be a number (or `diverged`), not {word!r}.") from None
+        raise UserError(f"{where}: the score must be a number (or `diverged`), not {text!r}.") from None
     return value if math.isfinite(value) else math.nan

@@ -1,0 +1,104 @@
+"""`vitmods decide`: from a CSV file to a table, and what a file can lack."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+import vitmods as vm
+from vitmods.cli import main
+from vitmods.stats.read import read_csv
+
+LINES = ["arm,seed,score", "base,0,0.80", "base,1,0.81", "base,2,0.79", "dpn,0,0.90", "dpn,1,0.91", "dpn,2,0.905"]
+
+
+def written(folder, lines):
+    path = folder / "scores.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def refused(capsys, *arguments):
+    assert main(["decide", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("vitmods decide: ")
+    assert "not foreseen" not in said.err
+    return said.err
+
+
+def test_a_score_for_each_trial(tmp_path, capsys):
+    assert main(["decide", written(tmp_path, LINES)]) == 0
+    said = capsys.readouterr().out
+    assert "dpn" in said
+    assert "helps" in said
+    assert "these images" in said
+
+
+def test_a_score_for_each_image_in_any_order(tmp_path, capsys):
+    x = (np.random.default_rng(0).random((3, 4, 30)) < 0.7).astype(int)
+    rows = [(arm, s, f"{i:02}.png", x[a, s, i]) for a, arm in enumerate(("base", "a", "b")) for s in range(4)
+            for i in range(30)]  # fmt: skip
+    with (tmp_path / "scores.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["arm", "seed", "image", "score"])
+        writer.writerows(np.random.default_rng(1).permutation(np.array(rows, dtype=object)))
+    expected = vm.decide({arm: dict(enumerate(x[a])) for a, arm in enumerate(("base", "a", "b"))})
+    found = vm.decide(tmp_path / "scores.csv")
+    assert found["a"].low == pytest.approx(expected["a"].low)
+    assert found["a"].images == 30
+    assert main(["decide", str(tmp_path / "scores.csv"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["effects"]["b"]["low"] == pytest.approx(expected["b"].low)
+
+
+def test_forms_and_settings(tmp_path, capsys):
+    path = written(tmp_path, LINES)
+    for option, sign in (("--markdown", "| dpn | +10."), ("--latex", r"\toprule"), ("--json", '"verdict": "helps"')):
+        assert main(["decide", path, option]) == 0
+        assert sign in capsys.readouterr().out
+    assert main(["decide", path, "--base", "dpn", "--margin", "0.1", "--json"]) == 0
+    effect = json.loads(capsys.readouterr().out)["effects"]["base"]
+    assert (effect["verdict"], effect["margin"]) == ("hurts", 0.1)
+    assert main(["decide", path, "--unit", "nats", "--lower-is-better", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["effects"]["dpn"]["verdict"] == "hurts"
+    assert "one of --markdown" in refused(capsys, path, "--markdown", "--json")
+
+
+def test_a_trial_that_diverged(tmp_path):
+    scores = read_csv(written(tmp_path, [*LINES, "dpn,3,diverged", "base,3,0.8", "base,4,NaN"]))
+    assert np.isnan(scores["dpn"][3])
+    assert np.isnan(scores["base"][4])
+    per_image = ["arm,seed,image,score", "base,0,a,1", "base,0,b,0", "dpn,0,,diverged"]
+    assert np.isnan(read_csv(written(tmp_path, per_image))["dpn"][0])
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "it is empty"),
+        (["arm,seed,accuracy", *LINES[1:]], "no column score (it has arm, seed, accuracy)"),
+        ([*LINES, "rms,0,good"], "line 8: the score must be a number (or `diverged`), not 'good'"),
+        ([*LINES, "rms,0,"], "line 8: the score must be a number"),
+        ([*LINES, "rms,first,0.9"], "line 8: the seed must be a whole number, not 'first'"),
+        ([*LINES, ",0,0.9"], "line 8: the name of the arm is missing"),
+        ([*LINES, "dpn,2,0.9"], "line 8: dpn with this seed has this score already"),
+        (["arm,seed,score", "base,0,0.8", "dpn,0,0.9"], "No arm shares two seeds with base"),
+        (["arm,seed,score", "bass,0,0.8", "dpn,0,0.9"], "no arm base to compare with. Did you mean 'bass'?"),
+        (["arm,seed,score", "base,0,0.8"], "base is the only arm"),
+        (["arm,seed,score", "base,0,80", "dpn,0,90"], "unit='points'"),
+        (["arm,seed,score"], "there is no score in it"),
+        (["arm,seed,image,score", "base,0,a,1", "base,0,b,1", "dpn,0,a,1"], "not the same images as base with seed 0"),
+    ],
+)
+def test_what_a_file_can_lack(tmp_path, capsys, lines, message):
+    assert message in refused(capsys, written(tmp_path, lines))
+
+
+def test_settings_that_are_wrong(tmp_path, capsys):
+    path = written(tmp_path, LINES)
+    assert "margin must be 0 or more" in refused(capsys, path, "--margin", "-1")
+    assert "4 to 32 seeds" in refused(capsys, path, "--most-seeds", "2")
+    assert "There is no file" in refused(capsys, str(tmp_path / "other.csv"))
+    (tmp_path / "binary.csv").write_bytes(b"arm,seed,score\nbase,0,\xff\xfe\n")
+    assert "cannot be read as CSV" in refused(capsys, str(tmp_path / "binary.csv"))

@@ -1,0 +1,340 @@
+"""Verdicts of whole studies: properties that hold for all, odd cases one by one, and the tables."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+import vitmods as vm
+from vitmods.stats.critical import critical_value
+from vitmods.stats.fit import fit
+from vitmods.stats.verdict import Effect, Verdict, verdict_of
+from vitmods.stats.width import against_base
+from vitmods.util.errors import UserError
+
+STUDY = {"g": st.integers(2, 4), "n": st.integers(3, 6), "seed": st.integers(0, 10**6)}
+
+
+def images_of(g, n, seed, m=40):
+    """Right or wrong of m images."""
+    rng = np.random.default_rng(seed)
+    skill = rng.uniform(0.3, 0.9, m) + 0.3 * rng.standard_normal((g, 1, m))
+    return (rng.random((g, n, m)) < skill).astype(float)
+
+
+def as_scores(array):
+    return {name: dict(enumerate(rows)) for name, rows in zip(("base", "a", "b", "c", "d", "e"), array)}
+
+
+def normal(g, n, seed=0, sd=0.01):
+    return as_scores(0.8 + sd * np.random.default_rng(seed).standard_normal((g, n)))
+
+
+def numbers(effect):
+    return [effect.effect, effect.low, effect.high, effect.seeds_low, effect.seeds_high]
+
+
+def same(one, other, exact=("verdict", "n")):
+    for arm, effect in one.effects.items():
+        assert numbers(effect) == pytest.approx(numbers(other[arm]), nan_ok=True, abs=1e-9)
+        assert all(getattr(effect, name) == getattr(other[arm], name) for name in exact)
+    assert set(one.best) == set(other.best)
+
+
+@settings(max_examples=25, deadline=None)
+@given(**STUDY)
+def test_order_changes_nothing(g, n, seed):
+    x, rng = images_of(g, n, seed), np.random.default_rng(seed)
+    found = vm.decide(as_scores(x))
+    arms = dict(reversed(as_scores(x).items()))
+    same(found, vm.decide(arms))
+    same(found, vm.decide(as_scores(x[:, rng.permutation(n)])))
+    same(found, vm.decide(as_scores(x[..., rng.permutation(x.shape[-1])])))
+
+
+@settings(max_examples=25, deadline=None)
+@given(**STUDY)
+def test_shifts_change_nothing_and_scales_scale(g, n, seed):
+    x = np.random.default_rng(seed).standard_normal((g, n, 20))
+    found = vm.decide(as_scores(x), margin=0.1, unit="nats")
+    same(found, vm.decide(as_scores(x + 3), margin=0.1, unit="nats"))
+    scaled = vm.decide(as_scores(4 * x), margin=0.4, unit="nats")
+    for arm, effect in found.effects.items():
+        assert [4 * value for value in numbers(effect)] == pytest.approx(numbers(scaled[arm]), nan_ok=True)
+        assert effect.verdict == scaled[arm].verdict
+
+
+@settings(max_examples=25, deadline=None)
+@given(**STUDY)
+def test_a_flipped_sign_swaps_helps_and_hurts(g, n, seed):
+    x = np.random.default_rng(seed).standard_normal((g, n)) + 3 * np.arange(g)[:, None]
+    found, flipped = (vm.decide(as_scores(sign * x), unit="nats") for sign in (1, -1))
+    losses = vm.decide(as_scores(-x), unit="nats", higher_is_better=False)
+    swap = {"helps": "hurts", "hurts": "helps", "no worse": "no gain", "no gain": "no worse"}
+    for arm, effect in found.effects.items():
+        assert flipped[arm].verdict == swap.get(effect.verdict, effect.verdict)
+        assert losses[arm].verdict == effect.verdict
+        assert losses[arm].effect == flipped[arm].effect == -effect.effect
+        assert losses[arm].low == pytest.approx(-effect.high)
+
+
+@settings(max_examples=40, deadline=None)
+@given(**STUDY, margin=st.sampled_from([0.0, 0.5, 5.0, 40.0]))
+def test_verdicts_follow_from_intervals_and_intervals_hold_one_another(g, n, seed, margin):
+    found = vm.decide(as_scores(images_of(g, n, seed)), margin=margin, chance=None)
+    seeds_only = vm.decide(as_scores(images_of(g, n, seed)), margin=margin, generalize="seeds")
+    for arm, effect in found.effects.items():
+        assume(not effect.failures)
+        assert effect.low <= effect.seeds_low <= effect.effect <= effect.seeds_high <= effect.high
+        assert effect.verdict == verdict_of(effect.low, effect.high, margin)
+        assert seeds_only[arm].verdict == verdict_of(effect.seeds_low, effect.seeds_high, margin)
+
+
+@pytest.mark.parametrize("df", [3.0, 12.0])
+def test_more_arms_never_narrow_an_interval_of_the_same_variance(df):
+    widths = [float(critical_value(k, df, 0.04)) for k in (2, 3, 4, 8)]
+    assert widths == sorted(widths)
+    found = fit(np.random.default_rng(0).standard_normal((4, 5))).against
+    families = [against_base(found, None, 0.05, k).seeds for k in (3, 4, 8)]
+    assert (families[0] < families[1]).all()
+    assert (families[1] < families[2]).all()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.1, 3, "helps"), (0.1, 0.2, "helps"), (-3, -0.1, "hurts"), (-0.2, -0.1, "hurts"), (-0.4, 0.4, "equivalent"),
+        (-0.4, 0.6, "no worse"), (-0.6, 0.4, "no gain"), (-0.6, 0.6, "open"), (math.nan, math.nan, "open"),
+    ],
+)  # fmt: skip
+def test_the_verdicts(low, high, expected):
+    assert verdict_of(low, high, 0.5) == expected
+    assert verdict_of(low, high, 0.5, unstable=True) == ("hurts" if expected == "hurts" else "unstable")
+
+
+def test_one_arm_has_the_paired_t_interval():
+    scores = normal(2, 6)
+    a, b = (100 * np.array(list(scores[arm].values())) for arm in ("a", "base"))
+    expected, effect = stats.ttest_rel(a, b), vm.decide(scores)["a"]
+    interval = expected.confidence_interval(0.95)
+    assert (effect.low, effect.high) == pytest.approx((interval.low, interval.high))
+    assert effect.p_better == pytest.approx(1 - expected.pvalue / 2 if effect.effect > 0 else expected.pvalue / 2)
+    assert (effect.base_mean, effect.arm_mean) == pytest.approx((b.mean(), a.mean()))
+
+
+def test_a_large_loss_on_every_seed_hurts():
+    """... also with ten images, of which all trials get the same ones wrong."""
+    for k in (1, 2, 4):
+        for n in (3, 5):
+            x = np.ones((k + 1, n, 10))
+            x[1, :, :8] = 0
+            assert vm.decide(as_scores(x))["a"].verdict == "hurts"
+
+
+def test_a_seed_that_diverged_is_missing_and_forbids_a_favorable_verdict():
+    scores = normal(3, 6)
+    scores["a"] = {seed: value + 0.1 for seed, value in scores["a"].items()}
+    assert vm.decide(scores)["a"].verdict == "helps"
+    for lost in (math.nan, math.inf):
+        scores["a"][2] = lost
+        found = vm.decide(scores)
+        assert (found["a"].verdict, found["a"].n, found["a"].failures) == ("unstable", 5, 1)
+        assert "a 1 of 6" in found.notes[0]
+        assert "a" not in found.best
+    del scores["a"][2]
+    assert vm.decide(scores, failed={"a": {2: "diverged"}})["a"].verdict == "unstable"
+    scores["base"][2] = math.nan
+    assert vm.decide(scores, failed={"a": {2: "diverged"}})["a"].verdict == "helps"  # base fails as often
+
+
+def test_an_unstable_arm_that_is_worse_hurts():
+    scores = normal(3, 6)
+    scores["a"] = {seed: value - 0.2 for seed, value in scores["a"].items()} | {1: math.nan}
+    assert vm.decide(scores)["a"].verdict == "hurts"
+
+
+def test_an_arm_that_fails_far_more_often_than_base_hurts():
+    scores = normal(3, 8)
+    scores["a"] |= dict.fromkeys(range(6), math.nan)
+    found = vm.decide(scores)["a"]
+    assert found.verdict == "hurts"
+    assert "fails: 6 of 8, base 0 of 8" in found.notes
+    scores = normal(3, 4)
+    scores["a"] = dict.fromkeys(range(4), math.nan)
+    assert vm.decide(scores)["a"].verdict == "hurts"
+    assert math.isnan(vm.decide(scores)["a"].effect)
+    assert vm.decide(normal(3, 3) | {"a": dict.fromkeys(range(3), math.nan)})["a"].verdict == "unstable"
+
+
+def test_base_that_fails_comes_first_and_its_seed_is_left_out():
+    scores = normal(3, 8)
+    scores["base"] |= dict.fromkeys(range(1, 6), math.nan)
+    found = vm.decide(scores)
+    assert found.notes[0].startswith("5 trials of base failed")
+    assert found["a"].n == 3
+    assert "steadier than base" in found["a"].notes
+
+
+def test_a_collapsed_run_is_found_and_leaves_the_other_arms_alone():
+    scores = normal(4, 3)
+    before = vm.decide({arm: seeds for arm, seeds in scores.items() if arm != "c"}, family=3)
+    scores["c"][1] = 0.1
+    found = vm.decide(scores)
+    assert found["c"].verdict == "unstable"
+    assert found["c"].failures == 1
+    for arm in ("a", "b"):
+        assert found[arm].half == pytest.approx(before[arm].half, rel=0.25)
+    assert found["c"].half > 5 * found["a"].half
+
+
+def test_two_seeds_say_little():
+    assert math.isnan(vm.decide(normal(3, 2))["a"].low)
+    scores = normal(5, 2)
+    scores["a"] = {seed: value + 0.5 for seed, value in scores["a"].items()}
+    scores["b"] = {seed: value - 0.5 for seed, value in scores["b"].items()}
+    found = vm.decide(scores)
+    assert found["a"].low > 0
+    assert (found["a"].verdict, found["b"].verdict) == ("open", "hurts")
+    assert "assumes that arms vary alike" in found["a"].notes
+
+
+def test_one_seed_and_none_have_no_interval():
+    found = vm.decide({"base": {0: 0.8}, "a": {0: 0.9}, "b": {1: 0.9}, "c": {}})
+    assert [effect.n for effect in found.effects.values()] == [1, 0, 0]
+    assert {effect.verdict for effect in found.effects.values()} == {"open"}
+    assert found["a"].effect == pytest.approx(10)
+    assert found.best == ()
+
+
+def test_equal_differences_are_not_certainty():
+    scores = {"base": dict(enumerate([0.8, 0.7, 0.9])), "a": dict(enumerate([0.81, 0.71, 0.91]))}
+    assert math.isnan(vm.decide(scores)["a"].low)
+    assert vm.decide(scores)["a"].verdict == "open"
+    equal = vm.decide({arm: {s: np.ones(500) for s in range(5)} for arm in ("base", "a", "b")})
+    assert equal["a"].low < 0 < equal["a"].high  # half an image a trial
+
+
+def test_very_different_spread_at_few_seeds_is_said():
+    x = np.random.default_rng(0).standard_normal((5, 6)) * np.array([[0.05], *[[0.001]] * 4])
+    assert any("base seems to vary more" in note for note in vm.decide(as_scores(0.8 + x[:, :4])).notes)
+    assert not vm.decide(as_scores(0.8 + x)).notes
+
+
+def test_an_arm_that_is_not_finished_counts_in_the_family():
+    scores = normal(3, 5)
+    alone = vm.decide({arm: scores[arm] for arm in ("base", "a")}, family=2)
+    with_none = vm.decide(scores | {"b": dict.fromkeys(range(5))})
+    assert with_none.family == 2
+    assert numbers(with_none["a"]) == pytest.approx(numbers(alone["a"]))
+
+
+def test_without_images_it_says_so():
+    x = images_of(3, 5, 0)
+    with_images, without = vm.decide(as_scores(x)), vm.decide(as_scores(x.mean(-1)))
+    assert not with_images.without_images
+    assert without.without_images
+    assert "without per-image scores" in repr(without)
+    assert math.isnan(without["a"].images_sd)
+    assert without["a"].half < with_images["a"].half
+    assert 0 < with_images["a"].images_share < 1
+
+
+def test_images_that_belong_together():
+    x = images_of(3, 5, 0)
+    doubled, groups = np.repeat(x, 2, axis=-1), np.repeat(np.arange(x.shape[-1]), 2)
+    grouped = vm.decide(as_scores(doubled), groups=groups)
+    assert grouped["a"].images == x.shape[-1]
+    assert grouped["a"].images_sd == pytest.approx(vm.decide(as_scores(x))["a"].images_sd)
+    assert grouped["a"].half > vm.decide(as_scores(doubled))["a"].half
+    with pytest.raises(UserError, match="one label for each"):
+        vm.decide(as_scores(x), groups=[1, 2])
+    with pytest.raises(UserError, match="per-image scores"):
+        vm.decide(normal(3, 5), groups=[1, 2])
+
+
+def test_the_best_and_head_to_head():
+    x = 0.8 + 0.001 * np.random.default_rng(0).standard_normal((4, 5)) + np.array([[0], [0.05], [0.05], [-0.05]])
+    found = vm.decide(as_scores(x))
+    assert set(found.best) == {"a", "b"}
+    assert set(found.ruled_out) == {"base", "c"}
+    assert not found.pairs["b", "a"].differ
+    assert found.pairs["c", "b"].high < 0
+    assert len(found.pairs) == 6
+    assert "best: a or b (no difference shown); ruled out: base, c" in repr(found)
+
+
+def test_looks_use_complete_looks_alone():
+    scores = normal(3, 7)
+    found = vm.decide(scores, most_seeds=16)
+    assert found["a"].n == 6
+    assert found.look == "look 3 of 7, at 6 seeds"
+    assert found.alpha == 0.010
+    early = vm.decide(normal(3, 3), most_seeds=16)
+    assert early["a"].verdict == "open"
+    assert math.isnan(early["a"].low)
+    assert not early.pairs
+    assert "first of 7 looks is at 4 seeds" in repr(early)
+
+
+def test_an_arm_that_stopped_keeps_its_verdict_and_stays_in_the_fit():
+    scores = normal(4, 10)
+    stopped = vm.decide({arm: dict(list(seeds.items())[:4]) for arm, seeds in scores.items()}, most_seeds=16)["a"]
+    scores["a"] = dict(list(scores["a"].items())[:4])
+    found = vm.decide(scores, most_seeds=16, frozen={"a": stopped})
+    assert found["a"] == stopped
+    assert found["b"].n == 10
+    assert found.df > vm.decide({a: s for a, s in scores.items() if a != "a"}, most_seeds=16, family=3).df
+    assert vm.decide(scores, most_seeds=16)["b"].n == 4  # not frozen: the look waits for it
+
+
+@pytest.mark.parametrize(
+    ("scores", "settings", "message"),
+    [
+        ({"a": {0: 1.0}}, {}, "no arm base"),
+        ({"base": {0: 1.0}}, {}, "only arm"),
+        (normal(2, 3), {"margin": -1}, "margin must be 0 or more"),
+        (normal(2, 3), {"margin": math.nan}, "margin must be 0 or more"),
+        (normal(2, 3), {"generalize": "all"}, "generalize must be"),
+        (normal(3, 3), {"family": 1}, "family must count all 2 arms"),
+        (normal(2, 3), {"most_seeds": 99}, "4 to 32 seeds"),
+        (normal(2, 3), {"failed": {"z": {}}}, "without scores: z"),
+        ({"base": {0: 93.0}, "a": {0: 94.0}}, {}, "unit='points'"),
+        ({"base": {0: [1, 0]}, "a": {0: [1, 0, 1]}}, {}, "same test images"),
+        ({"base": {0: [1, 0]}, "a": {0: 0.5}}, {}, "same test images"),
+    ],
+)
+def test_what_cannot_be_compared(scores, settings, message):
+    with pytest.raises(UserError, match=message):
+        vm.decide(scores, **settings)
+
+
+def test_effects_survive_json():
+    for effect in vm.decide(normal(3, 5) | {"c": {0: 0.5}}).effects.values():
+        again = Effect.from_dict(json.loads(json.dumps(effect.to_dict())))
+        assert repr(again) == repr(effect)
+        assert again.to_dict() == effect.to_dict()
+        assert isinstance(again.verdict, Verdict)
+    with pytest.raises(TypeError):
+        Effect.from_dict(effect.to_dict() | {"mystery": 1})
+
+
+def test_tables():
+    scores = normal(3, 5)
+    scores["a_1"] = {seed: value - 0.4 for seed, value in scores.pop("a").items()}
+    found = vm.decide(scores)
+    assert repr(found["a_1"]).startswith("Effect(-39.")
+    assert repr(found["a_1"]).endswith("n=5, hurts)")
+    text = repr(found).splitlines()
+    assert text[0].split("  ")[0] == "arm"
+    assert "−39." in repr(found)
+    assert "| a_1 | −39." in found.to_markdown()
+    assert r"a\_1 & $-$39." in found.to_latex()
+    assert found.to_latex().count(r"\\") == 3
+    assert list(found.to_pandas().index) == list(found.effects)
+    assert json.loads(json.dumps(found.to_dict()))["effects"]["a_1"]["verdict"] == "hurts"
+    with pytest.raises(UserError, match="Did you mean 'a_1'"):
+        found["a1"]

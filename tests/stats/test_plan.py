@@ -1,0 +1,125 @@
+"""What can be found, against a table from separate simulations, and the sentences on what to do next."""
+
+import math
+
+import numpy as np
+import pytest
+
+import vitmods as vm
+from vitmods.stats.fit import fit
+from vitmods.stats.plan import (
+    SIMULATED,
+    Findable,
+    detectable,
+    images_at_worst,
+    images_for,
+    sd_range,
+    seeds_can_decide,
+    seeds_for,
+    seeds_within,
+    what_next,
+)  # fmt: skip
+from vitmods.stats.width import against_base
+from vitmods.util.errors import UserError
+
+SEEDS = (3, 4, 5, 6, 8, 12, 16, 32)
+# (arms, level): half-width and detectable effect for each number of seeds, in sd of one trial
+TABLE = {
+    (1, 0.05): "2.93 4.60 2.00 3.01 1.61 2.37 1.38 2.02 1.13 1.64 0.87 1.26 0.74 1.06 0.50 0.72",
+    (2, 0.05): "3.01 4.38 2.23 3.17 1.84 2.60 1.60 2.23 1.30 1.83 1.01 1.41 0.86 1.19 0.59 0.81",
+    (4, 0.05): "2.76 3.93 2.19 3.08 1.89 2.62 1.70 2.32 1.43 1.94 1.13 1.53 0.96 1.29 0.66 0.89",
+    (8, 0.05): "2.86 4.05 2.39 3.31 2.08 2.83 1.86 2.52 1.57 2.08 1.24 1.64 1.05 1.39 0.72 0.94",
+    (4, 0.01): "3.78 5.21 2.87 3.92 2.44 3.29 2.17 2.88 1.81 2.38 1.41 1.82 1.19 1.54 0.81 1.04",
+}
+
+
+@pytest.mark.parametrize(("k", "alpha"), TABLE)
+def test_the_table(k, alpha):
+    expected = iter(map(float, TABLE[k, alpha].split()))
+    for n in SEEDS:
+        found = detectable(k, n, alpha)
+        assert found.half == pytest.approx(next(expected), rel=0.03)
+        assert found.effect == pytest.approx(next(expected), rel=0.03)
+
+
+def test_a_detectable_effect_is_detected():
+    scores = np.random.default_rng(5).standard_normal((10_000, 5, 5))
+    scores[:, 1] += detectable(4, 5).effect
+    found = fit(scores).against
+    assert (found.estimate > against_base(found, None, 0.05, 4).seeds)[:, 0].mean() == pytest.approx(0.8, abs=0.03)
+
+
+def test_a_large_loss_is_found_with_three_seeds():
+    scores = np.random.default_rng(0).standard_normal((10_000, 5, 3))
+    scores[:, 1] -= 4.5
+    found = fit(scores).against
+    assert (found.estimate < -against_base(found, None, 0.05, 4).seeds)[:, 0].mean() >= 0.8
+
+
+def test_beyond_what_is_simulated_it_goes_on_smoothly():
+    before, after = detectable(4, SIMULATED), detectable(4, SIMULATED + 1)
+    assert 0.97 < after.effect / before.effect < 1
+    assert detectable(4, 4 * SIMULATED).effect == pytest.approx(before.effect / 2)
+    assert detectable(4, 10_000, images=0.5).effect > 0.5 * 2.4
+
+
+def test_images_widen_what_can_be_found():
+    assert detectable(4, 8, images=0.5).effect > detectable(4, 8).effect
+    assert detectable(1, 1) == Findable(math.inf, math.inf, math.inf)
+
+
+@pytest.mark.parametrize("equivalent", [False, True])
+def test_seeds_for_is_the_least_number(equivalent):
+    def reach(n):
+        found = detectable(4, n)
+        return found.equivalent if equivalent else found.effect
+
+    n = seeds_for(1.8, 4, equivalent=equivalent)
+    assert reach(n) <= 1.8 < reach(n - 1)
+    assert seeds_for(0.0, 4) is None
+    assert seeds_for(0.1, 4, images=0.5) is None
+
+
+def test_images_for():
+    assert not seeds_can_decide(1.0, 0.5, 4)
+    assert seeds_can_decide(2.0, 0.5, 4)
+    # A critical value of 2.442 for four arms and endless seeds, and 0.842 for a power of 80 %.
+    assert images_for(1.0, 0.5, 300, 4) == pytest.approx(300 * (0.5 * (2.442 + 0.842)) ** 2, abs=1)
+
+
+def test_ranges_and_worst_cases():
+    assert sd_range(1, 3) == pytest.approx((0.7, 2.3), abs=0.05)
+    assert sd_range(1, 1) == pytest.approx((0.6, 8.0), abs=0.05)
+    assert sd_range(2, 12) == pytest.approx((1.6, 2.8), abs=0.05)
+    assert images_at_worst(0.04, 400) == 1.0
+
+
+def test_a_budget():
+    assert seeds_within(3600, 100, 120, 4) == 6
+    with pytest.raises(UserError, match=r"7 arms and base x 3 seeds take 42 min, more than 18 min; 2 of the arms"):
+        seeds_within(18 * 60, 100, 105, 7)
+    with pytest.raises(UserError, match="not even one arm"):
+        seeds_within(10, 100, 100, 7)
+
+
+def study(shift, sd=0.02, n=5):
+    scores = 0.8 + sd * np.random.default_rng(1).standard_normal((3, n))
+    scores[1] += shift - (scores[1] - scores[0]).mean()
+    return {name: dict(enumerate(row)) for name, row in zip(("base", "a", "b"), scores)}
+
+
+def test_what_next():
+    assert what_next(vm.decide(study(0.2))["a"]) == ""
+    assert what_next(vm.decide(study(0.2, n=1))["a"]) == ""
+    sought = what_next(vm.decide(study(0.015))["a"])
+    assert "an effect of the size seen (+1.50 points) takes about" in sought
+    seeds, low, high = (int(word.strip("(),")) for word in sought.split() if word.strip("(),").isdigit())
+    assert seeds > 5
+    assert low < high
+    assert "to rule out a difference of 0.5 points" in what_next(vm.decide(study(0.001))["a"])
+    x = np.ones((2, 8, 60))
+    x[0, :, :9] = x[1, :, 9:15] = 0  # every trial of an arm gets the same images wrong
+    x[:, range(8), range(20, 28)] = 0
+    x[1, range(8), range(30, 38)] = np.arange(8) % 2
+    found = vm.decide({name: dict(enumerate(row)) for name, row in zip(("base", "a"), x)})
+    assert "more seeds cannot decide this: it needs about" in what_next(found["a"])
