@@ -7,6 +7,7 @@ import pytest
 import vitmods as vm
 from vitmods.changes import parse_changes
 from vitmods.changes.compose import conflicts, edit, in_order
+from vitmods.stats.design import plan_factorial
 from vitmods.util.errors import NoEffect, UserError
 
 CONFIG = vm.ViTConfig.from_name("Ti/16", img_size=64)
@@ -50,6 +51,16 @@ def test_the_order_is_one_in_which_all_that_can_go_together_do():
     for pair in combinations(order, 2):
         if pair not in excluded and pair[::-1] not in excluded:
             edit(CONFIG, [change for name in pair for change in given[name]])
+
+
+def test_every_run_of_a_factorial_design_is_a_model():
+    given = arms("patchdropout", "dtn", "dpn", "rms", "qknorm", "normformer")
+    order = in_order(given, CONFIG)
+    design = plan_factorial(order, conflicts(given, CONFIG))
+    assert set(map(frozenset, design.conflicts)) == {frozenset({"patchdropout", "dtn"})}
+    assert len(design.arms) == 12
+    for row in design.arms.values():
+        edit(CONFIG, [change for name in row for change in given[name]])
 
 
 def test_an_order_without_reasons_is_the_given_one():

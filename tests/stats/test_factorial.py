@@ -7,7 +7,7 @@ import pytest
 
 from vitmods.stats.critical import critical_value
 from vitmods.stats.design import plan_factorial
-from vitmods.stats.factorial import LOOKS, NOMINAL, factorial, intervals
+from vitmods.stats.factorial import LOOKS, NOMINAL, detectable, factorial, intervals
 from vitmods.stats.fit import fit
 from vitmods.stats.verdict import Verdict
 from vitmods.stats.width import against_base
@@ -168,6 +168,25 @@ def test_it_takes_fewer_trials_than_one_change_at_a_time(k, r, times):
     n = round(times * len(design.runs) * r / (k + 1))
     ordinary = np.random.default_rng(0).standard_normal((STUDIES, k + 1, n))
     assert half < np.median(against_base(fit(ordinary).against, None, 0.05, k).total)
+
+
+@pytest.mark.parametrize("design", [plan_factorial(NAMES[:4]), plan_factorial(NAMES[:4], [("dpn", "rms")])])
+def test_a_detectable_effect_is_found_in_four_of_five_studies(design):
+    size = detectable(design, 3).effect
+    least = int(design.relative_variance.argmax())
+    scores = np.random.default_rng(5).standard_normal((STUDIES, len(design.runs), 3))
+    scores += size * design.on[:, least, None]
+    found, half, _ = intervals(scores, design.weights, 0.05)
+    assert (found.estimate > half.total)[:, least].mean() == pytest.approx(0.8, abs=0.03)
+
+
+def test_more_seeds_find_smaller_effects():
+    design = plan_factorial(NAMES[:5])
+    found = [detectable(design, n) for n in (2, 3, 5, 8)]
+    assert sorted(found, key=lambda one: -one.effect) == found
+    assert sorted(found, key=lambda one: -one.half) == found
+    assert detectable(design, 1).effect == math.inf
+    assert detectable(plan_factorial(NAMES[:2]), 2).effect == math.inf
 
 
 def test_the_best_combination_has_the_signs_of_the_effects():

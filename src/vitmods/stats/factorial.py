@@ -11,18 +11,21 @@ from the remaining runs, which assumes that changes add up.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from vitmods.stats import tables
-from vitmods.stats.contrast import ALPHA, Reading, effect_of, mean_of
+from vitmods.stats.contrast import ALPHA, ENOUGH_DF, Reading, effect_of, mean_of
 from vitmods.stats.design import Design, least_squares
 from vitmods.stats.fit import Array, Contrasts, Mask, contrasts, noise
 from vitmods.stats.images import ImagesPart, images_part
+from vitmods.stats.plan import POWER, STUDIES, Findable
 from vitmods.stats.read import Scores, table_of
 from vitmods.stats.verdict import FRACTION, Claim, Effect, Verdict
 from vitmods.stats.width import HalfWidth, half_width
@@ -118,6 +121,21 @@ def intervals(
     found = contrasts(scores, weights, noise(scores, floor), floor)
     part = None if images is None else images_part(np.einsum("qg,...gnm->...qnm", weights, images))
     return found, half_width(found.variance, found.pooled_df, part, alpha, len(weights)), part
+
+
+@lru_cache(maxsize=256)
+def detectable(design: Design, n: int, alpha: float = ALPHA) -> Findable:
+    """What `n` seeds of every run find, in sd of one trial: of the change that the design tells least of, without the
+    part of the images. From simulated studies without an effect, as `vitmods.stats.plan.detectable`."""
+    if n < 2 or (n == 2 and len(design.runs) <= ENOUGH_DF):
+        return Findable(math.inf, math.inf, math.inf)
+    scores = np.random.default_rng(0).standard_normal((STUDIES, len(design.runs), n))
+    least = np.isclose(design.relative_variance, design.relative_variance.max())
+    found, width, _ = intervals(scores, design.weights, alpha)
+    half, d = width.total[:, least], found.estimate[:, least]
+    return Findable(
+        float(np.median(half)), float(np.quantile(half - d, POWER)), float(np.quantile(half + np.abs(d), POWER))
+    )
 
 
 def at_look(ended: Mask, most: int | None) -> tuple[Mask, str]:
