@@ -175,7 +175,9 @@ def fraction(k: int, runs: int | None = None) -> Bools:
     wanted = _RUNS[k] if runs is None else runs
     if wanted != 2**k and (k, wanted) not in _GENERATORS:
         known = sorted({2**k} | {size for count, size in _GENERATORS if count == k})
-        raise UserError(f"{k} changes have designs of {listing(known, 'or')} runs, not of {wanted}.")
+        raise UserError(
+            f"{k} changes have designs of {listing([str(size) for size in known], 'or')} runs, not of {wanted}."
+        )
     words = _GENERATORS[k, wanted] if wanted != 2**k else ()
     free = np.array([row[::-1] for row in product((-1, 1), repeat=k - len(words))])
     set_to = [(-1) ** (len(word) + 1) * free[:, ["ABCDEFGH".index(c) for c in word]].prod(1) for word in words]

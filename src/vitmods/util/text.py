@@ -9,9 +9,8 @@ def plural(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def listing(parts: Sequence[object], last: str = "and") -> str:
+def listing(parts: Sequence[str], last: str = "and") -> str:
     """`a, b and c`; `last` is the word before the last."""
-    parts = [str(part) for part in parts]
     return f" {last} ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 2 else parts)
 
 
