@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from vitmods.stats.failures import rate_bound
 from vitmods.stats.tables import interval, signed
 from vitmods.stats.verdict import POINTS, Effect, Verdict
 from vitmods.study.answer import Answer, ArmAnswer, ArmCost
@@ -97,6 +98,9 @@ def holds(answer: Answer) -> str:
     shares = [effect.images_share for effect in decision.effects.values() if not math.isnan(effect.images_share)]
     if shares:
         facts.append(f"images part {100 * statistics.median(shares):.0f} % of the variance")
+    fewest = min((effect.n for effect in decision.effects.values()), default=0)
+    if fewest and not any(effect.failures or effect.base_failures for effect in decision.effects.values()):
+        facts.append(f"no failure in {plural(fewest, 'trial')} of an arm: up to {100 * rate_bound(fewest):.0f} % may fail")
     return f"{'; '.join(filter(None, facts))}."
 
 
