@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from vitmods.data.split_file import SPLIT_FILE, write_split
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
 from vitmods.study.answer import Answer, read_answer
@@ -206,6 +207,7 @@ def _write_facts(
     )
     folder.write_samples(dataset.samples(SAMPLES))
     folder.write_images(dataset.splits)
+    write_split(folder.path / SPLIT_FILE, dataset)
     write_json(folder.settings_file, facts.to_dict())
     return facts
 

@@ -7,6 +7,7 @@ trials/<arm>/<point>/seed<k>/   the same where recipe fields are tuned; the poin
                                 not measure that itself. In a tuned study chosen points alone have a test.json
 costs.json                      what each arm costs, measured once
 results.json  results.csv       rebuilt from the trials at any time
+split.csv                       each image with its split, label and group
 samples.npz  images.npz         a few images for the report; hashes of all, to say which have changed
 logs/worker<i>.txt              what a worker process printed; worker<i>.lock is held as long as it lives
 """
