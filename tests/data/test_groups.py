@@ -21,6 +21,7 @@ from vitmods.data.records import Records, Source
 from vitmods.data.splits import SplitOptions, make_splits
 from vitmods.recipes import plain
 from vitmods.study.plan import ImageOptions
+from vitmods.study.trial import load_images
 from vitmods.util.errors import UserError
 
 
@@ -56,12 +57,30 @@ def test_equal_images_come_into_one_split(twins: Path) -> None:
         assert {key: checked.summary[key] for key in dataset.summary()} == dataset.summary()
 
 
-def test_equal_images_that_the_user_has_split_stop_a_run(make_folder) -> None:
+def test_each_image_is_in_one_fold_with_its_equals(twins: Path) -> None:
+    settings = vm.Study(arms=["dpn"], data=twins, img_size=8, recipe=plain()).settings.fixed
+    tests: list[str] = []
+    for i in range(5):
+        dataset = load_images({**settings, "fold": [i, 5]}, plain().augment)
+        assert parts_of(dataset) == parts_of(load(twins, fold=(i, 5)))
+        assert dataset.summary()["split_origin"] == f"made, fold {i} of 5, seed 0"
+        assert sorted(map(len, dataset.splits.values())) == pytest.approx([13, 26, 92], abs=2)
+        where = parts_of(dataset)
+        assert all(where[name] == where[name.replace("copy", "")] for name in where)
+        tests += dataset.splits["test"].ids
+    assert len(tests) == len(set(tests)) == 132
+
+
+def test_equal_images_that_the_user_has_split_stop_a_run(make_folder, tmp_path: Path) -> None:
     root = make_folder({"train/cat": 9, "train/dog": 9, "test/cat": 3, "test/dog": 3})
     shutil.copy(root / "train" / "cat" / "000.png", root / "test" / "cat" / "again.png")
     with pytest.raises(UserError, match="1 images of test are also in train, byte for byte"):
         load(root)
     assert "overlap" not in load(f"{root}?allow=overlap").summary()["warnings"][0]
+    packed = pack(root, tmp_path / "shards")
+    assert "1 of these lines are in train and in val or test, and studies refuse the pack" in str(packed)
+    with pytest.raises(UserError, match="1 images of test are also in train, byte for byte"):
+        load(tmp_path / "shards")
 
 
 def test_val_of_a_number_of_images_does_not_tear_equal_ones_apart(twins: Path) -> None:
@@ -76,6 +95,7 @@ def test_packed_and_streamed_sets_split_alike(twins: Path, tmp_path: Path) -> No
     assert len(packed.equal) == 12
     assert "cat/000.png = cat/copy000.png" in packed.equal
     assert "Warning: these images are equal, byte for byte:\n  cat/000.png = cat/copy000.png" in str(packed)
+    assert "in train and in" not in str(packed)
     assert parts_of(load(tmp_path / "shards")) == parts_of(load(twins))
     assert parts_of(load(f"{tmp_path / 'shards'}?stream=1")) == parts_of(load(twins))
 

@@ -54,9 +54,6 @@ def groups_of(ids: Sequence[str], group_by: str | Path | None, digests: NDArray[
     Equal groups and equal bytes join two images, if by others. A group is called as `group_by` calls that of its first
     image by name; without it, as that image. digests (n, 16): of the images' bytes, 0 where they are not known.
     """
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
     if not (n := len(ids)):
         return None
     keys = keys_by(group_by, ids) if group_by else None
@@ -64,6 +61,9 @@ def groups_of(ids: Sequence[str], group_by: str | Path | None, digests: NDArray[
     kinds, same = np.unique(np.ascontiguousarray(digests[known]).view("S16").ravel(), return_inverse=True)
     if keys is None and len(kinds) == len(known):
         return None
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     starts, ends = [known], [n + same]
     if keys is not None:
         starts, ends = [*starts, np.arange(n)], [*ends, 2 * n + np.unique(keys, return_inverse=True)[1]]

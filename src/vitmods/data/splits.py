@@ -76,7 +76,7 @@ def make_splits(
     if split_file is not None:
         given = {"val_fraction": val_fraction, "test_fraction": test_fraction, "fold": fold}
         _refuse(given, "the split file says where each image belongs")
-        splits, origin = read_split(split_file, source), f"from {printable(str(split_file))}"
+        splits, origin = read_split(split_file, source), f"from {printable(Path(split_file).name)}"
     else:
         fractions = _fractions(source, val_fraction, test_fraction, fold, limit_val)
         if "test" in fractions or fractions.get("val") or (limit_val is not None and _lacks_val(source)):
