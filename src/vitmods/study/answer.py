@@ -15,7 +15,7 @@ from typing import Any
 
 from vitmods import __version__
 from vitmods.evals.protocols import metric_named
-from vitmods.stats.decide import Decision
+from vitmods.stats.decision import Decision
 from vitmods.stats.verdict import POINTS, Effect
 from vitmods.study.arms import BASE
 from vitmods.study.looks import Look, decision_at, looks
