@@ -416,7 +416,7 @@ def test_dropout_draws_the_same(kind, forms, fields):
     [
         "rms",
         "subln",
-        "normformer(head_scale=true)",
+        "normformer(head_scale=true,residual_scale=true)",
         "postnorm",
         "batchnorm",
         "dtn",

@@ -27,7 +27,8 @@ from vitmods.layers.norms import GroupNorm, InstanceNorm
 from vitmods.ops.context import transformed
 
 _NAMES: dict[type[nn.Module], str] = {
-    Block: "norm1 attn norm1_branch ls1 drop_path1 norm1_after norm2 mlp norm2_branch ls2 drop_path2 norm2_after",
+    Block: "norm1 attn norm1_branch ls1 drop_path1 norm1_after "
+    "norm2 mlp norm2_branch ls2 drop_path2 residual_scale norm2_after",
     ParallelBlock: "attns ffns",
     Attention: "qkv q_norm k_norm mask attn_drop positions head_scale norm proj proj_drop num_heads head_dim",
     Mlp: "fc1 act drop1 norm fc2 drop2",

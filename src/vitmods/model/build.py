@@ -120,6 +120,7 @@ def block_config(config: ViTConfig, index: int) -> BlockConfig:
         attn_norms=_branch_norms(attn, config, index),
         mlp_norms=_branch_norms(mlp, config, index),
         layer_scale=config.layer_scale,
+        residual_scale=config.residual_scale,
         drop_path=config.drop_path * fraction,
     )
 
