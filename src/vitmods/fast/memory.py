@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from vitmods.fast.known import exact
 from vitmods.layers import LayerNorm, Mlp, ParallelBlock, RMSNorm
-from vitmods.model.build import default_forms
+from vitmods.model.forms import default_forms
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
 
@@ -32,7 +32,8 @@ def recompute(model: nn.Module, enable: bool = True) -> None:
             raise UserError(
                 "No block of this model has a recompute form: it needs LayerNorm or RMSNorm before its branches."
             )
-        vit.forms = dataclasses.replace(vit.forms or default_forms(), recompute=enable)  # type: ignore[type-var]
+        forms: Any = vit.forms or default_forms()
+        vit.forms = dataclasses.replace(forms, recompute=enable)
 
 
 def recompute_frozen_mlps(model: nn.Module, enable: bool = True, keep_last: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Modules that know tensors and nothing else; they accept what timm passes to embed_layer, norm_layer and block_fn."""
+"""Modules that know tensors and nothing else; the norms accept what timm passes to norm_layer."""
 
 from vitmods.layers.attention import Attention, AttentionPool
 from vitmods.layers.block import Block, BlockConfig, BranchNorms
@@ -17,6 +17,7 @@ from vitmods.layers.stems import (
     LinearStem,
     LocalTransformerStem,
     Stem,
+    StemSize,
     TokensToTokenStem,
 )
 from vitmods.layers.swiglu import SwiGLU
@@ -41,6 +42,7 @@ __all__ = [
     "Mlp",
     "ParallelBlock",
     "Stem",
+    "StemSize",
     "SwiGLU",
     "TokensToTokenStem",
     *_norms,

@@ -1,9 +1,8 @@
 """From the slots of a config to the modules that fill them."""
 
 from functools import partial
-from importlib import import_module
 from inspect import signature
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,24 +20,12 @@ from vitmods.layers import (
     Mlp,
     ParallelBlock,
     Stem,
+    StemSize,
 )
 from vitmods.layers.norms import NORMS
 from vitmods.layers.position import sincos2d
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig
-
-
-class Forms(Protocol):
-    """How a ViT runs its blocks; ``for_head`` says that nothing but the head reads the output, so that what it does not
-    read may be anything, or left out."""
-
-    def run(self, model: Any, index: int, x: Tensor, for_head: bool) -> Tensor: ...
-
-
-def default_forms() -> Forms:
-    """What new models run their blocks by. It is found by its name: nothing below ``vitmods.fast`` knows of it."""
-    forms: Forms = import_module("vitmods.fast.forms").Forms()
-    return forms
 
 
 def norm_factory(config: NormConfig | None, **model: Any) -> Any:
@@ -67,21 +54,18 @@ def make_norm(config: NormConfig | None, dim: int, **model: Any) -> nn.Module:
 def make_stem(config: ViTConfig) -> Stem:
     """From images (B, in_chans, height, width) to patch tokens (B, T, C), with the norms that its slots name."""
     stem = config.stem
-    sizes: dict[str, Any] = {
-        "img_size": config.img_size,
-        "patch_size": config.patch_size,
-        "in_chans": config.in_chans,
-        "embed_dim": config.embed_dim,
-        "bias": stem.bias,
-        "norm_layer": norm_factory(stem.after),
-    }
-    if stem.before is not None:
-        return DualPatchNormStem(norm_before=norm_factory(stem.before), gelu=stem.gelu, **sizes)
+    slots: dict[str, Any] = {"bias": stem.bias, "norm_layer": norm_factory(stem.after)}
     if stem.facts.inner:
-        sizes["inner_norm"] = norm_factory(stem.inner)
+        slots["inner_norm"] = norm_factory(stem.inner)
     if stem.gelu:
-        sizes["gelu"] = True
-    return stem.facts(**sizes)
+        slots["gelu"] = True
+    if stem.before is not None:
+        return DualPatchNormStem(stem_size(config), norm_before=norm_factory(stem.before), **slots)
+    return stem.facts(stem_size(config), **slots)
+
+
+def stem_size(config: ViTConfig) -> StemSize:
+    return StemSize(config.img_size, config.patch_size, config.in_chans, config.embed_dim)
 
 
 def make_block(config: ViTConfig, index: int) -> Block | ParallelBlock:

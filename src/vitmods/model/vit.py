@@ -10,8 +10,6 @@ from torch.utils.checkpoint import checkpoint
 
 from vitmods.layers.position import positions_on_grid
 from vitmods.model.build import (
-    Forms,
-    default_forms,
     initial_positions,
     make_attn_pool,
     make_block,
@@ -20,6 +18,7 @@ from vitmods.model.build import (
     timm_cfg,
 )
 from vitmods.model.config import ViTConfig
+from vitmods.model.forms import Forms, default_forms
 from vitmods.model.init import initialize
 from vitmods.model.intermediates import Intermediates
 from vitmods.model.masks import masked, patch_dropout, visible_patches
@@ -44,8 +43,8 @@ class ViT(Intermediates):
     """A Vision Transformer with timm's parameter names and model contract; ``vit_config`` describes it completely.
 
     Images (B, in_chans, height, width) -> logits (B, num_classes); ``forward_features`` gives all tokens (B, N, C).
-    ``forms`` runs the blocks: by default ``vitmods.fast.Forms()``, which gives the same in less time (of the last block
-    ``forward`` then computes only what the head reads); None calls each block as it is written.
+    ``forms`` runs the blocks; None calls each block as it is written. The package's default gives the same in less time
+    (of the last block ``forward`` then computes only what the head reads; docs/training.md).
 
     Both take masks. ``attn_mask`` is for attention, True or 0 where a token may look, and ``is_causal`` lets it look at
     no later token. One of two is for masked pre-training: ``keep`` (B, K) names the visible patches of each image; the
