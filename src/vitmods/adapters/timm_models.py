@@ -14,7 +14,7 @@ from torch import nn
 from vitmods.adapters.apply import apply, edit
 from vitmods.adapters.timm import read_config
 from vitmods.changes import parse_changes
-from vitmods.layers import Attention, Block, BlockConfig, BranchNorms, LayerNorm, Mlp, Stem, StemSize
+from vitmods.layers import Attention, AttentionSlots, Block, BlockConfig, BranchNorms, LayerNorm, Mlp, Stem, StemSize
 from vitmods.model.build import timm_cfg
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
@@ -81,7 +81,7 @@ def timm_block(
         Attention,
         qkv_bias=qkv_bias,
         proj_bias=proj_bias,
-        qk_norm=norm_layer if qk_norm else None,
+        slots=AttentionSlots(qk_norm=norm_layer if qk_norm else None),
         attn_drop=attn_drop,
         proj_drop=proj_drop,
     )

@@ -24,7 +24,8 @@ from vitmods.util.errors import UserError
 def recompute(model: nn.Module, enable: bool = True) -> None:
     """Keep 0.6 of the activations for 1.02 to 1.04 of the time: outputs of norms and GELUs are made again.
 
-    Gradients are the same to the last bit. Raises UserError for a model that is no vitmods ViT, and where no branch has
+    Gradients are the same to the last bit. Of no effect under torch.compile, which chooses itself what to make again,
+    and in torch.func's transforms. Raises UserError for a model that is no vitmods ViT, and where no branch has
     LayerNorm or RMSNorm before it.
     """
     for vit in _vits(model):

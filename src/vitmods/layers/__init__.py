@@ -1,10 +1,9 @@
 """Modules that know tensors and nothing else; the norms accept what timm passes to norm_layer."""
 
-from vitmods.layers.attention import Attention, AttentionPool
+from vitmods.layers.attention import Attention, AttentionPool, AttentionSlots
 from vitmods.layers.block import Block, BlockConfig, BranchNorms
-from vitmods.layers.drop import DropPath, LayerScale
-from vitmods.layers.drop_key import DropKey
-from vitmods.layers.mlp import MLPS, Mlp
+from vitmods.layers.drop import DropKey, DropPath, LayerScale
+from vitmods.layers.mlp import MLPS, Mlp, SwiGLU
 from vitmods.layers.norms import *  # noqa: F403
 from vitmods.layers.norms import __all__ as _norms
 from vitmods.layers.parallel import ParallelBlock
@@ -20,13 +19,13 @@ from vitmods.layers.stems import (
     StemSize,
     TokensToTokenStem,
 )
-from vitmods.layers.swiglu import SwiGLU
 
 __all__ = [
     "MLPS",
     "STEMS",
     "Attention",
     "AttentionPool",
+    "AttentionSlots",
     "Block",
     "BlockConfig",
     "BranchNorms",

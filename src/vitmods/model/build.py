@@ -11,6 +11,7 @@ from vitmods.layers import (
     MLPS,
     Attention,
     AttentionPool,
+    AttentionSlots,
     Block,
     BlockConfig,
     BranchNorms,
@@ -81,15 +82,18 @@ def block_config(config: ViTConfig, index: int) -> BlockConfig:
     fraction = index / max(config.depth - 1, 1) if config.drop_path_shape == "linear" else 1.0
 
     def make_attn(dim: int, num_heads: int, norm: nn.Module) -> Attention:
-        return Attention(
-            dim,
-            num_heads,
-            config.head_dim,
-            qkv_bias=config.qkv_bias,
+        slots = AttentionSlots(
             qk_norm=norm_factory(config.qk_norm),
             mask=DropKey(config.key_drop_at(index)) if config.key_drop else None,
             positions=_positions(config, index),
             head_scale=config.head_scale,
+        )
+        return Attention(
+            dim,
+            num_heads,
+            slots,
+            config.head_dim,
+            config.qkv_bias,
             norm=norm,
             attn_drop=config.attn_drop,
             proj_drop=config.proj_drop,

@@ -108,13 +108,8 @@ class ViT(Intermediates):
         mask: Tensor | None = None,
     ) -> Tensor:
         """(B, in_chans, height, width) -> (B, num_classes); with ``pool="none"`` (B, N, num_classes)."""
-        attn_mask, is_causal, keep, mask = given(attn_mask, is_causal, keep, mask)
-        if attn_mask is not None or is_causal or isinstance(x, Proxy):  # a graph is asked for any block's output
-            return self.forward_head(self.forward_features(x, attn_mask, is_causal, keep, mask))
-        x = self._embed(x, patch_dropout(self, x) if keep is None and mask is None else keep, mask)
-        for i in range(len(self.blocks)):
-            x = self._run(i, x, for_head=i == len(self.blocks) - 1)
-        return self.forward_head(self.norm(x))
+        whole = isinstance(x, Proxy)  # a graph is asked for any block's output
+        return self.forward_head(self._tokens(x, given(attn_mask, is_causal, keep, mask), for_head=not whole))
 
     def forward_features(
         self,
@@ -125,12 +120,7 @@ class ViT(Intermediates):
         mask: Tensor | None = None,
     ) -> Tensor:
         """(B, in_chans, height, width) -> all tokens (B, N, C) after the final norm, prefix tokens first."""
-        attn_mask, is_causal, keep, mask = given(attn_mask, is_causal, keep, mask)
-        x = self._embed(x, patch_dropout(self, x) if keep is None and mask is None else keep, mask)
-        for i in range(len(self.blocks)):
-            x = self._run_masked(i, x, attn_mask, is_causal)
-        tokens: Tensor = self.norm(x)
-        return tokens
+        return self._tokens(x, given(attn_mask, is_causal, keep, mask))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Tokens (B, N, C) -> logits (B, num_classes), or the pooled features (B, C) that the head reads."""
@@ -220,6 +210,16 @@ class ViT(Intermediates):
             self.pos_embed = nn.Parameter(positions)
         else:
             self.register_buffer("pos_embed", positions, persistent=False)
+
+    def _tokens(self, images: Tensor, masks: tuple[Any, ...], for_head: bool = False) -> Tensor:
+        """All tokens after the final norm; ``for_head``: those that the head reads."""
+        attn_mask, is_causal, keep, mask = masks
+        x = self._embed(images, patch_dropout(self, images) if keep is None and mask is None else keep, mask)
+        last = len(self.blocks) - 1
+        for i in range(last + 1):
+            x = self._run_masked(i, x, attn_mask, is_causal, for_head=for_head and i == last)
+        tokens: Tensor = self.norm(x)
+        return tokens
 
     def _embed(self, images: Tensor, keep: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Images -> tokens with positions (B, prefix + T, C), or (B, prefix + K, C) where ``keep`` is (B, K)."""

@@ -4,8 +4,7 @@ from torch import Tensor, nn
 
 from vitmods.layers.norms import LayerNorm
 from vitmods.layers.stems.base import NormFactory, StemSize, patchify, unpatchify
-from vitmods.layers.stems.linear import LinearStem
-from vitmods.layers.stems.resize import resize_pixels
+from vitmods.layers.stems.linear import LinearStem, resize_pixels
 
 
 class DualPatchNormStem(LinearStem):
