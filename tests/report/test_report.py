@@ -270,6 +270,7 @@ def test_thumbnails_of_several_sizes_and_kinds():
         ({"final_norm": None}, ["12 blocks, LayerNorm (removed), class token"]),
         ({"pool": "avg"}, ["mean of tokens (changed)"]),
         ({"head_scale": True}, ["attention, scale of heads (new), linear"]),
+        ({"residual_scale": True}, ["GELU, linear, scale of the stream (new), +"]),
         ({"mlp": {"before": {"kind": "from <the> future"}}}, ["from &lt;the&gt; future (changed)"]),
     ],
 )

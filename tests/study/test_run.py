@@ -298,7 +298,7 @@ def test_a_named_gpu_is_not_shared_out_to_several_workers(tmp_path, monkeypatch)
 def test_a_trial_s_evaluation_can_be_repeated(finished, tmp_path):
     from vitmods.study.evaluate import evaluate
 
-    result, out = finished
+    _, out = finished
     trial = out / "trials" / "dpn" / "seed1"
     (found,) = evaluate(trial, device="cpu")
     assert found["split"] == "test"

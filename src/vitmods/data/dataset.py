@@ -53,7 +53,9 @@ class Split:
 
     label_sets: in the same order all classes that are right for an image, where that may be several; a prediction is
     correct if it is among them. labels then has the one that the set gave before (ImageNet's, for ReaL). Where the
-    set's target is "labels", they are the labels of each image, and `labels` has the rarest of them."""
+    set's target is "labels", they are the labels of each image, and `labels` has the rarest of them.
+
+    groups: in the same order, what images belong together (see `vitmods.data.groups`); None: each is alone."""
 
     name: str
     ids: tuple[str, ...]
@@ -61,6 +63,7 @@ class Split:
     store: Store
     geometry: Geometry
     label_sets: tuple[tuple[int, ...], ...] | None = None
+    groups: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

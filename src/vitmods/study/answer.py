@@ -15,7 +15,7 @@ from typing import Any
 
 from vitmods import __version__
 from vitmods.evals.protocols import metric_named
-from vitmods.stats.decide import Decision
+from vitmods.stats.decision import Decision
 from vitmods.stats.verdict import POINTS, Effect
 from vitmods.study.arms import BASE
 from vitmods.study.doubts import outcome_doubts
@@ -458,7 +458,7 @@ def _no_formula(cell: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON gives it back: what is not finite is None, names of fields are keys, and what is only for the report is left out."""
+    """As JSON gives it back: what is not finite is None, fields are keys, what only the report needs is left out."""
     if isinstance(value, Decision | Effect):
         return _plain(value.to_dict())
     if dataclasses.is_dataclass(value):

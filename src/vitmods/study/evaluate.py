@@ -18,7 +18,6 @@ from vitmods.evals.protocols import check_protocols, run_protocols
 from vitmods.recipes import Recipe
 from vitmods.stats.intervals import mean_over_seeds
 from vitmods.study.checkpoints import seeds_in
-from vitmods.study.defaults import ORDINARY
 from vitmods.study.measure import measure_of
 from vitmods.study.start import open_trial
 from vitmods.study.store import read_json
@@ -170,8 +169,7 @@ def _open_other(source: str, data: str) -> _Opened:
     recipe = (
         Recipe().with_(mean=tuple(seen["mean"]), std=tuple(seen["std"])).with_(**{k: v for k, v in view.items() if v})
     )
-    fractions = {"val_fraction": ORDINARY.val_fraction, "test_fraction": ORDINARY.test_fraction}
-    settings = {"data": data, "img_size": shape.img_size, "in_chans": shape.in_chans, **fractions}
+    settings = {"data": data, "img_size": shape.img_size, "in_chans": shape.in_chans}
     return _Opened(source, model, recipe, settings)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from vitmods.data.split_file import SPLIT_FILE, write_split
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
 from vitmods.study.answer import Answer, evaluated_of, read_answer
@@ -218,6 +219,7 @@ def _write_facts(
     )
     folder.write_samples(dataset.samples(SAMPLES))
     folder.write_images(dataset.splits)
+    write_split(folder.path / SPLIT_FILE, dataset)
     write_json(folder.settings_file, facts.to_dict())
     return facts
 

@@ -62,8 +62,8 @@ class Study:
         tune_on: the split that the values are chosen on: "val".
         tuning_seeds: with how many trials of each value; the chosen one is trained on fresh seeds.
         same_seeds: report the very trials that the values were chosen by, which makes all scores too good.
-        images: `img_size`, `in_chans`, `split_seed`, `val_fraction`, `test_fraction`, `limit_train`, `limit_val`,
-            `unreadable`, each as `ImageOptions` says.
+        images: `img_size`, `in_chans`, `unreadable`, and how they are split (`split_seed`, `val_fraction`, `group_by`,
+            ...), each as `ImageOptions` says.
 
     Raises:
         UserError: anything that cannot be used as given; the message says what to do.
@@ -241,13 +241,13 @@ def fixed_settings(
     kind = TASKS[task]
     recipe = kind.fitted(defaults.recipe) if recipe is None else recipe
     kind.from_recipe(recipe)  # a UserError where it does not suit the task
-    fitting = {name: getattr(defaults, name) for name in ("img_size", "in_chans", "val_fraction", "test_fraction")}
+    fitting: dict[str, Any] = {"img_size": defaults.img_size, "in_chans": defaults.in_chans}
     usual = {**fitting, "split_seed": 0, "limit_train": None, "limit_val": None, "unreadable": "stop"}
     chosen = {**usual, **{name: value for name, value in images.items() if value is not None}}
     return {
         "task": task,
         "data": str(data),
-        **chosen,
+        **json.loads(json.dumps(chosen, default=str)),
         "img_size": list(_sides(chosen["img_size"])),
         **begun,
         "base": base if isinstance(base, str) else json.loads(base.to_json()),
