@@ -21,7 +21,7 @@ from vitmods.util.errors import UserError
 if TYPE_CHECKING:
     from vitmods.study import Answer, Study
 
-INCOMPLETE = 1
+FAILED = 1
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _show(result: Answer) -> int:
     for failure in result.failed:
         print(f"failed: {failure}", file=sys.stderr)
     print("The study is not complete; the same command runs what is missing.", file=sys.stderr)
-    return INCOMPLETE
+    return FAILED if result.failed else 0  # a budget that ends is no failure
 
 
 def _study(options: Compare) -> Study:
