@@ -34,5 +34,6 @@ from .model.vit import ViT as ViT
 from .model.vit import vit as vit
 from .recipes import Recipe as Recipe
 from .study import Study as Study
+from .study.predict import predict as predict
 
 __version__: str

@@ -302,7 +302,7 @@ def test_evaluate_repeats_the_trial_s_metrics(study, capsys, tmp_path):
     trial = out / "trials" / "dpn" / "seed0"
     assert main(["evaluate", str(trial), "--device", "cpu", "--out", str(tmp_path / "e.json")]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert record == json.loads((tmp_path / "e.json").read_text())
+    assert record.items() <= json.loads((tmp_path / "e.json").read_text()).items()
     metrics = json.loads((trial / "result.json").read_text())["metrics"]
     assert {name: record["metrics"][name] for name in ("top1", "top5")} == {n: metrics[n] for n in ("top1", "top5")}
     assert main(["evaluate", str(trial), str(trial.parent), "--protocol", "calibration", "--device", "cpu"]) == 0

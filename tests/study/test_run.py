@@ -445,8 +445,10 @@ def test_it_says_first_what_there_is_to_do(tmp_path, capsys):
 
 def test_a_dry_run_says_what_stays_on_the_disk():
     estimate = make(["dpn"], seeds=2).dry_run(workers=1, device="cpu")
-    assert estimate.weights_bytes == sum(4 * arm.params * 2 for arm in estimate.arms)
-    assert "final weights, which stay in the folder, take" in str(estimate)
+    assert estimate.weights_bytes() == sum(4 * arm.params * 2 for arm in estimate.arms)
+    assert estimate.weights_bytes("best") == sum(4 * arm.params for arm in estimate.arms)
+    assert estimate.working_bytes == 36 * max(arm.params for arm in estimate.arms)
+    assert "Disk: their final weights stay in the folder" in str(estimate)
 
 
 def test_changed_images_are_counted(tmp_path):

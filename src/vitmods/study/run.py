@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import nn
@@ -31,6 +31,7 @@ from vitmods.study.state import StudyState
 from vitmods.study.store import Facts, ModelFacts, StudyFolder, read_object
 from vitmods.study.trial import TrialRunner, base_config, build_model, task_of, with_modules
 from vitmods.study.warnings import already_reported, study_warnings
+from vitmods.study.weights import Keep, Pruning, check_weights_are_there, prune
 from vitmods.train.device import make_fabric, resolve
 from vitmods.train.optim import freeze
 from vitmods.util.errors import UserError
@@ -58,6 +59,7 @@ class Running:
     cache_dir: str | None = None
     recompute: bool = False
     checkpointing: bool = False
+    keep_weights: Keep = "all"
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
@@ -65,6 +67,8 @@ class Running:
         for name in ("data_workers", "checkpoint_minutes", "cost_seconds"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"{name} must be at least 0, not {getattr(self, name)}.")
+        if self.keep_weights not in get_args(Keep):
+            raise UserError(f"keep_weights is {', '.join(get_args(Keep))}, not {self.keep_weights!r}.")
         if self.device not in ("auto", "cpu"):
             make_fabric(self.device, "32-true")  # a UserError where there is no such device, before any work
 
@@ -97,9 +101,12 @@ def run_study(settings: Settings, path: Path, how: Running, command: str) -> Ans
         models, notices, trial_bytes = _survey(settings, dataset)
         facts = _write_facts(folder, settings, dataset, models, how, command, notices)
         state = StudyState(folder, settings, split)
+        check_weights_are_there(state)
         _work(runner, state.missing, len(state.trained), settings.evaluated_on(split), trial_bytes, how)
         state = StudyState(folder, settings, split)
+        check_weights_are_there(state)
         _work(runner, state.missing_evaluations, len(state.evaluations), split, trial_bytes, how)
+        prune(StudyState(folder, settings, split), how.keep_weights)
         _measure_costs(folder, settings, dataset.num_classes, how)
         answer = read_answer(folder, facts, settings)
         answer.write()
@@ -117,7 +124,8 @@ def dry_run(settings: Settings, path: Path | None, how: Running) -> Estimate:
     missing = StudyState(folder, settings, dataset.eval_split).missing
     workers = _workers(how, settings, len(missing), trial_bytes)
     with already_reported():
-        return estimate(runner, _built(settings, dataset.num_classes), missing, workers, how.torch_device)
+        built = _built(settings, dataset.num_classes)
+        return estimate(runner, built, missing, workers, how.torch_device, how.keep_weights)
 
 
 def _open(folder: StudyFolder, settings: Settings, how: Running) -> tuple[TrialRunner, ImageDataset]:
@@ -220,8 +228,15 @@ def _work(
     steps = {work: _steps(runner, work) for work in missing}
     measure, done = runner.settings.measure, planned - len(missing)
     progress = Progress(runner.folder, measure, split, steps, done, workers, quiet=not how.progress)
+
+    answered_on = runner.dataset(runner.settings.recipe).eval_split
+
+    def make_room() -> None:
+        if how.keep_weights != "all":
+            prune(StudyState(runner.folder, runner.settings, answered_on), how.keep_weights)
+
     try:
-        failures = _executor(runner, how, workers).run(missing, progress)
+        failures = _executor(runner, how, workers).run(missing, Pruning(progress, make_room))
     finally:
         progress.close()
     for work, reason in failures.items():
