@@ -146,6 +146,7 @@ def test_bad_requests_name_what_is_wrong(checkpoint, given, words, trial, images
     (tmp_path / "empty").mkdir()
     for seed in (0, 1):
         (tmp_path / "two" / f"seed{seed}").mkdir(parents=True)
+        (tmp_path / "two" / f"seed{seed}" / "model.safetensors").touch()
     for name in ("bad.onnx", "bad.pt2"):
         (tmp_path / name).write_text("x")
     vm.export(vm.vit("mu1/4", img_size=8, in_chans=4, num_classes=2).eval(), tmp_path / "four.safetensors")

@@ -448,7 +448,7 @@ def test_a_dry_run_says_what_stays_on_the_disk():
     assert estimate.weights_bytes() == sum(4 * arm.params * 2 for arm in estimate.arms)
     assert estimate.weights_bytes("best") == sum(4 * arm.params for arm in estimate.arms)
     assert estimate.working_bytes == 36 * max(arm.params for arm in estimate.arms)
-    assert "Disk: their final weights stay in the folder" in str(estimate)
+    assert "Final weights that stay in the folder (all) take" in str(estimate)
 
 
 def test_changed_images_are_counted(tmp_path):

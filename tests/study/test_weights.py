@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from PIL import Image
 
 import vitmods as vm
 from vitmods.study.evaluate import evaluate
@@ -34,13 +35,16 @@ def best(tmp_path_factory):
     return out
 
 
-def test_the_best_seed_of_each_arm_stays(best):
+def test_the_best_seed_of_each_arm_stays(best, tmp_path):
     wanted = []
     for arm in ("base", "dpn"):
         scores = {f"{arm}/seed{seed}": last_score(best / "trials" / arm / f"seed{seed}") for seed in (0, 1)}
         wanted.append(max(scores, key=scores.get))
     assert kept(best) == wanted
     assert evaluate(best / "trials" / wanted[1], device="cpu")[0]["images"] == 359
+    Image.new("L", (8, 8)).save(tmp_path / "image.png")
+    found = vm.predict(best / "trials" / "dpn", tmp_path, device="cpu")  # the one seed that is there
+    assert found == vm.predict(best / "trials" / wanted[1], tmp_path, device="cpu")
 
 
 def test_the_study_goes_on_as_it_was(best):

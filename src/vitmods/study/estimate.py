@@ -113,11 +113,10 @@ class Estimate:
 
     def _disk(self) -> str:
         other: Keep = "best" if self.keep_weights == "all" else "all"
-        kept = {"all": "their final weights", "best": "the best final weights of each arm", "none": "no weights"}
         return (
-            f"Disk: {kept[self.keep_weights]} stay in the folder, {size(self.weights_bytes())} (with --keep-weights "
-            f"{other} {size(self.weights_bytes(other))}); while trials run, checkpoints take up to "
-            f"{size(self.working_bytes)} more."
+            f"Final weights that stay in the folder ({self.keep_weights}) take {size(self.weights_bytes())}; with "
+            f"--keep-weights {other} {size(self.weights_bytes(other))}.\n"
+            f"While trials run, checkpoints take up to {size(self.working_bytes)} more."
         )
 
 

@@ -26,6 +26,7 @@ from vitmods.study.checkpoints import seeds_in
 from vitmods.study.opened import Opened, open_trained, prepared_by
 from vitmods.tasks.base import DEFAULT, TASKS
 from vitmods.train.device import make_fabric
+from vitmods.train.trial import WEIGHTS
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user
 
@@ -123,6 +124,7 @@ def _open(source: str, device: str) -> Opened:
         opened = _open_graph(Path(source), _GRAPHS[suffix])
     else:
         seeds = seeds_in(source)
+        seeds = [one for one in seeds if (Path(one) / WEIGHTS).is_file()] or seeds[:1]
         if len(seeds) > 1:
             raise UserError(f"{source} holds several trained models: give one, {' or '.join(seeds[:3])}.")
         opened = open_trained(seeds[0])

@@ -1,4 +1,4 @@
-"""Counts and times in words."""
+"""Counts, times and sizes in words, and text that is safe where it is shown."""
 
 import unicodedata
 from collections.abc import Sequence
