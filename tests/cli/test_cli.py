@@ -157,6 +157,18 @@ def test_changes_are_listed_and_readable_at_80_columns(capsys, monkeypatch):
         assert change["published"]
 
 
+def test_one_change_has_a_card(capsys):
+    assert main(["changes", "dtn"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for part in ("Dynamic Token Normalization", "2112.02624", "slots attn norm before", "preserves", "cost", "options"):
+        assert part in text
+    assert "Patch" not in text
+    assert main(["changes", "rms", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "norm"
+    assert "Did you mean 'dtn'?" in refused(capsys, "changes", "dnt")
+    assert "line-up" in refused(capsys, "changes", "norms")
+
+
 def test_diff_shows_what_an_arm_alters(capsys):
     assert main(["diff", "--base", "mu/4", "--img-size", "8", "--in-chans", "1", "--arm", "dpn+rms"]) == 0
     assert "Dual PatchNorm" in capsys.readouterr().out

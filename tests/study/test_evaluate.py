@@ -188,3 +188,7 @@ def test_the_shell_draws_beside_the_json(seeds, tmp_path, capsys):
     assert main([*arguments, "--figures", str(tmp_path / "b")]) == 0
     assert {path.name for path in (tmp_path / "b").iterdir()} == {"fewshot.svg", "fewshot.png"}
     shutil.rmtree(tmp_path / "b")
+    several = ["evaluate", *map(str, [seeds, seeds / "seed1"]), "--protocol", "confusion", "--device", "cpu"]
+    assert main([*several, "--figures", str(tmp_path / "c")]) == 0
+    names = {path.stem for path in (tmp_path / "c").iterdir()}
+    assert names == {"base-seed0-confusion", "base-seed1-1-confusion", "base-seed1-2-confusion"}

@@ -7,7 +7,7 @@ from PIL import Image
 
 import vitmods as vm
 from vitmods.study.evaluate import evaluate
-from vitmods.study.start import Start
+from vitmods.study.start import Start, open_trial
 from vitmods.util.errors import UserError
 
 RUN = {"workers": 1, "device": "cpu", "cost_seconds": 0, "progress": False}
@@ -72,12 +72,18 @@ def test_none_stay_and_metrics_do(tmp_path):
     assert kept(tmp_path) == []
 
 
-def test_a_tuned_study_keeps_weights_until_the_choice_is_evaluated(tmp_path):
+@pytest.mark.parametrize(("keep", "arms"), [("best", ["base", "dpn"]), ("none", [])])
+def test_a_tuned_study_keeps_weights_until_the_choice_is_evaluated(keep, arms, tmp_path):
     study = make(seeds=1, tune={"lr": (1e-4, 1e-3)}, tune_on="val")
-    assert study.run(tmp_path, keep_weights="best", **RUN).complete
-    names = kept(tmp_path)
-    assert [name.split("/")[0] for name in names] == ["base", "dpn"]
-    assert all((tmp_path / "trials" / name / "test.json").exists() for name in names)
+    assert study.run(tmp_path, keep_weights=keep, **RUN).complete
+    assert [name.split("/")[0] for name in kept(tmp_path)] == arms
+    assert all((tmp_path / "trials" / name / "test.json").exists() for name in kept(tmp_path))
+
+
+def test_a_trial_that_never_had_weights_is_no_trial_whose_weights_are_gone(tmp_path):
+    (tmp_path / "result.json").write_text('{"status": "diverged", "weights": {}}')
+    with pytest.raises(UserError, match="holds no finished trial"):
+        open_trial(tmp_path)
 
 
 def test_another_word_is_refused(tmp_path):
