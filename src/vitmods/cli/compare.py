@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -82,8 +82,11 @@ class Compare:
     """how long the measurement of costs may take, about; 0: none"""
     out: Path | None = None
     """the study's folder; None: runs/DATA-BASE"""
+    keep_weights: Literal["all", "best", "none"] = "all"
+    """final weights that stay in the folder: of all trials, of the best seed of each arm on val, or none; another
+    --metric, `evaluate`, `predict` and --from need those that they read (docs/study.md)"""
     dry_run: bool = False
-    """train nothing: show arms, trials, sizes and an estimate of the time"""
+    """train nothing: show arms, trials, sizes and an estimate of time and disk"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -109,6 +112,7 @@ def main(arguments: Sequence[str]) -> int:
             device=machine.device,
             data_workers=machine.data_workers,
             cache_dir=machine.cache_dir,
+            keep_weights=options.keep_weights,
         )
         print(estimate)
         return 0
@@ -123,6 +127,7 @@ def main(arguments: Sequence[str]) -> int:
         cache_dir=machine.cache_dir,
         recompute=machine.recompute,
         checkpointing=machine.checkpointing,
+        keep_weights=options.keep_weights,
         command=shlex.join(["vitmods", "compare", *arguments]),
     )
     return _show(result)
