@@ -218,6 +218,15 @@ def test_base_is_kept_where_nothing_beats_it(synthetic):
     assert "trials/base/seed0" in steps[-1].command
 
 
+def test_weights_that_were_not_kept_cannot_be_deployed(synthetic, tmp_path):
+    answer = synthetic.make_answer(tmp_path, arms=1)
+    for seed in range(5):
+        (tmp_path / f"trials/dpn/seed{seed}").mkdir(parents=True)
+    assert advice(answer)[-1] == "To deploy dpn, train it again: this study kept no weights of it."
+    (tmp_path / "trials/dpn/seed3/model.safetensors").touch()
+    assert what_now(answer)[-1].command == f"vitmods export {tmp_path}/trials/dpn/seed3 --to onnx"
+
+
 def opened(synthetic, **values):
     """Two arms, the first open as `values` say."""
     answer = synthetic.make_answer("study", arms=2)

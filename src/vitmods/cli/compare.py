@@ -97,8 +97,11 @@ class Compare:
     """how long the measurement of costs may take, about; 0: none"""
     out: Path | None = None
     """the study's folder; None: runs/DATA-BASE"""
+    keep_weights: Literal["all", "best", "none"] = "all"
+    """final weights that stay in the folder: of all trials, of the best seed of each arm on val, or none; another
+    --metric, `evaluate`, `predict` and --from need those that they read (docs/study.md)"""
     dry_run: bool = False
-    """train nothing: show arms, trials, sizes and an estimate of the time"""
+    """train nothing: show arms, trials, sizes and an estimate of time and disk"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -124,6 +127,7 @@ def main(arguments: Sequence[str]) -> int:
             device=machine.device,
             data_workers=machine.data_workers,
             cache_dir=machine.cache_dir,
+            keep_weights=options.keep_weights,
         )
         print(estimate)
         return 0
@@ -139,6 +143,7 @@ def main(arguments: Sequence[str]) -> int:
         recompute=machine.recompute,
         checkpointing=machine.checkpointing,
         budget=options.budget,
+        keep_weights=options.keep_weights,
         command=shlex.join(["vitmods", "compare", *arguments]),
     )
     return _show(result)

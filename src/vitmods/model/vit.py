@@ -174,6 +174,8 @@ class ViT(Intermediates):
             raise UserError("Map pooling has weights of its own: build the model with pool='map' instead.")
         pool_norm = self.vit_config.pool_norm if pool == "map" else None
         self.vit_config = self.vit_config.with_(num_classes=num_classes, pool=pool, pool_norm=pool_norm)
+        named = {name: value for name, value in self.pretrained_cfg.items() if name != "label_names"}
+        self.pretrained_cfg = self.default_cfg = named
         if pool != "map":
             self.attn_pool = None
         weight = next(self.parameters())

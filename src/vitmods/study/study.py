@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vitmods.model.sizes import Resampling
     from vitmods.study.answer import Answer
     from vitmods.study.estimate import Estimate
+    from vitmods.study.weights import Keep
 
 
 SEEDS, MOST = 5, 16
@@ -138,6 +139,7 @@ class Study:
         recompute: bool = False,
         checkpointing: bool = False,
         budget: str | int | None = None,
+        keep_weights: Keep = "all",
         command: str | None = None,
     ) -> Answer:
         """Run what is missing in the folder `out` and return the answer; results.json and results.csv lie there too.
@@ -158,6 +160,8 @@ class Study:
             checkpointing: keep the input of each block alone, for a quarter more time (`vitmods.fast.checkpoint`).
             budget: how much this run may take: "2h", "30m" (no trial begins that is expected to end later), or a number
                 of trials; None: no end.
+            keep_weights: final weights that stay in the folder: of "all" trials, of the "best" of each arm, or "none"
+                (docs/study.md).
             command: the shell command that the report names; None: the Python call.
 
         Raises:
@@ -170,7 +174,7 @@ class Study:
 
         cache = None if cache_dir is None else str(cache_dir)
         measures = (workers, device, data_workers, checkpoint_minutes, cost_seconds, progress)
-        how = Running(*measures, cache, recompute, checkpointing)
+        how = Running(*measures, cache, recompute, checkpointing, keep_weights)
         called = command or python_call(self.settings, str(out))
         return run_study(self.settings, Path(out), how, called, make_budget(budget))
 
@@ -182,15 +186,16 @@ class Study:
         device: str = "auto",
         data_workers: int = 0,
         cache_dir: str | Path | None = None,
+        keep_weights: Keep = "all",
     ) -> Estimate:
-        """Arms, trials, sizes, and the time that `run` would take, from a few timed steps. Writes no file.
+        """Arms, trials, sizes, and the time and the disk that `run` would take, from a few timed steps. Writes no file.
 
         Trials that are finished in `out` are not counted. Raises UserError as `run` does.
         """
         from vitmods.study.run import Running, dry_run
 
         cache = None if cache_dir is None else str(cache_dir)
-        how = Running(workers, device, data_workers, cache_dir=cache)
+        how = Running(workers, device, data_workers, cache_dir=cache, keep_weights=keep_weights)
         return dry_run(self.settings, None if out is None else Path(out), how)
 
 
