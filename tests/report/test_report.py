@@ -98,7 +98,7 @@ def test_every_arm_has_its_verdict_effect_and_cost(study, page):
         assert f"{arm.cost.train_step.ratio:.2f}×" in text
     assert "dpn and $x_1$ {{ 7*7 }} help; " in text
     assert "post hurts." in text
-    assert "+0.6 points (S/16)" in text, "the published gain stands beside ours"
+    assert re.search(r"Published gains beside ours .* dpn \+1\.\d\d \+0\.6 points \(S/16\)", text)
 
 
 def test_what_users_name_is_escaped(page):
@@ -142,6 +142,14 @@ def test_the_same_study_gives_the_same_page(study, page, tmp_path, monkeypatch):
 def test_failures_and_doubts_stand_before_the_numbers(study, page):
     assert page.index("post on MLP 1 of 5") < page.index('class="narrow"') < page.index("left out.")
     assert doubts(study)[0].startswith("Trials diverged or collapsed: post on MLP 1 of 5")
+
+
+def test_an_arm_without_a_verdict_is_not_passed_over(synthetic):
+    answer = synthetic.make_answer("study", arms=2)
+    left_out = dataclasses.replace(answer.arms[1], effect=None)
+    assert doubts(dataclasses.replace(answer, arms=(answer.arms[0], left_out))) == [
+        "dpn(after=false) has no verdict: a trial of it failed."
+    ]
 
 
 def test_what_all_intervals_share_is_one_line(study, synthetic):

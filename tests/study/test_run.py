@@ -466,3 +466,10 @@ def test_changed_images_are_counted(tmp_path):
     draw("test", "dog", 1, 2).unlink()
     with pytest.raises(UserError, match="a study of other images: since it began 1 added, 1 removed, 1 changed"):
         run(study, tmp_path / "out")
+
+
+def test_log_loss_is_known_beside_the_metric_and_on_the_same_images(finished):
+    result, _ = finished
+    assert "nll" in result.other_metrics
+    assert set(result.base.other_metrics["nll"]) == set(result.base.scores)
+    assert "Negative log-likelihood: mean difference, without a verdict" in result.report().read_text()
