@@ -1,12 +1,10 @@
 """load: from a spec to images that are ready to train on. check: the same look without training, for `vitmods data`."""
 
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from rich.cells import cell_len
 
 from vitmods.data.dataset import ImageDataset, Joint, Split
@@ -16,7 +14,7 @@ from vitmods.data.multilabel import with_target
 from vitmods.data.records import Records, Source, printable
 from vitmods.data.sources import open_source
 from vitmods.data.splits import TEST_FRACTION, VAL_FRACTION, limit, make_splits
-from vitmods.data.store import Store, build, open_store
+from vitmods.data.store import Store, open_store
 from vitmods.data.stream import StreamSet, is_streamed, open_lazily
 from vitmods.data.summary import facts, problems, unreadable_text
 from vitmods.data.threads import cores
@@ -169,7 +167,7 @@ def _stop_on_problems(found: list[str], bad: list[dict[str, str]], spec: str) ->
         raise UserError(f"The images of {printable(spec)} cannot be used as they are.\n" + "\n".join(texts))
 
 
-_THUMB = Geometry((8, 8))
+_ANY = Geometry((8, 8))
 
 
 class Checked(NamedTuple):
@@ -196,10 +194,7 @@ def check(
     source = open_source(spec)
 
     def read(parts: dict[str, Records]) -> dict[str, Split]:
-        with open(os.devnull, "wb") as nowhere:
-            indexes = {name: build(part, _THUMB, 3, nowhere) for name, part in parts.items()}
-        none = np.empty(0, np.uint8)
-        return {name: _split(name, part, Store(none, indexes[name]), _THUMB) for name, part in parts.items()}
+        return {name: _split(name, part, open_store(part, None, 3, None), _ANY) for name, part in parts.items()}
 
     records, splits, origin = _read(source, groups, read, seed=split_seed, val=val_fraction, test=test_fraction)
     found = problems(source, splits, groups) + (source.verify() if source.verify else [])
