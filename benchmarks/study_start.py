@@ -1,13 +1,15 @@
-"""Seconds from the start of a command to the end of the first training step, with an empty cache and with a full one.
+"""Seconds from the start of a command to the end of the first training step, with an empty and with a full cache.
 
     python benchmarks/study_start.py --images 20000 --side 32 --workers 2
 
 A folder of small PNG files is made (`--equal` of them are equal to others), and a study of it is started, stopped after
-its first step in each worker, and started again in another folder; `vitmods data` is timed whole.
+its first step in each worker, and started again in another folder; `vitmods data` is timed whole. CPU seconds are
+of all processes, imports and stopping included: what others do on the machine moves them less than the clock.
 """
 
 import argparse
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -56,14 +58,21 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-c", "from vitmods.cli import main; main()", *arguments]
 
 
-def timed(arguments: list[str], env: dict[str, str]) -> float:
-    begin = time.perf_counter()
+def cpu_seconds() -> float:
+    """Of all processes that were started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def timed(arguments: list[str], env: dict[str, str]) -> tuple[float, float]:
+    begin, cpu = time.perf_counter(), cpu_seconds()
     subprocess.run(arguments, env=env, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - begin
+    return time.perf_counter() - begin, cpu_seconds() - cpu
 
 
-def to_first_step(arguments: list[str], env: dict[str, str], workers: int) -> float:
-    """Seconds until every worker has made a step; the study is then stopped."""
+def to_first_step(arguments: list[str], env: dict[str, str], workers: int) -> tuple[float, float]:
+    """Until every worker has made a step; the study is then stopped."""
+    cpu = cpu_seconds()
     with tempfile.TemporaryDirectory() as marks:
         begin = time.perf_counter()
         process = subprocess.Popen(arguments, env={**env, "FIRST_STEP": marks}, stdout=subprocess.DEVNULL)
@@ -74,7 +83,7 @@ def to_first_step(arguments: list[str], env: dict[str, str], workers: int) -> fl
         seconds = time.perf_counter() - begin
         process.send_signal(signal.SIGINT)
         process.wait()
-    return seconds
+    return seconds, cpu_seconds() - cpu
 
 
 def main() -> None:
@@ -108,8 +117,8 @@ def main() -> None:
             "vitmods data": timed(command("data", str(root / "images")), env),
             "vitmods data again": timed(command("data", str(root / "images")), env),
         }
-        for what, seconds in found.items():
-            print(f"{what}: {seconds:.1f} s")
+        for what, (seconds, cpu) in found.items():
+            print(f"{what}: {seconds:.1f} s, CPU {cpu:.1f} s")
         stored = sum(path.stat().st_size for path in (root / "cache").rglob("*") if path.is_file())
         print(f"cache: {stored / 1e6:.0f} MB")
 

@@ -153,12 +153,17 @@ def test_a_build_that_dies_leaves_nothing(root: Path, tmp_path: Path, monkeypatc
     assert sum(cache_files(tmp_path / "cache").values()) == 0
 
 
-def test_remains_of_a_killed_process_are_written_over(root: Path, tmp_path: Path) -> None:
+def test_remains_of_a_killed_process_are_written_over(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, decoded = [], store_module._decoded
+    monkeypatch.setattr(store_module, "_decoded", lambda some, *how: counts.append(len(some)) or decoded(some, *how))
     half, whole = np.arange(5), open_store(records(root), GEOMETRY, 3, None)
     open_store(records(root).take(half), GEOMETRY, 3, tmp_path)
     with open(next(tmp_path.rglob("pixels.bin")), "ab") as pixels:
         pixels.write(b"what a killed process has left")
     assert same(open_store(records(root), GEOMETRY, 3, tmp_path), whole)
+    assert counts == [10, 5, 5]
     assert cache_files(tmp_path)["pixels.bin"] == whole.pixels.size
 
 
