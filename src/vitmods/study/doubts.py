@@ -1,0 +1,90 @@
+"""What to know of a study's outcome before its verdicts are acted on."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from vitmods.stats.decide import FEW_SEEDS
+from vitmods.stats.decision import Decision
+from vitmods.stats.plan import images_for, seeds_can_decide
+from vitmods.stats.verdict import POINTS
+from vitmods.study.measure import MARGINS
+from vitmods.study.state import TrialRecord
+from vitmods.tasks.metrics import Metric
+from vitmods.util.text import listing
+
+UNEQUAL = 3.0  # ratio of two arms' spreads
+LAST = 0.2  # of a training
+FEW_EVALUATIONS = 5
+
+
+def outcome_doubts(decision: Decision, base: Iterable[TrialRecord], curves: Metric | None) -> Iterator[str]:
+    """`base` are the trials of what the arms are compared with; `curves` is what their learning curves are of."""
+    yield from _unequal(decision)
+    yield from _few_images(decision)
+    if curves is not None:
+        yield from _still_gaining(list(base), curves)
+
+
+def _unequal(decision: Decision) -> Iterator[str]:
+    """Of fewer seeds the decision itself says that the intervals are uncertain."""
+    known = {arm: one.spread_ratio for arm, one in decision.effects.items() if one.n >= FEW_SEEDS}
+    more = [f"{arm} {ratio:.2g} times" for arm, ratio in known.items() if ratio > UNEQUAL]
+    if more:
+        yield (
+            f"From seed to seed {decision.base} varies less than some arms: {listing(more)} as much. A single training "
+            "of such an arm may end far from its mean."
+        )
+    less = [arm for arm, ratio in known.items() if ratio < 1 / UNEQUAL]
+    if less:
+        yield (
+            f"From seed to seed {decision.base} varies more than {UNEQUAL:g} times as much as {listing(less)}: its own "
+            "trials are what makes intervals wide. Look at its scores of every seed."
+        )
+
+
+def _few_images(decision: Decision) -> Iterator[str]:
+    """Test images that cannot show anything within the margin, however many seeds there are."""
+    if decision.generalize == "seeds":
+        return
+    known = [one for one in decision.effects.values() if one.images_sd > 0 and one.margin > 0]
+    if not known:
+        return
+    middle = sorted(known, key=lambda one: one.images_sd)[len(known) // 2]
+    if not seeds_can_decide(middle.margin, middle.images_sd, middle.family, middle.alpha):
+        enough = images_for(middle.margin, middle.images_sd, middle.images, middle.family, middle.alpha)
+        yield (
+            f"{middle.images:,} test images are few for a margin of {middle.margin:g} {middle.shown_unit}".rstrip()
+            + f": no number of seeds can show so little. About {enough:,} would do, or verdicts on these "
+            "images alone (--generalize seeds)."
+        )
+
+
+def _still_gaining(trials: list[TrialRecord], metric: Metric) -> Iterator[str]:
+    """Base's mean slope over the last fifth of its training, beyond two standard errors and a margin."""
+    gains = [gain for trial in trials if trial.status == "finished" and (gain := _last_gain(trial)) is not None]
+    if len(gains) < 2:
+        return
+    scale = (POINTS if metric.unit == "%" else 1.0) * (1 if metric.higher_is_better else -1)
+    mean = scale * statistics.fmean(gains)
+    error = abs(scale) * statistics.stdev(gains) / math.sqrt(len(gains))
+    if mean > max(MARGINS[metric.unit], 2 * error):
+        unit = "points" if metric.unit == "%" else metric.unit
+        yield (
+            f"Base was still gaining when training ended: {mean:.2g} {unit}".rstrip()
+            + f" of validation {metric.title} over the last fifth. Arms may rank differently when trained longer."
+        )
+
+
+def _last_gain(trial: TrialRecord) -> float | None:
+    step, score = np.array(trial.curve.step, float), np.array(trial.curve.score, float)
+    if len(step) < FEW_EVALUATIONS:
+        return None
+    late = step >= (1 - LAST) * step[-1]
+    if late.sum() < 2 or not np.isfinite(score[late]).all():
+        return None
+    return float(np.polyfit(step[late], score[late], 1)[0] * LAST * step[-1])
