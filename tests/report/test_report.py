@@ -144,6 +144,12 @@ def test_failures_and_doubts_stand_before_the_numbers(study, page):
     assert doubts(study)[0].startswith("Trials diverged or collapsed: post on MLP 1 of 5")
 
 
+def test_a_loss_within_the_margin_is_said(synthetic):
+    assert "pre+post hurts by less than the margin." in doubts(
+        synthetic.make_answer("study", seeds=16, diverge=[(4, 1)])
+    )
+
+
 def test_an_arm_without_a_verdict_is_not_passed_over(synthetic):
     answer = synthetic.make_answer("study", arms=2)
     left_out = dataclasses.replace(answer.arms[1], effect=None)

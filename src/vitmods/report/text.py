@@ -80,7 +80,9 @@ def _phrase(names: list[str], verdict: Verdict) -> str:
 def doubts(answer: Answer) -> list[str]:
     """What happened, and what to know before a verdict is trusted: failures first."""
     notes = [f"{note[0].upper()}{note[1:]}." for note in answer.decision.notes]
-    notes += [f"{arm.name}: {note}." for arm, effect in ranked(answer) for note in effect.notes]
+    for arm, effect in ranked(answer):
+        said = [f" {effect.verdict} {note}" if note.startswith("by ") else f": {note}" for note in effect.notes]
+        notes += [f"{arm.name}{one}." for one in said]
     notes += [f"{arm.name} has no verdict: a trial of it failed." for arm in answer.arms if arm.effect is None]
     known = any(effect.n for effect in answer.effects.values())
     if known and not (answer.complete or answer.looks):
