@@ -12,7 +12,7 @@ from vitmods.layers import NORMS
 from vitmods.model.slots import NormConfig
 from vitmods.report import write_report
 from vitmods.report.drawing import draw
-from vitmods.report.facts import thumbnails
+from vitmods.report.facts import differences, thumbnails
 from vitmods.report.figures import Line, axes_of, curve_panel
 from vitmods.report.figures import _common as common_points
 from vitmods.report.figures import _score_limits as score_limits
@@ -286,6 +286,18 @@ def test_the_end_of_a_worse_arm_is_on_its_panel():
     assert 50 < low < 60
     low, _ = score_limits([base], [dataclasses.replace(fell, status="diverged")], TOP1)
     assert low > 90, "a trial that diverged does not press the others flat"
+
+
+def test_a_norm_of_an_arm_is_one_readable_value():
+    base = {"width": 32, "final_norm": {"kind": "layer", "eps": 1e-6, "options": []}, "first_blocks": None}
+    token = {"kind": "dynamic_token", "eps": 1e-5, "options": [["init", "local"], ["band", None]]}
+    arm = {**base, "first_blocks": {"count": 2, "attn": {"before": token, "inner": None}}}
+    assert differences(base, arm) == [
+        ("first_blocks.count", "none", "2"),
+        ("first_blocks.attn.before", "none", "dynamic_token norm (eps 1e-05, init local, band none)"),
+    ]
+    (found,) = differences(base, {**base, "final_norm": {**base["final_norm"], "kind": "rms"}})
+    assert found == ("final_norm", "layer norm (eps 1e-06)", "rms norm (eps 1e-06)")
 
 
 def test_other_metrics_are_a_table_with_a_row_an_arm(study):
