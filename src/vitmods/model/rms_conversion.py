@@ -92,7 +92,7 @@ def rms_weights(weights: "Weights", config: ViTConfig) -> "Weights":
     new = dict(weights)
     tokens = {"pos_embed": config.position == "learn", "cls_token": config.class_token, "reg_token": config.reg_tokens}
     for name in (name for name, present in tokens.items() if present):
-        new[name] = _centred(_double(_take(new, name)), -1).to(new[name])
+        new[name] = _centered(_double(_take(new, name)), -1).to(new[name])
     _centre_map(new, "patch_embed.proj", "")
     _centre_norm(new, "patch_embed.norm", "")
     _centre_norm(new, "norm_pre", "")
@@ -122,7 +122,7 @@ def _double(values: "Tensor") -> "Tensor":
     return values.cpu().double()  # some devices have no float64
 
 
-def _centred(values: "Tensor", channels: int) -> "Tensor":
+def _centered(values: "Tensor", channels: int) -> "Tensor":
     return values - values.mean(channels, keepdim=True)
 
 
@@ -137,7 +137,7 @@ def _centre_map(weights: "Weights", name: str, gain: str) -> None:
     for key in (f"{name}.weight", f"{name}.bias"):
         if key in weights:
             channels_last = _double(weights[key]).movedim(0, -1)
-            weights[key] = (_centred(channels_last * before, -1) / after).movedim(-1, 0).to(weights[key])
+            weights[key] = (_centered(channels_last * before, -1) / after).movedim(-1, 0).to(weights[key])
 
 
 def _centre_norm(weights: "Weights", name: str, gain: str) -> None:
@@ -145,7 +145,7 @@ def _centre_norm(weights: "Weights", name: str, gain: str) -> None:
         if key in weights and weights[key].min() != weights[key].max():
             _refuse(f"{key} differs between channels, which writes a mean into the stream")
     if f"{name}.bias" in weights:
-        weights[f"{name}.bias"] = _centred(_double(weights[f"{name}.bias"]), 0).to(weights[f"{name}.bias"])
+        weights[f"{name}.bias"] = _centered(_double(weights[f"{name}.bias"]), 0).to(weights[f"{name}.bias"])
 
 
 def mlp_readers(config: ViTConfig) -> tuple[str, ...]:

@@ -117,7 +117,7 @@ def _listed(where: Path, path: Path, task: Task) -> Records:
         if len(row) != 2 or not row[1].isdecimal() or int(row[1]) >= task.classes:
             raise UserError(
                 f"Line {number} of {printable(str(path))} is not an image's path and a class from 0 to "
-                f"{task.classes - 1}: {printable(' '.join(row))!r}. Mend it, or fetch the copy again."
+                f"{task.classes - 1}: {printable(' '.join(row))!r}. Fix it, or fetch the copy again."
             )
     if not rows:
         raise UserError(f"{printable(str(path))} is empty. Fetch the copy again.")
