@@ -5,7 +5,7 @@ The benchmark's own 1,000 images are the first of TensorFlow Datasets' order, wh
 files. Lists that were made from it are followed exactly; everything else is a draw of ours, and the warnings say so.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,11 +96,6 @@ def vtab(spec: Spec) -> Source:
         found = len(source.splits["test"])
         source.warnings.append(f"test has {found:,} images; VTAB's {task.title} has {task.test:,}.")
     return source
-
-
-def vtab_specs(root: Path | str) -> Iterator[tuple[str, str]]:
-    """(task, spec) of all 19."""
-    return ((name, f"vtab:{name}?root={root}") for name in TASKS)
 
 
 def _from_lists(where: Path, task: Task) -> Source:
