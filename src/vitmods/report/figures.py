@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from vitmods.report.svg import COLOR, Inliner, figure
+from vitmods.report.svg import COLOUR, Inliner, figure
 from vitmods.report.text import GLYPHS, interval, mean_effect, point_text, score
 from vitmods.stats.effects import FRACTION, Effect, scale_of
 from vitmods.study.answer import Tuning
@@ -57,17 +57,17 @@ def forest(rows: Sequence[Row], margin: float, metric: str, inline: Inliner, nar
         axes = drawn.add_axes((left / width, foot / height, (width - left - right) / width, 1 - (foot + 8) / height))
         axes.set(xlim=_limits(rows, margin), ylim=(len(rows) - 0.5, -0.5), yticks=[])
         higher = rows[0].effect.higher_is_better
-        axes.axvspan(*((-margin, 0) if higher else (0, margin)), color=COLOR["band"], lw=0)
+        axes.axvspan(*((-margin, 0) if higher else (0, margin)), color=COLOUR["band"], lw=0)
         if not narrow:
-            axes.axvline(0, color=COLOR["muted"], lw=1.2)
+            axes.axvline(0, color=COLOUR["muted"], lw=1.2)
         for y, row in enumerate(rows):
             if narrow:  # the numbers stand above the interval, and the line at zero does not cross them
-                axes.plot([0, 0], [y, y + 0.5], color=COLOR["muted"], lw=1.2)
+                axes.plot([0, 0], [y, y + 0.5], color=COLOUR["muted"], lw=1.2)
             _draw_effect(axes, y + (0.16 if narrow else -0.06), row)
             _label_effect(axes, y, row, None if narrow else 1 + verdict_at / (width - left - right))
         style(axes)
         lower = "" if higher else "; lower is better"
-        axes.set_xlabel(f"difference to base, {metric}{lower}", color=COLOR["muted"], fontsize=12, labelpad=6)
+        axes.set_xlabel(f"difference to base, {metric}{lower}", color=COLOUR["muted"], fontsize=12, labelpad=6)
         axes.tick_params(labelsize=12)
         label = "; ".join(f"{row.name}: {numbers(row.effect)}" for row in rows)
         return inline(drawn, f"Interval plot of the effects, {metric}. {label}", "narrow" if narrow else "wide")
@@ -86,11 +86,11 @@ def _limits(rows: Sequence[Row], margin: float) -> tuple[float, float]:
 
 
 def _draw_effect(axes: Any, y: float, row: Row) -> None:
-    effect, color = row.effect, COLOR[row.effect.verdict.replace(" ", "-")]
+    effect, color = row.effect, COLOUR[row.effect.verdict.replace(" ", "-")]
     if effect.has_interval:
         axes.plot([effect.low, effect.high], [y, y], color=color, lw=2.6, solid_capstyle="round")
     axes.plot(row.seeds, [y + 0.24] * len(row.seeds), "o", color=color, ms=4, alpha=0.6, mew=0)
-    axes.plot([effect.mean], [y], "D", color=color, ms=7.5, mec=COLOR["paper"], mew=1.4)
+    axes.plot([effect.mean], [y], "D", color=color, ms=7.5, mec=COLOUR["paper"], mew=1.4)
     values = [v for v in (effect.low, effect.high, effect.mean) if not np.isnan(v)]
     left, right = axes.get_xlim()
     for end, marker, beyond in ((left, "<", min(values) < left), (right, ">", max(values) > right)):
@@ -102,13 +102,13 @@ def _label_effect(axes: Any, y: float, row: Row, verdict_at: float | None) -> No
     """Name, numbers and verdict; without a place for the verdict all stand above the interval."""
     effect = row.effect
     verdict = f"{GLYPHS[effect.verdict]} {effect.verdict}"
-    color = COLOR[effect.verdict.replace(" ", "-")]
+    color = COLOUR[effect.verdict.replace(" ", "-")]
     texts: list[tuple[float, float, str, str, str]] = (
-        [(0, y - 0.2, clipped(row.name, 20), "left", COLOR["ink"]), (1, y - 0.2, numbers(effect), "right", color)]
+        [(0, y - 0.2, clipped(row.name, 20), "left", COLOUR["ink"]), (1, y - 0.2, numbers(effect), "right", color)]
         if verdict_at is None
         else [
-            (-0.03, y, clipped(row.name, 24), "right", COLOR["ink"]),
-            (1.03, y, numbers(effect), "left", COLOR["ink"]),
+            (-0.03, y, clipped(row.name, 24), "right", COLOUR["ink"]),
+            (1.03, y, numbers(effect), "left", COLOUR["ink"]),
             (verdict_at, y, verdict, "left", color),
         ]
     )
@@ -197,15 +197,15 @@ def curve_panel(
     with figure(300, 190) as drawn:
         axes = drawn.add_axes((0.125, 0.2, 0.855, 0.77))
         for one, color in ((base, "base"), (arm, "arm")):
-            _draw_curves(axes, one, axis, COLOR[color])
+            _draw_curves(axes, one, axis, COLOUR[color])
         if limits := _score_limits(base, arm, metric):
             axes.set_ylim(*limits)
         axes.set_xlim(0, 1.02 * axis.end or 1)
         axes.locator_params(nbins=5)
         style(axes)
-        axes.grid(axis="y", color=COLOR["line"], lw=0.8)
+        axes.grid(axis="y", color=COLOUR["line"], lw=0.8)
         axes.set_axisbelow(True)
-        axes.set_xlabel(axis.label, color=COLOR["muted"], fontsize=11, labelpad=3)
+        axes.set_xlabel(axis.label, color=COLOUR["muted"], fontsize=11, labelpad=3)
         axes.tick_params(labelsize=11)
         ends = [f"{np.mean([one.score[-1] for one in group]):.3g}" if group else "none" for group in (arm, base)]
         label = f"Validation {metric.title} by {axis.label}. {name} ends at {ends[0]}, base at {ends[1]}."
@@ -225,7 +225,7 @@ def _draw_curves(axes: Any, curves: Sequence[Line], axis: Axis, color: str) -> N
             x = getattr(curve, axis.key) / axis.unit
             axes.plot(x, curve.score, color=color, lw=0.9, ls=(0, (3, 2)))
             if curve.status != "unfinished":
-                axes.plot(x[-1:], curve.score[-1:], "x", color=COLOR["hurts"], ms=7, mew=1.8)
+                axes.plot(x[-1:], curve.score[-1:], "x", color=COLOUR["hurts"], ms=7, mew=1.8)
 
 
 def _common(curves: Sequence[Line], axis: Axis) -> tuple[np.ndarray, np.ndarray]:
@@ -240,7 +240,7 @@ def _common(curves: Sequence[Line], axis: Axis) -> tuple[np.ndarray, np.ndarray]
     return x, np.array([curve.score[kept] for curve in curves])
 
 
-def style(axes: Any, colors: Mapping[str, str] = COLOR) -> None:
+def style(axes: Any, colors: Mapping[str, str] = COLOUR) -> None:
     """A line below and no other frame, quiet ticks."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
@@ -257,11 +257,11 @@ def tuning_panel(name: str, base: Tuning, arm: Tuning, metric: Metric, inline: I
     with figure(300, 200) as drawn:
         axes = drawn.add_axes((0.14, 0.29, 0.845, 0.68))
         for tuning, color in ((base, "base"), (arm, "arm")):
-            _draw_tuning(axes, groups, tuning, scale_of(metric.unit), COLOR[color])
+            _draw_tuning(axes, groups, tuning, scale_of(metric.unit), COLOUR[color])
         _label_points(axes, [point.values for point in base.points], groups, x)
         style(axes)
         axes.locator_params(axis="y", nbins=5)
-        axes.grid(axis="y", color=COLOR["line"], lw=0.8)
+        axes.grid(axis="y", color=COLOUR["line"], lw=0.8)
         axes.set_axisbelow(True)
         axes.set_xlim(x[0] - 0.5, x[-1] + 0.5)
         axes.tick_params(labelsize=11)
@@ -300,10 +300,10 @@ def _label_points(axes: Any, values: Sequence[Mapping[str, Any]], groups: list[l
     fields = list(values[0])
     shown = list(range(0, len(x), -(-len(x) // MOST_TICKS)))
     axes.set_xticks([x[i] for i in shown], [show_value(values[i][fields[-1]]) for i in shown])
-    axes.set_xlabel(fields[-1], color=COLOR["muted"], fontsize=11, labelpad=3 if len(fields) == 1 else 18)
+    axes.set_xlabel(fields[-1], color=COLOUR["muted"], fontsize=11, labelpad=3 if len(fields) == 1 else 18)
     if len(fields) > 1 and len(groups) <= MOST_GROUPS:
         starts = [sum(map(len, groups[:i])) for i in range(len(groups))]
         for group, start in zip(groups, starts):
             text = point_text({name: values[start][name] for name in fields[:-1]})
             axes.text(sum(group) / len(group), -0.16, text, transform=axes.get_xaxis_transform(), ha="center", va="top",
-                      fontsize=10, color=COLOR["muted"], parse_math=False)  # fmt: skip
+                      fontsize=10, color=COLOUR["muted"], parse_math=False)  # fmt: skip

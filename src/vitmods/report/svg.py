@@ -15,8 +15,8 @@ from markupsafe import Markup
 
 # Matplotlib knows no CSS variables, so it draws with stand-ins that no other color of a figure equals.
 _NAMES = ("ink", "muted", "line", "band", "base", "arm", "helps", "hurts", "no-worse", "cannot-tell", "paper")
-COLOR = {name: f"#0102{i:02x}" for i, name in enumerate(_NAMES, 16)}
-_VARIABLE = {value: f"var(--{name})" for name, value in COLOR.items()}
+COLOUR = {name: f"#0102{i:02x}" for i, name in enumerate(_NAMES, 16)}
+_VARIABLE = {value: f"var(--{name})" for name, value in COLOUR.items()}
 
 
 @contextmanager
