@@ -46,7 +46,7 @@ def load(
     images for later runs and other processes. workers: threads that prepare batches ahead (0: none; of streamed images:
     one a core). target: what is asked of each image, "class" or "labels"; joint: see ImageDataset (a task names both).
     split: `split_seed`, `val_fraction`, `test_fraction`, `fold`, `group_by`, `split_file`, `limit_train`, `limit_val`,
-    as `SplitOptions` says; splits that the source lacks are made, stratified, and images that are equal byte for byte
+    `train_on_all`, as `SplitOptions` says; splits that the source lacks are made, stratified, and images that are equal byte for byte
     come into one of them. Raises UserError with all that is wrong with the set at once.
     """
     size = _size(img_size)
@@ -67,7 +67,8 @@ def load(
     }
     found = facts(source, records, splits, origin)
     bad = found["unreadable"] if unreadable == "stop" else []
-    _stop_on_problems(problems(source, splits, group_by), bad, source.spec)
+    unfit = problems(source, splits, group_by, split.get("train_on_all", False))
+    _stop_on_problems(unfit, bad, source.spec)
     whole = ImageDataset(
         source.name,
         source.classes,
@@ -143,7 +144,7 @@ def check(spec: str | Path, **split: Unpack[SplitOptions]) -> Checked:
     splits = {
         name: _split(name, part, open_store(part, None, 3, None), _ANY, group_by) for name, part in records.items()
     }
-    found = problems(source, splits, group_by) + (source.verify() if source.verify else [])
+    found = problems(source, splits, group_by, split.get("train_on_all", False)) + (source.verify() if source.verify else [])
     summary = facts(source, records, splits, origin) | {"problems": found}
     return Checked(summary, describe(summary))
 

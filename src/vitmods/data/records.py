@@ -101,8 +101,9 @@ class Streaming:
 
 
 def joined(*parts: Records) -> Records:
-    """All images of the parts, one part after the other. Label sets are not kept."""
+    """All images of the parts, one part after the other."""
     starts = np.cumsum([0, *(len(part) for part in parts)])
+    sets = [part.label_sets for part in parts]
 
     def fetch(key: int) -> Raw:
         part = int(np.searchsorted(starts, key, side="right")) - 1
@@ -114,6 +115,7 @@ def joined(*parts: Records) -> Records:
         stamps=tuple(part.stamps[row] for part in parts for row in part.rows),
         fetch=fetch,
         keys=np.arange(starts[-1]),
+        label_sets=None if None in sets else tuple(one for some in sets for one in some or ()),
     )
 
 

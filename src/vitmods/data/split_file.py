@@ -3,7 +3,6 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,18 +58,12 @@ def read_split(path: str | Path, source: Source) -> dict[str, Records]:
         raise UserError(f"{shown} names no training images.")
     if left_out:
         source.warnings.append(f"{left_out} images that {shown} does not name were left out.")
-    return {name: some[0] if len(some) == 1 else _together(some) for name, some in parts.items() if some}
+    return {name: some[0] if len(some) == 1 else joined(*some) for name, some in parts.items() if some}
 
 
 def groups_in(path: str | Path | None) -> str | Path | None:
     """The file again, if it says which images belong together: it is then one to group by."""
     return path if path is not None and all("group" in row for row in read_columns(path, ("image", "split"))) else None
-
-
-def _together(parts: Sequence[Records]) -> Records:
-    sets = [part.label_sets for part in parts]
-    every = None if None in sets else tuple(one for some in sets for one in some or ())
-    return replace(joined(*parts), label_sets=every)
 
 
 def _labels(split: "Split | Records", classes: Sequence[str], target: str) -> list[str]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from vitmods.data.digests import digests_of
 from vitmods.data.groups import groups_of, suggested
-from vitmods.data.records import SPLITS, Records, Source, printable
+from vitmods.data.records import SPLITS, Records, Source, joined, printable
 from vitmods.data.rng import text_bits
 from vitmods.data.split_file import read_split
 from vitmods.util.errors import UserError
@@ -39,6 +39,7 @@ class SplitOptions(TypedDict, total=False):
     split_file: a CSV file with the columns image and split, such as the split.csv of a study, that says it all.
     limit_train: at most so many training images, classes in proportion.
     limit_val: so many images for val, taken out of train where there is no val.
+    train_on_all: train on val and test too, which then are no splits: for a model whose worth is known already.
     """
 
     split_seed: int
@@ -49,6 +50,7 @@ class SplitOptions(TypedDict, total=False):
     split_file: str | Path | None
     limit_train: int | None
     limit_val: int | None
+    train_on_all: bool
 
 
 def make_splits(
@@ -62,6 +64,7 @@ def make_splits(
     split_file: str | Path | None = None,
     limit_train: int | None = None,
     limit_val: int | None = None,
+    train_on_all: bool = False,
     cache_dir: Path | None = None,
 ) -> tuple[dict[str, Records], str]:
     """The splits to use and where each comes from, in words; the arguments are `SplitOptions`.
@@ -80,7 +83,7 @@ def make_splits(
     else:
         fractions = _fractions(source, val_fraction, test_fraction, fold, limit_val)
         if "test" in fractions or fractions.get("val") or (limit_val is not None and _lacks_val(source)):
-            groups = _joined(source, group_by, cache_dir)
+            groups = _belonging(source, group_by, cache_dir)
             splits |= _made(splits["train"], split_seed, fractions, groups, fold, limit_val)
             made = f"seed {split_seed}" if fold is None else f"fold {fold[0]} of {fold[1]}, seed {split_seed}"
             origin = f"made, {made}" if "test" in fractions else f"found; val made from train, {made}"
@@ -88,6 +91,9 @@ def make_splits(
         splits["val"] = limit(splits["val"], limit_val, split_seed)
     if "train" in splits:
         splits["train"] = limit(splits["train"], limit_train, split_seed)
+    if train_on_all and "train" in splits:
+        splits = {"train": joined(*(splits[name] for name in SPLITS if name in splits))}
+        origin += "; joined to train on all"
     return {name: splits[name] for name in SPLITS if name in splits}, origin
 
 
@@ -142,7 +148,7 @@ def _made(
     return splits
 
 
-def _joined(source: Source, group_by: str | Path | None, cache_dir: Path | None) -> Groups:
+def _belonging(source: Source, group_by: str | Path | None, cache_dir: Path | None) -> Groups:
     """Groups of train's images; what there is to know of them is added to the source's warnings."""
     train = source.splits["train"]
     digests = digests_of(train, cache_dir)

@@ -36,9 +36,11 @@ def facts(source: Source, records: dict[str, Records], splits: dict[str, Split],
     }
 
 
-def problems(source: Source, splits: dict[str, Split], group_by: str | Path | None = None) -> list[str]:
+def problems(
+    source: Source, splits: dict[str, Split], group_by: str | Path | None = None, train_on_all: bool = False
+) -> list[str]:
     """What makes a set unfit to train on (or to evaluate on, where it is for that only), apart from unreadable
-    images. group_by: what images belong together."""
+    images. group_by: what images belong together. train_on_all: whether none are kept to evaluate on."""
     if "train" not in splits:
         return [] if any(map(len, splits.values())) else ["There are no readable images."]
     found = []
@@ -50,6 +52,8 @@ def problems(source: Source, splits: dict[str, Split], group_by: str | Path | No
     elif len(trained) == 1:
         only = source.classes[trained.pop()]
         found.append(f'There is one class only, "{only}": comparing needs at least two, each in a folder of its own.')
+    if train_on_all:
+        return found
     if len(splits) == 1 or not any(len(split) for name, split in splits.items() if name != "train"):
         found.append("There are no images to evaluate on: add a val or test split, or images to make one from.")
     else:
@@ -148,9 +152,9 @@ def _warnings(source: Source, splits: dict[str, Split]) -> list[str]:
     if "missing" in source.allow:
         unknown = _untrained(source, splits).items()
         warnings += [f"Classes in {name} without any training image: {names}." for name, names in unknown]
-    if "test" not in splits:
+    if "test" not in splits and "val" in splits:
         warnings.append("There is no test split: results are of the val split.")
-    if "val" not in splits:
+    if "val" not in splits and "test" in splits:
         warnings.append("There is no val split: what is chosen by looking at test makes its results too good.")
     long = sum(
         int((s.store.index.native.max(1) > LONGEST * s.store.index.native.min(1)).sum()) for s in splits.values()

@@ -153,7 +153,7 @@ class TrialRun:
         }
 
     def run(self, request: StopRequest, bar: ProgressBar) -> dict[str, float]:
-        """Train to the last step and evaluate on `ds.eval_split`; the metrics.
+        """Train to the last step and evaluate on `ds.eval_split`; the metrics, none where all images are trained on.
 
         Raises:
             Diverged: a loss or a gradient was not finite.
@@ -257,7 +257,14 @@ class TrialRun:
         epoch = round(self.step / self.length.steps_per_epoch, 4)
         return {"step": self.step, "epoch": epoch, "wall_s": round(self.wall_s, 3), "split": split}
 
+    @property
+    def _evaluated(self) -> bool:
+        """Whether there are images that are not trained on."""
+        return self.ds.val_split in self.ds.splits
+
     def _evaluation_is_due(self) -> bool:
+        if not self._evaluated:
+            return False
         return self.step > self.evaluated_at and (self.step % self.eval_every == 0 or self.step == self.length.steps)
 
     def _evaluate(self, request: StopRequest) -> None:
@@ -266,6 +273,8 @@ class TrialRun:
         self.evaluated_at, self.last_evaluation = self.step, metrics
 
     def _final_metrics(self, request: StopRequest) -> dict[str, float]:
+        if not self._evaluated:
+            return {}
         if self.ds.val_split not in self._scored:  # a resumed trial has the metrics alone
             self._metrics(self.ds.val_split, request)
         if self.ds.eval_split == self.ds.val_split:

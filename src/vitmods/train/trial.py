@@ -76,7 +76,8 @@ def train_trial(
     config |= {"resolved": asdict(length), "environment": _environment(how)}
     result = _take_up(out, config)
     if result is None:
-        identity = {"arm": config["arm"], "seed": seed, "split": ds.eval_split}
+        split = ds.eval_split if ds.eval_split in ds.splits else None
+        identity = {"arm": config["arm"], "seed": seed, "split": split}
         try:
             with torch.random.fork_rng(devices=[]), stop_on_signals() as request:
                 run = TrialRun(model, task, ds, recipe, folder=out, seed=seed, how=how)
