@@ -20,7 +20,7 @@ from vitmods.report.svg import Inliner
 from vitmods.stats.decision import Pair
 from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Effect
-from vitmods.study.answer import Answer, ArmAnswer, Tuning
+from vitmods.study.answer import VIEWS, Answer, ArmAnswer, Tuning
 from vitmods.study.arms import BASE
 from vitmods.study.state import NLL
 from vitmods.study.store import slug
@@ -30,6 +30,7 @@ from vitmods.util.files import disk_errors, write_atomically
 from vitmods.util.text import plural
 
 
+@VIEWS.register("html")
 def write_report(answer: Answer, out: str | Path | None = None) -> Path:
     """Write the report of a study, finished or not, as one HTML file without outside parts; returns its path.
 
