@@ -45,6 +45,7 @@ class Compare:
       vitmods compare --arms dpn --sweep base=Ti/16,S/16     (an effect for each, and their average)
       vitmods compare --arms dpn --metric ece
       vitmods compare --task multilabel --data path/to/labels.csv --arms dpn rms
+      vitmods compare --retrain best     (the arm to take, on all images)
       vitmods compare --recipe plain --help      (defaults of that recipe)
     """
 
@@ -100,6 +101,9 @@ class Compare:
     keep_weights: Literal["all", "best", "none"] = "all"
     """final weights that stay in the folder: of all trials, of the best seed of each arm on val, or none; another
     --metric, `evaluate`, `predict` and --from need those that they read (docs/study.md)"""
+    retrain: str | None = None
+    """after the study has ended: train this arm, or best, on all images, test too, into retrained/ARM; best is the
+    cheapest of the arms that help and may be best, or base"""
     dry_run: bool = False
     """train nothing: show arms, trials, sizes and an estimate of time and disk"""
 
@@ -120,6 +124,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     study = _study(options)
     machine = options.machine
+    if options.retrain is not None:
+        return _retrain(study, options, out)
     if options.dry_run:
         estimate = study.dry_run(
             out,
@@ -147,6 +153,28 @@ def main(arguments: Sequence[str]) -> int:
         command=shlex.join(["vitmods", "compare", *arguments]),
     )
     return _show(result)
+
+
+def _retrain(study: Study, options: Compare, out: Path) -> int:
+    if options.dry_run or options.budget is not None:
+        raise UserError("--retrain trains one arm once, after the study: leave --dry-run and --budget out.")
+    from vitmods.study import Answer
+
+    machine = options.machine
+    found = study.retrain(
+        out,
+        options.retrain or "",
+        device=machine.device,
+        data_workers=machine.data_workers,
+        checkpoint_minutes=machine.checkpoint_minutes,
+        progress=not machine.quiet,
+        cache_dir=machine.cache_dir,
+        recompute=machine.recompute,
+        checkpointing=machine.checkpointing,
+    )
+    print(found)
+    print(f"Report: {Answer.load(out).report()}")
+    return 0 if found.finished else FAILED
 
 
 def _show(result: Answer) -> int:

@@ -46,8 +46,8 @@ def load(
     images for later runs and other processes. workers: threads that prepare batches ahead (0: none; of streamed images:
     one a core). target: what is asked of each image, "class" or "labels"; joint: see ImageDataset (a task names both).
     split: `split_seed`, `val_fraction`, `test_fraction`, `fold`, `group_by`, `split_file`, `limit_train`, `limit_val`,
-    `train_on_all`, as `SplitOptions` says; splits that the source lacks are made, stratified, and images that are equal byte for byte
-    come into one of them. Raises UserError with all that is wrong with the set at once.
+    `train_on_all`, as `SplitOptions` says; splits that the source lacks are made, stratified, and images that are equal
+    byte for byte come into one of them. Raises UserError with all that is wrong with the set at once.
     """
     size = _size(img_size)
     if in_chans not in (1, 3):
@@ -144,7 +144,9 @@ def check(spec: str | Path, **split: Unpack[SplitOptions]) -> Checked:
     splits = {
         name: _split(name, part, open_store(part, None, 3, None), _ANY, group_by) for name, part in records.items()
     }
-    found = problems(source, splits, group_by, split.get("train_on_all", False)) + (source.verify() if source.verify else [])
+    found = problems(source, splits, group_by, split.get("train_on_all", False)) + (
+        source.verify() if source.verify else []
+    )
     summary = facts(source, records, splits, origin) | {"problems": found}
     return Checked(summary, describe(summary))
 

@@ -12,6 +12,16 @@ from vitmods.stats.need import Need, needed
 from vitmods.stats.sequential import LOOKS
 from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer, ArmAnswer
+from vitmods.study.retrain import (
+    best_arm,
+    cost_of,
+    estimate_of,
+    export_line,
+    is_retrained,
+    retrain_command,
+    retrained_folder,
+    without_options,
+)
 from vitmods.study.tuning import mean_of
 from vitmods.train.trial import WEIGHTS
 from vitmods.util.text import duration, listing, plural
@@ -32,32 +42,21 @@ def what_now(answer: Answer) -> list[Step]:
     if not answer.complete:
         steps.append(Step("Finish the study: the same command goes on where it was stopped.", answer.command))
     if answer.complete or answer.looks:
-        chosen = _to_take(answer)
+        chosen = best_arm(answer)
         steps += [*_choice(answer, chosen), *_stability(answer), *_open(answer), *_deploy(answer, chosen)]
     return steps
-
-
-def _to_take(answer: Answer) -> ArmAnswer:
-    """The cheapest of the arms that help and may be best; base where none helps."""
-    helping = [arm for arm, effect in ranked(answer) if effect.verdict == Verdict.HELPS]
-    best = [arm for arm in helping if arm.name in answer.decision.best] or helping
-    return min(best, key=_cost, default=answer.base)  # the first, of equal ones, has the largest effect
-
-
-def _cost(arm: ArmAnswer) -> float:
-    return round(arm.cost.infer_n.ratio * arm.cost.train_step.ratio, 2) if arm.cost else 1.0
 
 
 def _choice(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
     best, beaten = answer.decision.best, answer.decision.ruled_out
     if chosen is answer.base:
         same = [arm for arm, effect in ranked(answer) if effect.verdict in (Verdict.NO_WORSE, Verdict.EQUIVALENT)]
-        cheap = [f"{arm.name} {_cost(arm):.2f}×" for arm in same if _cost(arm) < CHEAPER]
+        cheap = [f"{arm.name} {cost_of(arm):.2f}×" for arm in same if cost_of(arm) < CHEAPER]
         saves = f" No worse, and cheaper in time of training times inference: {listing(cheap)}." if cheap else ""
         yield Step(f"Nothing is shown to beat {chosen.name}: keep it.{saves}")
     else:
         others = [arm for arm in answer.arms if arm.name in best and arm is not chosen]
-        cheapest = bool(others) and all(_cost(chosen) < _cost(arm) for arm in others)
+        cheapest = bool(others) and all(cost_of(chosen) < cost_of(arm) for arm in others)
         why = "it is the cheapest of those that may be best" if cheapest else "it helps"
         yield Step(f"Take {chosen.name}: {why}.")
     if best and len(best) + len(beaten) > 2:
@@ -108,23 +107,27 @@ def extended(command: str, seeds: int) -> str:
     if not command.startswith("vitmods compare"):
         plain = re.sub(r", (seeds|until_decided)=(\[[^]]*\]|\w+)", "", command)
         return re.sub(r"\)(\.run\()", rf", seeds={seeds}, until_decided=True)\1", plain, count=1)
-    words, kept = iter(shlex.split(command)), []
-    for word in words:
-        name = word.partition("=")[0]
-        if name in ("--seeds", "--max-seeds", "--budget"):
-            next(words) if "=" not in word else None
-        elif name != "--until-decided":
-            kept.append(word)
+    words = [word for word in shlex.split(command) if word != "--until-decided"]
+    kept = without_options(words, ("--seeds", "--max-seeds", "--budget"))
     return shlex.join([*kept, "--until-decided", "--max-seeds", str(seeds)])
 
 
 def _deploy(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
+    if is_retrained(answer.path, chosen.name):
+        folder = retrained_folder(answer.path, chosen.name)
+        text = f"To deploy {chosen.name}, take the one that is trained on all images. {estimate_of(answer, chosen)}"
+        yield Step(text, export_line(folder))
+        return
     folders = [answer.path / trial.folder for trial in chosen.counted if trial.status == "finished"]
     kept = [folder for folder in folders if not folder.is_dir() or (folder / WEIGHTS).exists()]
+    if answer.complete and folders and not answer.settings.get("sweep"):
+        yield Step(
+            f"To deploy {chosen.name}, train it on all images, those of test too. How good it is then cannot be "
+            "measured; this study is the estimate.",
+            retrain_command(answer.command, chosen.name),
+        )
     if kept:
         yield Step(
-            f"To deploy {chosen.name}, any seed will do: the best one on the test images would look too good.",
-            f"vitmods export {shlex.quote(str(kept[0]))} --to onnx",
+            "Or take a trial of this study. Any seed will do: the best one on the test images would look too good.",
+            export_line(kept[0]),
         )
-    elif folders:
-        yield Step(f"To deploy {chosen.name}, train it again: this study kept no weights of it.")

@@ -143,7 +143,13 @@ def _open(source: str, data: str | None) -> Opened:
     opened = open_trained(source) if data is not None or Path(source).is_dir() else None
     if opened is None or (data is None and "data" not in opened.settings):
         raise UserError(f"{source} is no trial's folder, which names its images: say which with --data.")
-    return opened if data is None else replace(opened, settings={**opened.settings, "data": data})
+    settings = dict(opened.settings)
+    if settings.pop("train_on_all", False) and (data is None or data == settings["data"]):
+        raise UserError(
+            f"{source} was trained on all images of {settings['data']}, test too, so no number on them says how "
+            "good it is: take the estimate of its study, or give other images with --data."
+        )
+    return opened if data is None else replace(opened, settings={**settings, "data": data})
 
 
 def _with_images(all_opened: Sequence[Opened], workers: int) -> list[tuple[Opened, ImageDataset]]:

@@ -7,6 +7,7 @@ trials/<setting>/<arm>/...      the same where something is swept over
   val.json  test.json           in a trial: what its final weights reach on a split, by protocol; where the training did
                                 not measure that itself. In a tuned study chosen points alone have a test.json
 costs.json                      what each arm costs, measured once
+retrained/<arm>/                a trial on all images, after the study; not part of the answer
 results.json  results.csv       rebuilt from the trials at any time
 split.csv                       each image with its split, label and group
 samples.npz  images.npz         a few images for the report; hashes of all, to say which have changed
@@ -327,6 +328,14 @@ class StudyFolder:
                 f"{self.path} holds a study of other images: since it began {found}. Put the old ones back to go on "
                 "with it, or choose another folder with --out."
             )
+
+    def holds_images(self, splits: Mapping[str, Split]) -> bool:
+        """Whether these are the images and labels of `write_images`, in any splits; also where that is not known."""
+        try:
+            with np.load(self.path / "images.npz", allow_pickle=False) as arrays:
+                return np.array_equal(np.sort(arrays["contents"]), np.sort(_hashes(splits)[1]))
+        except Exception:  # as in `check_same_images`
+            return True
 
     def worker_lock(self, index: int) -> FileLock:
         """Held by a worker process for as long as it lives."""

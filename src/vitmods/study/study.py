@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vitmods.model.sizes import Resampling
     from vitmods.study.answer import Answer
     from vitmods.study.estimate import Estimate
+    from vitmods.study.retrain import Retrained
     from vitmods.study.weights import Keep
 
 
@@ -177,6 +178,40 @@ class Study:
         how = Running(*measures, cache, recompute, checkpointing, keep_weights)
         called = command or python_call(self.settings, str(out))
         return run_study(self.settings, Path(out), how, called, make_budget(budget))
+
+    def retrain(
+        self,
+        out: str | Path,
+        arm: str = "best",
+        seed: int = 0,
+        *,
+        device: str = "auto",
+        data_workers: int = 0,
+        checkpoint_minutes: float = 5.0,
+        progress: bool = True,
+        cache_dir: str | Path | None = None,
+        recompute: bool = False,
+        checkpointing: bool = False,
+    ) -> Retrained:
+        """After the study in `out` has ended, train one arm on all images, those of val and test too, to deploy it.
+
+        It lies in `out`/retrained/ARM and goes on where an earlier call was stopped. How good it is cannot be measured
+        on images that it was trained on: the study's own number is the estimate.
+
+        Args:
+            out: the study's folder.
+            arm: which, at its chosen point where the study was tuned. "best": the cheapest of the arms that help and
+                may be best, or base where none helps.
+            seed: of this training.
+
+        The others are those of `run`. Raises UserError where the study is not finished, or is another one.
+        """
+        from vitmods.study.retrain import retrain_study
+        from vitmods.study.run import Running
+
+        cache = None if cache_dir is None else str(cache_dir)
+        how = Running(1, device, data_workers, checkpoint_minutes, 0.0, progress, cache, recompute, checkpointing)
+        return retrain_study(self.settings, Path(out), arm, seed, how)
 
     def dry_run(
         self,

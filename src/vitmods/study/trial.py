@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vitmods.data import ImageDataset
 
 
-IMAGE_SETTINGS = ("task", "data", *ImageOptions.__annotations__)
+IMAGE_SETTINGS = ("task", "data", *ImageOptions.__annotations__, "train_on_all")
 
 
 def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:

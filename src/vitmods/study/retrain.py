@@ -1,0 +1,139 @@
+"""After the study: the chosen arm once more, on all images."""
+
+from __future__ import annotations
+
+import shlex
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitmods.stats.verdict import Verdict
+from vitmods.study.answer import Answer, ArmAnswer
+from vitmods.study.plan import Settings, Trial, make_seeds
+from vitmods.study.store import StudyFolder, slug
+from vitmods.study.tuning import AS_IS, Point
+from vitmods.train.trial import WEIGHTS
+from vitmods.util.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from vitmods.study.run import Running
+
+RETRAINED = "retrained"
+BEST = "best"
+
+
+@dataclass(frozen=True)
+class Retrained:
+    """A model that was trained on all images of a study; its own accuracy cannot be known.
+
+    estimate: what the study says of its arm, in words
+    result:   what result.json holds
+    """
+
+    arm: str
+    folder: Path
+    estimate: str
+    result: dict[str, Any]
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.result["status"] == "finished")
+
+    def __str__(self) -> str:
+        if not self.finished:
+            return f"{self.arm} on all images {self.result['status']}: {self.result['message']}"
+        return (
+            f"{self.arm} is trained on all images: {self.folder}\n"
+            f"How good it is cannot be measured on images that it was trained on. {self.estimate}\n"
+            f"To deploy it: {export_line(self.folder)}"
+        )
+
+
+def retrain_study(settings: Settings, path: Path, arm: str, seed: int, how: Running) -> Retrained:
+    """What `Study.retrain` does."""
+    from vitmods.study.trial import TrialRunner  # torch, which a report does without
+
+    folder = StudyFolder(path)
+    facts = folder.known_facts()
+    folder.check_same_study({**settings.to_dict(), "images": facts.settings["images"]})
+    if settings.sweep:
+        raise UserError("A sweep has several settings: train the arm under one of them with `vitmods train`.")
+    names = [one.name for one in settings.every_arm]
+    if arm not in (*names, BEST):
+        raise UserError(f"The study has no arm {arm!r}. {nearest(arm, [BEST, *names])}")
+    with folder.lock():
+        answer = Answer.load(path)
+        if not answer.complete:
+            raise UserError(f"{path} is not finished, so nothing is decided yet. First run: {answer.command}")
+        chosen = best_arm(answer) if arm == BEST and BEST not in names else arm_named(answer, arm)
+        point = Point.from_dict(chosen.tuning.chosen or {}) if chosen.tuning else AS_IS
+        on_all = Settings({**settings.fixed, "train_on_all": True}, settings.arms, make_seeds([seed]))
+        runner = TrialRunner(folder, on_all, how.device, progress=how.progress, **how.of_trials())
+        trial, out = Trial(settings.arm(chosen.name), seed, point), retrained_folder(path, chosen.name)
+        if not folder.holds_images(runner.dataset(on_all.recipe_of(trial.arm, point)).splits):
+            warnings.warn("The images are no longer those of the study, so its estimate may not hold.", stacklevel=3)
+        result = runner.train(trial, out)
+    return Retrained(chosen.name, out, estimate_of(answer, chosen), result)
+
+
+def retrained_folder(study: Path, arm: str) -> Path:
+    return study / RETRAINED / slug(arm)
+
+
+def arm_named(answer: Answer, name: str) -> ArmAnswer:
+    return next(arm for arm in answer.every_arm if arm.name == name)
+
+
+def best_arm(answer: Answer) -> ArmAnswer:
+    """The cheapest of the arms that help and may be best; base where none helps."""
+    helping = [arm for arm in answer.arms if arm.effect and arm.effect.verdict == Verdict.HELPS]
+    helping.sort(key=lambda arm: -answer[arm.name].gain)
+    best = [arm for arm in helping if arm.name in answer.decision.best] or helping
+    return min(best, key=cost_of, default=answer.base)  # the first, of equal ones, has the largest effect
+
+
+def cost_of(arm: ArmAnswer) -> float:
+    """Time of training times that of inference, 1 being base's."""
+    return round(arm.cost.infer_n.ratio * arm.cost.train_step.ratio, 2) if arm.cost else 1.0
+
+
+def estimate_of(answer: Answer, arm: ArmAnswer) -> str:
+    """What the study found of an arm that was trained on fewer images."""
+    if arm.mean is None:
+        return "The study has no finished trial of it."
+    metric = answer.metric
+    seeds = sum(score is not None for score in arm.scores.values())
+    text = f"The study's estimate, of trainings on its training images alone: {metric.shown(arm.mean)} {metric.title}"
+    effect = f"; against {answer.base.name} {arm.effect!r}" if arm.effect else ""
+    return f"{text} (mean of {seeds} {'seed' if seeds == 1 else 'seeds'}){effect}."
+
+
+def export_line(folder: Path) -> str:
+    return f"vitmods export {shlex.quote(str(folder))} --to onnx"
+
+
+def is_retrained(study: Path, arm: str) -> bool:
+    """Whether its weights are there."""
+    return (retrained_folder(study, arm) / WEIGHTS).is_file()
+
+
+def retrain_command(command: str, arm: str) -> str:
+    """The command or Python call of a study, as that which trains an arm on all images."""
+    if not command.startswith("vitmods compare"):
+        before, _, arguments = command.rpartition(".run(")
+        return f"{before}.retrain({arguments.removesuffix(')')}, arm={arm!r})"
+    return shlex.join([*without_options(shlex.split(command), ("--retrain", "--budget")), "--retrain", arm])
+
+
+def without_options(words: Sequence[str], names: Sequence[str]) -> list[str]:
+    """A command's words without these options and their values."""
+    kept, rest = [], iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name not in names:
+            kept.append(word)
+        elif not equals:
+            next(rest, None)
+    return kept

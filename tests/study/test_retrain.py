@@ -1,0 +1,238 @@
+"""The chosen arm on all images, once the study has ended."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+import vitmods as vm
+from vitmods.cli import main
+from vitmods.data import load
+from vitmods.recipes import Augment, plain
+from vitmods.report.advice import what_now
+from vitmods.study import Answer, Study
+from vitmods.study.evaluate import evaluate
+from vitmods.study.opened import open_trained
+from vitmods.study.retrain import best_arm, retrain_command, retrained_folder
+from vitmods.study.trial import TrialRunner, load_images
+from vitmods.train.trial import WEIGHTS
+from vitmods.util.errors import UserError
+
+RECIPE = plain(epochs=2).with_(batch_size=64)
+HERE = {"device": "cpu", "progress": False}
+
+
+def make(base="mu/4", seeds=1, **options):
+    return Study(base, ["dpn"], "digits", seeds=seeds, **{"recipe": RECIPE, "limit_train": 128, **options})
+
+
+def run(study, out):
+    return study.run(out, workers=1, cost_seconds=0, **HERE)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    out = tmp_path_factory.mktemp("ended") / "out"
+    run(make(), out)
+    return out
+
+
+@pytest.fixture
+def copied(ended, tmp_path):
+    return shutil.copytree(ended, tmp_path / "out")
+
+
+def test_it_is_trained_on_all_images_and_has_no_number(copied):
+    before = {path: path.read_bytes() for path in copied.glob("trials/**/*.*") if path.is_file()}
+    found = make().retrain(copied, "dpn", **HERE)
+    counts = json.loads((copied / "study.json").read_text())["data"]["splits"]
+    config = json.loads((found.folder / "config.json").read_text())
+    total = sum(split["count"] for split in counts.values())
+    assert found.folder == copied / "retrained" / "dpn"
+    assert {name: split["count"] for name, split in config["data"]["splits"].items()} == {"train": total}
+    assert found.result["steps"] == 2 * (total // 64)
+    assert found.result["metrics"] == {}
+    assert found.result["split"] is None
+    assert not list(found.folder.glob("*.npz"))
+    answer = Answer.load(copied)
+    mean = next(iter(answer.arms[0].scores.values()))
+    assert answer.metric.shown(mean) in str(found)
+    assert "cannot be measured" in str(found)
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_what_now_names_the_command_and_then_the_checkpoint(copied):
+    asked = [step.command for step in what_now(Answer.load(copied))]
+    assert any(command.endswith(", arm='base')") and ".retrain(" in command for command in asked)
+    found = make().retrain(copied, **HERE)
+    assert found.arm == "base"
+    commands = [step.command for step in what_now(Answer.load(copied))]
+    assert f"vitmods export {found.folder} --to onnx" in commands
+    assert not any(".retrain(" in command for command in commands)
+
+
+def test_an_unfinished_study_is_refused(copied):
+    shutil.rmtree(copied / "trials" / "dpn")
+    with pytest.raises(UserError, match="not finished"):
+        make().retrain(copied, **HERE)
+    assert not (copied / "retrained").exists()
+
+
+def test_another_study_or_arm_is_refused(copied, tmp_path):
+    with pytest.raises(UserError, match=r"epochs.*2 -> 3"):
+        make(recipe=RECIPE.with_(epochs=3)).retrain(copied, **HERE)
+    with pytest.raises(UserError, match=r"no arm 'dpm'\. Did you mean 'dpn'"):
+        make().retrain(copied, "dpm", **HERE)
+    with pytest.raises(UserError, match="no study"):
+        make().retrain(tmp_path / "nothing", **HERE)
+
+
+def test_it_goes_on_where_it_was_stopped(copied, tmp_path, monkeypatch):
+    whole = make().retrain(shutil.copytree(copied, tmp_path / "other"), **HERE).folder
+    batches = vm.data.ImageDataset.train_batches
+
+    def stopped(self, **options):
+        for number, batch in enumerate(batches(self, **options)):
+            if options["epoch"] == 1 and number == 1:
+                raise KeyboardInterrupt
+            yield batch
+
+    monkeypatch.setattr(vm.data.ImageDataset, "train_batches", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        make().retrain(copied, checkpoint_minutes=0, **HERE)
+    monkeypatch.undo()
+    folder = retrained_folder(copied, "base")
+    assert (folder / "checkpoint.pt").exists()
+    make().retrain(copied, **HERE)
+    assert (folder / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
+    time = (folder / WEIGHTS).stat().st_mtime_ns
+    make().retrain(copied, **HERE)
+    assert (folder / WEIGHTS).stat().st_mtime_ns == time
+
+
+def test_it_predicts_and_is_not_evaluated_on_its_own_images(copied):
+    folder = make().retrain(copied, **HERE).folder
+    for data in (None, "digits"):
+        with pytest.raises(UserError, match="trained on all images of digits"):
+            evaluate(folder, data=data, device="cpu")
+    assert open_trained(str(folder)).settings["train_on_all"] is True
+
+
+def test_it_is_evaluated_on_other_images(copied, tmp_path, monkeypatch):
+    folder = make().retrain(copied, **HERE).folder
+    read = []
+    monkeypatch.setattr("vitmods.study.evaluate.load_images", lambda s, *rest: read.append(s) or load_images(
+        {**s, "data": "digits"}, *rest))  # fmt: skip
+    found = evaluate(folder, data="elsewhere", device="cpu")
+    assert found[0]["split"] == "test"
+    assert "train_on_all" not in read[0]
+
+
+def test_tuned_studies_take_the_chosen_point(tmp_path):
+    study = make(tune={"lr": (1e-5, 3e-3)}, tune_on="val")
+    chosen = run(study, tmp_path).chosen["base"]
+    folder = study.retrain(tmp_path, "base", **HERE).folder
+    assert json.loads((folder / "config.json").read_text())["recipe"]["optimizer"]["lr"] == chosen["lr"]
+
+
+def test_trained_weights_and_foreign_bases(ended, tmp_path):
+    begun = Study(
+        start=ended / "trials/base/seed0", arms=["rms"], data="digits", seeds=1, recipe=RECIPE, limit_train=128
+    )
+    run(begun, tmp_path / "begun")
+    config = json.loads((begun.retrain(tmp_path / "begun", **HERE).folder / "config.json").read_text())
+    assert config["start"]["source"] == str(ended / "trials/base/seed0")
+    foreign = Study(
+        "timm:test_vit", ["replace(rms)"], "digits", RECIPE, 1, limit_train=64, img_size=32, in_chans=3, limit_val=20
+    )
+    run(foreign, tmp_path / "foreign")
+    found = foreign.retrain(tmp_path / "foreign", "replace(rms)", **HERE)
+    assert found.finished
+    assert open_trained(str(found.folder)).classes == tuple(map(str, range(10)))
+
+
+def test_several_labels(tmp_path, labeled):
+    recipe = plain(epochs=1).with_(batch_size=8, loss="sigmoid")
+    study = Study("mu/4", ["dpn"], labeled, recipe, 1, task="multilabel", img_size=8, in_chans=1)
+    run(study, tmp_path / "out")
+    found = study.retrain(tmp_path / "out", **HERE)
+    config = json.loads((found.folder / "config.json").read_text())
+    assert config["data"]["splits"]["train"]["count"] == 40
+    assert found.finished
+
+
+@pytest.fixture
+def labeled(tmp_path):
+    import numpy as np
+    from PIL import Image
+
+    rng, rows = np.random.default_rng(0), ["file,labels"]
+    for i in range(40):
+        Image.fromarray(rng.integers(0, 255, (8, 8), dtype=np.uint8)).save(tmp_path / f"{i}.png")
+        rows.append(f"{i}.png,{';'.join(name for bit, name in enumerate('abc') if i >> bit & 1)}")
+    (tmp_path / "labels.csv").write_text("\n".join(rows))
+    return tmp_path / "labels.csv"
+
+
+def test_the_joined_split_has_every_image_once():
+    parts = load("digits", img_size=8, in_chans=1, augment=Augment()).splits
+    joined = load("digits", img_size=8, in_chans=1, augment=Augment(), train_on_all=True)
+    assert list(joined.splits) == ["train"]
+    labels = {name: label for split in parts.values() for name, label in zip(split.ids, split.labels)}
+    assert dict(zip(joined.train.ids, joined.train.labels)) == labels
+    assert len(joined.train) == len(labels)
+    assert not [text for text in joined.summary()["warnings"] if "split" in text]
+
+
+def test_changed_images_are_warned_of(copied, monkeypatch):
+    monkeypatch.setattr("vitmods.study.store.StudyFolder.holds_images", lambda *_: False)
+    with pytest.warns(UserWarning, match="no longer those of the study"):
+        make().retrain(copied, **HERE)
+
+
+def test_the_same_images_are_recognized_in_any_split(copied):
+    from vitmods.study.store import StudyFolder
+
+    runner = TrialRunner(StudyFolder(copied), make().settings)
+    for changed, known in (({"train_on_all": True}, True), ({"limit_train": 100}, False)):
+        images = load_images({**runner.settings.fixed, **changed}, RECIPE.augment)
+        assert StudyFolder(copied).holds_images(images.splits) is known
+
+
+def test_the_cheapest_of_the_best_is_taken():
+    def arm(name, gain, cost, verdict="helps"):
+        ratio = SimpleNamespace(ratio=cost)
+        effect = SimpleNamespace(gain=gain, verdict=verdict)
+        return SimpleNamespace(name=name, effect=effect, cost=SimpleNamespace(infer_n=ratio, train_step=ratio))
+
+    arms = [arm("large", 3, 1.2), arm("cheap", 2, 1.0), arm("weak", 1, 0.5), arm("saves", 0, 0.1, "no worse")]
+
+    def best(*names, among=arms):
+        gains = {one.name: one.effect for one in among}
+        answer = type("Found", (dict,), {"arms": among, "base": "base", "decision": SimpleNamespace(best=names)})
+        return best_arm(answer(gains))
+
+    assert best("large", "cheap", "saves").name == "cheap"
+    assert best("base").name == "weak"
+    assert best("saves", among=arms[-1:]) == "base"
+
+
+def test_commands():
+    command = "vitmods compare --arms dpn 'x=dpn+rms' --budget 2h --retrain=best"
+    assert retrain_command(command, "x") == "vitmods compare --arms dpn x=dpn+rms --retrain x"
+    assert retrain_command("vm.Study('mu/4').run('a')", "x") == "vm.Study('mu/4').retrain('a', arm='x')"
+
+
+def test_the_shell(copied, capsys, tmp_path):
+    given = [
+        "compare", "--base", "mu/4", "--arms", "dpn", "--seeds", "1", "--recipe", "plain", "--epochs", "2", "--quiet",
+        "--batch-size", "64", "--limit-train", "128", "--device", "cpu", "--out", str(copied), "--retrain", "best",
+    ]  # fmt: skip
+    assert main(given) == 0
+    shown = capsys.readouterr().out
+    assert "base is trained on all images" in shown
+    assert "retrained/base" in (copied / "report.html").read_text()
+    for more in (["--dry-run"], ["--budget", "2h"]):
+        assert main([*given, *more]) == 2
+        assert "leave --dry-run and --budget out" in capsys.readouterr().err
