@@ -175,6 +175,15 @@ def labeled(tmp_path):
     return tmp_path / "labels.csv"
 
 
+@pytest.mark.filterwarnings("error:The images are no longer")
+def test_folds_are_joined_too(tmp_path):
+    study = make(seeds=2, folds=2)
+    run(study, tmp_path)
+    counts = json.loads((tmp_path / "study.json").read_text())["data"]["splits"]
+    config = json.loads((study.retrain(tmp_path, **HERE).folder / "config.json").read_text())
+    assert config["data"]["splits"]["train"]["count"] == sum(split["count"] for split in counts.values())
+
+
 def test_the_joined_split_has_every_image_once():
     parts = load("digits", img_size=8, in_chans=1, augment=Augment()).splits
     joined = load("digits", img_size=8, in_chans=1, augment=Augment(), train_on_all=True)

@@ -64,13 +64,16 @@ class Compare:
     """trained weights to begin with, which say what base is: a trial's folder, a file, or a timm model's name; or a
     study's folder, or one of several checkpoints: then each arm begins with its own"""
     seeds: int | None = None
-    """trials of every arm; None: 5"""
+    """trials of every arm; None: 5, or one for each fold where these are more"""
     until_decided: bool = False
     """look after 4, 5, 6, 8, ... seeds, and train an arm no longer once it is decided or hopeless (docs/verdicts.md)"""
     max_seeds: int | None = None
     """the most trials of an arm, with --until-decided; None: 16"""
     budget: str | None = None
     """how much this run may take: 2h, 30m, or 40trials; the same command goes on later. None: no end"""
+    folds: int | None = None
+    """of images that are not split yet: seed s of every arm is tested on part s mod FOLDS of them and trained on the
+    rest; verdicts are then about other training sets too (docs/verdicts.md)"""
     generalize: Literal["images", "seeds"] = "images"
     """what verdicts are about: other images from the same source too, or new trainings on these test images alone"""
     recipe: str = "digits"
@@ -214,6 +217,7 @@ def _study(options: Compare) -> Study:
         margin=options.margin,
         until_decided=options.until_decided,
         generalize=options.generalize,
+        folds=options.folds,
         sweep=grid_from_text(options.sweep, "--sweep"),
         tune=grid_from_text(options.tune),
         tune_on=options.tune_on,

@@ -19,15 +19,17 @@ if TYPE_CHECKING:
 SPLIT_FILE = "split.csv"
 
 
-def write_split(path: Path, dataset: "ImageDataset") -> None:
+def write_split(path: Path, dataset: "ImageDataset", folds: "Sequence[ImageDataset]" = ()) -> None:
     """Write which images are in which split; several labels of an image are joined by ; and an image in no group has
-    one of its own name."""
+    one of its own name. With folds, a column more has the number of the one that tests an image, if one does."""
+    homes = {name: str(fold) for fold, one in enumerate(folds) for name in one.splits["test"].ids}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("image", "split", "label", "group"))
+    writer.writerow(("image", "split", "label", "group", *(["fold"] if folds else [])))
     for name, split in dataset.splits.items():
         labels = _labels(split, dataset.classes, dataset.target)
-        columns = (split.ids, [name] * len(split), labels, split.groups or split.ids)
+        columns = [split.ids, [name] * len(split), labels, split.groups or split.ids]
+        columns += [[homes.get(image, "") for image in split.ids]] if folds else []
         writer.writerows(map(cell, row) for row in zip(*columns, strict=True))
     write_atomically(path, lambda file: file.write(text.getvalue().encode("utf-8", "surrogateescape")))
 

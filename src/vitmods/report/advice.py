@@ -90,7 +90,11 @@ def _open(answer: Answer) -> Iterator[Step]:
         yield Step("To decide what seeds can decide:", extended(answer.command, most))
     elif any(effect.verdict == Verdict.OPEN for effect in answer.effects.values()):
         margin = f"{answer.margin:g}{points(answer.metric)}"
-        yield Step(f"More seeds are no way to decide the rest: more test images, or a margin above {margin}, are.")
+        if answer.decision.overlap:
+            why = "With folds all seeds are trained on the same images, which limits what more of them add"
+            yield Step(f"{why}: more images, or a margin above {margin}, decide the rest.")
+        else:
+            yield Step(f"More seeds are no way to decide the rest: more test images, or a margin above {margin}, are.")
 
 
 def _time(answer: Answer, arm: ArmAnswer, need: Need) -> str:

@@ -93,8 +93,7 @@ def doubts(answer: Answer) -> list[str]:
 def holds(answer: Answer) -> str:
     """The line under the table: what all intervals have in common, and where their width comes from."""
     decision, unit = answer.decision, points(answer.metric)
-    images = "new images" if on_new_images(answer) else "these images alone"
-    facts = ["intervals hold together at 95 %", f"new trainings and {images}", decision.look]
+    facts = ["intervals hold together at 95 %", decision.claim, decision.look]
     if not math.isnan(decision.sd):
         facts.append(f"pooled sd {decision.sd:.2g}{unit}, {decision.df:.0f} df")
         facts.append(f"seeds shared {100 * decision.seed_share:.0f} % of the spread")
@@ -111,7 +110,8 @@ def holds(answer: Answer) -> str:
 
 def on_new_images(answer: Answer) -> bool:
     """Whether verdicts are about other images from the same source too."""
-    return answer.decision.generalize == "images" and not answer.decision.without_images
+    decision = answer.decision
+    return bool(decision.overlap) or (decision.generalize == "images" and not decision.without_images)
 
 
 def verdict_text(effect: Effect) -> str:

@@ -16,7 +16,8 @@ from vitmods.stats.failures import less_stable
 from vitmods.stats.fit import Contrasts, Fit
 from vitmods.stats.gains import Gains, gains_of
 from vitmods.stats.images import ImagesPart
-from vitmods.stats.read import Scores, Table, check_fractions, read_csv, table_of
+from vitmods.stats.parts import over_parts, overlap_of
+from vitmods.stats.read import Scores, Table, check_fractions, means_of, read_csv, table_of
 from vitmods.stats.sequential import futile, looks, nominal_level
 from vitmods.stats.verdict import FAVORABLE, FRACTION, POINTS, STOPS, Claim, Effect, Verdict, verdict_of
 from vitmods.stats.width import against_base, half_width, total_df
@@ -40,6 +41,7 @@ class _Plan:
     family: int
     most_seeds: int | None
     too_early: bool  #: before the first look
+    overlap: float  #: n_test / n_train, of seeds that are tested on other parts of the images; else 0
 
     @property
     def sign(self) -> int:
@@ -60,6 +62,7 @@ def decide(
     chance: float | None = None,
     groups: ArrayLike | None = None,
     frozen: Mapping[str, Effect] | None = None,
+    resampled: tuple[float, float] | None = None,
 ) -> Decision:
     """Which arms are better or worse than base, with intervals that hold together.
 
@@ -75,6 +78,9 @@ def decide(
     - `chance`: the score of guessing, to recognize collapsed trials; None: 0 for fractions of which more is better,
       for other scores they are not looked for.
     - `groups`: a label for each image; images with one label are not independent (one patient, one video).
+    - `resampled`: (n_test, n_train), where each seed is tested on another part of the images and trained on the rest,
+      the same part for all arms (cross-validation). Verdicts then hold for other training sets too, and scores of
+      single images are not needed.
 
     Raises `UserError` for scores that cannot be compared, and for settings outside their range.
     """
@@ -82,7 +88,10 @@ def decide(
         raise UserError(f"margin must be 0 or more, not {margin}: it is the difference that does not matter.")
     if generalize not in ("images", "seeds"):
         raise UserError(f"generalize must be 'images' or 'seeds', not {generalize!r}.")
-    table = table_of(read_csv(scores) if isinstance(scores, str | Path) else scores, base, failed)
+    if resampled is not None and (most_seeds is not None or groups is not None or generalize == "seeds"):
+        raise UserError("resampled goes with a fixed number of seeds and verdicts on other images, without groups.")
+    scores = read_csv(scores) if isinstance(scores, str | Path) else scores
+    table = table_of(scores if resampled is None else means_of(scores), base, failed)
     fractions, k, frozen = unit == FRACTION, len(table.arms) - 1, frozen or {}
     if fractions:
         check_fractions(table)
@@ -92,7 +101,8 @@ def decide(
     if most_seeds is not None:
         table, look, too_early = at_look(table, most_seeds, frozen)
     alpha = ALPHA if most_seeds is None else nominal_level(most_seeds)
-    plan = _Plan(margin, unit, higher_is_better, generalize, alpha, family or k, most_seeds, too_early)
+    overlap = overlap_of(*resampled) if resampled else 0.0
+    plan = _Plan(margin, unit, higher_is_better, generalize, alpha, family or k, most_seeds, too_early, overlap)
     if chance is None and fractions and higher_is_better:
         chance = 0.0
     gains = gains_of(table, plan.sign * (POINTS if fractions else 1.0), chance, groups)
@@ -103,7 +113,7 @@ def decide(
     return Decision(
         effects, base, best, ruled_out, pairs, float(np.sqrt(fitted.errors.mse)), float(fitted.errors.df_error),
         float(fitted.errors.seed_share), plan.family, alpha, look, gains.images is None, generalize,
-        tuple(_notes(table.arms, gains, fitted)),
+        tuple(_notes(table.arms, gains, fitted)), overlap,
     )  # fmt: skip
 
 
@@ -130,7 +140,8 @@ def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: _Plan) -> Effect:
     n, gain = int(found.seeds), float(found.estimate)
     width = against_base(found, part, plan.alpha, plan.family)
     shown = (n > 2 or (n == 2 and bool(fitted.errors.df_error >= ENOUGH_DF))) and not plan.too_early
-    halves = {"images": float(width.total), "seeds": float(width.seeds)}
+    wider = against_base(over_parts(found, plan.overlap), part, plan.alpha, plan.family) if plan.overlap else width
+    halves = {"images": float(wider.total), "seeds": float(width.seeds)}
     # No spread at all comes from a coarse metric, not from certainty.
     halves = {claim: half if shown and 0 < half < math.inf else math.nan for claim, half in halves.items()}
     half, images_sd = halves[plan.generalize], math.nan if part is None else math.sqrt(part.variance)
@@ -151,7 +162,7 @@ def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: _Plan) -> Effect:
     w = fitted.errors.guarded
     ratio = math.sqrt(w[a] / w[0]) if w[0] > 0 else math.nan
     known = n > 1 and math.isfinite(width.variance)
-    error = math.sqrt(width.variance + (0.0 if part is None or plan.generalize == "seeds" else part.variance))
+    error = math.sqrt(wider.variance + (0.0 if part is None or plan.generalize == "seeds" else part.variance))
     seeds, sign = gains.shared(a), plan.sign
     ends = {claim: sorted((sign * (gain - half), sign * (gain + half))) for claim, half in halves.items()}
     means = [float(sign * gains.trials[row, seeds].mean()) if n else math.nan for row in (0, a)]
@@ -164,7 +175,7 @@ def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: _Plan) -> Effect:
         spread_ratio=ratio, correlation=float(fitted.correlation[a - 1]), images_sd=images_sd,
         failures=failures, base_failures=base_failures, margin=plan.margin, family=plan.family, alpha=plan.alpha,
         unit=plan.unit, images=0 if part is None else part.m, higher_is_better=plan.higher_is_better,
-        generalize=plan.generalize, futile=hopeless, notes=tuple(notes),
+        generalize=plan.generalize, overlap=plan.overlap, futile=hopeless, notes=tuple(notes),
         leans=("up" if gain > 0 else "down") if verdict == Verdict.OPEN and known and abs(gain) > error else "",
     )  # fmt: skip
 
@@ -187,7 +198,7 @@ def _compare_all(
     arms: tuple[str, ...], gains: Gains, fitted: Fit, plan: _Plan, unstable: list[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], dict[tuple[str, str], Pair]]:
     """The arms that may be best, those that are beaten (unstable ones are neither), and all pairs."""
-    found = head_to_head(gains.trials, fitted.errors, gains.floor)
+    found = over_parts(head_to_head(gains.trials, fitted.errors, gains.floor), plan.overlap)
     pooled = np.isfinite(found.pooled)
     variance, df = np.where(pooled, found.variance, found.own), np.where(pooled, found.pooled_df, found.own_df)
     total, freedom, pairs = variance.copy(), df.copy(), {}

@@ -45,6 +45,7 @@ class Decision:
     without_images: bool  #: no per-image scores, so the intervals are for these test images alone
     generalize: Claim
     notes: tuple[str, ...]  #: failures first
+    overlap: float = 0.0  #: n_test / n_train, where each seed is tested on another part of the images; else 0
 
     def __getitem__(self, arm: str) -> Effect:
         if arm not in self.effects:
@@ -54,16 +55,23 @@ class Decision:
     def __repr__(self) -> str:
         return tables.text(list(self.effects.values()), self.summary())
 
+    @property
+    def claim(self) -> str:
+        """What the verdicts are about."""
+        if self.overlap:
+            return "new trainings, other training sets and other images too"
+        these = self.without_images or self.generalize == "seeds"
+        return "new trainings and these images alone" if these else "new trainings and new images"
+
     def summary(self) -> list[str]:
         """The lines under the table."""
-        images = "these images" if self.without_images or self.generalize == "seeds" else "new images"
-        facts = [f"intervals hold together at 95 %; new trainings, {images}", self.look]
+        facts = [f"intervals hold together at 95 %; {self.claim}", self.look]
         if not math.isnan(self.sd):
             facts += [
                 f"pooled sd {self.sd:.3g}, {self.df:.0f} df",
                 f"seeds explain {self.seed_share:.0%} of the spread",
             ]
-        if self.without_images and self.generalize == "images":
+        if self.without_images and not self.overlap and self.generalize == "images":
             facts.append("without per-image scores, other test images may say otherwise")
         lines = [*self.notes, "; ".join(filter(None, facts))]
         trials = min((effect.n for effect in self.effects.values() if not effect.failures), default=0)

@@ -41,11 +41,11 @@ class Need:
 
 
 def needed(effect: Effect) -> Need | None:
-    """None for an arm that is decided, or of which too little is known yet.
+    """None for an arm that is decided, or of which too little is known yet, or where seeds are parts of the images.
 
     More seeds than were planned make a study one that is looked at twice, and its level is that of each look.
     """
-    if effect.verdict != Verdict.OPEN or not (effect.sd > 0 and math.isfinite(effect.df)):
+    if effect.verdict != Verdict.OPEN or effect.overlap or not (effect.sd > 0 and math.isfinite(effect.df)):
         return None
     k, small = effect.family, _is_small(effect)
     sought = effect.margin if small else abs(effect.effect)

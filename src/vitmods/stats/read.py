@@ -78,6 +78,14 @@ def table_of(scores: Scores, base: str, failed: Mapping[str, Mapping[int, str]] 
     return Table(arms, seeds, trials, images, diverged)
 
 
+def means_of(scores: Scores) -> Scores:
+    """The mean of each trial's scores, where trials are tested on different images."""
+    return {
+        arm: {seed: None if score is None else np.mean(np.asarray(score, dtype=float)) for seed, score in own.items()}
+        for arm, own in scores.items()
+    }
+
+
 def check_fractions(table: Table) -> None:
     """Raises `UserError` for scores that look like percentages."""
     if np.nanmax(np.abs(table.trials), initial=0.0) > LARGEST_FRACTION:

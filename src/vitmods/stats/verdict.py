@@ -81,6 +81,7 @@ class Effect:
     higher_is_better: bool = True
     generalize: Claim = "images"  #: which of the two intervals the verdict is read from
     leans: str = ""  #: `up` or `down` (of the gain) for an open arm more than one standard error from zero
+    overlap: float = 0.0  #: n_test / n_train, of seeds that are tested on other parts of the images; else 0
     futile: bool = False  #: the seeds that remain are unlikely to decide
     notes: tuple[str, ...] = ()
 
@@ -120,7 +121,7 @@ class Effect:
     def p_better(self) -> float:
         """P(better) from the t distribution: for orientation, of this arm alone, uncorrected."""
         images = 0.0 if math.isnan(self.images_sd) or self.generalize == "seeds" else self.images_sd**2
-        error = math.sqrt(2 * self.sd**2 / self.n + images) if self.n else math.nan
+        error = math.sqrt(2 * self.sd**2 * (1 / self.n + self.overlap) + images) if self.n else math.nan
         return float(stats.t.cdf(self.gain / error, self.df)) if error else math.nan
 
     @property

@@ -260,7 +260,11 @@ class Answer:
 
 def evaluated_of(folder: StudyFolder, facts: Facts) -> Evaluated:
     """What the answer of the study is about."""
-    return Evaluated(facts.splits, len(facts.data["classes"]), folder.groups(facts.splits), facts.plan.seeds)
+    classes, planned = len(facts.data["classes"]), facts.plan.seeds
+    if not facts.settings.get("folds"):
+        return Evaluated(facts.splits, classes, folder.groups(facts.splits), planned)
+    test, train = (facts.data["splits"][name]["count"] for name in ("test", "train"))
+    return Evaluated(facts.splits, classes, planned=planned, sizes=(test, train))
 
 
 def read_answer(

@@ -46,9 +46,9 @@ class EvaluatedOnVal:
 
 def answer_splits(settings: Settings, dataset: ImageDataset) -> tuple[str, ...]:
     """The splits that the answer is about: test, or val where there is no test. Where vitmods made both and nothing is
-    chosen on val, all images that are held out."""
+    chosen on val, all images that are held out; with folds test alone, so that each image counts once."""
     made = dataset.summary()["split_origin"].startswith("made") and {VAL, "test"} <= set(dataset.splits)
-    return (VAL, "test") if made and not settings.grid else (dataset.eval_split,)
+    return (VAL, "test") if made and not (settings.grid or settings.folds) else (dataset.eval_split,)
 
 
 def check_images(settings: Settings, dataset: ImageDataset) -> None:

@@ -81,14 +81,16 @@ def decision_at(
     arms = [arm.name for arm in settings.every_arm if arm.name not in without]
     records = {arm: dict(_records(state, setting, arm, seeds)) for arm in arms}
     finished = [one for own in records.values() for one in own.values() if one.status == "finished"]
-    if len({one.images.images for one in finished if one.images is not None}) > 1:
+    folds = settings.folds or 1  # trials of one fold, or all, have the same images
+    evaluated = {(one.seed % folds, one.images.images) for one in finished if one.images is not None}
+    if len(evaluated) > len({fold for fold, _ in evaluated}):
         raise UserError(
             f"Trials in {state.folder.path} were evaluated on different images, so they cannot be compared. Run the "
             "study again in another folder."
         )
     whole = all(one.images is not None for one in finished)
     task, planned = TASKS[settings.fixed["task"]], state.images.planned
-    extended = 0 < planned < len(settings.seeds)
+    extended = 0 < planned < len(settings.seeds) and not settings.folds
     return decide(
         {
             arm: {trial.seed: _score(one, metric.name, whole) for trial, one in own.items()}
@@ -108,6 +110,7 @@ def decision_at(
         chance=task.chance(metric.name, state.images.classes),
         groups=state.images.groups if whole and finished else None,
         frozen=frozen,
+        resampled=state.images.sizes,
     )
 
 

@@ -155,8 +155,16 @@ class Settings:
         overrides = {**arm.recipe, **dict(point.values)}
         return self.recipe.with_(**overrides) if overrides else self.recipe
 
-    def at(self, setting: Point) -> Settings:
-        """The same without the sweep, under one of its settings."""
+    @property
+    def folds(self) -> int:
+        """In how many parts the images are tested, seed by seed; 0: all seeds on the same ones."""
+        return int(self.fixed.get("folds", 0))
+
+    def at(self, setting: Point, seed: int | None = None) -> Settings:
+        """The same without the sweep, under one of its settings; with the fold of the seed, where there are folds."""
+        if seed is not None and self.folds:
+            fold = {"fold": [seed % self.folds, self.folds]}
+            return replace(self, fixed={**self.fixed, **fold}).at(setting)
         values = setting.to_dict()
         fixed = {name: values.pop(name) for name in list(values) if name in self.fixed}
         recipe = self.recipe.with_(**dict(Point.from_dict(values).values)).to_dict() if values else self.fixed["recipe"]
@@ -284,6 +292,8 @@ def _show_arm(arm: Mapping[str, Any]) -> str:
 def check_plan(settings: Settings) -> None:
     """UserError if an arm sets a field that is tuned or swept over, a point or a setting makes no recipe, for base or
     an arm, or a study that runs until it is decided cannot be looked at."""
+    if settings.folds:
+        _check_folds(settings)
     if settings.until_decided and settings.sweep:
         raise UserError("A sweep has a fixed number of seeds: leave --until-decided out, and say --seeds.")
     if settings.until_decided:
@@ -302,3 +312,21 @@ def check_plan(settings: Settings) -> None:
             settings.at(setting).recipe_of(arm, point)
         except UserError as error:
             raise UserError(f"{place}: {error}" if place else str(error)) from error
+
+
+def _check_folds(settings: Settings) -> None:
+    if settings.folds < 2:
+        raise UserError(f"folds must be at least 2, not {settings.folds}: each seed is tested on one of so many parts.")
+    if settings.until_decided:
+        raise UserError("With folds the number of seeds is fixed: leave --until-decided out, and say --seeds.")
+    if settings.sweep:
+        raise UserError("Folds and a sweep do not go together: leave --folds or --sweep out.")
+    if settings.grid:
+        raise UserError(
+            "With folds nothing can be tuned: the images that values are chosen on are test images of other seeds. "
+            "Leave --folds or --tune out."
+        )
+    if settings.generalize == "seeds":
+        raise UserError("With folds verdicts are about other images too: leave --generalize seeds out.")
+    if settings.fixed.get("fold"):
+        raise UserError("folds gives each seed a fold of its own: leave --fold out.")

@@ -69,7 +69,8 @@ def retrain_study(settings: Settings, path: Path, arm: str, seed: int, how: Runn
             raise UserError(f"{path} is not finished, so nothing is decided yet. First run: {answer.command}")
         chosen = best_arm(answer) if arm == BEST and BEST not in names else arm_named(answer, arm)
         point = Point.from_dict(chosen.tuning.chosen or {}) if chosen.tuning else AS_IS
-        on_all = Settings({**settings.fixed, "train_on_all": True}, settings.arms, make_seeds([seed]))
+        fixed = {name: value for name, value in settings.at(AS_IS, 0).fixed.items() if name != "folds"}
+        on_all = Settings({**fixed, "train_on_all": True}, settings.arms, make_seeds([seed]))
         runner = TrialRunner(folder, on_all, how.device, progress=how.progress, **how.of_trials())
         trial, out = Trial(settings.arm(chosen.name), seed, point), retrained_folder(path, chosen.name)
         if not folder.holds_images(runner.dataset(on_all.recipe_of(trial.arm, point)).splits):

@@ -103,7 +103,8 @@ def run_study(settings: Settings, path: Path, how: Running, command: str, budget
         runner, dataset = _open(folder, settings, how)
         settings = runner.settings
         models, notices, trial_bytes = _survey(settings, dataset)
-        facts = _write_facts(folder, settings, dataset, models, how, command, notices)
+        folds = [runner.dataset(settings.recipe, seed=fold) for fold in range(settings.folds)]
+        facts = _write_facts(folder, settings, dataset, models, how, command, notices, folds)
         state = StudyState(folder, settings, evaluated_of(folder, facts))
         check_weights_are_there(state)
         _work(runner, state, trial_bytes, how, budget)
@@ -197,6 +198,7 @@ def _write_facts(
     how: Running,
     command: str,
     notices: Sequence[str],
+    folds: Sequence[ImageDataset] = (),
 ) -> Facts:
     """study.json, before the first trial: from then on the study can be read, and continued, from its folder."""
     folder.check_same_study(settings.to_dict())
@@ -226,7 +228,7 @@ def _write_facts(
     )
     folder.write_samples(dataset.samples(SAMPLES))
     folder.write_images(dataset.splits)
-    write_split(folder.path / SPLIT_FILE, dataset)
+    write_split(folder.path / SPLIT_FILE, dataset, folds)
     write_json(folder.settings_file, facts.to_dict())
     return facts
 
@@ -284,7 +286,7 @@ def _steps(runner: TrialRunner, work: Work) -> int:
     if isinstance(work, Evaluation):
         return 1
     recipe = runner.settings.at(work.setting).recipe_of(work.arm, work.point)
-    return resolve_on(recipe, runner.dataset(recipe, work.setting)).steps
+    return resolve_on(recipe, runner.dataset(recipe, work.setting, work.seed)).steps
 
 
 def _trial_bytes(model: nn.Module, recipe: Recipe, images: Base) -> int:

@@ -106,12 +106,14 @@ class Evaluated:
     classes: how many the images have
     groups:  (n,) which images belong together; None: each stands for itself
     planned: how many seeds, before any score was known; 0: not known
+    sizes:   with folds, how many images a trial is tested on and trained on; None: all trials on the same ones
     """
 
     splits: tuple[str, ...]
     classes: int
     groups: NDArray[Any] | None = None
     planned: int = 0
+    sizes: tuple[int, int] | None = None
 
 
 class StudyState:

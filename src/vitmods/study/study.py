@@ -46,7 +46,8 @@ class Study:
             `CHANGES` or `NAME=CHANGES`. Of a folder of checkpoints, their names; none: all.
         data: `digits`, a folder, `torchvision:NAME?root=...` or `hf:NAME`.
         recipe: how every trial is trained; None: one that fits the images.
-        seeds: how many, or which; None: 5, or at most 16 of a study that runs until it is decided.
+        seeds: how many, or which; None: 5 (with more folds, as many as those), or at most 16 of a study that runs until
+            it is decided.
         until_decided: look after 4, 5, 6, 8, ... seeds, and train an arm no longer once it is decided or hopeless
             (docs/verdicts.md).
         task: what is trained and measured, a name of `vitmods.tasks.TASKS`: one class an image, or several labels
@@ -57,6 +58,8 @@ class Study:
             points, or 0.01 where it is none.
         generalize: what verdicts are about: other "images" from the same source and new trainings, or new "seeds" on
             these images alone, as for a benchmark with a fixed test set.
+        folds: of images that are not split yet: seed s of every arm is tested on part s mod `folds` of them and trained
+            on the rest. Verdicts are then about other training sets too (docs/verdicts.md).
         sweep: field of the recipe, `base` or `limit_train` -> values: base and every arm are trained under each
             setting, which gives an effect for each and their average (docs/sweeps.md).
         tune: field of the recipe -> values. Every arm is trained with each, or with each combination of several fields;
@@ -85,6 +88,7 @@ class Study:
         margin: float | None = None,
         until_decided: bool = False,
         generalize: Literal["images", "seeds"] = "images",
+        folds: int | None = None,
         sweep: Mapping[str, Any] | None = None,
         tune: Mapping[str, Any] | None = None,
         tune_on: str | None = None,
@@ -101,8 +105,10 @@ class Study:
         found = {} if start is None else arms_in(str(start))
         begun = found[BASE].start if found else start
         fixed = fixed_settings(base, data, recipe, task=task, start=begun, **images)
+        fixed |= {} if folds is None else {"folds": int(folds)}
         chosen = make_arms(adopt(arms, found) if found else arms)
-        chosen_seeds = make_seeds((MOST if until_decided else SEEDS) if seeds is None else seeds)
+        usual = MOST if until_decided else max(SEEDS, folds or 0)
+        chosen_seeds = make_seeds(usual if seeds is None else seeds)
         self.settings = Settings(
             fixed,
             chosen,

@@ -126,9 +126,10 @@ class TrialRunner:
         )
         self._datasets: dict[tuple[Augment, str], ImageDataset] = {}
 
-    def dataset(self, recipe: Recipe, setting: Point = AS_IS) -> ImageDataset:
-        """The images as a recipe prepares them, under a setting of the sweep; what is prepared alike is shared."""
-        fixed = self.settings.at(setting).fixed
+    def dataset(self, recipe: Recipe, setting: Point = AS_IS, seed: int = 0) -> ImageDataset:
+        """The images as a recipe prepares them, under a setting of the sweep, in the fold of the seed where there are
+        folds; what is prepared alike is shared."""
+        fixed = self.settings.at(setting, seed).fixed
         key = recipe.augment, json.dumps(image_settings(fixed))
         if key not in self._datasets:
             self._datasets[key] = load_images(fixed, recipe.augment, self._data_workers, self._cache_dir)
@@ -147,7 +148,7 @@ class TrialRunner:
     def _of(self, trial: Trial) -> tuple[Recipe, ImageDataset, Task]:
         settings = self.settings.at(trial.setting)
         recipe = settings.recipe_of(trial.arm, trial.point)
-        return recipe, self.dataset(recipe, trial.setting), task_of(settings.fixed, recipe)
+        return recipe, self.dataset(recipe, trial.setting, trial.seed), task_of(settings.fixed, recipe)
 
     def _evaluate_trial(self, trial: Trial, split: str) -> None:
         recipe, dataset, task = self._of(trial)
@@ -169,7 +170,7 @@ class TrialRunner:
     def train(self, trial: Trial, out: Path) -> dict[str, Any]:
         """The same in any folder."""
         recipe, dataset, task = self._of(trial)
-        settings = self.settings.at(trial.setting)
+        settings = self.settings.at(trial.setting, trial.seed)
         start = settings.fixed.get("start")
         config = base_config(settings, dataset.num_classes)
         backbone = build_model(config, trial.arm, trial.seed, start, recipe)

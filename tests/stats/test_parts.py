@@ -1,0 +1,129 @@
+"""Seeds that are tested on other parts of the images: variances, verdicts, and how often these are false."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import vitmods as vm
+from vitmods.stats.fit import fit
+from vitmods.stats.intervals import nadeau_bengio_variance
+from vitmods.stats.parts import over_parts, overlap_of
+from vitmods.stats.width import against_base
+from vitmods.util.errors import UserError
+
+STUDIES = [pytest.param(2_000, id="2000"), pytest.param(20_000, id="20000", marks=pytest.mark.slow)]
+
+
+def scores_of(array):
+    return {name: dict(enumerate(map(float, row))) for name, row in zip(("base", "a", "b", "c", "d"), array)}
+
+
+def table(g=3, n=5, seed=0):
+    return 0.8 + 0.01 * np.random.default_rng(seed).standard_normal((g, n))
+
+
+def test_the_variance_is_that_of_nadeau_and_bengio():
+    x = table()
+    found = over_parts(fit(x).against, overlap_of(20, 80))
+    assert found.own == pytest.approx(nadeau_bengio_variance(x[1:] - x[0], 20, 80))
+    assert found.pooled == pytest.approx(fit(x).against.pooled * (1 + 5 / 4))
+    assert over_parts(fit(x).against, 0.0).own == pytest.approx(fit(x).against.own)
+
+
+@pytest.mark.parametrize("sizes", [(0, 10), (10, 0), (-1, 10)])
+def test_sizes_are_numbers_of_images(sizes):
+    with pytest.raises(UserError, match="above 0"):
+        vm.decide(scores_of(table()), resampled=sizes)
+
+
+def test_one_arm_has_the_corrected_t_interval():
+    x = table(g=2)
+    effect = vm.decide(scores_of(x), resampled=(20, 80))["a"]
+    d = 100 * (x[1] - x[0])
+    half = stats.t.ppf(0.975, 4) * np.sqrt(d.var(ddof=1) * (1 / 5 + 20 / 80))
+    assert [effect.low, effect.high] == pytest.approx([d.mean() - half, d.mean() + half])
+    inner = stats.ttest_1samp(d, 0).confidence_interval(0.95)
+    assert [effect.seeds_low, effect.seeds_high] == pytest.approx(list(inner))
+    t = d.mean() / np.sqrt(d.var(ddof=1) * (1 / 5 + 20 / 80))
+    assert effect.p_better == pytest.approx(stats.t.cdf(t, 4))
+
+
+def test_arms_pairs_and_the_best_set_are_wider_too():
+    x = table(g=4)
+    x[1] += 0.012
+    plain, wide = vm.decide(scores_of(x)), vm.decide(scores_of(x), resampled=(20, 80))
+    for arm, effect in wide.effects.items():
+        assert effect.half == pytest.approx(plain[arm].half * np.sqrt(1 + 5 / 4))
+        assert effect.seeds_high == pytest.approx(plain[arm].seeds_high)
+        assert effect.sd == pytest.approx(plain[arm].sd)
+    for pair, found in wide.pairs.items():
+        assert found.high - found.effect == pytest.approx(1.5 * (plain.pairs[pair].high - plain.pairs[pair].effect))
+    assert set(plain.best) < set(wide.best)
+
+
+def test_the_claim_is_said():
+    found = vm.decide(scores_of(table()), resampled=(20, 80))
+    assert "other training sets and other images too" in repr(found)
+    assert "without per-image scores" not in repr(found)
+    assert found.to_dict()["overlap"] == 0.25
+    assert "training sets" not in repr(vm.decide(scores_of(table())))
+
+
+def test_images_of_each_part_count_by_their_mean():
+    rng = np.random.default_rng(0)
+    each = {arm: {s: (rng.random(20 + s) < 0.8).astype(float) for s in range(4)} for arm in ("base", "a")}
+    means = {arm: {s: x.mean() for s, x in own.items()} for arm, own in each.items()}
+    assert vm.decide(each, resampled=(20, 80)).to_dict() == vm.decide(means, resampled=(20, 80)).to_dict()
+    assert vm.decide({**means, "b": {0: None}}, resampled=(20, 80))["b"].n == 0
+
+
+@pytest.mark.parametrize("other", [{"most_seeds": 8}, {"generalize": "seeds"}, {"groups": [0, 1]}])
+def test_what_does_not_go_together_is_refused(other):
+    with pytest.raises(UserError, match="resampled goes with"):
+        vm.decide(scores_of(table()), resampled=(20, 80), **other)
+
+
+def folded(studies, k, n, parts, training, seed, m=1000):
+    """Scores (studies, k + 1, n) of arms without a true difference; each seed is tested on one of the parts.
+
+    Images are difficult for all arms alike, and for each arm in its own way. What an arm learns from a part is shared
+    by all trials that are trained on it, with an sd of `training` for a fresh training set; that of a seed is 0.05.
+    """
+    rng, per = np.random.default_rng(seed), m // parts
+    shared = rng.standard_normal((studies, 1, parts, per))
+    own = 0.6 * rng.standard_normal((studies, k + 1, parts, per))
+    learned = rng.standard_normal((studies, k + 1, parts))
+    learned = training * (learned.sum(-1, keepdims=True) - learned) / np.sqrt(parts - 1)
+    found = np.empty((studies, k + 1, n))
+    for s in range(n):
+        part = s % parts
+        skill = 1.3 + shared[:, :, part] + own[:, :, part] + learned[:, :, part, None]
+        skill = skill + 0.05 * rng.standard_normal((studies, k + 1, 1))
+        found[..., s] = 100 * (skill + 0.7 * rng.standard_normal(skill.shape, dtype=np.float32) > 0).mean(-1)
+    return found
+
+
+def false_claims(studies, k, n, parts, training):
+    """Of this design, and of one that takes the trials as independent."""
+    corrected = independent = 0
+    for chunk in range(studies // 200):
+        found = fit(folded(200, k, n, parts, training, chunk)).against
+        for_parts = against_base(over_parts(found, overlap_of(1, parts - 1)), None, 0.05, k).total
+        d = np.abs(found.estimate)
+        corrected += (d > for_parts).any(-1).sum()
+        independent += (d > against_base(found, None, 0.05, k).total).any(-1).sum()
+    return corrected / studies, independent / studies
+
+
+@pytest.mark.parametrize("studies", STUDIES)
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize(("n", "parts"), [(5, 5), (10, 10), (10, 5)])
+def test_false_claims_on_other_training_sets_and_images(k, n, parts, studies):
+    corrected, independent = false_claims(studies, k, n, parts, 0.05)
+    assert corrected <= 0.05
+    assert independent > 0.075
+
+
+def test_training_sets_that_matter_more_than_seeds_are_a_known_excess():
+    assert 0.05 < false_claims(1_000, 4, 5, 5, 0.1)[0] < 0.11
+    assert false_claims(1_000, 4, 5, 5, 0.0)[0] < 0.02

@@ -1,0 +1,146 @@
+"""Seeds of a study that are tested on other parts of the images."""
+
+import csv
+import json
+
+import pytest
+
+from vitmods.data.split_file import SPLIT_FILE
+from vitmods.recipes import plain
+from vitmods.report.advice import what_now
+from vitmods.report.text import holds, on_new_images
+from vitmods.stats.decide import decide
+from vitmods.study import Answer, Study
+from vitmods.study.describe import python_call
+from vitmods.study.opened import open_trained
+from vitmods.study.trial import load_images
+from vitmods.util.errors import UserError
+
+RECIPE = plain(epochs=2).with_(batch_size=128)
+FOLDS = 3
+
+
+def make(seeds=4, **options):
+    return Study("mu/4", ["dpn", "rms"], "digits", RECIPE, seeds, **{"folds": FOLDS, **options})
+
+
+def run(study, out, **options):
+    return study.run(out, **{"workers": 1, "device": "cpu", "cost_seconds": 0, "progress": False, **options})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("folds") / "out"
+    return run(make(), out), out
+
+
+def config(out, arm, seed):
+    return json.loads((out / "trials" / arm / f"seed{seed}" / "config.json").read_text())
+
+
+def images_of(out, arm, seed):
+    opened = open_trained(str(out / "trials" / arm / f"seed{seed}"))
+    dataset = load_images(opened.settings, opened.recipe.augment)
+    assert dataset.summary()["fingerprint"] == opened.fingerprint
+    return dataset.splits
+
+
+def test_each_image_is_tested_by_one_fold_and_arms_are_paired(finished):
+    _, out = finished
+    tested = {seed: set(images_of(out, "base", seed)["test"].ids) for seed in range(4)}
+    everything = [name for split in images_of(out, "base", 0).values() for name in split.ids]
+    assert sorted([*tested[0], *tested[1], *tested[2]]) == sorted(everything)
+    assert tested[3] == tested[0]
+    for seed in range(4):
+        assert {config(out, arm, seed)["data"]["fingerprint"] for arm in ("dpn", "rms")} == {
+            config(out, "base", seed)["data"]["fingerprint"]
+        }
+        assert config(out, "rms", seed)["images"]["fold"] == [seed % FOLDS, FOLDS]
+
+
+def test_the_answer_is_about_other_training_sets(finished):
+    answer, out = finished
+    counts = answer.data["splits"]
+    sizes = counts["test"]["count"], counts["train"]["count"]
+    scores = {arm.name: dict(arm.scores) for arm in answer.every_arm}
+    expected = decide(scores, resampled=sizes, chance=0.1)
+    assert answer.splits == ("test",)
+    assert answer.decision.overlap == sizes[0] / sizes[1]
+    for arm in ("dpn", "rms"):
+        assert [answer[arm].low, answer[arm].high] == pytest.approx([expected[arm].low, expected[arm].high])
+        assert answer[arm].n == 4
+    assert on_new_images(answer)
+    assert "new trainings, other training sets and other images too" in holds(answer)
+    assert Answer.load(out).to_dict() == answer.to_dict()
+    assert "fold s mod 3" in answer.report().read_text()
+    assert not any("until-decided" in step.command for step in what_now(answer))
+
+
+def test_the_split_file_names_folds(finished):
+    _, out = finished
+    rows = list(csv.DictReader((out / SPLIT_FILE).open()))
+    for fold in range(FOLDS):
+        tested = {row["image"] for row in rows if row["fold"] == str(fold)}
+        assert tested == set(images_of(out, "base", fold)["test"].ids)
+
+
+def test_it_goes_on_and_may_get_more_seeds(finished, tmp_path):
+    first = run(make(seeds=2), tmp_path)
+    assert first["dpn"].n == 2
+    more = run(make(seeds=3), tmp_path)
+    assert more["dpn"].n == 3
+    assert any("Extended after a first analysis" in doubt for doubt in more.doubts)
+    with pytest.raises(UserError, match=r"folds: 3 -> 4"):
+        run(make(seeds=3, folds=4), tmp_path)
+
+
+def test_worker_processes_use_the_same_folds(finished, tmp_path):
+    answer, _ = finished
+    other = run(make(seeds=2), tmp_path, workers=2)
+    assert [other.base.scores[s] for s in (0, 1)] == pytest.approx([answer.base.scores[s] for s in (0, 1)], abs=0.01)
+    assert config(tmp_path, "base", 1)["images"]["fold"] == [1, FOLDS]
+
+
+def test_as_many_seeds_as_folds():
+    assert len(make(seeds=None, folds=8).settings.seeds) == 8
+    assert len(make(seeds=None).settings.seeds) == 5
+
+
+def test_the_call_in_the_report_is_the_same_study():
+    study = make()
+    names = {}
+    exec(python_call(study.settings, "x").replace("vm.Study(", "study = vm.Study(").removesuffix(".run('x')"), names)
+    assert names["study"].settings.to_dict() == study.settings.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"folds": 1}, "at least 2"),
+        ({"until_decided": True, "seeds": 8}, "leave --until-decided out"),
+        ({"sweep": {"limit_train": [100, 200]}}, "--folds or --sweep"),
+        ({"tune": {"lr": (1e-4, 1e-3)}, "tune_on": "val"}, "nothing can be tuned"),
+        ({"generalize": "seeds"}, "leave --generalize seeds out"),
+        ({"fold": (0, 3)}, "leave --fold out"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options, says):
+    with pytest.raises(UserError, match=says):
+        make(**options)
+
+
+def test_images_with_splits_of_their_own_are_refused(tmp_path):
+    import numpy as np
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for split in ("train", "test"):
+        for name in ("a", "b"):
+            (tmp_path / "set" / split / name).mkdir(parents=True)
+            for i in range(8):
+                pixels = rng.integers(0, 255, (8, 8), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "set" / split / name / f"{i}.png")
+    study = Study("mu/4", ["dpn"], tmp_path / "set", RECIPE, folds=2, img_size=8, in_chans=1)
+    with pytest.raises(UserError, match="come with splits of their own"):
+        run(study, tmp_path / "out")
+    assert not (tmp_path / "out" / "study.json").exists()
