@@ -64,7 +64,8 @@ def headline(answer: Answer) -> str:
     for arm, effect in ranked(answer):
         found.setdefault(effect.verdict, []).append(arm.name)
     if len(answer.arms) > 1 and found.keys() == {Verdict.OPEN}:
-        return f"Nothing is decided: all {len(answer.arms)} arms are open."
+        every = "both" if len(answer.arms) == 2 else f"all {len(answer.arms)}"
+        return f"Nothing is decided: {every} arms are open."
     parts = [_phrase(names, verdict) for verdict, names in found.items()]
     images = "On these test images " if answer.decision.generalize == "seeds" else ""
     return f"{images}{listing(parts) if len(parts) < 3 else '; '.join(parts)}."
