@@ -239,7 +239,9 @@ def test_weights_that_were_not_kept_cannot_be_deployed(synthetic, tmp_path):
     answer = synthetic.make_answer(tmp_path, arms=1)
     for seed in range(5):
         (tmp_path / f"trials/dpn/seed{seed}").mkdir(parents=True)
-    assert advice(answer)[-1] == "To deploy dpn, train it again: this study kept no weights of it."
+    assert what_now(answer)[-1].command == f"{answer.command} --retrain dpn"
+    swept = dataclasses.replace(answer, settings={**answer.settings, "sweep": {"base": ["S/16", "Ti/16"]}})
+    assert advice(swept)[-1] == "To deploy dpn, train it again: this study kept no weights of it."
     (tmp_path / "trials/dpn/seed3/model.safetensors").touch()
     assert what_now(answer)[-1].command == f"vitmods export {tmp_path}/trials/dpn/seed3 --to onnx"
 

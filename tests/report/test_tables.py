@@ -25,7 +25,8 @@ def printed(answer, **options):
 @pytest.mark.parametrize("width", [80, 100, 140])
 def test_nothing_is_cut_off(answer, width):
     text = render(answer, width)
-    assert max(map(len, text.splitlines())) <= width
+    assert max(len(line) for line in text.splitlines() if not line.startswith("  vitmods ")) <= width
+    assert f"\n  {answer.command} --retrain dpn+rms\n" in text, "commands are whole, to be copied"
     assert "…" not in text
     (head,) = (line for line in text.splitlines() if line.startswith(" arm"))
     for heading in ("verdict", "effect", "seeds", "train", "infer", *(["memory", "params"] if width > 110 else [])):

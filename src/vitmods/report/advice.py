@@ -124,14 +124,16 @@ def _deploy(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
         return
     folders = [answer.path / trial.folder for trial in chosen.counted if trial.status == "finished"]
     kept = [folder for folder in folders if not folder.is_dir() or (folder / WEIGHTS).exists()]
-    if answer.complete and folders and not answer.settings.get("sweep"):
+    name, any_seed = chosen.name, "any seed will do: the best one on the test images would look too good"
+    again = bool(folders) and answer.complete and not answer.settings.get("sweep")
+    if again:
         yield Step(
-            f"To deploy {chosen.name}, train it on all images, those of test too. How good it is then cannot be "
-            "measured; this study is the estimate.",
-            retrain_command(answer.command, chosen.name),
+            f"To deploy {name}, train it on all images, those of test too. How good it is then cannot be measured; "
+            "this study is the estimate.",
+            retrain_command(answer.command, name),
         )
     if kept:
-        yield Step(
-            "Or take a trial of this study. Any seed will do: the best one on the test images would look too good.",
-            export_line(kept[0]),
-        )
+        how = f"Or take a trial of this study; {any_seed}." if again else f"To deploy {name}, {any_seed}."
+        yield Step(how, export_line(kept[0]))
+    elif folders and not again:
+        yield Step(f"To deploy {name}, train it again: this study kept no weights of it.")
