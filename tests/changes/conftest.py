@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.adapters.apply import edit
 from vitmods.changes import REGISTRY
+from vitmods.changes.compose import edit
 from vitmods.changes.norm import kinds
 from vitmods.util.errors import UserError
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.adapters.apply import edit
+from vitmods.changes.compose import edit
 from vitmods.layers import HMLPStem, LeViTStem, LinearStem, LocalTransformerStem
 from vitmods.util.errors import NoEffect, SlotConflict, UserError
 

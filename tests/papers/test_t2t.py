@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.adapters.apply import edit
+from vitmods.changes.compose import edit
 from vitmods.model.flops import count_macs, count_params
 
 TABLE_12 = {"": 6.1, "dtn": 6.4, "dtn(blocks=10)": 6.4}  # ten twelfths of 14 blocks, or the ten of ViT-S

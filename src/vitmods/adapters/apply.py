@@ -8,10 +8,11 @@ from torch import nn
 
 from vitmods.adapters.tensors import Coverage
 from vitmods.changes import Change, Weights
+from vitmods.changes.compose import check_conflicts, edit_one
 from vitmods.model.branch_names import parallel_name, sequential_name
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT
-from vitmods.util.errors import NoEffect, SlotConflict, UserError
+from vitmods.util.errors import UserError
 
 WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 _STRENGTH = ("nothing", "weights", "function")
@@ -92,38 +93,8 @@ def _check_shared(model: ViT) -> None:
             )
 
 
-def check_conflicts(changes: Sequence[Change]) -> None:
-    """Raises SlotConflict, naming both, when two changes claim the same slot; UserError for what is no change."""
-    owner: dict[str, Change] = {}
-    for change in changes:
-        if not isinstance(change, Change):
-            raise UserError(f"{change!r} is no change: give one as DualPatchNorm(), or parse_changes('dpn').")
-        for slot in sorted(change.claims):
-            if slot in owner:
-                raise SlotConflict(
-                    f"'{owner[slot]}' and '{change}' both claim the slot '{slot}': "
-                    "leave one out, or compare them as two arms."
-                )
-            owner[slot] = change
-
-
-def edit(config: ViTConfig, changes: Sequence[Change]) -> ViTConfig:
-    """The config with the changes, without building a model. Raises as ``apply`` does for what a config can show."""
-    check_conflicts(changes)
-    for change in changes:
-        config = _edit_one(change, config)
-    return config
-
-
-def _edit_one(change: Change, config: ViTConfig) -> ViTConfig:
-    edited = change.edit(config)
-    if edited == config:
-        raise NoEffect(f"'{change}' alters nothing: the model is built that way already. Leave it out.")
-    return edited
-
-
 def _apply_one(change: Change, config: ViTConfig, weights: Weights) -> tuple[ViTConfig, Weights]:
-    edited = _edit_one(change, config)
+    edited = edit_one(config, change)
     versions = {name: value._version for name, value in weights.items()}
     carried = change.carry(dict(weights), config.unrolled, edited.unrolled)
     written = [name for name, value in weights.items() if value._version != versions[name]]

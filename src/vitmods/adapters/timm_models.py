@@ -11,9 +11,10 @@ from timm import create_model
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
-from vitmods.adapters.apply import apply, edit
+from vitmods.adapters.apply import apply
 from vitmods.adapters.timm import read_config
 from vitmods.changes import parse_changes
+from vitmods.changes.compose import edit
 from vitmods.layers import Attention, Block, BlockConfig, BranchNorms, LayerNorm, Mlp
 from vitmods.model.build import timm_cfg
 from vitmods.model.vit import ViT

@@ -1,9 +1,10 @@
 """Published design changes, one idea a file. A file put into this folder is found without being listed anywhere."""
 
 from vitmods.changes.base import REGISTRY, Change, Preserves, Weights
+from vitmods.changes.compose import conflicts
 from vitmods.changes.parse import LINEUPS, LineUp, parse_changes
 
-__all__ = ["LINEUPS", "REGISTRY", "Change", "LineUp", "Preserves", "Weights", "parse_changes"]
+__all__ = ["LINEUPS", "REGISTRY", "Change", "LineUp", "Preserves", "Weights", "conflicts", "parse_changes"]
 
 
 def __getattr__(name: str) -> type[Change]:

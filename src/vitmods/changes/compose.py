@@ -1,0 +1,84 @@
+"""Several changes of one model: the config that they give, and which of them cannot go together."""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations, permutations
+
+from vitmods.changes.base import Change
+from vitmods.model.config import ViTConfig
+from vitmods.util.errors import NoEffect, SlotConflict, UserError
+
+
+def edit(config: ViTConfig, changes: Sequence[Change]) -> ViTConfig:
+    """The config with the changes, in order, without building a model.
+
+    Raises NoEffect for a change that alters nothing, SlotConflict when two claim one slot, UserError for what a config
+    can show.
+    """
+    check_conflicts(changes)
+    for change in changes:
+        config = edit_one(config, change)
+    return config
+
+
+def edit_one(config: ViTConfig, change: Change) -> ViTConfig:
+    """The config with one change. Raises NoEffect where it is built that way already."""
+    edited = change.edit(config)
+    if edited == config:
+        raise NoEffect(f"'{change}' alters nothing: the model is built that way already. Leave it out.")
+    return edited
+
+
+def check_conflicts(changes: Sequence[Change]) -> None:
+    """Raises SlotConflict, naming both, when two changes claim the same slot; UserError for what is no change."""
+    owner: dict[str, Change] = {}
+    for change in changes:
+        if not isinstance(change, Change):
+            raise UserError(f"{change!r} is no change: give one as DualPatchNorm(), or parse_changes('dpn').")
+        for slot in sorted(change.claims):
+            if slot in owner:
+                raise SlotConflict(
+                    f"'{owner[slot]}' and '{change}' both claim the slot '{slot}': "
+                    "leave one out, or compare them as two arms."
+                )
+            owner[slot] = change
+
+
+def conflicts(arms: Mapping[str, Sequence[Change]], config: ViTConfig | None = None) -> dict[tuple[str, str], str]:
+    """Pairs of arms whose changes cannot go into one model, and why.
+
+    They claim the same slot, or the config of base, where it is given, cannot be edited with both in either order (as
+    patch dropout and a norm that reads the whole grid). Raises as `edit` does for an arm that fails by itself.
+    """
+    for changes in arms.values():
+        _try(config, changes)
+    refused = _refused(arms, config)
+    return {pair: refused[pair] for pair in combinations(arms, 2) if pair in refused and pair[::-1] in refused}
+
+
+def in_order(arms: Mapping[str, Sequence[Change]], config: ViTConfig) -> tuple[str, ...]:
+    """The arms as given, save that of two which go together in one order alone (`rms` before `dtn`) the one that has to
+    be first comes before the other."""
+    refused = _refused(arms, config)
+    left, placed = list(arms), []
+    while left:
+        first = (name for name in left if not any((name, b) in refused and (b, name) not in refused for b in left))
+        placed.append(next(first, left[0]))
+        left.remove(placed[-1])
+    return tuple(placed)
+
+
+def _refused(arms: Mapping[str, Sequence[Change]], config: ViTConfig | None) -> dict[tuple[str, str], str]:
+    """Pairs that fail in this order, and why."""
+    found = {}
+    for first, then in permutations(arms, 2):
+        try:
+            _try(config, [*arms[first], *arms[then]])
+        except UserError as error:
+            found[first, then] = str(error)
+    return found
+
+
+def _try(config: ViTConfig | None, changes: Sequence[Change]) -> None:
+    check_conflicts(changes)
+    if config is not None:
+        edit(config, changes)

@@ -1,0 +1,97 @@
+"""From contrasts of a fit to effects with verdicts: what factorial designs and several settings share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from vitmods.stats.fit import Array, Contrasts
+from vitmods.stats.gains import Gains, gains_of
+from vitmods.stats.images import ImagesPart
+from vitmods.stats.read import Table, check_fractions
+from vitmods.stats.verdict import FAVORABLE, FRACTION, POINTS, Claim, Effect, Verdict, verdict_of
+from vitmods.stats.width import HalfWidth
+from vitmods.util.errors import UserError
+
+ALPHA = 0.05
+ENOUGH_DF = 4  # from which two seeds have an interval
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How scores are read, as `vitmods.decide` says: what does not matter, their unit and sign, what verdicts claim."""
+
+    margin: float
+    unit: str
+    higher_is_better: bool
+    generalize: Claim
+    chance: float | None
+    groups: ArrayLike | None
+    alpha: float = ALPHA
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.margin) and self.margin >= 0):
+            raise UserError(f"margin must be 0 or more, not {self.margin}: it is the difference that does not matter.")
+        if self.generalize not in ("images", "seeds"):
+            raise UserError(f"generalize must be 'images' or 'seeds', not {self.generalize!r}.")
+
+    @property
+    def sign(self) -> int:
+        return 1 if self.higher_is_better else -1
+
+    def gains(self, table: Table) -> Gains:
+        """The scores of a table, so that more is better."""
+        chance, scale = self.chance, float(self.sign)
+        if self.unit == FRACTION:
+            check_fractions(table)
+            chance, scale = 0.0 if chance is None and self.higher_is_better else chance, scale * POINTS
+        return gains_of(table, scale, chance, self.groups)
+
+
+def effect_of(
+    name: str,
+    i: int | tuple[int, ...],
+    found: Contrasts,
+    half: HalfWidth,
+    part: ImagesPart | None,
+    family: int,
+    means: Sequence[float],
+    failures: Sequence[int],
+    reading: Reading,
+    two_seeds: bool,
+) -> Effect:
+    """Of contrast `i`. `means`, in gains, and `failures`: those without and with what is named. It is unstable if it
+    fails more often. `two_seeds`: these may show something favorable."""
+    gain, variance, n, df = (float(x[i]) for x in (found.estimate, half.variance, found.seeds, half.df))
+    # No spread at all comes from a coarse metric, not from certainty.
+    shown, known = n > 2 or (n == 2 and df >= ENOUGH_DF), math.isfinite(variance)
+    total, seeds = (float(x[i]) if shown and 0 < x[i] < math.inf else math.nan for x in (half.total, half.seeds))
+    images = math.nan if part is None else float(part.variance[i])
+    new_images = reading.generalize == "images"
+    read, error = (total, math.sqrt(np.nansum([variance, images]))) if new_images else (seeds, math.sqrt(variance))
+    verdict = verdict_of(gain - read, gain + read, reading.margin, failures[1] > failures[0])
+    doubtful = n == 2 and shown and not two_seeds
+    if doubtful and verdict in FAVORABLE:
+        verdict = Verdict.OPEN
+    sign = reading.sign
+    return Effect(
+        arm=name, effect=sign * gain, low=sign * gain - total, high=sign * gain + total,
+        seeds_low=sign * gain - seeds, seeds_high=sign * gain + seeds, verdict=verdict, n=int(n),
+        base_mean=sign * means[0], arm_mean=sign * means[1],
+        sd=math.sqrt(variance * n / 2) if known else math.nan, df=df if known else math.nan,
+        spread_ratio=math.nan, correlation=math.nan, images_sd=math.sqrt(images),
+        failures=int(failures[1]), base_failures=int(failures[0]), margin=reading.margin, family=family,
+        alpha=reading.alpha, unit=reading.unit, images=0 if part is None else part.m,
+        higher_is_better=reading.higher_is_better, generalize=reading.generalize,
+        notes=("assumes that arms vary alike",) if doubtful else (),
+        leans=("up" if gain > 0 else "down") if verdict == Verdict.OPEN and known and abs(gain) > error else "",
+    )  # fmt: skip
+
+
+def mean_of(values: Array) -> float:
+    """NaN of none."""
+    return float(values.mean()) if len(values) else math.nan

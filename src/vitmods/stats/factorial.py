@@ -1,0 +1,207 @@
+"""What a factorial study found: the effect of every change on average over the others, pairs, the best combination.
+
+Runs are the arms and seeds the blocks of the fit, so every run has its own mean, and what changes do to each other is
+never taken for noise. An effect is a contrast of the runs' means: +2/N for runs with the change, -2/N for the others.
+Its variance is the fit's, its critical value that of k contrasts whatever their correlation. A pair is half of the
+difference that one change makes to the other's effect; pairs are a family of their own.
+
+A run with a trial that failed is left out and its changes are unstable. The other effects then come by least squares
+from the remaining runs, which assumes that changes add up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from vitmods.stats import tables
+from vitmods.stats.contrast import ALPHA, ENOUGH_DF, Reading, effect_of, mean_of
+from vitmods.stats.design import Design, least_squares
+from vitmods.stats.fit import Array, Contrasts, Mask, contrasts, noise
+from vitmods.stats.images import ImagesPart, images_part
+from vitmods.stats.plan import POWER, STUDIES, Findable
+from vitmods.stats.read import Scores, table_of
+from vitmods.stats.verdict import FRACTION, Claim, Effect, Verdict
+from vitmods.stats.width import HalfWidth, half_width
+from vitmods.util.errors import UserError
+from vitmods.util.text import listing, plural
+
+LOOKS, NOMINAL = (2, 3, 4, 6, 8), 0.020
+
+
+@dataclass(frozen=True, repr=False)
+class Factorial:
+    """Effects of a factorial study. The intervals of each family hold together."""
+
+    design: Design
+    effects: dict[str, Effect]  #: change -> its effect, on average over the others on and off
+    pairs: dict[str, Effect]  #: `dpn x rms`; `dpn x rms or dtn x swiglu` where they cannot be told apart
+    best: tuple[str, ...]  #: the changes to confirm together, against base on fresh seeds
+    n: int  #: seeds that all runs have
+    without_images: bool  #: no per-image scores: the intervals are for these test images alone
+    notes: tuple[str, ...]  #: failures first
+
+    def __getitem__(self, change: str) -> Effect:
+        return self.effects[change]
+
+    def __repr__(self) -> str:
+        return tables.text([*self.effects.values(), *self.pairs.values()], self.notes)
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether every effect helps, hurts or is equivalent: a study until decided ends."""
+        return all(effect.stops for effect in self.effects.values())
+
+
+def factorial(
+    scores: Scores,
+    design: Design,
+    margin: float = 0.5,
+    *,
+    unit: str = FRACTION,
+    higher_is_better: bool = True,
+    generalize: Claim = "images",
+    most_seeds: int | None = None,
+    failed: Mapping[str, Mapping[int, str]] | None = None,
+    chance: float | None = None,
+    groups: ArrayLike | None = None,
+) -> Factorial:
+    """The effects of a design's changes, from the scores of its runs.
+
+    `scores` maps a run, by its name in `design.arms`, -> seed -> a score, or an array with a score for each test image;
+    None has not ended, NaN diverged. Only seeds that all runs have ended count; verdicts need 2. `most_seeds`: the
+    maximum of a study that is looked at after 2, 3, 4, 6 and 8 seeds; None: seeds were fixed before. The rest is as in
+    `vitmods.decide`.
+
+    Raises:
+        UserError: scores that cannot be compared, or runs that are not in the design.
+    """
+    alpha = ALPHA if most_seeds is None else NOMINAL
+    reading = Reading(margin, unit, higher_is_better, generalize, chance, groups, alpha)
+    names = tuple(design.arms)
+    for name in set(scores) - set(names):
+        raise UserError(f"The design has no run {name}: its runs are {', '.join(names)}.")
+    table = table_of({name: scores.get(name, {}) for name in names}, names[0], failed)
+    gains = reading.gains(table)
+    failures = gains.failures.sum(-1)
+    kept: Mask = np.asarray(failures == 0)
+    kept[0] = True  # the seeds that base lacks are left out for all runs
+    seeds, look = at_look(np.asarray(np.isfinite(gains.trials[kept]).all(0)), most_seeds)
+    images = None if gains.images is None else gains.images[kept][:, seeds]
+    study = _Study(gains.trials[kept][:, seeds], images, gains.floor, kept, failures, reading)
+    effects = study.effects(design.changes, least_squares(design.on[kept]), design.on.T)
+    pairs = {}
+    if kept.all():
+        weights = design.pair_weights
+        pairs = study.effects([" or ".join(map(" x ".join, words)) for words in design.pairs], weights, weights > 0)
+    acting = [name for name, pair in pairs.items() if pair.verdict in (Verdict.HELPS, Verdict.HURTS)]
+    best = list(design.arms.values())[int(study.means.argmax())] if acting else _best_signs(design, effects)
+    notes = [*_failed(names, failures, table.ended.sum(-1)), *design.warnings, *filter(None, [look])]
+    if acting:
+        notes.append(f"changes act on each other ({listing(acting)}): an effect on base alone may differ")
+    if best:
+        how = "the best run seen" if acting else "by the signs of the effects"
+        notes.append(f"best combination, {how}: {'+'.join(best)}; confirm it against base on fresh seeds")
+    return Factorial(design, effects, pairs, best, int(seeds.sum()), images is None, tuple(notes))
+
+
+def intervals(
+    scores: Array, weights: Array, alpha: float, images: Array | None = None, floor: float = 0.0
+) -> tuple[Contrasts, HalfWidth, ImagesPart | None]:
+    """Contrasts with `weights` (q, N) of studies (..., N, n), and half-widths that hold together for all q.
+
+    `images` (..., N, n, m): the scores of each image.
+    """
+    found = contrasts(scores, weights, noise(scores, floor), floor)
+    part = None if images is None else images_part(np.einsum("qg,...gnm->...qnm", weights, images))
+    return found, half_width(found.variance, found.pooled_df, part, alpha, len(weights)), part
+
+
+@lru_cache(maxsize=256)
+def detectable(design: Design, n: int, alpha: float = ALPHA) -> Findable:
+    """What `n` seeds of every run find, in sd of one trial: of the change that the design tells least of, without the
+    part of the images. From simulated studies without an effect, as `vitmods.stats.plan.detectable`."""
+    if n < 2 or (n == 2 and len(design.runs) <= ENOUGH_DF):
+        return Findable(math.inf, math.inf, math.inf)
+    scores = np.random.default_rng(0).standard_normal((STUDIES, len(design.runs), n))
+    least = np.isclose(design.relative_variance, design.relative_variance.max())
+    found, width, _ = intervals(scores, design.weights, alpha)
+    half, d = width.total[:, least], found.estimate[:, least]
+    return Findable(
+        float(np.median(half)), float(np.quantile(half - d, POWER)), float(np.quantile(half + np.abs(d), POWER))
+    )
+
+
+def at_look(ended: Mask, most: int | None) -> tuple[Mask, str]:
+    """The seeds (n,) that count of those that ended in all runs, and which look at the study this is."""
+    if most is None:
+        return ended, ""
+    if not LOOKS[0] <= most <= LOOKS[-1]:
+        raise UserError(f"A factorial study until decided takes at most {LOOKS[0]} to {LOOKS[-1]} seeds, not {most}.")
+    looks = [*(n for n in LOOKS if n < most), most]
+    reached = [n for n in looks if n <= ended.sum()]
+    if not reached:
+        return np.zeros_like(ended), f"no verdict yet: the first of {len(looks)} looks is at {looks[0]} seeds"
+    counted = np.asarray(ended & (np.cumsum(ended) <= reached[-1]))
+    return counted, f"look {len(reached)} of {len(looks)}, at {reached[-1]} seeds"
+
+
+@dataclass(frozen=True)
+class _Study:
+    """The runs without failures, on the seeds that they share."""
+
+    trials: Array  #: (kept, n), gains
+    images: Array | None  #: (kept, n, m)
+    floor: float
+    kept: Mask  #: (N,)
+    failures: Array  #: (N,)
+    reading: Reading
+
+    @property
+    def means(self) -> Array:
+        """Of each kept run; NaN before a seed is complete."""
+        return self.trials.mean(-1) if self.trials.shape[-1] else np.full(len(self.trials), np.nan)
+
+    def effects(self, names: Sequence[str], weights: Array, on: Mask) -> dict[str, Effect]:
+        """Of contrasts with `weights` (q, kept) that add the runs `on` (q, N); all zero: it cannot be estimated."""
+        if self.trials.size and len(weights):
+            found, half, part = intervals(self.trials, weights, self.reading.alpha, self.images, self.floor)
+        else:
+            nan, zero = np.full(len(weights), np.nan), np.zeros(len(weights))
+            found, half, part = Contrasts(nan, zero, nan, nan, nan, nan), HalfWidth(nan, nan, nan, nan), None
+        found = replace(found, estimate=np.where(weights.any(-1), found.estimate, np.nan))
+        effects = {}
+        for i, (name, adds) in enumerate(zip(names, on, strict=True)):
+            means = mean_of(self.means[~adds[self.kept]]), mean_of(self.means[adds[self.kept]])
+            failures = 0, int(self.failures[adds].sum())
+            effects[name] = effect_of(
+                name, i, found, half, part, len(names), means, failures, self.reading, two_seeds=True
+            )
+        return effects
+
+
+def _best_signs(design: Design, effects: Mapping[str, Effect]) -> tuple[str, ...]:
+    """The possible combination with the largest sum of gains; no change that is unstable."""
+    gains = {name: effect.gain for name, effect in effects.items() if effect.verdict != Verdict.UNSTABLE}
+    good = [name for name, gain in gains.items() if gain > 0]
+    rows = [row for size in range(len(good) + 1) for row in combinations(good, size)]
+    possible = [row for row in rows if not any(set(pair) <= set(row) for pair in design.conflicts)]
+    return max(possible, key=lambda row: sum(gains[name] for name in row))
+
+
+def _failed(names: Sequence[str], failures: Array, ended: Array) -> list[str]:
+    found = []
+    if failures[0]:
+        found.append(f"{plural(int(failures[0]), 'trial')} of base failed, so these seeds are left out for all runs")
+    runs = [f"{name} {count} of {of}" for name, count, of in zip(names[1:], failures[1:], ended[1:]) if count]
+    if runs:
+        found.append(
+            f"trials diverged or collapsed: {listing(runs)}; these runs are left out, which assumes that changes add up"
+        )
+    return found

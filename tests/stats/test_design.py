@@ -1,0 +1,180 @@
+"""Factorial designs: generators and aliases against brute force, exchange against all choices."""
+
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitmods.stats.design import _GENERATORS, exchange, fraction, plan_factorial, resolution
+from vitmods.util.errors import UserError
+
+# (changes, runs) -> resolution; 0 stands for all combinations
+DESIGNS = {
+    **{(2, 4): 0, (3, 8): 0, (4, 8): 4, (4, 16): 0, (5, 8): 3, (5, 16): 5, (5, 32): 0, (6, 8): 3, (6, 16): 4},
+    **{(6, 32): 6, (7, 8): 3, (7, 16): 4, (8, 16): 4, (8, 64): 5},
+}
+
+
+def names(k):
+    return list("ABCDEFGH"[:k])
+
+
+@pytest.mark.parametrize(("k", "runs"), DESIGNS)
+def test_a_design_has_base_half_of_the_runs_for_each_change_and_its_resolution(k, runs):
+    design = plan_factorial(names(k), runs=runs)
+    assert len(set(design.runs)) == len(design.runs) == runs
+    assert design.runs[0] == frozenset()
+    assert next(iter(design.arms)) == "base"
+    # By words over GF(2): no sum of fewer columns than the resolution says is the same in all runs.
+    words = [
+        word
+        for size in range(1, k + 1)
+        for word in combinations(names(k), size)
+        if len({sum(change in run for change in word) % 2 for run in design.runs}) == 1
+    ]
+    assert min(map(len, words), default=0) == DESIGNS[k, runs] == (design.resolution or 0)
+    assert design.is_orthogonal
+    np.testing.assert_allclose(design.relative_variance, 1)
+    np.testing.assert_allclose(design.weights, np.where(design.on.T, 2, -2) / runs, atol=1e-12)
+
+
+@pytest.mark.parametrize(("k", "runs"), DESIGNS)
+def test_effects_that_share_a_contrast_are_aliases_and_no_others(k, runs):
+    design = plan_factorial(names(k), runs=runs)
+    effects = [(name,) for name in design.changes] + list(combinations(design.changes, 2))
+    shared = {frozenset(pair) for words in design.aliases for pair in combinations(words, 2)}
+    for one, other in combinations(effects, 2):
+        # A response that is the one effect alone, read with the contrast of the other.
+        response = np.array([(-1) ** len(run & set(one)) for run in design.runs])
+        contrast = np.array([(-1) ** len(run & set(other)) for run in design.runs])
+        assert (frozenset((one, other)) in shared) == (abs(response @ contrast) == runs), (one, other)
+
+
+@pytest.mark.parametrize(("k", "pairs", "aliased"), [(3, 3, 0), (4, 3, 3), (5, 10, 0), (6, 7, 7), (7, 7, 7), (8, 7, 7)])
+def test_default_designs_give_the_pairs_that_they_are_listed_with(k, pairs, aliased):
+    design = plan_factorial(names(k))
+    assert (len(design.pairs), len(design.aliases)) == (pairs, aliased)
+    assert design.warnings == ()
+    assert len(plan_factorial(names(6), runs=32).pairs) == 15
+    assert len(plan_factorial(names(8), runs=64).pairs) == 28
+
+
+def test_aliased_pairs_add_with_the_same_sign():
+    design = plan_factorial(names(8))
+    for words, weights in zip(design.pairs, design.pair_weights, strict=True):
+        for pair in words:
+            response = np.array([1 if set(pair) <= run else 0 for run in design.runs])
+            assert weights @ response == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("k", "runs"), [key for key in DESIGNS if DESIGNS[key]])
+def test_fractions_are_those_of_pydoe(k, runs):
+    pydoe = pytest.importorskip("pydoe", reason="compares with the package pydoe")
+    words = _GENERATORS[k, runs]
+    letters = names(k - len(words))
+    signed = [("" if len(word) % 2 else "-") + word.lower() for word in words]
+    coded = pydoe.fracfact(" ".join([*(letter.lower() for letter in letters), *signed]))
+    assert {tuple(row > 0) for row in coded} == {tuple(row) for row in fraction(k, runs)}
+
+
+def test_resolution_three_is_asked_for_and_warned_of():
+    design = plan_factorial(names(5), runs=8)
+    assert "A with B x D and C x E" in design.warnings[0]
+    assert design.pairs == ((("B", "C"), ("D", "E")), (("B", "E"), ("C", "D")))  # what is mixed with no change
+
+
+# conflicts, runs -> variances of effects, 1 = orthogonal
+EXCHANGED = [
+    (4, ["AB"], 8, [2.0, 1.5, 1, 1]),
+    (5, ["AB"], 8, [1.5, 1.5, 1, 1, 1]),
+    (6, ["AB", "BC", "AC"], 12, [3.0, 2.25, 2.25, 1, 1, 1]),
+    (7, ["AB"], 16, [5 / 3, 4 / 3, 1, 1, 1, 1, 1]),
+]
+
+
+@pytest.mark.parametrize(("k", "conflicts", "runs", "variances"), EXCHANGED)
+def test_exchange_reaches_the_known_variances_without_a_conflict(k, conflicts, runs, variances):
+    design = plan_factorial(names(k), conflicts)
+    assert len(design.runs) == len(set(design.runs)) == runs
+    assert design.runs[0] == frozenset()
+    assert not any(set(pair) <= run for pair in conflicts for run in design.runs)
+    assert (np.sort(design.relative_variance)[::-1] <= np.array(variances) * 1.02).all()
+    assert design.relative_variance[0] > 1.02
+    assert (design.resolution, design.pairs, design.aliases) == (None, (), ())
+    assert "A with B" in design.warnings[0]
+
+
+def test_exchange_finds_the_largest_determinant_of_all_choices():
+    rows = np.array([row for row in product((False, True), repeat=4) if not (row[0] and row[1])])
+    rows = rows[np.argsort(rows.sum(1), kind="stable")]
+
+    def determinant(chosen):
+        x = np.column_stack([np.ones(len(chosen)), chosen])
+        return np.linalg.det(x.T @ x)
+
+    for runs in (5, 6, 8):
+        best = max(determinant(rows[[0, *others]]) for others in combinations(range(1, len(rows)), runs - 1))
+        assert determinant(exchange(rows, runs)) == pytest.approx(best)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    k=st.integers(3, 8),
+    conflicts=st.sets(st.sampled_from(list(combinations("ABCDEFGH", 2))), max_size=4),
+    extra=st.integers(0, 5),
+)
+def test_any_conflicts_and_sizes_give_a_design_that_can_be_estimated(k, conflicts, extra):
+    conflicts = [pair for pair in conflicts if set(pair) <= set(names(k))]
+    default = plan_factorial(names(k), conflicts)
+    assert set(default.changes) | set(default.left_out) == set(names(k))
+    if not default.conflicts:
+        return
+    possible = sum(
+        not any(set(pair) <= set(run) for pair in default.conflicts)
+        for size in range(len(default.changes) + 1)
+        for run in combinations(default.changes, size)
+    )
+    design = plan_factorial(default.changes, default.conflicts, min(possible, len(default.changes) + 1 + extra))
+    assert not any(set(pair) <= run for pair in design.conflicts for run in design.runs)
+    effects = np.random.default_rng(0).normal(size=len(design.changes))
+    np.testing.assert_allclose(design.weights @ (3 + design.on @ effects), effects, atol=1e-9)
+
+
+def test_the_same_conflicts_give_the_same_runs():
+    assert plan_factorial(names(6), ["AB"]).runs == plan_factorial(names(6), ["BA"]).runs
+
+
+def test_a_change_that_excludes_most_others_is_left_out_with_a_warning():
+    design = plan_factorial(names(5), ["EA", "EB", "EC"])
+    assert (design.changes, design.left_out) == (("A", "B", "C", "D"), ("E",))
+    assert len(design.runs) == 8
+    assert design.is_orthogonal
+    assert design.warnings[0].startswith("E excludes most")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ((["A"],), "two or more"),
+        ((["A", "B"], ["AB"]), "one at a time"),
+        ((["A", "A", "B"],), "twice"),
+        ((list("ABCDEFGHI"),), "up to 8"),
+        ((["A", "B", "C"], ["AX"]), "not A and X"),
+        ((["A", "B", "C"], (), 6), "8 runs, not of 6"),
+        ((list("ABCDE"), (), 12), "8, 16 or 32 runs"),
+        ((list("ABCD"), ["AB"], 4), "5 to 12 runs, not of 4"),
+        ((list("ABCD"), ["AB"], 13), "5 to 12 runs, not of 13"),
+        ((["A", "B", "A+B"],), "without +"),
+    ],
+)
+def test_what_has_no_design_is_an_error(arguments, match):
+    with pytest.raises(UserError, match=match):
+        plan_factorial(*arguments)
+
+
+def test_a_product_that_never_changes_is_found():
+    on = np.array([[0, 0, 1], [0, 1, 0], [1, 0, 0], [1, 1, 1]], dtype=bool)
+    assert resolution(on) == 3
+    assert resolution(on[:, :2]) is None

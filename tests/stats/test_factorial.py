@@ -1,0 +1,352 @@
+"""Effects of a factorial design: against formulas written out, and how often simulated studies claim what is not so."""
+
+import math
+
+import numpy as np
+import pytest
+
+from vitmods.stats.critical import critical_value
+from vitmods.stats.design import plan_factorial
+from vitmods.stats.factorial import LOOKS, NOMINAL, detectable, factorial, intervals
+from vitmods.stats.fit import fit
+from vitmods.stats.verdict import Verdict
+from vitmods.stats.width import against_base
+from vitmods.util.errors import UserError
+
+STUDIES = 2_000
+NAMES = ["dpn", "rms", "dtn", "qknorm", "swiglu", "subln", "dropkey", "gpsa"]
+
+
+def bound(promised):
+    return promised + 3 * np.sqrt(promised * (1 - promised) / STUDIES)
+
+
+def scores_of(design, effects, n=3, noise=0.2, acting=0.0, seed=0):
+    """Scores in points of trials whose changes add up, but for the first two together."""
+    rng = np.random.default_rng(seed)
+    found = {}
+    for name, row in design.arms.items():
+        mean = 70 + sum(effects.get(change, 0.0) for change in row) + acting * (set(design.changes[:2]) <= set(row))
+        found[name] = {s: float(mean + 0.3 * s + noise * rng.standard_normal()) for s in range(n)}
+    return found
+
+
+def points(scores, design, **options):
+    return factorial(scores, design, **{"unit": "points", "chance": 0.0} | options)
+
+
+def test_an_effect_is_the_difference_of_means_with_the_variance_of_its_runs():
+    design = plan_factorial(NAMES[:4])
+    scores = scores_of(design, {"dpn": 1.0}, noise=1.0)
+    y = np.array([list(seeds.values()) for seeds in scores.values()])
+    (g, n), d0 = y.shape, 4
+    residual = y - y.mean(1, keepdims=True) - y.mean(0) + y.mean()
+    df_error = (g - 1) * (n - 1)
+    mse = (residual**2).sum() / df_error
+    v = np.maximum(((residual**2).sum(1) / (n - 1) - mse / g) / (1 - 2 / g), 0)
+    w = np.maximum((d0 * mse + (n - 1) * v) / (d0 + n - 1), v)
+    found = points(scores, design)
+    for change in design.changes:
+        has = np.array([change in run for run in design.runs])
+        weights = np.where(has, 2 / g, -2 / g)
+        terms = weights**2 * w / n
+        df = min(df_error, terms.sum() ** 2 / (terms**2 / (d0 + n - 1)).sum())
+        variance = max(terms.sum(), (weights @ y).var(ddof=1) / n)
+        half = critical_value(4, df, 0.05, 0.0) * math.sqrt(variance)
+        effect = found[change]
+        assert effect.effect == pytest.approx(y[has].mean() - y[~has].mean())
+        assert (effect.high - effect.low) / 2 == pytest.approx(float(half))
+        assert (effect.base_mean, effect.arm_mean) == pytest.approx((y[~has].mean(), y[has].mean()))
+        assert (effect.family, effect.n) == (4, n)
+
+
+def test_what_changes_do_to_each_other_is_no_noise():
+    design = plan_factorial(NAMES[:5])
+    alone, acting = (points(scores_of(design, {}, acting=size), design) for size in (0.0, 8.0))
+    for change in design.changes:
+        halves = [(found[change].high - found[change].low) / 2 for found in (alone, acting)]
+        assert halves[0] == pytest.approx(halves[1])
+    assert acting["dpn"].effect == pytest.approx(alone["dpn"].effect + 4)  # half of the time with rms
+    assert acting.pairs["dpn x rms"].effect == pytest.approx(alone.pairs["dpn x rms"].effect + 4)
+
+
+def test_the_images_part_is_that_of_the_contrast_of_images():
+    design, n, m = plan_factorial(NAMES[:3]), 3, 50
+    rng = np.random.default_rng(0)
+    images = (rng.standard_normal((8, n, m)) + rng.standard_normal(m) > 0).astype(float)
+    scores = {name: dict(enumerate(images[i])) for i, name in enumerate(design.arms)}
+    found = factorial(scores, design)
+    contrast = 100 * sum(w * x for w, x in zip(design.weights[1], images, strict=True))  # (n, m)
+    by_image, by_seed = contrast.mean(0), contrast.mean(1)
+    residual = contrast - by_image - by_seed[:, None] + contrast.mean()
+    expected = by_image.var(ddof=1) / m - (residual**2).sum() / ((n - 1) * (m - 1)) / (n * m)
+    assert found["rms"].images_sd ** 2 == pytest.approx(max(expected, 0))
+    assert found["rms"].low <= found["rms"].seeds_low
+    assert found["rms"].images == m
+    assert not found.without_images
+    assert points(scores_of(design, {}), design).without_images
+
+
+def simulated(k, r, sds=lambda on: np.ones(len(on)), seed=0):
+    """(design, scores): studies whose changes do nothing."""
+    design = plan_factorial(NAMES[:k])
+    rng = np.random.default_rng(seed)
+    scores = rng.standard_normal((STUDIES, len(design.runs), r)) * sds(design.on)[:, None]
+    return design, scores + rng.standard_normal((STUDIES, 1, r))
+
+
+def claims(scores, weights, alpha=0.05):
+    found, half, _ = intervals(scores, weights, alpha)
+    return (np.abs(found.estimate) > half.total).any(-1)
+
+
+@pytest.mark.parametrize("r", [2, 3, 5])
+@pytest.mark.parametrize("k", [3, 4, 5, 6, 8])
+def test_false_claims(k, r):
+    design, scores = simulated(k, r)
+    assert claims(scores, design.weights).mean() <= bound(0.05)
+    assert claims(scores, design.pair_weights).mean() <= bound(0.05)
+
+
+@pytest.mark.parametrize("r", [2, 4])
+def test_false_claims_where_a_change_triples_the_spread(r):
+    design, scores = simulated(5, r, lambda on: np.where(on[:, 0], 3.0, 1.0))
+    assert claims(scores, design.weights).mean() <= bound(0.05)
+
+
+@pytest.mark.parametrize(("k", "low", "high"), [(3, 0.035, 0.07), (8, 0.02, 0.055)])
+def test_one_very_noisy_run_at_two_seeds_is_a_known_excess(k, low, high):
+    design, scores = simulated(k, 2, lambda on: np.where(np.arange(len(on)) == 1, 4.0, 1.0))
+    assert low < claims(scores, design.weights).mean() < high
+
+
+def test_seeds_that_favor_a_change_are_a_known_excess():
+    """With each seed, every change has an effect of its own in all runs that have it: half the sd of a trial."""
+    design, scores = simulated(5, 5)
+    seeds = np.random.default_rng(1).standard_normal((STUDIES, 5, 5))
+    scores += 0.5 * np.einsum("nk,skr->snr", design.on, seeds)
+    assert 0.05 < claims(scores, design.weights).mean() < 0.10
+
+
+@pytest.mark.parametrize("k", [3, 5, 8])
+def test_false_claims_at_any_look(k):
+    design, scores = simulated(k, LOOKS[-1])
+    wrong = np.any([claims(scores[..., :r], design.weights, NOMINAL) for r in LOOKS], axis=0)
+    assert wrong.mean() <= bound(0.05)
+
+
+def test_false_claims_of_designs_with_conflicts():
+    design = plan_factorial(NAMES[:5], [("dpn", "rms")])
+    scores = np.random.default_rng(0).standard_normal((STUDIES, 8, 3))
+    assert claims(scores, design.weights).mean() <= bound(0.05)
+
+
+@pytest.mark.parametrize("r", [3, 8])
+def test_false_claims_on_new_images(r):
+    """Right or wrong: images are difficult for all runs alike, and for each run in their own way."""
+    design, m, chunk = plan_factorial(NAMES[:3]), 100, 200
+    wrong = seeds_only = 0
+    for part in range(STUDIES // chunk):
+        rng = np.random.default_rng(part)
+        latent = 0.7 * rng.standard_normal((chunk, 8, r, m), dtype=np.float32)
+        latent += 1 + rng.standard_normal((chunk, 1, 1, m)) + 0.5 * rng.standard_normal((chunk, 8, 1, m))
+        x = (latent > 0) * 100.0
+        found, half, _ = intervals(x.mean(-1), design.weights, 0.05, x, 50 / m)
+        wrong += (np.abs(found.estimate) > half.total).any(-1).sum()
+        seeds_only += (np.abs(found.estimate) > half.seeds).any(-1).sum()
+    assert wrong / STUDIES <= bound(0.05)
+    assert seeds_only > wrong
+    if r == 8:
+        assert seeds_only / STUDIES > 0.12  # what a small test set does to those who forget it
+
+
+@pytest.mark.parametrize(("k", "r", "times"), [(3, 3, 1.5), (5, 2, 1.8), (8, 3, 2.5)])
+def test_it_takes_fewer_trials_than_one_change_at_a_time(k, r, times):
+    """For intervals of one width, against base and k arms with `times` as many trials."""
+    design, scores = simulated(k, r)
+    half = np.median(intervals(scores, design.weights, 0.05)[1].total)
+    n = round(times * len(design.runs) * r / (k + 1))
+    ordinary = np.random.default_rng(0).standard_normal((STUDIES, k + 1, n))
+    assert half < np.median(against_base(fit(ordinary).against, None, 0.05, k).total)
+
+
+@pytest.mark.parametrize("design", [plan_factorial(NAMES[:4]), plan_factorial(NAMES[:4], [("dpn", "rms")])])
+def test_a_detectable_effect_is_found_in_four_of_five_studies(design):
+    size = detectable(design, 3).effect
+    least = int(design.relative_variance.argmax())
+    scores = np.random.default_rng(5).standard_normal((STUDIES, len(design.runs), 3))
+    scores += size * design.on[:, least, None]
+    found, half, _ = intervals(scores, design.weights, 0.05)
+    assert (found.estimate > half.total)[:, least].mean() == pytest.approx(0.8, abs=0.03)
+
+
+def test_more_seeds_find_smaller_effects():
+    design = plan_factorial(NAMES[:5])
+    found = [detectable(design, n) for n in (2, 3, 5, 8)]
+    assert sorted(found, key=lambda one: -one.effect) == found
+    assert sorted(found, key=lambda one: -one.half) == found
+    assert detectable(design, 1).effect == math.inf
+    assert detectable(plan_factorial(NAMES[:2]), 2).effect == math.inf
+
+
+def test_the_best_combination_has_the_signs_of_the_effects():
+    design = plan_factorial(NAMES[:5])
+    found = points(scores_of(design, {"dpn": 2, "rms": -1, "dtn": 0.5, "qknorm": 1, "swiglu": -2}), design)
+    assert found.best == ("dpn", "dtn", "qknorm")
+    assert "by the signs of the effects: dpn+dtn+qknorm; confirm it" in found.notes[-1]
+    assert [found[change].verdict for change in ("dpn", "swiglu")] == [Verdict.HELPS, Verdict.HURTS]
+    worse = points(scores_of(design, {"dpn": 2, "swiglu": -2}), design, higher_is_better=False)
+    assert worse["dpn"].verdict == Verdict.HURTS
+    assert worse["dpn"].effect == pytest.approx(found["dpn"].effect, abs=0.5)
+    assert worse["dpn"].low < worse["dpn"].effect < worse["dpn"].high
+    assert "swiglu" in worse.best
+    assert "dpn" not in worse.best
+
+
+def test_where_changes_act_on_each_other_it_is_the_best_run():
+    design = plan_factorial(NAMES[:4])
+    found = points(scores_of(design, {"dpn": 3, "rms": 2.5, "dtn": 1}, acting=-4.5), design)
+    assert found.pairs["dpn x rms or dtn x qknorm"].verdict == Verdict.HURTS
+    assert all(found[change].effect > 0 for change in ("dpn", "rms", "dtn"))  # by their signs it would be all three
+    assert found.best == ("dpn", "dtn")
+    assert "the best run seen" in found.notes[-1]
+
+
+def test_the_best_combination_has_no_conflict():
+    design = plan_factorial(NAMES[:4], [("dpn", "rms")])
+    found = points(scores_of(design, {"dpn": 1, "rms": 3, "dtn": 1, "qknorm": -1}), design)
+    assert found.best == ("rms", "dtn")
+    assert found.pairs == {}
+    assert "No run can have dpn with rms" in found.notes[0]
+
+
+def test_a_run_that_failed_is_left_out_and_its_changes_are_unstable():
+    design, effects = plan_factorial(NAMES[:5]), {"dpn": 2.0, "dtn": 3.0, "qknorm": -0.5, "swiglu": -1.0}
+    scores = scores_of(design, effects, noise=0.0)
+    scores["dpn+rms"][1] = math.nan
+    found = points(scores, design)
+    assert {name: effect.effect for name, effect in found.effects.items()} == pytest.approx(
+        {name: effects.get(name, 0.0) for name in design.changes}, abs=1e-9
+    )
+    assert [name for name, effect in found.effects.items() if effect.verdict == Verdict.UNSTABLE] == ["dpn", "rms"]
+    assert found.best == ("dtn",)
+    assert found.pairs == {}
+    assert found.n == 3
+    assert "dpn+rms 1 of 3" in found.notes[0]
+    named = points(scores_of(design, effects, noise=0.0), design, failed={"dpn+rms": {1: "loss is inf"}})
+    assert named["dpn"].verdict == Verdict.UNSTABLE
+
+
+def test_a_run_that_collapsed_has_failed():
+    design = plan_factorial(NAMES[:3])
+    scores = scores_of(design, {})
+    scores["dtn"][0] = 10.0
+    found = points(scores, design)
+    assert found["dtn"].verdict == Verdict.UNSTABLE
+    assert found["dtn"].failures == 1
+    assert abs(found["dpn"].effect) < 1
+
+
+def test_a_change_that_fails_in_all_its_runs_has_no_effect_and_the_others_do():
+    design = plan_factorial(NAMES[:3])
+    scores = scores_of(design, {"dpn": 2.0})
+    for name, row in design.arms.items():
+        if "dtn" in row:
+            scores[name] = {0: math.nan, 1: math.nan, 2: math.nan}
+    found = points(scores, design)
+    assert math.isnan(found["dtn"].effect)
+    assert math.isnan(found["dtn"].low)
+    assert found["dtn"].verdict == Verdict.UNSTABLE
+    assert found["dpn"].effect == pytest.approx(2, abs=0.5)
+
+
+def test_seeds_of_a_base_that_failed_are_left_out():
+    design = plan_factorial(NAMES[:3])
+    scores = scores_of(design, {"dpn": 2.0}, n=4)
+    scores["base"][2] = math.nan
+    found = points(scores, design)
+    assert found.n == 3
+    assert found["dpn"].verdict == Verdict.HELPS
+    assert "of base failed" in found.notes[0]
+
+
+def test_only_seeds_that_all_runs_have_ended_count():
+    design = plan_factorial(NAMES[:3])
+    scores = scores_of(design, {"dpn": 2.0}, n=3)
+    whole = points({name: dict(list(seeds.items())[:2]) for name, seeds in scores.items()}, design)
+    scores["dpn+rms+dtn"][2] = None
+    assert points(scores, design)["dpn"].to_dict() == whole["dpn"].to_dict()
+    assert whole["dpn"].n == 2
+    one = points({name: {0: seeds[0]} for name, seeds in scores.items()}, design)
+    assert math.isnan(one["dpn"].low)
+    assert one["dpn"].verdict == Verdict.OPEN
+    assert one["dpn"].effect == pytest.approx(2, abs=0.5)
+    none = points({}, design)
+    assert none.n == 0
+    assert none.best == ()
+    assert none["dpn"].verdict == Verdict.OPEN
+
+
+def test_looks_use_their_own_level_and_whole_looks_alone():
+    design = plan_factorial(NAMES[:3])
+    scores = scores_of(design, {"dpn": 2.0}, n=5)
+    found = points(scores, design, most_seeds=8)
+    assert (found.n, found["dpn"].alpha) == (4, NOMINAL)
+    assert "look 3 of 5, at 4 seeds" in found.notes
+    fixed = points({name: dict(list(seeds.items())[:4]) for name, seeds in scores.items()}, design)
+    assert found["dpn"].low < fixed["dpn"].low
+    assert points({name: {0: seeds[0]} for name, seeds in scores.items()}, design, most_seeds=8).n == 0
+    with pytest.raises(UserError, match="at most 2 to 8 seeds, not 16"):
+        points(scores, design, most_seeds=16)
+
+
+def test_a_study_until_decided_ends_when_every_effect_is():
+    design = plan_factorial(NAMES[:3])
+    effects = {"dpn": 2.0, "rms": -2.0}
+    assert points(scores_of(design, effects, n=8, noise=0.05), design, most_seeds=8).is_decided
+    assert not points(scores_of(design, effects, n=8, noise=1.0), design, most_seeds=8).is_decided
+
+
+def test_the_order_of_seeds_and_images_changes_nothing():
+    design = plan_factorial(NAMES[:3])
+    rng = np.random.default_rng(0)
+    images = (rng.standard_normal((8, 3, 40)) > 0).astype(float)
+    order = rng.permutation(40)
+    one, other = (
+        factorial({name: dict(zip(seeds, x[i], strict=True)) for i, name in enumerate(design.arms)}, design)
+        for seeds, x in (((0, 1, 2), images), ((2, 0, 1), images[..., order]))
+    )
+    for change in design.changes:
+        assert one[change].low == pytest.approx(other[change].low)
+
+
+def test_groups_of_images_count_as_one():
+    design = plan_factorial(NAMES[:3])
+    rng = np.random.default_rng(0)
+    images = rng.standard_normal((8, 1, 20)) + 0.5 * rng.standard_normal((8, 3, 20)) > 0
+    images = np.repeat(images.astype(float), 4, axis=-1)
+    scores = {name: dict(enumerate(images[i])) for i, name in enumerate(design.arms)}
+    apart, together = factorial(scores, design), factorial(scores, design, groups=np.repeat(np.arange(20), 4))
+    assert together["dpn"].images == 20
+    assert together["dpn"].low < apart["dpn"].low
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"margin": -1.0}, "margin must be 0 or more"),
+        ({"generalize": "models"}, "'images' or 'seeds'"),
+        ({"unit": "fraction"}, "fractions"),
+        ({"groups": [0, 1]}, "per-image"),
+    ],
+)
+def test_what_cannot_be_read_is_an_error(options, match):
+    design = plan_factorial(NAMES[:3])
+    with pytest.raises(UserError, match=match):
+        points(scores_of(design, {}), design, **options)
+
+
+def test_a_run_outside_the_design_is_an_error():
+    design = plan_factorial(NAMES[:3])
+    with pytest.raises(UserError, match=r"no run subln: its runs are base, dpn, rms, dpn\+rms"):
+        points({**scores_of(design, {}), "subln": {0: 70.0}}, design)

@@ -1,0 +1,244 @@
+"""Arms in several settings: against intervals of scipy, and how often simulated studies claim what is not so."""
+
+import math
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from vitmods.stats.fit import Contrasts, fit
+from vitmods.stats.images import images_part
+from vitmods.stats.settings import families, over_settings
+from vitmods.stats.verdict import Verdict
+from vitmods.util.errors import UserError
+
+STUDIES = 2_000
+
+
+def bound(promised):
+    return promised + 3 * np.sqrt(promised * (1 - promised) / STUDIES)
+
+
+def scores_of(effects, n=4, noise=0.2, seed=0):
+    """Scores in points; `effects`: setting -> arm -> effect."""
+    rng = np.random.default_rng(seed)
+    return {
+        setting: {
+            arm: {s: float(70 + 5 * b + effect + 0.3 * s + noise * rng.standard_normal()) for s in range(n)}
+            for arm, effect in {"base": 0.0, **arms}.items()
+        }
+        for b, (setting, arms) in enumerate(effects.items())
+    }
+
+
+def points(scores, **options):
+    return over_settings(scores, **{"unit": "points", "chance": 0.0} | options)
+
+
+def differences(scores, setting, arm):
+    return np.array([scores[setting][arm][s] - scores[setting]["base"][s] for s in scores[setting][arm]])
+
+
+def test_one_arm_in_two_settings_has_the_intervals_of_scipy():
+    scores = scores_of({"S/16": {"dpn": 1.0}, "Ti/16": {"dpn": 2.0}}, noise=1.0)
+    small, tiny = (differences(scores, setting, "dpn") for setting in scores)
+    found = points(scores)
+    single = 1 - (1 - 0.05) ** (1 / 2)
+    for setting, values in (("S/16", small), ("Ti/16", tiny)):
+        expected = stats.ttest_1samp(values, 0).confidence_interval(1 - single)
+        effect = found.each["dpn"][setting]
+        assert (effect.low, effect.high) == pytest.approx(tuple(expected))
+    # Half of the difference between the settings: Welch's interval.
+    expected = stats.ttest_ind(small, tiny, equal_var=False).confidence_interval(0.95)
+    effect = found.departures["dpn"]["S/16"]
+    assert (2 * effect.low, 2 * effect.high) == pytest.approx(tuple(expected))
+    assert found["dpn"].effect == pytest.approx((small.mean() + tiny.mean()) / 2)
+    assert found["dpn"].high - found["dpn"].low == pytest.approx(effect.high - effect.low)
+
+
+def stacked(scores):
+    """Contrasts (studies, B, k) of scores (studies, B, g, n)."""
+    fits = [fit(scores[:, b]).against for b in range(scores.shape[1])]
+    return Contrasts(*(np.stack([getattr(found, field.name) for found in fits], -2) for field in fields(Contrasts)))
+
+
+def simulated(settings, k, n, sds=(1.0,), seed=0):
+    """Studies in which no arm does anything; `sds` of base and the first arms."""
+    rng = np.random.default_rng(seed)
+    spread = np.array([*sds, *[1.0] * (k + 1 - len(sds))])[:, None]
+    scores = rng.standard_normal((STUDIES, settings, k + 1, n)) * spread
+    return scores + rng.standard_normal((STUDIES, settings, 1, n))
+
+
+def false_claims(scores, k):
+    """Of averages, single settings and departures."""
+    return [
+        (np.abs(found.estimate) > half.total).any((-2, -1)).mean()
+        for found, half, *_ in families(stacked(scores), None, k)
+    ]
+
+
+@pytest.mark.parametrize(("settings", "k", "n"), [(2, 1, 4), (2, 4, 4), (3, 1, 3), (3, 4, 4), (4, 8, 5), (5, 1, 3)])
+def test_false_claims(settings, k, n):
+    assert max(false_claims(simulated(settings, k, n), k)) <= bound(0.05)
+
+
+@pytest.mark.parametrize("sds", [(1.0, 3.0), (3.0,)])
+def test_false_claims_on_average_and_of_differences_with_unequal_spread(sds):
+    average, _, departure = false_claims(simulated(3, 4, 4, sds), 4)
+    assert average <= bound(0.05)
+    assert departure <= bound(0.05)
+
+
+def test_a_noisy_base_is_a_known_excess_in_single_settings():
+    assert 0.07 < false_claims(simulated(3, 4, 4, (3.0,)), 4)[1] < 0.13
+
+
+@pytest.mark.parametrize("sds", [(1.0,), (1.0, 3.0), (3.0,)])
+def test_false_claims_on_average_with_two_seeds(sds):
+    assert false_claims(simulated(3, 4, 2, sds), 4)[0] <= bound(0.05)
+
+
+def test_the_average_needs_a_fraction_of_the_seeds():
+    average, single, _ = families(stacked(simulated(3, 4, 4)), None, 4)
+    assert np.median(average[1].total) == pytest.approx(1.17, abs=0.03)
+    assert np.median(single[1].total) == pytest.approx(2.57, abs=0.06)
+
+
+@pytest.mark.parametrize("n", [4, 10])
+def test_false_claims_on_new_images(n):
+    """All settings share the images: what is difficult in one is difficult in all."""
+    settings, k, m, chunk = 3, 2, 100, 100
+    wrong, seeds_only = np.zeros(3), np.zeros(3)
+    for part in range(STUDIES // chunk):
+        rng = np.random.default_rng(part)
+        latent = 0.7 * rng.standard_normal((chunk, settings, k + 1, n, m), dtype=np.float32)
+        latent += 1 + rng.standard_normal((chunk, 1, 1, 1, m)) + 0.4 * rng.standard_normal((chunk, 1, k + 1, 1, m))
+        latent += 0.3 * rng.standard_normal((chunk, settings, k + 1, 1, m))
+        x = (latent > 0) * 100.0
+        images = [x[:, b, 1:] - x[:, b, :1] for b in range(settings)]
+        for i, (found, half, *_) in enumerate(families(stacked(x.mean(-1)), images, k)):
+            wrong[i] += (np.abs(found.estimate) > half.total).any((-2, -1)).sum()
+            seeds_only[i] += (np.abs(found.estimate) > half.seeds).any((-2, -1)).sum()
+    assert wrong.max() / STUDIES <= bound(0.05)
+    assert (seeds_only > wrong).all()
+    if n == 10:
+        assert seeds_only[0] / STUDIES > 0.2  # averages over settings do not average images
+
+
+def images_of(settings=("S/16", "Ti/16"), arms=("base", "dpn", "rms"), n=3, m=60, seed=0):
+    rng = np.random.default_rng(seed)
+    own = {arm: 0.5 * rng.standard_normal(m) for arm in arms}
+    shared = rng.standard_normal(m)
+    return {
+        setting: {
+            arm: {s: (1 + shared + own[arm] + 0.5 * rng.standard_normal(m) > 0).astype(float) for s in range(n)}
+            for arm in arms
+        }
+        for setting in settings
+    }
+
+
+def test_the_images_part_is_that_of_the_sum_over_settings():
+    scores = images_of()
+    each = [np.array([100 * (scores[b]["dpn"][s] - scores[b]["base"][s]) for s in range(3)]) for b in ("S/16", "Ti/16")]
+    found = over_settings(scores)
+    assert found["dpn"].images_sd ** 2 == pytest.approx(float(images_part(sum(each) / 2).variance))
+    departure = found.departures["dpn"]["S/16"]
+    assert departure.images_sd**2 == pytest.approx(float(images_part((each[0] - each[1]) / 2).variance))
+    assert found.each["dpn"]["S/16"].images_sd ** 2 == pytest.approx(float(images_part(each[0]).variance))
+    assert found["dpn"].low < found["dpn"].seeds_low
+    assert not found.without_images
+
+
+def test_settings_with_images_of_their_own_add_their_parts():
+    scores = images_of()
+    scores["Ti/16"] = {arm: {s: x[:40] for s, x in seeds.items()} for arm, seeds in scores["Ti/16"].items()}
+    found = over_settings(scores)
+    parts = [found.each["dpn"][setting].images_sd ** 2 for setting in scores]
+    assert found["dpn"].images_sd ** 2 == pytest.approx(sum(parts) / 4)
+
+
+def test_an_effect_that_depends_on_the_setting_is_said_to():
+    effects = {"S/16": {"dpn": 0.5, "rms": 1.0}, "B/16": {"dpn": 1.0, "rms": 1.0}, "Ti/16": {"dpn": 3.0, "rms": 1.0}}
+    found = points(scores_of(effects, seed=1))
+    assert found.depends("dpn")
+    assert not found.depends("rms")
+    assert found["rms"].verdict == Verdict.HELPS
+    assert found.range("dpn").startswith("on average; from +0.")
+    assert "(S/16) to +" in found.range("dpn")
+    assert found.range("dpn").endswith("(Ti/16)")
+    assert "dpn: on average; from" in repr(found)
+    assert "rms: on average" not in repr(found)
+    assert list(found.each["dpn"]) == ["S/16", "B/16", "Ti/16"]
+
+
+def test_less_may_be_better():
+    scores = scores_of({"S/16": {"dpn": 2.0}, "Ti/16": {"dpn": 3.0}})
+    more, less = points(scores), points(scores, higher_is_better=False, chance=None)
+    assert (more["dpn"].verdict, less["dpn"].verdict) == (Verdict.HELPS, Verdict.HURTS)
+    assert (less["dpn"].low, less["dpn"].high) == pytest.approx((more["dpn"].low, more["dpn"].high))
+
+
+def test_the_order_of_settings_and_seeds_changes_nothing():
+    scores = scores_of({"S/16": {"dpn": 1.0, "rms": 0.0}, "Ti/16": {"rms": 0.0, "dpn": 1.5}}, noise=1.0)
+    turned = {
+        setting: {arm: dict(reversed(seeds.items())) for arm, seeds in reversed(arms.items())}
+        for setting, arms in reversed(scores.items())
+    }
+    one, other = points(scores), points(turned)
+    for arm in ("dpn", "rms"):
+        assert one[arm].low == pytest.approx(other[arm].low)
+        assert one.each[arm]["S/16"].low == pytest.approx(other.each[arm]["S/16"].low)
+
+
+def test_an_arm_without_trials_in_one_setting_has_no_average_yet():
+    scores = images_of(n=4)
+    whole = over_settings(scores)
+    scores["Ti/16"]["rms"] = {}
+    found = over_settings(scores)
+    assert math.isnan(found["rms"].low)
+    assert found["rms"].verdict == Verdict.OPEN
+    assert math.isnan(found.each["rms"]["Ti/16"].effect)
+    assert found.each["rms"]["S/16"].low == pytest.approx(whole.each["rms"]["S/16"].low)
+    assert not math.isnan(found["dpn"].low)
+
+
+def test_an_arm_that_fails_more_often_than_base_is_unstable():
+    scores = scores_of({"S/16": {"dpn": 2.0, "rms": 0.5}, "Ti/16": {"dpn": 2.0, "rms": 0.5}})
+    scores["Ti/16"]["dpn"][1] = math.nan
+    found = points(scores)
+    assert found["dpn"].verdict == Verdict.UNSTABLE
+    assert found.each["dpn"]["S/16"].verdict == Verdict.HELPS
+    assert found["dpn"].failures == 1
+    assert found["rms"].failures == 0
+    assert "dpn in Ti/16 1 of 4" in found.notes[0]
+    assert found["dpn"].effect == pytest.approx(2.0, abs=0.4)
+    named = points(scores_of({"S/16": {"dpn": 2.0}, "Ti/16": {"dpn": 2.0}}), failed={"S/16": {"dpn": {0: "inf"}}})
+    assert named["dpn"].verdict == Verdict.UNSTABLE
+
+
+def test_two_seeds_show_something_favorable_on_average_alone():
+    effects = {"dpn": 3.0, "rms": 0.0, "dtn": 0.0, "swiglu": 0.0}
+    found = points(scores_of(dict.fromkeys(("S/16", "B/16", "Ti/16"), effects), n=2))
+    assert found["dpn"].verdict == Verdict.HELPS
+    assert found.each["dpn"]["S/16"].verdict == Verdict.OPEN
+    assert found.each["dpn"]["S/16"].notes == ("assumes that arms vary alike",)
+    assert math.isnan(points(scores_of({"S/16": {"dpn": 3.0}, "Ti/16": {"dpn": 3.0}}, n=2))["dpn"].low)
+    assert math.isnan(points(scores_of({"S/16": effects, "Ti/16": effects}, n=1))["dpn"].low)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda scores: scores.pop("Ti/16"), "two settings or more"),
+        (lambda scores: scores["Ti/16"].pop("dpn"), "Ti/16 has other arms"),
+        (lambda scores: [arms.pop("base") for arms in scores.values()], "no arm base"),
+    ],
+)
+def test_what_cannot_be_compared_is_an_error(change, match):
+    scores = scores_of({"S/16": {"dpn": 1.0, "rms": 0.0}, "Ti/16": {"dpn": 1.0, "rms": 0.0}})
+    change(scores)
+    with pytest.raises(UserError, match=match):
+        points(scores)
