@@ -75,9 +75,10 @@ def _narrow(rounds: Mapping[str, list[dict[str, float]]], names: list[str]) -> b
     )
 
 
-def seconds_per_call(call: Work, repeats: int, device: torch.device) -> float:
-    """On a CPU by its own clock; elsewhere by the wall clock, since an accelerator works on while the CPU waits."""
-    if device.type == "cpu":
+def seconds_per_call(call: Work, repeats: int, device: torch.device, wall: bool = False) -> float:
+    """On a CPU by its own clock, if not `wall`; elsewhere by the wall clock, since an accelerator works on while the
+    CPU waits."""
+    if device.type == "cpu" and not wall:
         start = time.process_time()
         for _ in range(repeats):
             call()

@@ -90,22 +90,18 @@ def measure(
 
 
 class _Timed:
-    """A model with a call for each kind of work, repeated so that it can be timed; base says how large and how often."""
+    """A model with a call for each kind of work; base says how large batches are, and how often a call is repeated."""
 
     def __init__(self, steps: Steps, images: Base, base: _Timed | None = None):
         self._device = steps.device
         self.params, self.macs = count_params(steps.model), macs_of(steps.model, images)
-        self.batches = base.batches if base else {
-            "train_step": steps.fitting(steps.train, steps.recipe.part_size, CALL_S, LEAST),
-            "infer_1": 1,
-            "infer_n": steps.fitting(steps.infer, LARGE_BATCH, CALL_S),
-        }
+        self.batches: dict[str, int] = base.batches if base else _batches(steps)
         self.peak = steps.peak(self.batches["train_step"])
         make = {"train_step": steps.train, "infer_1": steps.infer, "infer_n": steps.infer}
         self.calls: dict[str, Work] = {kind: make[kind](batch) for kind, batch in self.batches.items()}
         for call in self.calls.values():
             call()  # warm-up: kernels are chosen, optimizer state is made
-        self.repeats = base.repeats if base else dict.fromkeys(self.calls, 1)
+        self.repeats: dict[str, int] = base.repeats if base else dict.fromkeys(self.calls, 1)
         if base is None:
             self.repeats = {kind: max(1, round(BLOCK_S / max(self.seconds(kind), 1e-6))) for kind in self.calls}
 
@@ -124,6 +120,11 @@ class _Timed:
             **timed,
             "peak_memory": {**asdict(Ratio(memory, memory, memory)), "batch": self.batches["train_step"]},
         }
+
+
+def _batches(steps: Steps) -> dict[str, int]:
+    train = steps.fitting(steps.train, steps.recipe.part_size, CALL_S, LEAST)
+    return {"train_step": train, "infer_1": 1, "infer_n": steps.fitting(steps.infer, LARGE_BATCH, CALL_S)}
 
 
 def _seconds_of(timed: Mapping[str, _Timed]) -> Callable[[str, str], float]:

@@ -3,40 +3,50 @@
 from __future__ import annotations
 
 import io
-import math
+import os
 import statistics
+import textwrap
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import nn
 
-from vitmods.analysis.timing import now
+from vitmods.analysis.timing import now, seconds_per_call
+from vitmods.changes import Change, conflicts
+from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_params
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
+from vitmods.stats.design import MOST_CHANGES, plan_factorial
+from vitmods.stats.factorial import detectable as detectable_by
 from vitmods.stats.plan import MOST, detectable, images_at_worst, sd_range, seeds_for
 from vitmods.stats.sequential import nominal_level
 from vitmods.study.arms import BASE, Arm
+from vitmods.study.bases import Base
 from vitmods.study.models import macs_of
 from vitmods.study.plan import Settings, Trial
-from vitmods.study.spread import Spread
+from vitmods.study.spread import Spread, known_spread
+from vitmods.study.state import StudyState
 from vitmods.study.steps import Steps, does_not_fit
 from vitmods.study.trial import TrialRunner, base_config, task_of
 from vitmods.study.tuning import AS_IS
+from vitmods.util.errors import UserError
 from vitmods.util.text import duration, listing, plural
 
 if TYPE_CHECKING:
     from vitmods.data import Batch, ImageDataset
-    from vitmods.study.smaller import Smaller
+    from vitmods.study.fits import Smaller
 
+T = TypeVar("T")
 CALL_S = 0.5  # batches are halved until a timed call takes at most about this long
 TIMED_S = 0.3  # of steps, of every arm
 SEEDS = (3, 5, 8, 16)
 OUT_OF_REACH = 32  # seeds, the most of a study that runs until it is decided
+WIDTH = 100  # of what is printed
 LONG_S = 12 * 3600.0  # a night: a study that takes longer is told what would take less
 
 
@@ -64,6 +74,7 @@ class Estimate:
     spread:  None: not known
     budget_s: seconds that the study may take; None: no end
     smaller: a study that takes less, where this one does not fit or takes long
+    refused: why no number of seeds fits the budget; None: one does
     design:  what a factorial design of the arms' changes would find; empty: there is none
     """
 
@@ -75,7 +86,18 @@ class Estimate:
     spread: Spread | None = None
     budget_s: float | None = None
     smaller: Smaller | None = None
+    refused: UserError | None = None
     design: str = ""
+
+    def with_seeds(self, seeds: tuple[int, ...]) -> Estimate:
+        """Of the same study with other seeds; the finished ones are among the first."""
+        more = self.each * (len(seeds) - len(self.settings.seeds))
+        settings = replace(
+            self.settings, seeds=seeds, tuning_seeds=seeds if self.settings.same_seeds else self.settings.tuning_seeds
+        )
+        return replace(
+            self, settings=settings, arms=tuple(replace(arm, trials=max(0, arm.trials + more)) for arm in self.arms)
+        )
 
     @property
     def finished(self) -> int:
@@ -91,15 +113,27 @@ class Estimate:
         return sum(arm.trial_s * arm.trials for arm in self.arms) / self.workers
 
     @property
-    def tuning_s(self) -> float:
-        """Of these, for the trials that points are chosen by."""
-        return max(0.0, self.total_s - self.seconds(len(self.settings.seeds), 0.0))
+    def each(self) -> int:
+        """Trials of an arm with one seed."""
+        points = self.points if self.settings.same_seeds else 1
+        return len(self.settings.sweep.points) * points
 
-    def seconds(self, seeds: int, tuning_s: float | None = None) -> float:
+    @property
+    def tuning_trials(self) -> int:
+        """Of those that are still to be run, which points are chosen by before the study's own seeds."""
+        answered = sum(max(0, self.each * len(self.settings.seeds) - arm.finished) for arm in self.arms)
+        return sum(arm.trials for arm in self.arms) - answered if self.settings.grid else 0
+
+    @property
+    def tuning_s(self) -> float:
+        """Seconds for these."""
+        left = (arm.trials - max(0, self.each * len(self.settings.seeds) - arm.finished) for arm in self.arms)
+        return sum(arm.trial_s * count for arm, count in zip(self.arms, left)) / self.workers
+
+    def seconds(self, seeds: int) -> float:
         """Seconds for a study of so many seeds, without what is finished."""
-        settings = 0 if self.settings.same_seeds else len(self.settings.sweep.points)
-        left = (arm.trial_s * max(0, settings * seeds - arm.finished) for arm in self.arms)
-        return sum(left) / self.workers + (self.tuning_s if tuning_s is None else tuning_s)
+        left = (arm.trial_s * max(0, self.each * seeds - arm.finished) for arm in self.arms)
+        return sum(left) / self.workers + self.tuning_s
 
     @property
     def alpha(self) -> float:
@@ -156,7 +190,9 @@ class Estimate:
                 f"Their final weights, which stay in the folder, take {self.weights_bytes / 1e6:,.3g} MB.",
                 "",
                 *self._plan(),
-                *filter(None, (self.design, str(self.smaller or ""))),
+                *textwrap.wrap(self.design, WIDTH),
+                *textwrap.wrap(str(self.refused or ""), WIDTH),
+                *([str(self.smaller)] if self.smaller else []),
             ]
         )
 
@@ -176,7 +212,8 @@ class Estimate:
         if worst:
             heads[0].append("on other images, at worst")
         for seeds in SEEDS:
-            found = (detectable(k, seeds, self.alpha, images) * sd for images in ((0.0, round(worst / sd, 2))[: 1 + bool(worst)]))
+            parts = (0.0, round(worst / sd, 2)) if worst else (0.0,)
+            found = (detectable(k, seeds, self.alpha, images) * sd for images in parts)
             shown = [f"{one.effect:.2g} {unit}".rstrip() for one in found]
             heads.append([str(seeds), duration(self.seconds(seeds)), *shown])
         yield from _drawn(heads, 0)
@@ -210,10 +247,66 @@ def _drawn(rows: Sequence[Sequence[str]], left: int) -> list[str]:
         )
     for row in rows[1:]:
         table.add_row(*row)
-    console = Console(file=io.StringIO(), width=100, color_system=None)
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
     with console.capture() as captured:
         console.print(table)
-    return [line.rstrip() for line in captured.get().strip("\n").splitlines()]
+    return captured.get().strip("\n").rstrip().splitlines()
+
+
+def estimate(
+    runner: TrialRunner,
+    built: Iterable[tuple[Arm, nn.Module, Recipe]],
+    state: StudyState,
+    workers: int,
+    device: torch.device,
+    say: Callable[[str], None],
+) -> Estimate:
+    """Time every arm's steps and evaluation, and read what is known of the spread.
+
+    Args:
+        runner: of the study; gives the images.
+        built: every arm's model and recipe, base first; the models are trained a little, and not kept.
+        state: of the study, which may have finished trials. Where base has, their time takes the place of the estimate.
+        workers: trials at a time.
+        device: where the steps are made.
+        say: takes a line an arm.
+    """
+    settings, arms = runner.settings, []
+    stopwatch = Stopwatch(runner, device, max(1, torch.get_num_threads() // workers))
+    counted = state.tried if settings.same_seeds else state.answered
+    missing = state.missing
+    for number, (arm, model, recipe) in enumerate(built, 1):
+        own = [trial for trial in missing if trial.arm.name == arm.name]
+        done = sum(record.ended for trial, record in counted.items() if trial.arm.name == arm.name)
+        timed = stopwatch.time(arm, model, recipe, own, done)
+        say(
+            f"{number:>3} of {len(settings.every_arm)}  {arm.name}: {duration(timed.step_s)} a step, about "
+            f"{duration(timed.trial_s)} a trial"
+        )
+        arms.append(timed)
+        del model
+    walls = [
+        record.wall_s
+        for trial, record in counted.items()
+        if trial.arm.name == BASE and record.status == "finished" and record.wall_s
+    ]
+    if walls:
+        factor = statistics.median(walls) / arms[0].trial_s
+        arms = [replace(arm, trial_s=factor * arm.trial_s) for arm in arms]
+    dataset = runner.dataset(settings.recipe)
+    length = resolve_on(settings.recipe, dataset)
+    path = state.folder.path
+    spread = known_spread(None if path == Path(os.devnull) else path, state, length)
+    sd, config = spread.sd if spread else 1.0, base_config(settings, dataset.num_classes)
+    found = Estimate(
+        settings,
+        tuple(arms),
+        workers,
+        length.steps,
+        {name: len(split) for name, split in dataset.splits.items()},
+        spread,
+    )
+    return replace(found, design=factorial_design(settings, config, sd, found.unit if spread else "sd of a trial"))
 
 
 class Stopwatch:
@@ -244,14 +337,14 @@ class Stopwatch:
         macs, params = macs_of(model, images), count_params(model)
         steps = Steps(model, task_of(settings.fixed, recipe), recipe, self._device, images)
         part = steps.fitting(steps.train, recipe.part_size, CALL_S, least=2)
-        timed = list(_until(TIMED_S, lambda: steps.timed(part)))
+        timed = _repeated(lambda: steps.timed(part))
         part_s, update_s = (statistics.median(one[i] for one in timed) for i in (1, 2))
         count = steps.fitting(steps.infer, recipe.part_size, CALL_S)
         infer = steps.infer(count)
-        infer_s = statistics.median(_until(TIMED_S, lambda: _seconds(infer, self._device))) / count
+        infer_s = statistics.median(_repeated(lambda: seconds_per_call(infer, 1, self._device, wall=True))) / count
         read_s, read_one_s = self._read(dataset, recipe)
         step_s = recipe.batch_size / part * part_s + update_s
-        step_s = max(step_s, read_s) if self._runner.reads_ahead else step_s + read_s
+        step_s = max(step_s, read_s) if self._runner.data_workers else step_s + read_s
         points = [trial.point for trial in missing] or [AS_IS]
         trial_s = statistics.fmean(
             self._trial_s(dataset, recipe, settings.recipe_of(arm, point), step_s, infer_s + read_one_s)
@@ -279,10 +372,53 @@ class Stopwatch:
 
     def _seconds_each(self, batches: Iterator[Batch]) -> float:
         """The median over a few; the first one may start threads."""
-        first, *rest = _until(2 * TIMED_S, lambda: _seconds(lambda: next(batches, None), self._device))
-        return statistics.median(rest or [first])
+        seconds: list[float] = []
+        begin = now(self._device)
+        for _ in batches:
+            end = now(self._device)
+            seconds.append(end - begin)
+            if len(seconds) > 1 and sum(seconds) > TIMED_S:
+                break
+            begin = end
+        return statistics.median(seconds[1:] or seconds)
+
+
+def _repeated(timed: Callable[[], T]) -> list[T]:
+    """Two measurements, and more until TIMED_S seconds have passed."""
+    found, begin = [timed(), timed()], time.monotonic()
+    while time.monotonic() - begin < TIMED_S:
+        found.append(timed())
+    return found
 
 
 def _batches(dataset: ImageDataset, size: int) -> Iterator[Batch]:
     for epoch in range(100):
         yield from dataset.train_batches(seed=0, epoch=epoch, batch_size=size)
+
+
+def factorial_design(settings: Settings, config: Base, sd: float, unit: str) -> str:
+    """What a factorial design would find with about as many trials; empty where fewer than three arms are single
+    changes of a ViT."""
+    changes = {arm.name: arm.changes for arm in settings.arms if _is_one_change(arm)}
+    k, seeds = len(settings.arms), len(settings.seeds)
+    if not 3 <= len(changes) == k <= MOST_CHANGES or not isinstance(config, ViTConfig) or settings.grid:
+        return ""
+    single = {name: cast("tuple[Change, ...]", one) for name, one in changes.items()}
+    try:
+        design = plan_factorial(list(single), conflicts(single, config))
+    except UserError:  # they do not go together
+        return ""
+    runs, trials = len(design.runs), (k + 1) * seeds
+    repeats = max(2, round(trials / runs))
+    found, alone = detectable_by(design, repeats), detectable(k, seeds)
+    if not found.effect < alone.effect:
+        return ""
+    return (
+        f"{listing(list(design.changes))} go together: a factorial design (--design factorial) of {runs} runs x "
+        f"{repeats} seeds, {runs * repeats} trials, finds effects above about {found.effect * sd:.2g} {unit}; one at a "
+        f"time, {trials} trials find {alone.effect * sd:.2g}."
+    )
+
+
+def _is_one_change(arm: Arm) -> bool:
+    return len(arm.changes) == 1 and isinstance(arm.changes[0], Change) and not arm.recipe and arm.start is None
