@@ -250,7 +250,7 @@ def _drawn(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
     with console.capture() as captured:
         console.print(table)
-    return captured.get().strip("\n").rstrip().splitlines()
+    return [line for line in map(str.rstrip, captured.get().splitlines()) if line]
 
 
 def estimate(
