@@ -81,7 +81,7 @@ def test_an_unfinished_study_says_so_first(synthetic):
 
 def test_it_ends_in_what_now(answer):
     last = render(answer, 80).partition("\nWhat now\n")[2].splitlines()
-    assert last[0] == "Take dpn+rms: it helps."
+    assert last[0] == "- Take dpn+rms: it helps."
     assert last[-1] == "  vitmods export study/trials/dpn+rms/seed0 --to onnx"
 
 

@@ -12,7 +12,6 @@ from vitmods.changes import DualPatchNorm
 from vitmods.model.config import ViTConfig
 from vitmods.recipes import plain
 from vitmods.study import Answer, Study
-from vitmods.study.answer import _no_formula as no_formula
 from vitmods.study.arms import Arm, arm_from_text
 from vitmods.study.describe import python_call
 from vitmods.study.plan import Trial
@@ -20,6 +19,7 @@ from vitmods.study.run import Running, _executor
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config, build_model
 from vitmods.util.errors import UserError
+from vitmods.util.text import no_formula
 
 RECIPE = plain(epochs=1).with_(batch_size=128)
 
@@ -289,16 +289,29 @@ def test_a_named_gpu_is_not_shared_out_to_several_workers(tmp_path, monkeypatch)
         return executor._task(1)["device"], executor._environment(1).get("CUDA_VISIBLE_DEVICES")
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("vitmods.study.run._free_gpu_bytes", lambda gpu: 2)
     assert Running(device="cuda").workers_for(9, 1) == 2
     assert second_worker(Running(device="cuda")) == ("cuda", "1")
     assert Running(device="cuda:1").workers_for(9, 1) == 1
     assert second_worker(Running(device="cuda:1")) == ("cuda:1", None)
 
 
+@pytest.mark.parametrize(("free", "workers"), [(80, 8), (30, 6), (9, 2)])
+def test_small_trials_share_a_gpu_as_far_as_its_memory_goes(monkeypatch, free, workers):
+    """Half of the free memory of the GPU that has least, and at most four."""
+    monkeypatch.setattr("vitmods.study.run.visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr("vitmods.study.run.make_fabric", lambda device, precision: None)
+    monkeypatch.setattr("vitmods.study.run._free_gpu_bytes", lambda gpu: (99, free)[gpu] * 2**30)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    how = Running(device="cuda")
+    assert (how.workers_for(100, 5 * 2**30), how.devices) == (workers, 2)
+    assert how.workers_for(3, 5 * 2**30) == min(3, workers)
+
+
 def test_a_trial_s_evaluation_can_be_repeated(finished, tmp_path):
     from vitmods.study.evaluate import evaluate
 
-    result, out = finished
+    _, out = finished
     trial = out / "trials" / "dpn" / "seed1"
     (found,) = evaluate(trial, device="cpu")
     assert found["split"] == "test"
@@ -439,8 +452,10 @@ def test_it_says_first_what_there_is_to_do(tmp_path, capsys):
 
 def test_a_dry_run_says_what_stays_on_the_disk():
     estimate = make(["dpn"], seeds=2).dry_run(workers=1, device="cpu")
-    assert estimate.weights_bytes == sum(4 * arm.params * 2 for arm in estimate.arms)
-    assert "final weights, which stay in the folder, take" in str(estimate)
+    assert estimate.weights_bytes() == sum(4 * arm.params * 2 for arm in estimate.arms)
+    assert estimate.weights_bytes("best") == sum(4 * arm.params for arm in estimate.arms)
+    assert estimate.working_bytes == 36 * max(arm.params for arm in estimate.arms)
+    assert "Final weights that stay in the folder (all) take" in str(estimate)
 
 
 def test_changed_images_are_counted(tmp_path):
@@ -464,3 +479,10 @@ def test_changed_images_are_counted(tmp_path):
     draw("test", "dog", 1, 2).unlink()
     with pytest.raises(UserError, match="a study of other images: since it began 1 added, 1 removed, 1 changed"):
         run(study, tmp_path / "out")
+
+
+def test_log_loss_is_known_beside_the_metric_and_on_the_same_images(finished):
+    result, _ = finished
+    assert "nll" in result.other_metrics
+    assert set(result.base.other_metrics["nll"]) == set(result.base.scores)
+    assert "Negative log-likelihood: mean difference, without a verdict" in result.report().read_text()

@@ -20,7 +20,7 @@ from vitmods.util.errors import UserError
 if TYPE_CHECKING:
     from vitmods.study import Answer, Study
 
-INCOMPLETE = 1
+FAILED = 1
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,11 @@ class Compare:
     """how long the measurement of costs may take, about; 0: none"""
     out: Path | None = None
     """the study's folder; None: runs/DATA-BASE"""
+    keep_weights: Literal["all", "best", "none"] = "all"
+    """final weights that stay in the folder: of all trials, of the best seed of each arm on val, or none; another
+    --metric, `evaluate`, `predict` and --from need those that they read (docs/study.md)"""
     dry_run: bool = False
-    """train nothing: show arms, trials, sizes, an estimate of the time, and what so many seeds can find"""
+    """train nothing: show arms, trials, sizes, an estimate of time and disk, and what so many seeds can find"""
     pilot: bool = False
     """train four trials of base alone, which count later, and show the same with the spread that is then known"""
 
@@ -132,6 +135,7 @@ def main(arguments: Sequence[str]) -> int:
             cache_dir=machine.cache_dir,
             progress=not machine.quiet,
             budget=options.budget,
+            keep_weights=options.keep_weights,
             command=command,
         )
         print(estimate)
@@ -146,6 +150,7 @@ def main(arguments: Sequence[str]) -> int:
         "recompute": machine.recompute,
         "checkpointing": machine.checkpointing,
         "budget": options.budget,
+        "keep_weights": options.keep_weights,
         "command": command,
     }
     if options.pilot:
@@ -165,7 +170,7 @@ def _show(result: Answer) -> int:
     for failure in result.failed:
         print(f"failed: {failure}", file=sys.stderr)
     print("The study is not complete; the same command runs what is missing.", file=sys.stderr)
-    return INCOMPLETE
+    return FAILED if result.failed else 0  # a budget that ends is no failure
 
 
 def _study(options: Compare) -> Study:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from vitmods.stats.failures import rate_bound
 from vitmods.stats.tables import interval, signed
 from vitmods.stats.verdict import POINTS, Effect, Verdict
 from vitmods.study.answer import Answer, ArmAnswer, ArmCost
@@ -62,22 +63,27 @@ def headline(answer: Answer) -> str:
     found: dict[Verdict, list[str]] = {}
     for arm, effect in ranked(answer):
         found.setdefault(effect.verdict, []).append(arm.name)
-    parts = [_phrase(names, verdict, len(answer.arms)) for verdict, names in found.items()]
+    if len(answer.arms) > 1 and found.keys() == {Verdict.OPEN}:
+        return f"Nothing is decided: all {len(answer.arms)} arms are open."
+    parts = [_phrase(names, verdict) for verdict, names in found.items()]
     images = "On these test images " if answer.decision.generalize == "seeds" else ""
     return f"{images}{listing(parts) if len(parts) < 3 else '; '.join(parts)}."
 
 
-def _phrase(names: list[str], verdict: Verdict, arms: int) -> str:
+def _phrase(names: list[str], verdict: Verdict) -> str:
     one, many = _VERBS[verdict]
     if len(names) > NAMED:
-        return f"{'all ' if len(names) == arms else ''}{len(names)} arms {many}"
+        return f"{len(names)} arms {many}"
     return f"{listing(names)} {one if len(names) == 1 else many}"
 
 
 def doubts(answer: Answer) -> list[str]:
     """What happened, and what to know before a verdict is trusted: failures first."""
     notes = [f"{note[0].upper()}{note[1:]}." for note in answer.decision.notes]
-    notes += [f"{arm.name}: {note}." for arm, effect in ranked(answer) for note in effect.notes]
+    for arm, effect in ranked(answer):
+        said = [f" {effect.verdict} {note}" if note.startswith("by ") else f": {note}" for note in effect.notes]
+        notes += [f"{arm.name}{one}." for one in said]
+    notes += [f"{arm.name} has no verdict: a trial of it failed." for arm in answer.arms if arm.effect is None]
     known = any(effect.n for effect in answer.effects.values())
     if known and not (answer.complete or answer.looks):
         notes.append("Verdicts are provisional: this study is judged once, when it is finished.")
@@ -92,9 +98,14 @@ def holds(answer: Answer) -> str:
     if not math.isnan(decision.sd):
         facts.append(f"pooled sd {decision.sd:.2g}{unit}, {decision.df:.0f} df")
         facts.append(f"seeds shared {100 * decision.seed_share:.0f} % of the spread")
-    shares = [effect.images_share for effect in decision.effects.values() if not math.isnan(effect.images_share)]
+    effects = decision.effects.values()
+    shares = [effect.images_share for effect in effects if not math.isnan(effect.images_share)]
     if shares:
         facts.append(f"images part {100 * statistics.median(shares):.0f} % of the variance")
+    fewest = min((effect.n for effect in effects), default=0)
+    if fewest and not any(effect.failures or effect.base_failures for effect in effects):
+        rate = f"up to {100 * rate_bound(fewest):.0f} % may fail"
+        facts.append(f"no failure in {plural(fewest, 'trial')} of an arm: {rate}")
     return f"{'; '.join(filter(None, facts))}."
 
 
@@ -127,7 +138,7 @@ def half_on_these(effect: Effect) -> str:
 
 def number(value: float, form: str = ".1f") -> str:
     """A number, or a dash for NaN."""
-    return "–" if math.isnan(value) else format(value, form)
+    return "–" if math.isnan(value) else format(value, form).replace("-", "−")
 
 
 def change_of(metric: Metric, base: ArmAnswer, arm: ArmAnswer) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from vitmods import __version__
 from vitmods.evals.protocols import metric_named
-from vitmods.stats.decide import Decision
+from vitmods.stats.decision import Decision
 from vitmods.stats.verdict import POINTS, Effect
 from vitmods.study.arms import BASE
 from vitmods.study.doubts import outcome_doubts
@@ -28,6 +28,7 @@ from vitmods.tasks.base import TASKS
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.files import write_atomically, write_json
+from vitmods.util.text import no_formula
 
 
 @dataclass(frozen=True)
@@ -438,7 +439,7 @@ def _csv_rows(answer: Answer) -> Iterator[list[Any]]:
             base = answer.base.scores.get(trial.seed)
             apart = arm is not answer.base and values[0] != "" and base is not None
             gap = (POINTS if metric.unit == "%" else 1) * (values[0] - base) if apart else ""
-            start = map(_no_formula, [arm.name, arm.changes, *own])
+            start = map(no_formula, [arm.name, arm.changes, *own])
             yield [*start, *chosen, trial.seed, trial.status, *values, gap, trial.wall_s, trial.folder]
 
 
@@ -446,19 +447,8 @@ def _points(arm: ArmAnswer) -> tuple[PointScores, ...]:
     return arm.tuning.points if arm.tuning else ()
 
 
-def _no_formula(cell: Any) -> Any:
-    """Text that a spreadsheet would run gets an apostrophe in front, as spreadsheets mark text; numbers stay."""
-    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return cell
-    try:
-        float(cell)
-    except ValueError:
-        return f"'{cell}"
-    return cell
-
-
 def _plain(value: Any) -> Any:
-    """As JSON gives it back: what is not finite is None, names of fields are keys, and what is only for the report is left out."""
+    """As JSON gives it back: what is not finite is None, fields are keys, what only the report needs is left out."""
     if isinstance(value, Decision | Effect):
         return _plain(value.to_dict())
     if dataclasses.is_dataclass(value):

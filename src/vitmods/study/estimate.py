@@ -34,8 +34,9 @@ from vitmods.study.state import StudyState
 from vitmods.study.steps import Steps, does_not_fit
 from vitmods.study.trial import TrialRunner, base_config, task_of
 from vitmods.study.tuning import AS_IS
+from vitmods.study.weights import Keep
 from vitmods.util.errors import UserError
-from vitmods.util.text import duration, listing, plural
+from vitmods.util.text import duration, listing, plural, size
 
 if TYPE_CHECKING:
     from vitmods.data import Batch, ImageDataset
@@ -71,6 +72,7 @@ class ArmEstimate:
 class Estimate:
     """What `vitmods compare --dry-run` prints.
 
+    workers: trials at a time, of which `abreast` do not slow each other down: on GPUs one each
     spread:  None: not known
     budget_s: seconds that the study may take; None: no end
     smaller: a study that takes less, where this one does not fit or takes long
@@ -81,6 +83,7 @@ class Estimate:
     settings: Settings
     arms: tuple[ArmEstimate, ...]
     workers: int
+    abreast: int
     steps: int
     dataset: Mapping[str, int]
     spread: Spread | None = None
@@ -88,6 +91,7 @@ class Estimate:
     smaller: Smaller | None = None
     refused: UserError | None = None
     design: str = ""
+    keep_weights: Keep = "all"
 
     def with_seeds(self, seeds: tuple[int, ...]) -> Estimate:
         """Of the same study with other seeds; the finished ones are among the first."""
@@ -109,8 +113,8 @@ class Estimate:
 
     @property
     def total_s(self) -> float:
-        """Seconds for all trials, `workers` at a time; the measurement of costs and the report come on top."""
-        return sum(arm.trial_s * arm.trials for arm in self.arms) / self.workers
+        """Seconds for all trials, `abreast` at a time; the measurement of costs and the report come on top."""
+        return sum(arm.trial_s * arm.trials for arm in self.arms) / self.abreast
 
     @property
     def each(self) -> int:
@@ -128,12 +132,12 @@ class Estimate:
     def tuning_s(self) -> float:
         """Seconds for these."""
         left = (arm.trials - max(0, self.each * len(self.settings.seeds) - arm.finished) for arm in self.arms)
-        return sum(arm.trial_s * count for arm, count in zip(self.arms, left)) / self.workers
+        return sum(arm.trial_s * count for arm, count in zip(self.arms, left)) / self.abreast
 
     def seconds(self, seeds: int) -> float:
         """Seconds for a study of so many seeds, without what is finished."""
         left = (arm.trial_s * max(0, self.each * seeds - arm.finished) for arm in self.arms)
-        return sum(left) / self.workers + self.tuning_s
+        return sum(left) / self.abreast + self.tuning_s
 
     @property
     def alpha(self) -> float:
@@ -148,10 +152,18 @@ class Estimate:
             return 0.0
         return images_at_worst(self.spread.disagree, self.spread.images)
 
+    def weights_bytes(self, keep: Keep | None = None) -> int:
+        """Of the final weights that stay of the trials that are still to be run."""
+        most = {"all": None, "best": 1, "none": 0}[keep or self.keep_weights]
+        return sum(4 * arm.params * (arm.trials if most is None else min(arm.trials, most)) for arm in self.arms)
+
     @property
-    def weights_bytes(self) -> int:
-        """Of the final weights of all trials that are still to be run, which stay in the folder."""
-        return sum(4 * arm.params * arm.trials for arm in self.arms)
+    def working_bytes(self) -> int:
+        """More that is taken while trials run: each worker's checkpoints, the last two and one that is being written,
+        of weights and Adam's state; and of a tuned study weights that wait for the choice."""
+        checkpoints = self.workers * 3 * 12 * max((arm.params for arm in self.arms if arm.trials), default=0)
+        waiting = self.weights_bytes("all") - self.weights_bytes() if self.points > 1 else 0
+        return checkpoints + waiting
 
     def decides(self) -> str:
         """What the plan finds, in a sentence: `5 seeds of 4 arms and base in about 25 min find effects above ...`."""
@@ -187,13 +199,21 @@ class Estimate:
                 "",
                 f"Images: {splits}. A trial has {self.steps:,} steps.{tried}",
                 f"{sum(arm.trials for arm in self.arms)} trials to run{done}, {self.workers} at a time: {lasts}.",
-                f"Their final weights, which stay in the folder, take {self.weights_bytes / 1e6:,.3g} MB.",
+                self._disk(),
                 "",
                 *self._plan(),
                 *textwrap.wrap(self.design, WIDTH),
                 *textwrap.wrap(str(self.refused or ""), WIDTH),
                 *([str(self.smaller)] if self.smaller else []),
             ]
+        )
+
+    def _disk(self) -> str:
+        other: Keep = "best" if self.keep_weights == "all" else "all"
+        return (
+            f"Final weights that stay in the folder ({self.keep_weights}) take {size(self.weights_bytes())}; with "
+            f"--keep-weights {other} {size(self.weights_bytes(other))}.\n"
+            f"While trials run, checkpoints take up to {size(self.working_bytes)} more."
         )
 
     def _plan(self) -> Iterator[str]:
@@ -258,6 +278,7 @@ def estimate(
     built: Iterable[tuple[Arm, nn.Module, Recipe]],
     state: StudyState,
     workers: int,
+    abreast: int,
     device: torch.device,
     say: Callable[[str], None],
 ) -> Estimate:
@@ -268,6 +289,7 @@ def estimate(
         built: every arm's model and recipe, base first; the models are trained a little, and not kept.
         state: of the study, which may have finished trials. Where base has, their time takes the place of the estimate.
         workers: trials at a time.
+        abreast: those that do not slow each other down.
         device: where the steps are made.
         say: takes a line an arm.
     """
@@ -292,7 +314,7 @@ def estimate(
     ]
     if walls:
         factor = statistics.median(walls) / arms[0].trial_s
-        arms = [replace(arm, trial_s=factor * arm.trial_s) for arm in arms]
+        arms, abreast = [replace(arm, trial_s=factor * arm.trial_s) for arm in arms], workers
     dataset = runner.dataset(settings.recipe)
     length = resolve_on(settings.recipe, dataset)
     path = state.folder.path
@@ -302,6 +324,7 @@ def estimate(
         settings,
         tuple(arms),
         workers,
+        abreast,
         length.steps,
         {name: len(split) for name, split in dataset.splits.items()},
         spread,

@@ -77,7 +77,7 @@ def planned_within(budget: Budget, estimate: Estimate) -> Estimate:
         seeds += 1
     try:
         if seeds < least and budget.seconds is not None:  # raises, with the arithmetic of all that the study takes
-            base, *arms = (arm.trial_s * each / estimate.workers for arm in estimate.arms)
+            base, *arms = (arm.trial_s * each / estimate.abreast for arm in estimate.arms)
             seeds_within(budget.seconds - estimate.tuning_s, base, statistics.fmean(arms), k, least)
         elif seeds < least:
             left = (budget.trials or 0) - estimate.tuning_trials
@@ -126,7 +126,7 @@ def _seconds(settings: Settings, estimate: Estimate, options: Mapping[str, Any],
     if first:
         part *= _macs(settings, options) / first
     trials = seeds * estimate.each + len(settings.tuning_trials()) / len(estimate.arms) * (not settings.same_seeds)
-    return part * trials * sum(arm.trial_s for arm in estimate.arms) / estimate.workers
+    return part * trials * sum(arm.trial_s for arm in estimate.arms) / estimate.abreast
 
 
 def _macs(settings: Settings, options: Mapping[str, Any]) -> int:

@@ -11,7 +11,8 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vitmods.stats.decide import Decision, decide
+from vitmods.stats.decide import decide
+from vitmods.stats.decision import Decision
 from vitmods.stats.sequential import LOOKS
 from vitmods.stats.sequential import looks as looks_up_to
 from vitmods.stats.verdict import FRACTION, Effect

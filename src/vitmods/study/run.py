@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import nn
 
+from vitmods.data.split_file import SPLIT_FILE, write_split
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
 from vitmods.study.answer import Answer, evaluated_of, read_answer
@@ -34,6 +35,7 @@ from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import Facts, ModelFacts, Plan, StudyFolder, read_object
 from vitmods.study.trial import TrialRunner, base_config, build_model, task_of, with_modules
 from vitmods.study.warnings import already_reported, few_images, study_warnings
+from vitmods.study.weights import Keep, check_weights_are_there
 from vitmods.train.device import make_fabric, resolve
 from vitmods.train.optim import freeze
 from vitmods.util.errors import UserError
@@ -43,7 +45,7 @@ from vitmods.util.text import plural
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
-    from vitmods.study.estimate import Estimate
+    from vitmods.study.estimate import ArmEstimate, Estimate
 
 SAMPLES = 12  # images shown in the report
 MOST_WORKERS = 8  # by default; beyond that a machine's memory bandwidth is the limit
@@ -64,6 +66,7 @@ class Running:
     cache_dir: str | None = None
     recompute: bool = False
     checkpointing: bool = False
+    keep_weights: Keep = "all"
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
@@ -71,6 +74,8 @@ class Running:
         for name in ("data_workers", "checkpoint_minutes", "cost_seconds"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"{name} must be at least 0, not {getattr(self, name)}.")
+        if self.keep_weights not in get_args(Keep):
+            raise UserError(f"keep_weights is {', '.join(get_args(Keep))}, not {self.keep_weights!r}.")
         if self.device not in ("auto", "cpu"):
             make_fabric(self.device, "32-true")  # a UserError where there is no such device, before any work
 
@@ -83,15 +88,23 @@ class Running:
         names = ("data_workers", "checkpoint_minutes", "cache_dir", "recompute", "checkpointing")
         return {name: getattr(self, name) for name in names}
 
+    @property
+    def _gpus(self) -> range | list[int]:
+        return range(len(visible_gpus())) if self.device in ("auto", "cuda") else [self.torch_device.index or 0]
+
+    @property
+    def devices(self) -> int:
+        """Trials at a time that do not slow each other down: one a GPU, and as many as there are on a CPU."""
+        return max(1, len(self._gpus)) if self.torch_device.type == "cuda" else MOST_WORKERS
+
     def workers_for(self, trials: int, trial_bytes: int) -> int:
-        """Trials at a time: as asked for, or as many as GPUs, or cores and memory, allow."""
+        """Trials at a time: as asked for, or as many as fit the GPUs, or as cores and memory allow."""
         if self.workers is not None:
             return max(1, min(self.workers, trials))
         if self.torch_device.type == "cuda":
-            gpus = range(len(visible_gpus())) if self.device in ("auto", "cuda") else [self.torch_device.index or 0]
-            fitting = min((_free_gpu_bytes(gpu) for gpu in gpus), default=0) // 2 // trial_bytes
-            on_each = max(1, min(fitting, MOST_ON_GPU, torch.get_num_threads() // max(1, len(gpus))))
-            return max(1, min(len(gpus) * on_each, trials))
+            fitting = min(map(_free_gpu_bytes, self._gpus), default=0) // 2 // trial_bytes
+            on_each = max(1, min(fitting, MOST_ON_GPU, torch.get_num_threads() // self.devices))
+            return max(1, min(self.devices * on_each, trials))
         fitting = _memory_bytes() // 2 // trial_bytes
         return max(1, min(torch.get_num_threads(), MOST_WORKERS, fitting, trials))
 
@@ -116,7 +129,9 @@ def run_study(
         settings = runner.settings
         plan = Plan(len(settings.seeds), settings.until_decided)
         facts = _write_facts(folder, settings, dataset, models, how, command, notices, plan)
-        _work(runner, StudyState(folder, settings, evaluated_of(folder, facts)), trial_bytes, how, budget)
+        state = StudyState(folder, settings, evaluated_of(folder, facts))
+        check_weights_are_there(state)
+        _work(runner, state, trial_bytes, how, budget)
         _measure_costs(folder, settings, dataset.num_classes, how)
         answer = read_answer(folder, facts, settings)
         answer.write()
@@ -138,6 +153,16 @@ def dry_run(
     runner, dataset = _open(folder, settings, how)
     _, _, trial_bytes = _survey(runner.settings, dataset)
     return _estimated(runner, dataset, how, trial_bytes, budget, command, fixed=is_planned)
+
+
+def dry_trial(settings: Settings, how: Running) -> ArmEstimate:
+    """What `vitmods train --dry-run` shows: of the last arm of the settings."""
+    from vitmods.study.estimate import Stopwatch
+
+    runner = TrialRunner(StudyFolder(os.devnull), settings, how.device, **how.of_trials())
+    *_, (arm, model, recipe) = _built(settings, runner.dataset(settings.recipe).num_classes)
+    with already_reported():
+        return Stopwatch(runner, how.torch_device, torch.get_num_threads()).time(arm, model, recipe, (), 0)
 
 
 def run_pilot(
@@ -193,8 +218,8 @@ def _estimated(
     workers = _workers(how, settings, len(state.missing), trial_bytes)
     with already_reported():
         built = _built(settings, dataset.num_classes)
-        found = estimate(runner, built, state, workers, how.torch_device, partial(_say, how))
-    found = replace(found, budget_s=budget.seconds)
+        found = estimate(runner, built, state, workers, min(workers, how.devices), how.torch_device, partial(_say, how))
+    found = replace(found, budget_s=budget.seconds, keep_weights=how.keep_weights)
     if not fixed and budget != ENDLESS:
         found = planned_within(budget, found)
     limit_s = LONG_S if budget.seconds is None else budget.seconds
@@ -307,6 +332,7 @@ def _write_facts(
     )
     folder.write_samples(dataset.samples(SAMPLES))
     folder.write_images(dataset.splits)
+    write_split(folder.path / SPLIT_FILE, dataset)
     write_json(folder.settings_file, facts.to_dict())
     return facts
 
@@ -322,7 +348,7 @@ def _work(runner: TrialRunner, state: StudyState, trial_bytes: int, how: Running
         quiet=not how.progress,
     )
     try:
-        schedule = Schedule(state, progress, budget)
+        schedule = Schedule(state, progress, budget, how.keep_weights)
         if schedule.left:
             _executor(runner, how, workers).run(schedule)
     finally:
