@@ -28,12 +28,12 @@ from vitmods.stats.sequential import nominal_level
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.bases import Base
 from vitmods.study.models import macs_of
-from vitmods.study.plan import Settings, Trial
+from vitmods.study.plan import Settings
 from vitmods.study.spread import Spread, known_spread
 from vitmods.study.state import StudyState
 from vitmods.study.steps import Steps, does_not_fit
 from vitmods.study.trial import TrialRunner, base_config, task_of
-from vitmods.study.tuning import AS_IS
+from vitmods.study.tuning import AS_IS, Point
 from vitmods.study.weights import Keep
 from vitmods.util.errors import UserError
 from vitmods.util.text import duration, listing, plural, size
@@ -296,11 +296,12 @@ def estimate(
     settings, arms = runner.settings, []
     stopwatch = Stopwatch(runner, device, max(1, torch.get_num_threads() // workers))
     counted = state.tried if settings.same_seeds else state.answered
-    missing = state.missing
     for number, (arm, model, recipe) in enumerate(built, 1):
-        own = [trial for trial in missing if trial.arm.name == arm.name]
+        own = {trial: record for trial, record in state.records.items() if trial.arm.name == arm.name}
+        points = [trial.point for trial, record in own.items() if not record.ended]
+        points += [AS_IS] * ((settings.planned // len(settings.every_arm)) - len(own))  # their point is not chosen yet
         done = sum(record.ended for trial, record in counted.items() if trial.arm.name == arm.name)
-        timed = stopwatch.time(arm, model, recipe, own, done)
+        timed = stopwatch.time(arm, model, recipe, points, done)
         say(
             f"{number:>3} of {len(settings.every_arm)}  {arm.name}: {duration(timed.step_s)} a step, about "
             f"{duration(timed.trial_s)} a trial"
@@ -342,18 +343,19 @@ class Stopwatch:
         self._runner, self._device, self._threads = runner, device, threads
         self._reading: dict[tuple[object, int], tuple[float, float]] = {}
 
-    def time(self, arm: Arm, model: nn.Module, recipe: Recipe, missing: Sequence[Trial], finished: int) -> ArmEstimate:
-        """The model is trained a little. UserError where a part of a batch does not fit the device."""
+    def time(self, arm: Arm, model: nn.Module, recipe: Recipe, points: Sequence[Point], finished: int) -> ArmEstimate:
+        """Of trials at these points. The model is trained a little. UserError where a part of a batch does not fit the
+        device."""
         threads = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
-            return self._time(arm, model, recipe, missing, finished)
+            return self._time(arm, model, recipe, points, finished)
         except torch.OutOfMemoryError:
             raise does_not_fit(recipe.part_size, self._device) from None
         finally:
             torch.set_num_threads(threads)
 
-    def _time(self, arm: Arm, model: nn.Module, recipe: Recipe, missing: Sequence[Trial], done: int) -> ArmEstimate:
+    def _time(self, arm: Arm, model: nn.Module, recipe: Recipe, points: Sequence[Point], done: int) -> ArmEstimate:
         settings = self._runner.settings.at(self._runner.settings.sweep.points[0])
         dataset = self._runner.dataset(recipe, self._runner.settings.sweep.points[0])
         images = base_config(settings, dataset.num_classes)
@@ -368,12 +370,11 @@ class Stopwatch:
         read_s, read_one_s = self._read(dataset, recipe)
         step_s = recipe.batch_size / part * part_s + update_s
         step_s = max(step_s, read_s) if self._runner.data_workers else step_s + read_s
-        points = [trial.point for trial in missing] or [AS_IS]
         trial_s = statistics.fmean(
             self._trial_s(dataset, recipe, settings.recipe_of(arm, point), step_s, infer_s + read_one_s)
-            for point in points
+            for point in points or [AS_IS]
         )
-        return ArmEstimate(arm.name, arm.short, params, macs, step_s, trial_s, len(missing), done)
+        return ArmEstimate(arm.name, arm.short, params, macs, step_s, trial_s, len(points), done)
 
     def _trial_s(self, dataset: ImageDataset, timed: Recipe, recipe: Recipe, step_s: float, image_s: float) -> float:
         """Seconds of a trial, where the steps of another recipe were timed; `image_s` to evaluate an image."""

@@ -117,7 +117,7 @@ def run_study(
     folder = StudyFolder(path)
     with folder.lock():
         settings, is_planned = _as_recorded(folder, settings, seeds_given)
-        _say_what_is_planned(folder, settings, how)
+        _say_what_is_planned(folder, settings, how, is_planned or budget == ENDLESS)
         runner, dataset = _open(folder, settings, how)
         models, notices, trial_bytes = _survey(runner.settings, dataset)
         if not is_planned and budget != ENDLESS:
@@ -149,7 +149,7 @@ def dry_run(
     """What `Study.dry_run` does."""
     folder = StudyFolder(path or os.devnull)
     settings, is_planned = _as_recorded(folder, settings, seeds_given)
-    _say_what_is_planned(folder, settings, how)
+    _say_what_is_planned(folder, settings, how, is_planned or budget == ENDLESS)
     runner, dataset = _open(folder, settings, how)
     _, _, trial_bytes = _survey(runner.settings, dataset)
     return _estimated(runner, dataset, how, trial_bytes, budget, command, fixed=is_planned)
@@ -231,10 +231,11 @@ def _say(how: Running, line: str) -> None:
         print(line, file=LenientStream(sys.stderr), flush=True)
 
 
-def _say_what_is_planned(folder: StudyFolder, settings: Settings, how: Running) -> None:
+def _say_what_is_planned(folder: StudyFolder, settings: Settings, how: Running, is_planned: bool) -> None:
     """At once: reading the images may take a while."""
     done = len(list(folder.path.glob("trials/**/result.json")))
-    _say(how, planned(settings.planned, done, settings.until_decided, folder.path))
+    count = planned(settings.planned, done, settings.until_decided, folder.path)
+    _say(how, count if is_planned else f"As many seeds as fit the budget, in {folder.path}")
 
 
 def _open(folder: StudyFolder, settings: Settings, how: Running) -> tuple[TrialRunner, ImageDataset]:
