@@ -253,6 +253,8 @@ def test_a_dry_run_estimates_and_writes_nothing(tmp_path):
     assert 0 < estimate.total_s < 60
     assert "6 trials to run, 2 at a time" in str(estimate)
     assert max(map(len, str(estimate).splitlines())) <= 100
+    heading, base = (next(line for line in str(estimate).splitlines() if word in line) for word in ("arm ", "base "))
+    assert heading.index("arm") == base.index("base"), "the heading stands above its column"
 
 
 def test_a_dry_run_needs_no_folder():

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import importlib
 import io
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,11 @@ from vitmods.tasks.base import TASKS
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.files import write_atomically, write_json
+from vitmods.util.registry import Registry
 from vitmods.util.text import no_formula
+
+VIEWS: Registry[Callable[..., Any]] = Registry("view of an answer", "vitmods.report")
+"""text: Answer -> str; html: (Answer, path or None) -> path of what was written"""
 
 
 @dataclass(frozen=True)
@@ -206,7 +209,7 @@ class Answer:
         return self.effects[arm]
 
     def __repr__(self) -> str:
-        return str(_drawn_by().render(self))
+        return str(VIEWS["text"](self))
 
     def to_markdown(self) -> str:
         """The effects as a table for a README."""
@@ -251,13 +254,8 @@ class Answer:
             if path is None:
                 raise
             warnings.warn(f"{error} The report is of what results.json would hold.", stacklevel=2)
-        written: Path = _drawn_by().write_report(self, path)
+        written: Path = VIEWS["html"](self, path)
         return written
-
-
-def _drawn_by() -> Any:
-    """The folder that draws an answer: it knows this one, and by name alone this one knows it."""
-    return importlib.import_module("vitmods.report")
 
 
 def evaluated_of(folder: StudyFolder, facts: Facts) -> Evaluated:
