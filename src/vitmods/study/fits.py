@@ -55,7 +55,9 @@ class Smaller:
             if "epochs" in given:
                 given["recipe"] = f"recipe.with_(epochs={given.pop('epochs')})"
             return f"vm.Study(..., {', '.join(f'{name}={value}' for name, value in given.items())})"
-        words = list(_without(shlex.split(self.command), {"--dry-run", *(f"--{name}" for name in self.options)}))
+        words = list(
+            _without(shlex.split(self.command), {"--dry-run", "--pilot", *(f"--{name}" for name in self.options)})
+        )
         words += [str(word) for name, value in self.options.items() for word in (f"--{name}", value)]
         return shlex.join(words)
 
