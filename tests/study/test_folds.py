@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+from dataclasses import replace
 
 import pytest
 
@@ -99,6 +101,27 @@ def test_worker_processes_use_the_same_folds(finished, tmp_path):
     other = run(make(seeds=2), tmp_path, workers=2)
     assert [other.base.scores[s] for s in (0, 1)] == pytest.approx([answer.base.scores[s] for s in (0, 1)], abs=0.01)
     assert config(tmp_path, "base", 1)["images"]["fold"] == [1, FOLDS]
+
+
+def test_the_dry_run_counts_the_overlap(finished, tmp_path):
+    _, out = finished
+    estimate = make().dry_run(out, device="cpu")
+    assert estimate.spread is not None
+    plain = replace(estimate, settings=Study("mu/4", ["dpn", "rms"], "digits", RECIPE, 4).settings)
+
+    def found(one):
+        return float(re.search(r"effects above about ([\d.]+)", one.decides())[1])
+
+    overlap = estimate.dataset["test"] / estimate.dataset["train"]
+    assert found(estimate) / found(plain) == pytest.approx((1 + 4 * overlap) ** 0.5, rel=0.1)
+    assert "on other images, at worst" not in str(estimate)
+
+
+def test_a_pilot_counts_later(tmp_path):
+    make().pilot(tmp_path, workers=1, device="cpu", progress=False)
+    before = (tmp_path / "trials/base/seed1/result.json").read_bytes()
+    assert run(make(), tmp_path)["dpn"].n == 4
+    assert (tmp_path / "trials/base/seed1/result.json").read_bytes() == before
 
 
 def test_as_many_seeds_as_folds():

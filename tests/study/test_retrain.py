@@ -79,6 +79,11 @@ def test_an_unfinished_study_is_refused(copied):
     assert not (copied / "retrained").exists()
 
 
+def test_the_seeds_of_the_study_stand(copied):
+    study = make(seeds=None)  # as many as were planned; the study itself says how many
+    assert study.retrain(copied, **HERE).finished
+
+
 def test_another_study_or_arm_is_refused(copied, tmp_path):
     with pytest.raises(UserError, match=r"epochs.*2 -> 3"):
         make(recipe=RECIPE.with_(epochs=3)).retrain(copied, **HERE)
@@ -242,6 +247,6 @@ def test_the_shell(copied, capsys, tmp_path):
     shown = capsys.readouterr().out
     assert "base is trained on all images" in shown
     assert "retrained/base" in (copied / "report.html").read_text()
-    for more in (["--dry-run"], ["--budget", "2h"]):
+    for more in (["--dry-run"], ["--pilot"], ["--budget", "2h"]):
         assert main([*given, *more]) == 2
-        assert "leave --dry-run and --budget out" in capsys.readouterr().err
+        assert "leave --dry-run, --pilot and --budget out" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -15,7 +15,6 @@ from vitmods.cli.options import DataOptions, MachineOptions, asked_for, defaults
 from vitmods.evals.options import Options
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
-from vitmods.study.checkpoints import names
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -108,17 +107,23 @@ class Compare:
     """after the study has ended: train this arm, or best, on all images, test too, into retrained/ARM; best is the
     cheapest of the arms that help and may be best, or base"""
     dry_run: bool = False
-    """train nothing: show arms, trials, sizes and an estimate of time and disk"""
+    """train nothing: show arms, trials, sizes, an estimate of time and disk, and what so many seeds can find"""
+    pilot: bool = False
+    """train four trials of base alone, which count later, and show the same with the spread that is then known"""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     asked = asked_for(arguments, "compare")
     start = asked.start
+    if not (asked.help or asked.quiet):
+        print(f"Reading {asked.data or 'digits'} ...", file=sys.stderr, flush=True)
     defaults, dataset, recipe_name, recipe = defaults_from(asked, start)
     default = Compare(dataset, recipe, MachineOptions(), Options(), base=defaults.base, recipe=recipe_name)
-    if start and (found := names(start)):
-        default = replace(default, arms=found)
+    if start:
+        from vitmods.study.checkpoints import names  # torch, which takes seconds: what runs is said before
+
+        default = replace(default, arms=names(start) or default.arms)
     options = parse(Compare, arguments, "compare", default)
     if options.start is not None and options.base != defaults.base:
         raise UserError("--from says what base is: leave --base out.")
@@ -127,6 +132,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     study = _study(options)
     machine = options.machine
+    command = shlex.join(["vitmods", "compare", *arguments])
     if options.retrain is not None:
         return _retrain(study, options, out)
     if options.dry_run:
@@ -136,31 +142,35 @@ def main(arguments: Sequence[str]) -> int:
             device=machine.device,
             data_workers=machine.data_workers,
             cache_dir=machine.cache_dir,
+            progress=not machine.quiet,
+            budget=options.budget,
             keep_weights=options.keep_weights,
+            command=command,
         )
         print(estimate)
         return 0
-    result = study.run(
-        out,
-        workers=options.workers,
-        device=machine.device,
-        data_workers=machine.data_workers,
-        checkpoint_minutes=machine.checkpoint_minutes,
-        cost_seconds=options.cost_seconds,
-        progress=not machine.quiet,
-        cache_dir=machine.cache_dir,
-        recompute=machine.recompute,
-        checkpointing=machine.checkpointing,
-        budget=options.budget,
-        keep_weights=options.keep_weights,
-        command=shlex.join(["vitmods", "compare", *arguments]),
-    )
-    return _show(result)
+    how: dict[str, Any] = {
+        "workers": options.workers,
+        "device": machine.device,
+        "data_workers": machine.data_workers,
+        "checkpoint_minutes": machine.checkpoint_minutes,
+        "progress": not machine.quiet,
+        "cache_dir": machine.cache_dir,
+        "recompute": machine.recompute,
+        "checkpointing": machine.checkpointing,
+        "budget": options.budget,
+        "keep_weights": options.keep_weights,
+        "command": command,
+    }
+    if options.pilot:
+        print(study.pilot(out, **how))
+        return 0
+    return _show(study.run(out, cost_seconds=options.cost_seconds, **how))
 
 
 def _retrain(study: Study, options: Compare, out: Path) -> int:
-    if options.dry_run or options.budget is not None:
-        raise UserError("--retrain trains one arm once, after the study: leave --dry-run and --budget out.")
+    if options.dry_run or options.pilot or options.budget is not None:
+        raise UserError("--retrain trains one arm once, after the study: leave --dry-run, --pilot and --budget out.")
     from vitmods.study import Answer
 
     machine = options.machine

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from vitmods.stats.sequential import looks
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.edits import parse_edits
 from vitmods.study.measure import Measure, measure_of
@@ -297,6 +296,8 @@ def check_plan(settings: Settings) -> None:
     if settings.until_decided and settings.sweep:
         raise UserError("A sweep has a fixed number of seeds: leave --until-decided out, and say --seeds.")
     if settings.until_decided:
+        from vitmods.stats.sequential import looks  # scipy, which the shell's help does without
+
         looks(len(settings.seeds))  # a UserError for too few or too many
     for grid, what in ((settings.grid, "tuned"), (settings.sweep, "swept over")):
         fields = {name for name, _ in grid.fields}

@@ -57,7 +57,8 @@ def retrain_study(settings: Settings, path: Path, arm: str, seed: int, how: Runn
 
     folder = StudyFolder(path)
     facts = folder.known_facts()
-    folder.check_same_study({**settings.to_dict(), "images": facts.settings["images"]})
+    known = {name: facts.settings[name] for name in ("images", "seeds")}
+    folder.check_same_study({**settings.to_dict(), **known})
     if settings.sweep:
         raise UserError("A sweep has several settings: train the arm under one of them with `vitmods train`.")
     names = [one.name for one in settings.every_arm]
