@@ -8,7 +8,7 @@ import numpy as np
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import NormConfig
 from vitmods.recipes import Recipe
-from vitmods.stats.effects import effects, noise_floor
+from vitmods.stats.decide import decide
 from vitmods.study.answer import Answer, ArmAnswer, ArmCost, BaseCost, CostRatio, PointScores, Tuning
 from vitmods.study.state import Curve, TrialRecord
 from vitmods.study.store import ChangeFacts, ModelFacts
@@ -105,6 +105,16 @@ def _trial(arm, seed, final, rng, speed, evaluations, status="finished"):
     )
 
 
+def _images(scores, rng, images=1000):
+    """Which images were right, for scores that hold to half an image; most are easy or hard for all trials alike."""
+    ease = np.linspace(0, 1, images)
+    ranks = {seed: np.argsort(ease + rng.normal(0, 0.05, images)) for seed in scores}
+    return {
+        seed: None if score is None else (ranks[seed].argsort() >= images * (1 - score)).astype(float)
+        for seed, score in scores.items()
+    }
+
+
 def _spread(value, width=0.012):
     return CostRatio(value, value - width, value + width, 64)
 
@@ -128,13 +138,24 @@ def _tuned(arm, rng):
 
 
 def make_answer(
-    folder, arms=10, seeds=5, evaluations=30, classes=None, rename=None, diverge=(), missing=(), seed=3, tuned=False
+    folder,
+    arms=10,
+    seeds=5,
+    evaluations=30,
+    classes=None,
+    rename=None,
+    diverge=(),
+    missing=(),
+    seed=3,
+    tuned=False,
+    per_image=True,
 ):
     """The answer of a made-up study that lies in `folder`.
 
     Args:
         rename: {index of an arm: another name}.
         diverge, missing: (index of an arm or -1 for base, seed) of trials that diverged, or have not run.
+        per_image: whether intervals hold for other images too.
         tuned: every arm was trained with a grid of learning rates and weight decays.
     """
     rng = np.random.default_rng(seed)
@@ -165,10 +186,12 @@ def make_answer(
         )  # fmt: skip
         row = run(i, name, true_effect, speed, describe, edited(edit), short)
         rows.append(dataclasses.replace(row, cost=cost))
-    lost = {row.name: sum(trial.status == "diverged" for trial in row.trials) for row in rows}
-    found = effects(base.scores, {row.name: row.scores for row in rows}, 0.5, diverged=lost)
-    rows = [dataclasses.replace(row, effect=found[row.name]) for row in rows]
-    floor = noise_floor(base.scores, {100 + s: 0.784 + 0.006 * rng.standard_normal() for s in range(seeds)})
+    decision = decide(
+        {arm.name: _images(arm.scores, rng) if per_image else arm.scores for arm in (base, *rows)},
+        failed={arm.name: {t.seed: "nan" for t in arm.trials if t.status == "diverged"} for arm in (base, *rows)},
+        chance=0.1,
+    )
+    rows = [dataclasses.replace(row, effect=decision[row.name]) for row in rows]
     warnings = [f"{t} diverged: {t.message}" for row in rows for t in row.trials if t.status == "diverged"]
     if tuned:
         base, *rows = (_tuned(arm, rng) for arm in (base, *rows))
@@ -179,10 +202,11 @@ def make_answer(
     return Answer(
         created="2025-11-20T12:00:00+00:00",
         metric=TOP1,
-        split="test",
+        splits=("test",),
         margin=0.5,
         base=base,
         arms=tuple(rows),
+        decision=decision,
         complete=not missing,
         command="vitmods compare --data 'torchvision:CIFAR10?root=images' --base Ti/4 --img-size 32 --arms dpn "
         "'placement(attn=post,mlp=post)' --seeds 5 --epochs 30 --out runs/cifar10",
@@ -206,7 +230,6 @@ def make_answer(
         warnings=tuple(warnings),
         base_cost=BaseCost(5_362_762, 359_000_000, 0.412, 0.0048, 0.151, 812_000_000, 64, 64),
         tuned={"lr": [1e-4, 3e-4, 1e-3], "weight_decay": [0.03, 0.1]} if tuned else None,
-        noise_floor=floor,
         vitmods="0.1.0",
         curves=TOP1,
         path=Path(folder),

@@ -16,8 +16,10 @@ from vitmods.report.facts import thumbnails
 from vitmods.report.figures import Line, axes_of, curve_panel
 from vitmods.report.figures import _common as common_points
 from vitmods.report.svg import Inliner
-from vitmods.report.text import detectable, finding, headline, signed
-from vitmods.stats.effects import effects
+from vitmods.report.advice import extended, what_now
+from vitmods.report.text import doubts, headline, holds
+from vitmods.stats.tables import signed
+from vitmods.stats.verdict import Verdict
 from vitmods.study.state import Curve
 from vitmods.tasks.metrics import Metric
 
@@ -91,9 +93,12 @@ def test_every_arm_has_its_verdict_effect_and_cost(study, page):
     assert headline(study) in text
     for arm in study.arms:
         assert arm.name in text
-        assert f"{signed(arm.effect.mean)} points of top-1 accuracy" in text
+        assert f"{signed(arm.effect.effect)} [{signed(arm.effect.low)}, {signed(arm.effect.high)}]" in text
+        assert f"{arm.effect.verdict}" in text
         assert f"{arm.cost.train_step.ratio:.2f}×" in text
-    assert text.index("dpn helps") < text.index("post hurts")
+    assert "dpn and $x_1$ {{ 7*7 }} help; " in text
+    assert "post hurts." in text
+    assert "+0.6 points (S/16)" in text, "the published gain stands beside ours"
 
 
 def test_what_users_name_is_escaped(page):
@@ -134,10 +139,24 @@ def test_the_same_study_gives_the_same_page(study, page, tmp_path, monkeypatch):
     assert write_report(study, tmp_path / "new" / "r.html").read_text(encoding="utf-8") == page
 
 
-def test_warnings_stand_before_the_verdicts(page):
-    assert page.index("left out.") < page.index('id="verdicts"')
-    assert page.index("post on MLP, seed 1 diverged") < page.index('id="verdicts"')
-    assert "1 trial of this arm diverged" in page
+def test_failures_and_doubts_stand_before_the_numbers(study, page):
+    assert page.index("post on MLP 1 of 5") < page.index('class="narrow"') < page.index("left out.")
+    assert doubts(study)[0].startswith("Trials diverged or collapsed: post on MLP 1 of 5")
+
+
+def test_what_all_intervals_share_is_one_line(study, synthetic):
+    line = holds(study)
+    assert line.startswith("intervals hold together at 95 %; new trainings and new images; pooled sd 0.1")
+    assert re.search(r" points, 36 df; seeds shared 9\d % of the spread; images part \d+ % of the variance\.$", line)
+    without = holds(synthetic.make_answer("study", arms=2, per_image=False))
+    assert "new trainings and these images alone" in without
+    assert "images part" not in without
+
+
+def test_these_images_alone_have_no_thin_bar_to_explain(synthetic, tmp_path):
+    text = words_of(write_report(synthetic.make_answer(tmp_path, arms=2, per_image=False)).read_text())
+    assert "Thin:" not in text
+    assert "On other images" not in text
 
 
 def test_an_unfinished_study_says_so_and_shows_what_there_is(synthetic, tmp_path):
@@ -148,12 +167,11 @@ def test_an_unfinished_study_says_so_and_shows_what_there_is(synthetic, tmp_path
     last = dataclasses.replace(answer.arms[1], cost=None)
     answer = dataclasses.replace(answer, arms=(first, last), base_cost=None)
     text = words_of(write_report(answer).read_text())
-    assert "This study is not finished: 3 of 9 trials have ended." in text
-    assert "This study is not complete: 3 of 9 trials have ended" in text
-    assert "3 seeds only" in text
-    assert "no seed has finished in both this arm and base yet" in text
-    assert "One pair has no spread" in text
+    assert headline(answer) == "3 of 9 trials finished"
+    assert headline(answer) in text
+    assert "Verdicts are provisional" in text
     assert "not measured" in text
+    assert [step.command for step in what_now(answer)] == [answer.command], "nothing is recommended yet"
 
 
 def test_nothing_finished_at_all(synthetic, tmp_path):
@@ -166,24 +184,65 @@ def test_nothing_finished_at_all(synthetic, tmp_path):
 def test_an_arm_whose_every_trial_diverged(synthetic, tmp_path):
     diverge = [(0, seed) for seed in range(5)]
     text = words_of(write_report(synthetic.make_answer(tmp_path, arms=2, diverge=diverge)).read_text())
-    assert "5 of its 5 trials diverged" in text
+    assert "dpn: fails: 5 of 5, base 0 of 5." in text
 
 
 def test_one_arm_on_one_seed(synthetic, tmp_path):
     text = words_of(write_report(synthetic.make_answer(tmp_path, arms=1, seeds=1)).read_text())
-    assert "This study cannot tell whether the change helps." in text
+    assert "dpn is open." in text
 
 
-@pytest.mark.parametrize(
-    ("shift", "says"), [(-0.068, "as large as the one seen takes about"), (0.001, "of 0.5 points")]
-)
-def test_the_seeds_that_are_asked_for_are_for_what_matters(shift, says):
-    """An arm at -6.8 points is not told how many seeds half a point would take."""
-    base = dict(enumerate((0.70, 0.78, 0.81, 0.74)))
-    noise = (0.05, -0.06, 0.03, -0.02)
-    effect = effects(base, {"x": {seed: base[seed] + shift + noise[seed] for seed in base}}, 0.5)["x"]
-    assert effect.verdict == "cannot tell"
-    assert says in finding(effect, TOP1, 4)
+def advice(answer):
+    return [step.text for step in what_now(answer)]
+
+
+def test_the_cheapest_arm_that_may_be_best_is_to_be_taken(synthetic):
+    answer = synthetic.make_answer("study")
+    assert {"dpn", "dpn+rms"} == set(answer.decision.best)
+    assert advice(answer)[0] == "Take dpn+rms: it helps."
+    cheap = dataclasses.replace(answer.arms[0].cost, infer_n=dataclasses.replace(answer.arms[0].cost.infer_n, ratio=0.5))
+    arms = (dataclasses.replace(answer.arms[0], cost=cheap), *answer.arms[1:])
+    steps = what_now(dataclasses.replace(answer, arms=arms))
+    assert steps[0].text == "Take dpn: it is the cheapest of those that may be best."
+    assert steps[1].text.startswith("Best: dpn or dpn+rms (no difference between them is shown). Ruled out: base, ")
+    assert steps[-1].command == "vitmods export study/trials/dpn/seed0 --to onnx"
+
+
+def test_base_is_kept_where_nothing_beats_it(synthetic):
+    answer = synthetic.make_answer("study", arms=4)
+    answer = dataclasses.replace(answer, arms=answer.arms[2:], decision=answer.decision)
+    steps = what_now(answer)
+    assert steps[0].text == "Nothing is shown to beat base: keep it."
+    assert "trials/base/seed0" in steps[-1].command
+
+
+def opened(synthetic, **values):
+    """Two arms, the first open as `values` say."""
+    answer = synthetic.make_answer("study", arms=2)
+    effect = dataclasses.replace(answer.arms[0].effect, verdict=Verdict.OPEN, images_sd=0.0, **values)
+    return dataclasses.replace(answer, arms=(dataclasses.replace(answer.arms[0], effect=effect), answer.arms[1]))
+
+
+def test_an_open_arm_is_told_what_would_decide_it(synthetic):
+    answer = opened(synthetic, effect=1.5, sd=1.0, df=16.0, leans="up")
+    (line,) = (text for text in advice(answer) if text.startswith("dpn (leans up): "))
+    assert re.search(r"the size seen \(1\.50 points\) takes about \d+ seeds \(\d+ to .*\), [\d.]+ h more\.$", line)
+    (command,) = (step.command for step in what_now(answer) if step.text == "To decide what seeds can decide:")
+    assert re.search(r" --until-decided --max-seeds (12|16|20|24)$", command)
+    assert " --seeds" not in command
+
+
+def test_out_of_reach_is_said(synthetic):
+    texts = advice(opened(synthetic, effect=0.1, sd=2.0, df=16.0))
+    assert "dpn: to rule out a difference of 0.5 points takes more than 32 seeds: out of reach." in texts
+    assert "More seeds are no way to decide the rest: more test images, or a margin above 0.5 points, are." in texts
+
+
+def test_the_command_for_more_seeds():
+    shell = "vitmods compare --arms dpn 'a b' --seeds 5 --budget=2h --out x"
+    assert extended(shell, 16) == "vitmods compare --arms dpn 'a b' --out x --until-decided --max-seeds 16"
+    call = "import vitmods as vm\n\nvm.Study(base='S/16', seeds=[0, 1, 2], margin=0.5, until_decided=True).run('x')"
+    assert extended(call, 8).endswith("vm.Study(base='S/16', margin=0.5, seeds=8, until_decided=True).run('x')")
 
 
 def test_thumbnails_of_several_sizes_and_kinds():
@@ -249,15 +308,6 @@ def test_one_block_is_not_called_blocks():
     base = vm.ViTConfig.from_name("mu2/16")
     drawing = str(draw(dataclasses.asdict(vm.DynamicTokenNorm().edit(base)), dataclasses.asdict(base), "arm"))
     assert "1 block (new), + class token (new), 1 block (changed), LayerNorm" in drawing
-
-
-def test_no_effect_is_said_to_take_more_than_all_points():
-    base = {0: 0.19, 1: 0.22}
-    wide = effects(base, {"x": {0: 0.90, 1: 0.10}}, 0.5)["x"]
-    assert wide.detectable > 100
-    assert detectable(wide) == "> 100"
-    narrow = effects(base, {"x": {0: 0.20, 1: 0.231}}, 0.5)["x"]
-    assert detectable(narrow) == f"{narrow.detectable:.2f}"
 
 
 def test_a_seed_on_a_busy_machine_does_not_cut_off_the_others():

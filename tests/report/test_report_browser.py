@@ -36,12 +36,19 @@ addEventListener("load", () => {
     const [a, b] = [luminance(color.slice(0, 3)), luminance(ground(e))].sort((x, y) => y - x);
     if ((a + .05) / (b + .05) < 4.5) pale.push(e.textContent.trim().slice(0, 40) + " " + color);
   }
+  const crossed = page => { const svg = [...page.querySelectorAll("figure svg")].filter(shown)[0];
+    const texts = [...svg.querySelectorAll("text")].map(t => t.getBoundingClientRect());
+    const zeros = [...svg.querySelectorAll("path")].map(p => [p.getBoundingClientRect(), view.getComputedStyle(p)])
+      .filter(([r, style]) => r.width < 1 && r.height > 4 && style.fill == "none").map(([r]) => r);
+    return [zeros.length, zeros.filter(z => texts.some(t => t.left < z.left && z.left < t.right &&
+      t.top + 3 < z.bottom && z.top < t.bottom - 3)).length]; };
   const svgs = [...page.querySelectorAll("svg")].filter(shown);
   const text = svgs.flatMap(s => [...s.querySelectorAll("text")]).map(t => t.getBoundingClientRect().height);
   const out = document.createElement("pre"); out.id = "measured";
   out.textContent = JSON.stringify({ overflow: root.scrollWidth - root.clientWidth, height: root.scrollHeight,
     headline: page.querySelector(".headline").getBoundingClientRect().bottom,
-    verdict: page.querySelector(".verdicts .badge").getBoundingClientRect().bottom,
+    plot: [...page.querySelectorAll("figure svg")].filter(shown)[0].getBoundingClientRect().top,
+    crossed: crossed(page),
     ground: ground(page.body), pale, svgs: svgs.length, smallest: Math.min(...text),
     cut: [...page.querySelectorAll("figure svg text")].filter(shown).filter(t => { const r = t.getBoundingClientRect();
       const box = t.closest("figure").getBoundingClientRect();
@@ -93,7 +100,8 @@ def test_phone(page, tmp_path, flags):
     found, console = measure(tmp_path, page, 390, *flags)
     assert console == []
     assert found["overflow"] <= 0
-    assert found["verdict"] < 844, "the first verdict is on the first screen"
+    assert found["plot"] < 844, "the headline and the first arms are on the first screen"
+    assert found["crossed"] == [10, 0], "the line at zero does not run through the numbers"
     assert found["pale"] == []
     assert found["cut"] == []
     assert found["smallest"] > 9, "text of plots can be read"
@@ -132,6 +140,7 @@ def test_print(page, tmp_path):
     if shutil.which("pdftotext") is None:
         return
     text = subprocess.run(["pdftotext", "-layout", str(pdf), "-"], capture_output=True, text=True, check=True).stdout
-    assert "dpn+rms helps" in text
+    assert "What now" in text
+    assert "Head to head" in text
     assert "x" * 40 in text, "warnings are open in print"
     assert "vitmods compare" in text

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from vitmods.report import print_answer, render
+from vitmods.stats.tables import signed
 
 
 @pytest.fixture(scope="module")
@@ -26,18 +27,23 @@ def test_nothing_is_cut_off(answer, width):
     text = render(answer, width)
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
-    for heading in ("arm", "effect", "p", "seeds", "train", "infer", "memory", "params"):
-        assert re.search(rf"\b{heading}\b", text.splitlines()[2])
+    (head,) = (line for line in text.splitlines() if line.startswith(" arm"))
+    for heading in ("verdict", "effect", "seeds", "train", "infer", *(["memory", "params"] if width > 110 else [])):
+        assert re.search(rf"\b{heading}\b", head)
     for effect in answer.effects.values():
-        assert f"{effect.mean:+.2f}".replace("-", "−") in text
-        assert f"[{effect.low:+.2f}, {effect.high:+.2f}]".replace("-", "−") in text
+        numbers = f"{signed(effect.effect)} [{signed(effect.low)}, {signed(effect.high)}]"
+        (line,) = (line for line in text.splitlines() if numbers in line)
+        assert f" {effect.verdict} " in line, "one line an arm"
+        assert effect.arm[:8] in line or not effect.arm.isascii()
 
 
 def test_the_best_arm_comes_first_and_the_worst_last(answer):
     text = render(answer)
-    assert text.startswith("Of 10 arms, 2 help, ")
-    assert text.index("dpn+rms") < text.index("normformer") < text.index("post on MLP")
-    assert "1 diverged" in text
+    assert text.startswith("dpn+rms and dpn help; ")
+    table = text[text.index(" arm ") :]
+    assert table.index("dpn+rms") < table.index("normformer") < table.index("post on MLP")
+    assert "4 (−1)" in text, "a trial diverged"
+    assert text.index("Trials diverged or collapsed: post on MLP 1 of 5") < text.index(" arm ")
 
 
 def test_names_are_neither_markup_nor_commands_to_the_terminal(answer):
@@ -65,10 +71,18 @@ def test_an_output_without_unicode_gets_plain_signs(answer):
 def test_an_unfinished_study_says_so_first(synthetic):
     missing = [(0, seed) for seed in range(1, 5)]
     text = render(synthetic.make_answer("study", arms=1, missing=missing), 80)
-    assert text.startswith("This study is not finished: 6 of 10 trials have ended.")
-    assert "not complete" in text
+    assert text.startswith("6 of 10 trials finished\n")
     some = render(synthetic.make_answer("study", arms=4, missing=[(3, 4)]), 80)
-    assert some.startswith("So far, after 24 of 25 trials: of 4 arms, ")
+    assert some.startswith("24 of 25 trials finished\nWarning: ")
+    assert "Verdicts are provisional" in some
+    (command,) = (line for line in some.splitlines() if line.startswith("  vitmods compare"))
+    assert command.endswith("--out runs/cifar10"), "a command that can be copied is one line, however long"
+
+
+def test_it_ends_in_what_now(answer):
+    last = render(answer, 80).partition("\nWhat now\n")[2].splitlines()
+    assert last[0] == "- Take dpn+rms: it helps."
+    assert last[-1] == "  vitmods export study/trials/dpn+rms/seed0 --to onnx"
 
 
 def test_what_makes_numbers_doubtful_is_printed(synthetic):

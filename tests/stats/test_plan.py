@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-import vitmods as vm
 from vitmods.stats.fit import fit
 from vitmods.stats.plan import (
     SIMULATED,
@@ -17,7 +16,6 @@ from vitmods.stats.plan import (
     seeds_can_decide,
     seeds_for,
     seeds_within,
-    what_next,
 )  # fmt: skip
 from vitmods.stats.width import against_base
 from vitmods.util.errors import UserError
@@ -100,26 +98,3 @@ def test_a_budget():
         seeds_within(18 * 60, 100, 105, 7)
     with pytest.raises(UserError, match="not even one arm"):
         seeds_within(10, 100, 100, 7)
-
-
-def study(shift, sd=0.02, n=5):
-    scores = 0.8 + sd * np.random.default_rng(1).standard_normal((3, n))
-    scores[1] += shift - (scores[1] - scores[0]).mean()
-    return {name: dict(enumerate(row)) for name, row in zip(("base", "a", "b"), scores)}
-
-
-def test_what_next():
-    assert what_next(vm.decide(study(0.2))["a"]) == ""
-    assert what_next(vm.decide(study(0.2, n=1))["a"]) == ""
-    sought = what_next(vm.decide(study(0.015))["a"])
-    assert "an effect of the size seen (+1.50 points) takes about" in sought
-    seeds, low, high = (int(word.strip("(),")) for word in sought.split() if word.strip("(),").isdigit())
-    assert seeds > 5
-    assert low < high
-    assert "to rule out a difference of 0.5 points" in what_next(vm.decide(study(0.001))["a"])
-    x = np.ones((2, 8, 60))
-    x[0, :, :9] = x[1, :, 9:15] = 0  # every trial of an arm gets the same images wrong
-    x[:, range(8), range(20, 28)] = 0
-    x[1, range(8), range(30, 38)] = np.arange(8) % 2
-    found = vm.decide({name: dict(enumerate(row)) for name, row in zip(("base", "a"), x)})
-    assert "more seeds cannot decide this: it needs about" in what_next(found["a"])

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -35,12 +35,14 @@ class Compare:
     examples:
       vitmods compare
       vitmods compare --data path/to/images --arms dpn rms dpn+rms --seeds 5
+      vitmods compare --data path/to/images --arms dpn rms --until-decided --budget 2h
       vitmods compare --data path/to/images --arms norms --dry-run     (every kind of norm)
       vitmods compare --base S/16 --img-size 224 --arms "post=placement(attn=post,mlp=post)" --dry-run
       vitmods compare --base timm:pvt_v2_b0 --img-size 64 --arms "replace(rms)" "replace(dtn)"     (any model)
       vitmods compare --from runs/digits-mu3-2-train-base-seed0 --data path/to/images --arms full attention ffn
       vitmods compare --from runs/pretrained --data path/to/images      (a study: each arm from its own weights)
       vitmods compare --arms dpn --tune lr=1e-4,3e-4,1e-3 --tune-on val     (the same budget for every arm)
+      vitmods compare --arms dpn --sweep base=Ti/16,S/16     (an effect for each, and their average)
       vitmods compare --arms dpn --metric ece
       vitmods compare --task multilabel --data path/to/labels.csv --arms dpn rms
       vitmods compare --recipe plain --help      (defaults of that recipe)
@@ -60,8 +62,16 @@ class Compare:
     start: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """trained weights to begin with, which say what base is: a trial's folder, a file, or a timm model's name; or a
     study's folder, or one of several checkpoints: then each arm begins with its own"""
-    seeds: int = 3
-    """trials of every arm"""
+    seeds: int | None = None
+    """trials of every arm; None: 5"""
+    until_decided: bool = False
+    """look after 4, 5, 6, 8, ... seeds, and train an arm no longer once it is decided or hopeless (docs/verdicts.md)"""
+    max_seeds: int | None = None
+    """the most trials of an arm, with --until-decided; None: 16"""
+    budget: str | None = None
+    """how much this run may take: 2h, 30m, or 40trials; the same command goes on later. None: no end"""
+    generalize: Literal["images", "seeds"] = "images"
+    """what verdicts are about: other images from the same source too, or new trainings on these test images alone"""
     recipe: str = "digits"
     """where the training options start from: plain, deit, augreg(level=light1), ...; `vitmods recipes` lists them"""
     tune: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
@@ -69,13 +79,18 @@ class Compare:
     several fields"""
     tune_on: str | None = None
     """the split that the values are chosen on: val"""
+    tuning_seeds: int = 1
+    """trials of every value; the chosen one is trained on fresh seeds"""
+    same_seeds: bool = False
+    """report the very trials that the values were chosen by: less work, and every score too good"""
+    sweep: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """FIELD=VALUE,VALUE,... of the recipe, base or limit_train: base and every arm are trained under each, which gives
+    an effect for each and their average. Several times for several fields"""
     metric: str | None = None
     """what is compared: top1, balanced_accuracy, ece, nll, fewshot10, mean_corruption_error, ... (docs/tuning.md);
     None: the task's own, top1 of classes and map of labels"""
     margin: float | None = None
-    """how much worse an arm may be and count as no worse; None: 0.5 points, or 0.01 where the metric is no fraction"""
-    noise_floor: bool = False
-    """run base with other seeds too: how far apart are two runs that differ in nothing else?"""
+    """the difference that does not matter; None: 0.5 points, or 0.01 where the metric is no fraction"""
     workers: int | None = None
     """trials at a time, each in its own process; None: as many as cores, memory or GPUs allow"""
     cost_seconds: float = 30.0
@@ -123,6 +138,7 @@ def main(arguments: Sequence[str]) -> int:
         cache_dir=machine.cache_dir,
         recompute=machine.recompute,
         checkpointing=machine.checkpointing,
+        budget=options.budget,
         command=shlex.join(["vitmods", "compare", *arguments]),
     )
     return _show(result)
@@ -158,12 +174,25 @@ def _study(options: Compare) -> Study:
         None if options.start else options.base,
         arms,
         recipe=options.training,
-        seeds=options.seeds,
+        seeds=_seeds(options),
         start=options.start,
         **asdict(options.dataset),
         metric=Measure(metric, options.protocols),
         margin=options.margin,
-        noise_floor=options.noise_floor,
+        until_decided=options.until_decided,
+        generalize=options.generalize,
+        sweep=grid_from_text(options.sweep, "--sweep"),
         tune=grid_from_text(options.tune),
         tune_on=options.tune_on,
+        tuning_seeds=options.tuning_seeds,
+        same_seeds=options.same_seeds,
     )
+
+
+def _seeds(options: Compare) -> int | None:
+    """How many, of a fixed study, or at most. UserError where the options are not of one kind of study."""
+    if options.max_seeds is not None and not options.until_decided:
+        raise UserError("--max-seeds belongs to --until-decided: add it, or say --seeds for a fixed number.")
+    if options.seeds is not None and options.until_decided:
+        raise UserError("With --until-decided the number of seeds is not fixed: say --max-seeds instead of --seeds.")
+    return options.max_seeds if options.until_decided else options.seeds

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.markdown + options.latex + options.json > 1:
         raise UserError("Give one of --markdown, --latex and --json.")
     from vitmods.stats.decide import decide
-    from vitmods.stats.plan import what_next
+    from vitmods.stats.need import needed
 
     found = decide(
         options.scores, options.base, options.margin, unit=options.unit, generalize=options.generalize,
@@ -78,6 +78,6 @@ def main(arguments: Sequence[str]) -> int:
     else:
         print(found)
         for effect in found.effects.values():
-            if advice := what_next(effect):
-                print(advice)
+            if need := needed(effect):
+                print(f"{effect.arm}: {need}")
     return 0

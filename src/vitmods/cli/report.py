@@ -19,12 +19,15 @@ class Report:
     examples:
       vitmods report runs/digits-mu3-2
       vitmods report runs/digits-mu3-2 --out answer.html
+      vitmods report runs/digits-mu3-2 --reference dpn --out against-dpn.html     (all others, base too, against dpn)
     """
 
     folder: Annotated[Path, tyro.conf.Positional]
     """the study's folder"""
     out: Path | None = None
     """where the report goes; None: report.html in the folder"""
+    reference: str = "base"
+    """the arm that all others are compared with"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -33,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     from vitmods.report import print_answer
     from vitmods.study import Answer
 
-    answer = Answer.load(options.folder)
+    answer = Answer.load(options.folder, options.reference)
     report = answer.report(options.out)
     print_answer(answer)
     print(f"\nReport: {report}")

@@ -13,8 +13,8 @@ import numpy as np
 from markupsafe import Markup
 
 from vitmods.report.svg import COLOUR, Inliner, figure
-from vitmods.report.text import GLYPHS, interval, mean_effect, point_text, score
-from vitmods.stats.effects import FRACTION, Effect, scale_of
+from vitmods.report.text import GLYPHS, TONES, numbers, of_metric, point_text, scale_of, score, verdict_text
+from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.answer import Tuning
 from vitmods.study.state import TrialRecord
 from vitmods.study.tuning import show_value
@@ -25,91 +25,71 @@ GAP = 0.8  # between the groups of a grid of several fields, in steps of a point
 MOST_TICKS, MOST_GROUPS = 9, 4
 
 
-@dataclass(frozen=True)
-class Row:
-    """An arm of the interval plot: its effect and the differences of its single seeds, in points."""
-
-    name: str
-    effect: Effect
-    seeds: Sequence[float]
-
-
 LETTER = 6.9
 """pixels that a character of the numbers takes, about"""
 
 
-def numbers(effect: Effect) -> str:
-    """`+0.42 [+0.11, +0.73]`."""
-    return f"{mean_effect(effect)} {interval(effect)}".strip()
-
-
-def forest(rows: Sequence[Row], margin: float, metric: str, inline: Inliner, narrow: bool) -> Markup:
-    """One line an arm: the interval, the mean, a dot a seed, and the band of losses within the margin.
-
-    `metric` says what is counted, e.g. `points of top-1`.
-    """
+def forest(effects: Sequence[Effect], margin: float, metric: Metric, inline: Inliner, narrow: bool) -> Markup:
+    """One line an arm: thin, the interval for new images; thick, that for these images alone; and the margin's band."""
     width, row_height, foot = (350, 58, 46) if narrow else (860, 36, 50)
-    height = row_height * len(rows) + foot + 8
+    height = row_height * len(effects) + foot + 8
     with figure(width, height) as drawn:
-        longest = max(len(numbers(row.effect)) for row in rows)
-        verdict_at = 12 + LETTER * longest + 10  # pixels from the axes' right edge
-        left, right = (8, 8) if narrow else (205, verdict_at + 83)
+        verdict_at = 12 + LETTER * max(len(numbers(effect)) for effect in effects) + 10  # pixels right of the axes
+        left, right = (8, 8) if narrow else (205, verdict_at + 108)
         axes = drawn.add_axes((left / width, foot / height, (width - left - right) / width, 1 - (foot + 8) / height))
-        axes.set(xlim=_limits(rows, margin), ylim=(len(rows) - 0.5, -0.5), yticks=[])
-        higher = rows[0].effect.higher_is_better
-        axes.axvspan(*((-margin, 0) if higher else (0, margin)), color=COLOUR["band"], lw=0)
-        if not narrow:
-            axes.axvline(0, color=COLOUR["muted"], lw=1.2)
-        for y, row in enumerate(rows):
-            if narrow:  # the numbers stand above the interval, and the line at zero does not cross them
-                axes.plot([0, 0], [y, y + 0.5], color=COLOUR["muted"], lw=1.2)
-            _draw_effect(axes, y + (0.16 if narrow else -0.06), row)
-            _label_effect(axes, y, row, None if narrow else 1 + verdict_at / (width - left - right))
+        axes.set(xlim=_limits(effects, margin), ylim=(len(effects) - 0.5, -0.5), yticks=[])
+        axes.axvspan(-margin, margin, color=COLOUR["band"], lw=0)
+        for y, effect in enumerate(effects):
+            # Where the numbers stand above the interval the line at zero does not cross them.
+            axes.plot([0, 0], [y if narrow else y - 0.5, y + 0.5], color=COLOUR["muted"], lw=1.2)
+            _draw_effect(axes, y + (0.22 if narrow else 0), effect)
+            _label_effect(axes, y, effect, None if narrow else 1 + verdict_at / (width - left - right))
         style(axes)
-        lower = "" if higher else "; lower is better"
-        axes.set_xlabel(f"difference to base, {metric}{lower}", color=COLOUR["muted"], fontsize=12, labelpad=6)
+        lower = "" if metric.higher_is_better else "; lower is better"
+        label = f"difference to base, {of_metric(metric)}{lower}"
+        axes.set_xlabel(label, color=COLOUR["muted"], fontsize=12, labelpad=6)
         axes.tick_params(labelsize=12)
-        label = "; ".join(f"{row.name}: {numbers(row.effect)}" for row in rows)
-        return inline(drawn, f"Interval plot of the effects, {metric}. {label}", "narrow" if narrow else "wide")
+        label = "; ".join(f"{effect.arm}: {numbers(effect)}, {effect.verdict}" for effect in effects)
+        return inline(drawn, f"Interval plot of the effects. {label}", "narrow" if narrow else "wide")
 
 
-def _limits(rows: Sequence[Row], margin: float) -> tuple[float, float]:
+def _ends(effect: Effect) -> list[float]:
+    return [v for v in (effect.effect, *effect.interval, effect.seeds_low, effect.seeds_high) if not np.isnan(v)]
+
+
+def _limits(effects: Sequence[Effect], margin: float) -> tuple[float, float]:
     """All values, unless one arm would press the others flat: what lies outside gets an arrow."""
-    ends = [[v for v in (row.effect.low, row.effect.high, *row.seeds) if not np.isnan(v)] for row in rows]
-    lows, highs = [min(values) for values in ends], [max(values) for values in ends]
+    lows, highs = ([end(_ends(effect)) for effect in effects] for end in (min, max))
     enough = 3 * statistics.median(max(abs(low), abs(high)) for low, high in zip(lows, highs))
-    shortest = max(1.5 * margin, 0.1 if rows[0].effect.unit == FRACTION else 0.001)
+    shortest = max(1.5 * margin, 0.1 if effects[0].unit == FRACTION else 0.001)
     low = min([-shortest, *(low for low in lows if low >= -enough)])
     high = max([shortest, *(high for high in highs if high <= enough)])
     room = 0.04 * (high - low)
     return low - room, high + room
 
 
-def _draw_effect(axes: Any, y: float, row: Row) -> None:
-    effect, color = row.effect, COLOUR[row.effect.verdict.replace(" ", "-")]
-    if effect.has_interval:
-        axes.plot([effect.low, effect.high], [y, y], color=color, lw=2.6, solid_capstyle="round")
-    axes.plot(row.seeds, [y + 0.24] * len(row.seeds), "o", color=color, ms=4, alpha=0.6, mew=0)
-    axes.plot([effect.mean], [y], "D", color=color, ms=7.5, mec=COLOUR["paper"], mew=1.4)
-    values = [v for v in (effect.low, effect.high, effect.mean) if not np.isnan(v)]
+def _draw_effect(axes: Any, y: float, effect: Effect) -> None:
+    color = COLOUR[TONES[effect.verdict]]
+    axes.plot(effect.interval, [y, y], color=color, lw=1.8, solid_capstyle="butt")
+    axes.plot([effect.seeds_low, effect.seeds_high], [y, y], color=color, lw=6, solid_capstyle="butt")
+    axes.plot([effect.effect], [y], "D", color=color, ms=8, mec=COLOUR["paper"], mew=1.4)
     left, right = axes.get_xlim()
-    for end, marker, beyond in ((left, "<", min(values) < left), (right, ">", max(values) > right)):
+    for end, marker, beyond in ((left, "<", min(_ends(effect)) < left), (right, ">", max(_ends(effect)) > right)):
         if beyond:
             axes.plot([end], [y], marker, color=color, ms=8, mew=0, clip_on=False)
 
 
-def _label_effect(axes: Any, y: float, row: Row, verdict_at: float | None) -> None:
+def _label_effect(axes: Any, y: float, effect: Effect, verdict_at: float | None) -> None:
     """Name, numbers and verdict; without a place for the verdict all stand above the interval."""
-    effect = row.effect
-    verdict = f"{GLYPHS[effect.verdict]} {effect.verdict}"
-    color = COLOUR[effect.verdict.replace(" ", "-")]
+    color = COLOUR[TONES[effect.verdict]]
+    above = f"{GLYPHS[effect.verdict]} {numbers(effect)}"
     texts: list[tuple[float, float, str, str, str]] = (
-        [(0, y - 0.2, clipped(row.name, 20), "left", COLOUR["ink"]), (1, y - 0.2, numbers(effect), "right", color)]
+        [(0, y - 0.2, clipped(effect.arm, 18), "left", COLOUR["ink"]), (1, y - 0.2, above, "right", color)]
         if verdict_at is None
         else [
-            (-0.03, y, clipped(row.name, 24), "right", COLOUR["ink"]),
+            (-0.03, y, clipped(effect.arm, 24), "right", COLOUR["ink"]),
             (1.03, y, numbers(effect), "left", COLOUR["ink"]),
-            (verdict_at, y, verdict, "left", color),
+            (verdict_at, y, verdict_text(effect), "left", color),
         ]
     )
     transform = axes.get_yaxis_transform()
@@ -147,7 +127,7 @@ def lines(trials: Sequence[TrialRecord], metric: Metric) -> list[Line]:
             one.status,
             np.array(one.curve.step),
             np.array(one.curve.wall_s),
-            scale_of(metric.unit) * np.array(one.curve.score),
+            scale_of(metric) * np.array(one.curve.score),
         )
         for one in known
     ]
@@ -181,11 +161,11 @@ def _score_limits(base: Sequence[Line], arm: Sequence[Line], metric: Metric) -> 
     if not shown:
         return None
     late = np.concatenate([line.score[2 * len(line.score) // 5 :] for line in shown])
-    room = max(float(late.max() - late.min()), 1.0 if metric.unit == FRACTION else 1e-3)
+    room = max(float(late.max() - late.min()), 1.0 if metric.unit == "%" else 1e-3)
     best = [float(line.score.max() if metric.higher_is_better else line.score.min()) for line in arm]
     low = min([float(late.min()) - 0.05 * room, *(one - 0.12 * room for one in best)])
     high = max([float(late.max()) + 0.15 * room, *best])
-    return (max(low, 0.0), min(high, 101.0)) if metric.unit == FRACTION else (low, high)
+    return (max(low, 0.0), min(high, 101.0)) if metric.unit == "%" else (low, high)
 
 
 def curve_panel(
@@ -255,7 +235,7 @@ def tuning_panel(name: str, base: Tuning, arm: Tuning, metric: Metric, inline: I
     with figure(300, 200) as drawn:
         axes = drawn.add_axes((0.14, 0.29, 0.845, 0.68))
         for tuning, color in ((base, "base"), (arm, "arm")):
-            _draw_tuning(axes, groups, tuning, scale_of(metric.unit), COLOUR[color])
+            _draw_tuning(axes, groups, tuning, scale_of(metric), COLOUR[color])
         _label_points(axes, [point.values for point in base.points], groups, x)
         style(axes)
         axes.locator_params(axis="y", nbins=5)

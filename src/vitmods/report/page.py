@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,28 +12,32 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from vitmods.report import facts, text
+from vitmods.report.advice import Step, what_now
 from vitmods.report.drawing import draw
-from vitmods.report.figures import Row, axes_of, curve_panel, forest, lines, tuning_panel
+from vitmods.report.figures import axes_of, curve_panel, forest, lines, tuning_panel
 from vitmods.report.svg import Inliner
-from vitmods.stats.effects import FRACTION, Effect, digits_of, scale_of
+from vitmods.stats.decision import Pair
+from vitmods.stats.tables import signed
+from vitmods.stats.verdict import Effect
 from vitmods.study.answer import Answer, ArmAnswer, Tuning
+from vitmods.study.arms import BASE
+from vitmods.study.store import slug
 from vitmods.study.tuning import mean_of
 from vitmods.tasks.metrics import Metric
 from vitmods.util.files import disk_errors, write_atomically
 from vitmods.util.text import plural
 
-FEW_SEEDS = 5
-
 
 def write_report(answer: Answer, out: str | Path | None = None) -> Path:
     """Write the report of a study, finished or not, as one HTML file without outside parts; returns its path.
 
-    `out` None: report.html in the study's folder.
+    `out` None: report.html in the study's folder, or report-dpn.html of one with the reference dpn.
 
     Raises:
         UserError: the file cannot be written.
     """
-    path = Path(out) if out is not None else answer.path / "report.html"
+    name = "report" if answer.base.name == BASE else f"report-{slug(answer.base.name)}"
+    path = Path(out) if out is not None else answer.path / f"{name}.html"
     page = render(answer)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +54,7 @@ def render(answer: Answer) -> str:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.globals.update(text=text, facts=facts, plural=plural, link=_link)
+    environment.globals.update(text=text, facts=facts, plural=plural, signed=signed, link=_link)
     css = Markup((Path(__file__).parent / "style.css").read_text(encoding="utf-8"))
     return environment.get_template("template.html").render(page=Page(answer), a=answer, css=css)
 
@@ -78,10 +82,16 @@ class ArmView:
         """How the trial of one seed stands."""
         return next((trial.status for trial in self.arm.counted if trial.seed == seed), "not run")
 
-    def difference(self, seed: int) -> float | None:
-        """The paired difference of one seed, in points where the metric is a fraction."""
+    def difference(self, seed: int, metric: Metric) -> str:
+        """To base with the same seed; empty where one of the two has no score."""
         mine, bases = self.arm.scores.get(seed), self.base.scores.get(seed)
-        return None if mine is None or bases is None else scale_of(self.effect.unit) * (mine - bases)
+        if mine is None or bases is None:
+            return ""
+        return signed(text.scale_of(metric) * (mine - bases), self.effect.digits)
+
+    @property
+    def published(self) -> str:
+        return "; ".join(change.published for change in self.arm.model.changes if change.published)
 
 
 class Page:
@@ -103,50 +113,51 @@ class Page:
     def title(self) -> str:
         return f"{self.answer.data['name']}: which change helps {self.answer.base.model.name}?"
 
-    @property
-    def seeds(self) -> list[int]:
-        return list(self.answer.base.scores)
-
     @cached_property
-    def warnings(self) -> list[str]:
-        """What a reader must know before trusting the page; the gravest first."""
-        return [*self._incomplete(), *self.answer.warnings, *self._few_seeds()]
+    def seeds(self) -> list[int]:
+        """Those with which a trial has ended."""
+        arms = self.answer.every_arm
+        ended = {trial.seed for arm in arms for trial in arm.counted if trial.ended or trial.status == "failed"}
+        return [seed for seed in self.answer.base.scores if seed in ended]
 
-    def _incomplete(self) -> Iterator[str]:
-        trials = self.answer.trials
-        done = sum(trial.ended for trial in trials)
-        if not self.answer.complete:
-            yield (
-                f"This study is not complete: {done} of {len(trials)} trials have ended. Every verdict is provisional; "
-                "run the command at the foot of the page again to finish it."
-            )
-
-    def _few_seeds(self) -> Iterator[str]:
-        if len(self.seeds) >= FEW_SEEDS:
-            return
-        found = sorted(view.effect.detectable for view in self.arms if view.effect.detectable > 0)
-        middle = found[len(found) // 2] if found else 0.0
-        fraction = self.metric.unit == FRACTION
-        size = f"{middle:.1f} points" if fraction else f"{middle:.2g}{text.points(self.metric.unit)}"
-        power = f" An effect smaller than about {size} would likely be missed." if middle else ""
-        if fraction and middle > text.ALL_POINTS:
-            power = " Hardly any effect could be reported from none."
-        yield f"{plural(len(self.seeds), 'seed')} only: intervals are wide, and most verdicts stay open.{power}"
+    @property
+    def other_warnings(self) -> list[str]:
+        return [warning for warning in self.answer.warnings if warning not in self.answer.doubts]
 
     @cached_property
     def forests(self) -> list[Markup]:
-        """The interval plot for wide and for narrow screens; none where no arm has a pair yet."""
-        rows = [
-            Row(view.name, view.effect, [d for seed in self.seeds if (d := view.difference(seed)) is not None])
-            for view in self.arms
-            if view.effect.n
-        ]
-        counted = text.of_metric(self.metric)
-        return [forest(rows, self.answer.margin, counted, self.inline, narrow) for narrow in (False, True) if rows]
+        """The interval plot for wide and for narrow screens; none where no arm shares a seed with base yet."""
+        effects = [view.effect for view in self.arms if view.effect.n]
+        margin = self.answer.margin
+        return [forest(effects, margin, self.metric, self.inline, narrow) for narrow in (False, True) if effects]
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        return what_now(self.answer)
+
+    @property
+    def pairs(self) -> list[tuple[str, str, Pair]]:
+        """(arm, other, arm minus other); empty of two."""
+        pairs = self.answer.decision.pairs
+        return [(arm, other, pair) for (arm, other), pair in pairs.items()] if len(pairs) > 1 else []
+
+    @property
+    def loss(self) -> Metric | None:
+        """Log loss, where it was measured beside another metric."""
+        return self.answer.other_metrics.get("nll")
+
+    @property
+    def any_published(self) -> bool:
+        return any(view.published for view in self.arms)
+
+    @property
+    def split(self) -> str:
+        """The images that the answer is about."""
+        return " and ".join(self.answer.splits)
 
     @property
     def digits(self) -> int:
-        return digits_of(self.metric.unit)
+        return 2 if self.metric.unit == "%" else 4
 
     def score(self, value: float | None) -> str:
         """A value of the metric as the tables show it."""

@@ -14,7 +14,7 @@ from typing import Any
 from markupsafe import Markup
 
 # Matplotlib knows no CSS variables, so it draws with stand-ins that no other color of a figure equals.
-_NAMES = ("ink", "muted", "line", "band", "base", "arm", "helps", "hurts", "no-worse", "cannot-tell", "paper")
+_NAMES = ("ink", "muted", "line", "band", "base", "arm", "helps", "hurts", "same", "open", "paper")
 COLOUR = {name: f"#0102{i:02x}" for i, name in enumerate(_NAMES, 16)}
 _VARIABLE = {value: f"var(--{name})" for name, value in COLOUR.items()}
 

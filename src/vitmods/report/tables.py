@@ -13,80 +13,82 @@ from rich.text import Text
 
 from vitmods.evals.base import PROTOCOLS
 from vitmods.evals.protocols import metric_named
+from vitmods.report.advice import what_now
 from vitmods.report.text import (
-    GLYPHS,
+    doubts,
+    half_on_these,
     headline,
-    interval,
-    mean_effect,
+    holds,
+    number,
+    numbers,
     points,
-    probability,
     ranked,
     ratio,
+    seeds,
     tuned_text,
+    verdict_text,
 )
-from vitmods.stats.effects import CANNOT_TELL, HELPS, HURTS, NO_WORSE, Effect
+from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer, ArmCost
-from vitmods.util.text import plural, single_line
+from vitmods.util.text import single_line
 
-STYLES = {HELPS: "bold green", NO_WORSE: "cyan", CANNOT_TELL: "dim", HURTS: "bold red"}
+STYLES = {Verdict.HELPS: "bold green", Verdict.HURTS: "bold red", Verdict.UNSTABLE: "red", Verdict.OPEN: "dim"}
 WIDE = 110
-PLAIN = str.maketrans({"▲": "^", "▼": "v", "≈": "~", "−": "-", "×": "x", "–": "-", "─": "-"})
+PLAIN = str.maketrans({"▲": "^", "▼": "v", "≥": ">", "≤": "<", "±": "+", "−": "-", "×": "x", "–": "-", "─": "-"})
 
 
 def print_answer(answer: Answer, console: Console | None = None) -> None:
     """Print the verdict of every arm, its effect and its costs as ratios to base.
 
-    Below 110 columns a row takes two lines, so that nothing is left out at 80. Without a terminal there are no colors,
-    and where the output is not Unicode, plain signs.
+    At 80 columns an arm has one line; from 110 on it shows more. Without a terminal there are no colors, and where the
+    output is not Unicode, plain signs.
     """
     console = console or Console()
     if console.encoding.startswith("utf"):
-        console.print(answer_table(answer, console.width))
+        console.print(answer_table(answer, console.width), crop=False)
         return
     plain = render(answer, console.width).translate(PLAIN).encode(console.encoding, "backslashreplace")
-    console.print(Text(plain.decode(console.encoding)))
+    console.print(Text(plain.decode(console.encoding)), soft_wrap=True)
 
 
 def render(answer: Answer, width: int = 120) -> str:
     """The same as plain text."""
     console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
     with console.capture() as capture:
-        console.print(answer_table(answer, width))
+        console.print(answer_table(answer, width), crop=False)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def answer_table(answer: Answer, width: int = 120) -> Group:
-    """A headline, the table with the best arm first, how to read it, and what makes its numbers doubtful."""
-    parts: list[Any] = [Text(headline(answer), style="bold"), _table(answer, width >= WIDE), _legend(answer)]
+    """A headline, what makes its numbers doubtful, the table with the best arm first, and what to do now."""
+    parts: list[Any] = [Text(single_line(headline(answer)), style="bold")]
+    parts += [Text(single_line(f"Warning: {doubt}"), style="yellow") for doubt in doubts(answer)]
+    parts += [_table(answer, width >= WIDE), _legend(answer)]
     if tuned := tuned_text(answer):
         parts.append(Text(single_line(tuned), style="dim"))
-    parts += [Text(single_line(f"Warning: {doubt}"), style="yellow") for doubt in answer.doubts]
-    if not answer.complete:
-        parts.append(Text("The study is not complete; run the same command again to finish it.", style="yellow"))
+    parts.append(Text("\nWhat now", style="bold"))
+    for step in what_now(answer):
+        parts.append(Text(f"- {single_line(step.text)}"))
+        if step.command:
+            lines = map(single_line, step.command.splitlines())  # whole, however long, for copying
+            parts += [Text(f"  {line}", style="cyan", no_wrap=True, overflow="ignore") for line in lines]
     return Group(*parts)
 
 
 def _table(answer: Answer, wide: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0) if wide else (0, 1, 0, 0))
-    table.add_column("arm", overflow="fold", min_width=14)
-    if wide:
-        table.add_column("verdict", no_wrap=True)
-    table.add_column("effect, 95 % interval" if wide else "effect", no_wrap=True)
-    for heading in ("p", "seeds", "train", "infer", "memory", "params"):
+    table.add_column("arm", overflow="fold", min_width=12)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("effect, 95 % interval", no_wrap=True)
+    more = ("these images", "sd ratio", "seeds") if wide else ("seeds",)
+    for heading in (*more, *(("train", "infer", "memory", "params") if wide else ("train", "infer"))):
         table.add_column(heading, justify="right", no_wrap=True)
     for arm, effect in ranked(answer):
-        name, verdict = Text(single_line(arm.name)), _verdict(effect)
-        first = (name, verdict) if wide else (name.append("\n").append(verdict),)
-        numbers = f"{mean_effect(effect)}{' ' if wide else chr(10)}{interval(effect)}".rstrip()
-        table.add_row(*first, numbers, probability(effect.p_holm), str(effect.n), *_costs(arm.cost))
+        verdict = Text(verdict_text(effect), style=STYLES.get(effect.verdict, "cyan"))
+        shown = (half_on_these(effect), number(effect.spread_ratio)) if wide else ()
+        costs = _costs(arm.cost) if wide else _costs(arm.cost)[:2]
+        table.add_row(Text(single_line(arm.name)), verdict, numbers(effect), *shown, seeds(effect), *costs)
     return table
-
-
-def _verdict(effect: Effect) -> Text:
-    text = Text(f"{GLYPHS[effect.verdict]} {effect.verdict}", style=STYLES[effect.verdict])
-    if effect.diverged:
-        text.append(f"\n  {effect.diverged} diverged", style="yellow")
-    return text
 
 
 def _costs(cost: ArmCost | None) -> list[str]:
@@ -98,12 +100,12 @@ def _costs(cost: ArmCost | None) -> list[str]:
 def _legend(answer: Answer) -> Text:
     metric, mean = answer.metric, answer.base.mean
     reached = "not finished" if mean is None else metric.shown(mean)
-    unit = f" in{points(metric.unit)}" if metric.unit else ""
     lower = "" if metric.higher_is_better else "; lower is better"
     text = (
-        f"Base {single_line(answer.base.model.name)}: {reached} {metric.title} ({answer.split}{lower}). "
-        f"Effects are paired differences to base{unit}; p is Holm-corrected for {plural(len(answer.arms), 'arm')}; "
-        f"no worse: within {answer.margin:g}{points(metric.unit)}. Costs are ratios to base."
+        f"{answer.base.name} ({single_line(answer.base.model.name)}): {reached} {metric.title} "
+        f"({' and '.join(answer.splits)}{lower}). Effects are differences to it"
+        f"{f' in{points(metric)}' if metric.unit else ''}, margin {answer.margin:g}; {holds(answer)} "
+        "Costs are ratios."
     )
     return Text(text, style="dim")
 

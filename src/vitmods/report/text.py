@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from vitmods.stats.effects import CANNOT_TELL, FRACTION, HELPS, HURTS, NO_WORSE, VERDICTS, Effect, digits_of, scale_of
+from vitmods.stats.tables import interval, signed
+from vitmods.stats.verdict import POINTS, Effect, Verdict
 from vitmods.study.answer import Answer, ArmAnswer, ArmCost
-from vitmods.study.tuning import show_value
+from vitmods.study.tuning import mean_of, show_value
 from vitmods.tasks.metrics import Metric
 from vitmods.util.text import listing, plural
 
-GLYPHS = {HELPS: "▲", NO_WORSE: "≈", CANNOT_TELL: "?", HURTS: "▼"}
+GLYPHS = {
+    Verdict.HELPS: "▲", Verdict.NO_WORSE: "≥", Verdict.EQUIVALENT: "=", Verdict.OPEN: "?", Verdict.NO_GAIN: "≤",
+    Verdict.UNSTABLE: "!", Verdict.HURTS: "▼",
+}  # fmt: skip
+"""The verdicts, best first, and their signs."""
+TONES = {
+    Verdict.HELPS: "helps", Verdict.NO_WORSE: "same", Verdict.EQUIVALENT: "same", Verdict.OPEN: "open",
+    Verdict.NO_GAIN: "open", Verdict.UNSTABLE: "hurts", Verdict.HURTS: "hurts",
+}  # fmt: skip
+"""The color of each, by its name in the style sheet."""
+_VERBS = {
+    Verdict.HELPS: ("helps", "help"),
+    Verdict.NO_WORSE: ("is no worse than base", "are no worse than base"),
+    Verdict.EQUIVALENT: ("makes no difference that matters", "make no difference that matters"),
+    Verdict.OPEN: ("is open", "are open"),
+    Verdict.NO_GAIN: ("brings no gain that matters", "bring no gain that matters"),
+    Verdict.UNSTABLE: ("is unstable", "are unstable"),
+    Verdict.HURTS: ("hurts", "hurt"),
+}
 PRESERVES = {
     "function": "starts with base's outputs",
     "weights": "keeps base's weights",
     "nothing": "needs weights of its own",
 }
-MANY_SEEDS = 1000
-ALL_POINTS = 100
+NAMED = 2  # arms of one verdict in the headline; more are counted
 
 
 def ranked(answer: Answer) -> list[tuple[ArmAnswer, Effect]]:
@@ -28,152 +46,117 @@ def ranked(answer: Answer) -> list[tuple[ArmAnswer, Effect]]:
 
     def rank(row: tuple[ArmAnswer, Effect]) -> tuple[int, float]:
         effect = row[1]
-        return (VERDICTS.index(effect.verdict), -effect.gain) if effect.n else (len(VERDICTS), 0.0)
+        return (list(GLYPHS).index(effect.verdict), -effect.gain) if effect.n else (len(GLYPHS), 0.0)
 
     return sorted(((arm, arm.effect) for arm in answer.arms if arm.effect), key=rank)
 
 
 def headline(answer: Answer) -> str:
-    """One sentence for the whole study, which says first how far it is."""
-    verdicts = [effect.verdict for effect in answer.effects.values()]
-    sentence = _verdict_sentence(Counter(verdicts))
-    if answer.complete:
-        return sentence
-    done = f"{sum(trial.ended for trial in answer.trials)} of {plural(len(answer.trials), 'trial')}"
-    if set(verdicts) <= {CANNOT_TELL}:
-        return f"This study is not finished: {done} have ended."
-    return f"So far, after {done}: {sentence[0].lower()}{sentence[1:]}"
+    """One sentence for the whole study. Of one that is not finished it says how far it is, and no verdict."""
+    if not answer.complete:
+        stopped = {arm for look in answer.looks for arm in look.stopped}
+        ended = sum(trial.ended for trial in answer.trials)
+        left = sum(not trial.ended and trial.arm not in stopped for trial in answer.trials)
+        most = "at most " if answer.settings.get("until_decided") else ""
+        return f"{ended} of {most}{plural(ended + left, 'trial')} finished"
+    found: dict[Verdict, list[str]] = {}
+    for arm, effect in ranked(answer):
+        found.setdefault(effect.verdict, []).append(arm.name)
+    if len(answer.arms) > 1 and found.keys() == {Verdict.OPEN}:
+        return f"Nothing is decided: all {len(answer.arms)} arms are open."
+    parts = [_phrase(names, verdict) for verdict, names in found.items()]
+    images = "On these test images " if answer.decision.generalize == "seeds" else ""
+    return f"{images}{listing(parts) if len(parts) < 3 else '; '.join(parts)}."
 
 
-def _verdict_sentence(count: Mapping[str, int]) -> str:
-    total = sum(count.values())
-    if total == 1:
-        return {
-            HELPS: "The change helps.", HURTS: "The change hurts.", NO_WORSE: "The change is no worse than base.",
-            CANNOT_TELL: "This study cannot tell whether the change helps.",
-        }[next(iter(count))]  # fmt: skip
-    words = ((HELPS, "helps", "help"), (NO_WORSE, "is no worse", "are no worse"), (HURTS, "hurts", "hurt"))
-    parts = [
-        f"{count[verdict]} {one if count[verdict] == 1 else many}" for verdict, one, many in words if count[verdict]
-    ]
-    if not parts:
-        return f"This study cannot tell for any of the {total} arms."
-    rest = f"; for {count[CANNOT_TELL]} this study cannot tell" if count[CANNOT_TELL] else ""
-    return f"Of {total} arms, {listing(parts)}{rest}."
+def _phrase(names: list[str], verdict: Verdict) -> str:
+    one, many = _VERBS[verdict]
+    if len(names) > NAMED:
+        return f"{len(names)} arms {many}"
+    return f"{listing(names)} {one if len(names) == 1 else many}"
 
 
-def lead(effect: Effect, arm: str) -> str:
-    """The start of the sentence: the arm and its verdict."""
-    if effect.verdict == CANNOT_TELL:
-        return f"For {arm} this study cannot tell"
-    return f"{arm} {'is no worse' if effect.verdict == NO_WORSE else effect.verdict}"
+def doubts(answer: Answer) -> list[str]:
+    """What happened, and what to know before a verdict is trusted: failures first."""
+    notes = [f"{note[0].upper()}{note[1:]}." for note in answer.decision.notes]
+    notes += [f"{arm.name}: {note}." for arm, effect in ranked(answer) for note in effect.notes]
+    known = any(effect.n for effect in answer.effects.values())
+    if known and not (answer.complete or answer.looks):
+        notes.append("Verdicts are provisional: this study is judged once, when it is finished.")
+    return [*notes, *answer.doubts]
 
 
-def finding(effect: Effect, metric: Metric, trials: int) -> str:
-    """The rest of the sentence: how much, how sure, and for `cannot tell` why. `trials` is the number planned."""
-    if effect.n == 0 and effect.diverged:
-        return f"{effect.diverged} of its {plural(trials, 'trial')} diverged, and no seed is left to compare with base."
-    if effect.n == 0:
-        return "no seed has finished in both this arm and base yet."
-    level = f"{100 * (1 - effect.alpha):.0f}\u00a0% interval {signed(effect.low, effect.digits)} to "
-    level += f"{signed(effect.high, effect.digits)}, "
-    gap = f"{signed(effect.mean, effect.digits)} {of_metric(metric)}"
-    sentence = f"{gap} ({level if effect.has_interval else ''}{plural(effect.n, 'paired seed')})."
-    return " ".join(filter(None, (sentence, *_remarks(effect))))
+def holds(answer: Answer) -> str:
+    """The line under the table: what all intervals have in common, and where their width comes from."""
+    decision, unit = answer.decision, points(answer.metric)
+    images = "new images" if on_new_images(answer) else "these images alone"
+    facts = ["intervals hold together at 95 %", f"new trainings and {images}", decision.look]
+    if not math.isnan(decision.sd):
+        facts.append(f"pooled sd {decision.sd:.2g}{unit}, {decision.df:.0f} df")
+        facts.append(f"seeds shared {100 * decision.seed_share:.0f} % of the spread")
+    shares = [effect.images_share for effect in decision.effects.values() if not math.isnan(effect.images_share)]
+    if shares:
+        facts.append(f"images part {100 * statistics.median(shares):.0f} % of the variance")
+    return f"{'; '.join(filter(None, facts))}."
 
 
-def _remarks(effect: Effect) -> list[str]:
-    margin = f"{effect.margin:g}{points(effect.unit)}"
-    diverged = f"{plural(effect.diverged, 'trial')} of this arm diverged" if effect.diverged else ""
-    if effect.verdict == HURTS:
-        small = f"The loss is within the margin of {margin}." if effect.least_gain > -effect.margin else ""
-        return [small, diverged and f"{diverged}."]
-    if effect.verdict == NO_WORSE:
-        return [f"A loss of {margin} or more is ruled out."]
-    if effect.verdict == HELPS:
-        return []
-    return [diverged and f"{diverged}, which rules out a favorable verdict.", _why_unsure(effect)]
+def on_new_images(answer: Answer) -> bool:
+    """Whether verdicts are about other images from the same source too."""
+    return answer.decision.generalize == "images" and not answer.decision.without_images
 
 
-def _why_unsure(effect: Effect) -> str:
-    if effect.n == 1:
-        return "One pair has no spread; run more seeds."
-    if not effect.has_interval:
-        return "All pairs differ by the same amount, so the spread is unknown; test on more images."
-    if effect.diverged:
-        return ""
-    if effect.low > 0 or effect.high < 0:
-        return f"Alone, its interval leaves out zero; corrected for {effect.family} arms, it does not."
-    if effect.least_gain > -effect.margin:
-        return f"Alone, its interval rules out a loss of the margin; corrected for {effect.family} arms, it does not."
-    return _seeds_to_tell(effect)
+def verdict_text(effect: Effect) -> str:
+    """`▲ helps`; of an open arm where it leans."""
+    leans = f", {effect.leans}" if effect.verdict == Verdict.OPEN and effect.leans else ""
+    return f"{GLYPHS[effect.verdict]} {effect.verdict}{leans}"
 
 
-def _seeds_to_tell(effect: Effect) -> str:
-    """How many seeds would find what was seen, or the margin where that is larger: smaller effects do not matter."""
-    sought = max(abs(effect.mean), effect.margin)
-    if not sought:
-        return f"It could have found {detectable(effect)}{points(effect.unit)} or more."
-    needed = effect.seeds_needed(sought)
-    seeds = f"about {needed}" if needed <= MANY_SEEDS else f"more than {MANY_SEEDS:,}"
-    size = (
-        "as large as the one seen"
-        if abs(effect.mean) >= effect.margin
-        else f"of {effect.margin:g}{points(effect.unit)}"
-    )
-    if needed <= effect.n:
-        return f"It could have found {detectable(effect)}{points(effect.unit)} or more."
-    return f"An effect {size} takes {seeds} seeds to find."
+def numbers(effect: Effect) -> str:
+    """`+0.42 [+0.11, +0.73]`, in the unit of differences."""
+    ends = "" if math.isnan(effect.half) else f" {interval(effect)}"
+    return signed(effect.effect, effect.digits) + ends
+
+
+def seeds(effect: Effect) -> str:
+    """Those shared with base, and how many trials failed beside them: `4 (−1)`."""
+    return f"{effect.n} (−{effect.failures})" if effect.failures else str(effect.n)
+
+
+def half_on_these(effect: Effect) -> str:
+    """Half the width of the interval for these test images alone: `± 0.36`."""
+    return f"± {number((effect.seeds_high - effect.seeds_low) / 2, f'.{effect.digits}f')}"
+
+
+def number(value: float, form: str = ".1f") -> str:
+    """A number, or a dash for NaN."""
+    return "–" if math.isnan(value) else format(value, form)
+
+
+def change_of(metric: Metric, base: ArmAnswer, arm: ArmAnswer) -> str:
+    """The mean difference to base in another metric, over the seeds that both have; empty where there are none."""
+    mine, bases = (one.other_metrics.get(metric.name, {}) for one in (arm, base))
+    gap = mean_of([mine[seed] - bases[seed] for seed in mine if seed in bases])
+    return "" if gap is None else signed(scale_of(metric) * gap, 2 if metric.unit == "%" else 4)
+
+
+def scale_of(metric: Metric) -> float:
+    """What a value is multiplied by before it is shown."""
+    return POINTS if metric.unit == "%" else 1.0
 
 
 def of_metric(metric: Metric) -> str:
     """What a difference counts: `points of top-1 accuracy`, `nats of log loss`, or the metric alone."""
-    name = "points" if metric.unit == FRACTION else metric.unit
-    return f"{name} of {metric.title}" if name else metric.title
+    return f"{points(metric).strip()} of {metric.title}" if metric.unit else metric.title
 
 
-def points(unit: str) -> str:
+def points(metric: Metric) -> str:
     """The unit of differences after a number, with its space: ` points`, ` nats` or nothing."""
-    return " points" if unit == FRACTION else f" {unit}".rstrip()
+    return " points" if metric.unit == "%" else f" {metric.unit}".rstrip()
 
 
 def score(metric: Metric, value: float | None) -> str:
     """A value as tables show it, without its unit; a dash where there is none."""
-    return "–" if value is None else f"{scale_of(metric.unit) * value:.{digits_of(metric.unit)}f}"
-
-
-def signed(value: float, digits: int = 2) -> str:
-    """`+0.42`, with a real minus sign and no sign on zero; a dash for NaN."""
-    if math.isnan(value):
-        return "–"
-    text = f"{value:+.{digits}f}"
-    return text[1:] if float(text) == 0 else text.replace("-", "−")
-
-
-def detectable(effect: Effect) -> str:
-    """The smallest effect that would be found; no fraction can differ by more than all points."""
-    if effect.unit == FRACTION and effect.detectable > ALL_POINTS:
-        return f"> {ALL_POINTS}"
-    return f"{effect.detectable:.{effect.digits}f}"
-
-
-def mean_effect(effect: Effect) -> str:
-    """`+0.42`, with the decimals that suit the metric."""
-    return signed(effect.mean, effect.digits)
-
-
-def interval(effect: Effect) -> str:
-    """`[+0.11, +0.73]`, or nothing where there is none."""
-    if not effect.has_interval:
-        return ""
-    return f"[{signed(effect.low, effect.digits)}, {signed(effect.high, effect.digits)}]"
-
-
-def probability(p: float) -> str:
-    """Two significant digits at most, and no false zero."""
-    if math.isnan(p):
-        return "–"
-    return "<0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+    return "–" if value is None else metric.number(value)
 
 
 def ratio(value: float | None) -> str:

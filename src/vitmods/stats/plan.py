@@ -18,8 +18,6 @@ from scipy import special, stats
 from vitmods.stats.critical import critical_value
 from vitmods.stats.fit import fit
 from vitmods.stats.images import ImagesPart
-from vitmods.stats.tables import signed
-from vitmods.stats.verdict import Effect, Verdict
 from vitmods.stats.width import against_base
 from vitmods.util.errors import UserError
 from vitmods.util.text import duration
@@ -101,34 +99,6 @@ def images_for(effect: float, images_sd: float, m: int, k: int, alpha: float = 0
 def seeds_can_decide(effect: float, images_sd: float, k: int, alpha: float = 0.05) -> bool:
     """Whether more seeds on the same test images could tell an effect of this size from zero."""
     return float(critical_value(k, np.inf, alpha)) * images_sd < abs(effect)
-
-
-def what_next(effect: Effect) -> str:
-    """What it would take to decide an arm that is open, in a sentence; empty where there is nothing to say.
-
-    Sought is the effect that was seen; where it is smaller than the margin, that there is no difference that matters.
-    """
-    if effect.verdict != Verdict.OPEN or math.isnan(effect.sd):
-        return ""
-    k, alpha, size = effect.family, effect.alpha, abs(effect.effect)
-    new_images = effect.generalize == "images" and effect.images > 1
-    images_sd = effect.images_sd if new_images else 0.0
-    small = size < effect.margin
-    sought = effect.margin if small else size
-    unit = effect.shown_unit
-    if not seeds_can_decide(sought, images_sd, k, alpha):
-        needed = images_for(sought, images_sd, effect.images, k, alpha)
-        return f"{effect.arm}: more seeds cannot decide this: it needs about {needed:,} test images"
-    low_sd, high_sd = sd_range(effect.sd, effect.df)
-    low, seeds, high = (
-        seeds_for(sought / sd, k, alpha, images_sd / sd, equivalent=small) for sd in (low_sd, effect.sd, high_sd)
-    )
-    what = f"an effect of the size seen ({signed(effect.effect, effect.digits)} {unit})"
-    if small:
-        what = f"to rule out a difference of {sought:g} {unit}"
-    if seeds is None:
-        return f"{effect.arm}: {what} takes more test images, whatever the number of seeds"
-    return f"{effect.arm}: {what} takes about {seeds} seeds ({low} to {high or f'more than {MOST:,}'})"
 
 
 def sd_range(sd: float, df: float) -> tuple[float, float]:

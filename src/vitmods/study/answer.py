@@ -18,6 +18,7 @@ from vitmods.evals.protocols import metric_named
 from vitmods.stats.decide import Decision
 from vitmods.stats.verdict import POINTS, Effect
 from vitmods.study.arms import BASE
+from vitmods.study.doubts import outcome_doubts
 from vitmods.study.looks import Look, decision_at, looks
 from vitmods.study.plan import Settings, Trial
 from vitmods.study.state import HIDDEN, Curve, Evaluated, Selection, StudyState, TrialRecord, at_the_edge, read_curves
@@ -206,6 +207,18 @@ class Answer:
     def __repr__(self) -> str:
         return str(_drawn_by().render(self))
 
+    def to_markdown(self) -> str:
+        """The effects as a table for a README."""
+        return self.decision.to_markdown()
+
+    def to_latex(self) -> str:
+        """The effects as a `tabular` with the rules of booktabs."""
+        return self.decision.to_latex()
+
+    def to_pandas(self) -> Any:
+        """The effects as a data frame. UserError without pandas."""
+        return self.decision.to_pandas()
+
     def to_dict(self) -> dict[str, Any]:
         """What results.json holds."""
         found: dict[str, Any] = _plain(self)
@@ -225,13 +238,14 @@ class Answer:
         write_atomically(self.path / "results.csv", lambda file: file.write(self.to_csv().encode()))
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the report as one HTML file, by default report.html in the study's folder; returns its path.
+        """Write the report as one HTML file, by default report.html in the study's folder (report-dpn.html of one with
+        the reference dpn); returns its path.
 
-        results.json and results.csv are written with it. Where the report goes elsewhere, a study that cannot be
-        written to is only warned of. UserError if the report cannot be written.
+        results.json and results.csv, which are always against base, are written with it. Where the report goes
+        elsewhere, a study that cannot be written to is only warned of. UserError if the report cannot be written.
         """
         try:
-            self.write()
+            self.write() if self.base.name == BASE else None
         except UserError as error:
             if path is None:
                 raise
@@ -284,7 +298,8 @@ def read_answer(
     costs = read_object(folder.costs_file)
     arm_costs = {name: ArmCost.from_dict(cost) for name, cost in costs.get("arms", {}).items()}
     others = dict.fromkeys(name for arm in (base, *arms.values()) for name in arm.other_metrics)
-    doubts = tuple(_doubts(state, facts))
+    counted = outcome_doubts(decision, base.counted, _metric_of(curves) if curves else None)
+    doubts = (*_doubts(state, facts), *counted)
     stopped = {arm for look in taken for arm in look.stopped}
     return Answer(
         created=facts.created,

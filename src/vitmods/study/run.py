@@ -32,7 +32,7 @@ from vitmods.study.schedule import Budget, Schedule
 from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import Facts, ModelFacts, Plan, StudyFolder, read_object
 from vitmods.study.trial import TrialRunner, base_config, build_model, task_of, with_modules
-from vitmods.study.warnings import already_reported, study_warnings
+from vitmods.study.warnings import already_reported, few_images, study_warnings
 from vitmods.train.device import make_fabric, resolve
 from vitmods.train.optim import freeze
 from vitmods.util.errors import UserError
@@ -175,7 +175,7 @@ def _survey(settings: Settings, dataset: ImageDataset) -> tuple[dict[str, ModelF
             sizes.append(_trial_bytes(model, recipe, base))
             yield arm.name, model, recipe
 
-    notices = study_warnings(described(), dataset)
+    notices = [*study_warnings(described(), dataset), *few_images(settings, dataset)]
     for notice in notices:
         warnings.warn(notice, stacklevel=4)
     return facts, notices, max(sizes)

@@ -102,16 +102,16 @@ def _settings(name: str, given: Any, fixed: Mapping[str, Any]) -> tuple[Any, ...
     return tuple(value if value <= 1 else int(value) for value in numbers)
 
 
-def grid_from_text(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Read `FIELD=VALUE,VALUE`, e.g. `lr=1e-4,3e-4`. UserError for anything else."""
+def grid_from_text(texts: Iterable[str], option: str = "--tune") -> dict[str, tuple[str, ...]]:
+    """Read `FIELD=VALUE,VALUE`, e.g. `lr=1e-4,3e-4`. UserError for anything else, naming the option."""
     found: dict[str, tuple[str, ...]] = {}
     for text in texts:
         name, sign, values = text.partition("=")
         name = name.strip().replace("-", "_")
         if not (sign and name and values.strip()):
-            raise UserError(f"--tune takes FIELD=VALUE,VALUE,... as lr=1e-4,3e-4,1e-3, not '{text}'.")
+            raise UserError(f"{option} takes FIELD=VALUE,VALUE,... as lr=1e-4,3e-4,1e-3, not '{text}'.")
         if name in found:
-            raise UserError(f"--tune names {name} twice: list all of its values once, {name}=VALUE,VALUE,...")
+            raise UserError(f"{option} names {name} twice: list all of its values once, {name}=VALUE,VALUE,...")
         found[name] = tuple(value.strip() for value in values.split(","))
     return found
 

@@ -17,6 +17,21 @@ if TYPE_CHECKING:
 
     from vitmods.data import ImageDataset
     from vitmods.recipes import Recipe
+    from vitmods.study.plan import Settings
+
+FEW_IMAGES, PHOTOGRAPH = 10_000, 64
+
+
+def few_images(settings: Settings, dataset: ImageDataset) -> list[str]:
+    """A sentence where trained weights would be the better start: few photographs, and a model that begins anew."""
+    fixed, images = settings.fixed, len(dataset.splits["train"])
+    photographs = fixed["in_chans"] == 3 and min(fixed["img_size"]) >= PHOTOGRAPH
+    if "start" in fixed or not photographs or images >= FEW_IMAGES:
+        return []
+    return [
+        f"{images:,} training images are few for a ViT that begins with random weights. Begin with trained ones "
+        "(--from vit_small_patch16_224, docs/finetune.md): accuracy is far higher, and changes may rank differently."
+    ]
 
 
 def study_warnings(arms: Iterable[tuple[str, nn.Module, Recipe]], dataset: ImageDataset) -> list[str]:

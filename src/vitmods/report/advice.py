@@ -1,0 +1,127 @@
+"""What now: the arm to take, what would decide the open ones, and the checkpoint to deploy."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from vitmods.report.text import points, ranked
+from vitmods.stats.need import Need, needed
+from vitmods.stats.sequential import LOOKS
+from vitmods.stats.verdict import Verdict
+from vitmods.study.answer import Answer, ArmAnswer
+from vitmods.study.tuning import mean_of
+from vitmods.util.text import duration, listing, plural
+
+CHEAPER = 0.97  # of base's time, from where it is worth a word
+
+
+class Step(NamedTuple):
+    """A sentence, and the command that does it, if there is one."""
+
+    text: str
+    command: str = ""
+
+
+def what_now(answer: Answer) -> list[Step]:
+    """Of a study with fixed seeds that is not finished, only to finish it: its verdicts are provisional."""
+    steps = []
+    if not answer.complete:
+        steps.append(Step("Finish the study: the same command goes on where it was stopped.", answer.command))
+    if answer.complete or answer.looks:
+        chosen = _to_take(answer)
+        steps += [*_choice(answer, chosen), *_stability(answer), *_open(answer), *_deploy(answer, chosen)]
+    return steps
+
+
+def _to_take(answer: Answer) -> ArmAnswer:
+    """The cheapest of the arms that help and may be best; base where none helps."""
+    helping = [arm for arm, effect in ranked(answer) if effect.verdict == Verdict.HELPS]
+    best = [arm for arm in helping if arm.name in answer.decision.best] or helping
+    return min(best, key=_cost, default=answer.base)  # the first, of equal ones, has the largest effect
+
+
+def _cost(arm: ArmAnswer) -> float:
+    return round(arm.cost.infer_n.ratio * arm.cost.train_step.ratio, 2) if arm.cost else 1.0
+
+
+def _choice(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
+    best, beaten = answer.decision.best, answer.decision.ruled_out
+    if chosen is answer.base:
+        same = [arm for arm, effect in ranked(answer) if effect.verdict in (Verdict.NO_WORSE, Verdict.EQUIVALENT)]
+        cheap = [f"{arm.name} {_cost(arm):.2f}×" for arm in same if _cost(arm) < CHEAPER]
+        saves = f" No worse, and cheaper in time of training times inference: {listing(cheap)}." if cheap else ""
+        yield Step(f"Nothing is shown to beat {chosen.name}: keep it.{saves}")
+    else:
+        others = [arm for arm in answer.arms if arm.name in best and arm is not chosen]
+        cheapest = bool(others) and all(_cost(chosen) < _cost(arm) for arm in others)
+        why = "it is the cheapest of those that may be best" if cheapest else "it helps"
+        yield Step(f"Take {chosen.name}: {why}.")
+    if best and len(best) + len(beaten) > 2:
+        tie = " (no difference between them is shown)" if len(best) > 1 else ""
+        out = f" Ruled out: {', '.join(beaten)}." if beaten else ""
+        yield Step(f"Best: {' or '.join(best)}{tie}.{out}")
+
+
+def _stability(answer: Answer) -> Iterator[Step]:
+    for arm, effect in ranked(answer):
+        if effect.verdict == Verdict.UNSTABLE:
+            yield Step(
+                f"{arm.name}: {plural(effect.failures, 'trial')} failed, base {effect.base_failures}. Try a lower "
+                "learning rate or a longer warm-up, for base too, before it is judged."
+            )
+
+
+def _open(answer: Answer) -> Iterator[Step]:
+    """What each open arm takes, and one command for all that seeds can decide."""
+    most = 0
+    for arm, effect in ranked(answer):
+        need = needed(effect)
+        if need is None:
+            continue
+        leans = f" (leans {effect.leans})" if effect.leans else ""
+        hopeless = " The seeds planned are unlikely to do." if effect.futile else ""
+        yield Step(f"{arm.name}{leans}: {need}{_time(answer, arm, need)}.{hopeless}")
+        most = max(most, need.seeds or 0)
+    if most:
+        most = next(n for n in LOOKS if n >= most)
+        yield Step("To decide what seeds can decide:", extended(answer.command, most))
+    elif any(effect.verdict == Verdict.OPEN for effect in answer.effects.values()):
+        margin = f"{answer.margin:g}{points(answer.metric)}"
+        yield Step(f"More seeds are no way to decide the rest: more test images, or a margin above {margin}, are.")
+
+
+def _time(answer: Answer, arm: ArmAnswer, need: Need) -> str:
+    """Of the trials that are missing, on a machine as fast as this one, one at a time."""
+    seconds = [mean_of(trial.wall_s for trial in one.trials) for one in (answer.base, arm)]
+    known = [value for value in seconds if value is not None]
+    if need.seeds is None or len(known) < 2:
+        return ""
+    return f", {duration((need.seeds - need.effect.n) * sum(known))} more"
+
+
+def extended(command: str, seeds: int) -> str:
+    """The same study until it is decided, with at most so many seeds."""
+    if not command.startswith("vitmods compare"):
+        plain = re.sub(r", (seeds|until_decided)=(\[[^]]*\]|\w+)", "", command)
+        return re.sub(r"\)(\.run\()", rf", seeds={seeds}, until_decided=True)\1", plain, count=1)
+    words, kept = iter(shlex.split(command)), []
+    for word in words:
+        name = word.partition("=")[0]
+        if name in ("--seeds", "--max-seeds", "--budget"):
+            next(words) if "=" not in word else None
+        elif name != "--until-decided":
+            kept.append(word)
+    return shlex.join([*kept, "--until-decided", "--max-seeds", str(seeds)])
+
+
+def _deploy(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
+    trial = next((trial for trial in chosen.counted if trial.status == "finished"), None)
+    if trial is not None:
+        folder = shlex.quote(str(answer.path / trial.folder))
+        yield Step(
+            f"To deploy {chosen.name}, any seed will do: the best one on the test images would look too good.",
+            f"vitmods export {folder} --to onnx",
+        )

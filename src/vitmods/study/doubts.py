@@ -1,0 +1,82 @@
+"""What to know of a study's outcome before its verdicts are acted on."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from vitmods.stats.decision import Decision
+from vitmods.stats.plan import images_for, seeds_can_decide
+from vitmods.stats.verdict import POINTS
+from vitmods.study.measure import MARGINS
+from vitmods.study.state import TrialRecord
+from vitmods.tasks.metrics import Metric
+from vitmods.util.text import listing
+
+UNEQUAL = 3.0  # ratio of two arms' spreads
+LAST = 0.2  # of a training
+FEW_EVALUATIONS = 5
+
+
+def outcome_doubts(decision: Decision, base: Iterable[TrialRecord], curves: Metric | None) -> Iterator[str]:
+    """`base` are the trials of what the arms are compared with; `curves` is what their learning curves are of."""
+    yield from _unequal(decision)
+    yield from _few_images(decision)
+    if curves is not None:
+        yield from _still_gaining(list(base), curves)
+
+
+def _unequal(decision: Decision) -> Iterator[str]:
+    ratios = {arm: one.spread_ratio for arm, one in decision.effects.items() if one.spread_ratio > 0}
+    wild = [f"{arm} {ratio:.2g} times" for arm, ratio in ratios.items() if not 1 / UNEQUAL <= ratio <= UNEQUAL]
+    if wild:
+        yield (
+            f"From seed to seed {listing(wild)} as much as {decision.base} varies: with few seeds such intervals are "
+            "less certain than they say. Five seeds or more are needed."
+        )
+
+
+def _few_images(decision: Decision) -> Iterator[str]:
+    """Test images that cannot show anything within the margin, however many seeds there are."""
+    if decision.generalize == "seeds":
+        return
+    known = [one for one in decision.effects.values() if one.images_sd > 0 and one.margin > 0]
+    if not known:
+        return
+    middle = sorted(known, key=lambda one: one.images_sd)[len(known) // 2]
+    if not seeds_can_decide(middle.margin, middle.images_sd, middle.family, middle.alpha):
+        enough = images_for(middle.margin, middle.images_sd, middle.images, middle.family, middle.alpha)
+        yield (
+            f"{middle.images:,} test images are few for a margin of {middle.margin:g} {middle.shown_unit}".rstrip()
+            + f": no number of seeds can show so little. About {enough:,} would do, or verdicts on these "
+            "images alone (--generalize seeds)."
+        )
+
+
+def _still_gaining(trials: list[TrialRecord], metric: Metric) -> Iterator[str]:
+    """Base's mean slope over the last fifth of its training, beyond two standard errors and a margin."""
+    gains = [gain for trial in trials if trial.status == "finished" and (gain := _last_gain(trial)) is not None]
+    if len(gains) < 2:
+        return
+    scale = (POINTS if metric.unit == "%" else 1.0) * (1 if metric.higher_is_better else -1)
+    mean = scale * statistics.fmean(gains)
+    error = abs(scale) * statistics.stdev(gains) / math.sqrt(len(gains))
+    if mean > max(MARGINS[metric.unit], 2 * error):
+        unit = "points" if metric.unit == "%" else metric.unit
+        yield (
+            f"Base was still gaining when training ended: {mean:.2g} {unit}".rstrip()
+            + f" of validation {metric.title} over the last fifth. Arms may rank differently when trained longer."
+        )
+
+
+def _last_gain(trial: TrialRecord) -> float | None:
+    step, score = np.array(trial.curve.step, float), np.array(trial.curve.score, float)
+    if len(step) < FEW_EVALUATIONS:
+        return None
+    late = step >= (1 - LAST) * step[-1]
+    if late.sum() < 2 or not np.isfinite(score[late]).all():
+        return None
+    return float(np.polyfit(step[late], score[late], 1)[0] * LAST * step[-1])
