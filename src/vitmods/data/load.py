@@ -38,7 +38,7 @@ def load(
     groups: str | None = None,
     unreadable: str = "stop",
     cache_dir: Path | str | None = None,
-    limit_train: int | None = None,
+    limit_train: float | None = None,
     limit_val: int | None = None,
     workers: int = 0,
     target: str = "class",
@@ -52,10 +52,11 @@ def load(
     the source lacks are made from split_seed, stratified; images that are equal byte for byte, and those of one of the
     `groups` (see `vitmods.data.groups`), come into one of them. unreadable "stop" refuses a set with images that cannot
     be read, "skip" leaves them out and says so. cache_dir keeps decoded images for later runs and other processes.
-    limit_train: at most so many training images, classes in proportion; limit_val: so many for val, taken out of
-    train first where there is no val split (VTAB: 800 and 200). workers: threads that prepare batches ahead (0: none;
-    of streamed images: one a core). target: what is asked of each image, "class" or "labels"; joint: see ImageDataset
-    (a task names both). Raises UserError with all that is wrong with the set at once.
+    limit_train: at most so many training images, classes in proportion; a float up to 1 is a fraction of them.
+    limit_val: so many for val, taken out of train first where there is no val split (VTAB: 800 and 200). workers:
+    threads that prepare batches ahead (0: none; of streamed images: one a core). target: what is asked of each image,
+    "class" or "labels"; joint: see ImageDataset (a task names both). Raises UserError with all that is wrong with the
+    set at once.
     """
     size = _size(img_size)
     if in_chans not in (1, 3):
@@ -122,7 +123,7 @@ def _read(
     source: Source,
     rule: str | None,
     read: Callable[[dict[str, Records]], dict[str, Split]],
-    limit_train: int | None = None,
+    limit_train: float | None = None,
     *,
     seed: int,
     **fractions: Any,

@@ -74,14 +74,16 @@ def cut(records: Records, seed: int, fractions: dict[str, float], groups: Indice
     return {name: np.array(sorted(part), dtype=np.int64) for name, part in parts.items()}
 
 
-def limit(records: Records, count: int | None, seed: int) -> Records:
-    """At most `count` images, chosen by split seed and name: classes in proportion (largest remainders), but one of
-    each class as long as there are as many images as classes."""
+def limit(records: Records, count: float | None, seed: int) -> Records:
+    """At most `count` images, or such a fraction of them (a float up to 1), chosen by split seed and name: classes in
+    proportion (largest remainders), but one of each class as long as there are as many images as classes."""
+    if isinstance(count, float) and 0 < count <= 1:
+        count = round(count * len(records))
     if count is None or count >= len(records):
         return records
-    if count < 1:
-        raise UserError(f"limit_train must be at least 1, not {count}.")
-    return records.take(_drawn(records, count, seed, "limit", spare=0))
+    if count < 1 or count != int(count):
+        raise UserError(f"limit_train must be at least 1, or a fraction (0.25) of the images, not {count}.")
+    return records.take(_drawn(records, int(count), seed, "limit", spare=0))
 
 
 def take_out(records: Records, count: int, seed: int, groups: Indices | None = None) -> tuple[Records, Records]:

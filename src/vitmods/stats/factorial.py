@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -52,6 +53,20 @@ class Factorial:
 
     def __repr__(self) -> str:
         return tables.text([*self.effects.values(), *self.pairs.values()], self.notes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in which NaN is None."""
+        families = {"effects": self.effects, "pairs": self.pairs}
+        return {
+            **{name: {key: one.to_dict() for key, one in family.items()} for name, family in families.items()},
+            "best": list(self.best),
+            "n": self.n,
+            "without_images": self.without_images,
+            "notes": list(self.notes),
+            "runs": list(self.design.arms),
+            "resolution": self.design.resolution,
+            "aliases": [[" x ".join(word) for word in words] for words in self.design.aliases],
+        }
 
     @property
     def is_decided(self) -> bool:
@@ -138,18 +153,23 @@ def detectable(design: Design, n: int, alpha: float = ALPHA) -> Findable:
     )
 
 
+def looks(most: int) -> tuple[int, ...]:
+    """The seeds at which a study of at most `most` seeds is looked at. UserError outside 2 to 8."""
+    if not LOOKS[0] <= most <= LOOKS[-1]:
+        raise UserError(f"A factorial study until decided takes at most {LOOKS[0]} to {LOOKS[-1]} seeds, not {most}.")
+    return (*(n for n in LOOKS if n < most), most)
+
+
 def at_look(ended: Mask, most: int | None) -> tuple[Mask, str]:
     """The seeds (n,) that count of those that ended in all runs, and which look at the study this is."""
     if most is None:
         return ended, ""
-    if not LOOKS[0] <= most <= LOOKS[-1]:
-        raise UserError(f"A factorial study until decided takes at most {LOOKS[0]} to {LOOKS[-1]} seeds, not {most}.")
-    looks = [*(n for n in LOOKS if n < most), most]
-    reached = [n for n in looks if n <= ended.sum()]
+    planned = looks(most)
+    reached = [n for n in planned if n <= ended.sum()]
     if not reached:
-        return np.zeros_like(ended), f"no verdict yet: the first of {len(looks)} looks is at {looks[0]} seeds"
+        return np.zeros_like(ended), f"no verdict yet: the first of {len(planned)} looks is at {planned[0]} seeds"
     counted = np.asarray(ended & (np.cumsum(ended) <= reached[-1]))
-    return counted, f"look {len(reached)} of {len(looks)}, at {reached[-1]} seeds"
+    return counted, f"look {len(reached)} of {len(planned)}, at {reached[-1]} seeds"
 
 
 @dataclass(frozen=True)

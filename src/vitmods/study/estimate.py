@@ -20,7 +20,7 @@ from vitmods.study.arms import Arm
 from vitmods.study.models import macs_of
 from vitmods.study.plan import Trial
 from vitmods.study.trial import TrialRunner, base_config, task_of
-from vitmods.study.tuning import AS_IS
+from vitmods.study.tuning import AS_IS, Point
 from vitmods.train import RunOptions, train_trial
 from vitmods.util.text import duration
 
@@ -104,7 +104,7 @@ class Estimate:
 
 def estimate(
     runner: TrialRunner,
-    built: Iterable[tuple[Arm, nn.Module, Recipe]],
+    built: Iterable[tuple[Point, Arm, nn.Module, Recipe]],
     missing: Sequence[Trial],
     workers: int,
     device: torch.device,
@@ -113,7 +113,7 @@ def estimate(
 
     Args:
         runner: of the study; gives the images.
-        built: every arm's model and recipe, base first; the models are trained a little, and not kept.
+        built: every arm's model and recipe under each setting, base first; trained a little, and not kept.
         missing: the trials that are still to be run.
         workers: trials at a time.
         device: where the steps are made.
@@ -124,9 +124,15 @@ def estimate(
     try:
         arms = tuple(
             _estimate_arm(
-                runner, arm, model, recipe, [trial for trial in missing if trial.arm.name == arm.name], device
+                runner,
+                setting,
+                arm,
+                model,
+                recipe,
+                [trial for trial in missing if trial.arm.name == arm.name and trial.setting == setting],
+                device,
             )
-            for arm, model, recipe in built
+            for setting, arm, model, recipe in built
         )
     finally:
         torch.set_num_threads(threads)
@@ -143,33 +149,40 @@ def estimate(
 
 
 def _estimate_arm(
-    runner: TrialRunner, arm: Arm, model: nn.Module, recipe: Recipe, missing: Sequence[Trial], device: torch.device
+    runner: TrialRunner,
+    setting: Point,
+    arm: Arm,
+    model: nn.Module,
+    recipe: Recipe,
+    missing: Sequence[Trial],
+    device: torch.device,
 ) -> ArmEstimate:
-    dataset = runner.dataset(recipe)
+    settings, dataset = runner.settings.at(setting), runner.dataset(recipe, setting)
     few = _FirstSteps(dataset, device)
     with tempfile.TemporaryDirectory() as nowhere:
         short = recipe.with_(epochs=1, steps=None, warmup_epochs=None, warmup_steps=None, cooldown_steps=0)
         train_trial(
             model,
-            task_of(runner.settings.fixed, recipe),
+            task_of(settings.fixed, recipe),
             few,
             short,
             out=nowhere,
             how=RunOptions(str(device), progress=False, tensorboard=False),
         )
     points = [trial.point for trial in missing] or [AS_IS]
-    recipes = [runner.settings.recipe_of(arm, point) for point in points]
-    trial_s = statistics.fmean(_trial_s(runner, few, recipe, tried) for tried in recipes)
-    macs = macs_of(model, base_config(runner.settings, dataset.num_classes))
-    return ArmEstimate(arm.name, arm.short, count_params(model), macs, few.step_s, trial_s, len(missing))
+    recipes = [settings.recipe_of(arm, point) for point in points]
+    tried = len(settings.grid.points)
+    trial_s = statistics.fmean(_trial_s(runner.dataset(one, setting), tried, few, recipe, one) for one in recipes)
+    macs = macs_of(model, base_config(settings, dataset.num_classes))
+    name = ", ".join(filter(None, (str(setting), arm.name)))
+    return ArmEstimate(name, arm.short, count_params(model), macs, few.step_s, trial_s, len(missing))
 
 
-def _trial_s(runner: TrialRunner, few: _FirstSteps, timed: Recipe, recipe: Recipe) -> float:
-    """Seconds of a trial, where the steps of another recipe were timed."""
-    dataset = runner.dataset(recipe)
+def _trial_s(dataset: ImageDataset, points: int, few: _FirstSteps, timed: Recipe, recipe: Recipe) -> float:
+    """Seconds of a trial of one of several points, where the steps of another recipe were timed."""
     length = resolve_on(recipe, dataset)
     val, test = (len(dataset.splits[split]) for split in (dataset.val_split, dataset.eval_split))
-    evaluated = 0.0 if dataset.val_split == dataset.eval_split else test / len(runner.settings.grid.points)
+    evaluated = 0.0 if dataset.val_split == dataset.eval_split else test / points
     evaluated = length.evaluations() * val + evaluated
     return length.steps * few.step_s * recipe.batch_size / timed.batch_size + evaluated * few.evaluation_s
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -17,7 +17,7 @@ from torch import nn
 
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
-from vitmods.study.answer import Answer, evaluated_of, read_answer
+from vitmods.study.answer import Answer, costs_under, evaluated_of, model_name, read_answer
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.bases import Base
 from vitmods.study.describe import describe_model, environment
@@ -32,6 +32,7 @@ from vitmods.study.schedule import Budget, Schedule
 from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import Facts, ModelFacts, Plan, StudyFolder, read_object
 from vitmods.study.trial import TrialRunner, base_config, build_model, task_of, with_modules
+from vitmods.study.tuning import Point
 from vitmods.study.warnings import already_reported, few_images, study_warnings
 from vitmods.train.device import make_fabric, resolve
 from vitmods.train.optim import freeze
@@ -94,10 +95,11 @@ def run_study(settings: Settings, path: Path, how: Running, command: str, budget
     """What `Study.run` does."""
     folder = StudyFolder(path)
     with folder.lock():
+        settings = _continued(folder, settings)
         _say_what_is_planned(folder, settings, how)
         runner, dataset = _open(folder, settings, how)
         settings = runner.settings
-        models, notices, trial_bytes = _survey(settings, dataset)
+        models, notices, trial_bytes = _survey(runner)
         facts = _write_facts(folder, settings, dataset, models, how, command, notices)
         _work(runner, StudyState(folder, settings, evaluated_of(folder, facts)), trial_bytes, how, budget)
         _measure_costs(folder, settings, dataset.num_classes, how)
@@ -111,13 +113,19 @@ def dry_run(settings: Settings, path: Path | None, how: Running) -> Estimate:
     from vitmods.study.estimate import estimate
 
     folder = StudyFolder(path or os.devnull)
-    runner, dataset = _open(folder, settings, how)
+    runner, dataset = _open(folder, _continued(folder, settings), how)
     settings = runner.settings
-    _, _, trial_bytes = _survey(settings, dataset)
+    _, _, trial_bytes = _survey(runner)
     missing = StudyState(folder, settings, Evaluated(answer_splits(settings, dataset), dataset.num_classes)).missing
     workers = _workers(how, settings, len(missing), trial_bytes)
+    built = ((point, *one) for point in settings.sweep.points for one in _built(settings, point, dataset.num_classes))
     with already_reported():
-        return estimate(runner, _built(settings, dataset.num_classes), missing, workers, how.torch_device)
+        return estimate(runner, built, missing, workers, how.torch_device)
+
+
+def _continued(folder: StudyFolder, settings: Settings) -> Settings:
+    facts = folder.facts()
+    return settings.continuing(facts.settings) if facts else settings
 
 
 def _say_what_is_planned(folder: StudyFolder, settings: Settings, how: Running) -> None:
@@ -143,10 +151,9 @@ def _open(folder: StudyFolder, settings: Settings, how: Running) -> tuple[TrialR
     return runner, dataset
 
 
-def _built(settings: Settings, num_classes: int) -> Iterator[tuple[Arm, nn.Module, Recipe]]:
-    """Every arm's model as it is trained, base first, and its recipe; one at a time. Of a sweep, under its first
-    setting."""
-    settings = settings.at(settings.sweep.points[0])
+def _built(settings: Settings, setting: Point, num_classes: int) -> Iterator[tuple[Arm, nn.Module, Recipe]]:
+    """Every arm's model as it is trained under a setting, base first, and its recipe; one at a time."""
+    settings = settings.at(setting)
     config = base_config(settings, num_classes)
     for arm in settings.every_arm:
         try:
@@ -155,30 +162,48 @@ def _built(settings: Settings, num_classes: int) -> Iterator[tuple[Arm, nn.Modul
             model = with_modules(backbone, task_of(settings.fixed, recipe), settings.seeds[0])
             freeze(model, recipe)
         except UserError as error:
-            raise type(error)(f"Arm {arm.name}: {error}") from error
+            place = f"{setting}, arm" if setting else "Arm"
+            raise type(error)(f"{place} {arm.name}: {error}") from error
         yield arm, model, recipe
 
 
-def _survey(settings: Settings, dataset: ImageDataset) -> tuple[dict[str, ModelFacts], list[str], int]:
-    """Whatever is wrong with an arm shows here, before anything is trained.
+def _survey(runner: TrialRunner) -> tuple[dict[str, ModelFacts], list[str], int]:
+    """Whatever is wrong with an arm shows here, before anything is trained, under every setting of a sweep.
 
     Returns what each arm's model is, what to know of the arms, which the caller of `Study.run` or `Study.dry_run` is
     warned of, and the bytes that a trial takes.
     """
     facts: dict[str, ModelFacts] = {}
     sizes: list[int] = []
-    base = base_config(settings, dataset.num_classes)
+    notices: dict[str, list[str]] = {}
+    for point in runner.settings.sweep.points:
+        settings = runner.settings.at(point)
+        dataset = runner.dataset(settings.recipe, point)
+        base = base_config(settings, dataset.num_classes)
+        built = _built(runner.settings, point, dataset.num_classes)
+        found = study_warnings(_described(built, settings, point, base, facts, sizes), dataset)
+        for notice in (*found, *few_images(settings, dataset)):
+            notices.setdefault(notice, []).append(str(point))
+    every = len(runner.settings.sweep.points)
+    texts = [text if len(where) == every else f"{'; '.join(where)}: {text}" for text, where in notices.items()]
+    for text in texts:
+        warnings.warn(text, stacklevel=4)
+    return facts, texts, max(sizes)
 
-    def described() -> Iterator[tuple[str, nn.Module, Recipe]]:
-        for arm, model, recipe in _built(settings, dataset.num_classes):
-            facts[arm.name] = describe_model(settings, arm, model, base)
-            sizes.append(_trial_bytes(model, recipe, base))
-            yield arm.name, model, recipe
 
-    notices = [*study_warnings(described(), dataset), *few_images(settings, dataset)]
-    for notice in notices:
-        warnings.warn(notice, stacklevel=4)
-    return facts, notices, max(sizes)
+def _described(
+    built: Iterable[tuple[Arm, nn.Module, Recipe]],
+    settings: Settings,
+    setting: Point,
+    base: Base,
+    facts: dict[str, ModelFacts],
+    sizes: list[int],
+) -> Iterator[tuple[str, nn.Module, Recipe]]:
+    """Name, model and recipe of each arm, once its facts and the bytes of a trial are noted."""
+    for arm, model, recipe in built:
+        facts[model_name(setting, arm.name)] = describe_model(settings, arm, model, base)
+        sizes.append(_trial_bytes(model, recipe, base))
+        yield arm.name, model, recipe
 
 
 def _write_facts(
@@ -289,18 +314,25 @@ def _memory_bytes() -> int:
 
 
 def _measure_costs(folder: StudyFolder, settings: Settings, num_classes: int, how: Running) -> None:
-    """costs.json: each arm once. A later arm is measured beside base again, and base's own numbers stay."""
-    known = {"base": None, "arms": {}, **read_object(folder.costs_file)}
-    names = {arm.name for arm in settings.arms} - set(known["arms"])
-    if not names or how.cost_seconds <= 0:
-        return
-    from vitmods.study.cost import measure
+    """costs.json: each arm once, of a sweep with each base. A later arm is measured beside base again, and base's own
+    numbers stay."""
+    kept = read_object(folder.costs_file)
+    for point in {point.to_dict().get("base"): point for point in reversed(settings.sweep.points)}.values():
+        known = {"base": None, "arms": {}, **costs_under(kept, point)}
+        names = {arm.name for arm in settings.arms} - set(known["arms"])
+        if not names or how.cost_seconds <= 0:
+            continue
+        from vitmods.study.cost import measure
 
-    models = {arm.name: model for arm, model, _ in _built(settings, num_classes) if arm.name in {BASE, *names}}
-    with already_reported():
-        task = task_of(settings.fixed, settings.recipe)
-        images = base_config(settings, num_classes)
-        costs = measure(models, task, settings.recipe, how.torch_device, how.cost_seconds, images)
-    costs["arms"] = {**known["arms"], **costs["arms"]}
-    costs["base"] = known["base"] or costs["base"]
-    write_json(folder.costs_file, costs)
+        here = settings.at(point)
+        built = _built(settings, point, num_classes)
+        models = {arm.name: model for arm, model, _ in built if arm.name in {BASE, *names}}
+        with already_reported():
+            task = task_of(here.fixed, here.recipe)
+            images = base_config(here, num_classes)
+            costs = measure(models, task, here.recipe, how.torch_device, how.cost_seconds, images)
+        costs["arms"] = {**known["arms"], **costs["arms"]}
+        costs["base"] = known["base"] or costs["base"]
+        base = point.to_dict().get("base")
+        kept = costs if base is None else {**kept, base: costs}
+        write_json(folder.costs_file, kept)
