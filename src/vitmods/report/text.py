@@ -44,11 +44,17 @@ NAMED = 2  # arms of one verdict in the headline; more are counted
 def ranked(answer: Answer) -> list[tuple[ArmAnswer, Effect]]:
     """The arms with their effects: best verdict first, then the larger effect; arms without a number last."""
 
-    def rank(row: tuple[ArmAnswer, Effect]) -> tuple[int, float]:
-        effect = row[1]
-        return (list(GLYPHS).index(effect.verdict), -effect.gain) if effect.n else (len(GLYPHS), 0.0)
+    return sorted(((arm, arm.effect) for arm in answer.arms if arm.effect), key=lambda row: _rank(row[1]))
 
-    return sorted(((arm, arm.effect) for arm in answer.arms if arm.effect), key=rank)
+
+def ranked_effects(answer: Answer) -> list[Effect]:
+    """What the study is about, in the same order: of a factorial one the changes, else the arms."""
+    effects = answer.headline.values()
+    return sorted(effects, key=_rank)
+
+
+def _rank(effect: Effect) -> tuple[int, float]:
+    return (list(GLYPHS).index(effect.verdict), -effect.gain) if effect.n else (len(GLYPHS), 0.0)
 
 
 def headline(answer: Answer) -> str:
