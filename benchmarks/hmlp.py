@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import vitmods as vm
-from vitmods.layers import HMLPStem, LinearStem
+from vitmods.layers import HMLPStem, LinearStem, StemSize
 from vitmods.layers.norms import BatchNorm, LayerNorm
 
 WIDTHS = {"Ti/16": 192, "S/16": 384, "B/16": 768}
@@ -68,11 +68,11 @@ def inference(stem: nn.Module, *inputs: torch.Tensor) -> Callable[[], torch.Tens
 def stems(size: str, norm: str, batch: int, rounds: int) -> dict[str, Any]:
     width, make = WIDTHS[size], NORMS[norm]
     images = torch.randn(batch, 3, 224, 224)
-    hmlp = HMLPStem(224, 16, 3, width, norm_layer=make, inner_norm=make)
+    hmlp = HMLPStem(StemSize(224, 16, 3, width), norm_layer=make, inner_norm=make)
     inputs: dict[str, tuple[Any, ...]] = {
         "hmlp": (hmlp, images),
         "plain convolutions": (Plain(width, norm), images),
-        "linear": (LinearStem(224, 16, 3, width), images),
+        "linear": (LinearStem(StemSize(224, 16, 3, width)), images),
     }
     for fraction in VISIBLE:
         keep = torch.rand(batch, 196).argsort(1)[:, : round(196 * fraction)]

@@ -16,7 +16,7 @@ from paired import one_thread, paired, report
 from timm.layers import PatchEmbed
 from torch import nn
 
-from vitmods.layers import DualPatchNormStem, LinearStem
+from vitmods.layers import DualPatchNormStem, LinearStem, StemSize
 from vitmods.layers.stems import patchify
 
 WIDTHS = {"Ti/16": 192, "S/16": 384, "B/16": 768}
@@ -52,9 +52,9 @@ def measure(size: str, batch: int, rounds: int) -> dict[str, Any]:
     images = torch.randn(batch, 3, 224, 224)
     grad = torch.randn(batch, 196, width)
     stems: dict[str, nn.Module] = {
-        "plain": LinearStem(224, 16, 3, width),
+        "plain": LinearStem(StemSize(224, 16, 3, width)),
         "timm PatchEmbed": PatchEmbed(224, 16, 3, width),
-        "dual patchnorm": DualPatchNormStem(224, 16, 3, width),
+        "dual patchnorm": DualPatchNormStem(StemSize(224, 16, 3, width)),
         "naive": Naive(width),
     }
     train = {name: training(stem, images, grad) for name, stem in stems.items()}

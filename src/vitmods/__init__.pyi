@@ -35,5 +35,6 @@ from .model.vit import vit as vit
 from .recipes import Recipe as Recipe
 from .stats.decide import decide as decide
 from .study import Study as Study
+from .study.predict import predict as predict
 
 __version__: str

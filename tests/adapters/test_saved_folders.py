@@ -63,6 +63,16 @@ def test_mean_and_std_come_from_the_preprocessor(hugging_face_folder):
     assert model.pretrained_cfg["std"] == (0.229, 0.224, 0.225)
 
 
+def test_names_of_classes_come_from_the_config(hugging_face_folder):
+    path = hugging_face_folder / "config.json"
+    record = json.loads(path.read_text())
+    count = load(hugging_face_folder).vit_config.num_classes
+    for named in ({str(k): f"class {k}" for k in range(count)}, {"0": "a"}):
+        path.write_text(json.dumps({**record, "id2label": named}))
+        known = load(hugging_face_folder).pretrained_cfg.get("label_names")
+        assert known == (tuple(named.values()) if len(named) == count else None)
+
+
 @pytest.mark.parametrize(
     ("record", "word"), [("{", "cannot be read"), ('{"rescale_factor": 1}', "0, 1"), ('{"image_mean": 3}', "cannot")]
 )

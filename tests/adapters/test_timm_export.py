@@ -73,7 +73,7 @@ def test_what_goes_along():
         ("dpn", r"stem.before=layer norm, eps 1e-06 \(there: None\); stem.after|stem.before"),
         ("postnorm", "attn.before=None"),
         ("subln+placement(mlp=pre+post)", "mlp.after="),
-        ("normformer(head_scale=true)", "attn.branch=.*head_scale=True"),
+        ("normformer(head_scale=true,residual_scale=true)", "attn.branch=.*head_scale=True.*residual_scale=True"),
         ("dpn(before=false,after=false,after_position=true)", "position_norm_on_prefix|stem.bias"),
     ],
 )

@@ -4,22 +4,22 @@ import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from vitmods.adapters.timm_models import timm_block
+from vitmods.adapters.timm_models import timm_block, timm_stem
 from vitmods.layers import DualPatchNormStem, LayerNorm, LinearStem, RMSNorm
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
 ARGUMENTS = [
-    {"embed_layer": LinearStem},
-    {"embed_layer": DualPatchNormStem},
-    {"embed_layer": DualPatchNormStem, "dynamic_img_size": True},
-    {"embed_layer": LinearStem, "embed_norm_layer": RMSNorm},
-    {"embed_layer": LinearStem, "pre_norm": True},
+    {"embed_layer": timm_stem(LinearStem)},
+    {"embed_layer": timm_stem(DualPatchNormStem)},
+    {"embed_layer": timm_stem(DualPatchNormStem), "dynamic_img_size": True},
+    {"embed_layer": timm_stem(LinearStem), "embed_norm_layer": RMSNorm},
+    {"embed_layer": timm_stem(LinearStem), "pre_norm": True},
     {"norm_layer": RMSNorm},
     {"norm_layer": LayerNorm, "global_pool": "avg"},
     {"block_fn": timm_block},
     {"block_fn": timm_block, "norm_layer": RMSNorm, "qk_norm": True, "init_values": 0.1, "drop_path_rate": 0.1},
     {"block_fn": timm_block, "scale_attn_norm": True, "scale_mlp_norm": True, "proj_bias": False, "qkv_bias": False},
-    {"block_fn": timm_block, "embed_layer": DualPatchNormStem, "norm_layer": RMSNorm},
+    {"block_fn": timm_block, "embed_layer": timm_stem(DualPatchNormStem), "norm_layer": RMSNorm},
 ]
 
 
@@ -40,7 +40,7 @@ def test_timm_builds_and_trains_with_our_parts(arguments):
 
 
 @pytest.mark.parametrize(
-    "part", [{"embed_layer": LinearStem}, {"norm_layer": LayerNorm}, {"block_fn": timm_block}], ids=name
+    "part", [{"embed_layer": timm_stem(LinearStem)}, {"norm_layer": LayerNorm}, {"block_fn": timm_block}], ids=name
 )
 def test_plain_parts_are_timms_function(part):
     torch.manual_seed(0)
@@ -62,13 +62,18 @@ def test_an_attention_mask_reaches_our_block():
 
 
 def test_dynamic_sizes_work_through_our_stems():
-    model = VisionTransformer(**SMALL, embed_layer=DualPatchNormStem, dynamic_img_size=True)
+    model = VisionTransformer(**SMALL, embed_layer=timm_stem(DualPatchNormStem), dynamic_img_size=True)
     assert model(torch.randn(1, 3, 48, 16)).shape == (1, 5)
 
 
 def test_meta_and_dtype_arguments():
     model = VisionTransformer(
-        **SMALL, block_fn=timm_block, embed_layer=LinearStem, norm_layer=RMSNorm, dtype=torch.bfloat16, device="meta"
+        **SMALL,
+        block_fn=timm_block,
+        embed_layer=timm_stem(LinearStem),
+        norm_layer=RMSNorm,
+        dtype=torch.bfloat16,
+        device="meta",
     )
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert {p.device.type for p in model.parameters()} == {"meta"}

@@ -193,6 +193,18 @@ def test_another_image_size_keeps_the_stream_centred():
     assert moved(model, new) < 1e-12
 
 
+def test_a_residual_scale_stays_while_it_is_the_same_for_all_channels():
+    model = tiny(residual_scale=True).double()
+    for block, factor in zip(model.blocks, (0.5, 1, -2), strict=True):
+        nn.init.constant_(block.residual_scale.gamma, factor)
+    new = vm.apply(model, vm.Norm("rms"))
+    assert moved(model, new) < 1e-12
+    assert new.blocks[2].residual_scale.gamma.unique().tolist() == [-2]
+    model.blocks[1].residual_scale.gamma.data[3] = 2
+    with pytest.raises(UserError, match=r"blocks\.1\.residual_scale\.gamma differs between channels"):
+        vm.apply(model, vm.Norm("rms"))
+
+
 @pytest.mark.parametrize("gamma", ["zero", "some zero", "tiny", "wide"])
 def test_layer_scale_stays(gamma):
     model = tiny(layer_scale=0.1).double()

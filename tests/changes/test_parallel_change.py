@@ -127,6 +127,7 @@ def test_diff_reports_the_drift_on_given_images():
         ("mu4/4", "parallel(branches=0)", "at least 1, got 0"),
         ("mu4/4", "dtn(blocks=3)+parallel", "which 2 does not divide"),
         ("mu4/4", "postnorm+parallel", "share one residual sum"),
+        ("mu4/4", "normformer(residual_scale=true)+parallel", "set residual_scale=False"),
         ("mu4/4", "parallel+postnorm", "share one residual sum"),
     ],
 )

@@ -63,6 +63,7 @@ def configs(draw):
             | st.builds(PositionalConfig, st.integers(1, 4), st.sampled_from(["local", "noise"]), st.floats(-9, 9))
         ),
         "head_scale": draw(st.booleans()),
+        "residual_scale": draw(st.booleans()),
         "layer_scale": draw(st.none() | st.floats(1e-6, 1)),
         "final_norm": draw(maybe_norm),
         "pool": draw(st.sampled_from(["token", "avg", "map", "none"])),

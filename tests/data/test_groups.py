@@ -1,19 +1,27 @@
 """Images that belong together are never torn apart by a split that is made."""
 
 import shutil
-from inspect import signature
+from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import vitmods as vm
 from vitmods import data
-from vitmods.cli.data import Data, main
-from vitmods.cli.options import DataOptions
-from vitmods.data.groups import keys_by
+from vitmods.cli import main as shell
+from vitmods.cli.data import main
+from vitmods.cli.options import SplitArguments
+from vitmods.data import digests as hashes
+from vitmods.data.groups import groups_of, keys_by, read_columns, suggested
 from vitmods.data.pack import pack
+from vitmods.data.records import Records, Source
+from vitmods.data.splits import SplitOptions, make_splits
 from vitmods.recipes import plain
-from vitmods.study.defaults import ORDINARY, defaults_for
+from vitmods.study.plan import ImageOptions
+from vitmods.study.trial import load_images
 from vitmods.util.errors import UserError
 
 
@@ -49,12 +57,30 @@ def test_equal_images_come_into_one_split(twins: Path) -> None:
         assert {key: checked.summary[key] for key in dataset.summary()} == dataset.summary()
 
 
-def test_equal_images_that_the_user_has_split_stop_a_run(make_folder) -> None:
+def test_each_image_is_in_one_fold_with_its_equals(twins: Path) -> None:
+    settings = vm.Study(arms=["dpn"], data=twins, img_size=8, recipe=plain()).settings.fixed
+    tests: list[str] = []
+    for i in range(5):
+        dataset = load_images({**settings, "fold": [i, 5]}, plain().augment)
+        assert parts_of(dataset) == parts_of(load(twins, fold=(i, 5)))
+        assert dataset.summary()["split_origin"] == f"made, fold {i} of 5, seed 0"
+        assert sorted(map(len, dataset.splits.values())) == pytest.approx([13, 26, 92], abs=2)
+        where = parts_of(dataset)
+        assert all(where[name] == where[name.replace("copy", "")] for name in where)
+        tests += dataset.splits["test"].ids
+    assert len(tests) == len(set(tests)) == 132
+
+
+def test_equal_images_that_the_user_has_split_stop_a_run(make_folder, tmp_path: Path) -> None:
     root = make_folder({"train/cat": 9, "train/dog": 9, "test/cat": 3, "test/dog": 3})
     shutil.copy(root / "train" / "cat" / "000.png", root / "test" / "cat" / "again.png")
     with pytest.raises(UserError, match="1 images of test are also in train, byte for byte"):
         load(root)
     assert "overlap" not in load(f"{root}?allow=overlap").summary()["warnings"][0]
+    packed = pack(root, tmp_path / "shards")
+    assert "1 of these lines are in train and in val or test, and studies refuse the pack" in str(packed)
+    with pytest.raises(UserError, match="1 images of test are also in train, byte for byte"):
+        load(tmp_path / "shards")
 
 
 def test_val_of_a_number_of_images_does_not_tear_equal_ones_apart(twins: Path) -> None:
@@ -69,65 +95,177 @@ def test_packed_and_streamed_sets_split_alike(twins: Path, tmp_path: Path) -> No
     assert len(packed.equal) == 12
     assert "cat/000.png = cat/copy000.png" in packed.equal
     assert "Warning: these images are equal, byte for byte:\n  cat/000.png = cat/copy000.png" in str(packed)
+    assert "in train and in" not in str(packed)
     assert parts_of(load(tmp_path / "shards")) == parts_of(load(twins))
     assert parts_of(load(f"{tmp_path / 'shards'}?stream=1")) == parts_of(load(twins))
 
 
-@pytest.mark.parametrize("rule", ["folder", "folder:2", r"name:/(p\d+)/", "file:{root}.csv"])
-def test_groups_are_not_torn_apart(make_folder, rule: str) -> None:
+@pytest.mark.parametrize("group_by", ["^.*/", r"/(p\d+)/", "{root}.csv"])
+def test_groups_are_not_torn_apart(make_folder, group_by: str) -> None:
     sizes = {
         f"{label}/p{label[0]}{patient:02d}".replace("pc", "p1").replace("pd", "p2"): 1 + patient % 4
         for label in ("cat", "dog")
         for patient in range(30)
     }
     root = make_folder(sizes)
-    groups = [f"{path.relative_to(root).as_posix()},{path.parent.name}" for path in root.rglob("*.png")]
-    root.with_suffix(".csv").write_text("\n".join(groups))
-    dataset = load(root, groups=rule.replace("{root}", str(root)))
+    groups = [f"{path.parent.name},{path.relative_to(root).as_posix()}" for path in root.rglob("*.png")]
+    root.with_suffix(".csv").write_text("\n".join(["Group,image", *groups]))
+    group_by = group_by.replace("{root}", str(root))
+    dataset = load(root, group_by=group_by)
     patients = {split: {Path(name).parent.name for name in found.ids} for split, found in dataset.splits.items()}
     assert sum(map(len, patients.values())) == 60
     counts = {name: len(split) for name, split in dataset.splits.items()}
     assert counts["test"] == pytest.approx(0.2 * 146, abs=5)
     assert counts["val"] == pytest.approx(0.1 * 146, abs=5)
-    assert data.check(root, groups=rule.replace("{root}", str(root))).fit
+    assert data.check(root, group_by=group_by).fit
+    for split in dataset.splits.values():
+        assert split.groups is not None
+        together = {(group, Path(name).parent) for group, name in zip(split.groups, split.ids, strict=True)}
+        assert len(together) == len(set(split.groups)) == len({folder for _, folder in together})
 
 
 def test_groups_that_the_user_has_split_stop_a_run(make_folder) -> None:
     root = make_folder({"train/cat/p1": 9, "train/dog/p2": 9, "test/cat/p1": 3, "test/dog/p3": 3})
-    rule = r"name:/(p\d)/"
+    rule = r"/(p\d)/"
     with pytest.raises(UserError, match=r"1 groups of test are also in train \(p1\)"):
-        load(root, groups=rule)
-    load(f"{root}?allow=overlap", groups=rule)
+        load(root, group_by=rule)
+    load(f"{root}?allow=overlap", group_by=rule)
 
 
 def test_the_shell_takes_groups(make_folder, capsys: pytest.CaptureFixture[str]) -> None:
-    root = make_folder({f"{label}/p{i}": 3 for label in ("cat", "dog") for i in range(10)})
-    assert main([str(root), "--groups", "folder:2"]) == 0
+    root = make_folder({f"{label}/{label[0]}{i}": 3 for label in ("cat", "dog") for i in range(10)})
+    assert main([str(root), "--group-by", "(.*)/"]) == 0
     assert capsys.readouterr().out.split("all ")[1].split()[:3] == ["42", "6", "12"]
-    study = vm.Study(arms=["dpn"], data=root, groups="folder:2")
-    assert study.settings.fixed["groups"] == "folder:2"
-    assert "groups" not in vm.Study(arms=["dpn"], data=root).settings.fixed
+    study = vm.Study(arms=["dpn"], data=root, group_by="(.*)/")
+    assert study.settings.fixed["group_by"] == "(.*)/"
+    assert "group_by" not in vm.Study(arms=["dpn"], data=root).settings.fixed
 
 
-def test_all_ways_split_by_the_same_fractions() -> None:
-    found = [signature(function).parameters for function in (data.load, data.check)]
-    fractions = {(p["val_fraction"].default, p["test_fraction"].default) for p in found}
-    given = [Data("digits"), DataOptions(), defaults_for("digits"), ORDINARY]
-    assert fractions | {(one.val_fraction, one.test_fraction) for one in given} == {(0.1, 0.2)}
+def test_names_that_suggest_groups_are_told(make_folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = make_folder({"cat": 40, "dog": 40})
+    assert main([str(root)]) == 0
+    assert "belong together" not in capsys.readouterr().out
+    for path in root.rglob("*.png"):
+        path.rename(path.with_stem(f"{path.parent.name}-video{int(path.stem) // 4}_{path.stem}"))
+    assert main([str(root)]) == 0
+    warning = capsys.readouterr().out.partition("belong together in ")[2]
+    assert warning.startswith("20 groups")
+    group_by = warning.partition("--group-by '")[2].partition("'")[0]
+    dataset = load(root, group_by=group_by)
+    assert "belong together" not in " ".join(dataset.summary()["warnings"])
+    videos = [{name.rpartition("_")[0] for name in split.ids} for split in dataset.splits.values()]
+    assert sum(map(len, videos)) == len(set().union(*videos)) == 20
 
 
 @pytest.mark.parametrize(
-    ("rule", "message"),
+    ("name", "groups"),
     [
-        ("patient", 'groups is "folder"'),
-        ("name:", 'groups is "folder"'),
-        ("folder:0", "whole number from 1"),
-        ("folder:3", "2 of 2 images belong to no group, such as cat/a.png"),
-        ("name:(", "no regular expression"),
-        ("name:^dog", "1 of 2 images belong to no group"),
-        ("file:nowhere.csv", "cannot be read"),
+        ("{label}/patient{i4}-{i}.png", 25),
+        ("{label}/x_P{i4}.{i}.png", 25),
+        ("{label}/{i}-p{i4}-left.png", 25),
+        ("{label}/scan{i4}/{i}.png", 50),
+        ("{label}/clip_{i4}.frame_{i}.jpg", 25),
+        ("{label}/{label}_{i}.png", None),
+        ("{label}/{i:04d}.png", None),
+        ("{label}/IMG_{i:04d}.png", None),
+        ("{label}/{i4}{i:04d}.png", None),
+        ("{label}/{i}_{i}.png", None),
+        ("train/{label}/{i}.png", None),
     ],
 )
-def test_rules_that_cannot_be_used(rule: str, message: str) -> None:
+def test_which_names_suggest_groups(name: str, groups: int | None) -> None:
+    ids = [name.format(label=label, i=i, i4=i // 4) for label in ("cat", "dog") for i in range(100)]
+    found = suggested(ids, 2)
+    assert (found and found[1]) == groups
+    if found:
+        assert len(set(keys_by(found[0], ids))) == groups
+
+
+def test_images_without_groups_have_none(make_folder) -> None:
+    dataset = load(make_folder({"cat": 20, "dog": 20}))
+    assert [split.groups for split in dataset.splits.values()] == [None] * 3
+
+
+def test_a_group_and_equal_bytes_join(tmp_path: Path) -> None:
+    ids = ("d", "c", "b", "a", "e", "f")
+    digests = np.array([[1], [1], [2], [2], [0], [0]], dtype=np.uint8) * np.ones(16, dtype=np.uint8)
+    assert groups_of(ids, None, digests) == ("c", "c", "a", "a", "e", "f")
+    names = tmp_path / "groups.csv"
+    names.write_text("image,group\nd,x\nc,y\nb,x\na,z\ne,q\nf,q\n")
+    assert groups_of(ids, names, digests) == ("z", "z", "z", "z", "q", "q")
+    assert groups_of(ids, ".", np.zeros((6, 16), np.uint8)) is None
+    assert groups_of((), None, np.zeros((0, 16), np.uint8)) is None
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(0, 25), min_size=24, max_size=40), st.integers(0, 9), st.sampled_from([None, (1, 3)]))
+def test_equal_bytes_never_cross_splits_whatever_the_order(contents: list[int], seed: int, fold) -> None:
+    def split(order: list[int]) -> dict[str, set[str]]:
+        ids = tuple(f"{i % 2}/{i}.png" for i in order)
+        labels = np.array([i % 2 for i in order])
+        raw = [bytes([contents[i]]) for i in order]
+        records = Records(ids, labels, ids, raw.__getitem__, np.arange(len(ids)))
+        found, _ = make_splits(Source("set", ("a", "b"), {"train": records}), split_seed=seed, fold=fold)
+        return {name: set(part.ids) for name, part in found.items()}
+
+    n = len(contents)
+    found = split(list(range(n)))
+    assert split(list(range(n))[::-1]) == found
+    assert sum(map(len, found.values())) == n
+    kinds = [{contents[int(name[2:-4])] for name in part} for part in found.values()]
+    assert sum(map(len, kinds)) == len(set(contents))
+
+
+def test_hashes_are_kept_until_a_file_changes(twins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashes, "REMEMBERED", 10)
+    before = load(twins, cache_dir=tmp_path / "cache")
+    assert len(list((tmp_path / "cache").glob("*.digests.npy"))) == 1
+    monkeypatch.setattr(hashes, "_hashed", None)
+    assert parts_of(load(twins, cache_dir=tmp_path / "cache")) == parts_of(before)
+    monkeypatch.undo()
+    monkeypatch.setattr(hashes, "REMEMBERED", 10)
+    (twins / "cat" / "copy000.png").write_bytes((twins / "cat" / "001.png").read_bytes())
+    assert load(twins, cache_dir=tmp_path / "cache").summary()["fingerprint"] != before.summary()["fingerprint"]
+
+
+def test_shell_and_python_split_alike(twins: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--data", str(twins), "--img-size", "8", "--in-chans", "3", "--base", "mu/4", "--recipe", "plain"]
+    quick = ["--epochs", "1", "--device", "cpu", "--cost-seconds", "0", "--workers", "1", "--quiet"]
+    assert shell(["compare", *options, *quick, "--arms", "dpn", "--seeds", "1", "--out", str(tmp_path / "out")]) == 0
+    rows = read_columns(tmp_path / "out" / "split.csv", ("image", "split", "label", "group"))
+    ours = parts_of(load(twins))
+    assert {row["image"]: row["split"] for row in rows} == ours
+    assert {(row["image"], row["group"]) for row in rows if "copy" in row["image"]} == {
+        (name, name.replace("copy", "")) for name in ours if "copy" in name
+    }
+    assert parts_of(load(twins, split_file=tmp_path / "out" / "split.csv")) == ours
+
+
+def test_options_of_images_are_the_same_everywhere() -> None:
+    names = set(SplitOptions.__annotations__)
+    assert names <= set(ImageOptions.__annotations__)
+    assert names == {field.name for field in fields(SplitArguments)}
+
+
+@pytest.mark.parametrize(
+    ("group_by", "message"),
+    [
+        ("(", "no regular expression"),
+        ("^dog", "1 of 2 images belong to no group, such as cat/a.png"),
+        ("x*", "2 of 2 images belong to no group"),
+        ("nowhere.csv", "cannot be read"),
+        ("{tmp}/columns.csv", 'columns.csv has no column group: its first line is "image,patient"'),
+        ("{tmp}/twice.csv", "names cat/a.png 2 times"),
+        ("{tmp}/part.csv", "1 of 2 images belong to no group, such as dog/b.png"),
+        ("{tmp}/wide.csv", "Line 2 of .* has more columns"),
+        ("{tmp}/empty.csv", "has no column image and no column group"),
+    ],
+)
+def test_what_cannot_be_grouped_by(group_by: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "columns.csv").write_text("image,patient\ncat/a.png,1\n")
+    (tmp_path / "twice.csv").write_text("image,group\ncat/a.png,1\ncat/a.png,2\ndog/b.png,3\n")
+    (tmp_path / "part.csv").write_text("image,group\ncat/a.png,1\ndog/b.png,\n")
+    (tmp_path / "wide.csv").write_text("image,group\ncat/a.png,1,2\n")
+    (tmp_path / "empty.csv").write_text("")
     with pytest.raises(UserError, match=message):
-        keys_by(rule, ["cat/a.png", "dog/b.png"])
+        keys_by(group_by.replace("{tmp}", str(tmp_path)), ["cat/a.png", "dog/b.png"])

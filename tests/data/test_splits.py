@@ -1,11 +1,14 @@
 """Splits that are made: stratified, disjoint, and the same whatever the order of files."""
 
+from hashlib import sha256
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vitmods.data.records import Records, Source
+from vitmods.data.sources import open_source
 from vitmods.data.splits import cut, limit, make_splits, take_out
 from vitmods.util.errors import UserError
 
@@ -13,7 +16,7 @@ from vitmods.util.errors import UserError
 def records(labels: list[int], order: list[int] | None = None) -> Records:
     order = list(range(len(labels))) if order is None else order
     ids = tuple(f"class{labels[i]}/{i}.png" for i in order)
-    return Records(ids, np.array([labels[i] for i in order]), ids, lambda key: b"", np.arange(len(ids)))
+    return Records(ids, np.array([labels[i] for i in order]), ids, lambda key: ids[key].encode(), np.arange(len(ids)))
 
 
 def source(*splits: str, n: int = 100) -> Source:
@@ -72,7 +75,8 @@ def test_a_class_with_one_image_stays_in_train() -> None:
     ],
 )
 def test_only_what_is_lacking_is_made(found, val, result, origin) -> None:
-    splits, words = make_splits(source(*found), 3, val, 0.1)
+    given = {"val_fraction": None if "val" in found else val, "test_fraction": 0.1 if found == ("train",) else None}
+    splits, words = make_splits(source(*found), split_seed=3, **given)
     assert {name: len(part) for name, part in splits.items()} == result
     assert list(splits) == [name for name in ("train", "val", "test") if name in result]
     assert words == origin
@@ -83,7 +87,7 @@ def test_only_what_is_lacking_is_made(found, val, result, origin) -> None:
 )
 def test_impossible_fractions(val: float, test: float, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        make_splits(source("train"), 0, val, test)
+        make_splits(source("train"), val_fraction=val, test_fraction=test)
 
 
 @given(label_lists, st.integers(1, 130), st.integers(0, 50))
@@ -116,21 +120,21 @@ def test_what_is_taken_out_leaves_one_of_every_class(labels, count, seed) -> Non
 
 def test_val_of_a_number_of_images() -> None:
     vtab = source("train", "test", n=1200)
-    splits, words = make_splits(vtab, 0, 0.1, 0.1, limit_val=200)
+    splits, words = make_splits(vtab, limit_val=200)
     assert {name: len(part) for name, part in splits.items()} == {"train": 1000, "val": 200, "test": 1200}
     assert np.bincount(splits["val"].labels).tolist() == [100, 100]
     assert not set(splits["val"].ids) & set(splits["train"].ids)
     assert words == "found; val made from train, seed 0"
-    alone, _ = make_splits(source("train", n=1200), 0, 0.1, 0.5, limit_val=200)
+    alone, _ = make_splits(source("train", n=1200), test_fraction=0.5, limit_val=200)
     assert {name: len(part) for name, part in alone.items()} == {"train": 400, "val": 200, "test": 600}
-    own, words = make_splits(source("train", "val", "test"), 0, 0.1, 0.1, limit_val=20)
+    own, words = make_splits(source("train", "val", "test"), limit_val=20)
     assert ({name: len(part) for name, part in own.items()}, words) == ({"train": 100, "val": 20, "test": 100}, "found")
     with pytest.raises(UserError, match="limit_val must be at least 1"):
-        make_splits(vtab, 0, 0.1, 0.1, limit_val=0)
+        make_splits(vtab, limit_val=0)
 
 
 def test_an_evaluation_set_is_left_as_it_is() -> None:
-    splits, words = make_splits(source("test"), 0, 0.1, 0.1)
+    splits, words = make_splits(source("test"))
     assert (list(splits), words) == (["test"], "found")
 
 
@@ -146,14 +150,14 @@ def test_limit_of_nothing() -> None:
         limit(table, 0, 0)
 
 
-def grouped(sizes: list[int], label: int = 0) -> tuple[list[int], list[int]]:
-    return [label] * sum(sizes), [g for g, size in enumerate(sizes) for _ in range(size)]
+def grouped(sizes: list[int], label: int = 0) -> tuple[list[int], list[str]]:
+    return [label] * sum(sizes), [str(g) for g, size in enumerate(sizes) for _ in range(size)]
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=40), st.integers(0, 50), fractions, fractions)
 def test_groups_stay_together(sizes, seed, val, test) -> None:
     labels, groups = grouped(sizes)
-    parts = cut(records(labels), seed, {"test": test, "val": val}, np.array(groups))
+    parts = cut(records(labels), seed, {"test": test, "val": val}, groups)
     assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(len(labels)))
     homes = [{groups[i] for i in part} for part in parts.values()]
     assert sum(map(len, homes)) == len(sizes)
@@ -165,14 +169,95 @@ def test_groups_stay_together(sizes, seed, val, test) -> None:
 @given(label_lists, st.integers(0, 100), fractions, fractions)
 def test_groups_of_one_are_no_groups(labels, seed, val, test) -> None:
     table, fractions = records(labels), {"test": test, "val": val}
-    alone = np.arange(len(labels))[::-1].copy()
+    alone = [str(i) for i in reversed(range(len(labels)))]
     ours, theirs = cut(table, seed, fractions, alone), cut(table, seed, fractions)
     assert {name: part.tolist() for name, part in ours.items()} == {n: p.tolist() for n, p in theirs.items()}
 
 
 def test_what_is_taken_out_are_whole_groups() -> None:
     labels, groups = grouped([3] * 30)
-    rest, taken = take_out(records(labels), 20, 0, np.array(groups))
+    rest, taken = take_out(records(labels), 20, 0, groups)
     assert (len(rest), len(taken)) == (72, 18)
     number = {name: groups[i] for i, name in enumerate(records(labels).ids)}
     assert not {number[name] for name in rest.ids} & {number[name] for name in taken.ids}
+
+
+@pytest.mark.parametrize(
+    ("found", "option", "message"),
+    [
+        (("train", "val"), {"val_fraction": 0.0}, r"val_fraction=0 cannot apply.*\(train, val\).*Leave --val-fraction"),
+        (("train", "val"), {"val_fraction": 0.1}, "val_fraction=0.1 cannot apply"),
+        (("train", "test"), {"test_fraction": 0.2}, "test_fraction=0.2 cannot apply"),
+        (("train", "test"), {"fold": (0, 5)}, r"fold=\(0, 5\) cannot apply"),
+        (("test",), {"val_fraction": 0.1}, "val_fraction=0.1 cannot apply"),
+        (("train",), {"val_fraction": 0.1, "limit_val": 5}, "limit_val says how many"),
+        (("train",), {"test_fraction": 0.1, "fold": (0, 5)}, "number of folds says"),
+        (("train",), {"fold": (5, 5)}, "i from 0 to k - 1"),
+        (("train",), {"fold": (0, 1)}, "k at least 2"),
+        (("train",), {"fold": (0, 5), "val_fraction": 0.8}, "nothing to train on"),
+        (("train",), {"fold": (60, 101)}, "too few images, or groups of them, for 101 folds"),
+        (("train",), {"val_fraction": 0.1, "split_file": "split.csv"}, "the split file says"),
+    ],
+)
+def test_what_cannot_apply_is_refused(found, option, message) -> None:
+    with pytest.raises(UserError, match=message):
+        make_splits(source(*found), **option)
+
+
+def in_groups(seed: int, n: int, classes: int, groups: int) -> tuple[list[int], list[str]]:
+    """Classes and groups of n images, drawn; groups may have images of several classes."""
+    draw = np.random.default_rng(seed)
+    return draw.integers(0, classes, n).tolist(), [f"g{g}" for g in draw.integers(0, groups, n)]
+
+
+@given(st.integers(0, 10_000), st.integers(40, 80), st.integers(1, 4), st.integers(20, 100), st.integers(2, 4))
+def test_folds_are_a_partition_that_keeps_groups(seed, n, classes, groups, count) -> None:
+    labels, keys = in_groups(seed, n, classes, groups)
+    table, backwards = records(labels), list(range(n))[::-1]
+    turned = records(labels, backwards)
+    tests = []
+    for i in range(count):
+        parts = cut(table, seed, {"test": 1 / count, "val": 0.1}, keys, (i, count))
+        assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(n))
+        homes = [{keys[j] for j in part} for part in parts.values()]
+        assert sum(map(len, homes)) == len(set(keys))
+        other = cut(turned, seed, {"test": 1 / count, "val": 0.1}, [keys[j] for j in backwards], (i, count))
+        assert {table.ids[j] for j in parts["test"]} == {turned.ids[j] for j in other["test"]}
+        tests.append(set(parts["test"].tolist()))
+    assert sum(map(len, tests)) == len(set().union(*tests))
+    untested = set(range(n)) - set().union(*tests)
+    assert len({keys[j] for j in untested}) <= classes  # the only group of a class is always trained on
+
+
+@given(label_lists, st.integers(0, 100), st.integers(2, 6))
+def test_folds_of_single_images_are_stratified(labels, seed, count) -> None:
+    table = records(labels)
+    if sum(n for n in np.bincount(labels) if n > 1) < count:
+        with pytest.raises(UserError, match="too few images"):
+            cut(table, seed, {"test": 1 / count}, None, (0, count))
+        return
+    sizes = np.array(
+        [
+            np.bincount(table.labels[cut(table, seed, {"test": 1 / count}, None, (i, count))["test"]], minlength=5)
+            for i in range(count)
+        ]
+    )
+    assert (sizes.max(0) - sizes.min(0) <= 1).all()
+    assert sizes.sum(1).max() - sizes.sum(1).min() <= 1
+    totals = np.bincount(table.labels, minlength=5)
+    assert sizes.sum(0).tolist() == np.where(totals == 1, 0, totals).tolist()
+
+
+GIVEN = {  # of digits: split seed, fractions, limits -> what each split holds
+    (0, None, None, None): {"train": "77f8ef665944", "val": "a69c934a0ec1", "test": "896bbed95e92"},
+    (3, 0.02, 0.1, 160): {"train": "de92c1d54743", "val": "43b4d8f81ce0", "test": "74e3069c7443"},
+}
+
+
+@pytest.mark.parametrize("options", GIVEN)
+def test_splits_never_change(options) -> None:
+    """Results that are kept are of these splits."""
+    seed, val, test, limit_train = options
+    given = {"split_seed": seed, "val_fraction": val, "test_fraction": test, "limit_train": limit_train}
+    splits, _ = make_splits(open_source("digits"), **given)
+    assert {name: sha256(repr(part.ids).encode()).hexdigest()[:12] for name, part in splits.items()} == GIVEN[options]

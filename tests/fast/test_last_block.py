@@ -24,7 +24,8 @@ OVERRIDES = [
     {"pool": "map"},
     {"pool": "none"},
 ]
-CHANGES = ["base", "normformer(head_scale=true)", "subln", "placement(attn=post,mlp=pre+post)", "postnorm", "rms+dpn"]
+NORMFORMER = "normformer(head_scale=true,residual_scale=true)"
+CHANGES = ["base", NORMFORMER, "subln", "placement(attn=post,mlp=pre+post)", "postnorm", "rms+dpn"]
 
 
 def build(overrides, changes="base"):

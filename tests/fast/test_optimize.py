@@ -87,7 +87,7 @@ def test_outputs_and_features_stay(arm):
         {"pool": "avg", "norm_after_pool": True},
         {"pool": "map", "class_token": False},
         {"qkv_bias": False, "reg_tokens": 2},
-        {"head_scale": True, "layer_scale": 0.1},
+        {"head_scale": True, "layer_scale": 0.1, "residual_scale": True},
         {"num_classes": 0},
         {"stem": StemConfig(bias=False, before=NormConfig())},
         {"activation": "gelu_tanh", "representation": True, "pool": "none"},

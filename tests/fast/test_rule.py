@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 import pickle
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -416,7 +418,7 @@ def test_dropout_draws_the_same(kind, forms, fields):
     [
         "rms",
         "subln",
-        "normformer(head_scale=true)",
+        "normformer(head_scale=true,residual_scale=true)",
         "postnorm",
         "batchnorm",
         "dtn",
@@ -497,3 +499,22 @@ def test_hooks_on_the_stems_projection_are_heard():
 
 def test_new_models_have_the_forms():
     assert vm.vit("mu/4", img_size=8).forms == Forms() == vm.apply(vm.vit("mu/4", img_size=8), vm.LayerScale()).forms
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "from vitmods.model.vit import ViT; from vitmods.model.config import ViTConfig; model = ViT(ViTConfig())",
+        "import timm, vitmods.adapters.timm_models; model = timm.create_model('vitmods_tiny_patch16_224')",
+        "import timm, vitmods; model = vitmods.apply(timm.create_model('vit_tiny_patch16_224'))",
+        "import copy, vitmods; model = copy.deepcopy(vitmods.vit('mu/4', img_size=8))",
+        "import pickle, sys; model = pickle.load(open(sys.argv[1], 'rb'))",
+    ],
+)
+def test_new_models_have_the_forms_however_they_are_made(make, tmp_path):
+    """... in a process that has imported nothing else of the package."""
+    path = tmp_path / "model.pickle"
+    path.write_bytes(pickle.dumps(vm.vit("mu/4", img_size=8)))
+    script = f"{make}\nprint(type(model.forms).__module__, model.forms.last_block)"
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True)
+    assert done.stdout == "vitmods.fast.forms True\n"

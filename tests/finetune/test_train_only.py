@@ -66,7 +66,7 @@ def test_what_goes_along(what, trained):
 
 def test_every_parameter_of_a_vit_with_all_slots_has_its_role():
     model = small(layer_scale=1e-4, reg_tokens=1, qk_norm=vm.ViTConfig().final_norm, representation=True)
-    model = vm.apply(model, *vm.parse_changes("dpn+normformer"))
+    model = vm.apply(model, *vm.parse_changes("dpn+normformer(residual_scale=true)"))
     roles = parameter_roles(model)
     assert roles.keys() == dict(model.named_parameters()).keys()
     assert "other" not in roles.values()
@@ -81,6 +81,7 @@ def test_every_parameter_of_a_vit_with_all_slots_has_its_role():
         "blocks.0.mlp.norm.weight": "norms",
         "blocks.1.mlp.fc2.weight": "ffn",
         "blocks.0.ls1.gamma": "layer_scale",
+        "blocks.0.residual_scale.gamma": "layer_scale",
         "norm.weight": "norms",
         "pre_logits.weight": "head",
         "head.bias": "head",

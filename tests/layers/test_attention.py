@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from vitmods.layers import Attention, AttentionPool, LayerNorm, Mlp, RMSNorm
+from vitmods.layers import Attention, AttentionPool, AttentionSlots, LayerNorm, Mlp, RMSNorm
 
 
 def slow_attention(attention, x):
@@ -22,7 +22,7 @@ def slow_attention(attention, x):
 @pytest.mark.parametrize("head_scale", [False, True])
 def test_equation(qk_norm, norm, head_scale):
     torch.manual_seed(0)
-    attention = Attention(12, 3, qk_norm=qk_norm, norm=norm and norm(12), head_scale=head_scale).double()
+    attention = Attention(12, 3, AttentionSlots(qk_norm, head_scale=head_scale), norm=norm and norm(12)).double()
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter)
     x = torch.randn(2, 5, 12, dtype=torch.float64)
@@ -39,7 +39,7 @@ class OnlyItself(torch.nn.Module):
 
 def test_the_slot_for_masks_sees_queries_and_keys_and_the_callers_mask():
     torch.manual_seed(0)
-    attention = Attention(8, 2, mask=OnlyItself()).double()
+    attention = Attention(8, 2, AttentionSlots(mask=OnlyItself())).double()
     x = torch.randn(2, 4, 8, dtype=torch.float64)
     values = attention.qkv(x).chunk(3, -1)[2]
     torch.testing.assert_close(attention(x), attention.proj(values), atol=1e-12, rtol=0)

@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from functools import partial
+from dataclasses import fields
 
 import pytest
 import torch
@@ -11,17 +11,23 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 import vitmods as vm
-from vitmods.layers import DynamicTokenNorm
+from vitmods.layers import DynamicTokenNorm, TokenMixing
 from vitmods.layers.norms import dynamic_token
 from vitmods.ops import separable
 
 GRID, DIM, HEADS, EPS = (3, 4), 12, 3, 1e-3
 
 
+def build(grid=GRID, dim=DIM, heads=HEADS, **options):
+    """Options of the mixture by their names."""
+    mixing = TokenMixing(**{f.name: options.pop(f.name) for f in fields(TokenMixing) if f.name in options})
+    return DynamicTokenNorm(dim, heads, grid, mixing=mixing, **options)
+
+
 def make(grid=GRID, dim=DIM, heads=HEADS, dtype=torch.float64, **options):
     """A norm with random parameters."""
     torch.manual_seed(0)
-    norm = DynamicTokenNorm(dim, heads, grid, **({"eps": EPS, "dtype": dtype} | options))
+    norm = build(grid, dim, heads, **({"eps": EPS, "dtype": dtype} | options))
     for parameter in norm.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return norm
@@ -112,25 +118,25 @@ def test_a_band_is_of_the_sequence_and_a_window_of_the_grid(kind, width):
 def test_whole_offsets_give_each_head_one_neighbor():
     """Halves, as equation 7 has them for an even side, leave each kernel's maximum to several tokens."""
     for offsets, ties, side in (("centered", 4, 2), ("whole", 1, 2), ("centered", 1, 3), ("whole", 1, 3)):
-        norm = DynamicTokenNorm(36, side * side, (9, 9), offsets=offsets, dtype=torch.float64)
+        norm = build((9, 9), 36, side * side, offsets=offsets, dtype=torch.float64)
         px, py = norm.kernels((9, 9))
         middle = torch.einsum("hr,hc->hrc", py[:, 4], px[:, 4]).flatten(1)
         assert torch.isclose(middle, middle.amax(1, keepdim=True)).sum(1).tolist() == [ties] * side * side
-    peaks = DynamicTokenNorm(36, 4, (9, 9), offsets="whole").a.detach()[:, 1:] / 2
+    peaks = build((9, 9), 36, 4, offsets="whole").a.detach()[:, 1:] / 2
     assert sorted(peaks.tolist()) == [[0, 0], [0, 1], [1, 0], [1, 1]]
-    assert (DynamicTokenNorm(8, 4, 9, offsets="whole").a[:, 1] / 2).tolist() == [-1, 0, 1, 2]
+    assert (build(9, 8, 4, offsets="whole").a[:, 1] / 2).tolist() == [-1, 0, 1, 2]
 
 
 @pytest.mark.parametrize("options", [{"kernel": "uniform"}, {"band": 3}, {"window": 3}, {"trade_off": 1.0}], ids=str)
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_without_parameters_type_and_device_are_those_of_the_input(options, device):
-    norm = DynamicTokenNorm(DIM, HEADS, GRID, affine=False, **({"trade_off": 0.0} | options))
+    norm = build(affine=False, **({"trade_off": 0.0} | options))
     assert not list(norm.parameters())
     x = tokens().to(device)
     y = norm(x)
     assert (y.dtype, y.device) == (torch.float64, x.device)
     if device == "cpu":
-        twin = DynamicTokenNorm(DIM, HEADS, GRID, **({"trade_off": 0.0} | options), dtype=torch.float64)
+        twin = build(**({"trade_off": 0.0} | options), dtype=torch.float64)
         same(y, twin(x), atol=0)
 
 
@@ -145,7 +151,7 @@ def test_pooling_by_one_changes_nothing_and_by_more_shares_statistics(variant):
 
 
 def test_lambda_init_near_1_starts_close_to_layer_norm():
-    norm = DynamicTokenNorm(DIM, HEADS, GRID, lambda_init=0.999, dtype=torch.float64)
+    norm = build(lambda_init=0.999, dtype=torch.float64)
     assert (norm(tokens()) - layer_norm(norm, tokens())).abs().max() < 0.02
 
 
@@ -429,8 +435,8 @@ def test_meta_device():
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"num_heads": 5}, "5 heads do not divide 12"),
-        ({"num_heads": 0}, "heads"),
+        ({"heads": 5}, "5 heads do not divide 12"),
+        ({"heads": 0}, "heads"),
         ({"eps": 0.0}, "eps must be positive"),
         ({"eps": -1e-5}, "eps must be positive"),
         ({"trade_off": 1.5}, "between 0 and 1"),
@@ -457,7 +463,7 @@ def test_meta_device():
 )
 def test_settings_that_do_not_fit(options, match):
     with pytest.raises(ValueError, match=match):
-        partial(DynamicTokenNorm, DIM, **({"num_heads": HEADS} | options))()
+        build(**({"heads": HEADS} | options))
 
 
 @pytest.mark.parametrize("shape", [(2, 12, DIM + 3), (2, 3, 4, DIM + 3), (12, DIM), (DIM,)], ids=str)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vitmods.layers import Attention, GatedPositions
+from vitmods.layers import Attention, AttentionSlots, GatedPositions
 
 GRIDS = [(4, 4), (2, 5), (1, 6), (5, 1)]
 
@@ -12,7 +12,7 @@ GRIDS = [(4, 4), (2, 5), (1, 6), (5, 1)]
 def build(grid, prefix=0, heads=3, **settings):
     torch.manual_seed(0)
     positions = GatedPositions(heads, grid, prefix).double()
-    attention = Attention(12, heads, positions=positions, **settings).double()
+    attention = Attention(12, heads, AttentionSlots(positions=positions), **settings).double()
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter)
     return attention
@@ -107,7 +107,7 @@ def test_no_matrix_of_tokens_times_tokens():
             sizes.extend(t.numel() for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, torch.Tensor))
             return out
 
-    attention = Attention(12, 3, positions=GatedPositions(3, (24, 24)))
+    attention = Attention(12, 3, AttentionSlots(positions=GatedPositions(3, (24, 24))))
     x = torch.randn(2, 576, 12, requires_grad=True)
     with Watch():
         attention(x).sum().backward()

@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import vitmods as vm
-from vitmods.layers import DynamicTokenNorm
+from vitmods.layers import DynamicTokenNorm, TokenMixing
 from vitmods.layers.norms import dynamic_token as layer
 from vitmods.ops import native, separable
 from vitmods.ops.native import dynamic_token
@@ -87,7 +87,8 @@ def test_large_offsets_keep_their_digits(offset):
 
 def norm_and_tokens(grid=(3, 5), dim=24, heads=3, **options):
     torch.manual_seed(0)
-    norm = DynamicTokenNorm(dim, heads, grid, **options)
+    own = {name: options.pop(name) for name in ("eps", "affine", "prefix_tokens") if name in options}
+    norm = DynamicTokenNorm(dim, heads, grid, mixing=TokenMixing(**options), **own)
     for parameter in norm.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return norm, torch.randn(2, grid[0] * grid[1] + norm.prefix_tokens, dim, requires_grad=True)

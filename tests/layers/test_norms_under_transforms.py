@@ -20,6 +20,7 @@ from vitmods.layers.norms import (
     RMSNorm,
     ScaleNorm,
     SwitchableNorm,
+    TokenMixing,
 )
 from vitmods.util.errors import UserError
 
@@ -38,9 +39,11 @@ NORMS = {
     "power": partial(PowerNorm, num_heads=2),
     "switchable": SwitchableNorm,
     "dtn": partial(DynamicTokenNorm, num_heads=2, grid_size=(2, 2)),
-    "dtn, released": partial(DynamicTokenNorm, num_heads=2, grid_size=(2, 2), variant="released"),
-    "dtn, band": partial(DynamicTokenNorm, num_heads=2, grid_size=(2, 2), band=3),
-    "dtn, pool": partial(DynamicTokenNorm, num_heads=2, grid_size=(2, 2), pool=2, statistics="mean"),
+    "dtn, released": partial(DynamicTokenNorm, num_heads=2, grid_size=(2, 2), mixing=TokenMixing("released")),
+    "dtn, band": partial(DynamicTokenNorm, num_heads=2, grid_size=(2, 2), mixing=TokenMixing(band=3)),
+    "dtn, pool": partial(
+        DynamicTokenNorm, num_heads=2, grid_size=(2, 2), mixing=TokenMixing(pool=2, statistics="mean")
+    ),
 }
 
 

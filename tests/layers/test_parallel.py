@@ -9,7 +9,17 @@ from timm.models.vision_transformer import ParallelThingsBlock
 
 import vitmods as vm
 from vitmods.fast import Forms
-from vitmods.layers import Attention, Block, BlockConfig, BranchNorms, LayerNorm, Mlp, ParallelBlock, RMSNorm
+from vitmods.layers import (
+    Attention,
+    AttentionSlots,
+    Block,
+    BlockConfig,
+    BranchNorms,
+    LayerNorm,
+    Mlp,
+    ParallelBlock,
+    RMSNorm,
+)
 from vitmods.util.errors import UserError
 
 EXACT = {"atol": 1e-12, "rtol": 1e-12}
@@ -56,7 +66,7 @@ FIELDS = {
         "mlp_norms": BranchNorms(LayerNorm, LayerNorm),
     },
     "norms on the branch": {"mlp_norms": BranchNorms(LayerNorm, branch=LayerNorm)},
-    "head scale, norms of q and k": {"attn": partial(Attention, qk_norm=RMSNorm, head_scale=True)},
+    "head scale, norms of q and k": {"attn": partial(Attention, slots=AttentionSlots(RMSNorm, head_scale=True))},
     "no norm": {"attn_norms": BranchNorms(), "mlp_norms": BranchNorms()},
     "another activation": {"mlp": partial(Mlp, act=torch.nn.ReLU())},
 }

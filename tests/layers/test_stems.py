@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vitmods.layers import DualPatchNormStem, LayerNorm, LinearStem, RMSNorm, ScaleShift
+from vitmods.layers import DualPatchNormStem, LayerNorm, LinearStem, RMSNorm, ScaleShift, StemSize
 from vitmods.layers.stems import patchify
 
-SIZES = {"img_size": (8, 12), "patch_size": (4, 2), "in_chans": 2, "embed_dim": 6}
+SIZE = StemSize((8, 12), (4, 2), in_chans=2, embed_dim=6)
 
 
 def randomized(stem, seed=0):
@@ -28,7 +28,7 @@ def test_patches_are_row_major_and_channel_first():
 
 
 def test_linear_stem_is_a_linear_map_of_each_patch():
-    stem = randomized(LinearStem(**SIZES, norm_layer=LayerNorm)).double()
+    stem = randomized(LinearStem(SIZE, norm_layer=LayerNorm)).double()
     images = torch.randn(2, 2, 8, 12, dtype=torch.float64)
     expected = stem.norm(F.linear(patchify(images, (4, 2)), stem.proj.weight.flatten(1), stem.proj.bias))
     torch.testing.assert_close(stem(images), expected, atol=1e-12, rtol=0)
@@ -38,7 +38,7 @@ def test_linear_stem_is_a_linear_map_of_each_patch():
 @pytest.mark.parametrize("before", [LayerNorm, RMSNorm, ScaleShift, partial(LayerNorm, affine=False), None])
 def test_dual_patchnorm_equation_and_gradients_in_training_and_inference(before, bias):
     """Training folds the first norm's gain and bias into the projection; inference does not."""
-    stem = randomized(DualPatchNormStem(**SIZES, bias=bias, norm_before=before)).double()
+    stem = randomized(DualPatchNormStem(SIZE, bias=bias, norm_before=before)).double()
     images = torch.randn(2, 2, 8, 12, dtype=torch.float64, requires_grad=True)
     patches = stem.norm_before(patchify(images, (4, 2)))
     slow = stem.norm(F.linear(patches, stem.proj.weight.flatten(1), stem.proj.bias))
@@ -53,7 +53,7 @@ def test_dual_patchnorm_equation_and_gradients_in_training_and_inference(before,
 
 @pytest.mark.parametrize("kind", [LinearStem, DualPatchNormStem])
 def test_wrong_images_are_errors_that_say_what_to_do(kind):
-    stem = kind(**SIZES)
+    stem = kind(SIZE)
     with pytest.raises(ValueError, match=r"12x8 pixels.*8x12.*set_input_size"):
         stem(torch.zeros(1, 2, 12, 8))
     stem.strict_img_size = False
@@ -64,17 +64,18 @@ def test_wrong_images_are_errors_that_say_what_to_do(kind):
 
 @pytest.mark.parametrize("kind", [LinearStem, DualPatchNormStem])
 def test_nhwc_output_is_the_grid(kind):
-    stem = randomized(kind(**SIZES, output_fmt="NHWC"))
+    stem = randomized(kind(SIZE))
     images = torch.randn(1, 2, 8, 12)
+    tokens = stem(images)
+    stem.output_fmt = "NHWC"
     grid = stem(images)
-    stem.output_fmt = None
-    assert torch.equal(grid.flatten(1, 2), stem(images))
+    assert torch.equal(grid.flatten(1, 2), tokens)
     assert grid.shape == (1, 2, 6, 6)
 
 
 def test_a_larger_patch_gives_on_enlarged_patches_what_the_old_one_gave():
     """FlexiViT's rule: resizing patches up and projecting with the resized kernel is the old projection, exactly."""
-    stem = randomized(LinearStem(img_size=4, patch_size=4, in_chans=2, embed_dim=6)).double()
+    stem = randomized(LinearStem(StemSize(4, 4, 2, 6))).double()
     patch = torch.randn(3, 2, 4, 4, dtype=torch.float64)
     old = stem(patch)
     stem.set_input_size(img_size=7, patch_size=7)
@@ -84,7 +85,7 @@ def test_a_larger_patch_gives_on_enlarged_patches_what_the_old_one_gave():
 
 @pytest.mark.parametrize("before", [LayerNorm, RMSNorm, ScaleShift])
 def test_dual_patchnorm_follows_a_new_patch_size(before):
-    stem = DualPatchNormStem(img_size=8, patch_size=4, in_chans=2, embed_dim=6, norm_before=before)
+    stem = DualPatchNormStem(StemSize(8, 4, 2, 6), norm_before=before)
     gain = torch.randn(2)
     stem.norm_before.weight.data.copy_(gain.repeat_interleave(16))
     stem.set_input_size(patch_size=(8, 2))
@@ -98,11 +99,6 @@ def test_dual_patchnorm_follows_a_new_patch_size(before):
 
 
 def test_a_new_patch_size_leaves_frozen_parameters_frozen():
-    stem = DualPatchNormStem(**SIZES).requires_grad_(False)
+    stem = DualPatchNormStem(SIZE).requires_grad_(False)
     stem.set_input_size(patch_size=(2, 2))
     assert not [name for name, p in stem.named_parameters() if p.requires_grad]
-
-
-def test_a_stem_that_cannot_pad_says_so():
-    with pytest.raises(ValueError, match="dynamic_img_pad"):
-        LinearStem(**SIZES, dynamic_img_pad=True)

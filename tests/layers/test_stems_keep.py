@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import peft
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from vitmods.layers import (
     LeViTStem,
     LinearStem,
     LocalTransformerStem,
+    StemSize,
     TokensToTokenStem,
 )
 from vitmods.layers.norms import BatchNorm
@@ -22,17 +24,17 @@ from vitmods.layers.stems import patchify
 from vitmods.util.errors import UserError
 
 ROWS, COLUMNS = 2, 3
-SIZES = {"img_size": (16, 24), "patch_size": 8, "in_chans": 2, "embed_dim": 8}
+SIZE = StemSize((16, 24), 8, in_chans=2, embed_dim=8)
 KINDS = {
-    "linear": partial(LinearStem, **SIZES),
-    "linear, BN, GELU": partial(LinearStem, **SIZES, norm_layer=BatchNorm, gelu=True),
-    "linear, LN": partial(LinearStem, **SIZES, norm_layer=LayerNorm),
-    "dpn": partial(DualPatchNormStem, **SIZES),
-    "dpn, after": partial(DualPatchNormStem, **SIZES, norm_before=None),
-    "hmlp, BN": partial(HMLPStem, **SIZES),
-    "hmlp, LN": partial(HMLPStem, **SIZES, norm_layer=LayerNorm, inner_norm=LayerNorm),
-    "hmlp, no norm": partial(HMLPStem, **SIZES, norm_layer=None, inner_norm=None),
-    "local": partial(LocalTransformerStem, **SIZES),
+    "linear": partial(LinearStem, SIZE),
+    "linear, BN, GELU": partial(LinearStem, SIZE, norm_layer=BatchNorm, gelu=True),
+    "linear, LN": partial(LinearStem, SIZE, norm_layer=LayerNorm),
+    "dpn": partial(DualPatchNormStem, SIZE),
+    "dpn, after": partial(DualPatchNormStem, SIZE, norm_before=None),
+    "hmlp, BN": partial(HMLPStem, SIZE),
+    "hmlp, LN": partial(HMLPStem, SIZE, norm_layer=LayerNorm, inner_norm=LayerNorm),
+    "hmlp, no norm": partial(HMLPStem, SIZE, norm_layer=None, inner_norm=None),
+    "local": partial(LocalTransformerStem, SIZE),
 }
 KEEPS = st.integers(1, ROWS * COLUMNS).flatmap(
     lambda k: st.lists(st.permutations(range(ROWS * COLUMNS)).map(lambda p: p[:k]), min_size=2, max_size=3)
@@ -170,11 +172,13 @@ def test_lists_that_make_no_sense_are_errors(kind, keep, message):
 def test_what_cannot_keep_says_why():
     keep = torch.tensor([[0]])
     with pytest.raises(UserError, match=r"overlapping windows.*patch-wise stem"):
-        LeViTStem(**SIZES).double()(random_images(1), keep)
+        LeViTStem(SIZE).double()(random_images(1), keep)
     with pytest.raises(UserError, match="overlapping windows"):
-        TokensToTokenStem(16, 16, 2, 8).double()(random_images(1)[..., :16], keep)
+        TokensToTokenStem(StemSize(16, 16, 2, 8)).double()(random_images(1)[..., :16], keep)
+    stem = make("linear")
+    stem.output_fmt = "NHWC"
     with pytest.raises(UserError, match="form no grid"):
-        LinearStem(**SIZES, output_fmt="NHWC").double()(random_images(1), keep)
+        stem(random_images(1), keep)
     with pytest.raises(ValueError, match=r"24x16 pixels.*set_input_size"):
         make("hmlp, LN")(random_images(1).mT, keep)
 
@@ -184,3 +188,36 @@ def test_indices_of_32_bits_and_images_in_any_memory_layout():
     keep = torch.tensor([[4, 0], [1, 5]])
     same(stem(images, keep.int()), stem(images, keep))
     same(stem(images.contiguous(memory_format=torch.channels_last), keep), stem(images, keep))
+
+
+SEEN_THROUGH = ["linear", "dpn", "hmlp, LN", "local"]
+
+
+def adapted(kind, how):
+    """A stem whose layers are not, or do not only do, what their weights say."""
+    stem = make(kind)
+    if how == "LoRA":
+        layers = ["proj", "0"] if kind.startswith("hmlp") else ["proj"]
+        stem = peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=layers), stem)
+        for name, parameter in stem.named_parameters():
+            if "lora" in name:
+                torch.nn.init.normal_(parameter, std=0.5)
+        assert [name for name, _ in stem.named_parameters() if "proj.lora_B" in name]
+    elif how == "hook":
+        stem.proj.register_forward_hook(lambda module, args, out: out.sin())
+    elif how == "parametrization":
+        torch.nn.utils.parametrizations.weight_norm(stem.proj)
+    else:
+        stem = torch.ao.quantization.quantize_dynamic(stem.float())
+    return stem.eval()
+
+
+@pytest.mark.parametrize("how", ["LoRA", "hook", "parametrization", "quantize_dynamic"])
+@pytest.mark.parametrize("kind", SEEN_THROUGH)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per_tensor")
+def test_what_is_put_onto_the_layers_acts_on_visible_patches_too(kind, how):
+    stem, keep = adapted(kind, how), torch.tensor([[4, 0], [1, 5]])
+    images = random_images(2).to(next(stem.norm.parameters(), next(stem.parameters())).dtype)
+    # Dynamic quantization scales by the largest number of a batch, which is another where patches are left out.
+    tolerance = {"quantize_dynamic": 0.2 if kind == "local" else 1e-5}.get(how, 1e-10)
+    same(stem(images, keep), select(stem(images), keep), tolerance)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vitmods.layers import Block, HMLPStem, LayerNorm, LeViTStem, LinearStem, LocalTransformerStem
+from vitmods.layers import Block, HMLPStem, LayerNorm, LeViTStem, LinearStem, LocalTransformerStem, StemSize
 from vitmods.layers.norms import BatchNorm
 from vitmods.layers.stems import patchify
 from vitmods.util.errors import UserError
@@ -31,7 +31,7 @@ def convolutions(stem):
     ],
 )
 def test_hmlp_grows_from_4_pixels_by_doubling(patch, layers):
-    stem = HMLPStem(2 * patch, patch, 3, 64)
+    stem = HMLPStem(StemSize(2 * patch, patch, 3, 64))
     assert convolutions(stem) == layers
     assert math.prod(side for side, _ in convolutions(stem)) == patch
     assert sum(isinstance(m, nn.GELU) for m in stem.modules()) == len(layers) - 1
@@ -46,7 +46,7 @@ def test_hmlp_grows_from_4_pixels_by_doubling(patch, layers):
     ("patch", "widths"), [(2, [64]), (4, [32, 64]), (16, [8, 16, 32, 64]), (32, [4, 8, 16, 32, 64])]
 )
 def test_levit_halves_the_image_and_doubles_the_width(patch, widths):
-    stem = LeViTStem((2 * patch, patch), patch, 3, 64)
+    stem = LeViTStem(StemSize((2 * patch, patch), patch, 3, 64))
     assert convolutions(stem) == [(3, width) for width in widths]
     assert not [name for name, _ in stem.named_parameters() if name.startswith("proj.bias")]
     assert stem(torch.randn(8, 3, 2 * patch, patch)).shape == (8, 2, 64)
@@ -69,14 +69,14 @@ def test_levit_halves_the_image_and_doubles_the_width(patch, widths):
 )
 def test_patches_that_do_not_fit_are_errors(kind, sizes, message):
     with pytest.raises(UserError, match=message):
-        kind(img_size=112, **sizes)
+        kind(StemSize(112, **sizes))
 
 
 def test_local_transformer_written_out():
     """Cells of a patch in row-major order are the tokens of pre-norm blocks; what these give side by side is
     projected."""
     torch.manual_seed(0)
-    stem = LocalTransformerStem((8, 24), (8, 12), 2, 24).double()
+    stem = LocalTransformerStem(StemSize((8, 24), (8, 12), 2, 24)).double()
     assert {type(m) for m in stem.blocks} == {Block}
     assert (len(stem.blocks), stem.blocks[0].attn.num_heads, stem.embed.in_features) == (12, 4, 2 * 2 * 3)
     images = torch.randn(1, 2, 8, 24, dtype=torch.float64)
@@ -91,19 +91,19 @@ def test_local_transformer_written_out():
 
 @pytest.mark.parametrize(("dim", "width"), [(768, 56), (384, 28), (192, 16), (32, 4), (1024, 76)])
 def test_width_of_the_local_transformer(dim, width):
-    assert LocalTransformerStem(16, 16, 3, dim).embed.out_features == width
+    assert LocalTransformerStem(StemSize(16, 16, 3, dim)).embed.out_features == width
 
 
 def test_gelu_comes_after_the_norm_of_the_linear_stem():
     torch.manual_seed(0)
-    stem = LinearStem(8, 4, 3, 8, norm_layer=LayerNorm, gelu=True)
+    stem = LinearStem(StemSize(8, 4, 3, 8), norm_layer=LayerNorm, gelu=True)
     images = torch.randn(2, 3, 8, 8)
     torch.testing.assert_close(stem(images), F.gelu(stem.norm(stem.project(images))))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_patches_of_another_size_are_refused_and_other_images_taken(kind):
-    stem = kind(16, 8, 3, 8).eval()
+    stem = kind(StemSize(16, 8, 3, 8)).eval()
     stem.set_input_size(img_size=(24, 8), patch_size=8)
     assert stem(torch.zeros(1, 3, 24, 8)).shape == (1, 3, 8)
     with pytest.raises(UserError, match=r"made for patches of \(8, 8\).*\(4, 4\)"):
@@ -113,9 +113,10 @@ def test_patches_of_another_size_are_refused_and_other_images_taken(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_modules_copy_cast_and_move(kind):
-    stem = kind(16, 8, 3, 8, device="meta", dtype=torch.bfloat16)
+    with torch.device("meta"):
+        stem = kind(StemSize(16, 8, 3, 8)).bfloat16()
     assert {(p.dtype, p.device.type) for p in stem.parameters()} == {(torch.bfloat16, "meta")}
-    stem = kind(16, 8, 3, 8).eval()
+    stem = kind(StemSize(16, 8, 3, 8)).eval()
     images = torch.randn(2, 3, 16, 16)
     for other in (pickle.loads(pickle.dumps(stem)), copy.deepcopy(stem)):
         assert torch.equal(other(images), stem(images))
@@ -126,6 +127,6 @@ def test_modules_copy_cast_and_move(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_layer_is_the_one_that_reads_pixels(kind):
-    first = kind(16, 8, 3, 8)
+    first = kind(StemSize(16, 8, 3, 8))
     layer = first.get_submodule(first.first_layer)
     assert (layer.in_channels if isinstance(layer, nn.Conv2d) else layer.in_features // 4) == 3

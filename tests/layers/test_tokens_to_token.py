@@ -8,13 +8,13 @@ import torch
 from torch.nn import functional as F
 
 import vitmods as vm
-from vitmods.layers import LayerNorm, TokensToTokenStem
+from vitmods.layers import LayerNorm, StemSize, TokensToTokenStem
 from vitmods.util.errors import UserError
 
 
 def build(img_size=(32, 48), **overrides):
     torch.manual_seed(0)
-    stem = TokensToTokenStem(img_size=img_size, patch_size=16, in_chans=2, embed_dim=24, **overrides).double()
+    stem = TokensToTokenStem(StemSize(img_size, 16, 2, 24), **overrides).double()
     for parameter in stem.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return stem
@@ -61,7 +61,9 @@ def test_definition():
 def test_options_of_every_stem():
     assert build(bias=False).proj.bias is None
     assert isinstance(build(norm_layer=LayerNorm).norm, LayerNorm)
-    assert build(output_fmt="NHWC")(random_images()).shape == (2, 2, 3, 24)
+    stem = build()
+    stem.output_fmt = "NHWC"
+    assert stem(random_images()).shape == (2, 2, 3, 24)
 
 
 def test_another_image_size_keeps_the_weights():
@@ -72,7 +74,7 @@ def test_another_image_size_keeps_the_weights():
     )
 
 
-@pytest.mark.parametrize("call", [lambda: TokensToTokenStem(patch_size=8), lambda: build().set_input_size(None, 8)])
+@pytest.mark.parametrize("call", [lambda: TokensToTokenStem(StemSize(16, 8)), lambda: build().set_input_size(None, 8)])
 def test_another_patch_side_is_refused(call):
     with pytest.raises(ValueError, match="16 pixels"):
         call()

@@ -81,6 +81,26 @@ def test_normformer_layer(golden):
         close(gradient, expected[name])
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_normformer_with_residual_scale(golden, recompute):
+    """With factors of 1 it is the layer above; with others the stream before the MLP is multiplied."""
+    g = golden("normformer_layer")
+    theirs, scale = g.group("param"), g["param.c_attn"].repeat_interleave(4)
+    block = block_with(vm.NormFormer(residual_scale=True))
+    assert block.residual_scale.gamma.tolist() == [1.0] * 12
+    ours = fuse(theirs) | rename(theirs, NORMFORMER) | {"residual_scale.gamma": torch.ones(12)}
+    ours["attn.proj.weight"] = ours["attn.proj.weight"] * scale[:, None]
+    ours["attn.proj.bias"] = ours["attn.proj.bias"] * scale
+    block.load_state_dict(ours)
+    x = g["in.x"].transpose(0, 1)
+    forward = partial(Forms().run_block, block, recomputes=True) if recompute else block
+    close(forward(x).transpose(0, 1), g["out.y"])
+    stream = x + block.norm1_branch(block.attn(block.norm1(x)))
+    factors = torch.linspace(-1, 2, 12, dtype=torch.float64)
+    block.residual_scale.gamma.data.copy_(factors)
+    close(forward(x), g["out.y"].transpose(0, 1) + (factors - 1) * stream)
+
+
 SUBLN = {
     "norm1": "self_attn_layer_norm",
     "attn.norm": "self_attn.inner_attn_ln",

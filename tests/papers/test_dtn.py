@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.layers import DynamicTokenNorm
+from vitmods.layers import DynamicTokenNorm, TokenMixing
 from vitmods.model.flops import count_macs, count_params
 
 EXACT = {"atol": 1e-10, "rtol": 0}
@@ -56,9 +56,7 @@ def test_released_layer(golden, name):
         int(g["hp.heads"]),
         (side, side),
         eps=float(g["hp.eps"]),
-        variant="released",
-        statistics="variance" if name == "onlyvar" else "both",
-        pool=int(g["hp.pool"]),
+        mixing=TokenMixing("released", statistics="variance" if name == "onlyvar" else "both", pool=int(g["hp.pool"])),
         dtype=torch.float64,
     )
     norm.load_state_dict(from_released(g.group("param")))
@@ -92,7 +90,7 @@ def test_initial_kernels_are_the_released_ones(golden, heads):
 
 
 def test_noise_is_a_setting():
-    a = DynamicTokenNorm(512, 512, (4, 4), init="noise").a.detach()
+    a = DynamicTokenNorm(512, 512, (4, 4), mixing=TokenMixing(init="noise")).a.detach()
     assert float(a.std()) == pytest.approx(0.02, rel=0.1)
     assert float(a.mean().abs()) < 2e-3
 

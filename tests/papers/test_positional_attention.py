@@ -7,7 +7,7 @@ import torch
 
 import vitmods as vm
 from vitmods.changes.compose import edit
-from vitmods.layers import Attention, DynamicTokenNorm, GatedPositions
+from vitmods.layers import Attention, AttentionSlots, DynamicTokenNorm, GatedPositions
 from vitmods.model.flops import count_macs, count_params
 
 EXACT = {"atol": 1e-10, "rtol": 0}
@@ -28,7 +28,7 @@ def to_ours(values):
 def test_released_layer(golden):
     g = golden("gpsa_layer")
     heads, dim = int(g["hp.heads"]), g["in.x"].shape[-1]
-    attention = Attention(dim, heads, qkv_bias=False, positions=GatedPositions(heads, (4, 4))).double()
+    attention = Attention(dim, heads, AttentionSlots(positions=GatedPositions(heads, (4, 4))), qkv_bias=False).double()
     attention.load_state_dict(to_ours(g.group("param")))
     x = g["in.x"].clone().requires_grad_()
     y = attention(x)

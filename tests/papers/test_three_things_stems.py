@@ -7,7 +7,7 @@ import torch
 
 import vitmods as vm
 from vitmods.changes.compose import edit
-from vitmods.layers import HMLPStem, LayerNorm, LeViTStem
+from vitmods.layers import HMLPStem, LayerNorm, LeViTStem, StemSize
 from vitmods.layers.norms import BatchNorm
 from vitmods.model.flops import count_macs, count_published
 
@@ -46,7 +46,7 @@ def hmlp(golden):
     def make(variant):
         g = golden(f"hmlp_stem_{variant}")
         norm = NORMS[variant]
-        stem = HMLPStem(64, 16, 3, 32, norm_layer=norm, inner_norm=norm).double()
+        stem = HMLPStem(StemSize(64, 16, 3, 32), norm_layer=norm, inner_norm=norm).double()
         stem.load_state_dict(hmlp_names(g.group("param")), strict=variant != "bn_train")
         return g, stem.train(variant == "bn_train")
 
@@ -76,7 +76,7 @@ def test_hmlp_on_all_patches_by_name_equals_the_official_stem(hmlp, variant):
 
 def test_levit_equals_the_official_stem(golden):
     g = golden("levit_stem_eval")
-    stem = LeViTStem(64, 16, 3, 32).double().eval()
+    stem = LeViTStem(StemSize(64, 16, 3, 32)).double().eval()
     stem.load_state_dict(levit_names(g.group("param")))
     images = g["in.x"].requires_grad_()
     out = stem(images)

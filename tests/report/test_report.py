@@ -11,12 +11,12 @@ import vitmods as vm
 from vitmods.layers import NORMS
 from vitmods.model.slots import NormConfig
 from vitmods.report import write_report
+from vitmods.report.advice import extended, what_now
 from vitmods.report.drawing import draw
 from vitmods.report.facts import thumbnails
 from vitmods.report.figures import Line, axes_of, curve_panel
 from vitmods.report.figures import _common as common_points
 from vitmods.report.svg import Inliner
-from vitmods.report.advice import extended, what_now
 from vitmods.report.text import doubts, headline, holds
 from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Verdict
@@ -149,6 +149,7 @@ def test_what_all_intervals_share_is_one_line(study, synthetic):
     assert line.startswith("intervals hold together at 95 %; new trainings and new images; pooled sd 0.1")
     assert re.search(r" points, 36 df; seeds shared 9\d % of the spread; images part \d+ % of the variance\.$", line)
     without = holds(synthetic.make_answer("study", arms=2, per_image=False))
+    assert without.endswith("no failure in 5 trials of an arm: up to 45 % may fail.")
     assert "new trainings and these images alone" in without
     assert "images part" not in without
 
@@ -200,8 +201,9 @@ def test_the_cheapest_arm_that_may_be_best_is_to_be_taken(synthetic):
     answer = synthetic.make_answer("study")
     assert {"dpn", "dpn+rms"} == set(answer.decision.best)
     assert advice(answer)[0] == "Take dpn+rms: it helps."
-    cheap = dataclasses.replace(answer.arms[0].cost, infer_n=dataclasses.replace(answer.arms[0].cost.infer_n, ratio=0.5))
-    arms = (dataclasses.replace(answer.arms[0], cost=cheap), *answer.arms[1:])
+    dpn = answer.arms[0]
+    half = dataclasses.replace(dpn.cost, infer_n=dataclasses.replace(dpn.cost.infer_n, ratio=0.5))
+    arms = (dataclasses.replace(dpn, cost=half), *answer.arms[1:])
     steps = what_now(dataclasses.replace(answer, arms=arms))
     assert steps[0].text == "Take dpn: it is the cheapest of those that may be best."
     assert steps[1].text.startswith("Best: dpn or dpn+rms (no difference between them is shown). Ruled out: base, ")
@@ -214,6 +216,15 @@ def test_base_is_kept_where_nothing_beats_it(synthetic):
     steps = what_now(answer)
     assert steps[0].text == "Nothing is shown to beat base: keep it."
     assert "trials/base/seed0" in steps[-1].command
+
+
+def test_weights_that_were_not_kept_cannot_be_deployed(synthetic, tmp_path):
+    answer = synthetic.make_answer(tmp_path, arms=1)
+    for seed in range(5):
+        (tmp_path / f"trials/dpn/seed{seed}").mkdir(parents=True)
+    assert advice(answer)[-1] == "To deploy dpn, train it again: this study kept no weights of it."
+    (tmp_path / "trials/dpn/seed3/model.safetensors").touch()
+    assert what_now(answer)[-1].command == f"vitmods export {tmp_path}/trials/dpn/seed3 --to onnx"
 
 
 def opened(synthetic, **values):
@@ -270,6 +281,7 @@ def test_thumbnails_of_several_sizes_and_kinds():
         ({"final_norm": None}, ["12 blocks, LayerNorm (removed), class token"]),
         ({"pool": "avg"}, ["mean of tokens (changed)"]),
         ({"head_scale": True}, ["attention, scale of heads (new), linear"]),
+        ({"residual_scale": True}, ["GELU, linear, scale of the stream (new), +"]),
         ({"mlp": {"before": {"kind": "from <the> future"}}}, ["from &lt;the&gt; future (changed)"]),
     ],
 )

@@ -191,6 +191,17 @@ def test_a_collapsed_run_is_found_and_leaves_the_other_arms_alone():
     assert found["c"].half > 5 * found["a"].half
 
 
+def test_a_collapse_of_base_is_left_out_for_all():
+    scores = normal(4, 6)
+    scores["base"][2] = scores["c"][4] = 0.1
+    found = vm.decide(scores)
+    assert found.notes[0].startswith("1 trial of base failed")
+    assert {effect.n for effect in found.effects.values()} == {5}
+    assert found["c"].verdict == "open"  # base fails as often
+    assert found["a"].half < 5 < found["c"].half
+    assert found.sd < 2
+
+
 def test_two_seeds_say_little():
     assert math.isnan(vm.decide(normal(3, 2))["a"].low)
     scores = normal(5, 2)

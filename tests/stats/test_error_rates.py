@@ -149,3 +149,9 @@ def test_the_best_set_holds_the_best(k, n, lead, noisy):
     best = may_be_best(found.estimate, found.variance, found.pooled_df, k + 1, 0.05)
     assert best[:, 1].mean() >= 0.94
     assert lead == 0 or best.mean() < 0.99
+
+
+def test_one_arm_beats_another_at_the_one_sided_value():
+    for d, best in ((1.6, [True, True]), (1.7, [False, True]), (-1.7, [True, False])):
+        assert may_be_best(np.array([d]), np.ones(1), np.array([np.inf]), 2, 0.05).tolist() == best
+    assert may_be_best(np.array([9.0]), np.array([np.nan]), np.ones(1), 2, 0.05).all()

@@ -21,6 +21,12 @@ def test_a_bad_arm_and_a_weak_trial_have_not_collapsed():
     assert not collapsed(scores, 10.0).any()
 
 
+def test_a_low_score_among_scattered_ones_has_not_collapsed():
+    scores = STEADY.copy()
+    scores[1], scores[2] = [95, 55, 90, 60], [44, 60, 52, 56]
+    assert not collapsed(scores, 0.0).any()
+
+
 def test_base_can_collapse():
     scores = STEADY.copy()
     scores[0, 2] = 9

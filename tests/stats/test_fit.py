@@ -94,6 +94,16 @@ def test_what_a_seed_does_to_all_arms_is_no_error():
     assert other.against.estimate == pytest.approx(one.against.estimate)
 
 
+def test_the_larger_variance_counts():
+    """Own errors that follow base's with the sign turned are more than both variances together."""
+    scores = random_table(5, 6)
+    scores[0] = 80 + 9 * (scores[2] - scores[2].mean())
+    scores[1] = 160 - scores[0]
+    found = fit(scores).against
+    assert found.own[0] > found.pooled[0]
+    assert found.variance == pytest.approx(np.maximum(found.pooled, found.own))
+
+
 def test_an_arm_out_of_the_pool_has_its_own_variance_alone_and_widens_no_other():
     scores = random_table(4, 5)
     scores[3, 2] -= 80

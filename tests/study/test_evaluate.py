@@ -147,7 +147,7 @@ def test_figures_are_drawn(found, tmp_path):
     everything = {**found, "protocols": {**found["protocols"], "corruptions": CORRUPTED}}
     paths = draw_evaluation(everything, tmp_path / "figures", "a-")
     names = [
-        f"a-{name}.{kind}" for name in ("reliability", "confusion", "fewshot", "corruptions") for kind in ("svg", "png")
+        f"a-{name}.{kind}" for name in ("calibration", "confusion", "fewshot", "corruptions") for kind in ("svg", "png")
     ]
     assert [path.name for path in paths] == names
     texts = {}
@@ -157,7 +157,7 @@ def test_figures_are_drawn(found, tmp_path):
             assert "#0102" not in path.read_text()  # the report's stand-ins for colors
         else:
             assert min(Image.open(path).size) > 300
-    assert f"ECE {100 * found['metrics']['ece']:.1f} %" in texts["a-reliability"]
+    assert f"ECE {100 * found['metrics']['ece']:.1f} %" in texts["a-calibration"]
     assert f"{100 * found['metrics']['fewshot5']:.1f}" in texts["a-fewshot"]
     assert "jpeg compression" in texts["a-corruptions"]
     assert "taken for" in texts["a-confusion"]
@@ -181,7 +181,14 @@ def test_the_shell_draws_beside_the_json(seeds, tmp_path, capsys):
     arguments = ["evaluate", str(seeds / "seed0"), "--protocol", "top1", "fewshot", "--shots", "2", "--device", "cpu"]
     assert main([*arguments, "--out", str(tmp_path / "a" / "e.json")]) == 0
     assert {path.name for path in (tmp_path / "a").iterdir()} == {"e.json", "e-fewshot.svg", "e-fewshot.png"}
-    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "a" / "e.json").read_text())
+    printed, whole = json.loads(capsys.readouterr().out), json.loads((tmp_path / "a" / "e.json").read_text())
+    assert printed == {name: value for name, value in whole.items() if name != "protocols"}
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == whole
     assert main([*arguments, "--figures", str(tmp_path / "b")]) == 0
     assert {path.name for path in (tmp_path / "b").iterdir()} == {"fewshot.svg", "fewshot.png"}
     shutil.rmtree(tmp_path / "b")
+    several = ["evaluate", *map(str, [seeds, seeds / "seed1"]), "--protocol", "confusion", "--device", "cpu"]
+    assert main([*several, "--figures", str(tmp_path / "c")]) == 0
+    names = {path.stem for path in (tmp_path / "c").iterdir()}
+    assert names == {"base-seed0-confusion", "base-seed1-1-confusion", "base-seed1-2-confusion"}

@@ -10,7 +10,6 @@ from vitmods.evals import PROTOCOLS, metrics
 from vitmods.evals.options import Options
 from vitmods.recipes import plain
 from vitmods.report import write_report
-from vitmods.stats.effects import effects
 from vitmods.study import Study
 from vitmods.study.describe import python_call
 from vitmods.study.measure import MARGINS, Measure, options_from
@@ -90,33 +89,6 @@ def test_the_call_in_the_report_is_the_same_study(metric):
     other = make(metric=Measure("mean_corruption_error", Options(corruptions=("fog",), severities=(1, 2))))
     exec(python_call(other.settings, "o").replace("vm.Study(", "study = vm.Study(").removesuffix(".run('o')"), names)
     assert names["study"].settings == other.settings
-
-
-def test_lower_is_better_mirrors_every_verdict():
-    base = {seed: 0.5 + 0.01 * seed for seed in range(6)}
-    jitter = (0.001, -0.002, 0.0015, 0.0005, -0.001, 0.0)
-    arms = {
-        name: {seed: base[seed] + shift + jitter[seed] for seed in base}
-        for name, shift in (("up", 0.05), ("down", -0.05), ("same", 0.0))
-    }
-    higher, lower = (effects(base, arms, 0.5, higher_is_better=better) for better in (True, False))
-    assert [higher[name].verdict for name in arms] == ["helps", "hurts", "no worse"]
-    assert [lower[name].verdict for name in arms] == ["hurts", "helps", "no worse"]
-    for name in arms:
-        assert lower[name].mean == pytest.approx(higher[name].mean)
-        assert (lower[name].low, lower[name].high) == pytest.approx((higher[name].low, higher[name].high))
-        assert lower[name].p == pytest.approx(higher[name].p)
-        assert lower[name].gain == -higher[name].gain
-        assert lower[name].least_gain == pytest.approx(-higher[name].high)
-    flipped = {name: {seed: 2 * base[seed] - score for seed, score in arm.items()} for name, arm in arms.items()}
-    assert lower["same"].p_no_worse == pytest.approx(effects(base, flipped, 0.5)["same"].p_no_worse)
-
-
-def test_a_metric_that_is_no_share_is_not_multiplied():
-    found = effects({0: 2.31, 1: 2.2}, {"a": {0: 2.21, 1: 2.08}}, 0.01, unit="nats", higher_is_better=False)["a"]
-    assert found.mean == pytest.approx(-0.11)
-    assert found.base_mean == pytest.approx(2.255)
-    assert repr(found).startswith("Effect(-0.1100 [")
 
 
 def test_every_metric_can_be_asked_for():

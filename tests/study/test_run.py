@@ -12,7 +12,6 @@ from vitmods.changes import DualPatchNorm
 from vitmods.model.config import ViTConfig
 from vitmods.recipes import plain
 from vitmods.study import Answer, Study
-from vitmods.study.answer import _no_formula as no_formula
 from vitmods.study.arms import Arm, arm_from_text
 from vitmods.study.describe import python_call
 from vitmods.study.plan import Trial
@@ -20,6 +19,7 @@ from vitmods.study.run import Running, _executor
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config, build_model
 from vitmods.util.errors import UserError
+from vitmods.util.text import no_formula
 
 RECIPE = plain(epochs=1).with_(batch_size=128)
 
@@ -298,7 +298,7 @@ def test_a_named_gpu_is_not_shared_out_to_several_workers(tmp_path, monkeypatch)
 def test_a_trial_s_evaluation_can_be_repeated(finished, tmp_path):
     from vitmods.study.evaluate import evaluate
 
-    result, out = finished
+    _, out = finished
     trial = out / "trials" / "dpn" / "seed1"
     (found,) = evaluate(trial, device="cpu")
     assert found["split"] == "test"
@@ -439,8 +439,10 @@ def test_it_says_first_what_there_is_to_do(tmp_path, capsys):
 
 def test_a_dry_run_says_what_stays_on_the_disk():
     estimate = make(["dpn"], seeds=2).dry_run(workers=1, device="cpu")
-    assert estimate.weights_bytes == sum(4 * arm.params * 2 for arm in estimate.arms)
-    assert "final weights, which stay in the folder, take" in str(estimate)
+    assert estimate.weights_bytes() == sum(4 * arm.params * 2 for arm in estimate.arms)
+    assert estimate.weights_bytes("best") == sum(4 * arm.params for arm in estimate.arms)
+    assert estimate.working_bytes == 36 * max(arm.params for arm in estimate.arms)
+    assert "Final weights that stay in the folder (all) take" in str(estimate)
 
 
 def test_changed_images_are_counted(tmp_path):

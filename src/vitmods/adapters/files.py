@@ -17,7 +17,7 @@ from vitmods.adapters.apply import read_model
 from vitmods.adapters.tensors import Coverage
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
-from vitmods.util.files import check_weights, write_atomically
+from vitmods.util.files import check_weights, check_weights_kept, write_atomically
 
 _MOST_TIMES = 100  # that weights in a .npz are larger than the file; zeros pack to a thousandth
 _TORCH = (".pth", ".pt", ".bin", ".ckpt")
@@ -124,6 +124,7 @@ def _weights_file(path: Path) -> Path:
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (path / name).is_file():
             return path / name
+    check_weights_kept(path)
     raise UserError(
         f"{path} holds neither model.safetensors nor pytorch_model.bin. Weights in several files: load them with their "
         "library and give the model."

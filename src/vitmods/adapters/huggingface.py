@@ -64,7 +64,10 @@ def read_saved(source: str, tensors: Mapping[str, Tensor], values: Mapping[str, 
     refuse(source, _uncovered(values, tensors))
     config = _read_config(values, tensors)
     weights, coverage = read_tensors(source, _rows(config, tensors), tensors, _left_out(tensors))
-    return build(source, config, weights), coverage
+    model, named = build(source, config, weights), values.get("id2label") or {}
+    if set(named) == {str(k) for k in range(config.num_classes)}:
+        model.pretrained_cfg["label_names"] = tuple(str(named[str(k)]) for k in range(config.num_classes))
+    return model, coverage
 
 
 def is_saved(tensors: Iterable[str]) -> bool:

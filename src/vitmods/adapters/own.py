@@ -15,7 +15,8 @@ from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_atomically
 
-KEY, PIXELS = "vitmods_config", "vitmods_pixels"
+KEY, SEEN = "vitmods_config", "vitmods_pixels"
+_SEEN = ("mean", "std", "crop_pct", "interpolation", "label_names", "task")
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,9 @@ class Description:
     """What goes with a file of weights of our own."""
 
     config: Mapping[str, Any]
-    pixels: Mapping[str, tuple[float, ...]]
-    """``mean`` and ``std`` that images were normalized with, as far as they are reported"""
+    seen: Mapping[str, Any]
+    """what belongs in ``pretrained_cfg``, as far as it is known: how images were prepared (``mean``, ``std``,
+    ``crop_pct``, ``interpolation``), what the outputs are called (``label_names``), and the ``task``"""
 
 
 def own_description(weights: Path) -> Description | None:
@@ -33,10 +35,10 @@ def own_description(weights: Path) -> Description | None:
     beside = weights.with_name("config.json")
     try:
         if KEY in metadata:
-            config, pixels = json.loads(metadata[KEY]), json.loads(metadata.get(PIXELS, "{}"))
+            config, seen = json.loads(metadata[KEY]), json.loads(metadata.get(SEEN, "{}"))
         elif beside.is_file():  # a trial's
             record = json.loads(beside.read_text())
-            config, pixels = record.get("model"), record.get("recipe", {}).get("augment", {})
+            config, seen = record.get("model"), _seen_by_trial(record)
         else:
             return None
         if isinstance(config, dict) and "base" in config and "edits" in config:
@@ -48,9 +50,7 @@ def own_description(weights: Path) -> Description | None:
             )
         if not isinstance(config, dict) or "embed_dim" not in config:
             return None
-        return Description(
-            config, {name: tuple(map(float, pixels[name])) for name in ("mean", "std") if name in pixels}
-        )
+        return Description(config, {name: _read(name, seen[name]) for name in _SEEN if name in seen})
     except UserError:
         raise
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -64,19 +64,42 @@ def read_own(source: str, tensors: Mapping[str, Tensor], record: Description) ->
     names = shapes_of(source, config, at_most=len(tensors))
     weights, coverage = read_tensors(source, [Row(name, (name,)) for name in names], tensors)
     model = build(source, config, weights)
-    model.pretrained_cfg.update(record.pixels)
+    model.pretrained_cfg.update(record.seen)
     return model, coverage
 
 
+def preparation(model: ViT) -> dict[str, Any]:
+    """What of ``pretrained_cfg`` goes into files: how images are prepared, and the names of as many outputs."""
+    found = {name: model.pretrained_cfg.get(name) for name in _SEEN}
+    if len(found["label_names"] or ()) != model.vit_config.num_classes:
+        del found["label_names"]
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def write_own(model: ViT, path: Path) -> None:
-    """The weights as safetensors, with the config and the images' mean and std as metadata. Raises UserError for
-    errors of the disk."""
+    """The weights as safetensors, with the config and ``preparation`` as metadata. Raises UserError for errors of the
+    disk."""
     from safetensors.torch import save
 
     weights = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
-    pixels = {name: model.pretrained_cfg[name] for name in ("mean", "std") if name in model.pretrained_cfg}
-    metadata = {"format": "pt", KEY: model.vit_config.to_json(), PIXELS: json.dumps(pixels)}
+    metadata = {"format": "pt", KEY: model.vit_config.to_json(), SEEN: json.dumps(preparation(model))}
     write_atomically(path, lambda file: file.write(save(weights, metadata)))
+
+
+def _seen_by_trial(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The same names for what a trial's config.json says."""
+    augment = record.get("recipe", {}).get("augment", {})
+    names = {"mean": "mean", "std": "std", "crop_pct": "eval_crop", "interpolation": "resample"}
+    found = {name: augment[theirs] for name, theirs in names.items() if theirs in augment}
+    known = {"label_names": record.get("data", {}).get("classes"), "task": record.get("task")}
+    return {**found, **{name: value for name, value in known.items() if value}}
+
+
+def _read(name: str, value: Any) -> Any:
+    """As ``pretrained_cfg`` has it. Raises ValueError or TypeError for what is none of it."""
+    if name in ("mean", "std"):
+        return tuple(map(float, value))
+    return tuple(map(str, value)) if name == "label_names" else float(value) if name == "crop_pct" else str(value)
 
 
 def _metadata(path: Path) -> dict[str, str]:

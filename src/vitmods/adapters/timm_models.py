@@ -1,10 +1,10 @@
 """vitmods models in timm's registry: after ``import vitmods.adapters.timm_models``, ``timm.create_model`` knows
-``vitmods_tiny_patch16_224`` and its sisters. And our block, for timm's VisionTransformer."""
+``vitmods_tiny_patch16_224`` and its sisters. And our block and stems, for timm's VisionTransformer."""
 
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from timm import create_model
@@ -15,7 +15,7 @@ from vitmods.adapters.apply import apply
 from vitmods.adapters.timm import read_config
 from vitmods.changes import parse_changes
 from vitmods.changes.compose import edit
-from vitmods.layers import Attention, Block, BlockConfig, BranchNorms, LayerNorm, Mlp
+from vitmods.layers import Attention, AttentionSlots, Block, BlockConfig, BranchNorms, LayerNorm, Mlp, Stem, StemSize
 from vitmods.model.build import timm_cfg
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
@@ -82,7 +82,7 @@ def timm_block(
         Attention,
         qkv_bias=qkv_bias,
         proj_bias=proj_bias,
-        qk_norm=norm_layer if qk_norm else None,
+        slots=AttentionSlots(qk_norm=norm_layer if qk_norm else None),
         attn_drop=attn_drop,
         proj_drop=proj_drop,
     )
@@ -98,6 +98,32 @@ def timm_block(
         drop_path=drop_path,
     )
     return Block(config).to(device=device, dtype=dtype)
+
+
+def timm_stem(kind: type[Stem], **slots: Any) -> Callable[..., Stem]:
+    """Our stem from the arguments of timm's PatchEmbed: ``VisionTransformer(embed_layer=timm_stem(LinearStem))``.
+    ``slots`` are the stem's own arguments (``norm_layer``, ``gelu``, ...). A call raises UserError for padding."""
+
+    def make(
+        img_size: Any,
+        patch_size: Any,
+        in_chans: int,
+        embed_dim: int,
+        strict_img_size: bool = True,
+        output_fmt: Literal["NLC", "NHWC"] | None = None,
+        dynamic_img_pad: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **given: Any,
+    ) -> Stem:
+        if dynamic_img_pad:
+            raise UserError("This stem pads nothing: leave dynamic_img_pad off.")
+        stem: Any = kind(StemSize(img_size, patch_size, in_chans, embed_dim), **given | slots)
+        stem.strict_img_size, stem.output_fmt = strict_img_size, output_fmt or "NLC"
+        found: Stem = stem.to(device=device, dtype=dtype)
+        return found
+
+    return make
 
 
 def _build(

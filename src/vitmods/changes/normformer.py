@@ -11,8 +11,9 @@ from vitmods.model.slots import NormConfig, Slot
 class NormFormer(Change):
     """``x + LN(Attn(LN(x)))`` and ``x + fc2(LN(gelu(fc1(LN(x)))))`` (Shleifer et al., 2021).
 
-    ``head_scale`` adds the paper's learned factor for each head, before the output projection. The variant that Dual
-    PatchNorm compares with has the two norms alone, which is the default.
+    ``head_scale`` adds the paper's learned factor for each head, before the output projection; ``residual_scale`` a
+    learned vector r on the stream to which the MLP's output is added, ``r x + fc2(...)``, 1 at first: an option of the
+    released code. The variant that Dual PatchNorm compares with has the two norms alone, which is the default.
     """
 
     name = "normformer"
@@ -24,14 +25,19 @@ class NormFormer(Change):
     published = "ImageNet-1k: some gain for patch 32, none elsewhere (Dual PatchNorm, Figure 1)"
 
     head_scale: bool = False
+    residual_scale: bool = False
     eps: float = 1e-5
 
     @property
     def fills(self) -> frozenset[Slot]:
         slots = {Slot.ATTN_BRANCH, Slot.MLP_INNER}
-        return frozenset(slots | ({Slot.HEAD_SCALE} if self.head_scale else set()))
+        scales = {Slot.HEAD_SCALE: self.head_scale, Slot.RESIDUAL_SCALE: self.residual_scale}
+        return frozenset(slots | {slot for slot, chosen in scales.items() if chosen})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         norm = NormConfig("layer", self.eps)
         config = config.with_slots(lambda attn: replace(attn, branch=norm), lambda mlp: replace(mlp, inner=norm))
-        return config.with_(head_scale=self.head_scale or config.head_scale)
+        return config.with_(
+            head_scale=self.head_scale or config.head_scale,
+            residual_scale=self.residual_scale or config.residual_scale,
+        )

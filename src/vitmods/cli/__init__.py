@@ -20,6 +20,7 @@ COMMANDS = {
     "train": "train one arm with one seed",
     "finetune": "adapt trained weights to other images: all of them, or attention alone",
     "evaluate": "evaluate trained weights: accuracy, calibration, few-shot, corruptions",
+    "predict": "name the classes of images by a trained model, with probabilities",
     "report": "rebuild results and report.html from a study's folder",
     "decide": "verdicts on scores of your own, from a CSV file: arm, seed, score",
     "changes": "list the design changes: paper, what they preserve, cost, published gain",

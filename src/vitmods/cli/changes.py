@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
 
 from vitmods.cli.options import parse
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.changes import LineUp
@@ -22,9 +25,12 @@ class Changes:
 
     examples:
       vitmods changes
+      vitmods changes dtn
       vitmods diff --base S/16 --arm "dpn(before=false)+rms"
     """
 
+    name: Annotated[str | None, tyro.conf.Positional] = None
+    """one change or short form; None: all, and the line-ups"""
     json: bool = False
     """print JSON, for programs"""
 
@@ -34,13 +40,24 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(Changes, arguments, "changes")
     from vitmods.changes import LINEUPS, REGISTRY
 
-    described = [describe(kind) for kind in REGISTRY.values()]
+    wanted = [change_named(options.name)] if options.name else list(REGISTRY.values())
+    described = [describe(kind) for kind in wanted]
     if options.json:
-        print(json.dumps(described, indent=1))
+        print(json.dumps(described[0] if options.name else described, indent=1))
         return 0
     _print(described)
-    _print_lineups(LINEUPS.values())
+    if not options.name:
+        _print_lineups(LINEUPS.values())
     return 0
+
+
+def change_named(name: str) -> Any:
+    """The class of a change by its name or a short form. UserError, naming the nearest, where there is none."""
+    from vitmods.changes import LINEUPS, REGISTRY
+
+    if name in LINEUPS:
+        raise UserError(f"{name} is a line-up of several changes; `vitmods changes` shows it at the end.")
+    return next((kind for kind in REGISTRY.values() if name in kind.short_forms), None) or REGISTRY[name]
 
 
 def describe(kind: Any) -> dict[str, Any]:
@@ -48,7 +65,8 @@ def describe(kind: Any) -> dict[str, Any]:
     from vitmods.changes import Change
 
     record = Change.describe(_plain(kind))  # of the change as a whole, where one of its variants tells of itself
-    return {**record, "settings": kind.settings(), "short_forms": list(kind.short_forms)}
+    slots = sorted(map(str, _plain(kind).claims))
+    return {**record, "slots": slots, "settings": kind.settings(), "short_forms": list(kind.short_forms)}
 
 
 def _plain(kind: Any) -> Any:
@@ -76,6 +94,7 @@ def _print(described: list[dict[str, Any]]) -> None:
         record = Text.assemble(
             (change["title"], "bold"), f": {change['summary']}\n",
             (f"{change['paper']} {change['url']}\n", "dim"),
+            ("slots     ", "cyan"), f"{', '.join(change['slots'])}\n",
             ("preserves ", "cyan"), f"{change['preserves']}\n",
             ("cost      ", "cyan"), f"{change['cost']}\n",
             ("published ", "cyan"), change["published"],

@@ -21,7 +21,7 @@ from vitmods.util.errors import UserError
 if TYPE_CHECKING:
     from vitmods.study import Answer, Study
 
-INCOMPLETE = 1
+FAILED = 1
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,11 @@ class Compare:
     """how long the measurement of costs may take, about; 0: none"""
     out: Path | None = None
     """the study's folder; None: runs/DATA-BASE"""
+    keep_weights: Literal["all", "best", "none"] = "all"
+    """final weights that stay in the folder: of all trials, of the best seed of each arm on val, or none; another
+    --metric, `evaluate`, `predict` and --from need those that they read (docs/study.md)"""
     dry_run: bool = False
-    """train nothing: show arms, trials, sizes and an estimate of the time"""
+    """train nothing: show arms, trials, sizes and an estimate of time and disk"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -134,6 +137,7 @@ def main(arguments: Sequence[str]) -> int:
             device=machine.device,
             data_workers=machine.data_workers,
             cache_dir=machine.cache_dir,
+            keep_weights=options.keep_weights,
         )
         print(estimate)
         return 0
@@ -148,6 +152,7 @@ def main(arguments: Sequence[str]) -> int:
         "recompute": machine.recompute,
         "checkpointing": machine.checkpointing,
         "budget": options.budget,
+        "keep_weights": options.keep_weights,
         "command": shlex.join(["vitmods", "compare", *arguments]),
     }
     result = study.run(out, **how)
@@ -155,8 +160,7 @@ def main(arguments: Sequence[str]) -> int:
         return _show(result)
     confirmed = study.confirm(out, **how)
     confirmed.report()
-    code = _show(type(result).load(out))
-    return code if confirmed.complete else INCOMPLETE
+    return max(_show(type(result).load(out)), FAILED if confirmed.failed else 0)
 
 
 def _show(result: Answer) -> int:
@@ -170,7 +174,7 @@ def _show(result: Answer) -> int:
     for failure in result.failed:
         print(f"failed: {failure}", file=sys.stderr)
     print("The study is not complete; the same command runs what is missing.", file=sys.stderr)
-    return INCOMPLETE
+    return FAILED if result.failed else 0  # a budget that ends is no failure
 
 
 def _study(options: Compare) -> Study:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from vitmods.cli.options import parse
+from vitmods.cli.options import SplitArguments, parse
 
 UNFIT = 1
 
@@ -29,14 +29,7 @@ class Data:
 
     source: Annotated[str, tyro.conf.Positional]
     """digits, a folder of class folders or of shards, torchvision:NAME?root=FOLDER, hf:NAME, or wds:SHARDS"""
-    split_seed: int = 0
-    """for images that are not split yet: which split is made"""
-    val_fraction: float = 0.1
-    """fraction of the images for validation, where there is no such split"""
-    test_fraction: float = 0.2
-    """fraction of the images for the test, where there is no such split"""
-    groups: str | None = None
-    """keep images of one kind in one split: "folder", "folder:2", "name:REGEX" or "file:CSV" (docs/data.md)"""
+    split: SplitArguments = field(default_factory=SplitArguments)
     out: Path | None = None
     """also write all of it, every unreadable image included, to data.json in this folder"""
 
@@ -75,13 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(Data, arguments, "data")
     from vitmods.data import check
 
-    checked = check(
-        options.source,
-        split_seed=options.split_seed,
-        val_fraction=options.val_fraction,
-        test_fraction=options.test_fraction,
-        groups=options.groups,
-    )
+    checked = check(options.source, **asdict(options.split))
     print(checked.text)
     if options.out is not None:
         from vitmods.util.files import make_folder, write_json

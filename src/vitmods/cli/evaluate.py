@@ -20,8 +20,9 @@ from vitmods.util.files import progress_console
 class Evaluate:
     """Evaluate trained weights on images: accuracy, calibration, transfer from few images, robustness.
 
-    Prints a table, or JSON where the output is no terminal; of several checkpoints the mean and each. fewshot, probe
-    and knn learn from the features of the training images, and take images of any classes.
+    Prints a table, or where the output is no terminal its numbers as JSON; of several checkpoints the mean and each.
+    --json and --out give all that was found, of each class too. fewshot, probe and knn learn from the features of the
+    training images, and take images of any classes.
 
     examples:
       vitmods evaluate runs/digits-mu3-2/trials/dpn/seed0
@@ -55,18 +56,18 @@ class Evaluate:
     data_workers: int = 0
     """threads that prepare images ahead; corruptions take most of it"""
     out: Path | None = None
-    """also write the JSON to this file, and the figures beside it"""
+    """write all that was found to this file as JSON, and the figures beside it"""
     figures: Path | None = None
     """draw into this folder, as SVG and PNG"""
     json: bool = False
-    """print JSON to a terminal too"""
+    """print all that was found as JSON"""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Evaluate, arguments, "evaluate")
     asked = Options(options.shots, options.corruptions or None, options.severities, options.textures)
-    from vitmods.study.evaluate import evaluate, over_seeds
+    from vitmods.study.evaluate import evaluate, figure_names, over_seeds
     from vitmods.util.files import make_folder, write_json
 
     for folder in (options.figures, options.out and options.out.parent):
@@ -87,8 +88,9 @@ def main(arguments: Sequence[str]) -> int:
     if options.out is not None:
         write_json(options.out, found)
     _print(found, options.json)
-    for number, one in enumerate(each):
-        for path in _draw(one, options, "" if len(each) == 1 else f"{number}-"):
+    prefixes = figure_names(each) if len(each) > 1 else [""]
+    for one, prefix in zip(each, prefixes, strict=True):
+        for path in _draw(one, options, prefix):
             note(f"drawn: {path}")
     return 0
 
@@ -102,8 +104,10 @@ def _shown(steps: Iterable[Any], total: int, kind: str) -> Iterable[Any]:
 
 
 def _print(found: dict[str, Any], as_json: bool) -> None:
+    from vitmods.study.evaluate import summary
+
     if as_json or not sys.stdout.isatty():
-        print(json.dumps(found, indent=1))
+        print(json.dumps(found if as_json else summary(found), indent=1))
         return
     from vitmods.report.tables import print_evaluation
 

@@ -23,9 +23,30 @@ _STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
 @dataclass(frozen=True)
-class DataOptions:
-    """The images. Defaults of the other options follow from them."""
+class SplitArguments:
+    """Which images are trained on, chosen by and reported."""
 
+    split_seed: int = 0
+    """for images that are not split yet: which split is made"""
+    val_fraction: float | None = None
+    """fraction of the images for validation, where there is no such split; None: 0.1"""
+    test_fraction: float | None = None
+    """fraction of the images for the test, where there is no such split; None: 0.2"""
+    fold: tuple[int, int] | None = None
+    """I K: the test is part I of K, from 0 to K - 1, of images that are not split yet"""
+    group_by: str | None = None
+    """keep what belongs together (a patient, a video) in one split: a regular expression whose first group, or match,
+    in a path names it, or a CSV file with the columns image and group (docs/data.md)"""
+    split_file: Path | None = None
+    """a CSV file with the columns image and split, as split.csv of a study: split as it says"""
+    limit_train: int | None = None
+    """use only so many training images, classes in proportion"""
+    limit_val: int | None = None
+    """use only so many images for validation; where there is no such split, they are taken out of train"""
+
+
+@dataclass(frozen=True)
+class _ImageArguments:
     data: str = "digits"
     """digits, a folder of class folders or of shards, a CSV file of labels, torchvision:NAME?root=FOLDER, hf:NAME, or
     wds:SHARDS"""
@@ -37,18 +58,11 @@ class DataOptions:
     """channels that the model reads: 3 (RGB) or 1 (gray)"""
     unreadable: Literal["stop", "skip"] = "stop"
     """images that cannot be read stop the run before training, or are left out and reported"""
-    limit_train: int | None = None
-    """use only so many training images, classes in proportion"""
-    limit_val: int | None = None
-    """use only so many images for validation; where there is no such split, they are taken out of train"""
-    split_seed: int = 0
-    """for images that are not split yet: which split is made"""
-    val_fraction: float = 0.1
-    """fraction of the images for validation, where there is no such split"""
-    test_fraction: float = 0.2
-    """fraction of the images for the test, where there is no such split"""
-    groups: str | None = None
-    """keep images of one kind in one split: "folder", "folder:2", "name:REGEX" or "file:CSV" (docs/data.md)"""
+
+
+@dataclass(frozen=True)
+class DataOptions(SplitArguments, _ImageArguments):
+    """The images. Defaults of the other options follow from them."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +126,6 @@ def defaults_from(asked: Asked, start: str | None = None) -> tuple[Defaults, Dat
         data,
         img_size=(size,) if isinstance(size, int) else size,
         in_chans=defaults.in_chans,
-        val_fraction=defaults.val_fraction,
-        test_fraction=defaults.test_fraction,
     )
     name = asked.recipe or ("finetune" if start else defaults.recipe_name)
     model = None if start else asked.base or defaults.base

@@ -59,6 +59,7 @@ def _fixed(base: str, dataset: DataOptions, training: Recipe) -> dict[str, Any]:
 
 def run_trial(fixed: dict[str, Any], arm: str, seed: int, machine: MachineOptions, out: Path) -> dict[str, Any]:
     """Train one arm in a folder of its own, or go on; what result.json holds."""
+    from vitmods.data.split_file import SPLIT_FILE, write_split
     from vitmods.study.arms import BASE, Arm, arm_from_text
     from vitmods.study.plan import Settings, Trial, make_seeds
     from vitmods.study.store import StudyFolder
@@ -80,8 +81,10 @@ def run_trial(fixed: dict[str, Any], arm: str, seed: int, machine: MachineOption
             checkpointing=machine.checkpointing,
         )
         trial = Trial(Arm(BASE) if arm == BASE else arm_from_text(arm), seed)
-        for warning in runner.dataset(settings.recipe_of(trial.arm, trial.point)).summary()["warnings"]:
+        dataset = runner.dataset(settings.recipe_of(trial.arm, trial.point))
+        for warning in dataset.summary()["warnings"]:
             print(f"Warning: {warning}", file=sys.stderr)
+        write_split(out / SPLIT_FILE, dataset)
         return runner.train(trial, out)
 
 

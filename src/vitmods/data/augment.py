@@ -56,6 +56,12 @@ def normalize(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return images
 
 
+def per_channel(values: Sequence[float], channels: int) -> Tensor:
+    """A mean or std as (C, 1, 1); one value serves all channels, and gray images take the mean of three."""
+    tensor = torch.tensor(values, dtype=torch.float32).reshape(-1, 1, 1)
+    return tensor if len(tensor) == channels else tensor.mean(0, keepdim=True).expand(channels, 1, 1)
+
+
 def erase(pixels: Tensor, positions: Ints, boxes: Ints, seeds: NDArray[np.uint64]) -> Tensor:
     """Fill each box (E, 4) of the images at `positions` (E,) with unit normal noise of its own seed, in place."""
     for position, box, seed in zip(positions.tolist(), boxes.tolist(), seeds.tolist(), strict=True):

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.data.augment import erase, flip, mix, normalize, pad_crop, resized_crops
+from vitmods.data.augment import erase, flip, mix, normalize, pad_crop, per_channel, resized_crops
 from vitmods.data.batch import Batch
 from vitmods.data.boxes import Ints, crop_boxes, erase_boxes, inception_boxes
 from vitmods.data.geometry import Geometry
@@ -53,7 +53,9 @@ class Split:
 
     label_sets: in the same order all classes that are right for an image, where that may be several; a prediction is
     correct if it is among them. labels then has the one that the set gave before (ImageNet's, for ReaL). Where the
-    set's target is "labels", they are the labels of each image, and `labels` has the rarest of them."""
+    set's target is "labels", they are the labels of each image, and `labels` has the rarest of them.
+
+    groups: in the same order, what images belong together (see `vitmods.data.groups`); None: each is alone."""
 
     name: str
     ids: tuple[str, ...]
@@ -61,6 +63,7 @@ class Split:
     store: Store
     geometry: Geometry
     label_sets: tuple[tuple[int, ...], ...] | None = None
+    groups: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -252,14 +255,7 @@ class ImageDataset:
 
     @cached_property
     def _mean_and_std(self) -> tuple[Tensor, Tensor]:
-        return self._per_channel(self.augment.mean), self._per_channel(self.augment.std)
-
-    def _per_channel(self, values: tuple[float, ...]) -> Tensor:
-        """(C, 1, 1); one value serves all channels, and gray images take the mean of three."""
-        tensor = torch.tensor(values, dtype=torch.float32).reshape(-1, 1, 1)
-        if len(tensor) == self.in_chans:
-            return tensor
-        return tensor.mean(0, keepdim=True).expand(self.in_chans, 1, 1)
+        return per_channel(self.augment.mean, self.in_chans), per_channel(self.augment.std, self.in_chans)
 
     def _batch(self, images: Tensor, split: str, index: Ints) -> Batch:
         return Batch(images, self._targets(split, index), torch.from_numpy(index))

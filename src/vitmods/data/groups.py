@@ -1,93 +1,127 @@
 """Images that belong together: of one patient, of one video, or equal byte for byte. A split that is made keeps them in
-one part.
+one part, and statistics count them as one.
 
-A rule says by what: "folder", or "folder:2" for its path down to the second level; "name:REGEX", what the expression
-finds in the path (or its first group finds); "file:groups.csv", lines of path and group. Paths are those that
-`vitmods data` shows, below the folder of the set.
+`group_by` says by what: a regular expression, whose first group (or whole match) in an image's path names its group; or
+a CSV file with the columns image and group. Paths are those that `vitmods data` shows, below the folder of the set.
 """
 
 import csv
 import re
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePosixPath
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from vitmods.data.boxes import Ints
-from vitmods.data.records import Records, printable
-from vitmods.util.errors import UserError, nearest
+from vitmods.data.records import printable
+from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user
 
-RULES = ("folder", "name", "file")
+SUGGESTED = (
+    r"([^/]+)[-_.](?:frame|tile|crop|f)?[-_]?\d+\.[^./]+$",
+    r"(?i)(?<![a-z0-9])((?:patient|subject|case|person|pat|subj|pid|p|video|vid|clip|scene|slide)[-_]?\d+)(?![a-z0-9])",
+    r"^([^/]+/.+)/[^/]+$",
+)
+"""What often names a group: the name before a frame's number, a patient's or a video's number, a folder in a class."""
 
 
-def keys_by(rule: str, ids: Sequence[str]) -> tuple[str, ...]:
-    """The group of each image by the rule. Raises UserError where it cannot be understood or leaves images out."""
-    kind, _, rest = rule.partition(":")
-    if kind not in RULES or (kind != "folder" and not rest):
+def keys_by(group_by: str | Path, ids: Sequence[str]) -> tuple[str, ...]:
+    """The group of each image. UserError where `group_by` cannot be understood or leaves images out."""
+    if str(group_by).lower().endswith(".csv"):
+        rows = read_columns(group_by, ("image", "group"))
+        known = {row["image"]: row["group"] for row in rows}
+        keys = [known.get(name) or known.get(cell(name)) for name in ids]
+    else:
+        try:
+            expression = re.compile(str(group_by))
+        except re.error as error:
+            raise UserError(f'group_by="{printable(str(group_by))}" is no regular expression: {error}.') from error
+        found = map(expression.search, ids)
+        keys = [one[min(1, expression.groups)] if one else None for one in found]
+    if without := [name for name, key in zip(ids, keys, strict=True) if not key]:
         raise UserError(
-            f'groups is "folder", "folder:2", "name:REGEX" or "file:groups.csv", not "{printable(rule)}". '
-            f"{nearest(kind, RULES)}"
+            f'By group_by="{printable(str(group_by))}" {len(without)} of {len(ids)} images belong to no group, such as '
+            f"{printable(without[0])}. Give an expression that finds one in each path, or a CSV file with the columns "
+            "image and group that names each."
         )
-    find = {"folder": _by_folder, "name": _by_name, "file": _by_file}[kind](rest)
-    keys = [find(name) for name in ids]
-    if without := [name for name, key in zip(ids, keys, strict=True) if key is None]:
-        raise UserError(
-            f'By groups="{printable(rule)}" {len(without)} of {len(ids)} images belong to no group, such as '
-            f"{printable(without[0])}. Change the rule so that it finds one for each."
-        )
-    return tuple(str(key) for key in keys)
+    return tuple(map(str, keys))
 
 
-def _by_folder(level: str) -> Callable[[str], str | None]:
-    if level and not (level.isdecimal() and int(level) > 0):
-        raise UserError(f'The level of groups="folder:{printable(level)}" is a whole number from 1 on.')
+def groups_of(ids: Sequence[str], group_by: str | Path | None, digests: NDArray[np.uint8]) -> tuple[str, ...] | None:
+    """The group of each image, by name; None where each is alone.
 
-    def find(name: str) -> str | None:
-        parts = PurePosixPath(name).parts[:-1]
-        return "/".join(parts[: int(level or len(parts))]) if len(parts) >= int(level or 1) else None
-
-    return find
-
-
-def _by_name(pattern: str) -> Callable[[str], str | None]:
-    try:
-        expression = re.compile(pattern)
-    except re.error as error:
-        raise UserError(f'groups="name:{printable(pattern)}" is no regular expression: {error}.') from error
-
-    def find(name: str) -> str | None:
-        found = expression.search(name)
-        return found[min(1, expression.groups)] if found else None
-
-    return find
-
-
-def _by_file(path: str) -> Callable[[str], str | None]:
-    try:
-        rows = list(csv.reader(expand_user(path).read_text("utf-8").splitlines()))
-    except (OSError, ValueError, csv.Error) as error:
-        raise UserError(f'groups="file:{printable(path)}" cannot be read: {error}.') from error
-    if strange := [number for number, row in enumerate(rows, 1) if row and len(row) != 2]:
-        raise UserError(f"Line {strange[0]} of {printable(path)} is not an image's path and its group.")
-    return {row[0].strip(): row[1].strip() for row in rows if row}.get
-
-
-def groups_of(records: Records, rule: str | None, digests: Mapping[str, bytes]) -> Ints | None:
-    """A number (n,) for each image, alike where equal groups or equal bytes join two, if by others; None: all differ.
-
-    digests: of the images' bytes by name, where they are known.
+    Equal groups and equal bytes join two images, if by others. A group is called as `group_by` calls that of its first
+    image by name; without it, as that image. digests (n, 16): of the images' bytes, 0 where they are not known.
     """
+    if not (n := len(ids)):
+        return None
+    keys = keys_by(group_by, ids) if group_by else None
+    known = np.flatnonzero(digests.any(axis=1))
+    kinds, same = np.unique(np.ascontiguousarray(digests[known]).view("S16").ravel(), return_inverse=True)
+    if keys is None and len(kinds) == len(known):
+        return None
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    n = len(records)
-    columns = [[digests.get(name) or name for name in records.ids], *([keys_by(rule, records.ids)] if rule else [])]
-    node: dict[tuple[int, str | bytes], int] = {}
-    ends = [node.setdefault((i, key), n + len(node)) for i, column in enumerate(columns) for key in column]
-    if len(node) == len(ends):
+    starts, ends = [known], [n + same]
+    if keys is not None:
+        starts, ends = [*starts, np.arange(n)], [*ends, 2 * n + np.unique(keys, return_inverse=True)[1]]
+    edges = (np.concatenate(starts), np.concatenate(ends))
+    joined = coo_array((np.ones(len(edges[0]), dtype=bool), edges), shape=(3 * n, 3 * n))
+    component = connected_components(joined, directed=False)[1][:n].tolist()
+    if len(set(component)) == n:
         return None
-    starts, size = np.tile(np.arange(n), len(columns)), n + len(node)
-    joined = coo_array((np.ones(len(ends), dtype=bool), (starts, ends)), shape=(size, size))
-    found: Ints = connected_components(joined, directed=False)[1][:n].astype(np.int64)
-    return found
+    names: dict[int, str] = {}
+    for i in sorted(range(n), key=ids.__getitem__):
+        names.setdefault(component[i], ids[i] if keys is None else keys[i])
+    return tuple(names[one] for one in component)
+
+
+def suggested(ids: Sequence[str], classes: int) -> tuple[str, int] | None:
+    """An expression by which names look as if images belonged together, and how many groups it finds; None: none does.
+
+    It finds a group for every image; there are several for each class; most images share theirs with one of the same
+    folder, and no group has more than a fifth of them.
+    """
+    for pattern in SUGGESTED:
+        found = list(map(re.compile(pattern).search, ids))
+        if not all(found):
+            continue
+        keys = [one[1] for one in found if one]
+        sizes = Counter(keys)
+        together = Counter((name.rpartition("/")[0], key) for name, key in zip(ids, keys, strict=True))
+        shared = sum(size for size in together.values() if size > 1)
+        if len(sizes) >= max(6, 2 * classes) and 2 * shared > len(ids) and 5 * max(sizes.values()) <= len(ids):
+            return pattern, len(sizes)
+    return None
+
+
+def read_columns(path: str | Path, columns: Iterable[str]) -> list[dict[str, str]]:
+    """The rows of a CSV file that has these columns, and maybe others. UserError where it has not, or is none."""
+    shown = printable(str(path))
+    try:
+        with open(expand_user(path), newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            reader = csv.DictReader(file, restval="", strict=True)
+            reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
+            if missing := [name for name in columns if name not in reader.fieldnames]:
+                raise UserError(
+                    f"{shown} has no column {' and no column '.join(missing)}: its first line is "
+                    f'"{printable(",".join(reader.fieldnames))}".'
+                )
+            rows = []
+            for row in reader:
+                if None in row:
+                    raise UserError(f"Line {reader.line_num} of {shown} has more columns than its first line.")
+                rows.append(row)
+    except (OSError, ValueError, csv.Error) as error:
+        raise UserError(f"{shown} cannot be read as a CSV file: {error}.") from error
+    names = Counter(row.get("image", "") for row in rows)
+    if twice := [name for name, count in names.items() if count > 1 and "image" in columns]:
+        raise UserError(f"{shown} names {printable(twice[0])} {names[twice[0]]} times: leave one.")
+    return rows
+
+
+def cell(text: str) -> str:
+    """Text for a table, with an apostrophe in front where a spreadsheet would run it."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

@@ -1,10 +1,9 @@
 """load: from a spec to images that are ready to train on. check: the same look without training, for `vitmods data`."""
 
 import os
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from rich.cells import cell_len
@@ -13,9 +12,10 @@ from vitmods.data.dataset import ImageDataset, Joint, Split
 from vitmods.data.geometry import Geometry
 from vitmods.data.groups import groups_of
 from vitmods.data.multilabel import with_target
-from vitmods.data.records import Records, Source, printable
+from vitmods.data.records import Records, printable
 from vitmods.data.sources import open_source
-from vitmods.data.splits import TEST_FRACTION, VAL_FRACTION, limit, make_splits
+from vitmods.data.split_file import groups_in
+from vitmods.data.splits import SplitOptions, make_splits
 from vitmods.data.store import Store, build, open_store
 from vitmods.data.stream import StreamSet, is_streamed, open_lazily
 from vitmods.data.summary import facts, problems, unreadable_text
@@ -32,31 +32,24 @@ def load(
     img_size: int | Sequence[int],
     augment: Augment,
     in_chans: int = 3,
-    split_seed: int = 0,
-    val_fraction: float = VAL_FRACTION,
-    test_fraction: float = TEST_FRACTION,
-    groups: str | None = None,
     unreadable: str = "stop",
     cache_dir: Path | str | None = None,
-    limit_train: float | None = None,
-    limit_val: int | None = None,
     workers: int = 0,
     target: str = "class",
     joint: Joint | None = None,
+    **split: Unpack[SplitOptions],
 ) -> ImageDataset:
     """Find a data set, split it, read every image once and return it ready to train on.
 
     spec: "digits", a folder, a known set ("imagenet:FOLDER"), "torchvision:NAME?root=FOLDER", "hf:NAME" or
     "wds:SHARDS". With "?stream=1" behind the last or a folder, and unasked where a split would fill more than 64 GiB,
-    images are decoded when they are needed. img_size: (H, W) in pixels. in_chans: 3 (RGB) or 1 (gray). Splits that
-    the source lacks are made from split_seed, stratified; images that are equal byte for byte, and those of one of the
-    `groups` (see `vitmods.data.groups`), come into one of them. unreadable "stop" refuses a set with images that cannot
-    be read, "skip" leaves them out and says so. cache_dir keeps decoded images for later runs and other processes.
-    limit_train: at most so many training images, classes in proportion; a float up to 1 is a fraction of them.
-    limit_val: so many for val, taken out of train first where there is no val split (VTAB: 800 and 200). workers:
-    threads that prepare batches ahead (0: none; of streamed images: one a core). target: what is asked of each image,
-    "class" or "labels"; joint: see ImageDataset (a task names both). Raises UserError with all that is wrong with the
-    set at once.
+    images are decoded when they are needed. img_size: (H, W) in pixels. in_chans: 3 (RGB) or 1 (gray). unreadable
+    "stop" refuses a set with images that cannot be read, "skip" leaves them out and says so. cache_dir keeps decoded
+    images for later runs and other processes. workers: threads that prepare batches ahead (0: none; of streamed images:
+    one a core). target: what is asked of each image, "class" or "labels"; joint: see ImageDataset (a task names both).
+    split: `split_seed`, `val_fraction`, `test_fraction`, `fold`, `group_by`, `split_file`, `limit_train`, `limit_val`,
+    as `SplitOptions` says; splits that the source lacks are made, stratified, and images that are equal byte for byte
+    come into one of them. Raises UserError with all that is wrong with the set at once.
     """
     size = _size(img_size)
     if in_chans not in (1, 3):
@@ -65,20 +58,18 @@ def load(
         raise UserError(f'unreadable must be "stop" or "skip", not "{unreadable}".')
     source = with_target(open_source(spec), target)
     cache = None if cache_dir is None else Path(cache_dir)
-    streamed = False
-
-    def read(parts: dict[str, Records]) -> dict[str, Split]:
-        nonlocal streamed
-        shapes = {name: _geometry(name, size, augment) for name in parts}
-        streamed = is_streamed(source.streaming, {name: (part, shapes[name]) for name, part in parts.items()}, in_chans)
-        opened = open_lazily if streamed else open_store
-        return {n: _split(n, part, opened(part, shapes[n], in_chans, cache), shapes[n]) for n, part in parts.items()}
-
-    fractions = {"val": val_fraction, "test": test_fraction, "limit_val": limit_val}
-    records, splits, origin = _read(source, groups, read, limit_train, seed=split_seed, **fractions)
+    records, origin = make_splits(source, cache_dir=cache, **split)
+    shapes = {name: _geometry(name, size, augment) for name in records}
+    streamed = is_streamed(source.streaming, {name: (part, shapes[name]) for name, part in records.items()}, in_chans)
+    opened = open_lazily if streamed else open_store
+    group_by = split.get("group_by") or groups_in(split.get("split_file"))
+    splits = {
+        name: _split(name, part, opened(part, shapes[name], in_chans, cache), shapes[name], group_by)
+        for name, part in records.items()
+    }
     found = facts(source, records, splits, origin)
     bad = found["unreadable"] if unreadable == "stop" else []
-    _stop_on_problems(problems(source, splits, groups), bad, source.spec)
+    _stop_on_problems(problems(source, splits, group_by), bad, source.spec)
     whole = ImageDataset(
         source.name,
         source.classes,
@@ -114,50 +105,10 @@ def _geometry(split: str, size: tuple[int, int], augment: Augment) -> Geometry:
     return Geometry(size, augment.eval_crop, resample=augment.resample)
 
 
-def _split(name: str, records: Records, store: Store, geometry: Geometry) -> Split:
+def _split(name: str, records: Records, store: Store, geometry: Geometry, group_by: str | Path | None) -> Split:
     kept = records.take(store.index.kept)
-    return Split(name, kept.ids, kept.labels, store, geometry, kept.label_sets)
-
-
-def _read(
-    source: Source,
-    rule: str | None,
-    read: Callable[[dict[str, Records]], dict[str, Split]],
-    limit_train: float | None = None,
-    *,
-    seed: int,
-    **fractions: Any,
-) -> tuple[dict[str, Records], dict[str, Split], str]:
-    """The splits as records and read, and where each comes from.
-
-    Which images are equal is known once they are read. Where a split that was made tears such apart, it is made again
-    so that it does not.
-    """
-    train = source.splits.get("train")
-    digests: dict[str, bytes] = {}
-    groups = groups_of(train, rule, digests) if train is not None and rule else None
-    while True:
-        records, origin = make_splits(source, seed, groups=groups, **fractions)
-        if "train" in records:
-            records["train"] = limit(records["train"], limit_train, seed)
-        splits = read(records)
-        made = [split for name, split in splits.items() if name == "train" or name not in source.splits]
-        if train is None or "overlap" in source.allow or not _torn(made):
-            return records, splits, origin
-        known = len(digests)
-        digests |= {name: d.tobytes() for split in made for name, d in zip(split.ids, split.store.index.digests)}
-        if len(digests) == known:
-            return records, splits, origin
-        groups = groups_of(train, rule, digests)
-        if not known:
-            many = sum(count for count in Counter(digests.values()).values() if count > 1)
-            source.warnings.append(f"{many} images have equals, byte for byte: they are in the same split as those.")
-
-
-def _torn(made: Sequence[Split]) -> bool:
-    """Whether equal bytes are in two of the splits."""
-    each = [{row.tobytes() for row in split.store.index.digests} for split in made]
-    return len(set().union(*each)) < sum(map(len, each))
+    groups = groups_of(kept.ids, group_by, store.index.digests)
+    return Split(name, kept.ids, kept.labels, store, geometry, kept.label_sets, groups)
 
 
 def _stop_on_problems(found: list[str], bad: list[dict[str, str]], spec: str) -> None:
@@ -185,25 +136,18 @@ class Checked(NamedTuple):
         return not self.summary["problems"] and not self.summary["unreadable"]
 
 
-def check(
-    spec: str | Path,
-    *,
-    split_seed: int = 0,
-    val_fraction: float = VAL_FRACTION,
-    test_fraction: float = TEST_FRACTION,
-    groups: str | None = None,
-) -> Checked:
-    """Read every image of a set and say what is there. Raises UserError only where nothing can be opened."""
+def check(spec: str | Path, **split: Unpack[SplitOptions]) -> Checked:
+    """Read every image of a set and say what is there. split: as in `load`. Raises UserError only where nothing can be
+    opened, or the options cannot be used."""
     source = open_source(spec)
-
-    def read(parts: dict[str, Records]) -> dict[str, Split]:
-        with open(os.devnull, "wb") as nowhere:
-            indexes = {name: build(part, _THUMB, 3, nowhere) for name, part in parts.items()}
-        none = np.empty(0, np.uint8)
-        return {name: _split(name, part, Store(none, indexes[name]), _THUMB) for name, part in parts.items()}
-
-    records, splits, origin = _read(source, groups, read, seed=split_seed, val=val_fraction, test=test_fraction)
-    found = problems(source, splits, groups) + (source.verify() if source.verify else [])
+    records, origin = make_splits(source, **split)
+    group_by = split.get("group_by") or groups_in(split.get("split_file"))
+    with open(os.devnull, "wb") as nowhere:
+        splits = {
+            name: _split(name, part, Store(np.empty(0, np.uint8), build(part, _THUMB, 3, nowhere)), _THUMB, group_by)
+            for name, part in records.items()
+        }
+    found = problems(source, splits, group_by) + (source.verify() if source.verify else [])
     summary = facts(source, records, splits, origin) | {"problems": found}
     return Checked(summary, describe(summary))
 

@@ -56,13 +56,15 @@ _TOGETHER = 16  # images that a thread reads at a time
 @dataclass
 class Packed:
     """What was done. manifest: as in manifest.json; shards, kept: how many, and how many were there already; equal: the
-    images that are equal byte for byte, those that are in one line."""
+    images that are equal byte for byte, those that are in one line; torn: how many of the lines are in train and in
+    another split."""
 
     folder: Path
     manifest: dict[str, Any]
     shards: int = 0
     kept: int = 0
     equal: tuple[str, ...] = ()
+    torn: int = 0
 
     def __str__(self) -> str:
         lines = []
@@ -78,6 +80,11 @@ class Packed:
                 *(f"  {t}" for t in self.equal[:_SHOWN]),
                 *more,
             ]
+        if self.torn:
+            lines.append(
+                f"Warning: {self.torn} of these lines are in train and in val or test, and studies refuse the pack: "
+                "remove the images from one and pack again, or write ?allow=overlap behind it to use them as they are."
+            )
         there = f" ({self.kept} of {self.shards} were there, and were compared)" if self.kept else ""
         lines.append(f"Packed in {printable(str(self.folder))}{there}. Use it as --data {printable(str(self.folder))}")
         return "\n".join(lines)
@@ -135,7 +142,7 @@ def pack(
             raise other_shards(folder)
         remove_leftovers(folder, facts)
         write_json(folder / MANIFEST, manifest)
-        return Packed(folder, manifest, packer.shards, packer.kept, packer.equal())
+        return Packed(folder, manifest, packer.shards, packer.kept, packer.equal(), packer.torn())
 
 
 def _refuse_rich_labels(source: Source) -> None:
@@ -165,6 +172,7 @@ class _Packer:
     unreadable: list[dict[str, str]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
+    homes: list[str] = field(default_factory=list)
 
     def equal(self) -> tuple[str, ...]:
         """Names of the images packed that are equal, a line for each kind."""
@@ -173,6 +181,11 @@ class _Packer:
         for i in np.flatnonzero(count[kind] > 1).tolist():
             found.setdefault(int(kind[i]), []).append(printable(self.names[i]))
         return tuple(sorted(" = ".join(sorted(names)) for names in found.values()))
+
+    def torn(self) -> int:
+        """How many kinds of equal images are in train and in another split."""
+        trained = {one for one, home in zip(self.digests, self.homes, strict=True) if home == "train"}
+        return len(trained & {one for one, home in zip(self.digests, self.homes, strict=True) if home != "train"})
 
     def split(self, split: str, records: Records, classes: Sequence[str], step: Callable[[], object]) -> dict[str, Any]:
         """Write the shards of one split; what the manifest says of it."""
@@ -183,6 +196,7 @@ class _Packer:
                 counts[int(item.row.label)] += 1
                 self.names.append(item.row.id)
                 self.digests.append(bytes.fromhex(item.row.digest))
+                self.homes.append(split)
         return {
             "images": sum(counts),
             "bytes": sum(shard["bytes"] for shard in shards),

@@ -4,67 +4,195 @@ An image's place depends on its own name and on how many images its class has, n
 one group stay together: the group goes where its first image in the drawn order would, in that image's class.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import chain
+from pathlib import Path
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitmods.data.records import SPLITS, Records, Source
+from vitmods.data.digests import digests_of
+from vitmods.data.groups import groups_of, suggested
+from vitmods.data.records import SPLITS, Records, Source, printable
 from vitmods.data.rng import text_bits
+from vitmods.data.split_file import read_split
 from vitmods.util.errors import UserError
 
 Indices = NDArray[np.int64]
+Groups = Sequence[str] | None
 VAL_FRACTION, TEST_FRACTION = 0.1, 0.2
 """Of the images, for the splits that are made if nothing else is said."""
 
 
+class SplitOptions(TypedDict, total=False):
+    """Which images are trained on, chosen by and reported.
+
+    split_seed: which split is made, where the images have none.
+    val_fraction, test_fraction: of the images, for such a split; None: 0.1 and 0.2. A UserError where the images have
+        that split already.
+    fold: (i, k): test is part i of k parts of all images, with about as many of each class; for i from 0 to k - 1 each
+        image is tested once. Only a class whose images all belong together is always trained on.
+    group_by: what images belong together, a regular expression or a CSV file; see `vitmods.data.groups`.
+    split_file: a CSV file with the columns image and split, such as the split.csv of a study, that says it all.
+    limit_train: at most so many training images, or such a fraction of them (a float up to 1), classes in proportion.
+    limit_val: so many images for val, taken out of train where there is no val.
+    """
+
+    split_seed: int
+    val_fraction: float | None
+    test_fraction: float | None
+    fold: Sequence[int] | None
+    group_by: str | Path | None
+    split_file: str | Path | None
+    limit_train: float | None
+    limit_val: int | None
+
+
 def make_splits(
     source: Source,
-    seed: int,
-    val: float = VAL_FRACTION,
-    test: float = TEST_FRACTION,
+    *,
+    split_seed: int = 0,
+    val_fraction: float | None = None,
+    test_fraction: float | None = None,
+    fold: Sequence[int] | None = None,
+    group_by: str | Path | None = None,
+    split_file: str | Path | None = None,
+    limit_train: float | None = None,
     limit_val: int | None = None,
-    groups: Indices | None = None,
+    cache_dir: Path | None = None,
 ) -> tuple[dict[str, Records], str]:
-    """The splits to use and where each comes from, in words.
+    """The splits to use and where each comes from, in words; the arguments are `SplitOptions`.
 
     A source with train alone is cut into train, val and test. One that lacks val gives a part of train to it. One that
     lacks test beside its own val is evaluated on val, so that numbers stay comparable with others on that split. A
-    source without train is for evaluation only. limit_val: so many images for val, classes in proportion, instead of
-    the fraction where val is made, and of val's own where it is not. groups: of train's images (n,), see `groups_of`.
+    source without train is for evaluation only. What there is to know of groups is added to the source's warnings.
     """
-    _check_fraction("val_fraction", val)
-    _check_fraction("test_fraction", test)
-    if val + test >= 1:
-        raise UserError(f"val_fraction {val} and test_fraction {test} leave nothing to train on: make them smaller.")
     if limit_val is not None and limit_val < 1:
         raise UserError(f"limit_val must be at least 1, not {limit_val}. For no val split set val_fraction to 0.")
-    if "val" in source.splits and limit_val is not None:
-        return _ordered(source.splits | {"val": limit(source.splits["val"], limit_val, seed)}), "found"
+    splits, origin = dict(source.splits), "found"
+    if split_file is not None:
+        given = {"val_fraction": val_fraction, "test_fraction": test_fraction, "fold": fold}
+        _refuse(given, "the split file says where each image belongs")
+        splits, origin = read_split(split_file, source), f"from {printable(Path(split_file).name)}"
+    else:
+        fractions = _fractions(source, val_fraction, test_fraction, fold, limit_val)
+        if "test" in fractions or fractions.get("val") or (limit_val is not None and _lacks_val(source)):
+            groups = _joined(source, group_by, cache_dir)
+            splits |= _made(splits["train"], split_seed, fractions, groups, fold, limit_val)
+            made = f"seed {split_seed}" if fold is None else f"fold {fold[0]} of {fold[1]}, seed {split_seed}"
+            origin = f"made, {made}" if "test" in fractions else f"found; val made from train, {made}"
+    if limit_val is not None and "val" in splits:
+        splits["val"] = limit(splits["val"], limit_val, split_seed)
+    if "train" in splits:
+        splits["train"] = limit(splits["train"], limit_train, split_seed)
+    return {name: splits[name] for name in SPLITS if name in splits}, origin
+
+
+def _lacks_val(source: Source) -> bool:
+    return "train" in source.splits and "val" not in source.splits
+
+
+def _fractions(
+    source: Source,
+    val_fraction: float | None,
+    test_fraction: float | None,
+    fold: Sequence[int] | None,
+    limit_val: int | None,
+) -> dict[str, float]:
+    """Of the parts to be made, but for a val of `limit_val` images. UserError for what cannot apply."""
+    own = f"these images come with splits of their own ({', '.join(source.splits)})"
     alone = list(source.splits) == ["train"]
-    if "val" in source.splits or "train" not in source.splits or (val == 0 and limit_val is None and not alone):
-        return _ordered(source.splits), "found"
-    fractions = {"test": test} if alone else {}
-    train = source.splits["train"]
-    parts = cut(train, seed, fractions if limit_val is not None else fractions | {"val": val}, groups)
-    splits = source.splits | {name: train.take(part) for name, part in parts.items() if len(part)}
+    test = _fraction("test_fraction", test_fraction, TEST_FRACTION)
+    val = _fraction("val_fraction", val_fraction, VAL_FRACTION)
+    if not alone:
+        _refuse({"test_fraction": test_fraction, "fold": fold}, own)
+    if not _lacks_val(source):
+        _refuse({"val_fraction": val_fraction}, own)
+        return {}
     if limit_val is not None:
-        left = None if groups is None else groups[parts["train"]]
+        _refuse({"val_fraction": val_fraction}, "limit_val says how many images val has")
+    if fold is not None:
+        _refuse({"test_fraction": test_fraction}, "the number of folds says how large test is")
+        if len(fold) != 2 or not 0 <= fold[0] < fold[1] or fold[1] < 2:
+            raise UserError(f"fold is (i, k): part i of k, with k at least 2 and i from 0 to k - 1, not {tuple(fold)}.")
+        test = 1 / fold[1]
+    fractions = ({"test": test} if alone else {}) | ({"val": val} if limit_val is None else {})
+    if sum(fractions.values()) >= 1:
+        raise UserError(f"A val_fraction of {val:g} and {test:g} for test leave nothing to train on: take less.")
+    return fractions
+
+
+def _made(
+    train: Records,
+    seed: int,
+    fractions: dict[str, float],
+    groups: Groups,
+    fold: Sequence[int] | None,
+    limit_val: int | None,
+) -> dict[str, Records]:
+    """Train and the parts that are cut out of it."""
+    parts = cut(train, seed, fractions, groups, fold)
+    splits = {name: train.take(part) for name, part in parts.items() if len(part)}
+    if limit_val is not None:
+        left = None if groups is None else [groups[i] for i in parts["train"]]
         splits["train"], splits["val"] = take_out(splits["train"], limit_val, seed, left)
-    return _ordered(splits), f"made, seed {seed}" if alone else f"found; val made from train, seed {seed}"
+    return splits
 
 
-def cut(records: Records, seed: int, fractions: dict[str, float], groups: Indices | None = None) -> dict[str, Indices]:
+def _joined(source: Source, group_by: str | Path | None, cache_dir: Path | None) -> Groups:
+    """Groups of train's images; what there is to know of them is added to the source's warnings."""
+    train = source.splits["train"]
+    digests = digests_of(train, cache_dir)
+    same = Counter(row.tobytes() for row in digests[digests.any(axis=1)])
+    if many := sum(count for count in same.values() if count > 1):
+        source.warnings.append(f"{many} images have equals, byte for byte: they are in the same split as those.")
+    if group_by is None and (found := suggested(train.ids, len(source.classes))):
+        pattern, count = found
+        source.warnings.append(
+            f"By their names, images may belong together in {count} groups (patients, videos, scenes). If they do, "
+            f"keep each in one split with --group-by '{pattern}' (group_by), or test shows what was trained on."
+        )
+    return groups_of(train.ids, group_by, digests)
+
+
+def _refuse(given: dict[str, Any], why: str) -> None:
+    """UserError for the first option that was given."""
+    for name, value in given.items():
+        if value is not None:
+            shown = f"{value:g}" if isinstance(value, float) else value
+            option = name.replace("_", "-")
+            raise UserError(f"{name}={shown} cannot apply: {why}. Leave --{option} out.")
+
+
+def _fraction(name: str, value: float | None, usual: float) -> float:
+    value = usual if value is None else value
+    if not 0 <= value < 1:
+        raise UserError(f"{name} must lie between 0 and 1 (0 makes no such split), not {value}.")
+    return value
+
+
+def cut(
+    records: Records, seed: int, fractions: dict[str, float], groups: Groups = None, fold: Sequence[int] | None = None
+) -> dict[str, Indices]:
     """Positions of each named part, and of the rest as "train"; each class is cut by itself, rounded to the nearest.
 
     A part takes at least one image of a class that has three left, and every class keeps one in train. Of groups (n,) a
-    part takes those that bring it nearer to its number of images.
+    part takes those that bring it nearer to its number of images. With a fold, test is that fold.
     """
     parts: dict[str, list[int]] = {name: [] for name in (*fractions, "train")}
-    for left in _by_class(records, seed, "split", groups):
+    classes = _by_class(records, seed, "split", groups)
+    homes = [] if fold is None else _dealt(classes, fold[1])
+    for number, left in enumerate(classes):
         total = _images(left)
         for name, fraction in fractions.items():
+            if fold is not None and name == "test":
+                here = [home == fold[0] for home in homes[number]]
+                parts[name] += chain.from_iterable(unit for unit, is_in in zip(left, here, strict=True) if is_in)
+                left = [unit for unit, is_in in zip(left, here, strict=True) if not is_in]
+                continue
             least = 1 if fraction > 0 and len(left) >= 3 else 0
             count = min(max(int(total * fraction + 0.5), least), _images(left) - 1)
             taken, left = _nearest(left, count, at_least_one=count > 0)
@@ -72,6 +200,24 @@ def cut(records: Records, seed: int, fractions: dict[str, float], groups: Indice
             parts[name] += chain.from_iterable(taken)
         parts["train"] += chain.from_iterable(left)
     return {name: np.array(sorted(part), dtype=np.int64) for name, part in parts.items()}
+
+
+def _dealt(classes: "list[list[Unit]]", count: int) -> list[list[int]]:
+    """Of each class the fold of each unit. The largest units come first, each to the fold that has the fewest images of
+    the class, and of all; -1, no fold, for the only unit of a class. UserError where a fold stays empty."""
+    totals = [0] * count
+    homes = []
+    for units in classes:
+        own, found = [0] * count, [-1] * len(units)
+        for one in sorted(range(len(units)), key=lambda one: -len(units[one])) if len(units) > 1 else ():
+            home = min(range(count), key=lambda fold: (own[fold], totals[fold]))
+            found[one] = home
+            own[home] += len(units[one])
+            totals[home] += len(units[one])
+        homes.append(found)
+    if not all(totals):
+        raise UserError(f"There are too few images, or groups of them, for {count} folds: make it fewer.")
+    return homes
 
 
 def limit(records: Records, count: float | None, seed: int) -> Records:
@@ -86,7 +232,7 @@ def limit(records: Records, count: float | None, seed: int) -> Records:
     return records.take(_drawn(records, int(count), seed, "limit", spare=0))
 
 
-def take_out(records: Records, count: int, seed: int, groups: Indices | None = None) -> tuple[Records, Records]:
+def take_out(records: Records, count: int, seed: int, groups: Groups = None) -> tuple[Records, Records]:
     """The rest, and `count` images drawn as in `limit`; every class keeps an image in the rest. Of groups (n,) whole
     ones are taken, which may make a few images less."""
     room = len(records) - len(np.unique(records.labels))
@@ -99,7 +245,7 @@ def take_out(records: Records, count: int, seed: int, groups: Indices | None = N
     return records.take(np.setdiff1d(np.arange(len(records)), drawn)), records.take(drawn)
 
 
-def _drawn(records: Records, count: int, seed: int, purpose: str, spare: int, groups: Indices | None = None) -> Indices:
+def _drawn(records: Records, count: int, seed: int, purpose: str, spare: int, groups: Groups = None) -> Indices:
     """Sorted positions of `count` images, leaving `spare` of every class."""
     classes = [units for units in _by_class(records, seed, purpose, groups) if units]
     counts = _quotas(np.array([_images(units) for units in classes]), count, spare)
@@ -128,12 +274,12 @@ Unit = list[int]
 """Positions of images that stay together; one where there are no groups."""
 
 
-def _by_class(records: Records, seed: int, purpose: str, groups: Indices | None) -> list[list[Unit]]:
+def _by_class(records: Records, seed: int, purpose: str, groups: Groups) -> list[list[Unit]]:
     """Each class's units, in an order drawn from the seed and the names; a unit is of the class of its first image."""
     draws = [(text_bits(seed, purpose, name), name) for name in records.ids]
-    units: dict[int, Unit] = {}
+    units: dict[int | str, Unit] = {}
     for i in sorted(range(len(records)), key=draws.__getitem__):
-        units.setdefault(i if groups is None else int(groups[i]), []).append(i)
+        units.setdefault(i if groups is None else groups[i], []).append(i)
     members: dict[int, list[Unit]] = {int(label): [] for label in np.unique(records.labels)}
     for unit in units.values():
         members[int(records.labels[unit[0]])].append(unit)
@@ -159,12 +305,3 @@ def _nearest(
 
 def _images(units: list[Unit]) -> int:
     return sum(map(len, units))
-
-
-def _ordered(splits: dict[str, Records]) -> dict[str, Records]:
-    return {name: splits[name] for name in SPLITS if name in splits}
-
-
-def _check_fraction(name: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise UserError(f"{name} must lie between 0 and 1 (0 makes no such split), not {value}.")

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,9 @@ def facts(source: Source, records: dict[str, Records], splits: dict[str, Split],
     }
 
 
-def problems(source: Source, splits: dict[str, Split], groups: str | None = None) -> list[str]:
+def problems(source: Source, splits: dict[str, Split], group_by: str | Path | None = None) -> list[str]:
     """What makes a set unfit to train on (or to evaluate on, where it is for that only), apart from unreadable
-    images. groups: the rule for images that belong together."""
+    images. group_by: what images belong together."""
     if "train" not in splits:
         return [] if any(map(len, splits.values())) else ["There are no readable images."]
     found = []
@@ -64,7 +65,7 @@ def problems(source: Source, splits: dict[str, Split], groups: str | None = None
         found += [
             f"{text}: its numbers would flatter. Remove them from one of the two, or write "
             f"{_allowing(source, 'overlap')} to use them as they are."
-            for text in [*_repeats(splits), *(_torn_groups(splits, groups) if groups else [])]
+            for text in [*_repeats(splits), *(_torn_groups(splits, group_by) if group_by else [])]
         ]
     return found
 
@@ -204,10 +205,10 @@ def _repeats(splits: dict[str, Split]) -> list[str]:
     return texts
 
 
-def _torn_groups(splits: dict[str, Split], rule: str) -> list[str]:
+def _torn_groups(splits: dict[str, Split], group_by: str | Path) -> list[str]:
     """Of val and test: how many of the groups are trained on too."""
-    trained = set(keys_by(rule, splits["train"].ids))
-    found = {name: trained & set(keys_by(rule, split.ids)) for name, split in splits.items() if name != "train"}
+    trained = set(keys_by(group_by, splits["train"].ids))
+    found = {name: trained & set(keys_by(group_by, split.ids)) for name, split in splits.items() if name != "train"}
     return [
         f"{len(keys)} groups of {name} are also in train ({_listed(sorted(map(printable, keys)), 3)})"
         for name, keys in found.items()

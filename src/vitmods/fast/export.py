@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import warnings
 from pathlib import Path
@@ -13,12 +14,14 @@ from torch import Tensor, nn
 
 from vitmods.adapters import load, save
 from vitmods.adapters.apply import as_vit
+from vitmods.adapters.own import preparation
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.files import disk_errors, make_folder
 
 Format = Literal["torch", "onnx", "safetensors"]
 ENDINGS: dict[str, str] = {"torch": ".pt2", "onnx": ".onnx", "safetensors": ".safetensors"}
+EXTRA = "metadata.json"  # beside the program of torch.export
 TOLERANCE = 1e-4
 DYNAMIC = 3  # images to trace with when the batch is left open: 0 and 1 would be taken as constants
 
@@ -27,8 +30,9 @@ def export(model: nn.Module, path: str | Path, to: Format | None = None, batch: 
     """Write a model to a file, read it back and compare: the largest difference of outputs, relative to the largest.
 
     The graphs take images (batch, in_chans, height, width) named ``images``, of the model's one size, since its
-    positions are baked in, and give ``logits``. ``safetensors`` holds the weights, and the config as metadata;
-    ``vitmods.adapters.load`` reads it.
+    positions are baked in, and give ``logits``. ``metadata`` goes with them: as metadata_props of ONNX, each value as
+    JSON, and as the extra file ``metadata.json`` of torch.export. ``safetensors`` holds the weights with their config
+    and the same metadata; ``vitmods.adapters.load`` reads it.
 
     Args:
         model: a vitmods ViT, or one of timm, Hugging Face or torchvision (imported exactly).
@@ -60,6 +64,14 @@ def export(model: nn.Module, path: str | Path, to: Format | None = None, batch: 
     finally:
         temporary.unlink(missing_ok=True)
     return difference
+
+
+def metadata(model: ViT) -> dict[str, Any]:
+    """What another program needs to prepare images and to name outputs, under timm's names: ``input_size`` (channels,
+    rows, columns), ``mean`` and ``std`` of pixels in [0, 1], ``crop_pct``, ``interpolation``, and where they are known
+    ``label_names`` and the ``task``."""
+    config = model.vit_config
+    return {"input_size": (config.in_chans, *config.img_size), **preparation(model)}
 
 
 def _tolerance(model: ViT) -> float:
@@ -103,7 +115,7 @@ def _difference(model: ViT, run: Any, batch: int | None) -> float:
 def _write_torch(model: ViT, path: Path, batch: int | None) -> float:
     with torch.no_grad():
         program = torch.export.export(model, (_images(model, batch or DYNAMIC),), dynamic_shapes=_shapes(batch))
-    torch.export.save(program, path)
+    torch.export.save(program, path, extra_files={EXTRA: json.dumps(metadata(model))})
     return _difference(model, torch.export.load(path).module(), batch)
 
 
@@ -129,6 +141,7 @@ def _write_onnx(model: ViT, path: Path, batch: int | None) -> float:
             external_data=False,
         )
     assert program is not None
+    program.model.metadata_props.update({name: json.dumps(value) for name, value in metadata(model).items()})
     program.save(path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 

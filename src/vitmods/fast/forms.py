@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from vitmods.fast.known import eager, exact, hooked, image_wise, random, reads_heads, token_wise
 from vitmods.fast.memory import is_frozen, norm_frozen_mlp, norm_mlp, norm_then, product_type, supports, supports_mlp
-from vitmods.layers import Block, DropPath, Mlp, ParallelBlock
+from vitmods.layers import Block, DropPath, LayerScale, Mlp, ParallelBlock
 from vitmods.model.vit import ViT
 from vitmods.ops.attention import attend
 
@@ -72,10 +72,11 @@ class Forms:
         x = parts.attns_after(_add(x if first is None else x[:, :first], x, parts.attns, attend, surviving))
         if read and read.how == "mean":
             x = x[:, read.tokens :]
-            mean = _add(x.mean(1, keepdim=True), x, parts.mlps, [partial(_mean_mlp, b) for b in parts.mlps], surviving)
+            onto, means = parts.mlps_onto(x.mean(1, keepdim=True)), [partial(_mean_mlp, b) for b in parts.mlps]
+            mean = _add(onto, x, parts.mlps, means, surviving)
             return mean.expand(-1, read.tokens + 1, -1)
         feed = [_mlp_form(b, recomputes, recomputes_frozen) for b in parts.mlps]
-        out = parts.mlps_after(_add(x, x, parts.mlps, feed, surviving))
+        out = parts.mlps_after(_add(parts.mlps_onto(x), x, parts.mlps, feed, surviving))
         return out
 
 
@@ -117,11 +118,12 @@ class _Branch(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """``x = attns_after(x + sum of attns)``, ``x = mlps_after(x + sum of mlps)``"""
+    """``x = attns_after(x + sum of attns)``, ``x = mlps_after(mlps_onto(x) + sum of mlps)``"""
 
     attns: list[_Branch]
     attns_after: Any
     mlps: list[_Branch]
+    mlps_onto: Any
     mlps_after: Any
 
 
@@ -130,10 +132,10 @@ def _parts(block: Any) -> _Parts | None:
     if exact(block, Block):
         attn = _Branch(block.norm1, block.attn, block.norm1_branch, block.ls1, block.drop_path1)
         mlp = _Branch(block.norm2, block.mlp, block.norm2_branch, block.ls2, block.drop_path2)
-        return _Parts([attn], block.norm1_after, [mlp], block.norm2_after)
+        return _Parts([attn], block.norm1_after, [mlp], block.residual_scale, block.norm2_after)
     if exact(block, ParallelBlock):
         none = nn.Identity()
-        return _Parts([_Branch(*b) for b in block.attns], none, [_Branch(*b) for b in block.ffns], none)
+        return _Parts([_Branch(*b) for b in block.attns], none, [_Branch(*b) for b in block.ffns], none, none)
     return None
 
 
@@ -141,7 +143,8 @@ def _can_read(parts: _Parts, read: Read) -> bool:
     """Whether the form that leaves the rest out gives the same: with norms that mix tokens it does not, and dropout
     would be drawn for others."""
     branches = parts.attns + parts.mlps
-    behind = [m for b in branches for m in (b.norm_branch, b.scale)] + [parts.attns_after, parts.mlps_after]
+    behind = [m for b in branches for m in (b.norm_branch, b.scale)]
+    behind += [parts.attns_after, parts.mlps_onto, parts.mlps_after]
     if not token_wise(*behind) or any(map(random, (m for b in branches for m in b))):
         return False
     if not all(exact(b.drop_path, DropPath, nn.Identity) for b in branches):
@@ -151,7 +154,8 @@ def _can_read(parts: _Parts, read: Read) -> bool:
     if read.how == "first":
         return all(reads_heads(b.inner) and not hooked(b.norm.modules()) for b in parts.attns)
     plain = [m for b in parts.mlps for m in (b.norm_branch, parts.mlps_after)]
-    return all(exact(m, nn.Identity) for m in plain) and all(exact(b.inner, Mlp) for b in parts.mlps)
+    linear = exact(parts.mlps_onto, nn.Identity, LayerScale)
+    return linear and all(exact(m, nn.Identity) for m in plain) and all(exact(b.inner, Mlp) for b in parts.mlps)
 
 
 def _attn_form(branch: _Branch, first: int | None, recomputes: bool) -> Callable[[Tensor], Tensor]:

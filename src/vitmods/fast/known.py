@@ -27,11 +27,12 @@ from vitmods.layers.norms import GroupNorm, InstanceNorm
 from vitmods.ops.context import transformed
 
 _NAMES: dict[type[nn.Module], str] = {
-    Block: "norm1 attn norm1_branch ls1 drop_path1 norm1_after norm2 mlp norm2_branch ls2 drop_path2 norm2_after",
+    Block: "norm1 attn norm1_branch ls1 drop_path1 norm1_after "
+    "norm2 mlp norm2_branch ls2 drop_path2 residual_scale norm2_after",
     ParallelBlock: "attns ffns",
     Attention: "qkv q_norm k_norm mask attn_drop positions head_scale norm proj proj_drop num_heads head_dim",
     Mlp: "fc1 act drop1 norm fc2 drop2",
-    SwiGLU: "fc1_g fc1_x drop1 norm fc2 drop2",
+    SwiGLU: "fc1_g fc1_x act drop1 norm fc2 drop2",
     LayerNorm: "weight bias normalized_shape eps elementwise_affine",
     RMSNorm: "weight eps",
     LayerScale: "gamma init",
@@ -41,6 +42,7 @@ _NAMES: dict[type[nn.Module], str] = {
     nn.Linear: "weight bias in_features out_features",
     PackedLinear: "weight bias in_features out_features gelu _blocks",
     nn.GELU: "approximate",
+    nn.SiLU: "inplace",
     nn.Dropout: "p inplace",
     nn.Identity: "",
 }
@@ -48,7 +50,7 @@ _NAMES: dict[type[nn.Module], str] = {
 new that the forms would leave out, so that the plain module runs."""
 _KNOWN = {kind: (frozenset(names.split()), kind.forward) for kind, names in _NAMES.items()}
 _OF_ALL = frozenset(vars(nn.Module()))
-_TOKEN_WISE = (nn.Identity, nn.Linear, PackedLinear, nn.GELU, nn.Dropout, LayerScale, Mlp, SwiGLU)
+_TOKEN_WISE = (nn.Identity, nn.Linear, PackedLinear, nn.GELU, nn.SiLU, nn.Dropout, LayerScale, Mlp, SwiGLU)
 _TENSORS = (nn.Parameter, Tensor, FakeTensor, type(None))  # fake ones while a graph is exported
 _PER_IMAGE = (DynamicTokenNorm, InstanceNorm, GroupNorm)
 

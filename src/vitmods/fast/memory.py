@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from vitmods.fast.known import exact
 from vitmods.layers import LayerNorm, Mlp, ParallelBlock, RMSNorm
-from vitmods.model.build import default_forms
+from vitmods.model.forms import default_forms
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
 
@@ -24,7 +24,8 @@ from vitmods.util.errors import UserError
 def recompute(model: nn.Module, enable: bool = True) -> None:
     """Keep 0.6 of the activations for 1.02 to 1.04 of the time: outputs of norms and GELUs are made again.
 
-    Gradients are the same to the last bit. Raises UserError for a model that is no vitmods ViT, and where no branch has
+    Gradients are the same to the last bit. Of no effect under torch.compile, which chooses itself what to make again,
+    and in torch.func's transforms. Raises UserError for a model that is no vitmods ViT, and where no branch has
     LayerNorm or RMSNorm before it.
     """
     for vit in _vits(model):
@@ -32,7 +33,8 @@ def recompute(model: nn.Module, enable: bool = True) -> None:
             raise UserError(
                 "No block of this model has a recompute form: it needs LayerNorm or RMSNorm before its branches."
             )
-        vit.forms = dataclasses.replace(vit.forms or default_forms(), recompute=enable)  # type: ignore[type-var]
+        forms: Any = vit.forms or default_forms()
+        vit.forms = dataclasses.replace(forms, recompute=enable)
 
 
 def recompute_frozen_mlps(model: nn.Module, enable: bool = True, keep_last: int = 0) -> None:

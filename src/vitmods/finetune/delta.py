@@ -119,6 +119,7 @@ def assemble(delta: Delta, base: ViT, tensors: Mapping[str, Tensor]) -> ViT:
         model = ViT(delta.config).to(device=reference.device, dtype=reference.dtype)
     model.load_state_dict({name: tensor.to(reference.device) for name, tensor in tensors.items()}, assign=True)
     sizes = {"input_size": model.pretrained_cfg["input_size"], "num_classes": delta.config.num_classes}
+    sizes["label_names"] = None  # base's
     model.pretrained_cfg = model.default_cfg = {**base.pretrained_cfg, **sizes}
     model.changes = base.changes
     return model.train(base.training)

@@ -18,7 +18,7 @@ ROLES = {
     "attention": "query, key, value and output projections, of every branch",
     "ffn": "the linear maps of the MLPs, of every branch",
     "norms": "all norms, wherever they sit",
-    "layer_scale": "factors on the branches",
+    "layer_scale": "factors on the branches and on the stream",
     "head": "classifier, with the representation layer or attention pooling before it",
     "other": "what has none of these roles",
 }

@@ -1,10 +1,9 @@
-"""Modules that know tensors and nothing else; they accept what timm passes to embed_layer, norm_layer and block_fn."""
+"""Modules that know tensors and nothing else; the norms accept what timm passes to norm_layer."""
 
-from vitmods.layers.attention import Attention, AttentionPool
+from vitmods.layers.attention import Attention, AttentionPool, AttentionSlots
 from vitmods.layers.block import Block, BlockConfig, BranchNorms
-from vitmods.layers.drop import DropPath, LayerScale
-from vitmods.layers.drop_key import DropKey
-from vitmods.layers.mlp import MLPS, Mlp
+from vitmods.layers.drop import DropKey, DropPath, LayerScale
+from vitmods.layers.mlp import MLPS, Mlp, SwiGLU
 from vitmods.layers.norms import *  # noqa: F403
 from vitmods.layers.norms import __all__ as _norms
 from vitmods.layers.parallel import ParallelBlock
@@ -17,15 +16,16 @@ from vitmods.layers.stems import (
     LinearStem,
     LocalTransformerStem,
     Stem,
+    StemSize,
     TokensToTokenStem,
 )
-from vitmods.layers.swiglu import SwiGLU
 
 __all__ = [
     "MLPS",
     "STEMS",
     "Attention",
     "AttentionPool",
+    "AttentionSlots",
     "Block",
     "BlockConfig",
     "BranchNorms",
@@ -41,6 +41,7 @@ __all__ = [
     "Mlp",
     "ParallelBlock",
     "Stem",
+    "StemSize",
     "SwiGLU",
     "TokensToTokenStem",
     *_norms,

@@ -1,6 +1,7 @@
 """Multi-head self-attention, with a slot at each place where a change may act."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,13 +11,24 @@ from vitmods.layers.norms import LayerNorm
 from vitmods.ops.attention import attend
 
 
+@dataclass(frozen=True)
+class AttentionSlots:
+    """What fills the slots of ``Attention``, which says where they are; all are empty by default. ``qk_norm(D)`` makes
+    the norm of the queries and that of the keys."""
+
+    qk_norm: Callable[[int], nn.Module] | None = None
+    mask: nn.Module | None = None
+    positions: nn.Module | None = None
+    head_scale: bool = False
+
+
 class Attention(nn.Module):
     """``proj(norm(head_scale * positions(attend(q_norm(q), k_norm(k), v))))`` with q, k, v = qkv(x).
 
     Multi-head self-attention (Vaswani et al., 2017), (B, N, C) in and out, parameters named as in timm. Slots, empty by
     default:
 
-    - ``q_norm``, ``k_norm``: on the queries and keys of each head (B, N, H, D); made by ``qk_norm(D)``.
+    - ``q_norm``, ``k_norm``: on the queries and keys of each head (B, N, H, D).
     - ``mask``: called with q, k (B, H, N, D) and the caller's attn_mask or None; returns the attn_mask to use, boolean
       (True where a query may look) or added to the logits, of a shape that broadcasts to (B, H, N, N), or None.
     - ``positions``: called with what the heads have read and their values, (B, H, N, D) each; returns the first's like.
@@ -30,13 +42,10 @@ class Attention(nn.Module):
         self,
         dim: int,
         num_heads: int = 8,
+        slots: AttentionSlots = AttentionSlots(),
         head_dim: int | None = None,
         qkv_bias: bool = True,
         proj_bias: bool = True,
-        qk_norm: Callable[[int], nn.Module] | None = None,
-        mask: nn.Module | None = None,
-        positions: nn.Module | None = None,
-        head_scale: bool = False,
         norm: nn.Module | None = None,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
@@ -49,12 +58,12 @@ class Attention(nn.Module):
         self.num_heads, self.head_dim = num_heads, head_dim or dim // num_heads
         inner = self.num_heads * self.head_dim
         self.qkv = nn.Linear(dim, 3 * inner, bias=qkv_bias, device=device, dtype=dtype)
-        self.q_norm = qk_norm(self.head_dim) if qk_norm else nn.Identity()
-        self.k_norm = qk_norm(self.head_dim) if qk_norm else nn.Identity()
-        self.mask = mask
+        self.q_norm = slots.qk_norm(self.head_dim) if slots.qk_norm else nn.Identity()
+        self.k_norm = slots.qk_norm(self.head_dim) if slots.qk_norm else nn.Identity()
+        self.mask = slots.mask
         self.attn_drop = attn_drop
-        self.positions = positions
-        self.head_scale = nn.Parameter(torch.ones(num_heads, device=device, dtype=dtype)) if head_scale else None
+        self.positions = slots.positions
+        self.head_scale = nn.Parameter(torch.ones(num_heads, device=device, dtype=dtype)) if slots.head_scale else None
         self.norm = norm or nn.Identity()
         self.proj = nn.Linear(inner, dim, bias=proj_bias, device=device, dtype=dtype)
         self.proj_drop = nn.Dropout(proj_drop)

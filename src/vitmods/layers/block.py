@@ -41,6 +41,7 @@ class BlockConfig:
     attn_norms: BranchNorms = BranchNorms(before=LayerNorm)
     mlp_norms: BranchNorms = BranchNorms(before=LayerNorm)
     layer_scale: float | None = None
+    residual_scale: bool = False
     drop_path: float = 0.0
 
 
@@ -51,10 +52,11 @@ class Block(nn.Module):
             └───────────────────────────────────────────────────┘                │
         ┌────────────────────────────────────────────────────────────────────────┘
         └───┬─ norm2 ─ mlp ── norm2_branch ─ ls2 ─ drop_path2 ─ + ─ norm2_after ─── x
-            └───────────────────────────────────────────────────┘
+            └─ residual_scale ──────────────────────────────────┘
 
     By default ``norm1`` and ``norm2`` are LayerNorms and all other slots identities: the pre-norm block of ViT.
-    Parameter names are timm's; ``norm1_branch``, ``norm1_after``, ``norm2_branch`` and ``norm2_after`` are ours.
+    ``residual_scale`` is a learned factor for each channel, 1 at first (NormFormer's code). Parameter names are timm's;
+    ``norm1_branch``, ``norm1_after``, ``norm2_branch``, ``norm2_after`` and ``residual_scale`` are ours.
     """
 
     def __init__(self, config: BlockConfig) -> None:
@@ -72,6 +74,7 @@ class Block(nn.Module):
         self.norm2_branch = _norm(mlp.branch, dim)
         self.ls2 = LayerScale(dim, config.layer_scale) if config.layer_scale else nn.Identity()
         self.drop_path2 = DropPath(config.drop_path) if config.drop_path else nn.Identity()
+        self.residual_scale = LayerScale(dim, 1.0) if config.residual_scale else nn.Identity()
         self.norm2_after = _norm(mlp.after, dim)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
@@ -81,7 +84,7 @@ class Block(nn.Module):
         h = self.norm1_branch(self.attn(self.norm1(x), attn_mask=attn_mask))
         x = self.norm1_after(x + self.drop_path1(self.ls1(h)))
         h = self.norm2_branch(self.mlp(self.norm2(x)))
-        x = self.norm2_after(x + self.drop_path2(self.ls2(h)))
+        x = self.norm2_after(self.residual_scale(x) + self.drop_path2(self.ls2(h)))
         return x
 
 

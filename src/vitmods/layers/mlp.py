@@ -1,4 +1,6 @@
-"""The feed-forward branch, with a norm slot after the activation."""
+"""Feed-forward branches, with a norm slot before the last linear map: the MLP, and SwiGLU (Shazeer, 2020)."""
+
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,14 +12,12 @@ MLPS: Registry[type[nn.Module]] = Registry("kind of MLP", "vitmods.layers")
 its input in ``readers``, writes its output by ``fc2``, and says in ``macs`` what it costs."""
 
 
-@MLPS.register("mlp")
-class Mlp(nn.Module):
-    """``fc2(norm(dropout(act(fc1(x)))))`` followed by dropout; (..., C) in and out. Parameters named as in timm.
-
-    ``norm`` is the inner slot (NormFormer, Sub-LN); ``act`` GELU, exact or with the tanh approximation.
+class FeedForward(nn.Module):
+    """``fc2(norm(dropout(hidden)))`` followed by dropout, where ``act`` (GELU) and the linear maps ``readers`` make
+    ``hidden``; (..., C) in and out. Parameters named as in timm; ``norm`` is the inner slot (NormFormer, Sub-LN).
     """
 
-    readers = ("fc1",)
+    readers: ClassVar[tuple[str, ...]]
 
     def __init__(
         self,
@@ -31,18 +31,44 @@ class Mlp(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(dim, hidden_dim, bias=bias, device=device, dtype=dtype)
+        for reader in self.readers:
+            self.add_module(reader, nn.Linear(dim, hidden_dim, bias=bias, device=device, dtype=dtype))
         self.act = act or nn.GELU()
         self.drop1 = nn.Dropout(drop)
         self.norm = norm or nn.Identity()
         self.fc2 = nn.Linear(hidden_dim, dim, bias=bias, device=device, dtype=dtype)
         self.drop2 = nn.Dropout(drop)
 
+    @classmethod
+    def macs(cls, dim: int, hidden_dim: int) -> int:
+        """Multiply-adds for one token."""
+        return (len(cls.readers) + 1) * dim * hidden_dim
+
+
+@MLPS.register("mlp")
+class Mlp(FeedForward):
+    """``fc2(norm(dropout(act(fc1(x)))))`` followed by dropout; ``act`` GELU, exact or with the tanh approximation."""
+
+    readers = ("fc1",)
+    fc1: nn.Linear
+
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.drop2(self.fc2(self.norm(self.drop1(self.act(self.fc1(x))))))
         return out
 
-    @staticmethod
-    def macs(dim: int, hidden_dim: int) -> int:
-        """Multiply-adds for one token."""
-        return 2 * dim * hidden_dim
+
+@MLPS.register("swiglu")
+class SwiGLU(FeedForward):
+    """``fc2(norm(dropout(silu(fc1_g(x)) * fc1_x(x))))`` followed by dropout (Shazeer, 2020, GLU Variants Improve
+    Transformer)."""
+
+    readers = ("fc1_g", "fc1_x")
+    fc1_g: nn.Linear
+    fc1_x: nn.Linear
+
+    def __init__(self, dim: int, hidden_dim: int, **options: Any) -> None:
+        super().__init__(dim, hidden_dim, nn.SiLU(), **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.drop2(self.fc2(self.norm(self.drop1(self.act(self.fc1_g(x)) * self.fc1_x(x)))))
+        return out

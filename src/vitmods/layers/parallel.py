@@ -14,13 +14,14 @@ class ParallelBlock(nn.Module):
     tokens, then their MLP branches. (B, N, C) in and out, as ``Block``.
 
     Each branch keeps its norm, LayerScale and drop path; names are those of timm's ParallelThingsBlock. Raises
-    ValueError where a block has norms after the residual sum, which belongs to no branch alone.
+    ValueError where a block has norms after the residual sum or a residual scale, which belong to no branch alone.
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         super().__init__()
-        if any(not isinstance(slot, nn.Identity) for b in blocks for slot in (b.norm1_after, b.norm2_after)):
-            raise ValueError("Parallel branches share one residual sum: a norm after it has no counterpart here.")
+        shared = [slot for b in blocks for slot in (b.norm1_after, b.residual_scale, b.norm2_after)]
+        if not all(isinstance(slot, nn.Identity) for slot in shared):
+            raise ValueError("Parallel branches share one residual sum: a norm after it or a scale has no counterpart.")
         self.attns = nn.ModuleList(
             _branch(norm=b.norm1, attn=b.attn, norm_branch=b.norm1_branch, ls=b.ls1, drop_path=b.drop_path1)
             for b in blocks

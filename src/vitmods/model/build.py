@@ -1,9 +1,8 @@
 """From the slots of a config to the modules that fill them."""
 
 from functools import partial
-from importlib import import_module
 from inspect import signature
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from vitmods.layers import (
     MLPS,
     Attention,
     AttentionPool,
+    AttentionSlots,
     Block,
     BlockConfig,
     BranchNorms,
@@ -21,24 +21,12 @@ from vitmods.layers import (
     Mlp,
     ParallelBlock,
     Stem,
+    StemSize,
 )
 from vitmods.layers.norms import NORMS
 from vitmods.layers.position import sincos2d
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig
-
-
-class Forms(Protocol):
-    """How a ViT runs its blocks; ``for_head`` says that nothing but the head reads the output, so that what it does not
-    read may be anything, or left out."""
-
-    def run(self, model: Any, index: int, x: Tensor, for_head: bool) -> Tensor: ...
-
-
-def default_forms() -> Forms:
-    """What new models run their blocks by. It is found by its name: nothing below ``vitmods.fast`` knows of it."""
-    forms: Forms = import_module("vitmods.fast.forms").Forms()
-    return forms
 
 
 def norm_factory(config: NormConfig | None, **model: Any) -> Any:
@@ -67,21 +55,18 @@ def make_norm(config: NormConfig | None, dim: int, **model: Any) -> nn.Module:
 def make_stem(config: ViTConfig) -> Stem:
     """From images (B, in_chans, height, width) to patch tokens (B, T, C), with the norms that its slots name."""
     stem = config.stem
-    sizes: dict[str, Any] = {
-        "img_size": config.img_size,
-        "patch_size": config.patch_size,
-        "in_chans": config.in_chans,
-        "embed_dim": config.embed_dim,
-        "bias": stem.bias,
-        "norm_layer": norm_factory(stem.after),
-    }
-    if stem.before is not None:
-        return DualPatchNormStem(norm_before=norm_factory(stem.before), gelu=stem.gelu, **sizes)
+    slots: dict[str, Any] = {"bias": stem.bias, "norm_layer": norm_factory(stem.after)}
     if stem.facts.inner:
-        sizes["inner_norm"] = norm_factory(stem.inner)
+        slots["inner_norm"] = norm_factory(stem.inner)
     if stem.gelu:
-        sizes["gelu"] = True
-    return stem.facts(**sizes)
+        slots["gelu"] = True
+    if stem.before is not None:
+        return DualPatchNormStem(stem_size(config), norm_before=norm_factory(stem.before), **slots)
+    return stem.facts(stem_size(config), **slots)
+
+
+def stem_size(config: ViTConfig) -> StemSize:
+    return StemSize(config.img_size, config.patch_size, config.in_chans, config.embed_dim)
 
 
 def make_block(config: ViTConfig, index: int) -> Block | ParallelBlock:
@@ -97,15 +82,18 @@ def block_config(config: ViTConfig, index: int) -> BlockConfig:
     fraction = index / max(config.depth - 1, 1) if config.drop_path_shape == "linear" else 1.0
 
     def make_attn(dim: int, num_heads: int, norm: nn.Module) -> Attention:
-        return Attention(
-            dim,
-            num_heads,
-            config.head_dim,
-            qkv_bias=config.qkv_bias,
+        slots = AttentionSlots(
             qk_norm=norm_factory(config.qk_norm),
             mask=DropKey(config.key_drop_at(index)) if config.key_drop else None,
             positions=_positions(config, index),
             head_scale=config.head_scale,
+        )
+        return Attention(
+            dim,
+            num_heads,
+            slots,
+            config.head_dim,
+            config.qkv_bias,
             norm=norm,
             attn_drop=config.attn_drop,
             proj_drop=config.proj_drop,
@@ -120,6 +108,7 @@ def block_config(config: ViTConfig, index: int) -> BlockConfig:
         attn_norms=_branch_norms(attn, config, index),
         mlp_norms=_branch_norms(mlp, config, index),
         layer_scale=config.layer_scale,
+        residual_scale=config.residual_scale,
         drop_path=config.drop_path * fraction,
     )
 

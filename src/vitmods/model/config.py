@@ -52,6 +52,7 @@ class ViTConfig:
     positional: PositionalConfig | None = None
     head_scale: bool = False
     layer_scale: float | None = None
+    residual_scale: bool = False  # a learned factor for each channel of the stream to which an MLP's output is added
 
     final_norm: NormConfig | None = field(default_factory=NormConfig)
     pool: Literal["token", "avg", "map", "none"] = "token"
@@ -294,6 +295,11 @@ def _check(config: ViTConfig) -> None:
         raise UserError(
             "Parallel branches share one residual sum, and a norm after it (post-norm) has no published form there: "
             "put the norm on the branches (placement with reading=branch), or before them."
+        )
+    if config.parallel > 1 and config.residual_scale:
+        raise UserError(
+            "Parallel branches share one residual sum, and a scale of it for each has no published form: set "
+            "residual_scale=False."
         )
     for part in (config.first_blocks, config.positional):
         if part is not None and part.count > config.depth:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from vitmods.layers.mlp import MLPS
-from vitmods.layers.stems import StemSize
+from vitmods.model.build import stem_size
 from vitmods.model.config import ViTConfig
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def count_macs(config: ViTConfig, dense_norms: bool = False) -> int:
         pool = 2 * c * c + 2 * config.num_patches * c * c + 2 * config.num_patches * c
         pool += 2 * c * (config.pool_mlp_dim or config.mlp_dim)
     head = c * config.num_classes + (c * c if config.representation else 0)
-    return blocks + config.stem.facts.macs(_stem_size(config)) + pool + head
+    return blocks + config.stem.facts.macs(stem_size(config)) + pool + head
 
 
 def count_published(config: ViTConfig) -> int:
@@ -39,13 +39,9 @@ def count_published(config: ViTConfig) -> int:
     return count_macs(config) + 5 * (_stem_normed(config) + _stream_normed(config))
 
 
-def _stem_size(config: ViTConfig) -> StemSize:
-    return StemSize(config.img_size, config.patch_size, config.in_chans, config.embed_dim)
-
-
 def _stem_normed(config: ViTConfig) -> int:
     """Values that pass the stem's norms."""
-    stem, size = config.stem, _stem_size(config)
+    stem, size = config.stem, stem_size(config)
     before = size.patches * size.values if stem.before else 0
     after = size.patches * size.embed_dim if stem.after else 0
     return before + after + stem.facts.normed(size, inner=stem.inner is not None)

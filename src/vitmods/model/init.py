@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def initialize(model: "ViT", only: str = "") -> None:
     """Draw the weights of a model by the rule that its config names, from PyTorch's global generator.
 
-    ``only`` restricts it to one child module ("head"). Norms, LayerScale and head scales start as built.
+    ``only`` restricts it to one child module ("head"). Norms and scales start as built.
 
     - ``timm``: linear weights truncated normal 0.02, biases 0, positions and mask token truncated normal 0.02, other
       tokens normal 1e-6, convolutions of the stem as PyTorch initializes them.

@@ -35,7 +35,7 @@ class Intermediates(nn.Module):
     def _prepend(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def _run(self, index: int, x: Tensor) -> Tensor:
+    def _run(self, index: int, x: Tensor, for_head: bool = False) -> Tensor:
         raise NotImplementedError
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
@@ -121,10 +121,12 @@ class Intermediates(nn.Module):
         self.vit_config = pruned
         return chosen
 
-    def _run_masked(self, index: int, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+    def _run_masked(
+        self, index: int, x: Tensor, attn_mask: Tensor | None, is_causal: bool, for_head: bool = False
+    ) -> Tensor:
         """The block of that index; one with a mask on its attention is called as it is written."""
         if attn_mask is None and not is_causal:
-            return self._run(index, x)
+            return self._run(index, x, for_head)
         if index == self.vit_config.prefix_from > 0:
             x = self._prepend(x)
         if is_causal:

@@ -12,7 +12,8 @@ nothing left for LayerNorm to center.
 - With LayerScale, g (W h + b) becomes g' (W' h + b') with g' W' = P g W and g' b' = P g b. g' is g, raised to |g| / C
   where it is smaller: no division by zero, and W' stays of the size of W.
 - A LayerNorm that writes to the stream (Dual PatchNorm's, NormFormer's) has zero mean where its gain is the same for
-  all channels, as a new one's is; its bias becomes P b. Nothing can be done about another gain.
+  all channels, as a new one's is; its bias becomes P b. Nothing can be done about another gain, nor about a residual
+  scale (NormFormer's) that is not the same for all channels.
 - RMSNorm has no bias. What reads the norm is a linear map, and V (y + beta) + c = V y + (c + V beta).
 
 The arithmetic is in float64 and rounded once. Dropout of single channels leaves a mean again, so the functions are
@@ -105,6 +106,7 @@ def rms_weights(weights: "Weights", config: ViTConfig) -> "Weights":
             else:
                 _centre_norm(new, f"blocks.{i}.norm{n}_branch", f"blocks.{i}.ls{n}.gamma")
             _absorb(new, f"blocks.{i}.norm{n}", *(f"blocks.{i}.{reader}" for reader in readers))
+        _check_even(new, f"blocks.{i}.residual_scale.gamma")
     last = ("pre_logits",) if config.representation else ("head",) if config.num_classes else ()
     _absorb(
         new, "fc_norm" if config.norm_after_pool else "norm", *(("attn_pool.kv",) if config.pool == "map" else last)
@@ -141,11 +143,15 @@ def _centre_map(weights: "Weights", name: str, gain: str) -> None:
 
 
 def _centre_norm(weights: "Weights", name: str, gain: str) -> None:
-    for key in (f"{name}.weight", gain):
-        if key in weights and weights[key].min() != weights[key].max():
-            _refuse(f"{key} differs between channels, which writes a mean into the stream")
+    _check_even(weights, f"{name}.weight", gain)
     if f"{name}.bias" in weights:
         weights[f"{name}.bias"] = _centred(_double(weights[f"{name}.bias"]), 0).to(weights[f"{name}.bias"])
+
+
+def _check_even(weights: "Weights", *names: str) -> None:
+    for name in names:
+        if name in weights and weights[name].min() != weights[name].max():
+            _refuse(f"{name} differs between channels, which writes a mean into the stream")
 
 
 def mlp_readers(config: ViTConfig) -> tuple[str, ...]:

@@ -67,6 +67,7 @@ class Slot(StrEnum):
     HEAD_SCALE = "head scale"
     MLP = "mlp"
     LAYER_SCALE = "layer scale"
+    RESIDUAL_SCALE = "residual scale"
     PARALLEL = "parallel branches"
     QKV_BIAS = "bias of queries, keys and values"
     ACTIVATION = "activation"

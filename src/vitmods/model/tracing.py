@@ -5,8 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.fx import GraphModule, Proxy, Tracer
 
-from vitmods.layers.drop import DropPath
-from vitmods.layers.drop_key import DropKey
+from vitmods.layers.drop import DropKey, DropPath
 from vitmods.layers.positional_attention import GatedPositions
 from vitmods.layers.stems import LinearStem, Stem
 from vitmods.util.errors import UserError

@@ -10,8 +10,6 @@ from torch.utils.checkpoint import checkpoint
 
 from vitmods.layers.position import positions_on_grid
 from vitmods.model.build import (
-    Forms,
-    default_forms,
     initial_positions,
     make_attn_pool,
     make_block,
@@ -20,6 +18,7 @@ from vitmods.model.build import (
     timm_cfg,
 )
 from vitmods.model.config import ViTConfig
+from vitmods.model.forms import Forms, default_forms
 from vitmods.model.init import initialize
 from vitmods.model.intermediates import Intermediates
 from vitmods.model.masks import masked, patch_dropout, visible_patches
@@ -44,8 +43,8 @@ class ViT(Intermediates):
     """A Vision Transformer with timm's parameter names and model contract; ``vit_config`` describes it completely.
 
     Images (B, in_chans, height, width) -> logits (B, num_classes); ``forward_features`` gives all tokens (B, N, C).
-    ``forms`` runs the blocks: by default ``vitmods.fast.Forms()``, which gives the same in less time (of the last block
-    ``forward`` then computes only what the head reads); None calls each block as it is written.
+    ``forms`` runs the blocks; None calls each block as it is written. The package's default gives the same in less time
+    (of the last block ``forward`` then computes only what the head reads; docs/training.md).
 
     Both take masks. ``attn_mask`` is for attention, True or 0 where a token may look, and ``is_causal`` lets it look at
     no later token. One of two is for masked pre-training: ``keep`` (B, K) names the visible patches of each image; the
@@ -109,13 +108,8 @@ class ViT(Intermediates):
         mask: Tensor | None = None,
     ) -> Tensor:
         """(B, in_chans, height, width) -> (B, num_classes); with ``pool="none"`` (B, N, num_classes)."""
-        attn_mask, is_causal, keep, mask = given(attn_mask, is_causal, keep, mask)
-        if attn_mask is not None or is_causal or isinstance(x, Proxy):  # a graph is asked for any block's output
-            return self.forward_head(self.forward_features(x, attn_mask, is_causal, keep, mask))
-        x = self._embed(x, patch_dropout(self, x) if keep is None and mask is None else keep, mask)
-        for i in range(len(self.blocks)):
-            x = self._run(i, x, for_head=i == len(self.blocks) - 1)
-        return self.forward_head(self.norm(x))
+        whole = isinstance(x, Proxy)  # a graph is asked for any block's output
+        return self.forward_head(self._tokens(x, given(attn_mask, is_causal, keep, mask), for_head=not whole))
 
     def forward_features(
         self,
@@ -126,12 +120,7 @@ class ViT(Intermediates):
         mask: Tensor | None = None,
     ) -> Tensor:
         """(B, in_chans, height, width) -> all tokens (B, N, C) after the final norm, prefix tokens first."""
-        attn_mask, is_causal, keep, mask = given(attn_mask, is_causal, keep, mask)
-        x = self._embed(x, patch_dropout(self, x) if keep is None and mask is None else keep, mask)
-        for i in range(len(self.blocks)):
-            x = self._run_masked(i, x, attn_mask, is_causal)
-        tokens: Tensor = self.norm(x)
-        return tokens
+        return self._tokens(x, given(attn_mask, is_causal, keep, mask))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Tokens (B, N, C) -> logits (B, num_classes), or the pooled features (B, C) that the head reads."""
@@ -185,6 +174,8 @@ class ViT(Intermediates):
             raise UserError("Map pooling has weights of its own: build the model with pool='map' instead.")
         pool_norm = self.vit_config.pool_norm if pool == "map" else None
         self.vit_config = self.vit_config.with_(num_classes=num_classes, pool=pool, pool_norm=pool_norm)
+        named = {name: value for name, value in self.pretrained_cfg.items() if name != "label_names"}
+        self.pretrained_cfg = self.default_cfg = named
         if pool != "map":
             self.attn_pool = None
         weight = next(self.parameters())
@@ -221,6 +212,16 @@ class ViT(Intermediates):
             self.pos_embed = nn.Parameter(positions)
         else:
             self.register_buffer("pos_embed", positions, persistent=False)
+
+    def _tokens(self, images: Tensor, masks: tuple[Any, ...], for_head: bool = False) -> Tensor:
+        """All tokens after the final norm; ``for_head``: those that the head reads."""
+        attn_mask, is_causal, keep, mask = masks
+        x = self._embed(images, patch_dropout(self, images) if keep is None and mask is None else keep, mask)
+        last = len(self.blocks) - 1
+        for i in range(last + 1):
+            x = self._run_masked(i, x, attn_mask, is_causal, for_head=for_head and i == last)
+        tokens: Tensor = self.norm(x)
+        return tokens
 
     def _embed(self, images: Tensor, keep: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Images -> tokens with positions (B, prefix + T, C), or (B, prefix + K, C) where ``keep`` is (B, K)."""

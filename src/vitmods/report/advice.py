@@ -13,6 +13,7 @@ from vitmods.stats.sequential import LOOKS
 from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer, ArmAnswer
 from vitmods.study.tuning import mean_of
+from vitmods.train.trial import WEIGHTS
 from vitmods.util.text import duration, listing, plural
 
 CHEAPER = 0.97  # of base's time, from where it is worth a word
@@ -118,10 +119,12 @@ def extended(command: str, seeds: int) -> str:
 
 
 def _deploy(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
-    trial = next((trial for trial in chosen.counted if trial.status == "finished"), None)
-    if trial is not None:
-        folder = shlex.quote(str(answer.path / trial.folder))
+    folders = [answer.path / trial.folder for trial in chosen.counted if trial.status == "finished"]
+    kept = [folder for folder in folders if not folder.is_dir() or (folder / WEIGHTS).exists()]
+    if kept:
         yield Step(
             f"To deploy {chosen.name}, any seed will do: the best one on the test images would look too good.",
-            f"vitmods export {folder} --to onnx",
+            f"vitmods export {shlex.quote(str(kept[0]))} --to onnx",
         )
+    elif folders:
+        yield Step(f"To deploy {chosen.name}, train it again: this study kept no weights of it.")

@@ -167,6 +167,8 @@ def _branch(config: Config, which: str) -> Iterator[Box]:
     yield from _norm(f"{which}.branch", slots.get("branch"))
     if config.get("layer_scale") is not None:
         yield Box(f"{which}.layer_scale", f"scale, {config['layer_scale']:g}", "slot")
+    if not attention and config.get("residual_scale"):
+        yield Box("residual_scale", "scale of the stream", "slot")
     yield Box(f"{which}.add", "+", "add")
     yield from _norm(f"{which}.after", slots.get("after"))
 

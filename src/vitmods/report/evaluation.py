@@ -25,26 +25,26 @@ _PIXELS_PER_INCH = 144
 def draw_evaluation(found: Mapping[str, Any], folder: Path, prefix: str = "") -> list[Path]:
     """Draw what `evaluate` found; the files, in order.
 
-    reliability, confusion, fewshot and corruptions, for those protocols that were run.
+    calibration, confusion, fewshot and corruptions, for those protocols that were run, under their names.
 
     Raises:
         UserError: the folder cannot be written.
     """
-    drawings: dict[str, tuple[str, Callable[[Mapping[str, Any], Colors, Path], None]]] = {
-        "calibration": ("reliability", _reliability),
-        "confusion": ("confusion", _confusion),
-        "fewshot": ("fewshot", _fewshot),
-        "corruptions": ("corruptions", _corruptions),
+    drawings: dict[str, Callable[[Mapping[str, Any], Colors, Path], None]] = {
+        "calibration": _reliability,
+        "confusion": _confusion,
+        "fewshot": _fewshot,
+        "corruptions": _corruptions,
     }
-    wanted = [drawings[name] for name in found["protocols"] if name in drawings]
+    wanted = [name for name in found["protocols"] if name in drawings]
     if "matrix" not in found["protocols"].get("confusion", {"matrix": None}):
-        wanted.remove(drawings["confusion"])
+        wanted.remove("confusion")
     if wanted:
         make_folder(folder)
     written = []
-    for name, draw in wanted:
+    for name in wanted:
         path = folder / f"{prefix}{name}"
-        draw(found, light(), path)
+        drawings[name](found, light(), path)
         written += [path.with_name(f"{path.name}.{kind}") for kind in ("svg", "png")]
     return written
 

@@ -21,6 +21,7 @@ from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Effect
 from vitmods.study.answer import Answer, ArmAnswer, Tuning
 from vitmods.study.arms import BASE
+from vitmods.study.state import NLL
 from vitmods.study.store import slug
 from vitmods.study.tuning import mean_of
 from vitmods.tasks.metrics import Metric
@@ -144,11 +145,12 @@ class Page:
     @property
     def loss(self) -> Metric | None:
         """Log loss, where it was measured beside another metric."""
-        return self.answer.other_metrics.get("nll")
+        return self.answer.other_metrics.get(NLL)
 
     @property
-    def any_published(self) -> bool:
-        return any(view.published for view in self.arms)
+    def published(self) -> list[ArmView]:
+        """Arms that have a published gain to stand beside ours."""
+        return [view for view in self.arms if view.published]
 
     @property
     def split(self) -> str:

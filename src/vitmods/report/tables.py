@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -134,3 +134,18 @@ def print_evaluation(found: Mapping[str, Any], console: Console | None = None) -
     fewshot = ", of fewshot over choices of training images" * ("fewshot" in one["protocols"])
     over = "the checkpoints, by Student's t" if several else f"the images{fewshot}"
     console.print(Text(f"Intervals are over {over}.", style="dim"), soft_wrap=True)
+
+
+def print_predictions(found: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
+    """Print what `predict` gives: of each image the likeliest classes, those that are predicted in bold."""
+    console = console or Console()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("image", overflow="fold")
+    table.add_column("class", overflow="fold")
+    table.add_column("probability", justify="right", no_wrap=True)
+    for one in found:
+        for row, (name, p) in enumerate(one["probabilities"].items()):
+            style = "bold" if name in one["predicted"] else "dim"
+            image = "" if row else single_line(one["image"])
+            table.add_row(Text(image), Text(single_line(name), style=style), Text(f"{100 * p:.1f} %", style=style))
+    console.print(table)

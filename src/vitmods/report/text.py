@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from vitmods.stats.failures import rate_bound
 from vitmods.stats.tables import interval, signed
 from vitmods.stats.verdict import POINTS, Effect, Verdict
 from vitmods.study.answer import Answer, ArmAnswer, ArmCost
@@ -100,9 +101,14 @@ def holds(answer: Answer) -> str:
     if not math.isnan(decision.sd):
         facts.append(f"pooled sd {decision.sd:.2g}{unit}, {decision.df:.0f} df")
         facts.append(f"seeds shared {100 * decision.seed_share:.0f} % of the spread")
-    shares = [effect.images_share for effect in decision.effects.values() if not math.isnan(effect.images_share)]
+    effects = decision.effects.values()
+    shares = [effect.images_share for effect in effects if not math.isnan(effect.images_share)]
     if shares:
         facts.append(f"images part {100 * statistics.median(shares):.0f} % of the variance")
+    fewest = min((effect.n for effect in effects), default=0)
+    if fewest and not any(effect.failures or effect.base_failures for effect in effects):
+        rate = f"up to {100 * rate_bound(fewest):.0f} % may fail"
+        facts.append(f"no failure in {plural(fewest, 'trial')} of an arm: {rate}")
     return f"{'; '.join(filter(None, facts))}."
 
 
@@ -135,7 +141,7 @@ def half_on_these(effect: Effect) -> str:
 
 def number(value: float, form: str = ".1f") -> str:
     """A number, or a dash for NaN."""
-    return "–" if math.isnan(value) else format(value, form)
+    return "–" if math.isnan(value) else format(value, form).replace("-", "−")
 
 
 def change_of(metric: Metric, base: ArmAnswer, arm: ArmAnswer) -> str:

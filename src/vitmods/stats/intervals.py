@@ -55,5 +55,28 @@ def mean_over_seeds(values: Sequence[float]) -> Interval | None:
     return mean - half, mean + half
 
 
+def nadeau_bengio_variance(
+    values: ArrayLike, n_test: int | Sequence[int], n_train: int | Sequence[int]
+) -> NDArray[np.float64]:
+    """Variance of the mean over J test parts, s^2 * (1 / J + n_test / n_train), where trainings share images.
+
+    values (..., J): what each part gives, for instance the difference of an arm to base with fold j as test; s^2 is
+    their variance (J - 1 degrees of freedom). n_test, n_train: images of a part and of what is trained on with it,
+    numbers or (J,), of which the means count. Trainings on parts of the same images resemble each other, which s^2 / J,
+    the variance for independent ones, leaves out. A claim with it is about other training images too. Nadeau and
+    Bengio, "Inference for the generalization error", Machine Learning 52, 2003.
+
+    NaN for fewer than two values. ValueError for n_test and n_train that are not above 0.
+    """
+    x = np.asarray(values, dtype=np.float64)
+    if not (np.min(n_test) > 0 and np.min(n_train) > 0):
+        raise ValueError(f"n_test and n_train are numbers of images, above 0, not {n_test} and {n_train}.")
+    parts = x.shape[-1]
+    if parts < 2:
+        return np.full(x.shape[:-1], np.nan)
+    variance: NDArray[np.float64] = x.var(axis=-1, ddof=1) * (1 / parts + np.mean(n_test) / np.mean(n_train))
+    return variance
+
+
 def _normal_quantile() -> float:
     return float(special.ndtri((1 + LEVEL) / 2))

@@ -32,6 +32,7 @@ from vitmods.tasks.base import TASKS
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.files import write_atomically, write_json
+from vitmods.util.text import no_formula
 
 
 @dataclass(frozen=True)
@@ -538,9 +539,7 @@ def _csv_rows(answer: Answer) -> Iterator[list[Any]]:
             base = bases.get((str(trial.setting), trial.seed))
             apart = arm is not answer.base and values[0] != "" and base is not None
             gap = (POINTS if metric.unit == "%" else 1) * (values[0] - base) if apart else ""
-            start = map(
-                _no_formula, [*(show_value(trial.setting[name]) for name in swept), arm.name, arm.changes, *own]
-            )
+            start = map(no_formula, [*(show_value(trial.setting[name]) for name in swept), arm.name, arm.changes, *own])
             place = [trial.steps_to_base, trial.wall_s, trial.folder]
             yield [*start, *chosen, trial.seed, trial.status, *values, gap, *place]
 
@@ -549,19 +548,8 @@ def _points(arm: ArmAnswer) -> tuple[PointScores, ...]:
     return arm.tuning.points if arm.tuning else ()
 
 
-def _no_formula(cell: Any) -> Any:
-    """Text that a spreadsheet would run gets an apostrophe in front, as spreadsheets mark text; numbers stay."""
-    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return cell
-    try:
-        float(cell)
-    except ValueError:
-        return f"'{cell}"
-    return cell
-
-
 def _plain(value: Any) -> Any:
-    """As JSON gives it back: what is not finite is None, and what is only for the report is left out."""
+    """As JSON gives it back: what is not finite is None, fields are keys, what only the report needs is left out."""
     if isinstance(value, Decision | Effect | Factorial):
         return _plain(value.to_dict())
     if dataclasses.is_dataclass(value):

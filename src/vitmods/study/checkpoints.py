@@ -46,15 +46,13 @@ def arms_in(source: str) -> dict[str, Arm]:
         UserError: none of them is base.
     """
     folder = Path(source)
-    if not folder.is_dir() or _is_checkpoint(folder):
+    if not folder.is_dir() or is_checkpoint(folder):
         return {}
     study = StudyFolder(folder)
     if facts := study.facts():
         state = StudyState(study, Settings.from_dict(facts.settings), Evaluated(facts.splits, 0))
         return {one.arm.name: _begun(study, state, one) for one in state.selections.values()}
-    found = {
-        _name(path): Arm(_name(path), start=str(path)) for path in sorted(folder.iterdir()) if _is_checkpoint(path)
-    }
+    found = {_name(path): Arm(_name(path), start=str(path)) for path in sorted(folder.iterdir()) if is_checkpoint(path)}
     if found and BASE not in found:
         raise UserError(
             f"{source} holds the checkpoints {', '.join(found)}, and none is named base: say which one the others are "
@@ -97,7 +95,8 @@ def names(source: str) -> tuple[str, ...]:
     return tuple(name for name in arms_in(source) if name != BASE)
 
 
-def _is_checkpoint(path: Path) -> bool:
+def is_checkpoint(path: Path) -> bool:
+    """Whether it is a file of weights by its ending, or a folder with one, or of seed0, seed1, ..."""
     if path.is_file():
         return path.suffix in _FILES
     return any((path / name).is_file() for name in _WEIGHTS) or bool(_seeds(path))

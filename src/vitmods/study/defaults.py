@@ -13,14 +13,12 @@ PEEKED = 24  # images whose size is looked at
 
 @dataclass(frozen=True)
 class Defaults:
-    """Model, image side in pixels, recipe, channels and fractions of the splits that suit a data set."""
+    """Model, image side in pixels, recipe and channels that suit a data set."""
 
     base: str
     img_size: int | tuple[int, int]
     recipe_name: str
     in_chans: int = 3
-    val_fraction: float = 0.1
-    test_fraction: float = 0.2
 
     @property
     def recipe(self) -> Recipe:

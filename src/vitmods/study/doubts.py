@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from vitmods.stats.decide import FEW_SEEDS
 from vitmods.stats.decision import Decision
 from vitmods.stats.plan import images_for, seeds_can_decide
 from vitmods.stats.verdict import POINTS
@@ -30,12 +31,19 @@ def outcome_doubts(decision: Decision, base: Iterable[TrialRecord], curves: Metr
 
 
 def _unequal(decision: Decision) -> Iterator[str]:
-    ratios = {arm: one.spread_ratio for arm, one in decision.effects.items() if one.spread_ratio > 0}
-    wild = [f"{arm} {ratio:.2g} times" for arm, ratio in ratios.items() if not 1 / UNEQUAL <= ratio <= UNEQUAL]
-    if wild:
+    """Of fewer seeds the decision itself says that the intervals are uncertain."""
+    known = {arm: one.spread_ratio for arm, one in decision.effects.items() if one.n >= FEW_SEEDS}
+    more = [f"{arm} {ratio:.2g} times" for arm, ratio in known.items() if ratio > UNEQUAL]
+    if more:
         yield (
-            f"From seed to seed {listing(wild)} as much as {decision.base} varies: with few seeds such intervals are "
-            "less certain than they say. Five seeds or more are needed."
+            f"From seed to seed {decision.base} varies less than some arms: {listing(more)} as much. A single training "
+            "of such an arm may end far from its mean."
+        )
+    less = [arm for arm, ratio in known.items() if ratio < 1 / UNEQUAL]
+    if less:
+        yield (
+            f"From seed to seed {decision.base} varies more than {UNEQUAL:g} times as much as {listing(less)}: its own "
+            "trials are what makes intervals wide. Look at its scores of every seed."
         )
 
 

@@ -21,8 +21,9 @@ from vitmods.study.models import macs_of
 from vitmods.study.plan import Trial
 from vitmods.study.trial import TrialRunner, base_config, task_of
 from vitmods.study.tuning import AS_IS, Point
+from vitmods.study.weights import Keep
 from vitmods.train import RunOptions, train_trial
-from vitmods.util.text import duration
+from vitmods.util.text import duration, size
 
 if TYPE_CHECKING:
     from vitmods.data import Batch, ImageDataset
@@ -55,16 +56,25 @@ class Estimate:
     steps: int
     dataset: Mapping[str, int]
     points: int = 1
+    keep_weights: Keep = "all"
 
     @property
     def total_s(self) -> float:
         """Seconds for all trials, `workers` at a time; the measurement of costs and the report come on top."""
         return sum(arm.trial_s * arm.trials for arm in self.arms) / self.workers
 
+    def weights_bytes(self, keep: Keep | None = None) -> int:
+        """Of the final weights that stay of the trials that are still to be run."""
+        most = {"all": None, "best": 1, "none": 0}[keep or self.keep_weights]
+        return sum(4 * arm.params * (arm.trials if most is None else min(arm.trials, most)) for arm in self.arms)
+
     @property
-    def weights_bytes(self) -> int:
-        """Of the final weights of all trials that are still to be run, which stay in the folder."""
-        return sum(4 * arm.params * arm.trials for arm in self.arms)
+    def working_bytes(self) -> int:
+        """More that is taken while trials run: each worker's checkpoints, the last two and one that is being written,
+        of weights and Adam's state; and of a tuned study weights that wait for the choice."""
+        checkpoints = self.workers * 3 * 12 * max((arm.params for arm in self.arms if arm.trials), default=0)
+        waiting = self.weights_bytes("all") - self.weights_bytes() if self.points > 1 else 0
+        return checkpoints + waiting
 
     def __str__(self) -> str:
         from rich import box
@@ -97,8 +107,16 @@ class Estimate:
                 "",
                 f"Images: {splits}. A trial has {self.steps:,} steps.{tried}",
                 f"{trials} trials to run{done}, {self.workers} at a time: {lasts}.",
-                f"Their final weights, which stay in the folder, take {self.weights_bytes / 1e6:,.3g} MB.",
+                self._disk(),
             ]
+        )
+
+    def _disk(self) -> str:
+        other: Keep = "best" if self.keep_weights == "all" else "all"
+        return (
+            f"Final weights that stay in the folder ({self.keep_weights}) take {size(self.weights_bytes())}; with "
+            f"--keep-weights {other} {size(self.weights_bytes(other))}.\n"
+            f"While trials run, checkpoints take up to {size(self.working_bytes)} more."
         )
 
 
@@ -108,6 +126,7 @@ def estimate(
     missing: Sequence[Trial],
     workers: int,
     device: torch.device,
+    keep_weights: Keep = "all",
 ) -> Estimate:
     """Time TIMED_STEPS steps and an evaluation batch of every arm, with the threads that a worker would have.
 
@@ -117,6 +136,7 @@ def estimate(
         missing: the trials that are still to be run.
         workers: trials at a time.
         device: where the steps are made.
+        keep_weights: final weights that stay.
     """
     settings = runner.settings
     threads = torch.get_num_threads()
@@ -145,6 +165,7 @@ def estimate(
         steps=resolve_on(recipe, dataset).steps,
         dataset={name: len(split) for name, split in dataset.splits.items()},
         points=len(settings.grid.points),
+        keep_weights=keep_weights,
     )
 
 

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from vitmods.adapters import open_checkpoint
 from vitmods.evals.base import PROTOCOLS, ProtocolResult
 from vitmods.evals.options import Options
 from vitmods.evals.outputs import Progress, silent
 from vitmods.evals.protocols import check_protocols, run_protocols
-from vitmods.recipes import Recipe
 from vitmods.stats.intervals import mean_over_seeds
 from vitmods.study.checkpoints import seeds_in
-from vitmods.study.defaults import ORDINARY
 from vitmods.study.measure import measure_of
-from vitmods.study.start import open_trial
-from vitmods.study.store import read_json
-from vitmods.study.trial import IMAGE_SETTINGS, load_images
+from vitmods.study.opened import Opened, open_trained
+from vitmods.study.trial import load_images
 from vitmods.tasks.base import DEFAULT
 from vitmods.train.device import make_fabric
 from vitmods.util.errors import UserError
@@ -118,11 +112,23 @@ def over_seeds(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _record(
-    opened: _Opened, dataset: ImageDataset, split: str, results: Mapping[str, ProtocolResult]
-) -> dict[str, Any]:
+def summary(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Of what `evaluate` or `over_seeds` gives, the numbers alone: without what protocols found beside them."""
+    short = {name: value for name, value in found.items() if name != "protocols"}
+    return short if "checkpoints" not in short else {**short, "checkpoints": [*map(summary, short["checkpoints"])]}
+
+
+def figure_names(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the files of each evaluation's figures begin with: `dpn-seed0-` of a trial, the file's name of others; with
+    a number where two would be the same."""
+    names = [one["name"] for one in found]
+    return [f"{name}{f'-{i}' * (names.count(name) > 1)}-" for i, name in enumerate(names)]
+
+
+def _record(opened: Opened, dataset: ImageDataset, split: str, results: Mapping[str, ProtocolResult]) -> dict[str, Any]:
     return {
         "checkpoint": opened.source,
+        "name": opened.name,
         "data": dataset.name,
         "split": split,
         "images": dataset.summary()["splits"][split]["count"],
@@ -132,52 +138,17 @@ def _record(
     }
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """A checkpoint, and the settings of its images; `classes` is None where a file does not name them."""
-
-    source: str
-    model: nn.Module
-    recipe: Recipe
-    settings: Mapping[str, Any]
-    classes: tuple[str, ...] | None = None
-    fingerprint: str | None = None
-
-
-def _open(source: str, data: str | None) -> _Opened:
-    folder = Path(source)
-    config = (read_json(folder / "config.json") or {}) if folder.is_dir() else {}
-    if "recipe" in config or (folder.is_dir() and data is None):
-        return _open_trial(folder, config, data)
-    if data is None:
+def _open(source: str, data: str | None) -> Opened:
+    """Images are the trial's own, or those of `data`, which are split as by default if no trial says how."""
+    opened = open_trained(source) if data is not None or Path(source).is_dir() else None
+    if opened is None or (data is None and "data" not in opened.settings):
         raise UserError(f"{source} is no trial's folder, which names its images: say which with --data.")
-    return _open_other(source, data)
+    return opened if data is None else replace(opened, settings={**opened.settings, "data": data})
 
 
-def _open_trial(folder: Path, config: Mapping[str, Any], data: str | None) -> _Opened:
-    model, recipe = open_trial(folder), Recipe.from_dict(config["recipe"])
-    settings = {name: value for name, value in config["images"].items() if name in IMAGE_SETTINGS}
-    known = config["data"]
-    settings |= {} if data is None else {"data": data}
-    return _Opened(str(folder), model, recipe, settings, tuple(known["classes"]), known["fingerprint"])
-
-
-def _open_other(source: str, data: str) -> _Opened:
-    """Images in the model's size and channels, normalized and cropped as its library says, split as by default."""
-    model = open_checkpoint(source)
-    seen, shape = model.pretrained_cfg, model.vit_config
-    view = {"eval_crop": seen.get("crop_pct"), "resample": seen.get("interpolation")}
-    recipe = (
-        Recipe().with_(mean=tuple(seen["mean"]), std=tuple(seen["std"])).with_(**{k: v for k, v in view.items() if v})
-    )
-    fractions = {"val_fraction": ORDINARY.val_fraction, "test_fraction": ORDINARY.test_fraction}
-    settings = {"data": data, "img_size": shape.img_size, "in_chans": shape.in_chans, **fractions}
-    return _Opened(source, model, recipe, settings)
-
-
-def _with_images(all_opened: Sequence[_Opened], workers: int) -> list[tuple[_Opened, ImageDataset]]:
+def _with_images(all_opened: Sequence[Opened], workers: int) -> list[tuple[Opened, ImageDataset]]:
     """Each with its images; those that follow one another with the same settings are read once."""
-    found: list[tuple[_Opened, ImageDataset]] = []
+    found: list[tuple[Opened, ImageDataset]] = []
     for opened in all_opened:
         last = found[-1] if found else None
         if last is not None and (last[0].settings, last[0].recipe) == (opened.settings, opened.recipe):
@@ -187,7 +158,7 @@ def _with_images(all_opened: Sequence[_Opened], workers: int) -> list[tuple[_Ope
     return found
 
 
-def _check_classes(opened: _Opened, dataset: ImageDataset) -> None:
+def _check_classes(opened: Opened, dataset: ImageDataset) -> None:
     """As many classes are not enough: under other names, or in another order, every number would be wrong."""
     found, config = dataset.classes, getattr(opened.model, "vit_config", None)
     outputs = config.num_classes if config else len(opened.classes or ())

@@ -8,8 +8,9 @@ trial depends on may not change (`differences`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from vitmods.stats import factorial, sequential
@@ -42,11 +43,8 @@ class ImageOptions(TypedDict, total=False):
 
     img_size: side, or (rows, columns), in pixels.
     in_chans: channels that the model reads.
-    split_seed, val_fraction, test_fraction: for images that are not split yet.
-    groups: what keeps images of one kind (a patient, a video) in one split: "folder", "name:REGEX" or "file:CSV"
-        (docs/data.md).
-    limit_train: use only so many training images.
-    limit_val: use only so many images for val, which are taken out of train where there is no val split.
+    split_seed, val_fraction, test_fraction, fold, group_by, split_file, limit_train, limit_val: which of them are
+        trained on, chosen by and reported; see `vitmods.data.SplitOptions`.
     unreadable: "stop" at images that cannot be read, or "skip" them and say so in the report.
     """
 
@@ -55,8 +53,10 @@ class ImageOptions(TypedDict, total=False):
     split_seed: int
     val_fraction: float | None
     test_fraction: float | None
-    groups: str | None
-    limit_train: int | None
+    fold: Sequence[int] | None
+    group_by: str | Path | None
+    split_file: str | Path | None
+    limit_train: float | None
     limit_val: int | None
     unreadable: Literal["stop", "skip"]
 

@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import nn
 
+from vitmods.data.split_file import SPLIT_FILE, write_split
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
 from vitmods.study.answer import Answer, costs_under, evaluated_of, model_name, read_answer
@@ -34,6 +35,7 @@ from vitmods.study.store import Facts, ModelFacts, Plan, StudyFolder, read_objec
 from vitmods.study.trial import TrialRunner, base_config, build_model, task_of, with_modules
 from vitmods.study.tuning import Point
 from vitmods.study.warnings import already_reported, few_images, study_warnings
+from vitmods.study.weights import Keep, check_weights_are_there
 from vitmods.train.device import make_fabric, resolve
 from vitmods.train.optim import freeze
 from vitmods.util.errors import UserError
@@ -61,6 +63,7 @@ class Running:
     cache_dir: str | None = None
     recompute: bool = False
     checkpointing: bool = False
+    keep_weights: Keep = "all"
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
@@ -68,6 +71,8 @@ class Running:
         for name in ("data_workers", "checkpoint_minutes", "cost_seconds"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"{name} must be at least 0, not {getattr(self, name)}.")
+        if self.keep_weights not in get_args(Keep):
+            raise UserError(f"keep_weights is {', '.join(get_args(Keep))}, not {self.keep_weights!r}.")
         if self.device not in ("auto", "cpu"):
             make_fabric(self.device, "32-true")  # a UserError where there is no such device, before any work
 
@@ -101,7 +106,9 @@ def run_study(settings: Settings, path: Path, how: Running, command: str, budget
         settings = runner.settings
         models, notices, trial_bytes = _survey(runner)
         facts = _write_facts(folder, settings, dataset, models, how, command, notices)
-        _work(runner, StudyState(folder, settings, evaluated_of(folder, facts)), trial_bytes, how, budget)
+        state = StudyState(folder, settings, evaluated_of(folder, facts))
+        check_weights_are_there(state)
+        _work(runner, state, trial_bytes, how, budget)
         _measure_costs(folder, settings, dataset.num_classes, how)
         answer = read_answer(folder, facts, settings)
         answer.write()
@@ -120,7 +127,7 @@ def dry_run(settings: Settings, path: Path | None, how: Running) -> Estimate:
     workers = _workers(how, settings, len(missing), trial_bytes)
     built = ((point, *one) for point in settings.sweep.points for one in _built(settings, point, dataset.num_classes))
     with already_reported():
-        return estimate(runner, built, missing, workers, how.torch_device)
+        return estimate(runner, built, missing, workers, how.torch_device, how.keep_weights)
 
 
 def _continued(folder: StudyFolder, settings: Settings) -> Settings:
@@ -243,6 +250,7 @@ def _write_facts(
     )
     folder.write_samples(dataset.samples(SAMPLES))
     folder.write_images(dataset.splits)
+    write_split(folder.path / SPLIT_FILE, dataset)
     write_json(folder.settings_file, facts.to_dict())
     return facts
 
@@ -258,7 +266,7 @@ def _work(runner: TrialRunner, state: StudyState, trial_bytes: int, how: Running
         quiet=not how.progress,
     )
     try:
-        schedule = Schedule(state, progress, budget)
+        schedule = Schedule(state, progress, budget, how.keep_weights)
         if schedule.left:
             _executor(runner, how, workers).run(schedule)
     finally:

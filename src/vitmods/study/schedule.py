@@ -14,6 +14,7 @@ from vitmods.study.plan import Evaluation, Trial, Work
 from vitmods.study.progress import Progress
 from vitmods.study.state import StudyState
 from vitmods.study.tuning import Point
+from vitmods.study.weights import Keep, prune
 from vitmods.util.errors import UserError
 
 
@@ -49,8 +50,9 @@ class Schedule:
     are free before the last trials of a look have ended go on with the next seeds of the arms that are open.
     """
 
-    def __init__(self, state: StudyState, progress: Progress, budget: Budget | None = None):
-        self.state, self._progress, self._budget = state, progress, budget or Budget()
+    def __init__(self, state: StudyState, progress: Progress, budget: Budget | None = None, keep: Keep = "all"):
+        """keep: the weights of which trials stay."""
+        self.state, self._progress, self._budget, self._keep = state, progress, budget or Budget(), keep
         self._started = time.monotonic()
         self._given: set[Work] = set()
         self._at_work = 0
@@ -84,6 +86,7 @@ class Schedule:
         if failure is not None:
             self.state.folder.record_failure(work, split, failure)
         self.state.read_again(trial)
+        prune(self.state, self._keep)
         self._at_work -= 1
         self._seconds.setdefault(trial.arm.name, []).append(self._progress.ended(work, failure, self.state))
         self._plan()

@@ -20,7 +20,7 @@ from vitmods.study.models import rebuilt
 from vitmods.study.store import read_json
 from vitmods.train.trial import trained_model
 from vitmods.util.errors import UserError
-from vitmods.util.files import check_weights
+from vitmods.util.files import check_weights, check_weights_kept
 
 
 def open_trial(folder: Path) -> Any:
@@ -29,6 +29,7 @@ def open_trial(folder: Path) -> Any:
     Raises:
         UserError: there is none, it is damaged, or a user's module that it was made with is not imported.
     """
+    check_weights_kept(folder)
     if not ((folder / "config.json").exists() and (folder / "model.safetensors").exists()):
         raise UserError(
             f"{folder} holds no finished trial: it needs config.json and model.safetensors. Trials of a study lie in "

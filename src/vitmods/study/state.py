@@ -23,6 +23,7 @@ from vitmods.train.trial import read_scores
 from vitmods.util.errors import UserError
 
 Status = Literal["finished", "diverged", "failed", "damaged", "unfinished"]
+NLL = "nll"  #: shown beside any metric, where it is known of each image
 HIDDEN = {"json": False}  # of a field that results.json leaves out
 
 
@@ -220,7 +221,8 @@ def read_trial(folder: StudyFolder, trial: Trial, splits: Sequence[str], measure
         images = None
         if status == "finished" and measure.name in metrics:
             of_images = _of_images(path, splits)
-            metrics |= {name: float(values.mean()) for name, (_, values) in of_images.items() if name in metrics}
+            known = [name for name in of_images if name in metrics or name == NLL]
+            metrics |= {name: float(of_images[name][1].mean()) for name in known}
             images = ImageScores(*of_images[measure.name]) if measure.name in of_images else None
     except UserError as error:
         return replace(record, status="damaged", message=str(error))

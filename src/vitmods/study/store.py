@@ -9,6 +9,7 @@ confirm/<arm>/                  a study that trains the best combination of a fa
                                 not measure that itself. In a tuned study chosen points alone have a test.json
 costs.json                      what each arm costs, measured once (of a sweep over bases: base -> costs)
 results.json  results.csv       rebuilt from the trials at any time
+split.csv                       each image with its split, label and group
 samples.npz  images.npz         a few images for the report; hashes of all, to say which have changed
 logs/worker<i>.txt              what a worker process printed; worker<i>.lock is held as long as it lives
 """
@@ -297,14 +298,10 @@ class StudyFolder:
         """Hashes of the name and of the content of every image, so that a later run can say which have changed; and
         which images belong together."""
         names, contents = _hashes(splits)
-        groups = {
-            f"groups_{name}": own
-            for name, split in splits.items()
-            if (own := getattr(split, "groups", None)) is not None
-        }
-        write_atomically(
-            self.path / "images.npz", lambda file: np.savez(file, names=names, contents=contents, **groups)
-        )
+        grouped = any(split.groups is not None for split in splits.values())
+        named = {f"groups_{name}": split.groups or split.ids for name, split in splits.items() if grouped}
+        arrays = {"names": names, "contents": contents, **{name: np.array(own) for name, own in named.items()}}
+        write_atomically(self.path / "images.npz", lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
 
     def groups(self, splits: Sequence[str]) -> NDArray[Any] | None:
         """(n,) of the images of these splits, one after the other; None: each stands for itself."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vitmods.model.sizes import Resampling
     from vitmods.study.answer import Answer
     from vitmods.study.estimate import Estimate
+    from vitmods.study.weights import Keep
 
 
 SEEDS, MOST = {None: 5, "factorial": 3}, {None: 16, "factorial": 8}
@@ -69,8 +70,8 @@ class Study:
         tune_on: the split that the values are chosen on: "val".
         tuning_seeds: with how many trials of each value; the chosen one is trained on fresh seeds.
         same_seeds: report the very trials that the values were chosen by, which makes all scores too good.
-        images: `img_size`, `in_chans`, `split_seed`, `val_fraction`, `test_fraction`, `limit_train`, `limit_val`,
-            `unreadable`, each as `ImageOptions` says.
+        images: `img_size`, `in_chans`, `unreadable`, and how they are split (`split_seed`, `val_fraction`, `group_by`,
+            ...), each as `ImageOptions` says.
 
     Raises:
         UserError: anything that cannot be used as given; the message says what to do.
@@ -151,6 +152,7 @@ class Study:
         recompute: bool = False,
         checkpointing: bool = False,
         budget: str | int | None = None,
+        keep_weights: Keep = "all",
         command: str | None = None,
     ) -> Answer:
         """Run what is missing in the folder `out` and return the answer; results.json and results.csv lie there too.
@@ -171,6 +173,8 @@ class Study:
             checkpointing: keep the input of each block alone, for a quarter more time (`vitmods.fast.checkpoint`).
             budget: how much this run may take: "2h", "30m" (no trial begins that is expected to end later), or a number
                 of trials; None: no end.
+            keep_weights: final weights that stay in the folder: of "all" trials, of the "best" of each arm, or "none"
+                (docs/study.md).
             command: the shell command that the report names; None: the Python call.
 
         Raises:
@@ -183,7 +187,7 @@ class Study:
 
         cache = None if cache_dir is None else str(cache_dir)
         measures = (workers, device, data_workers, checkpoint_minutes, cost_seconds, progress)
-        how = Running(*measures, cache, recompute, checkpointing)
+        how = Running(*measures, cache, recompute, checkpointing, keep_weights)
         called = command or python_call(self.settings, str(out))
         return run_study(self.settings, Path(out), how, called, make_budget(budget))
 
@@ -224,15 +228,16 @@ class Study:
         device: str = "auto",
         data_workers: int = 0,
         cache_dir: str | Path | None = None,
+        keep_weights: Keep = "all",
     ) -> Estimate:
-        """Arms, trials, sizes, and the time that `run` would take, from a few timed steps. Writes no file.
+        """Arms, trials, sizes, and the time and the disk that `run` would take, from a few timed steps. Writes no file.
 
         Trials that are finished in `out` are not counted. Raises UserError as `run` does.
         """
         from vitmods.study.run import Running, dry_run
 
         cache = None if cache_dir is None else str(cache_dir)
-        how = Running(workers, device, data_workers, cache_dir=cache)
+        how = Running(workers, device, data_workers, cache_dir=cache, keep_weights=keep_weights)
         return dry_run(self.settings, None if out is None else Path(out), how)
 
 
@@ -283,13 +288,13 @@ def fixed_settings(
     kind = TASKS[task]
     recipe = kind.fitted(defaults.recipe) if recipe is None else recipe
     kind.from_recipe(recipe)  # a UserError where it does not suit the task
-    fitting = {name: getattr(defaults, name) for name in ("img_size", "in_chans", "val_fraction", "test_fraction")}
+    fitting: dict[str, Any] = {"img_size": defaults.img_size, "in_chans": defaults.in_chans}
     usual = {**fitting, "split_seed": 0, "limit_train": None, "limit_val": None, "unreadable": "stop"}
     chosen = {**usual, **{name: value for name, value in images.items() if value is not None}}
     return {
         "task": task,
         "data": str(data),
-        **chosen,
+        **json.loads(json.dumps(chosen, default=str)),
         "img_size": list(_sides(chosen["img_size"])),
         **begun,
         "base": base if isinstance(base, str) else json.loads(base.to_json()),

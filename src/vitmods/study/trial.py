@@ -18,7 +18,6 @@ from vitmods.model.vit import vit
 from vitmods.recipes import Augment, Recipe
 from vitmods.study.arms import Arm
 from vitmods.study.bases import Base, ForeignBase, make_base
-from vitmods.study.defaults import Defaults
 from vitmods.study.evaluation import EvaluatedOnVal, evaluate_trial
 from vitmods.study.models import edited, record_of
 from vitmods.study.plan import Evaluation, ImageOptions, Settings, Trial, Work
@@ -29,7 +28,6 @@ from vitmods.study.tuning import AS_IS, VAL, Point
 from vitmods.study.warnings import already_reported
 from vitmods.tasks.base import DEFAULT, TASKS, Task
 from vitmods.train import RunOptions, train_trial
-from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
 
 if TYPE_CHECKING:
@@ -47,25 +45,11 @@ def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
 def load_images(
     settings: Mapping[str, Any], augment: Augment, workers: int = 0, cache_dir: str | None = None
 ) -> ImageDataset:
-    """The data set that image settings describe, augmented so.
-
-    Raises:
-        UserError: images that cannot be read, all in one list; or a fraction for a split that is there already.
-    """
+    """The data set that image settings describe, augmented so. UserError where its images cannot be used so."""
     options = image_settings(settings)
     task = TASKS[options.pop("task", DEFAULT)]
     how: dict[str, Any] = {"workers": workers, "cache_dir": cache_dir, "target": task.target, "joint": task.joint}
-    dataset = data.load(options.pop("data"), augment=augment, **how, **options)
-    origin = dataset.summary()["split_origin"]
-    found = {"val": origin == "found" and "val" in dataset.splits, "test": not origin.startswith("made")}
-    for split, usual in (("val", Defaults.val_fraction), ("test", Defaults.test_fraction)):
-        fraction = settings.get(f"{split}_fraction", usual)
-        if found[split] and fraction != usual:
-            raise UserError(
-                f"{split}_fraction={fraction:g} cannot apply: these images come with splits of their own "
-                f"({', '.join(dataset.splits)}). Leave --{split}-fraction out, or give images that are not split yet."
-            )
-    return dataset
+    return data.load(options.pop("data"), augment=augment, **how, **options)
 
 
 def base_config(settings: Settings, num_classes: int) -> Base:

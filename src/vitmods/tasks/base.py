@@ -14,6 +14,7 @@ from vitmods.data.batch import Batch
 from vitmods.data.dataset import Joint
 from vitmods.recipes import Recipe
 from vitmods.tasks.metrics import Metric
+from vitmods.util.errors import UserError
 from vitmods.util.registry import Registry
 
 DEFAULT = "classification"
@@ -101,9 +102,10 @@ class Task(ABC):
     def synthetic(self, count: int, shape: tuple[int, int, int], classes: int, recipe: Recipe) -> Batch:
         """A batch of noise that costs what a real one does: `count` images of `shape` (C, H, W), and their targets."""
 
-    def predictions(self, outputs: Any, classes: tuple[str, ...]) -> list[dict[str, Any]]:
-        """What the model's outputs say of each image, by the names of the classes, JSON-able."""
-        raise NotImplementedError(f"{self.name} does not name its outputs")
+    def predictions(self, outputs: Any, classes: tuple[str, ...], top: int = 5) -> list[dict[str, Any]]:
+        """What the model's outputs say of each image, JSON-able: `predicted`, the classes by name, and `probabilities`
+        of the `top` likeliest, the first first. Raises UserError for a task that does not name its outputs."""
+        raise UserError(f"The task {self.name} does not name its outputs: give it `predictions` (docs/tasks.md).")
 
 
 class TaskModel(nn.Module):
@@ -140,6 +142,13 @@ class TaskModel(nn.Module):
 def noise(count: int, shape: tuple[int, int, int]) -> Tensor:
     """Images of noise, float32 (count, C, H, W), always the same."""
     return torch.randn(count, *shape, generator=torch.Generator().manual_seed(0))
+
+
+def likeliest(p: Tensor, classes: tuple[str, ...], top: int) -> list[dict[str, float]]:
+    """Of each row of probabilities (B, K) the `top` largest by name, the first first."""
+    values, places = p.topk(min(top, p.shape[1]), dim=1)
+    rows = zip(places.tolist(), values.tolist(), strict=True)
+    return [{classes[k]: value for k, value in zip(*row, strict=True)} for row in rows]
 
 
 def on_cpu(columns: Mapping[str, list[Tensor]]) -> dict[str, NDArray[Any]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitmods.data.batch import Batch
 from vitmods.recipes import Recipe
-from vitmods.tasks.base import DEFAULT, TASKS, Measured, Task, noise, on_cpu
+from vitmods.tasks.base import DEFAULT, TASKS, Measured, Task, likeliest, noise, on_cpu
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 
@@ -131,13 +131,10 @@ class Classification(Task):
             targets = 0.5 * (whole + whole.roll(1, 0))
         return Batch(noise(count, shape), targets, torch.arange(count))
 
-    def predictions(self, outputs: Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
-        """The likeliest class, its probability, and the first five with theirs."""
-        p = outputs.float().softmax(dim=1)
-        top = first_five(p)
-        rows = zip(top.tolist(), p.gather(1, top).tolist(), strict=True)
-        named = [{classes[k]: value for k, value in zip(*row, strict=True)} for row in rows]
-        return [{"class": next(iter(five)), "p": next(iter(five.values())), "first": five} for five in named]
+    def predictions(self, outputs: Tensor, classes: tuple[str, ...], top: int = 5) -> list[dict[str, Any]]:
+        """The likeliest class is predicted; probabilities by the softmax, whatever the loss."""
+        found = likeliest(outputs.float().softmax(dim=1), classes, top)
+        return [{"predicted": [next(iter(row))], "probabilities": row} for row in found]
 
 
 def _of_each_image(logits: Tensor, targets: Tensor, ranked: Tensor) -> dict[str, Tensor]:

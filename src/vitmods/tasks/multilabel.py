@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitmods.data.batch import Batch
 from vitmods.recipes import Recipe
-from vitmods.tasks.base import TASKS, Measured, Task, noise, on_cpu
+from vitmods.tasks.base import TASKS, Measured, Task, likeliest, noise, on_cpu
 from vitmods.tasks.classification import LOSSES
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
@@ -86,11 +86,12 @@ class MultiLabel(Task):
         labels[torch.arange(count), (torch.arange(count) + 1) % classes] = 1.0
         return Batch(noise(count, shape), labels, torch.arange(count))
 
-    def predictions(self, outputs: Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
-        """The labels of probability 1/2 or more, and the probability of each."""
-        rows = outputs.float().sigmoid().tolist()
-        named = [dict(zip(classes, row, strict=True)) for row in rows]
-        return [{"labels": [name for name, p in row.items() if p >= 0.5], "p": row} for row in named]
+    def predictions(self, outputs: Tensor, classes: tuple[str, ...], top: int = 5) -> list[dict[str, Any]]:
+        """Labels of probability 1/2 or more are predicted, also beyond the `top`."""
+        p = outputs.float().sigmoid()
+        named = [[classes[k] for k in row.nonzero()[:, 0].tolist()] for row in p >= 0.5]
+        found = zip(named, likeliest(p, classes, top), strict=True)
+        return [{"predicted": labels, "probabilities": row} for labels, row in found]
 
 
 def measured(logits: Tensor, targets: Tensor) -> tuple[dict[str, float], dict[str, list[Tensor]]]:

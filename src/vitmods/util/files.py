@@ -114,6 +114,20 @@ def check_weights(path: Path) -> None:
         )
 
 
+def check_weights_kept(folder: Path) -> None:
+    """UserError where a trial has ended, and its weights are not there any more."""
+    try:
+        ended = json.loads((folder / "result.json").read_text(encoding="utf-8"))["weights"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if ended and not (folder / "model.safetensors").exists():
+        raise UserError(
+            f"The weights of {folder} are not there any more: its study was run with --keep-weights best or none, or "
+            "they were left behind when the folder was copied. Name a trial of the arm that has model.safetensors, or "
+            "train again in another folder with --keep-weights all."
+        )
+
+
 class LenientStream:
     """A text stream whose reader may leave (`| head -1`, a dying `tee` or ssh): from then on nothing is written.
 

@@ -1,7 +1,8 @@
-"""Counts and times in words."""
+"""Counts, times and sizes in words, and text that is safe where it is shown."""
 
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:
@@ -23,6 +24,22 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 72 * 3600 else f"{seconds / 86400:,.0f} days"
 
 
+def size(count: float) -> str:
+    """Bytes as `0.3 MB`, `64 MB` or `69 GB`."""
+    return f"{count / 1e9:,.3g} GB" if count >= 1e9 else f"{count / 1e6:,.3g} MB"
+
+
 def single_line(text: str) -> str:
     """Without control characters, which could move the cursor of a terminal; each becomes a space."""
     return "".join(" " if unicodedata.category(char) in ("Cc", "Cf") else char for char in text)
+
+
+def no_formula(cell: Any) -> Any:
+    """Text that a spreadsheet would run gets an apostrophe in front, as spreadsheets mark text; numbers stay."""
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell

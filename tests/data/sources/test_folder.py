@@ -189,6 +189,8 @@ def test_records_take(make_folder) -> None:
         ({"all/pets/train/cat": 2, "all/pets/train/dog": 2, "all/pets/test/cat": 1}, "all/pets"),
         ({"pets/train/cat": 2, "pets/train/dog": 2}, "pets"),
         ({"all/pets/cat": 2, "all/pets/dog": 2}, "all/pets"),
+        ({"ILSVRC/Data/CLS/train/cat": 2, "ILSVRC/Data/CLS/train/dog": 2}, "ILSVRC/Data/CLS"),
+        ({"pets/big/cat": 2, "pets/big/dog": 2, "pets/small/cat": 2, "pets/small/dog": 2}, "big or .*small"),
         ({"pets/train/cat": 2, "pets/train/dog": 2, "cars/train/bus": 2, "cars/train/van": 2}, "cars or .*pets"),
     ],
 )

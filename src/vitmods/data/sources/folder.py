@@ -69,13 +69,13 @@ def folder(path: str | Path) -> Source:
 
 
 def _deeper(root: Path, classes: Sequence[str]) -> list[str]:
-    """The folders up to two levels below that look like what is meant, where these are no classes: each has a train
-    folder with class folders below it, or there is but one and what is below it are the classes."""
+    """The folders up to three levels below that look like what is meant, where these are no classes: each has a train
+    folder with class folders below it, or there would be one class only and theirs are several."""
     level = [path for path in _directories(root) if normalize("NFC", path.name) in classes]
-    for _ in range(2):
+    for _ in range(3):
         found = [path for path in level if _has_train(path)]
-        if len(level) == 1 and sum(bool(loose_images(path)) for path in _directories(level[0])) > 1:
-            found = found or level
+        if len(classes) == 1 and not found:
+            found = [path for path in level if sum(bool(loose_images(one)) for one in _directories(path)) > 1]
         if found and (len(found) == len(level) or len(classes) == 1):
             return [printable(str(path)) for path in found]
         level = [inner for path in level for inner in _directories(path)]
@@ -180,6 +180,15 @@ def loose_images(folder: Path) -> list[str]:
     """Names of the images that lie directly in a folder, sorted."""
     with os.scandir(folder) as entries:
         return sorted(e.name for e in entries if os.path.splitext(e.name)[1].lower() in ENDINGS and os.path.isfile(e))
+
+
+def images_below(folder: Path) -> list[Path]:
+    """All images in a folder and its sub-folders by their endings, hidden ones left out, sorted. UserError where a
+    folder cannot be listed."""
+    files = _Files()
+    with _listing():
+        _walk(folder, "", set(), files)
+    return sorted(files.paths)
 
 
 def _walk(folder: Path, label: str, seen: set[tuple[int, int]], files: _Files) -> None:

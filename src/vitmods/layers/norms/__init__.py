@@ -3,8 +3,6 @@ output in the input's type, explicit eps. Each registers in ``NORMS`` with its f
 
 from vitmods.layers.norms.batch import BatchNorm
 from vitmods.layers.norms.contract import NORMS, NormKind, norm_kind
-from vitmods.layers.norms.dynamic_erf import DynamicErf
-from vitmods.layers.norms.dynamic_tanh import DynamicTanh
 from vitmods.layers.norms.dynamic_token import DynamicTokenNorm
 from vitmods.layers.norms.group import GroupNorm
 from vitmods.layers.norms.instance import InstanceNorm
@@ -13,7 +11,9 @@ from vitmods.layers.norms.power import PowerNorm
 from vitmods.layers.norms.rms import RMSNorm
 from vitmods.layers.norms.scale import ScaleNorm
 from vitmods.layers.norms.scale_shift import ScaleShift
+from vitmods.layers.norms.squashing import DynamicErf, DynamicTanh
 from vitmods.layers.norms.switchable import SwitchableNorm
+from vitmods.ops.token_mixing import TokenMixing
 
 __all__ = [
     "NORMS",
@@ -30,5 +30,6 @@ __all__ = [
     "ScaleNorm",
     "ScaleShift",
     "SwitchableNorm",
+    "TokenMixing",
     "norm_kind",
 ]

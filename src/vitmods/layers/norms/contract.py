@@ -5,7 +5,7 @@ import inspect
 import typing
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import torch
@@ -78,6 +78,14 @@ class NormKind:
     @property
     def options(self) -> dict[str, Any]:
         """Name -> type of what its class takes beside what a slot and the model say."""
+        found: dict[str, Any] = {}
+        for name, hint in self._hints.items():
+            found |= typing.get_type_hints(hint) if is_dataclass(hint) else {name: hint}
+        return found
+
+    @property
+    def _hints(self) -> dict[str, Any]:
+        """Argument -> its type; a dataclass stands for options that belong together."""
         hints = typing.get_type_hints(self.module.__init__)
         names = [name for name in self.arguments if name not in (*_OF_THE_SLOT, *self.takes)]
         return {name: hints.get(name, Any) for name in names}
@@ -101,9 +109,14 @@ class NormKind:
     def factory(self, eps: float, affine: bool, options: Mapping[str, Any], **model: Any) -> Callable[..., nn.Module]:
         """Makes the norm from a number of channels; of ``model`` it gets what it takes."""
         slot = {"eps": eps, "affine": affine}
-        given = {name: value for name, value in slot.items() if name in self.arguments}
+        given: dict[str, Any] = {name: value for name, value in slot.items() if name in self.arguments}
         given |= {name: model[name] for name in self.takes if name in model}
-        return functools.partial(self.module, **(given | dict(options)))
+        rest = dict(options)
+        for name, hint in self._hints.items():
+            if is_dataclass(hint):
+                together: Any = hint
+                given[name] = together(**{key: rest.pop(key) for key in typing.get_type_hints(hint) if key in rest})
+        return functools.partial(self.module, **(given | rest))
 
 
 def dtn_table(small: float, star: float) -> str:
@@ -130,12 +143,10 @@ class SmallBatchWarning(UserWarning):
     """Statistics are taken from so few images that they are noisy."""
 
 
-def check(name: str, dim: int, eps: float, groups: int = 1) -> None:
-    """Raises ValueError for an eps that is not positive, and for groups that do not divide the channels."""
+def check(name: str, eps: float) -> None:
+    """Raises ValueError for an eps that is not positive."""
     if not eps > 0:
         raise ValueError(f"{name}: eps must be positive, got {eps}.")
-    if groups < 1 or dim % groups:
-        raise ValueError(f"{name}: {groups} groups do not divide {dim} channels: choose groups that do.")
 
 
 def running_dtype(dtype: torch.dtype | None) -> torch.dtype:
@@ -144,39 +155,55 @@ def running_dtype(dtype: torch.dtype | None) -> torch.dtype:
 
 
 class AffineNorm(nn.Module):
-    """A gain ``weight`` and a shift ``bias`` a channel, or neither."""
+    """A gain ``weight`` and a shift ``bias`` a channel, or neither, and statistics over the tokens of an image."""
 
     token_wise, image_wise = False, True
+    least = 1
+    """tokens that an image must have"""
+    groups = 1
+    """of channels"""
 
     def __init__(
         self,
         dim: int,
-        eps: float,
-        affine: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        groups: int = 1,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check(type(self).__name__, dim, eps, groups)
-        self.dim, self.eps, self.groups = dim, eps, groups
+        check(type(self).__name__, eps)
+        self.dim, self.eps = dim, eps
         self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype)) if affine else None
         self.bias = nn.Parameter(torch.zeros(dim, device=device, dtype=dtype)) if affine else None
+
+    def group(self, groups: int) -> None:
+        """Raises ValueError for groups that do not divide the channels."""
+        if groups < 1 or self.dim % groups:
+            raise ValueError(
+                f"{type(self).__name__}: {groups} groups do not divide {self.dim} channels: choose groups that do."
+            )
+        self.groups = groups
 
     def reset_parameters(self) -> None:
         if self.weight is not None and self.bias is not None:
             nn.init.ones_(self.weight)
             nn.init.zeros_(self.bias)
 
-    def tokens(self, x: Tensor, least: int = 1) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        return self.normalize(self.tokens(x)).view_as(x)
+
+    def tokens(self, x: Tensor) -> Tensor:
         """(B, N, C) or (B, rows, columns, C) -> (B, N, C). Raises ValueError on other shapes and fewer tokens."""
         if x.ndim not in (3, 4):
             raise ValueError(f"This norm mixes tokens: give (B, N, C) or (B, rows, columns, C), not {tuple(x.shape)}.")
         if x.shape[-1] != self.dim:
             raise ValueError(f"This norm has {self.dim} channels and the input {x.shape[-1]}.")
         x = x.flatten(1, 2) if x.ndim == 4 else x
-        if x.shape[1] < least:
-            raise ValueError(f"This norm needs at least {least} tokens an image for its variance, got {x.shape[1]}.")
+        if x.shape[1] < self.least:
+            raise ValueError(
+                f"This norm needs at least {self.least} tokens an image for its variance, got {x.shape[1]}."
+            )
         return x
 
     def statistics(self, mean: Tensor, var: Tensor, length: int) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,8 @@ from vitmods.ops.context import transformed, upcast, without_autocast
 from vitmods.ops.separable import Grid, Layout, axis_kernels, separable_norm
 from vitmods.ops.token_mixing import TokenMixing
 
+PAPER = TokenMixing()
+
 
 def _macs(grid: Grid, width: int, dense: bool) -> int:
     """Two moments of every channel, by the kernels of both axes or by T x T ones."""
@@ -52,8 +54,7 @@ class DynamicTokenNorm(nn.Module):
         eps: added to the variance; the paper's code has 1e-5.
         affine: learn gamma and beta.
         prefix_tokens: class and register tokens in front of the grid.
-        variant, init, offsets, trade_off, lambda_init, kernel, statistics, band, window, pool: as in ``TokenMixing``,
-            whose docstring says what they are.
+        mixing: how statistics within and across tokens are mixed.
 
     Raises ValueError when these do not fit, or the input does not fit the grid.
     """
@@ -69,26 +70,15 @@ class DynamicTokenNorm(nn.Module):
         eps: float = 1e-5,
         affine: bool = True,
         prefix_tokens: int = 0,
-        variant: Literal["paper", "released"] = "paper",
-        init: Literal["local", "noise"] = "local",
-        offsets: Literal["centered", "whole"] = "centered",
-        trade_off: float | None = None,
-        lambda_init: float = 0.5,
-        kernel: Literal["learned", "uniform"] = "learned",
-        statistics: Literal["both", "mean", "variance"] = "both",
-        band: int | None = None,
-        window: int | None = None,
-        pool: int = 1,
+        mixing: TokenMixing = PAPER,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:
             raise ValueError(f"{num_heads} heads do not divide {dim} channels: choose a divisor.")
-        check("DynamicTokenNorm", dim, eps)
-        self.mixing = m = TokenMixing(
-            variant, init, offsets, trade_off, lambda_init, kernel, statistics, band, window, pool
-        )
+        check("DynamicTokenNorm", eps)
+        self.mixing = m = mixing
         self.dim, self.num_heads, self.eps, self.prefix_tokens = dim, num_heads, eps, prefix_tokens
         self.grid_size = (1, grid_size) if isinstance(grid_size, int) else grid_size
 

@@ -39,10 +39,8 @@ class GroupNorm(AffineNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(dim, eps, affine, device, dtype, groups=num_heads if groups is None else groups)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.normalize(self.tokens(x)).view_as(x)
+        super().__init__(dim, eps, affine, device, dtype)
+        self.group(num_heads if groups is None else groups)
 
     def statistics(self, mean: Tensor, var: Tensor, length: int) -> tuple[Tensor, Tensor]:
         means, variances = (torch.unflatten(m, -1, (self.groups, -1)) for m in (mean, var))

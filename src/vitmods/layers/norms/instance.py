@@ -1,6 +1,5 @@
 """Instance normalization over the tokens of each image (Ulyanov, Vedaldi & Lempitsky, 2016)."""
 
-import torch
 from torch import Tensor
 
 from vitmods.layers.norms.contract import AffineNorm, dtn_table, norm_kind
@@ -27,18 +26,7 @@ class InstanceNorm(AffineNorm):
     between images, so there is no state and nothing to synchronize.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        eps: float = 1e-5,
-        affine: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(dim, eps, affine, device, dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.normalize(self.tokens(x, least=2)).view_as(x)
+    least = 2
 
     def statistics(self, mean: Tensor, var: Tensor, length: int) -> tuple[Tensor, Tensor]:
         return mean, var * (length / (length - 1))

@@ -35,7 +35,7 @@ class LayerNorm(nn.LayerNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check("LayerNorm", dim, eps)
+        check("LayerNorm", eps)
         super().__init__(dim, eps=eps, elementwise_affine=affine, device=device, dtype=dtype)
 
     def forward(self, input: Tensor) -> Tensor:

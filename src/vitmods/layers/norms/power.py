@@ -92,7 +92,8 @@ class PowerNorm(RunningNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(dim, eps, affine, device, dtype, groups=num_heads if groups is None else groups)
+        super().__init__(dim, eps, affine, device, dtype)
+        self.group(num_heads if groups is None else groups)
         if warmup < 0:
             raise UserError(f"PowerNorm(warmup=...) is a number of training batches, got {warmup}.")
         self.warmup = warmup

@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check("RMSNorm", dim, eps)
+        check("RMSNorm", eps)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype)) if affine else None
 

@@ -45,7 +45,7 @@ class ScaleNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check("ScaleNorm", dim, eps)
+        check("ScaleNorm", eps)
         if gain not in ("channel", "scalar"):
             raise ValueError(f"ScaleNorm(gain=...) is 'channel' or 'scalar', got '{gain}'.")
         self.dim, self.eps, self.gain = dim, eps, gain

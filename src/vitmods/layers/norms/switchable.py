@@ -36,6 +36,7 @@ class SwitchableNorm(RunningNorm):
     all processes. Warns once below 8 images a batch, with the batch branch.
     """
 
+    least = 2
     running_mean: Tensor | None
     running_var: Tensor | None
 
@@ -53,12 +54,9 @@ class SwitchableNorm(RunningNorm):
         self.momentum, self.image_wise = momentum, not batch
         self.mean_weight = nn.Parameter(torch.ones(2 + batch, device=device, dtype=dtype))
         self.var_weight = nn.Parameter(torch.ones(2 + batch, device=device, dtype=dtype))
-        self.register_buffer(
-            "running_mean", torch.zeros(dim, device=device, dtype=running_dtype(dtype)) if batch else None
-        )
-        self.register_buffer(
-            "running_var", torch.ones(dim, device=device, dtype=running_dtype(dtype)) if batch else None
-        )
+        start = torch.zeros(dim, device=device, dtype=running_dtype(dtype)) if batch else None
+        self.register_buffer("running_mean", start)
+        self.register_buffer("running_var", None if start is None else torch.ones_like(start))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -66,10 +64,9 @@ class SwitchableNorm(RunningNorm):
         nn.init.ones_(self.var_weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        flat = self.tokens(x, least=2)
         if self.running_mean is not None:
-            self.warn_of_small_batches(flat.shape[0] * processes())
-        return self.normalize(flat).view_as(x)
+            self.warn_of_small_batches(x.shape[0] * processes())
+        return super().forward(x)
 
     def statistics(self, mean: Tensor, var: Tensor, length: int) -> tuple[Tensor, Tensor]:
         var, center = var * (length / (length - 1)), mean.mean(-1, keepdim=True)

@@ -1,7 +1,8 @@
 """What stems share: sizes, checks, and computing the visible patches alone."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -9,18 +10,25 @@ from torch import Tensor, nn
 from vitmods.util.errors import UserError
 from vitmods.util.registry import Registry
 
+NormFactory = Callable[[int], nn.Module]
+"""Takes the number of channels."""
+
 STEMS: Registry[type["Stem"]] = Registry("stem", "vitmods.layers.stems")
 """By their kinds in configs."""
 
 
 @dataclass(frozen=True)
 class StemSize:
-    """What a stem's costs follow from; sizes in pixels, (rows, columns)."""
+    """What a stem is built for, and what its costs follow from; sizes in pixels, (rows, columns) or one for both."""
 
     img_size: tuple[int, int]
     patch_size: tuple[int, int]
-    in_chans: int
-    embed_dim: int
+    in_chans: int = 3
+    embed_dim: int = 768
+
+    def __post_init__(self) -> None:
+        for name in ("img_size", "patch_size"):
+            object.__setattr__(self, name, _pair(getattr(self, name)))
 
     @property
     def patches(self) -> int:
@@ -43,9 +51,11 @@ class Stem(nn.Module):
     equal to computing all tokens and selecting. A norm that takes statistics over the batch in training takes them
     over what is visible.
 
-    A subclass makes ``proj``, the last linear map, and ``norm``, the slot after it, and gives ``project`` and, where
-    a token depends on its own patch alone (``patch_wise``), ``project_patches``. It registers in ``STEMS``, and says
-    what it is (``title``), what fits it (``check``) and what it costs (``macs``, ``normed``).
+    A subclass takes a ``StemSize`` and what fills its slots (``bias``, ``norm_layer``, ``inner_norm``, ``gelu``), makes
+    ``proj``, the last linear map, and ``norm``, the slot after it, and gives ``project``. It registers in ``STEMS``,
+    and says what it is (``title``), whether a token depends on its own patch alone (``patch_wise``), what fits it
+    (``check``) and what it costs (``macs``, ``normed``). ``strict_img_size`` may be set to False, to take images of any
+    size that patches fill, and ``output_fmt`` to "NHWC", to give (B, rows, columns, C).
 
     Raises ValueError when an image does not have the size that the stem was made for, and UserError on a ``keep``
     that is empty, repeats itself or names patches that do not exist, and where the stem is not patch-wise.
@@ -80,20 +90,11 @@ class Stem(nn.Module):
         """Values of one image that pass norms between its layers, ``inner`` if these are filled."""
         return 0
 
-    def __init__(
-        self,
-        img_size: int | tuple[int, int],
-        patch_size: int | tuple[int, int],
-        in_chans: int,
-        strict_img_size: bool = True,
-        output_fmt: str | None = None,
-        dynamic_img_pad: bool = False,
-    ) -> None:
+    def __init__(self, size: StemSize) -> None:
         super().__init__()
-        if dynamic_img_pad or output_fmt not in (None, "NLC", "NHWC"):
-            raise ValueError("This stem pads nothing and gives tokens as NLC or NHWC: leave dynamic_img_pad off.")
-        self.img_size, self.patch_size = _pair(img_size), _pair(patch_size)
-        self.in_chans, self.strict_img_size, self.output_fmt = in_chans, strict_img_size, output_fmt
+        self.img_size, self.patch_size, self.in_chans = size.img_size, size.patch_size, size.in_chans
+        self.strict_img_size = True
+        self.output_fmt: Literal["NLC", "NHWC"] = "NLC"
 
     @property
     def grid_size(self) -> tuple[int, int]:
@@ -123,11 +124,17 @@ class Stem(nn.Module):
 
     def project(self, images: Tensor) -> Tensor:
         """(B, channels, height, width) -> (B, T, C), before the norm."""
-        return self.project_patches(patchify(images, self.patch_size))
+        raise NotImplementedError
 
     def project_patches(self, patches: Tensor) -> Tensor:
         """(B, K, channels * rows * columns), a patch's values as ``patchify`` orders them -> (B, K, C)."""
-        raise NotImplementedError
+        return self.project(self._in_a_row(patches))
+
+    def _in_a_row(self, patches: Tensor) -> Tensor:
+        """Patches side by side as an image, (B, channels, rows, K * columns): layers are called as for whole images,
+        with whatever hooks and adapters they have."""
+        (b, k, _), (rows, columns) = patches.shape, self.patch_size
+        return unpatchify(patches, self.patch_size, (b, self.in_chans, rows, k * columns))
 
     def finish(self, tokens: Tensor) -> Tensor:
         found: Tensor = self.norm(tokens)
@@ -199,7 +206,7 @@ def patchify(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
     return cut.permute(0, 2, 4, 1, 3, 5).reshape(b, -1, channels * rows * columns)
 
 
-def unpatchify(patches: Tensor, patch_size: tuple[int, int], shape: torch.Size) -> Tensor:
+def unpatchify(patches: Tensor, patch_size: tuple[int, int], shape: tuple[int, ...]) -> Tensor:
     """The inverse of ``patchify``, for images of that shape."""
     b, channels, height, width = shape
     rows, columns = patch_size

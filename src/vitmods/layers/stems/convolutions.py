@@ -1,13 +1,11 @@
 """A stem of several convolutions on whole images: a norm after each, GELU between them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
-from vitmods.layers.stems.base import Stem
-
-NormFactory = Callable[[int], nn.Module]
+from vitmods.layers.stems.base import NormFactory, Stem
 
 
 class ConvolutionStem(Stem):

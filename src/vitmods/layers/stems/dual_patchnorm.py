@@ -1,16 +1,10 @@
 """Dual PatchNorm (Kumar, Dehghani & Houlsby, 2023): norms before and after the patch projection."""
 
-from collections.abc import Callable
-from typing import Any
-
 from torch import Tensor, nn
 
 from vitmods.layers.norms import LayerNorm
-from vitmods.layers.stems.base import patchify, unpatchify
-from vitmods.layers.stems.linear import LinearStem
-from vitmods.layers.stems.resize import resize_pixels
-
-NormFactory = Callable[[int], nn.Module]
+from vitmods.layers.stems.base import NormFactory, StemSize, patchify, unpatchify
+from vitmods.layers.stems.linear import LinearStem, resize_pixels
 
 
 class DualPatchNormStem(LinearStem):
@@ -23,14 +17,14 @@ class DualPatchNormStem(LinearStem):
 
     def __init__(
         self,
-        *args: Any,
+        size: StemSize,
+        bias: bool = True,
         norm_before: NormFactory | None = LayerNorm,
         norm_layer: NormFactory | None = LayerNorm,
-        **kwargs: Any,
+        gelu: bool = False,
     ) -> None:
-        super().__init__(*args, **{**kwargs, "norm_layer": norm_layer})
-        values = self.in_chans * self.patch_size[0] * self.patch_size[1]
-        self.norm_before = norm_before(values) if norm_before else nn.Identity()
+        super().__init__(size, bias, norm_layer, gelu)
+        self.norm_before = norm_before(size.values) if norm_before else nn.Identity()
 
     def project(self, images: Tensor) -> Tensor:
         if not isinstance(self.norm_before, nn.Identity):
@@ -39,7 +33,7 @@ class DualPatchNormStem(LinearStem):
         return super().project(images)
 
     def project_patches(self, patches: Tensor) -> Tensor:
-        return super().project_patches(self.norm_before(patches))
+        return super().project(self._in_a_row(self.norm_before(patches)))
 
     def _resize_patch(self, new: tuple[int, int]) -> None:
         old = self.patch_size

@@ -1,55 +1,35 @@
 """The plain stem: each patch through one linear map (Dosovitskiy et al., 2021), written as a strided convolution."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitmods.layers.stems.base import STEMS, Stem
-from vitmods.layers.stems.resize import resize_projection
+from vitmods.layers.stems.base import STEMS, NormFactory, Stem, StemSize
 
 
 @STEMS.register("linear")
 class LinearStem(Stem):
     """``norm(proj(patch))``; (B, channels, height, width) -> (B, T, C), see ``Stem``.
 
-    Takes what timm passes to ``embed_layer``; parameters are named as in timm: ``proj`` is the projection, ``norm``
-    the slot after it. ``gelu`` puts a GELU behind that (Touvron et al., 2022, Table 7).
+    Parameters are named as in timm: ``proj`` is the projection, ``norm`` the slot after it. ``gelu`` puts a GELU behind
+    that (Touvron et al., 2022, Table 7).
     """
 
     title, around = "linear", True
     proj: nn.Conv2d
 
     def __init__(
-        self,
-        img_size: int | tuple[int, int] = 224,
-        patch_size: int | tuple[int, int] = 16,
-        in_chans: int = 3,
-        embed_dim: int = 768,
-        bias: bool = True,
-        norm_layer: Callable[[int], nn.Module] | None = None,
-        strict_img_size: bool = True,
-        output_fmt: str | None = None,
-        dynamic_img_pad: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        gelu: bool = False,
+        self, size: StemSize, bias: bool = True, norm_layer: NormFactory | None = None, gelu: bool = False
     ) -> None:
-        super().__init__(img_size, patch_size, in_chans, strict_img_size, output_fmt, dynamic_img_pad)
-        self.proj = nn.Conv2d(
-            in_chans, embed_dim, self.patch_size, self.patch_size, bias=bias, device=device, dtype=dtype
-        )
-        self.norm = norm_layer(embed_dim) if norm_layer else nn.Identity()
+        super().__init__(size)
+        self.proj = nn.Conv2d(size.in_chans, size.embed_dim, size.patch_size, size.patch_size, bias=bias)
+        self.norm = norm_layer(size.embed_dim) if norm_layer else nn.Identity()
         self.act = nn.GELU() if gelu else nn.Identity()
 
     def project(self, images: Tensor) -> Tensor:
         """(B, channels, height, width) -> (B, T, C)"""
         found: Tensor = self.proj(images).flatten(2).transpose(1, 2)
         return found
-
-    def project_patches(self, patches: Tensor) -> Tensor:
-        return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
 
     def finish(self, tokens: Tensor) -> Tensor:
         found: Tensor = self.act(self.norm(tokens))
@@ -66,3 +46,28 @@ class LinearStem(Stem):
         for name, parameter in proj.named_parameters():
             parameter.requires_grad_(old.get_parameter(name).requires_grad)
         self.proj, self.patch_size = proj, new
+
+
+def _resize_matrix(old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """(new pixels, old pixels): bilinear resizing of a patch, as a linear map."""
+    basis = torch.eye(old[0] * old[1], dtype=torch.float64).reshape(-1, 1, *old)
+    resized: Tensor = F.interpolate(basis, size=new, mode="bilinear", antialias=True)
+    return resized.flatten(1).T
+
+
+def resize_projection(weight: Tensor, new: tuple[int, int]) -> Tensor:
+    """A kernel (C, in, rows, columns) for patches of ``new`` pixels (Beyer et al., 2023, FlexiViT, equation 4).
+
+    The pseudo-inverse of the resizing of patches: for enlarged patches the resized kernel gives on resized patches
+    what the old one gave on the old patches, exactly.
+    """
+    matrix = _resize_matrix((weight.shape[-2], weight.shape[-1]), new).to(weight.device)
+    resized = weight.double().flatten(2) @ torch.linalg.pinv(matrix)
+    found: Tensor = resized.reshape(*weight.shape[:2], *new).to(weight.dtype)
+    return found
+
+
+def resize_pixels(values: Tensor, channels: int, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """Values of a patch's pixels (channels * old pixels,) resized bilinearly to (channels * new pixels,)."""
+    image = values.detach().double().reshape(1, channels, *old)
+    return F.interpolate(image, size=new, mode="bilinear", antialias=True).flatten().to(values.dtype)

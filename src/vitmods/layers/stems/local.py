@@ -1,13 +1,11 @@
 """The local-transformer stem: a small transformer inside each patch, as in TNT (Han et al., 2021)."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from vitmods.layers.block import Block, BlockConfig
 from vitmods.layers.norms import LayerNorm
-from vitmods.layers.stems.base import STEMS, Stem, StemSize, patchify
+from vitmods.layers.stems.base import STEMS, NormFactory, Stem, StemSize, patchify
 from vitmods.util.errors import UserError
 
 LOCAL_CELLS = 4  # a side of a patch, in the local transformer's cells
@@ -35,8 +33,7 @@ class LocalTransformerStem(Stem):
 
     ``proj([LN(transformer(embed(cells) + position))])``; the cells of different patches never meet. Touvron et al.,
     2022, compare such a stem without giving its depth and width: here 12 blocks of 4 heads and 7/96 of the model's
-    width (56 for ViT-B), with which ViT-B has the 19.12 GFLOPs that they report. Takes what timm passes to
-    ``embed_layer``. See ``Stem`` for shapes and ``keep``.
+    width (56 for ViT-B), with which ViT-B has the 19.12 GFLOPs that they report. See ``Stem`` for shapes and ``keep``.
     """
 
     proj: nn.Linear
@@ -58,34 +55,23 @@ class LocalTransformerStem(Stem):
         width = local_width(size.embed_dim, size.patch_size)
         return size.patches * LOCAL_CELLS**2 * width * (2 * LOCAL_DEPTH + 1)
 
-    def __init__(
-        self,
-        img_size: int | tuple[int, int] = 224,
-        patch_size: int | tuple[int, int] = 16,
-        in_chans: int = 3,
-        embed_dim: int = 768,
-        bias: bool = True,
-        norm_layer: Callable[[int], nn.Module] | None = None,
-        strict_img_size: bool = True,
-        output_fmt: str | None = None,
-        dynamic_img_pad: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(img_size, patch_size, in_chans, strict_img_size, output_fmt, dynamic_img_pad)
-        width = local_width(embed_dim, self.patch_size)
+    def __init__(self, size: StemSize, bias: bool = True, norm_layer: NormFactory | None = None) -> None:
+        super().__init__(size)
+        width = local_width(size.embed_dim, size.patch_size)
         self.cell_size = self.patch_size[0] // LOCAL_CELLS, self.patch_size[1] // LOCAL_CELLS
-        self.embed = nn.Linear(in_chans * self.cell_size[0] * self.cell_size[1], width)
+        self.embed = nn.Linear(size.in_chans * self.cell_size[0] * self.cell_size[1], width)
         self.position = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, LOCAL_CELLS**2, width), std=0.02))
         block = BlockConfig(width, LOCAL_HEADS, 4 * width)
         self.blocks = nn.Sequential(*(Block(block) for _ in range(LOCAL_DEPTH)))
         self.norm_cells = LayerNorm(width)
-        self.proj = nn.Linear(LOCAL_CELLS**2 * width, embed_dim, bias=bias)
-        self.norm = norm_layer(embed_dim) if norm_layer else nn.Identity()
-        self.to(device=device, dtype=dtype)
+        self.proj = nn.Linear(LOCAL_CELLS**2 * width, size.embed_dim, bias=bias)
+        self.norm = norm_layer(size.embed_dim) if norm_layer else nn.Identity()
 
     def no_weight_decay(self) -> set[str]:
         return {"position"}
+
+    def project(self, images: Tensor) -> Tensor:
+        return self.project_patches(patchify(images, self.patch_size))
 
     def project_patches(self, patches: Tensor) -> Tensor:
         images = patches.reshape(-1, self.in_chans, *self.patch_size)

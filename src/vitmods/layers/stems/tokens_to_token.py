@@ -1,14 +1,11 @@
 """The tokens-to-token stem (Yuan et al., 2021, T2T-ViT): overlapping patches, attention between them, twice over."""
 
-from typing import Any
-
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitmods.layers.mlp import Mlp
 from vitmods.layers.norms import LayerNorm
-from vitmods.layers.stems.base import STEMS, StemSize
+from vitmods.layers.stems.base import STEMS, NormFactory, StemSize
 from vitmods.layers.stems.linear import LinearStem
 from vitmods.util.errors import UserError
 
@@ -49,14 +46,12 @@ class TokensToTokenStem(LinearStem):
         first, values = size.in_chans * FIRST[0] ** 2, WIDTH * NEXT[0] ** 2
         return size.patches * (16 * (first + WIDTH) + 4 * (values + WIDTH))
 
-    def __init__(self, *args: Any, **keywords: Any) -> None:
-        super().__init__(*args, **keywords)
-        self.check(0, self.patch_size)
-        old = self.proj
-        options: dict[str, Any] = {"device": old.weight.device, "dtype": old.weight.dtype}
-        self.first = TokenTransformer(self.in_chans * FIRST[0] ** 2, WIDTH, **options)
-        self.second = TokenTransformer(WIDTH * NEXT[0] ** 2, WIDTH, **options)
-        self.proj = nn.Conv2d(WIDTH, old.out_channels, *NEXT, bias=old.bias is not None, **options)
+    def __init__(self, size: StemSize, bias: bool = True, norm_layer: NormFactory | None = None) -> None:
+        super().__init__(size, bias, norm_layer)
+        self.check(size.embed_dim, size.patch_size)
+        self.first = TokenTransformer(size.in_chans * FIRST[0] ** 2, WIDTH)
+        self.second = TokenTransformer(WIDTH * NEXT[0] ** 2, WIDTH)
+        self.proj = nn.Conv2d(WIDTH, size.embed_dim, *NEXT, bias=bias)
 
     def project(self, images: Tensor) -> Tensor:
         """(B, channels, height, width) -> (B, T, C)"""
@@ -82,15 +77,13 @@ class TokenTransformer(nn.Module):
     its own. Where the width changes, the values stand for the tokens in the residual sum.
     """
 
-    def __init__(
-        self, dim: int, width: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, dim: int, width: int) -> None:
         super().__init__()
-        self.norm1 = LayerNorm(dim, device=device, dtype=dtype)
-        self.qkv = nn.Linear(dim, 3 * width, bias=False, device=device, dtype=dtype)
-        self.proj = nn.Linear(width, width, device=device, dtype=dtype)
-        self.norm2 = LayerNorm(width, device=device, dtype=dtype)
-        self.mlp = Mlp(width, width, device=device, dtype=dtype)
+        self.norm1 = LayerNorm(dim)
+        self.qkv = nn.Linear(dim, 3 * width, bias=False)
+        self.proj = nn.Linear(width, width)
+        self.norm2 = LayerNorm(width)
+        self.mlp = Mlp(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(self.norm1(x))[:, None].chunk(3, dim=-1)

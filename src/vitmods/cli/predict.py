@@ -1,0 +1,91 @@
+"""`vitmods predict`: what a trained model says of images."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from vitmods.cli.options import parse
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Name the classes of images, with probabilities, by a trained model that sees them as its evaluation did.
+
+    Prints a table on a terminal and CSV elsewhere: image,rank,class,probability,predicted.
+
+    examples:
+      vitmods predict runs/digits-mu3-2/trials/dpn/seed0 photo.png
+      vitmods predict runs/pets/trials/dpn/seed0 path/to/photos "more/**/*.jpg" --top 3
+      vitmods predict model.onnx path/to/photos --format csv --out predictions.csv
+    """
+
+    checkpoint: Annotated[str, tyro.conf.Positional]
+    """a trial's folder, a file of weights, a timm model with published weights, or what `vitmods export` wrote"""
+    images: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """files, folders with all below them, or patterns in quotes"""
+    top: int = 5
+    """how many of the likeliest classes of an image"""
+    format: Literal["table", "csv", "json"] | None = None
+    """None: table on a terminal, csv elsewhere"""
+    out: Path | None = None
+    """write to this file, as csv if no format is named; None: print"""
+    unreadable: Literal["stop", "skip"] = "stop"
+    """images that cannot be read stop the command, or are left out with a warning"""
+    batch_size: int = 64
+    """images at a time"""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 or mps"""
+    data_workers: int = 0
+    """threads that prepare images ahead"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    options = parse(Predict, arguments, "predict")
+    from vitmods.study.predict import predict
+    from vitmods.util.files import make_folder, write_atomically
+
+    if options.out is not None:
+        make_folder(options.out.parent)
+    found = predict(
+        options.checkpoint,
+        options.images,
+        top=options.top,
+        unreadable=options.unreadable,
+        batch_size=options.batch_size,
+        device=options.device,
+        workers=options.data_workers,
+    )
+    kind = options.format or ("table" if options.out is None and sys.stdout.isatty() else "csv")
+    if kind == "table" and options.out is None:
+        from vitmods.report.tables import print_predictions
+
+        print_predictions(found)
+        return 0
+    text = json.dumps(found, indent=1, ensure_ascii=False) + "\n" if kind == "json" else _csv(found)
+    if options.out is None:
+        print(text, end="")
+    else:
+        write_atomically(options.out, lambda file: file.write(text.encode()))
+    return 0
+
+
+def _csv(found: Sequence[dict[str, Any]]) -> str:
+    from vitmods.util.text import no_formula
+
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["image", "rank", "class", "probability", "predicted"])
+    for one in found:
+        for rank, (name, p) in enumerate(one["probabilities"].items(), start=1):
+            rows.writerow([no_formula(one["image"]), rank, no_formula(name), f"{p:.6g}", int(name in one["predicted"])])
+    return text.getvalue()

@@ -1,0 +1,28 @@
+"""How a ViT runs its blocks, as far as the plain model knows it: by whatever the package as a whole has chosen."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Forms(Protocol):
+    """How a ViT runs its blocks; ``for_head`` says that nothing but the head reads the output, so that what it does not
+    read may be anything, or left out."""
+
+    def run(self, model: Any, index: int, x: "Tensor", for_head: bool) -> "Tensor": ...
+
+
+_default: Callable[[], Forms] | None = None
+
+
+def default_forms() -> Forms | None:
+    """What a new model runs its blocks by; None: each block is called as it is written."""
+    return _default() if _default else None
+
+
+def set_default_forms(make: Callable[[], Forms]) -> None:
+    """Says what makes the forms of new models, as ``vitmods/__init__.py`` does, which stands above all folders."""
+    global _default
+    _default = make

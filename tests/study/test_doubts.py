@@ -1,0 +1,93 @@
+"""What a study says of its outcome before its verdicts are acted on."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+import vitmods as vm
+from vitmods.stats.decide import decide
+from vitmods.study.doubts import outcome_doubts
+from vitmods.study.state import Curve, TrialRecord
+from vitmods.study.study import Study
+from vitmods.study.warnings import few_images
+from vitmods.tasks.metrics import Metric
+
+TOP1, LOSS = Metric("top1", "top-1", ""), Metric("nll", "log loss", "", higher_is_better=False, unit="nats")
+
+
+def study(images=None, spread=0.01, n=8, base=0.01):
+    """Base and arms that vary by a point, and one by `spread`; or base and an arm whose images are 5 % their own."""
+    rng = np.random.default_rng(0)
+    if images is None:
+        spreads = {"base": base, "a": 0.01, "b": spread, "c": 0.01}
+        return decide({arm: row(0.8 + sd * rng.standard_normal(n)) for arm, sd in spreads.items()})
+    scores = rng.random((2, n, images)) < 0.9
+    scores[0, :, : images // 20] = scores[1, :, images // 20 : images // 10] = False
+    return decide({"base": row(scores[0].astype(float)), "a": row(scores[1].astype(float))})
+
+
+def row(values):
+    return dict(enumerate(values))
+
+
+def base(*curves):
+    steps = tuple(range(10, 10 * len(curves[0]) + 1, 10)) if curves else ()
+    logged = [Curve(steps, steps, tuple(one)) for one in curves]
+    return [TrialRecord("base", seed, "finished", "", curve=curve) for seed, curve in enumerate(logged)]
+
+
+def doubts(decision, trials=(), curves=TOP1):
+    return list(outcome_doubts(decision, trials, curves))
+
+
+def test_arms_that_vary_very_differently():
+    assert doubts(study()) == []
+    (said,) = doubts(study(spread=0.08, n=16))
+    assert re.match(r"From seed to seed base varies less than some arms: b [\d.]+ times as much\.", said)
+    (said,) = doubts(study(base=0.08, n=16))
+    assert said.startswith("From seed to seed base varies more than 3 times as much as a, b and c: ")
+    assert doubts(study(spread=0.08, n=3)) == [], "the decision itself says so of few seeds"
+
+
+def test_test_images_that_are_too_few_for_the_margin():
+    (said,) = doubts(study(images=300))
+    assert said.startswith("300 test images are few for a margin of 0.5 points: no number of seeds can show so little.")
+    assert doubts(dataclasses.replace(study(images=300), generalize="seeds")) == []
+    assert doubts(study(images=100_000)) == []
+
+
+@pytest.mark.parametrize(
+    ("curve", "metric", "said"),
+    [
+        (np.linspace(0.5, 0.8, 20), TOP1, "6.4 points of validation top-1 over the last fifth"),
+        (np.minimum(np.linspace(0.5, 1.0, 20), 0.8), TOP1, None),
+        (np.linspace(0.8, 0.5, 20), TOP1, None),
+        (np.linspace(0.8, 0.5, 20), LOSS, "0.062 nats of validation log loss"),
+        (np.linspace(0.5, 0.8, 4), TOP1, None),
+    ],
+)
+def test_a_base_that_was_still_gaining(curve, metric, said):
+    trials = base(curve, curve + 0.001 * np.cos(np.arange(len(curve))))
+    found = doubts(study(), trials, metric)
+    assert [said in one for one in found] == ([True] if said else [])
+    assert doubts(study(), base(curve), metric) == [], "one seed has no spread"
+
+
+def test_a_slope_within_the_noise_is_none():
+    rng = np.random.default_rng(3)
+    trials = base(*(0.7 + 0.05 * rng.standard_normal(20) for _ in range(3)))
+    assert doubts(study(), trials) == []
+
+
+def test_few_photographs_ask_for_trained_weights():
+    digits = vm.data.load("digits", img_size=(8, 8), in_chans=1, augment=vm.Recipe().augment, limit_train=100)
+
+    def said(**images):
+        return few_images(Study("S/16", ["dpn"], "digits", img_size=64, **images).settings, digits)
+
+    (text,) = said(in_chans=3)
+    assert text.startswith("100 training images are few for a ViT that begins with random weights.")
+    assert said(in_chans=1) == []
+    assert few_images(Study("mu/4", ["dpn"], "digits").settings, digits) == []

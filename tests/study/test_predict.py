@@ -1,0 +1,155 @@
+"""`predict`: the evaluation's own view of images, by trials and by what was exported of them."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitmods as vm
+from vitmods.cli import main
+from vitmods.recipes import Recipe
+from vitmods.study import open_trial
+from vitmods.study.trial import load_images
+from vitmods.util.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """Color images of two classes, of many sizes."""
+    root, rng = tmp_path_factory.mktemp("data") / "images", np.random.default_rng(0)
+    for number, name in enumerate(("=apples", "beans")):
+        (root / name).mkdir(parents=True)
+        for i in range(10):
+            pixels = np.clip(rng.normal(90 + 70 * number, 30, (20 + 3 * i, 31 - i, 3)), 0, 255).astype("uint8")
+            Image.fromarray(pixels).save(root / name / f"{i}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def trial(images, tmp_path_factory):
+    out = tmp_path_factory.mktemp("trials") / "seed0"
+    settings = ["--data", str(images), "--base", "mu/4", "--img-size", "16", "12", "--in-chans", "3", "--epochs", "2"]
+    prepared = ["--mean", "0.4", "0.5", "0.6", "--std", "0.2", "0.3", "0.4", "--eval-crop", "0.7", "--batch-size", "8"]
+    assert main(["train", *settings, *prepared, "--device", "cpu", "--quiet", "--out", str(out)]) == 0
+    return out
+
+
+def test_images_are_seen_as_the_evaluation_sees_them(trial, images):
+    config = json.loads((trial / "config.json").read_text())
+    dataset = load_images(config["images"], Recipe.from_dict(config["recipe"]).augment)
+    split = dataset.splits["test"]
+    (batch,) = dataset.eval_batches("test", 100)
+    with torch.inference_mode():
+        wanted = open_trial(trial)(batch.images).softmax(dim=1)
+    found = vm.predict(trial, [images / name for name in split.ids], device="cpu")
+    assert [one["image"] for one in found] == [str(images / name) for name in split.ids]
+    for one, p in zip(found, wanted, strict=True):
+        assert one["probabilities"] == pytest.approx(dict(zip(dataset.classes, p.tolist(), strict=True)), abs=1e-6)
+        assert one["predicted"] == [max(one["probabilities"], key=one["probabilities"].get)]
+    again = vm.predict(trial, [images / name for name in split.ids], batch_size=3, workers=2, device="cpu")
+    assert [one["image"] for one in again] == [one["image"] for one in found]
+
+
+@pytest.mark.parametrize(("kind", "more"), [("onnx", []), ("torch", ["--batch", "8"]), ("safetensors", [])])
+def test_what_is_exported_predicts_the_same(kind, more, trial, images, tmp_path):
+    path = tmp_path / f"m.{ {'torch': 'pt2'}.get(kind, kind) }"
+    assert main(["export", str(trial), "--to", kind, *more, "--out", str(path)]) == 0
+    wanted, found = (vm.predict(one, images, device="cpu") for one in (trial, path))
+    assert len(found) == 20
+    for one, other in zip(found, wanted, strict=True):
+        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-4)
+    assert main(["predict", str(path), str(images), "--top", "1", "--out", str(tmp_path / "p.csv")]) == 0
+    assert len((tmp_path / "p.csv").read_text().splitlines()) == 21
+
+
+def test_another_program_finds_in_the_file_what_it_needs(trial, tmp_path):
+    import onnxruntime
+
+    for kind, name in (("onnx", "m.onnx"), ("torch", "m.pt2")):
+        assert main(["export", str(trial), "--to", kind, "--out", str(tmp_path / name)]) == 0
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    found = {name: json.loads(text) for name, text in session.get_modelmeta().custom_metadata_map.items()}
+    wanted = {"input_size": [3, 16, 12], "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.4], "crop_pct": 0.7}
+    wanted |= {"interpolation": "bicubic", "label_names": ["=apples", "beans"], "task": "classification"}
+    assert found == wanted
+    extra = {"metadata.json": ""}
+    torch.export.load(tmp_path / "m.pt2", extra_files=extra)
+    assert json.loads(extra["metadata.json"]) == wanted
+
+
+def test_several_labels(images, tmp_path):
+    model = vm.vit("mu1/4", img_size=8, num_classes=3).eval()
+    model.pretrained_cfg.update(task="multilabel", label_names=("a", "b", "c"))
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.copy_(torch.tensor([1.0, -1.0, 2.0]))
+    vm.export(model, tmp_path / "m.safetensors")
+    (one, *_) = vm.predict(tmp_path / "m.safetensors", images, top=2)
+    assert one["predicted"] == ["a", "c"]
+    assert one["probabilities"] == pytest.approx({"c": 0.880797, "a": 0.731059})
+
+
+def test_names_of_another_head_are_not_kept(images, tmp_path):
+    model = vm.vit("mu1/4", img_size=8, num_classes=2).eval()
+    model.pretrained_cfg.update(label_names=("a", "b"))
+    model.reset_classifier(2)
+    vm.export(model.eval(), tmp_path / "m.safetensors")
+    with pytest.warns(UserWarning, match="numbers from 0"):
+        (one, *_) = vm.predict(tmp_path / "m.safetensors", images)
+    assert set(one["probabilities"]) == {"0", "1"}
+
+
+def test_the_shell_prints_csv_where_nobody_looks(trial, images, capsys, monkeypatch):
+    monkeypatch.chdir(images)
+    assert main(["predict", str(trial), "=apples/0.png", "beans/*.png", "--device", "cpu"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(rows) == 2 * 11
+    assert rows[0]["image"] == "'=apples/0.png"
+    assert {row["class"] for row in rows} == {"'=apples", "beans"}
+    assert [row["predicted"] for row in rows[:2]] == ["1", "0"]
+    assert main(["predict", str(trial), "=apples/0.png", "--format", "json", "--top", "1"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    assert one["image"] == "=apples/0.png"
+    assert main(["predict", str(trial), "=apples/0.png", "--format", "table"]) == 0
+    assert "beans" in capsys.readouterr().out
+
+
+def test_an_image_that_cannot_be_read(trial, images, tmp_path):
+    (tmp_path / "bad.png").write_text("no image")
+    with pytest.raises(UserError, match=r"bad\.png: not an image"):
+        vm.predict(trial, [images, tmp_path])
+    with pytest.warns(UserWarning, match=r"1 of 21 images were left out: .*bad\.png"):
+        assert len(vm.predict(trial, [images, tmp_path], unreadable="skip")) == 20
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(UserError, match="None of the 1 images"):
+        vm.predict(trial, tmp_path, unreadable="skip")
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "given", "words"),
+    [
+        ("trial", "empty", "no images in .*empty"),
+        ("trial", "nothing/*.png", r"no images in nothing/\*\.png"),
+        ("trial", "nothing.png", r"There is no nothing\.png"),
+        ("empty", "images", "empty holds no finished trial"),
+        ("empty/no.onnx", "images", r"There is no .*no\.onnx"),
+        ("bad.onnx", "images", r"bad\.onnx cannot be read"),
+        ("bad.pt2", "images", r"bad\.pt2 is no program"),
+        ("four.safetensors", "images", r"four\.safetensors takes 4 channels"),
+        ("two", "images", r"two holds several trained models: give one, .*seed0 or .*seed1"),
+    ],
+)
+def test_bad_requests_name_what_is_wrong(checkpoint, given, words, trial, images, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for seed in (0, 1):
+        (tmp_path / "two" / f"seed{seed}").mkdir(parents=True)
+        (tmp_path / "two" / f"seed{seed}" / "model.safetensors").touch()
+    for name in ("bad.onnx", "bad.pt2"):
+        (tmp_path / name).write_text("x")
+    vm.export(vm.vit("mu1/4", img_size=8, in_chans=4, num_classes=2).eval(), tmp_path / "four.safetensors")
+    known = {"trial": trial, "images": images, "empty": tmp_path / "empty"}
+    with pytest.raises(UserError, match=words):
+        vm.predict(known.get(checkpoint, tmp_path / checkpoint), known.get(given, given), device="cpu")
