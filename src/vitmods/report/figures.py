@@ -227,6 +227,38 @@ def style(axes: Any, colors: Mapping[str, str] = COLOUR) -> None:
     axes.patch.set_visible(False)
 
 
+def sweep_panel(
+    name: str,
+    settings: Sequence[str],
+    base: Sequence[float | None],
+    arm: Sequence[tuple[float | None, Effect | None]],
+    metric: Metric,
+    inline: Inliner,
+) -> Markup:
+    """The mean under each setting of base, and of an arm, with the interval of its effect drawn from base's mean."""
+    scale = scale_of(metric)
+    with figure(300, 200) as drawn:
+        axes = drawn.add_axes((0.14, 0.2, 0.845, 0.77))
+        for means, color in ((base, "base"), ([mean for mean, _ in arm], "arm")):
+            known = [(x, scale * mean) for x, mean in enumerate(means) if mean is not None]
+            axes.plot(*zip(*known), color=COLOUR[color], lw=1.8, marker="o", ms=4) if known else None
+        for x, (_, effect) in enumerate(arm):
+            if effect is not None and not np.isnan(effect.half):
+                low, high = (effect.base_mean + end for end in effect.interval)
+                axes.plot([x, x], [low, high], color=COLOUR["arm"], lw=1.2)
+        style(axes)
+        axes.locator_params(axis="y", nbins=5)
+        axes.set_xticks(range(len(settings)), [clipped(setting, 14) for setting in settings])
+        axes.grid(axis="y", color=COLOUR["line"], lw=0.8)
+        axes.set_axisbelow(True)
+        axes.set_xlim(-0.4, len(settings) - 0.6)
+        axes.tick_params(labelsize=11)
+        found = [
+            f"{setting}: {numbers(one)}" for setting, (_, one) in zip(settings, arm, strict=True) if one is not None
+        ]
+        return inline(drawn, f"{metric.title} under each setting. {name}: {'; '.join(found)}.", "panel")
+
+
 def tuning_panel(name: str, base: Tuning, arm: Tuning, metric: Metric, inline: Inliner) -> Markup:
     """The metric on val at every point that was tried. Dots: seeds. Line: the mean over seeds along the last field that
     is tuned. Ring: the chosen point."""

@@ -12,9 +12,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from vitmods.report import facts, text
-from vitmods.report.advice import Step, what_now
+from vitmods.report.advice import what_now
+from vitmods.report.designs import Row, Step, all_steps_to_base, factor_arms, short_name, sweep_rows
 from vitmods.report.drawing import draw
-from vitmods.report.figures import axes_of, curve_panel, forest, lines, tuning_panel
+from vitmods.report.figures import axes_of, curve_panel, forest, lines, sweep_panel, tuning_panel
 from vitmods.report.svg import Inliner
 from vitmods.stats.decision import Pair
 from vitmods.stats.tables import signed
@@ -68,6 +69,7 @@ class ArmView:
     arm: ArmAnswer
     effect: Effect
     base: ArmAnswer
+    alone: bool = True  #: whether its model has no other changes
 
     @property
     def name(self) -> str:
@@ -110,9 +112,43 @@ class Page:
             for arm, effect in text.ranked(self.answer)
         ]
 
+    @cached_property
+    def cards(self) -> list[ArmView]:
+        """What is explained: the changes of a factorial study, else the arms."""
+        if not self.answer.factorial:
+            return self.arms
+        arms = enumerate(factor_arms(self.answer))
+        effects = self.answer.factorial.effects
+        return [ArmView(f"change{i}", arm, effects[arm.name], self.answer.base, alone) for i, (arm, alone) in arms]
+
     @property
     def title(self) -> str:
-        return f"{self.answer.data['name']}: which change helps {self.answer.base.model.name}?"
+        several = any("base" in setting.values for setting in self.answer.sweep)
+        base = "" if several else f" {self.answer.base.model.name}"
+        return f"{self.answer.data['name']}: which change helps{base}?"
+
+    @property
+    def swept(self) -> str:
+        return " and ".join(self.answer.sweep[0].values)
+
+    @cached_property
+    def sweep_rows(self) -> list[Row]:
+        return sweep_rows(self.answer)
+
+    @cached_property
+    def sweep_panels(self) -> list[tuple[str, Markup]]:
+        """One an arm: the metric under each setting."""
+        names = [short_name(setting) for setting in self.answer.sweep]
+        base, *arms = [[row for row in self.sweep_rows if row.arm is arm] for arm in self.answer.every_arm]
+        means, shown = [row.mean for row in base], [(rows[0].arm.name, rows) for rows in arms]
+        return [
+            (name, sweep_panel(name, names, means, [(row.mean, row.effect) for row in rows], self.metric, self.inline))
+            for name, rows in shown
+        ]
+
+    @property
+    def steps_to_base(self) -> list[tuple[str, str]]:
+        return all_steps_to_base(self.answer)
 
     @cached_property
     def seeds(self) -> list[int]:
@@ -128,7 +164,7 @@ class Page:
     @cached_property
     def forests(self) -> list[Markup]:
         """The interval plot for wide and for narrow screens; none where no arm shares a seed with base yet."""
-        effects = [view.effect for view in self.arms if view.effect.n]
+        effects = [effect for effect in text.ranked_effects(self.answer) if effect.n]
         margin = self.answer.margin
         return [forest(effects, margin, self.metric, self.inline, narrow) for narrow in (False, True) if effects]
 
@@ -223,19 +259,25 @@ class Page:
         metric = self.answer.curves
         if metric is None:
             return []
-        base = lines(self.answer.base.counted, metric)
-        arms = [(view.name, lines(view.arm.counted, metric)) for view in self.arms]
-        groups = [base, *(own for _, own in arms)]
-        if not any(groups):
-            return []
-        shown = [(name, own) for name, own in arms if own] or [("base", [])]
-        return [
-            {
-                "label": axis.label,
-                "panels": [(name, curve_panel(name, base, own, axis, metric, self.inline)) for name, own in shown],
-            }
-            for axis in axes_of(groups)
-        ]
+        found: list[dict[str, Any]] = []
+        for setting in [setting.values for setting in self.answer.sweep] or [{}]:
+            place = f", {text.point_text(setting)}" if setting else ""
+            base, *rest = (
+                lines([trial for trial in arm.counted if trial.setting == setting], metric)
+                for arm in (self.answer.base, *(view.arm for view in self.arms))
+            )
+            if not any((base, *rest)):
+                continue
+            arms = [(view.name + place, own) for view, own in zip(self.arms, rest, strict=True) if own]
+            for i, axis in enumerate(axes_of([base, *rest])):
+                panels = [
+                    (name, curve_panel(name, base, own, axis, metric, self.inline))
+                    for name, own in arms or [("base" + place, [])]
+                ]
+                if i == len(found):
+                    found.append({"label": axis.label, "panels": []})
+                found[i]["panels"] += panels
+        return found
 
     @property
     def is_drawn(self) -> bool:
