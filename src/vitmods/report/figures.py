@@ -46,7 +46,7 @@ def forest(effects: Sequence[Effect], margin: float, metric: Metric, inline: Inl
             _label_effect(axes, y, effect, None if narrow else 1 + verdict_at / (width - left - right))
         style(axes)
         lower = "" if metric.higher_is_better else "; lower is better"
-        label = f"difference to base, {of_metric(metric)}{lower}"
+        label = f"effect, {of_metric(metric)}{lower}"
         axes.set_xlabel(label, color=COLOUR["muted"], fontsize=12, labelpad=6)
         axes.tick_params(labelsize=12)
         label = "; ".join(f"{effect.arm}: {numbers(effect)}, {effect.verdict}" for effect in effects)

@@ -193,7 +193,8 @@ def _survey(runner: TrialRunner) -> tuple[dict[str, ModelFacts], list[str], int]
             notices.setdefault(notice, []).append(str(point))
     every = len(runner.settings.sweep.points)
     texts = [text if len(where) == every else f"{'; '.join(where)}: {text}" for text, where in notices.items()]
-    for text in texts:
+    design = runner.settings.design.design.warnings if runner.settings.design else ()  # the answer says them itself
+    for text in (*design, *texts):
         warnings.warn(text, stacklevel=4)
     return facts, texts, max(sizes)
 
