@@ -96,7 +96,8 @@ def _time(answer: Answer, arm: ArmAnswer, need: Need) -> str:
     known = [value for value in seconds if value is not None]
     if need.seeds is None or len(known) < 2:
         return ""
-    return f", {duration((need.seeds - need.effect.n) * sum(known))} more"
+    settings = max(len(answer.sweep), 1)
+    return f", {duration((need.seeds - need.effect.n) * settings * sum(known))} more"
 
 
 def extended(command: str, seeds: int, fixed: bool = False) -> str:

@@ -46,6 +46,11 @@ def sweep_rows(answer: Answer) -> list[Row]:
     return rows
 
 
+def several_bases(answer: Answer) -> bool:
+    """Whether base is swept over: then there are costs for each."""
+    return any("base" in setting.values for setting in answer.sweep)
+
+
 def short_name(setting: SettingAnswer) -> str:
     """`0.25` where one field is swept over; else `lr=0.001,limit_train=0.25`."""
     return setting.name.partition("=")[2] if len(setting.values) == 1 else setting.name
@@ -92,25 +97,33 @@ def factorial_steps(answer: Answer) -> Iterator[Step]:
 
 
 def _open_changes(answer: Answer) -> Iterator[Step]:
-    assert answer.factorial is not None
+    unit = points(answer.metric)
     for effect in ranked_effects(answer):
         if effect.verdict != Verdict.OPEN or not effect.sd > 0:
             continue
         seeds = seeds_needed(answer, effect)
         leans = f" (leans {effect.leans})" if effect.leans else ""
         found = "is out of reach of a factorial study" if seeds is None else f"takes about {seeds} seeds of every run"
-        size = f"{abs(effect.effect):.{effect.digits}f}{points(answer.metric)}"
-        yield Step(f"{effect.arm}{leans}: to find an effect of the size seen ({size}) {found}.")
+        sought = f"to find an effect of the size seen ({abs(effect.effect):.{effect.digits}f}{unit})"
+        if abs(effect.effect) < effect.margin:
+            sought = f"to rule out a difference of {effect.margin:g}{unit}"
+        yield Step(f"{effect.arm}{leans}: {sought} {found}.")
 
 
 def seeds_needed(answer: Answer, effect: Effect) -> int | None:
-    """Of every run, until an effect as large as this is found; None: more than a factorial study may have."""
+    """Of every run, until an effect as large as this is found, or shown to be none if it is within the margin; None:
+    more than a factorial study may have. Without the part of the images."""
     assert answer.factorial is not None
     design = answer.factorial.design
-    least = design.relative_variance.max()
+    least = float(design.relative_variance.max())
     sd = effect.sd * math.sqrt(len(design.runs) / (2 * least))  # of one trial: V = 2 sd^2 / n = 4 least sd^2 / (N n)
-    able = (n for n in LOOKS if n > effect.n and detectable(design, n, NOMINAL).effect * sd <= abs(effect.effect))
-    return next(able, None)
+    for n in LOOKS:
+        found = detectable(design, n, NOMINAL)
+        small = abs(effect.effect) < effect.margin
+        reach, sought = (found.equivalent, effect.margin) if small else (found.effect, abs(effect.effect))
+        if n > effect.n and reach * sd <= sought:
+            return n
+    return None
 
 
 def confirming(command: str) -> str:

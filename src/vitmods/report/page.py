@@ -13,14 +13,14 @@ from markupsafe import Markup
 
 from vitmods.report import facts, text
 from vitmods.report.advice import what_now
-from vitmods.report.designs import Row, Step, all_steps_to_base, factor_arms, short_name, sweep_rows
+from vitmods.report.designs import Row, Step, all_steps_to_base, factor_arms, several_bases, short_name, sweep_rows
 from vitmods.report.drawing import draw
 from vitmods.report.figures import axes_of, curve_panel, forest, lines, sweep_panel, tuning_panel
 from vitmods.report.svg import Inliner
 from vitmods.stats.decision import Pair
 from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Effect
-from vitmods.study.answer import Answer, ArmAnswer, Tuning
+from vitmods.study.answer import Answer, ArmAnswer, ArmCost, BaseCost, Tuning
 from vitmods.study.arms import BASE
 from vitmods.study.state import NLL
 from vitmods.study.store import slug
@@ -123,9 +123,18 @@ class Page:
 
     @property
     def title(self) -> str:
-        several = any("base" in setting.values for setting in self.answer.sweep)
-        base = "" if several else f" {self.answer.base.model.name}"
+        base = "" if several_bases(self.answer) else f" {self.answer.base.model.name}"
         return f"{self.answer.data['name']}: which change helps{base}?"
+
+    @property
+    def costs(self) -> list[tuple[str, BaseCost | None, list[tuple[str, ArmCost | None]]]]:
+        """Of base and of the arms; with several bases, for each."""
+        names = [view.name for view in self.arms]
+        if not several_bases(self.answer):
+            return [("", self.answer.base_cost, [(view.name, view.arm.cost) for view in self.arms])]
+        first = {setting.values["base"]: setting for setting in reversed(self.answer.sweep)}
+        return [(base, one.base_cost, [(name, one.costs.get(name)) for name in names]) for base, one in
+                reversed(first.items())]  # fmt: skip
 
     @property
     def swept(self) -> str:

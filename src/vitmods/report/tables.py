@@ -14,7 +14,7 @@ from rich.text import Text
 from vitmods.evals.base import PROTOCOLS
 from vitmods.evals.protocols import metric_named
 from vitmods.report.advice import what_now
-from vitmods.report.designs import sweep_rows
+from vitmods.report.designs import several_bases, sweep_rows
 from vitmods.report.text import (
     doubts,
     half_on_these,
@@ -102,7 +102,8 @@ def _effects(effects: Iterable[Effect], wide: bool, heading: str) -> Table:
 
 def _sweep(answer: Answer, wide: bool) -> Table:
     table = _empty("setting, arm", wide)
-    for heading in ("score", "steps to base") if wide else ("score",):
+    bases = several_bases(answer)
+    for heading in ("score", *(("train", "infer") if bases else ()), *(("steps to base",) if wide else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     shown = None
     for row in sweep_rows(answer):
@@ -110,7 +111,8 @@ def _sweep(answer: Answer, wide: bool) -> Table:
             table.add_row(Text(single_line(row.setting.name), style="bold"))
         shown = row.setting
         found = ("", "") if row.effect is None else (_verdict(row.effect), numbers(row.effect))
-        last = (score(answer.metric, row.mean), row.steps)[: 2 if wide else 1]
+        costs = _costs(row.setting.costs.get(row.arm.name))[:2] if bases else []
+        last = [score(answer.metric, row.mean), *costs, *([row.steps] if wide else [])]
         table.add_row(Text(f"  {single_line(row.arm.name)}"), *found, *last)
     return table
 
@@ -149,8 +151,9 @@ def _legend(answer: Answer) -> Text:
     metric, mean = answer.metric, answer.base.mean
     reached = "not finished" if mean is None else metric.shown(mean)
     lower = "" if metric.higher_is_better else "; lower is better"
+    name = "" if several_bases(answer) else f" ({single_line(answer.base.model.name)})"
     text = (
-        f"{answer.base.name} ({single_line(answer.base.model.name)}): {reached} {metric.title} "
+        f"{answer.base.name}{name}: {reached} {metric.title} "
         f"({' and '.join(answer.splits)}{lower}). {_differences(answer)}"
         f"{f', in{points(metric)}' if metric.unit else ''}, margin {answer.margin:g}; {holds(answer)}"
         f"{'' if answer.factorial else ' Costs are ratios.'}"

@@ -331,6 +331,7 @@ def read_answer(
     base = arms.pop(reference)
     known_costs = _costs(folder, settings)
     base_cost, arm_costs = known_costs[settings.sweep.points[0]]
+    shows_costs = reference == BASE and "base" not in dict(settings.sweep.fields)
     others = dict.fromkeys(name for arm in (base, *arms.values()) for name in arm.other_metrics)
     counted = outcome_doubts(decision, base.counted, _metric_of(curves) if curves else None)
     doubts = (*_doubts(state, facts), *counted)
@@ -342,7 +343,7 @@ def read_answer(
         margin=settings.margin,
         base=base,
         arms=tuple(
-            replace(arm, effect=decision.effects.get(name), cost=arm_costs.get(name) if reference == BASE else None)
+            replace(arm, effect=decision.effects.get(name), cost=arm_costs.get(name) if shows_costs else None)
             for name, arm in arms.items()
         ),
         decision=decision,
@@ -356,7 +357,7 @@ def read_answer(
         warnings=(*doubts, *facts.data.get("warnings", ()), *facts.warnings, *_outcomes(state)),
         doubts=doubts,
         other_metrics={name: _metric_of(name) for name in others},
-        base_cost=base_cost,
+        base_cost=base_cost if shows_costs else None,
         factorial=effects,
         confirmed=_confirmed(folder, effects) if effects else None,
         sweep=tuple(_setting(state, point, *known_costs[point]) for point in settings.sweep.points if point),
