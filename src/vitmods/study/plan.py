@@ -316,6 +316,8 @@ def _show_arm(arm: Mapping[str, Any]) -> str:
 def check_plan(settings: Settings) -> None:
     """UserError if an arm sets a field that is tuned or swept over, a point or a setting makes no recipe, for base or
     an arm, or a study that runs until it is decided cannot be looked at."""
+    if settings.sweep and len(settings.sweep.points) < 2:
+        raise UserError(f"A sweep needs two values or more, and there is {settings.sweep.points[0]} alone.")
     if settings.until_decided and settings.sweep:
         raise UserError("A sweep has a fixed number of seeds: leave --until-decided out, and say --seeds.")
     _ = settings.looks  # a UserError for too few or too many seeds
