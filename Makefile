@@ -32,7 +32,7 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: $(READY)  ## compare four changes with a small ViT on handwritten digits; about two minutes
+demo: $(READY)  ## compare four changes with a small ViT on handwritten digits; a few minutes
 	$(BIN)/vitmods compare --data digits --arms dpn rms "placement(attn=post,mlp=post)" dtn --seeds 3 --out runs/demo
 
 test: lint pytest  ## lint, types, import contract and all tests

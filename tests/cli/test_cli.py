@@ -28,9 +28,10 @@ def refused(capsys, *arguments):
     assert main([str(argument) for argument in arguments]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert "Traceback" not in said.err
-    assert said.err.startswith(f"vitmods {arguments[0]}: ") or f"vitmods {arguments[0]} --help" in said.err
-    return " ".join(re.sub("[\u2500-\u257f]", " ", said.err).split())
+    error = re.sub(r"^(At most )?\d+ trials?,.* in .*\n", "", said.err)  # a study says first what there is to do
+    assert "Traceback" not in error
+    assert error.startswith(f"vitmods {arguments[0]}: ") or f"vitmods {arguments[0]} --help" in error
+    return " ".join(re.sub("[\u2500-\u257f]", " ", error).split())
 
 
 def test_help_is_quick_and_imports_nothing_heavy():
@@ -314,7 +315,7 @@ def test_a_dry_run_counts_every_point_of_the_grid(capsys, tmp_path):
     few = ["--base", "mu/4", "--arms", "dpn", "--seeds", "2", "--epochs", "1", "--limit-train", "128"]
     assert main(["compare", *few, *tune, "--device", "cpu", "--dry-run", "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
-    assert "24 trials to run" in said
+    assert "16 trials to run" in said
     assert "Every arm is tried with 6 points of the grid." in said
     assert not (tmp_path / "out").exists()
 
@@ -429,7 +430,7 @@ def test_the_procedure_of_vtab(trial, capsys, tmp_path):
     assert main(["compare", "--from", str(start), *vtab, *few, *arms]) == 0
     said = capsys.readouterr().out
     assert "Images: 80 train, 20 val, " in said
-    assert "27 trials to run" in said
+    assert "18 trials to run" in said
 
 
 def test_what_finetune_refuses(trial, capsys, tmp_path):

@@ -233,7 +233,7 @@ def test_flip_mirrors_the_chosen_share() -> None:
 def test_normalization_is_the_recipes() -> None:
     split = digits().splits["train"]
     batch = epoch_of(with_(digits(), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7)))[0]
-    pixels = torch.from_numpy(split.store.stack[batch.index].copy()).double() / 255
+    pixels = torch.from_numpy(split.store.batch(batch.index.numpy())).double() / 255
     mean, std = (torch.tensor(v).double().view(3, 1, 1) for v in ([0.1, 0.2, 0.3], [0.5, 0.6, 0.7]))
     torch.testing.assert_close(batch.images.double(), (pixels - mean) / std, atol=1e-6, rtol=1e-6)
 
@@ -259,7 +259,7 @@ def test_evaluation_shows_every_image_in_order_unaugmented() -> None:
 def test_images_smaller_than_the_view_are_enlarged() -> None:
     batch = next(iter(digits("none", size=20).eval_batches("test", 5)))
     assert batch.images.shape == (5, 3, 20, 20)
-    assert digits("none", size=20).splits["test"].store.stack.shape[1:] == (3, 8, 8)
+    assert digits("none", size=20).splits["test"].store.batch(np.arange(2)).shape[1:] == (3, 8, 8)
     assert epoch_of(digits("random_resized", size=20))[0].images.shape == (32, 3, 20, 20)
 
 

@@ -1,10 +1,12 @@
 """The decoded-once store: in memory and on disk alike, atomic, repaired when damaged."""
 
+import errno
 import multiprocessing
 import os
 import subprocess
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -33,12 +35,20 @@ def records(root: Path) -> Records:
 
 
 def same(a: store_module.Store, b: store_module.Store) -> bool:
-    arrays = zip(a.index.to_arrays().values(), b.index.to_arrays().values(), strict=True)
-    return np.array_equal(a.pixels, b.pixels) and all(np.array_equal(x, y) for x, y in arrays)
+    arrays = [zip(*(vars(store.index)[name] for store in (a, b)), strict=True) for name in vars(a.index)]
+    return np.array_equal(a.pixels, b.pixels) and all(np.array_equal(x, y) for pairs in arrays for x, y in pairs)
 
 
-def cache_files(cache: Path) -> list[str]:
-    return sorted(path.name for path in cache.rglob("*") if path.is_file())
+def cache_files(cache: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in sorted(cache.rglob("*")) if path.is_file()}
+
+
+def forbid_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decoded(records: Records, *_: object):
+        assert not len(records), "nothing is left to decode"
+        return iter(())
+
+    monkeypatch.setattr(store_module, "_decoded", decoded)
 
 
 @pytest.mark.parametrize("geometry", [GEOMETRY, Geometry((8, 8), 0.5, whole=True)])
@@ -57,7 +67,7 @@ def test_memory_and_disk_hold_the_same(root: Path, tmp_path: Path, geometry: Geo
 
 def test_a_cache_is_not_decoded_again(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_store(records(root), GEOMETRY, 3, tmp_path)
-    monkeypatch.setattr(store_module, "build", None)
+    forbid_decoding(monkeypatch)
     open_store(records(root), GEOMETRY, 3, tmp_path)
 
 
@@ -70,11 +80,43 @@ def test_the_key_depends_on_all_that_decides_the_content(root: Path) -> None:
         cache_key(records(root), Geometry((8, 8), whole=True, shrink=False), 3),
         cache_key(records(root), Geometry((8, 8), resample="bilinear"), 3),
         cache_key(records(root), Geometry((8, 8), resample="big_vision"), 3),
-        cache_key(records(root).take(np.arange(5)), GEOMETRY, 3),
+        cache_key(records(root), None, 3),
     }
-    (root / "cat" / "000.png").write_bytes((root / "cat" / "001.png").read_bytes())
+    assert cache_key(records(root).take(np.arange(5)), GEOMETRY, 3) in keys, "splits share the cache of their source"
+    changed = root / "cat" / "000.png"
+    times = changed.stat()
+    changed.write_bytes(bytes(changed.stat().st_size))
+    os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))
     keys.add(cache_key(records(root), GEOMETRY, 3))
     assert len(keys) == 9
+
+
+def test_splits_of_one_source_decode_each_image_once(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = open_store(records(root), GEOMETRY, 3, None)
+    parts = [np.array(part) for part in ((7, 2, 5), (0, 4), (2, 3, 0, 9), (8, 1, 6))]
+    for part in parts:
+        store = open_store(records(root).take(part), GEOMETRY, 3, tmp_path)
+        kept = [int(np.flatnonzero(whole.index.kept == i)[0]) for i in part[store.index.kept]]
+        assert [store.image(i).tobytes() for i in range(len(store))] == [whole.image(i).tobytes() for i in kept]
+        np.testing.assert_array_equal(store.batch(np.arange(len(store))), [whole.image(i) for i in kept])
+    assert cache_files(tmp_path)["pixels.bin"] == whole.pixels.size
+    forbid_decoding(monkeypatch)
+    assert len(open_store(records(root), GEOMETRY, 3, tmp_path)) == len(whole)
+
+
+def test_images_are_looked_through_once(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(store_module, "FEW", 0)
+    found = open_store(records(root), None, 3, None).index
+    whole = open_store(records(root), GEOMETRY, 3, None).index
+    for name in ("kept", "native", "digests"):
+        np.testing.assert_array_equal(vars(found)[name], vars(whole)[name])
+    assert found.unreadable == whole.unreadable
+    forbid_decoding(monkeypatch)
+    np.testing.assert_array_equal(open_store(records(root), None, 3, None).index.native, whole.native)
+    assert cache_files(tmp_path / "home")["pixels.bin"] == 0
 
 
 def truncate(path: Path) -> None:
@@ -95,29 +137,66 @@ def test_a_damaged_cache_is_built_again(root: Path, tmp_path: Path, damage, file
     open_store(records(root), GEOMETRY, 3, cache)
     damage(next(cache.rglob(file)))
     assert same(open_store(records(root), GEOMETRY, 3, cache), whole)
-    assert same(read_cache(next(cache.iterdir())), whole)
-    assert cache_files(cache) == ["index.npz", "pixels.bin"]
+    assert same(read_cache(next(cache.iterdir()), records(root)), whole)
 
 
 def test_a_build_that_dies_leaves_nothing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dies(records: Records, geometry: Geometry, channels: int, out) -> None:
-        out.write(b"half of it")
+    def dies(records: Records, geometry: Geometry, channels: int):
+        yield from islice(decoded(records, geometry, channels), 3)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store_module, "build", dies)
+    decoded = store_module._decoded
+    monkeypatch.setattr(store_module, "_decoded", dies)
     with pytest.raises(KeyboardInterrupt):
         open_store(records(root), GEOMETRY, 3, tmp_path / "cache")
-    assert cache_files(tmp_path / "cache") == []
+    monkeypatch.setattr(store_module, "_decoded", decoded)
+    assert sum(cache_files(tmp_path / "cache").values()) == 0
 
 
-def test_remains_of_a_killed_build_are_removed_in_time(root: Path, tmp_path: Path) -> None:
-    key = cache_key(records(root), GEOMETRY, 3)
-    old, young, other = (tmp_path / name for name in (f"{key}.old", f"{key}.young", "other.old"))
-    for folder_, days in ((old, 9), (young, 1), (other, 9)):
-        folder_.mkdir()
-        os.utime(folder_, (0, time.time() - days * 24 * 3600))
-    open_store(records(root), GEOMETRY, 3, tmp_path)
-    assert (old.exists(), young.exists(), other.exists()) == (False, True, True)
+def test_remains_of_a_killed_process_are_written_over(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, decoded = [], store_module._decoded
+    monkeypatch.setattr(store_module, "_decoded", lambda some, *how: counts.append(len(some)) or decoded(some, *how))
+    half, whole = np.arange(5), open_store(records(root), GEOMETRY, 3, None)
+    open_store(records(root).take(half), GEOMETRY, 3, tmp_path)
+    with open(next(tmp_path.rglob("pixels.bin")), "ab") as pixels:
+        pixels.write(b"what a killed process has left")
+    assert same(open_store(records(root), GEOMETRY, 3, tmp_path), whole)
+    assert counts == [10, 5, 5]
+    assert cache_files(tmp_path)["pixels.bin"] == whole.pixels.size
+
+
+def test_a_full_disk(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(store_module.os, "fsync", full)
+    monkeypatch.setattr(store_module, "SMALL", 0)
+    assert not isinstance(open_store(records(root), GEOMETRY, 3, None).pixels, np.memmap)
+    with pytest.raises(UserError, match=r"cannot be written: No space left .* give another folder"):
+        open_store(records(root), GEOMETRY, 3, tmp_path / "cache")
+    assert sum(cache_files(tmp_path).get(name, 0) for name in ("pixels.bin", "index.npz")) == 0
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_caches_of_the_user_that_are_not_used_are_removed_in_time(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(store_module, "SMALL", 0)
+    cache = tmp_path / "vitmods" / "images"
+    old, young = cache / "old", cache / "young"
+    for other, days in ((old, 31), (young, 29)):
+        other.mkdir(parents=True)
+        os.utime(other, (0, time.time() - days * 24 * 3600))
+    open_store(records(root), GEOMETRY, 3, cache if given else None)
+    assert (old.exists(), young.exists()) == (given, True)
+    used = cache / cache_key(records(root), GEOMETRY, 3)
+    os.utime(used, (0, 0))
+    open_store(records(root), GEOMETRY, 3, cache)
+    assert time.time() - used.stat().st_mtime < 3600
 
 
 def _open_in_process(root: Path, cache: Path, barrier, results) -> None:
@@ -137,7 +216,7 @@ def test_processes_that_build_at_once_agree(root: Path, tmp_path: Path) -> None:
         process.join()
         assert process.exitcode == 0
     assert contents == {open_store(records(root), GEOMETRY, 3, None).pixels.tobytes()}
-    assert cache_files(tmp_path / "cache") == ["index.npz", "pixels.bin"]
+    assert cache_files(tmp_path / "cache")["pixels.bin"] == len(contents.pop())
 
 
 def test_all_but_small_sets_go_to_the_users_cache(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +252,7 @@ def test_processes_share_what_the_first_has_decoded(make_folder, tmp_path: Path)
     root = make_folder({"cat": 8, "dog": 8})
     script = (
         "import sys; from vitmods import data; from vitmods.data import store; from vitmods.recipes import plain;"
-        "store.SMALL = 0; store.build = store.build if sys.argv[2] == 'first' else None;"
+        "store.SMALL = 0; store._decoded = store._decoded if sys.argv[2] == 'first' else None;"
         "print(type(data.load(sys.argv[1], img_size=8, augment=plain().augment).splits['train'].store.pixels).__name__)"
     )
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "home")}
@@ -209,9 +288,9 @@ def test_verifying_a_large_cache_reads_a_part_of_it(
     content = bytearray(path.read_bytes())
     content[3 * 64] ^= 1  # in the second image
     path.write_bytes(bytes(content))
-    assert read_cache(path.parent) is None
+    assert read_cache(path.parent, records(root)) is None
     monkeypatch.setattr(store_module, "VERIFIED_BYTES", store.pixels.size // 2)
-    assert read_cache(path.parent) is not None
+    assert read_cache(path.parent, records(root)) is not None
 
 
 def test_an_empty_split(root: Path, tmp_path: Path) -> None:
@@ -219,12 +298,12 @@ def test_an_empty_split(root: Path, tmp_path: Path) -> None:
     for cache in (None, tmp_path):
         store = open_store(nothing, GEOMETRY, 3, cache)
         assert len(store) == 0
-        assert store.stack is None
+        assert store.batch(np.arange(0)) is None
 
 
-def test_images_of_one_shape_are_a_stack(root: Path) -> None:
-    assert open_store(records(root), GEOMETRY, 3, None).stack.shape == (9, 3, 8, 8)
+def test_images_of_one_shape_are_batched_at_once(root: Path) -> None:
+    assert open_store(records(root), GEOMETRY, 3, None).batch(np.array([3, 3, 8])).shape == (3, 3, 8, 8)
     Image.new("RGB", (30, 10)).save(root / "dog" / "wide.png")
     store = open_store(records(root), Geometry((8, 8), whole=True), 3, None)
-    assert store.stack is None
+    assert store.batch(np.arange(2)) is None
     assert store.image(9).shape == (3, 8, 24)

@@ -13,9 +13,11 @@ from vitmods.model.slots import NormConfig
 from vitmods.report import write_report
 from vitmods.report.advice import extended, what_now
 from vitmods.report.drawing import draw
-from vitmods.report.facts import thumbnails
+from vitmods.report.facts import differences, thumbnails
 from vitmods.report.figures import Line, axes_of, curve_panel
 from vitmods.report.figures import _common as common_points
+from vitmods.report.figures import _score_limits as score_limits
+from vitmods.report.page import Page, render
 from vitmods.report.svg import Inliner
 from vitmods.report.text import doubts, headline, holds
 from vitmods.stats.tables import signed
@@ -98,7 +100,7 @@ def test_every_arm_has_its_verdict_effect_and_cost(study, page):
         assert f"{arm.cost.train_step.ratio:.2f}×" in text
     assert "dpn and $x_1$ {{ 7*7 }} help; " in text
     assert "post hurts." in text
-    assert "+0.6 points (S/16)" in text, "the published gain stands beside ours"
+    assert re.search(r"Published gains beside ours .* dpn \+1\.\d\d \+0\.6 points \(S/16\)", text)
 
 
 def test_what_users_name_is_escaped(page):
@@ -122,8 +124,9 @@ def test_nothing_is_fetched_and_links_are_web_addresses(page):
 def test_ids_are_unique_and_references_resolve(page):
     ids = Loads(page).ids
     assert len(ids) == len(set(ids))
-    references = re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"|aria-labeledby=\"([^\"]+)\"", page)
-    assert references
+    references = re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"|aria-labelledby=\"([^\"]+)\"", page)
+    assert {"labelledby", "label", "hidden"} >= set(re.findall(r"aria-([a-z]+)=", page)), "no other name is known"
+    assert any(by for *_, by in references)
     assert {next(filter(None, groups)) for groups in references} <= set(ids)
 
 
@@ -142,6 +145,20 @@ def test_the_same_study_gives_the_same_page(study, page, tmp_path, monkeypatch):
 def test_failures_and_doubts_stand_before_the_numbers(study, page):
     assert page.index("post on MLP 1 of 5") < page.index('class="narrow"') < page.index("left out.")
     assert doubts(study)[0].startswith("Trials diverged or collapsed: post on MLP 1 of 5")
+
+
+def test_a_loss_within_the_margin_is_said(synthetic):
+    assert "pre+post hurts by less than the margin." in doubts(
+        synthetic.make_answer("study", seeds=16, diverge=[(4, 1)])
+    )
+
+
+def test_an_arm_without_a_verdict_is_not_passed_over(synthetic):
+    answer = synthetic.make_answer("study", arms=2)
+    left_out = dataclasses.replace(answer.arms[1], effect=None)
+    assert doubts(dataclasses.replace(answer, arms=(answer.arms[0], left_out))) == [
+        "dpn(after=false) has no verdict: a trial of it failed."
+    ]
 
 
 def test_what_all_intervals_share_is_one_line(study, synthetic):
@@ -336,6 +353,41 @@ def test_a_single_evaluation_is_a_dot_that_can_be_seen():
         line = Line("finished", points, points, points)
         svg = curve_panel("arm", [line], [line], axes_of([[line]])[0], TOP1, Inliner())
         assert ("<use" in svg) == dots
+
+
+def test_the_end_of_a_worse_arm_is_on_its_panel():
+    base = Line("finished", np.arange(10), np.arange(10), np.full(10, 97.0))
+    fell = Line("finished", np.arange(10), np.arange(10), np.linspace(95.0, 60.0, 10))
+    low, _ = score_limits([base], [fell], TOP1)
+    assert 50 < low < 60
+    low, _ = score_limits([base], [dataclasses.replace(fell, status="diverged")], TOP1)
+    assert low > 90, "a trial that diverged does not press the others flat"
+
+
+def test_a_norm_of_an_arm_is_one_readable_value():
+    base = {"width": 32, "final_norm": {"kind": "layer", "eps": 1e-6, "options": []}, "first_blocks": None}
+    token = {"kind": "dynamic_token", "eps": 1e-5, "options": [["init", "local"], ["band", None]]}
+    arm = {**base, "first_blocks": {"count": 2, "attn": {"before": token, "inner": None}}}
+    assert differences(base, arm) == [
+        ("first_blocks.count", "none", "2"),
+        ("first_blocks.attn.before", "none", "dynamic_token norm (eps 1e-05, init local, band none)"),
+    ]
+    (found,) = differences(base, {**base, "final_norm": {**base["final_norm"], "kind": "rms"}})
+    assert found == ("final_norm", "layer norm (eps 1e-06)", "rms norm (eps 1e-06)")
+
+
+def test_other_metrics_are_a_table_with_a_row_an_arm(study):
+    loss = Metric("loss", "loss", "loss", unit="", higher_is_better=False)
+    arms = [dataclasses.replace(arm, other_metrics={"loss": {0: 0.5, 1: 0.7}}) for arm in study.arms[1:]]
+    measured = dataclasses.replace(study, arms=(study.arms[0], *arms), other_metrics={"loss": loss})
+    rows = Page(measured).other_means
+    assert rows[0][0] == "base"
+    assert len(rows) == 1 + len(study.arms)
+    found = dict(rows)
+    assert found["base"] == found[study.arms[0].name] == ["–"]
+    assert found[arms[0].name] == [loss.shown(0.6)]
+    row = '<th scope="row">dpn(<wbr>after=false)</th><td>0.6000</td>'
+    assert row in render(measured), "a long name is broken at its punctuation"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in NORMS if kind != "layer"])

@@ -253,6 +253,8 @@ def test_a_dry_run_estimates_and_writes_nothing(tmp_path):
     assert 0 < estimate.total_s < 60
     assert "6 trials to run, 2 at a time" in str(estimate)
     assert max(map(len, str(estimate).splitlines())) <= 100
+    heading, base = (next(line for line in str(estimate).splitlines() if word in line) for word in ("arm ", "base "))
+    assert heading.index("arm") == base.index("base"), "the heading stands above its column"
 
 
 def test_a_dry_run_needs_no_folder():
@@ -466,3 +468,10 @@ def test_changed_images_are_counted(tmp_path):
     draw("test", "dog", 1, 2).unlink()
     with pytest.raises(UserError, match="a study of other images: since it began 1 added, 1 removed, 1 changed"):
         run(study, tmp_path / "out")
+
+
+def test_log_loss_is_known_beside_the_metric_and_on_the_same_images(finished):
+    result, _ = finished
+    assert "nll" in result.other_metrics
+    assert set(result.base.other_metrics["nll"]) == set(result.base.scores)
+    assert "Negative log-likelihood: mean difference, without a verdict" in result.report().read_text()

@@ -35,7 +35,8 @@ COMMANDS = {
 HELP = """\
 usage: vitmods COMMAND [OPTIONS]
 
-Which published design change helps a Vision Transformer on your images, and what does it cost?
+Which published design change helps a Vision Transformer on your images, and
+what does it cost?
 
 commands:
 {commands}
@@ -44,11 +45,11 @@ options:
   -h, --help  this text, or with a command its options, defaults and examples
   --version   print the version
   --debug     with any command: show the full traceback of an error
-  --plugin M  with any command: import the module or file M first, which adds norms, changes,
-              tasks and more; may be given several times
+  --plugin M  with any command: import the module or file M first, which adds
+              norms, changes, tasks and more; may be given several times
 
 examples:
-  vitmods compare                                     handwritten digits, no download, two minutes
+  vitmods compare     # handwritten digits, no download, a few minutes
   vitmods compare --data path/to/images --arms dpn rms dpn+rms --seeds 5
   vitmods data path/to/images
 """

@@ -245,8 +245,8 @@ class ImageDataset:
 
     def _centre_views(self, split: Split, index: Ints) -> Tensor:
         """Copies, uint8 (B, C, H, W)."""
-        if (stack := split.store.stack) is not None:
-            return split.geometry.view(torch.from_numpy(stack[index])).contiguous()
+        if (stack := split.store.batch(index)) is not None:
+            return split.geometry.view(torch.from_numpy(stack)).contiguous()
         pixels = (torch.from_numpy(split.store.image(i).copy())[None] for i in index.tolist())
         return torch.cat([split.geometry.view(image) for image in pixels])
 

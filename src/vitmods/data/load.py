@@ -1,11 +1,9 @@
 """load: from a spec to images that are ready to train on. check: the same look without training, for `vitmods data`."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
-import numpy as np
 from rich.cells import cell_len
 
 from vitmods.data.dataset import ImageDataset, Joint, Split
@@ -16,7 +14,7 @@ from vitmods.data.records import Records, printable
 from vitmods.data.sources import open_source
 from vitmods.data.split_file import groups_in
 from vitmods.data.splits import SplitOptions, make_splits
-from vitmods.data.store import Store, build, open_store
+from vitmods.data.store import Store, open_store
 from vitmods.data.stream import StreamSet, is_streamed, open_lazily
 from vitmods.data.summary import facts, problems, unreadable_text
 from vitmods.data.threads import cores
@@ -121,7 +119,7 @@ def _stop_on_problems(found: list[str], bad: list[dict[str, str]], spec: str) ->
         raise UserError(f"The images of {printable(spec)} cannot be used as they are.\n" + "\n".join(texts))
 
 
-_THUMB = Geometry((8, 8))
+_ANY = Geometry((8, 8))
 
 
 class Checked(NamedTuple):
@@ -142,11 +140,9 @@ def check(spec: str | Path, **split: Unpack[SplitOptions]) -> Checked:
     source = open_source(spec)
     records, origin = make_splits(source, **split)
     group_by = split.get("group_by") or groups_in(split.get("split_file"))
-    with open(os.devnull, "wb") as nowhere:
-        splits = {
-            name: _split(name, part, Store(np.empty(0, np.uint8), build(part, _THUMB, 3, nowhere)), _THUMB, group_by)
-            for name, part in records.items()
-        }
+    splits = {
+        name: _split(name, part, open_store(part, None, 3, None), _ANY, group_by) for name, part in records.items()
+    }
     found = problems(source, splits, group_by) + (source.verify() if source.verify else [])
     summary = facts(source, records, splits, origin) | {"problems": found}
     return Checked(summary, describe(summary))

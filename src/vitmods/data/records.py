@@ -31,8 +31,9 @@ ENDINGS = frozenset(
 class Records:
     """The images of one split, in an order that does not depend on the order of files on the disk.
 
-    ids name images for people and for splitting; stamps change whenever an image may have changed and key the cache;
-    fetch(keys[i]) returns image i and raises if it cannot. Labels are (n,) positions in the source's classes.
+    ids name images for people and for splitting; fetch(keys[i]) returns image i and raises if it cannot. Labels are
+    (n,) positions in the classes. stamps: of all images of the part of the source that these were taken from, one
+    each, which changes whenever that image may have changed; they key the cache. rows (n,): where among them each is.
     label_sets: where several classes are right for an image, or it has several labels, all of them, for each image.
 
     Where a source knows more without reading an image: shards (n,), the number of the file that each lies in, one
@@ -50,10 +51,13 @@ class Records:
     native: NDArray[np.int64] | None = None
     digests: NDArray[np.uint8] | None = None
     sequential: bool = False
+    rows: NDArray[np.int64] = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
+        if self.rows is None:
+            object.__setattr__(self, "rows", np.arange(len(self.stamps)))
         known = [column for column in (self.shards, self.native, self.digests) if column is not None]
-        assert {len(self.labels), len(self.stamps), len(self.keys), *map(len, known)} == {len(self.ids)}
+        assert {len(self.labels), len(self.rows), len(self.keys), *map(len, known)} == {len(self.ids)}
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -64,7 +68,7 @@ class Records:
             self,
             ids=tuple(self.ids[i] for i in index),
             labels=self.labels[index],
-            stamps=tuple(self.stamps[i] for i in index),
+            rows=self.rows[index],
             keys=self.keys[index],
             shards=None if self.shards is None else self.shards[index],
             native=None if self.native is None else self.native[index],
@@ -107,7 +111,7 @@ def joined(*parts: Records) -> Records:
     return Records(
         ids=tuple(name for part in parts for name in part.ids),
         labels=np.concatenate([part.labels for part in parts]),
-        stamps=tuple(stamp for part in parts for stamp in part.stamps),
+        stamps=tuple(part.stamps[row] for part in parts for row in part.rows),
         fetch=fetch,
         keys=np.arange(starts[-1]),
     )

@@ -1,22 +1,22 @@
-"""Images decoded once: uint8, in memory when the set is small, otherwise a memory-mapped file that all processes share.
+"""Images decoded once: uint8, in memory where a split is small, otherwise in a mapped file that all processes share.
 
-A cache is a folder named by a hash of everything that decides its content. It is written under a temporary name and
-renamed when complete, so a reader never sees half of one; of two processes that build the same, the first wins and the
-second uses its. Sizes and checksums are verified when it is opened, and a damaged one is built again.
+A cache is a folder for one part of a source, as it was found, at one geometry: its name is a hash of the two. Splits
+that are made of the part, its folds and limits share it. What it lacks is decoded by one process at a time and
+appended, and the table of what it has is replaced when the pixels are on the disk. So readers, which need no lock, see
+whole images only, and a process that is killed loses no more than it has appended.
 """
 
 import io
 import json
 import os
 import shutil
-import tempfile
 import time
 import warnings
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, fields
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -24,33 +24,48 @@ from typing import Any, BinaryIO, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
+from filelock import FileLock, Timeout
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from vitmods.data.geometry import Geometry
 from vitmods.data.read import Unreadable, decode, digest
-from vitmods.data.records import Records, printable
+from vitmods.data.records import Raw, Records, printable
 from vitmods.data.threads import cores
 from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
-from vitmods.util.files import progress_console
+from vitmods.util.files import progress_console, write_atomically
 
-SMALL = 1 << 24  # bytes: a split of so few is decoded in each process; of others all processes map one file
+SMALL = 1 << 20  # bytes: a split of so few is decoded in each process; of others all processes map one file
+FEW = 1000  # images that are looked through in each process, where their pixels are not kept
 MEMORY_LIMIT = 1 << 30  # bytes: a split of more is not kept in memory where no file can be written
-VERIFIED_BYTES = 1 << 30  # when a cache is opened: all of most caches, evenly spread images of larger ones
-SAMPLED = 16  # images that are read to estimate what all will take, and to know them again
-ABANDONED_AFTER = 7 * 24 * 3600  # seconds
-_FORMAT = "vitmods images 2"
+VERIFIED_BYTES = 1 << 28  # when a cache is opened: all of most caches, evenly spread images of larger ones
+SAMPLED = 16  # images that are read to estimate what all will take, and to see that a cache is of these images
+UNUSED_AFTER = 30 * 24 * 3600  # seconds, after which a cache in the user's folder makes room for others
+_FORMAT = "vitmods images 3"
 _CHUNK = 512  # images in flight: bounds the memory of decoded images that wait to be written
 _SHOW_PROGRESS = 5000  # images; fewer are read before a progress bar could be seen
+_NOTICE_S = 3.0  # who waits for another process for longer is told
+_UNKNOWN, _READABLE, _UNREADABLE = range(3)
+_ROW = np.dtype(
+    [
+        ("state", "i1"),
+        ("offset", "<i8"),
+        ("shape", "<i8", (3,)),
+        ("native", "<i8", (2,)),
+        ("crc", "<i8"),
+        ("digest", "u1", (16,)),
+    ]
+)
 
 
 @dataclass(frozen=True)
 class Index:
     """Where the m readable images of n records lie, and what they are.
 
-    kept (m,): positions in the records; shapes (m, 3): C, H, W as stored; offsets (m + 1,): bytes; native (m, 2):
-    height and width before resizing; crc (m,): checksum of the stored pixels; digests (m, 16): hash of the source's
-    bytes; unreadable: (position, reason) of the others.
+    kept (m,): positions in the records; shapes (m, 3): C, H, W as stored; offsets (m,): bytes; native (m, 2): height
+    and width before resizing; crc (m,): checksum of the stored pixels; digests (m, 16): hash of the source's bytes;
+    unreadable: (position, reason) of the others.
     """
 
     kept: NDArray[np.int64]
@@ -61,66 +76,68 @@ class Index:
     digests: NDArray[np.uint8]
     unreadable: tuple[tuple[int, str], ...]
 
-    def to_arrays(self) -> dict[str, NDArray[np.generic]]:
-        """Plain arrays, for np.savez."""
-        reasons = np.frombuffer(json.dumps(self.unreadable).encode(), dtype=np.uint8)
-        return {**vars(self), "unreadable": reasons}
+
+@dataclass
+class _Table:
+    """What is known of each image of a part: a _ROW each, and by position why some are unreadable. end: bytes."""
+
+    rows: NDArray[Any]
+    reasons: dict[int, str]
+    end: int = 0
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> "Index":
-        """Inverse of to_arrays. Raises KeyError or ValueError on others."""
-        reasons = json.loads(arrays["unreadable"].tobytes())
-        columns = {field.name: arrays[field.name] for field in fields(cls) if field.name != "unreadable"}
-        return cls(**columns, unreadable=tuple((position, reason) for position, reason in reasons))
+    def of(cls, count: int) -> "_Table":
+        return cls(np.zeros(count, _ROW), {})
+
+    def lacks(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these (n,) are not known."""
+        unknown: NDArray[np.bool_] = self.rows["state"][rows] == _UNKNOWN
+        return unknown
+
+    def index(self, rows: NDArray[np.int64]) -> Index:
+        """Of the images in these rows (n,)."""
+        chosen = self.rows[rows]
+        kept = np.flatnonzero(chosen["state"] == _READABLE)
+        shape, offset, native, crc, digests = (
+            np.ascontiguousarray(chosen[name][kept]) for name in ("shape", "offset", "native", "crc", "digest")
+        )
+        bad = np.flatnonzero(chosen["state"] == _UNREADABLE).tolist()
+        return Index(kept, shape, offset, native, crc, digests, tuple((i, self.reasons[int(rows[i])]) for i in bad))
+
+    def add(self, records: Records, geometry: Geometry | None, channels: int, out: BinaryIO) -> None:
+        """Decode those of the records that are not known, and append them to `out`."""
+        lacking = records.take(np.flatnonzero(self.lacks(records.rows)))
+        for row, result in zip(lacking.rows.tolist(), _decoded(lacking, geometry, channels), strict=True):
+            if isinstance(result, str):
+                self.rows[row]["state"], self.reasons[row] = _UNREADABLE, result
+                continue
+            out.write(result.pixels.data)
+            sums = zlib.crc32(result.pixels.data), np.frombuffer(result.digest, np.uint8)
+            self.rows[row] = (_READABLE, self.end, result.shape, result.native, *sums)
+            self.end += result.pixels.size
 
 
-def build(records: Records, geometry: Geometry, channels: int, out: BinaryIO) -> Index:
-    """Write the stored form of all readable images to `out`, in the records' order."""
-    rows: list[_Row] = []
-    kept: list[int] = []
-    unreadable: list[tuple[int, str]] = []
-    for position, result in enumerate(_decoded(records, geometry, channels)):
-        if isinstance(result, str):
-            unreadable.append((position, result))
-            continue
-        row, pixels = result
-        out.write(pixels.data)
-        rows.append(row)
-        kept.append(position)
-    shapes = np.array([row.shape for row in rows], dtype=np.int64).reshape(-1, 3)
-    return Index(
-        kept=np.array(kept, dtype=np.int64),
-        shapes=shapes,
-        offsets=np.concatenate([[0], np.cumsum(shapes.prod(axis=1))]).astype(np.int64),
-        native=np.array([row.native for row in rows], dtype=np.int64).reshape(-1, 2),
-        crc=np.array([row.crc for row in rows], dtype=np.int64),
-        digests=np.frombuffer(b"".join(row.digest for row in rows), dtype=np.uint8).reshape(-1, 16),
-        unreadable=tuple(unreadable),
-    )
-
-
-class _Row(NamedTuple):
+class _Decoded(NamedTuple):
+    pixels: NDArray[np.uint8]
     shape: tuple[int, ...]
-    native: tuple[int, int]
-    crc: int
+    native: tuple[int, ...]
     digest: bytes
 
 
-_Result = tuple[_Row, NDArray[np.uint8]] | str
+_NO_PIXELS = np.empty(0, np.uint8)
 
 
-def _decoded(records: Records, geometry: Geometry, channels: int) -> Iterator[_Result]:
-    """Each record's row and pixels, or the reason why it cannot be read, in order."""
+def _decoded(records: Records, geometry: Geometry | None, channels: int) -> "Iterator[_Decoded | str]":
+    """Each record as it is stored (without geometry: without its pixels), or why it cannot be read, in order."""
 
-    def one(position: int) -> _Result:
+    def one(position: int) -> "_Decoded | str":
         try:
             raw = records.fetch(int(records.keys[position]))
             image = decode(raw, channels)
         except Unreadable as error:
             return str(error)
-        stored = np.ascontiguousarray(geometry.store(image))
-        native = (image.shape[1], image.shape[2])
-        return _Row(stored.shape, native, zlib.crc32(stored.data), digest(raw)), stored
+        kept = image if geometry is None else np.ascontiguousarray(geometry.store(image))
+        return _Decoded(_NO_PIXELS if geometry is None else kept, kept.shape, image.shape[1:], digest(raw))
 
     # PIL warns of large images and odd metadata; what matters is reported as a reason.
     with warnings.catch_warnings(), ThreadPoolExecutor(cores()) as pool:
@@ -141,7 +158,7 @@ def _progress(chunks: range, images: int) -> "Iterator[int]":
 
 @dataclass(frozen=True)
 class Store:
-    """The readable images of one split: i is pixels[offsets[i]:offsets[i + 1]], of shape shapes[i] (C, H, W)."""
+    """The readable images of one split: i begins at pixels[offsets[i]] and has the shape shapes[i] (C, H, W)."""
 
     pixels: NDArray[np.uint8]
     index: Index
@@ -151,133 +168,173 @@ class Store:
 
     def image(self, i: int) -> NDArray[np.uint8]:
         """Image i (C, H, W), a view of the store."""
-        start, end = self.index.offsets[i : i + 2]
-        return self.pixels[start:end].reshape(self.index.shapes[i])
+        start, shape = int(self.index.offsets[i]), self.index.shapes[i]
+        return self.pixels[start : start + int(shape.prod())].reshape(shape)
+
+    def batch(self, index: NDArray[np.int64]) -> NDArray[np.uint8] | None:
+        """Copies (B, C, H, W) of these images if all of the split share one shape, otherwise None."""
+        if self._windows is None:
+            return None
+        return self._windows[self.index.offsets[index]].reshape(-1, *self.index.shapes[0])
 
     @cached_property
-    def stack(self) -> NDArray[np.uint8] | None:
-        """All images (n, C, H, W) as a view if they share one shape, otherwise None."""
+    def _windows(self) -> NDArray[np.uint8] | None:
+        """At each byte of the pixels the image that would begin there, a view; None where images differ in shape."""
         shapes = self.index.shapes
         if not len(self) or (shapes != shapes[0]).any():
             return None
-        return self.pixels.reshape(len(self), *shapes[0])
+        return sliding_window_view(self.pixels, int(shapes[0].prod()))
 
 
-def open_store(records: Records, geometry: Geometry, channels: int, cache_dir: Path | None) -> Store:
-    """The records' images, read now or taken from a cache.
+def open_store(records: Records, geometry: Geometry | None, channels: int, cache_dir: Path | None) -> Store:
+    """The records' images, read now or taken from a cache. Without geometry they are looked through, and what they are
+    is kept, not their pixels.
 
-    With cache_dir they are kept there for later runs and other processes. Without, they go to the user's cache folder;
-    but those that take no more than SMALL stay in memory, and so do those that take no more than MEMORY_LIMIT where
-    nothing can be written there. Raises UserError if a cache cannot be written.
+    With cache_dir they are kept there for later runs and other processes. Without, they go to the user's cache folder,
+    where caches that were not used for UNUSED_AFTER are removed; but those that take no more than SMALL stay in memory,
+    and so do those that take no more than MEMORY_LIMIT where nothing can be written there. Raises UserError if a cache
+    cannot be written.
     """
-    size = estimate(records, geometry, channels) if cache_dir is None else 0
-    if cache_dir is None and size <= SMALL:
+    size = estimate(records, geometry, channels) if geometry is not None and cache_dir is None else 0
+    if cache_dir is None and (size <= SMALL if geometry is not None else len(records) <= FEW):
         return _in_memory(records, geometry, channels)
     try:
-        folder = (cache_dir or user_cache()) / cache_key(records, geometry, channels)
-        if (store := read_cache(folder)) is not None:
-            return store
-        _write_cache(folder, records, geometry, channels)
-    except (OSError, UserError) as error:
-        if cache_dir is None and size <= MEMORY_LIMIT:
+        folder = (cache_dir or user_cache() / "images") / cache_key(records, geometry, channels)
+        return read_cache(folder, records) or _completed(folder, records, geometry, channels, cache_dir is None)
+    except (OSError, UserError, NotImplementedError) as error:  # the last: a file system without locks
+        if geometry is None or (cache_dir is None and size <= MEMORY_LIMIT):
             return _in_memory(records, geometry, channels)
-        if isinstance(error, UserError):
-            raise
+        reason = getattr(error, "strerror", None) or str(error)
         raise UserError(
-            f"The image cache {printable(str(folder))} cannot be written: {error.strerror}. "
-            "Free some space or give another folder as cache_dir."
+            f"The image cache {printable(str(folder.parent))} cannot be written: {reason.rstrip('.')}. Free some space "
+            "(caches may be deleted at any time), or give another folder as cache_dir (--cache-dir)."
         ) from error
-    store = read_cache(folder)
-    assert store is not None, f"the cache {folder} was written and cannot be read back"
-    return store
 
 
-def _in_memory(records: Records, geometry: Geometry, channels: int) -> Store:
-    memory = io.BytesIO()
-    index = build(records, geometry, channels, memory)
-    return Store(np.frombuffer(memory.getbuffer(), dtype=np.uint8), index)
+def _in_memory(records: Records, geometry: Geometry | None, channels: int) -> Store:
+    memory, table = io.BytesIO(), _Table.of(len(records.stamps))
+    table.add(records, geometry, channels, memory)
+    return Store(np.frombuffer(memory.getbuffer(), dtype=np.uint8), table.index(records.rows))
 
 
-def cache_key(records: Records, geometry: Geometry, channels: int) -> str:
-    """A name for the cache of these images at this geometry: of their stamps, and of the bytes of some, since two
-    sources may have the same stamps."""
+def cache_key(records: Records, geometry: Geometry | None, channels: int) -> str:
+    """A name for the cache of the part that the records were taken from."""
     content = [_FORMAT, repr(geometry), str(channels), *records.stamps]
-    for key in records.some(SAMPLED).keys:
-        with suppress(Unreadable):
-            content.append(digest(records.fetch(int(key))).hex())
     return sha256("\0".join(content).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
-def read_cache(folder: Path) -> Store | None:
-    """The cache in this folder, or None where there is none that is whole."""
-    try:
-        with np.load(folder / "index.npz", allow_pickle=False) as arrays:
-            index = Index.from_arrays(dict(arrays))
-        size = int(index.offsets[-1])
-        if os.path.getsize(folder / "pixels.bin") != size:
-            return None
-        pixels = np.memmap(folder / "pixels.bin", np.uint8, "r") if size else np.empty(0, np.uint8)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zlib.error, BadZipFile):
+def read_cache(folder: Path, records: Records) -> Store | None:
+    """The records' images from the cache in this folder, or None where it has not all of them, or is damaged."""
+    table = _read_table(folder)
+    if table is None or table.lacks(records.rows).any():
         return None
-    store = Store(pixels, index)
-    return store if _intact(store) else None
+    try:
+        pixels = np.memmap(folder / "pixels.bin", np.uint8, "r", shape=(table.end,)) if table.end else _NO_PIXELS
+    except (OSError, ValueError):
+        return None
+    store = Store(pixels, table.index(records.rows))
+    if not (_is_of(records, store.index) and (not table.end or _intact(store))):
+        return None
+    with suppress(OSError):  # when it was used last
+        os.utime(folder)
+    return store
 
 
 def estimate(records: Records, geometry: Geometry, channels: int) -> int:
     """Bytes: images kept whole are taken to be 3:2, and originals as large as some of them are on average."""
     if geometry.whole and not geometry.shrink:
-        return int(len(records) * _mean_size(records, channels))
+        sizes = []
+        for _, raw in _some(records):
+            with suppress(Unreadable):
+                sizes.append(decode(raw, channels).size)
+        return int(len(records) * np.mean(sizes)) if sizes else 0
     height, width = geometry.cover if geometry.whole else geometry.size
     return int(len(records) * channels * height * width * (1.5 if geometry.whole else 1))
 
 
-def _mean_size(records: Records, channels: int) -> float:
-    sizes = []
-    for key in records.some(SAMPLED).keys:
+def _some(records: Records) -> Iterator[tuple[int, Raw]]:
+    """A few of the images that can be fetched, by their rows."""
+    some = records.some(SAMPLED)
+    for row, key in zip(some.rows.tolist(), some.keys.tolist(), strict=True):
         with suppress(Unreadable):
-            sizes.append(decode(records.fetch(int(key)), channels).size)
-    return float(np.mean(sizes)) if sizes else 0.0
+            yield row, records.fetch(key)
+
+
+def _read_table(folder: Path) -> _Table | None:
+    """None where there is none, or it or its pixels are cut off."""
+    try:
+        with np.load(folder / "index.npz", allow_pickle=False) as arrays:
+            reasons = {int(row): reason for row, reason in json.loads(arrays["reasons"].tobytes()).items()}
+            table = _Table(arrays["rows"], reasons, int(arrays["end"]))
+        whole = table.rows.dtype == _ROW and os.path.getsize(folder / "pixels.bin") >= table.end
+    except (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, zlib.error, BadZipFile):
+        return None
+    return table if whole else None
+
+
+def _is_of(records: Records, index: Index) -> bool:
+    """Whether the bytes of some images are what they were: two sources may have the same stamps."""
+    known = dict(zip(records.rows[index.kept].tolist(), index.digests, strict=True))
+    return all(digest(raw) == known[row].tobytes() for row, raw in _some(records) if row in known)
 
 
 def _intact(store: Store) -> bool:
-    step = 1 + store.pixels.size // VERIFIED_BYTES
-    checked = range(0, len(store), step)
-    return all(zlib.crc32(store.image(i).data) == store.index.crc[i] for i in checked)
+    step = 1 + int(store.index.shapes.prod(axis=1).sum()) // VERIFIED_BYTES
+    return all(zlib.crc32(store.image(i).data) == store.index.crc[i] for i in range(0, len(store), step))
 
 
-def _write_cache(folder: Path, records: Records, geometry: Geometry, channels: int) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_remains(folder)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.", ignore_cleanup_errors=True) as name:
-        building = Path(name) / "cache"
-        building.mkdir()
-        with open(building / "pixels.bin", "wb") as pixels:
-            index = build(records, geometry, channels, pixels)
-            _sync(pixels.fileno())
-        with open(building / "index.npz", "wb") as file:
-            np.savez(file, **index.to_arrays())  # type: ignore[arg-type]
-            _sync(file.fileno())
-        _publish(building, folder, Path(name) / "damaged")
+def _completed(folder: Path, records: Records, geometry: Geometry | None, channels: int, users: bool) -> Store:
+    """The same once the cache has all of them. users: whether it lies in the user's cache folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        if users:
+            _remove_unused(folder)
+        for _ in range(3):  # a cache that lacks some, then shows damage, then is made anew
+            if (store := read_cache(folder, records)) is not None:
+                return store
+            table = _read_table(folder)
+            if table is None or not table.lacks(records.rows).any():
+                table = _Table.of(len(records.stamps))
+                for name in ("index.npz", "pixels.bin"):  # a new file: other processes may have mapped the old one
+                    (folder / name).unlink(missing_ok=True)
+            _append(folder, table, records, geometry, channels)
+    raise UserError(f"what is written to {printable(str(folder))} is not what is read there: check the disk")
 
 
-def _remove_remains(folder: Path) -> None:
-    """Unfinished builds of this cache whose process was killed; younger ones may still be at work."""
-    for remains in folder.parent.glob(f"{folder.name}.*"):
-        if time.time() - remains.stat().st_mtime > ABANDONED_AFTER:
-            shutil.rmtree(remains, ignore_errors=True)
-
-
-def _publish(building: Path, folder: Path, damaged: Path) -> None:
-    """Give the finished cache its name, unless another process was faster; a damaged one of that name is removed."""
+def _append(folder: Path, table: _Table, records: Records, geometry: Geometry | None, channels: int) -> None:
+    end = table.end
     try:
-        os.rename(building, folder)
-    except OSError:
-        if read_cache(folder) is not None:
-            return
-        os.rename(folder, damaged)
-        os.rename(building, folder)
-        shutil.rmtree(damaged, ignore_errors=True)
+        with open(folder / "pixels.bin", "ab") as pixels:
+            pixels.truncate(end)  # what a killed process has left
+            table.add(records, geometry, channels, pixels)
+            pixels.flush()
+            os.fsync(pixels.fileno())
+        reasons = np.frombuffer(json.dumps(table.reasons).encode(), np.uint8)
+        columns = {"rows": table.rows, "end": np.array(table.end), "reasons": reasons}
+        write_atomically(folder / "index.npz", lambda file: np.savez(file, **columns))  # type: ignore[arg-type]
+    except BaseException:
+        with suppress(OSError):
+            os.truncate(folder / "pixels.bin", end)  # make room again
+        raise
 
 
-def _sync(descriptor: int) -> None:
-    os.fsync(descriptor)
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    lock = FileLock(folder / "lock")
+    try:
+        lock.acquire(timeout=_NOTICE_S)
+    except Timeout:
+        progress_console().print("Another process is reading these images: waiting for it.")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _remove_unused(folder: Path) -> None:
+    """Caches beside this one that were not used for long."""
+    for other in folder.parent.iterdir():
+        with suppress(OSError):
+            if time.time() - other.stat().st_mtime > UNUSED_AFTER and other != folder:
+                shutil.rmtree(other)

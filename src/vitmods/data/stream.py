@@ -4,12 +4,9 @@ All is as for a set that is kept, to the bit, but the order of training images: 
 read one after the other in a random order, and images change places only with others nearby (a shuffle buffer).
 """
 
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +17,10 @@ from vitmods.data.geometry import Geometry
 from vitmods.data.read import Unreadable, decode
 from vitmods.data.records import Records, Streaming, printable
 from vitmods.data.sampler import shard_order
-from vitmods.data.store import Index, Store, build, cache_key, estimate
-from vitmods.util.cache import user_cache
+from vitmods.data.store import Index, Store, estimate, open_store
 from vitmods.util.errors import UserError
-from vitmods.util.files import write_atomically
 
 STREAM_ABOVE = 64 << 30  # bytes; a larger split, decoded, is not kept unless asked for
-_AS_IT_IS = Geometry((1 << 20, 1 << 20), whole=True)  # nothing is that large, so nothing is resized
 
 
 @dataclass(frozen=True)
@@ -45,8 +39,7 @@ class LazyStore(Store):
             name = printable(self.records.ids[i])
             raise UserError(f"{name} cannot be read any more: {error}. Repair it and go on.") from error
 
-    @property
-    def stack(self) -> None:
+    def batch(self, index: Ints) -> None:
         """There is none: the images are not kept."""
         return None
 
@@ -74,8 +67,8 @@ def is_streamed(how: Streaming, splits: Mapping[str, tuple[Records, Geometry]], 
 
 def open_lazily(records: Records, geometry: Geometry, channels: int, cache_dir: Path | None) -> LazyStore:
     """The records' images, to be decoded when they are needed. Which can be read is known from the source, or found
-    out now by decoding each once; the outcome is kept in the cache."""
-    index = _known(records) or _looked_through(records, cache_dir)
+    out now by decoding each once."""
+    index = _known(records) or open_store(records, None, 3, cache_dir).index
     return LazyStore(np.empty(0, np.uint8), index, records.take(index.kept), geometry, channels)
 
 
@@ -86,21 +79,9 @@ def _known(records: Records) -> Index | None:
     return Index(
         kept=np.arange(n),
         shapes=np.concatenate([np.full((n, 1), 3), records.native], axis=1),
-        offsets=np.zeros(n + 1, dtype=np.int64),
+        offsets=np.zeros(n, dtype=np.int64),
         native=records.native[records.native.min(axis=1, initial=1) > 0],
         crc=np.zeros(n, dtype=np.int64),
         digests=records.digests,
         unreadable=(),
     )
-
-
-def _looked_through(records: Records, cache_dir: Path | None) -> Index:
-    cached = (cache_dir or user_cache()) / f"{cache_key(records, _AS_IT_IS, 3)}.npz"
-    with suppress(OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile), np.load(cached) as arrays:
-        return Index.from_arrays(dict(arrays))
-    with open(os.devnull, "wb") as nowhere:
-        index = build(records, _AS_IT_IS, 3, nowhere)
-    with suppress(OSError, UserError):  # what cannot be kept is found out again
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(cached, lambda file: np.savez(file, **index.to_arrays()))  # type: ignore[arg-type]
-    return index

@@ -76,7 +76,7 @@ def corruption_error(outputs: ModelOutputs, corrupt: Corrupt = corrupt) -> Proto
     it. Intervals are over images: an image counts once, with the mean over all its corrupted forms.
 
     Args:
-        subject: the model and the images.
+        outputs: what the model says of the images.
         corrupt: as `vitmods.data.corruptions.corrupt`.
     """
     names = corruptions_of(outputs.options)

@@ -5,7 +5,7 @@
   patch projection. BatchNorm in evaluation is such a gain and bias altogether, and leaves its slot.
 - BatchNorm behind a map, as in convolutional stems, goes into that map.
 - Factors of heads go into the output projection.
-- Parallel branches become one block with the heads and hidden layers of all (``widen``).
+- Parallel branches become one block with the heads and hidden layers of all (``merge_branches``).
 - LayerScale behind a map: ``s (W h + c) = (s W) h + s c``; behind a norm on the branch it goes into that norm's gain.
 
 The final norm stays, so that features are the same as well as logits. The arithmetic is in float64, rounded once.
@@ -58,7 +58,7 @@ def fold(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
     return edited, new
 
 
-def widen(config: ViTConfig, weights: "Weights", branches: int) -> "tuple[ViTConfig, Weights] | None":
+def merge_branches(config: ViTConfig, weights: "Weights", branches: int) -> "tuple[ViTConfig, Weights] | None":
     """Every ``branches`` blocks of a folded sequential model, as the parallel branches that they stand for, in one
     block: their norms are alike without gains, so that their heads are those of one attention and their hidden layers
     one. None where something else stands between (or may: settings that this does not know)."""

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from vitmods.adapters.apply import as_vit, verify
-from vitmods.fast.fold import fold, widen
+from vitmods.fast.fold import fold, merge_branches
 from vitmods.fast.packed import PackedLinear
 from vitmods.layers import LayerNorm, Mlp
 from vitmods.model.branch_names import parallel_name, sequential_name
@@ -34,8 +34,8 @@ def optimize_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -
     branches = old.vit_config.parallel
     named = {sequential_name(name, branches): value for name, value in old.state_dict().items()}
     folded, weights = fold(old.vit_config.unrolled, named)
-    wide = widen(folded, weights, branches) if branches > 1 else None
-    config, weights = wide or (folded.rolled(branches), weights)
+    merged = merge_branches(folded, weights, branches) if branches > 1 else None
+    config, weights = merged or (folded.rolled(branches), weights)
     reference = next(old.parameters())
     new = ViT(config).to(device=reference.device, dtype=reference.dtype)
     new.load_state_dict({parallel_name(name, config.parallel): value for name, value in weights.items()})

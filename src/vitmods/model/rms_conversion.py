@@ -93,7 +93,7 @@ def rms_weights(weights: "Weights", config: ViTConfig) -> "Weights":
     new = dict(weights)
     tokens = {"pos_embed": config.position == "learn", "cls_token": config.class_token, "reg_token": config.reg_tokens}
     for name in (name for name, present in tokens.items() if present):
-        new[name] = _centred(_double(_take(new, name)), -1).to(new[name])
+        new[name] = _centered(_double(_take(new, name)), -1).to(new[name])
     _centre_map(new, "patch_embed.proj", "")
     _centre_norm(new, "patch_embed.norm", "")
     _centre_norm(new, "norm_pre", "")
@@ -124,7 +124,7 @@ def _double(values: "Tensor") -> "Tensor":
     return values.cpu().double()  # some devices have no float64
 
 
-def _centred(values: "Tensor", channels: int) -> "Tensor":
+def _centered(values: "Tensor", channels: int) -> "Tensor":
     return values - values.mean(channels, keepdim=True)
 
 
@@ -139,13 +139,13 @@ def _centre_map(weights: "Weights", name: str, gain: str) -> None:
     for key in (f"{name}.weight", f"{name}.bias"):
         if key in weights:
             channels_last = _double(weights[key]).movedim(0, -1)
-            weights[key] = (_centred(channels_last * before, -1) / after).movedim(-1, 0).to(weights[key])
+            weights[key] = (_centered(channels_last * before, -1) / after).movedim(-1, 0).to(weights[key])
 
 
 def _centre_norm(weights: "Weights", name: str, gain: str) -> None:
     _check_even(weights, f"{name}.weight", gain)
     if f"{name}.bias" in weights:
-        weights[f"{name}.bias"] = _centred(_double(weights[f"{name}.bias"]), 0).to(weights[f"{name}.bias"])
+        weights[f"{name}.bias"] = _centered(_double(weights[f"{name}.bias"]), 0).to(weights[f"{name}.bias"])
 
 
 def _check_even(weights: "Weights", *names: str) -> None:

@@ -171,7 +171,7 @@ def _forward(
     grid, heads = layout.grid, layout.heads
     mean, var = _token_statistics(x, layout.unbiased)
     center = x.mean(1, keepdim=True)
-    xc = _centred(x, center, layout)
+    xc = _centered(x, center, layout)
     square = xc * xc
     m = rows(py, columns(px, xc))
     v = rows(py, columns(px, square)).addcmul_(m, m, value=-1).clamp_min_(0)
@@ -190,7 +190,7 @@ def _gradients(grad: Tensor, saved: tuple[Tensor, ...], layout: Layout) -> tuple
     lm, lv = mix_mean.view(-1, 1, 1, 1, 1), mix_var.view(-1, 1, 1, 1, 1)
 
     # Forward once more; the products over columns are needed for the gradient of py anyway.
-    xc = _centred(x, center, layout)
+    xc = _centered(x, center, layout)
     square = xc * xc
     zm, zq = columns(px, xc), columns(px, square)
     m = rows(py, zm)
@@ -234,7 +234,7 @@ def _heads_copy(x: Tensor, grid: Grid, heads: int) -> Tensor:
     return to_heads(x, grid, heads).clone(memory_format=torch.contiguous_format)
 
 
-def _centred(x: Tensor, center: Tensor, layout: Layout) -> Tensor:
+def _centered(x: Tensor, center: Tensor, layout: Layout) -> Tensor:
     """(B, T, C) minus (B, 1, C) -> (H, columns, rows, B, D)"""
     return _heads_copy(x, layout.grid, layout.heads).sub_(to_heads(center, (1, 1), layout.heads))
 

@@ -154,7 +154,7 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one trial is trained: its length and batches, and five parts. Every field is read by the code.
+    """How one trial is trained: its length and batches, and five parts.
 
     Fields of the parts have one name each, so that they are set by it: `recipe.with_(lr=1e-4, crop="none")`, on the
     command line `--lr 1e-4 --crop none`; `optimizer="sgd"` sets the name of that part.
@@ -211,7 +211,7 @@ class Recipe:
                 own[name] = value
                 continue
             part, leaf, _ = fields_by_name()[name]
-            (parts.setdefault(part, {}) if part else own)[leaf] = _tupled(value)
+            (parts.setdefault(part, {}) if part else own)[leaf] = tupled(value)
         unknown = sorted(set(own) - {each.name for each in dataclasses.fields(self)})
         if unknown:
             raise UserError(f"A recipe has no field {unknown[0]!r}. {nearest(unknown[0], fields_by_name())}")
@@ -255,7 +255,7 @@ def fields_by_name() -> dict[str, tuple[str, str, Any]]:
     return found
 
 
-def _tupled(value: Any) -> Any:
+def tupled(value: Any) -> Any:
     """JSON has no tuples."""
     return tuple(value) if isinstance(value, list) else value
 

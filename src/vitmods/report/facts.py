@@ -48,8 +48,8 @@ def differences(base: Mapping[str, Any], arm: Mapping[str, Any], prefix: str = "
     for key in dict.fromkeys([*base, *arm]):
         old, new = base.get(key), arm.get(key)
         is_norm = key.endswith("_norm") or key in ("before", "inner", "branch", "after")
-        if isinstance(old, Mapping) and isinstance(new, Mapping) and not is_norm:
-            found += differences(old, new, f"{prefix}{key}.")
+        if isinstance(new, Mapping) and isinstance(old, Mapping | None) and not is_norm:
+            found += differences(old or {}, new, f"{prefix}{key}.")
         elif old != new:
             found.append((f"{prefix}{key}", _norm(old), _norm(new)))
     return found
@@ -58,7 +58,8 @@ def differences(base: Mapping[str, Any], arm: Mapping[str, Any], prefix: str = "
 def _norm(value: Any) -> str:
     if not (isinstance(value, Mapping) and "kind" in value):
         return plain(value)
-    rest = ", ".join(f"{key} {plain(item)}" for key, item in value.items() if key != "kind")
+    facts = {**value, **dict(value.get("options", ()))}
+    rest = ", ".join(f"{key} {plain(item)}" for key, item in facts.items() if key not in ("kind", "options"))
     return f"{value['kind']} norm ({rest})" if rest else f"{value['kind']} norm"
 
 

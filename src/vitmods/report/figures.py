@@ -156,15 +156,17 @@ def _last(values: np.ndarray) -> float:
 
 
 def _score_limits(base: Sequence[Line], arm: Sequence[Line], metric: Metric) -> tuple[float, float] | None:
-    """Scores from two fifths of base's way on, so that the differences of the end can be seen; the arm's best too."""
+    """Scores from two fifths of base's way on, so that the differences of the end can be seen; the arm's best and the
+    ends of its finished trials too."""
     shown = base or arm
     if not shown:
         return None
     late = np.concatenate([line.score[2 * len(line.score) // 5 :] for line in shown])
     room = max(float(late.max() - late.min()), 1.0 if metric.unit == "%" else 1e-3)
     best = [float(line.score.max() if metric.higher_is_better else line.score.min()) for line in arm]
-    low = min([float(late.min()) - 0.05 * room, *(one - 0.12 * room for one in best)])
-    high = max([float(late.max()) + 0.15 * room, *best])
+    ends = [float(line.score[-1]) for line in arm if line.finished]
+    low = min([float(late.min()) - 0.05 * room, *(one - 0.12 * room for one in (*best, *ends))])
+    high = max([float(late.max()) + 0.15 * room, *best, *ends])
     return (max(low, 0.0), min(high, 101.0)) if metric.unit == "%" else (low, high)
 
 

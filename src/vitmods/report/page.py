@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +21,7 @@ from vitmods.report.svg import Inliner
 from vitmods.stats.decision import Pair
 from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Effect
-from vitmods.study.answer import Answer, ArmAnswer, ArmCost, BaseCost, Tuning
+from vitmods.study.answer import VIEWS, Answer, ArmAnswer, ArmCost, BaseCost, Tuning
 from vitmods.study.arms import BASE
 from vitmods.study.state import NLL
 from vitmods.study.store import slug
@@ -30,6 +31,7 @@ from vitmods.util.files import disk_errors, write_atomically
 from vitmods.util.text import plural
 
 
+@VIEWS.register("html")
 def write_report(answer: Answer, out: str | Path | None = None) -> Path:
     """Write the report of a study, finished or not, as one HTML file without outside parts; returns its path.
 
@@ -56,6 +58,7 @@ def render(answer: Answer) -> str:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
+    environment.filters["breakable"] = _breakable
     environment.globals.update(text=text, facts=facts, plural=plural, signed=signed, link=_link)
     css = Markup((Path(__file__).parent / "style.css").read_text(encoding="utf-8"))
     return environment.get_template("template.html").render(page=Page(answer), a=answer, css=css)
@@ -156,8 +159,8 @@ class Page:
         ]
 
     @property
-    def steps_to_base(self) -> list[tuple[str, str]]:
-        return all_steps_to_base(self.answer)
+    def steps_to_base(self) -> dict[str, str]:
+        return dict(all_steps_to_base(self.answer))
 
     @cached_property
     def seeds(self) -> list[int]:
@@ -250,17 +253,16 @@ class Page:
         ]
 
     @property
-    def other_metrics(self) -> list[tuple[Metric, list[tuple[str, str]]]]:
-        """(metric, [(arm, mean over seeds)]) of all that was measured beside the study's."""
-        arms = [self.answer.base, *(view.arm for view in self.arms)]
-        means = {
-            name: [(arm.name, mean_of(arm.other_metrics.get(name, {}).values())) for arm in arms]
-            for name in self.answer.other_metrics
-        }
-        return [
-            (metric, [(arm, metric.shown(mean)) for arm, mean in means[name] if mean is not None])
-            for name, metric in self.answer.other_metrics.items()
-        ]
+    def other_metrics(self) -> list[Metric]:
+        """All that was measured beside the study's."""
+        return list(self.answer.other_metrics.values())
+
+    @property
+    def other_means(self) -> list[tuple[str, list[str]]]:
+        """(arm, its mean over seeds of each of the other metrics), base first."""
+        known = self.answer.other_metrics.items()
+        arms = (self.answer.base, *(view.arm for view in self.arms))
+        return [(arm.name, [_mean(metric, arm.other_metrics.get(name, {})) for name, metric in known]) for arm in arms]
 
     @cached_property
     def curves(self) -> list[dict[str, Any]]:
@@ -303,6 +305,16 @@ class Page:
     @cached_property
     def samples(self) -> list[dict[str, str | bool]]:
         return facts.thumbnails(self.answer.samples)
+
+
+def _mean(metric: Metric, scores: Mapping[int, float]) -> str:
+    mean = mean_of(scores.values())
+    return "–" if mean is None else metric.shown(mean)
+
+
+def _breakable(name: str) -> Markup:
+    """A name that a narrow column breaks after its punctuation, not within a word."""
+    return Markup("<wbr>").join(re.split(r"(?<=[(,+._])", name))
 
 
 def _link(url: str) -> str | None:

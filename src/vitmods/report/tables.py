@@ -32,7 +32,7 @@ from vitmods.report.text import (
     verdict_text,
 )
 from vitmods.stats.verdict import Effect, Verdict
-from vitmods.study.answer import Answer, ArmCost
+from vitmods.study.answer import VIEWS, Answer, ArmCost
 from vitmods.util.text import single_line
 
 STYLES = {Verdict.HELPS: "bold green", Verdict.HURTS: "bold red", Verdict.UNSTABLE: "red", Verdict.OPEN: "dim"}
@@ -54,6 +54,7 @@ def print_answer(answer: Answer, console: Console | None = None) -> None:
     console.print(Text(plain.decode(console.encoding)), soft_wrap=True)
 
 
+@VIEWS.register("text")
 def render(answer: Answer, width: int = 120) -> str:
     """The same as plain text."""
     console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)

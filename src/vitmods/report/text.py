@@ -108,9 +108,11 @@ def _phrase(names: list[str], verdict: Verdict, what: str) -> str:
 
 def doubts(answer: Answer) -> list[str]:
     """What happened, and what to know before a verdict is trusted: failures first."""
-    found = (answer.factorial or answer.decision).notes
-    notes = [f"{note[0].upper()}{note[1:].removesuffix('.')}." for note in found]
-    notes += [f"{effect.arm}: {note}." for effect in ranked_effects(answer) for note in effect.notes]
+    notes = [f"{note[0].upper()}{note[1:].removesuffix('.')}." for note in (answer.factorial or answer.decision).notes]
+    for effect in ranked_effects(answer):
+        said = [f" {effect.verdict} {note}" if note.startswith("by ") else f": {note}" for note in effect.notes]
+        notes += [f"{effect.arm}{one}." for one in said]
+    notes += [f"{arm.name} has no verdict: a trial of it failed." for arm in answer.arms if arm.effect is None]
     known = any(effect.n for effect in answer.headline.values())
     if known and not (answer.complete or answer.looks):
         notes.append("Verdicts are provisional: this study is judged once, when it is finished.")

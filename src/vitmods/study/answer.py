@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import importlib
 import io
 import math
 import statistics
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,11 @@ from vitmods.tasks.base import TASKS
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.files import write_atomically, write_json
+from vitmods.util.registry import Registry
 from vitmods.util.text import no_formula
+
+VIEWS: Registry[Callable[..., Any]] = Registry("view of an answer", "vitmods.report")
+"""text: Answer -> str; html: (Answer, path or None) -> path of what was written"""
 
 
 @dataclass(frozen=True)
@@ -238,19 +241,30 @@ class Answer:
         return self.headline[arm]
 
     def __repr__(self) -> str:
-        return str(_drawn_by().render(self))
+        return str(VIEWS["text"](self))
+
+    @property
+    def _shown(self) -> Decision:
+        """What is shown as a table: the changes of a factorial study, else the decision."""
+        found = self.factorial
+        if found is None:
+            return self.decision
+        notes = (*found.notes, *filter(None, [found.prediction]))
+        effects, family = dict(found.effects), len(found.effects)
+        more: dict[str, Any] = {"best": (), "ruled_out": (), "pairs": {}, "look": found.look, "family": family}
+        return replace(self.decision, effects=effects, notes=notes, **more)
 
     def to_markdown(self) -> str:
         """The effects as a table for a README."""
-        return self.decision.to_markdown()
+        return self._shown.to_markdown()
 
     def to_latex(self) -> str:
         """The effects as a `tabular` with the rules of booktabs."""
-        return self.decision.to_latex()
+        return self._shown.to_latex()
 
     def to_pandas(self) -> Any:
         """The effects as a data frame. UserError without pandas."""
-        return self.decision.to_pandas()
+        return self._shown.to_pandas()
 
     def to_dict(self) -> dict[str, Any]:
         """What results.json holds."""
@@ -283,13 +297,8 @@ class Answer:
             if path is None:
                 raise
             warnings.warn(f"{error} The report is of what results.json would hold.", stacklevel=2)
-        written: Path = _drawn_by().write_report(self, path)
+        written: Path = VIEWS["html"](self, path)
         return written
-
-
-def _drawn_by() -> Any:
-    """The folder that draws an answer: it knows this one, and by name alone this one knows it."""
-    return importlib.import_module("vitmods.report")
 
 
 def evaluated_of(folder: StudyFolder, facts: Facts) -> Evaluated:

@@ -95,7 +95,7 @@ class Estimate:
         console = Console(file=io.StringIO(), width=100, color_system=None)
         with console.capture() as captured:
             console.print(table)
-        lines = [line.rstrip() for line in captured.get().strip().splitlines()]
+        lines = [line.rstrip() for line in captured.get().splitlines() if line.strip()]
         splits = ", ".join(f"{count:,} {name}" for name, count in self.dataset.items())
         trials = sum(arm.trials for arm in self.arms)
         lasts = f"about {duration(self.total_s)} of training, and the measurement of costs"

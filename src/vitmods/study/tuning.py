@@ -13,6 +13,7 @@ from itertools import product
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
+from vitmods.recipes.recipe import tupled
 from vitmods.util.errors import UserError, nearest
 
 VAL = "val"
@@ -35,7 +36,7 @@ class Point:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Point:
-        return cls(tuple((name, _tupled(value)) for name, value in values.items()))
+        return cls(tuple((name, tupled(value)) for name, value in values.items()))
 
 
 AS_IS = Point()
@@ -64,7 +65,7 @@ class Grid:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Sequence[Any]]) -> Grid:
-        return cls(tuple((name, tuple(map(_tupled, values))) for name, values in fields.items()))
+        return cls(tuple((name, tuple(map(tupled, values))) for name, values in fields.items()))
 
 
 UNTUNED = Grid()
@@ -220,8 +221,3 @@ def show_value(value: Any) -> str:
     if value is None:
         return "none"
     return ":".join(map(show_value, value)) if isinstance(value, tuple | list) else str(value).removesuffix(".0")
-
-
-def _tupled(value: Any) -> Any:
-    """JSON has no tuples."""
-    return tuple(value) if isinstance(value, list) else value

@@ -237,7 +237,7 @@ def _stamp(path: Path) -> str:
         status = path.stat()
     except OSError as error:
         return f"{path}:{error.errno}"
-    return f"{path}:{status.st_size}:{status.st_mtime_ns}:{status.st_ino}"
+    return f"{os.path.abspath(path)}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"
 
 
 def _bytes(path: Path) -> bytes:

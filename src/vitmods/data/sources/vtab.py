@@ -5,7 +5,7 @@ The benchmark's own 1,000 images are the first of TensorFlow Datasets' order, wh
 files. Lists that were made from it are followed exactly; everything else is a draw of ours, and the warnings say so.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,11 +98,6 @@ def vtab(spec: Spec) -> Source:
     return source
 
 
-def vtab_specs(root: Path | str) -> Iterator[tuple[str, str]]:
-    """(task, spec) of all 19."""
-    return ((name, f"vtab:{name}?root={root}") for name in TASKS)
-
-
 def _from_lists(where: Path, task: Task) -> Source:
     if absent := [name for name in _LISTS.values() if not (where / name).is_file()]:
         raise SOURCES["vtab"].missing(where.parent, f"{printable(str(where))} lacks {' and '.join(absent)}")
@@ -117,7 +112,7 @@ def _listed(where: Path, path: Path, task: Task) -> Records:
         if len(row) != 2 or not row[1].isdecimal() or int(row[1]) >= task.classes:
             raise UserError(
                 f"Line {number} of {printable(str(path))} is not an image's path and a class from 0 to "
-                f"{task.classes - 1}: {printable(' '.join(row))!r}. Mend it, or fetch the copy again."
+                f"{task.classes - 1}: {printable(' '.join(row))!r}. Fix it, or fetch the copy again."
             )
     if not rows:
         raise UserError(f"{printable(str(path))} is empty. Fetch the copy again.")

@@ -11,7 +11,7 @@ from vitmods.ops.processes import processes, sum_over_processes
 from vitmods.ops.rms import rms_norm
 from vitmods.util.errors import UserError
 
-KEPT = 0.9  # weight of the past in both running means
+DECAY = 0.9  # weight of the past in both running means
 
 
 class _PowerNorm(torch.autograd.Function):
@@ -35,16 +35,16 @@ class _PowerNorm(torch.autograd.Function):
             )
         x, weight, phi, (batch, mean) = ctx.saved_tensors
         inverse, batch_inverse = (phi + ctx.eps).rsqrt(), (batch + ctx.eps).rsqrt()
-        pull = (1 - KEPT) * ctx.nu.to(phi.dtype) * inverse
+        coefficient = (1 - DECAY) * ctx.nu.to(phi.dtype) * inverse
         # BatchNorm's kernel for fixed statistics, 0 and 1, makes product and both sums in one pass.
         zero = torch.zeros_like(weight)
         grad_x, sums, grad_bias = torch.ops.aten.native_batch_norm_backward(
             grad.contiguous(), x, weight * batch_inverse, zero, zero + 1, None, None, False, 0.0, [True, True, True]
         )
-        grad_x.addcmul_(x, pull * batch_inverse, value=-1)
+        grad_x.addcmul_(x, coefficient * batch_inverse, value=-1)
         grad_weight = sums * inverse
         along = sum_over_processes(weight * grad_weight / len(x)) / processes()
-        ctx.nu.add_((along - pull * mean * inverse).to(ctx.nu.dtype))
+        ctx.nu.add_((along - coefficient * mean * inverse).to(ctx.nu.dtype))
         return grad_x, grad_weight, grad_bias, None, None, None, None
 
 
@@ -137,7 +137,7 @@ class PowerNorm(RunningNorm):
             self.iters.add_(1)
             before = self._before = (self.running_phi.clone(), self.iters.clone())
             phi = torch.where(self.iters < self.warmup, before[0] + (batch - before[0]) / self.iters, before[0])
-            self.running_phi.copy_(KEPT * phi + (1 - KEPT) * batch)
+            self.running_phi.copy_(DECAY * phi + (1 - DECAY) * batch)
         before = self._before or (self.running_phi, self.iters)
         return torch.where(before[1] <= self.warmup, batch, before[0].to(batch.dtype))
 
