@@ -118,6 +118,8 @@ def test_the_table_and_the_page_show_changes_and_pairs(finished, tmp_path):
     for name in (*CHANGES, "dpn x rms"):
         assert re.search(rf"^ {name} +\S \w+.* {answer.factorial.n}$", text, re.MULTILINE), name
     assert "8 runs, 2 seeds each" in text
+    assert "| layerscale |" in answer.to_markdown()
+    assert "dpn+rms |" not in answer.to_markdown()
     page = write(answer, tmp_path / "report.html").read_text()
     assert "3 changes in 8 runs" in page
     assert "Every run against base" in page
