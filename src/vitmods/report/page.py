@@ -198,7 +198,7 @@ class Page:
     @property
     def published(self) -> list[ArmView]:
         """Arms that have a published gain to stand beside ours."""
-        return [view for view in self.arms if view.published]
+        return [view for view in self.cards if view.published]
 
     @property
     def split(self) -> str:

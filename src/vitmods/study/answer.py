@@ -246,13 +246,7 @@ class Answer:
     @property
     def _shown(self) -> Decision:
         """What is shown as a table: the changes of a factorial study, else the decision."""
-        found = self.factorial
-        if found is None:
-            return self.decision
-        notes = (*found.notes, *filter(None, [found.prediction]))
-        effects, family = dict(found.effects), len(found.effects)
-        more: dict[str, Any] = {"best": (), "ruled_out": (), "pairs": {}, "look": found.look, "family": family}
-        return replace(self.decision, effects=effects, notes=notes, **more)
+        return _of_changes(self.decision, self.factorial) if self.factorial else self.decision
 
     def to_markdown(self) -> str:
         """The effects as a table for a README."""
@@ -342,7 +336,8 @@ def read_answer(
     base_cost, arm_costs = known_costs[settings.sweep.points[0]]
     shows_costs = reference == BASE and "base" not in dict(settings.sweep.fields)
     others = dict.fromkeys(name for arm in (base, *arms.values()) for name in arm.other_metrics)
-    counted = outcome_doubts(decision, base.counted, _metric_of(curves) if curves else None)
+    shown_decision = _of_changes(decision, effects) if effects else decision
+    counted = outcome_doubts(shown_decision, base.counted, _metric_of(curves) if curves else None)
     doubts = (*_doubts(state, facts), *counted)
     stopped = {arm for look in taken for arm in look.stopped}
     return Answer(
@@ -384,6 +379,13 @@ def _decision(state: StudyState, reference: str, taken: Sequence[Look]) -> Decis
     if reference == BASE and taken and isinstance(taken[-1].decision, Decision):
         return taken[-1].decision
     return decision_at(state, state.settings.seeds, base=reference)
+
+
+def _of_changes(runs: Decision, found: Factorial) -> Decision:
+    """The decision of the runs with the effects of the changes instead."""
+    notes = (*found.notes, *filter(None, [found.prediction]))
+    more: dict[str, Any] = {"best": (), "ruled_out": (), "pairs": {}, "look": found.look}
+    return replace(runs, effects=dict(found.effects), family=len(found.effects), notes=notes, **more)
 
 
 def _factorial(state: StudyState, taken: Sequence[Look]) -> Factorial:
