@@ -69,7 +69,8 @@ def headline(answer: Answer) -> str:
         found.setdefault(effect.verdict, []).append(effect.arm)
     what = "changes" if answer.factorial else "arms"
     if len(answer.headline) > 1 and found.keys() == {Verdict.OPEN}:
-        first = f"Nothing is decided: all {len(answer.headline)} {what} are open."
+        every = "both" if len(answer.headline) == 2 else f"all {len(answer.headline)}"
+        first = f"Nothing is decided: {every} {what} are open."
     else:
         parts = [_phrase(names, verdict, what) for verdict, names in found.items()]
         first = f"{_scope(answer)}{listing(parts) if len(parts) < 3 else '; '.join(parts)}."

@@ -178,13 +178,13 @@ def _arm(arm: str, a: int, gains: Mapping[str, Gains], reading: Reading) -> list
     found = families(each, images if len(images) == len(studies) else None, k, reading.alpha)
     means = np.array([[mean_of(one.trials[row, one.shared(a)]) for row in (0, a)] for one in studies])
     failures = np.array([one.failures[[0, a]].sum(-1) for one in studies])
-    told = [(means.mean(0, keepdims=True), failures.sum(0, keepdims=True)), (means, failures), (means, failures)]
+    parts = [(means.mean(0, keepdims=True), failures.sum(0, keepdims=True)), (means, failures), (means, failures)]
     return [
         {
             name: effect_of(name, (b, 0), *contrast, mean[b], failed[b], reading, two_seeds=len(names) == 1)
             for b, name in enumerate(names)
         }
-        for contrast, names, (mean, failed) in zip(found, ((arm,), gains, gains), told, strict=True)
+        for contrast, names, (mean, failed) in zip(found, ((arm,), gains, gains), parts, strict=True)
     ]
 
 
