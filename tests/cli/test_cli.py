@@ -28,7 +28,8 @@ def refused(capsys, *arguments):
     assert main([str(argument) for argument in arguments]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    error = re.sub(r"^(At most )?\d+ trials?,.* in .*\n", "", said.err)  # a study says first what there is to do
+    # a study says first what it does
+    error = re.sub(r"^(Reading .* \.\.\.|(At most )?\d+ trials?,.* in .*)\n", "", said.err, flags=re.MULTILINE)
     assert "Traceback" not in error
     assert error.startswith(f"vitmods {arguments[0]}: ") or f"vitmods {arguments[0]} --help" in error
     return " ".join(re.sub("[\u2500-\u257f]", " ", error).split())

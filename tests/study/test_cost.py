@@ -1,4 +1,5 @@
 import math
+import weakref
 
 import pytest
 import torch
@@ -62,12 +63,36 @@ def test_rounds_alternate_their_order_and_stop_in_time():
     assert rounds == {"k": [{"a": 1.0, "b": 1.0}] * 3}
 
 
+def test_rounds_end_once_every_ratio_is_certain():
+    times = iter(range(1000))
+    steady = interleave({"k": None}, ["a", "b"], lambda kind, name: 1.0, budget_s=60)
+    noisy = interleave({"k": None}, ["a", "b"], lambda kind, name: 1.0 + next(times) % 3, budget_s=60)
+    assert (len(steady["k"]), len(noisy["k"])) == (4, 15)
+
+
+def test_arms_are_made_one_after_the_other():
+    """An arm's model is gone before the next one is made."""
+    made = []
+
+    def models():
+        for name in ("base", "a", "b", "c"):
+            alive = sum(model() is not None for model in made)
+            assert alive <= 1, name  # base alone
+            model = vit("mu/4", img_size=8, in_chans=1, num_classes=10)
+            made.append(weakref.ref(model))
+            yield name, model
+            del model
+
+    found = measure(models(), Classification(), plain().with_(batch_size=4), CPU, budget_s=0.0, arms=3)
+    assert list(found["arms"]) == ["a", "b", "c"]
+
+
 @pytest.fixture(scope="module")
 def costs():
     sizes = {"base": "mu2/2", "same": "mu2/2", "deeper": "mu4/2"}
     models = {name: vit(size, img_size=16, in_chans=1, num_classes=10) for name, size in sizes.items()}
     threads = torch.get_num_threads()
-    found = measure(models, Classification(), plain().with_(batch_size=16), CPU, budget_s=2.0)
+    found = measure(models.items(), Classification(), plain().with_(batch_size=16), CPU, budget_s=2.0, arms=2)
     assert torch.get_num_threads() == threads
     return models, found
 
@@ -101,8 +126,7 @@ def test_large_models_are_timed_with_smaller_batches(monkeypatch):
     base = vit("mu/2", img_size=8, in_chans=1, num_classes=10)
     from vitmods.adapters.apply import apply
 
-    found = measure(
-        {"base": base, "dpn": apply(base, *parse_changes("dpn"))}, Classification(), plain(), CPU, budget_s=0.0
-    )
-    assert (found["base"]["train_batch"], found["base"]["infer_batch"]) == (1, 1)
+    models = [("base", base), ("dpn", apply(base, *parse_changes("dpn")))]
+    found = measure(models, Classification(), plain(), CPU, budget_s=0.0)
+    assert (found["base"]["train_batch"], found["base"]["infer_batch"]) == (2, 1)
     assert found["rounds"] == 3

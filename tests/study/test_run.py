@@ -291,10 +291,23 @@ def test_a_named_gpu_is_not_shared_out_to_several_workers(tmp_path, monkeypatch)
         return executor._task(1)["device"], executor._environment(1).get("CUDA_VISIBLE_DEVICES")
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("vitmods.study.run._free_gpu_bytes", lambda gpu: 2)
     assert Running(device="cuda").workers_for(9, 1) == 2
     assert second_worker(Running(device="cuda")) == ("cuda", "1")
     assert Running(device="cuda:1").workers_for(9, 1) == 1
     assert second_worker(Running(device="cuda:1")) == ("cuda:1", None)
+
+
+@pytest.mark.parametrize(("free", "workers"), [(80, 8), (30, 6), (9, 2)])
+def test_small_trials_share_a_gpu_as_far_as_its_memory_goes(monkeypatch, free, workers):
+    """Half of the free memory of the GPU that has least, and at most four."""
+    monkeypatch.setattr("vitmods.study.run.visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr("vitmods.study.run.make_fabric", lambda device, precision: None)
+    monkeypatch.setattr("vitmods.study.run._free_gpu_bytes", lambda gpu: (99, free)[gpu] * 2**30)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    how = Running(device="cuda")
+    assert (how.workers_for(100, 5 * 2**30), how.devices) == (workers, 2)
+    assert how.workers_for(3, 5 * 2**30) == min(3, workers)
 
 
 def test_a_trial_s_evaluation_can_be_repeated(finished, tmp_path):

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 BLOCK_S = 0.1  # a timed block repeats its work until it lasts about this long
 ROUNDS = (3, 15)
+NARROW = 0.02  # of a ratio: the middle half of its rounds, at which no more are made
 Work = Callable[[], Any]
 T = TypeVar("T")
 
@@ -39,16 +40,24 @@ class Ratio:
         low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
         return cls(middle, low, high)
 
+    @property
+    def is_narrow(self) -> bool:
+        return self.high - self.low <= NARROW * self.ratio
+
 
 def interleave(
     kinds: Mapping[str, T], names: list[str], seconds: Callable[[T, str], float], budget_s: float
 ) -> dict[str, list[dict[str, float]]]:
-    """kind -> one {model: seconds per call} a round. Every second round goes backwards, so that a drift cancels."""
+    """kind -> one {model: seconds per call} a round. Every second round goes backwards, so that a drift cancels.
+
+    Three rounds at least and 15 at most; none begins after `budget_s` seconds, or once the middle half of the ratios to
+    the first model is narrow for every kind and model.
+    """
     rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     end = time.monotonic() + budget_s
     least, most = ROUNDS
     for number in range(most):
-        if number >= least and time.monotonic() > end:
+        if number >= least and (time.monotonic() > end or _narrow(rounds, names)):
             break
         order = names if number % 2 == 0 else names[::-1]
         for kind, timed in kinds.items():
@@ -56,19 +65,35 @@ def interleave(
     return rounds
 
 
-def seconds_per_call(call: Work, repeats: int, device: torch.device) -> float:
-    """On a CPU by its own clock; elsewhere by the wall clock, since an accelerator works on while the CPU waits."""
-    if device.type == "cpu":
+def _narrow(rounds: Mapping[str, list[dict[str, float]]], names: list[str]) -> bool:
+    """With three rounds alone, quartiles may be narrow by chance."""
+    base, *others = names
+    return all(
+        len(own) > ROUNDS[0] and Ratio.of_rounds([times[name] / times[base] for times in own]).is_narrow
+        for own in rounds.values()
+        for name in others
+    )
+
+
+def seconds_per_call(call: Work, repeats: int, device: torch.device, wall: bool = False) -> float:
+    """On a CPU by its own clock, if not `wall`; elsewhere by the wall clock, since an accelerator works on while the
+    CPU waits."""
+    if device.type == "cpu" and not wall:
         start = time.process_time()
         for _ in range(repeats):
             call()
         return (time.process_time() - start) / repeats
-    torch.accelerator.synchronize(device)
-    start = time.perf_counter()
+    start = now(device)
     for _ in range(repeats):
         call()
-    torch.accelerator.synchronize(device)
-    return (time.perf_counter() - start) / repeats
+    return (now(device) - start) / repeats
+
+
+def now(device: torch.device) -> float:
+    """Seconds by the wall clock, once the device has done what it was given."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter()
 
 
 @contextmanager

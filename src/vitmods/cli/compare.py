@@ -15,7 +15,6 @@ from vitmods.cli.options import DataOptions, MachineOptions, asked_for, defaults
 from vitmods.evals.options import Options
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
-from vitmods.study.checkpoints import names
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -111,17 +110,23 @@ class Compare:
     """final weights that stay in the folder: of all trials, of the best seed of each arm on val, or none; another
     --metric, `evaluate`, `predict` and --from need those that they read (docs/study.md)"""
     dry_run: bool = False
-    """train nothing: show arms, trials, sizes and an estimate of time and disk"""
+    """train nothing: show arms, trials, sizes, an estimate of time and disk, and what so many seeds can find"""
+    pilot: bool = False
+    """train four trials of base alone, which count later, and show the same with the spread that is then known"""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     asked = asked_for(arguments, "compare")
     start = asked.start
+    if not (asked.help or asked.quiet):
+        print(f"Reading {asked.data or 'digits'} ...", file=sys.stderr, flush=True)
     defaults, dataset, recipe_name, recipe = defaults_from(asked, start)
     default = Compare(dataset, recipe, MachineOptions(), Options(), base=(defaults.base,), recipe=recipe_name)
-    if start and (found := names(start)):
-        default = replace(default, arms=found)
+    if start:
+        from vitmods.study.checkpoints import names  # torch, which takes seconds: what runs is said before
+
+        default = replace(default, arms=names(start) or default.arms)
     options = parse(Compare, arguments, "compare", default)
     if options.start is not None and options.base != (defaults.base,):
         raise UserError("--from says what base is: leave --base out.")
@@ -130,6 +135,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     study = _study(options)
     machine = options.machine
+    command = shlex.join(["vitmods", "compare", *arguments])
     if options.dry_run:
         estimate = study.dry_run(
             out,
@@ -137,7 +143,10 @@ def main(arguments: Sequence[str]) -> int:
             device=machine.device,
             data_workers=machine.data_workers,
             cache_dir=machine.cache_dir,
+            progress=not machine.quiet,
+            budget=options.budget,
             keep_weights=options.keep_weights,
+            command=command,
         )
         print(estimate)
         return 0
@@ -146,15 +155,18 @@ def main(arguments: Sequence[str]) -> int:
         "device": machine.device,
         "data_workers": machine.data_workers,
         "checkpoint_minutes": machine.checkpoint_minutes,
-        "cost_seconds": options.cost_seconds,
         "progress": not machine.quiet,
         "cache_dir": machine.cache_dir,
         "recompute": machine.recompute,
         "checkpointing": machine.checkpointing,
         "budget": options.budget,
         "keep_weights": options.keep_weights,
-        "command": shlex.join(["vitmods", "compare", *arguments]),
+        "command": command,
     }
+    if options.pilot:
+        print(study.pilot(out, **how))
+        return 0
+    how["cost_seconds"] = options.cost_seconds
     result = study.run(out, **how)
     if not (options.confirm and result.complete and result.factorial and result.factorial.best):
         return _show(result)

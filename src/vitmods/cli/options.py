@@ -98,6 +98,7 @@ class Asked:
     epochs: int | None = None
     warmup_epochs: float | None = None
     warmup_steps: int | None = None
+    quiet: bool = False
     help: Annotated[bool, tyro.conf.arg(aliases=["-h"])] = False
 
 

@@ -37,6 +37,8 @@ class Train:
     """where the training options start from: plain, deit, augreg(level=light1), ...; `vitmods recipes` lists them"""
     out: Path | None = None
     """the trial's folder; None: runs/DATA-BASE-train-ARM-seedSEED"""
+    dry_run: bool = False
+    """train nothing: show the model's size, and the time of a step and of the trial"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,7 +49,26 @@ def main(arguments: Sequence[str]) -> int:
     name = readable_folder(options.dataset.data, options.base, "train", options.arm, f"seed{options.seed}")
     out = options.out or name
     fixed = _fixed(options.base, options.dataset, options.training)
+    if options.dry_run:
+        return _dry_run(fixed, options.arm, options.machine)
     return show(run_trial(fixed, options.arm, options.seed, options.machine, out), out)
+
+
+def _dry_run(fixed: dict[str, Any], arm: str, machine: MachineOptions) -> int:
+    from vitmods.study.arms import BASE, arm_from_text
+    from vitmods.study.plan import Settings
+    from vitmods.study.run import Running, dry_trial
+    from vitmods.util.text import duration
+
+    settings = Settings(fixed, arms=() if arm == BASE else (arm_from_text(arm),), seeds=(0,))
+    cache = None if machine.cache_dir is None else str(machine.cache_dir)
+    found = dry_trial(settings, Running(None, machine.device, machine.data_workers, cache_dir=cache))
+    macs = "" if found.macs is None else f", {found.macs / 1e9:.3g} GMACs an image"
+    print(
+        f"{found.arm}: {found.params:,} parameters{macs}. A step takes {duration(found.step_s)}, the trial about "
+        f"{duration(found.trial_s)}."
+    )
+    return 0
 
 
 def _fixed(base: str, dataset: DataOptions, training: Recipe) -> dict[str, Any]:

@@ -156,7 +156,7 @@ def incomplete_errors(scores: Array, present: Mask) -> tuple[Array, Array, Array
 
 @lru_cache(maxsize=64)
 def _layout(pattern: bytes, g: int, n: int) -> tuple[Array, float, Array, Mask]:
-    """For a pattern of cells: M = I - X(X'X)^-1 X', df_e, H^-1 with H[a,b] = sum of M^2 between a and b, and if v is known."""
+    """For a pattern of cells: M = I - X(X'X)^-1 X', df_e, H^-1 (H[a,b]: sum of M^2 between a and b), if v is known."""
     present = np.frombuffer(pattern, dtype=bool)
     arms = np.kron(np.eye(g), np.ones((n, 1)))
     seeds = np.kron(np.ones((g, 1)), np.eye(n))

@@ -9,6 +9,7 @@ of studies when the margin is the 80 % quantile of half + |d|.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,7 +21,7 @@ from vitmods.stats.fit import fit
 from vitmods.stats.images import ImagesPart
 from vitmods.stats.width import against_base
 from vitmods.util.errors import UserError
-from vitmods.util.text import duration
+from vitmods.util.text import duration, plural
 
 POWER = 0.8
 STUDIES = 4000
@@ -112,18 +113,25 @@ def images_at_worst(disagree: float, m: int) -> float:
     return 100 * math.sqrt(disagree / m)
 
 
-def seeds_within(budget: float, base_seconds: float, arm_seconds: float, k: int, least: int = 3) -> int:
-    """The most seeds of base and `k` arms that fit into `budget` seconds.
+def seeds_within(
+    budget: float,
+    base_cost: float,
+    arm_cost: float,
+    k: int,
+    least: int = 3,
+    shown: Callable[[float], str] = duration,
+) -> int:
+    """The most seeds of base and `k` arms that fit into `budget`, by the cost of a trial of base and of an arm.
 
-    Raises `UserError` with the arithmetic where fewer than `least` seeds fit.
+    Costs are seconds, or what else `shown` shows. Raises `UserError` with the arithmetic where fewer than `least` fit.
     """
-    n = int(budget // (base_seconds + k * arm_seconds))
+    n = int(budget // (base_cost + k * arm_cost))
     if n >= least:
         return n
-    needed = duration(least * (base_seconds + k * arm_seconds))
-    arms = int((budget / least - base_seconds) // arm_seconds)
-    fits = f"{arms} of the arms x {least} seeds fit" if arms >= 1 else f"not even one arm x {least} seeds fits"
+    needed = shown(least * (base_cost + k * arm_cost))
+    arms = int((budget / least - base_cost) // arm_cost)
+    fits = f"{plural(arms, 'arm')} x {least} seeds fit" if arms >= 1 else f"not even one arm x {least} seeds fits"
     raise UserError(
-        f"{k} arms and base x {least} seeds take {needed}, more than {duration(budget)}; {fits}. "
-        "Raise the budget, compare fewer arms, or train on smaller images or for fewer epochs."
+        f"{plural(k, 'arm')} and base x {least} seeds take {needed}, more than {shown(max(budget, 0))}; {fits}. Raise "
+        "--budget, compare fewer arms, or train on smaller images (--img-size) or for fewer epochs (--epochs)."
     )

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from vitmods.stats import factorial, sequential
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.factors import FactorialPlan
 from vitmods.study.measure import Measure, measure_of
@@ -191,6 +190,8 @@ class Settings:
         few or too many seeds."""
         if not self.until_decided:
             return ()
+        from vitmods.stats import factorial, sequential  # scipy, which the shell's help does without
+
         return factorial.looks(len(self.seeds)) if self.design else sequential.looks(len(self.seeds))
 
     @property

@@ -26,14 +26,15 @@ from vitmods.study.edits import Function, base_function, functions_of
 from vitmods.study.evaluation import answer_splits, check_images
 from vitmods.study.executors import Executor, Inline
 from vitmods.study.executors.processes import Processes, visible_gpus
+from vitmods.study.fits import planned_within, smaller, with_seeds
 from vitmods.study.models import activation_bytes
 from vitmods.study.plan import Evaluation, Settings, Work
 from vitmods.study.progress import Progress, planned
-from vitmods.study.schedule import Budget, Schedule
+from vitmods.study.schedule import ENDLESS, Budget, Schedule
 from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import Facts, ModelFacts, Plan, StudyFolder, read_object
 from vitmods.study.trial import TrialRunner, base_config, build_model, task_of, with_modules
-from vitmods.study.tuning import Point
+from vitmods.study.tuning import AS_IS, Point
 from vitmods.study.warnings import already_reported, few_images, study_warnings
 from vitmods.study.weights import Keep, check_weights_are_there
 from vitmods.train.device import make_fabric, resolve
@@ -41,13 +42,16 @@ from vitmods.train.optim import freeze
 from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream, write_json
 from vitmods.util.registry import check_reachable, plugins, spelled
+from vitmods.util.text import plural
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
-    from vitmods.study.estimate import Estimate
+    from vitmods.study.estimate import ArmEstimate, Estimate
 
 SAMPLES = 12  # images shown in the report
 MOST_WORKERS = 8  # by default; beyond that a machine's memory bandwidth is the limit
+MOST_ON_GPU = 4  # trials; beyond that they wait for each other
+PILOT = 4  # trials of base
 
 
 @dataclass(frozen=True)
@@ -85,27 +89,47 @@ class Running:
         names = ("data_workers", "checkpoint_minutes", "cache_dir", "recompute", "checkpointing")
         return {name: getattr(self, name) for name in names}
 
+    @property
+    def _gpus(self) -> range | list[int]:
+        return range(len(visible_gpus())) if self.device in ("auto", "cuda") else [self.torch_device.index or 0]
+
+    @property
+    def devices(self) -> int:
+        """Trials at a time that do not slow each other down: one a GPU, and as many as there are on a CPU."""
+        return max(1, len(self._gpus)) if self.torch_device.type == "cuda" else MOST_WORKERS
+
     def workers_for(self, trials: int, trial_bytes: int) -> int:
-        """Trials at a time: as asked for, or as many as GPUs, or cores and memory, allow."""
+        """Trials at a time: as asked for, or as many as fit the GPUs, or as cores and memory allow."""
         if self.workers is not None:
             return max(1, min(self.workers, trials))
         if self.torch_device.type == "cuda":
-            gpus = len(visible_gpus()) if self.device in ("auto", "cuda") else 1  # "cuda:1" names one
-            return max(1, min(gpus, trials))
+            fitting = min(map(_free_gpu_bytes, self._gpus), default=0) // 2 // trial_bytes
+            on_each = max(1, min(fitting, MOST_ON_GPU, torch.get_num_threads() // self.devices))
+            return max(1, min(self.devices * on_each, trials))
         fitting = _memory_bytes() // 2 // trial_bytes
         return max(1, min(torch.get_num_threads(), MOST_WORKERS, fitting, trials))
 
 
-def run_study(settings: Settings, path: Path, how: Running, command: str, budget: Budget | None = None) -> Answer:
-    """What `Study.run` does."""
+def run_study(
+    settings: Settings, path: Path, how: Running, command: str, budget: Budget = ENDLESS, seeds_given: bool = True
+) -> Answer:
+    """What `Study.run` does. Where no seeds were given, a study that is in the folder keeps its own, and of another one
+    as many are planned as fit the budget."""
     folder = StudyFolder(path)
     with folder.lock():
-        settings = _continued(folder, settings)
-        _say_what_is_planned(folder, settings, how)
+        settings, is_planned = _as_recorded(folder, settings, seeds_given)
+        _say_what_is_planned(folder, settings, how, is_planned or budget == ENDLESS)
         runner, dataset = _open(folder, settings, how)
-        settings = runner.settings
         models, notices, trial_bytes = _survey(runner)
-        facts = _write_facts(folder, settings, dataset, models, how, command, notices)
+        if not is_planned and budget != ENDLESS:
+            found = _estimated(runner, dataset, how, trial_bytes, budget, command)
+            if found.refused:
+                raise UserError("\n".join(filter(None, (str(found.refused), str(found.smaller or "")))))
+            runner.settings = found.settings
+            _say(how, found.decides())
+        settings = runner.settings
+        plan = Plan(len(settings.seeds), settings.until_decided)
+        facts = _write_facts(folder, settings, dataset, models, how, command, notices, plan)
         state = StudyState(folder, settings, evaluated_of(folder, facts))
         check_weights_are_there(state)
         _work(runner, state, trial_bytes, how, budget)
@@ -115,31 +139,106 @@ def run_study(settings: Settings, path: Path, how: Running, command: str, budget
     return answer
 
 
-def dry_run(settings: Settings, path: Path | None, how: Running) -> Estimate:
+def dry_run(
+    settings: Settings,
+    path: Path | None,
+    how: Running,
+    command: str | None = None,
+    budget: Budget = ENDLESS,
+    seeds_given: bool = True,
+) -> Estimate:
     """What `Study.dry_run` does."""
-    from vitmods.study.estimate import estimate
-
     folder = StudyFolder(path or os.devnull)
-    runner, dataset = _open(folder, _continued(folder, settings), how)
-    settings = runner.settings
+    settings, is_planned = _as_recorded(folder, settings, seeds_given)
+    _say_what_is_planned(folder, settings, how, is_planned or budget == ENDLESS)
+    runner, dataset = _open(folder, settings, how)
     _, _, trial_bytes = _survey(runner)
-    missing = StudyState(folder, settings, Evaluated(answer_splits(settings, dataset), dataset.num_classes)).missing
-    workers = _workers(how, settings, len(missing), trial_bytes)
-    built = ((point, *one) for point in settings.sweep.points for one in _built(settings, point, dataset.num_classes))
+    return _estimated(runner, dataset, how, trial_bytes, budget, command, fixed=is_planned)
+
+
+def dry_trial(settings: Settings, how: Running) -> ArmEstimate:
+    """What `vitmods train --dry-run` shows: of the last arm of the settings."""
+    from vitmods.study.estimate import Stopwatch
+
+    runner = TrialRunner(StudyFolder(os.devnull), settings, how.device, **how.of_trials())
+    *_, (arm, model, recipe) = _built(settings, AS_IS, runner.dataset(settings.recipe).num_classes)
     with already_reported():
-        return estimate(runner, built, missing, workers, how.torch_device, how.keep_weights)
+        return Stopwatch(runner, how.torch_device, torch.get_num_threads()).time(arm, model, recipe, (), 0)
 
 
-def _continued(folder: StudyFolder, settings: Settings) -> Settings:
+def run_pilot(
+    settings: Settings,
+    path: Path,
+    how: Running,
+    command: str,
+    budget: Budget = ENDLESS,
+    seeds_given: bool = True,
+    shown: str | None = None,
+) -> Estimate:
+    """What `Study.pilot` does. The seeds stay unplanned, so that what it tells may decide on them."""
+    folder = StudyFolder(path)
+    with folder.lock():
+        settings, is_planned = _as_recorded(folder, settings, seeds_given)
+        seeds = settings.seeds if seeds_given or is_planned else tuple(range(PILOT))
+        _say(how, f"Pilot: {plural(len(seeds[:PILOT]), 'trial')} of base, in {folder.path}")
+        first = settings if is_planned else with_seeds(settings, seeds[:PILOT])
+        runner, dataset = _open(folder, first, how)
+        models, notices, trial_bytes = _survey(runner)
+        plan = Plan(len(settings.seeds), settings.until_decided) if is_planned else Plan()
+        facts = _write_facts(folder, runner.settings, dataset, models, how, command, notices, plan)
+        alone = with_seeds(replace(runner.settings, arms=(), until_decided=False), seeds[:PILOT])
+        _work(runner, StudyState(folder, alone, evaluated_of(folder, facts)), trial_bytes, how, ENDLESS)
+        runner.settings = with_seeds(runner.settings, settings.seeds)
+        return _estimated(runner, dataset, how, trial_bytes, budget, shown, fixed=is_planned)
+
+
+def _as_recorded(folder: StudyFolder, settings: Settings, seeds_given: bool) -> tuple[Settings, bool]:
+    """With the seeds of the study that the folder has, where the caller names none; and whether they are decided on."""
     facts = folder.facts()
-    return settings.continuing(facts.settings) if facts else settings
+    settings = settings.continuing(facts.settings) if facts else settings
+    before = facts.plan if facts else Plan()
+    if facts is None or seeds_given or not before.seeds or before.until_decided != settings.until_decided:
+        return settings, seeds_given or bool(before.seeds)
+    return with_seeds(settings, tuple(facts.settings["seeds"])), True
 
 
-def _say_what_is_planned(folder: StudyFolder, settings: Settings, how: Running) -> None:
-    """At once: reading the images may take a while."""
+def _estimated(
+    runner: TrialRunner,
+    dataset: ImageDataset,
+    how: Running,
+    trial_bytes: int,
+    budget: Budget,
+    command: str | None,
+    fixed: bool = False,
+) -> Estimate:
+    """The estimate of the study with the seeds that fit the budget, unless they are `fixed`; and what would take less
+    where it does not fit, or takes long."""
+    from vitmods.study.estimate import LONG_S, estimate
+
+    settings = runner.settings
+    state = StudyState(runner.folder, settings, Evaluated(answer_splits(settings, dataset), dataset.num_classes))
+    workers = _workers(how, settings, len(state.missing), trial_bytes)
+    with already_reported():
+        points = settings.sweep.points
+        built = ((point, *one) for point in points for one in _built(settings, point, dataset.num_classes))
+        found = estimate(runner, built, state, workers, min(workers, how.devices), how.torch_device, partial(_say, how))
+    found = replace(found, budget_s=budget.seconds, keep_weights=how.keep_weights)
+    if not fixed and budget != ENDLESS:
+        found = planned_within(budget, found)
+    limit_s = LONG_S if budget.seconds is None else budget.seconds
+    return replace(found, smaller=smaller(found, limit_s, command)) if found.total_s > limit_s else found
+
+
+def _say(how: Running, line: str) -> None:
     if how.progress:
-        done = len(list(folder.path.glob("trials/**/result.json")))
-        print(planned(settings.planned, done, settings.until_decided, folder.path), file=LenientStream(sys.stderr))
+        print(line, file=LenientStream(sys.stderr), flush=True)
+
+
+def _say_what_is_planned(folder: StudyFolder, settings: Settings, how: Running, is_planned: bool) -> None:
+    """At once: reading the images may take a while."""
+    done = len(list(folder.path.glob("trials/**/result.json")))
+    count = planned(settings.planned, done, settings.until_decided, folder.path)
+    _say(how, count if is_planned else f"As many seeds as fit the budget, in {folder.path}")
 
 
 def _open(folder: StudyFolder, settings: Settings, how: Running) -> tuple[TrialRunner, ImageDataset]:
@@ -172,6 +271,7 @@ def _built(settings: Settings, setting: Point, num_classes: int) -> Iterator[tup
             place = f"{setting}, arm" if setting else "Arm"
             raise type(error)(f"{place} {arm.name}: {error}") from error
         yield arm, model, recipe
+        del backbone, model  # before the next one is made
 
 
 def _survey(runner: TrialRunner) -> tuple[dict[str, ModelFacts], list[str], int]:
@@ -222,19 +322,22 @@ def _write_facts(
     how: Running,
     command: str,
     notices: Sequence[str],
+    plan: Plan,
 ) -> Facts:
     """study.json, before the first trial: from then on the study can be read, and continued, from its folder."""
     folder.check_same_study(settings.to_dict())
     before = folder.facts()
-    if before is not None and before.settings == settings.to_dict():
+    images = Evaluated(answer_splits(settings, dataset), dataset.num_classes)
+    records = StudyState(folder, settings, images).records.items()
+    seen = any(record.ended for trial, record in records if trial.arm.name != BASE)  # base alone says nothing of arms
+    if before and seen and before.plan.seeds:
+        plan = before.plan
+    if before is not None and before.settings == settings.to_dict() and before.plan == plan:
         return before
     margins = {**before.margins} if before else {}
-    images = Evaluated(answer_splits(settings, dataset), dataset.num_classes)
-    seen = any(record.ended for record in StudyState(folder, settings, images).records.values())
     if not seen:
         margins[settings.measure.name] = settings.margin
     margins.setdefault(settings.measure.name, settings.margin)
-    plan = Plan(len(settings.seeds), settings.until_decided)
     facts = Facts(
         created=before.created if before else datetime.now(UTC).isoformat(timespec="seconds"),
         command=command,
@@ -246,7 +349,7 @@ def _write_facts(
         environment=environment(how.torch_device),
         warnings=tuple(notices),
         margins=margins,
-        plan=before.plan if before and seen else plan,
+        plan=plan,
         plugins=tuple(plugins()),
     )
     folder.write_samples(dataset.samples(SAMPLES))
@@ -256,7 +359,7 @@ def _write_facts(
     return facts
 
 
-def _work(runner: TrialRunner, state: StudyState, trial_bytes: int, how: Running, budget: Budget | None) -> None:
+def _work(runner: TrialRunner, state: StudyState, trial_bytes: int, how: Running, budget: Budget) -> None:
     """Do what is missing, as far as the budget lasts; what went wrong is written where the result would be."""
     workers = _workers(how, runner.settings, len(state.missing), trial_bytes)
     trial_of = {True: lambda work: work.trial, False: lambda work: work}
@@ -318,6 +421,10 @@ def _trial_bytes(model: nn.Module, recipe: Recipe, images: Base) -> int:
     return 600 * 2**20 + 16 * sum(parameter.numel() for parameter in model.parameters()) + activations
 
 
+def _free_gpu_bytes(index: int) -> int:
+    return torch.cuda.mem_get_info(index)[0]
+
+
 def _memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -335,11 +442,11 @@ def _measure_costs(folder: StudyFolder, settings: Settings, num_classes: int, ho
 
         here = settings.at(point)
         built = _built(settings, point, num_classes)
-        models = {arm.name: model for arm, model, _ in built if arm.name in {BASE, *names}}
+        models = ((arm.name, model) for arm, model, _ in built if arm.name in {BASE, *names})
         with already_reported():
             task = task_of(here.fixed, here.recipe)
             images = base_config(here, num_classes)
-            costs = measure(models, task, here.recipe, how.torch_device, how.cost_seconds, images)
+            costs = measure(models, task, here.recipe, how.torch_device, how.cost_seconds, images, len(names))
         costs["arms"] = {**known["arms"], **costs["arms"]}
         costs["base"] = known["base"] or costs["base"]
         base = point.to_dict().get("base")

@@ -26,6 +26,9 @@ class Budget:
     trials: int | None = None
 
 
+ENDLESS = Budget()
+
+
 def make_budget(budget: str | int | None) -> Budget:
     """Read "2h", "30m", "90s" or a number of trials. UserError for anything else."""
     found = re.fullmatch(r"\s*([0-9.]+)\s*(h|m|min|s|trials?)?\s*", str(budget if budget is not None else ""))
@@ -34,7 +37,7 @@ def make_budget(budget: str | int | None) -> Budget:
     except ValueError:
         number, unit = 0.0, None
     if budget is None:
-        return Budget()
+        return ENDLESS
     if number <= 0:
         raise UserError(f"A budget is a time as 2h, 30m or 90s, or a number of trials, not {budget!r}.")
     if unit in (None, "trial", "trials"):
@@ -52,7 +55,7 @@ class Schedule:
 
     def __init__(self, state: StudyState, progress: Progress, budget: Budget | None = None, keep: Keep = "all"):
         """keep: the weights of which trials stay."""
-        self.state, self._progress, self._budget, self._keep = state, progress, budget or Budget(), keep
+        self.state, self._progress, self._budget, self._keep = state, progress, budget or ENDLESS, keep
         self._started = time.monotonic()
         self._given: set[Work] = set()
         self._at_work = 0
@@ -109,7 +112,7 @@ class Schedule:
         state = self.state
         yield from (trial for trial, record in state.tried.items() if not record.ended)
         stopped = {setting: {arm for look in own for arm in look.stopped} for setting, own in found.items()}
-        decided = {setting for setting, names in stopped.items() if len(names) == len(state.settings.arms)}
+        decided = {setting for setting, names in stopped.items() if names and len(names) == len(state.settings.arms)}
         evaluated = {one.trial: one for one in state.evaluations}
         for trial in sorted(state.answered, key=lambda trial: self._place(trial, found)):
             if state.answered[trial].ended or trial.setting in decided or trial.arm.name in stopped[trial.setting]:

@@ -110,6 +110,7 @@ class Study:
         begun = found[BASE].start if found else start
         fixed = fixed_settings(base, data, recipe, task=task, start=begun, **images)
         chosen = make_arms(adopt(arms, found) if found else arms)
+        self._seeds_given = seeds is not None
         chosen_seeds = make_seeds((MOST if until_decided else SEEDS)[design] if seeds is None else seeds)
         if runs is not None and design is None:
             raise UserError('runs belongs to a factorial study: say design="factorial" (--design factorial).')
@@ -172,7 +173,8 @@ class Study:
             recompute: keep less of each block for backward, at nearly the same speed (`vitmods.fast.recompute`).
             checkpointing: keep the input of each block alone, for a quarter more time (`vitmods.fast.checkpoint`).
             budget: how much this run may take: "2h", "30m" (no trial begins that is expected to end later), or a number
-                of trials; None: no end.
+                of trials; None: no end. Without `seeds` as many are planned as fit, at least 3; a study that is in
+                `out` keeps its own.
             keep_weights: final weights that stay in the folder: of "all" trials, of the "best" of each arm, or "none"
                 (docs/study.md).
             command: the shell command that the report names; None: the Python call.
@@ -189,7 +191,7 @@ class Study:
         measures = (workers, device, data_workers, checkpoint_minutes, cost_seconds, progress)
         how = Running(*measures, cache, recompute, checkpointing, keep_weights)
         called = command or python_call(self.settings, str(out))
-        return run_study(self.settings, Path(out), how, called, make_budget(budget))
+        return run_study(self.settings, Path(out), how, called, make_budget(budget), self._seeds_given)
 
     def confirm(self, out: str | Path, seeds: int = SEEDS[None], **how: Any) -> Answer:
         """Train the best combination that a factorial study in `out` predicts against base, on seeds that it never saw.
@@ -217,6 +219,7 @@ class Study:
         arm = plan.run(found.factorial.best)
         fresh = make_seeds(range(FRESH, FRESH + seeds))
         study = copy(self)
+        study._seeds_given = True
         study.settings = replace(self.settings, arms=(arm,), seeds=fresh, until_decided=False, design=None)
         return study.run(StudyFolder(out).confirmation(arm.name).path, **how)
 
@@ -228,17 +231,52 @@ class Study:
         device: str = "auto",
         data_workers: int = 0,
         cache_dir: str | Path | None = None,
+        progress: bool = True,
+        budget: str | int | None = None,
         keep_weights: Keep = "all",
+        command: str | None = None,
     ) -> Estimate:
-        """Arms, trials, sizes, and the time and the disk that `run` would take, from a few timed steps. Writes no file.
+        """Arms, trials, sizes, the time (by a few timed steps) and disk that `run` would take, and what it could find.
 
-        Trials that are finished in `out` are not counted. Raises UserError as `run` does.
+        Trials that are finished in `out` are not counted; the spread is known from them, or from studies beside `out`.
+        With a budget it is of the study that `run` would plan for it. `command`, of the shell, is what a smaller study
+        is proposed as. Writes no file. Raises UserError as `run` does.
         """
         from vitmods.study.run import Running, dry_run
+        from vitmods.study.schedule import make_budget
 
         cache = None if cache_dir is None else str(cache_dir)
-        how = Running(workers, device, data_workers, cache_dir=cache, keep_weights=keep_weights)
-        return dry_run(self.settings, None if out is None else Path(out), how)
+        how = Running(workers, device, data_workers, cache_dir=cache, progress=progress, keep_weights=keep_weights)
+        path = None if out is None else Path(out)
+        return dry_run(self.settings, path, how, command, make_budget(budget), self._seeds_given)
+
+    def pilot(
+        self,
+        out: str | Path,
+        *,
+        workers: int | None = None,
+        device: str = "auto",
+        data_workers: int = 0,
+        checkpoint_minutes: float = 5.0,
+        progress: bool = True,
+        cache_dir: str | Path | None = None,
+        recompute: bool = False,
+        checkpointing: bool = False,
+        budget: str | int | None = None,
+        keep_weights: Keep = "all",
+        command: str | None = None,
+    ) -> Estimate:
+        """Train base alone on the first four seeds, which count as trials of the study; then what `dry_run` gives, with
+        the spread that is now known. Arguments as in `run` and `dry_run`. Raises as `run` does."""
+        from vitmods.study.describe import python_call
+        from vitmods.study.run import Running, run_pilot
+        from vitmods.study.schedule import make_budget
+
+        cache = None if cache_dir is None else str(cache_dir)
+        measures = (workers, device, data_workers, checkpoint_minutes, 0.0, progress)
+        how = Running(*measures, cache, recompute, checkpointing, keep_weights)
+        called = command or python_call(self.settings, str(out))
+        return run_pilot(self.settings, Path(out), how, called, make_budget(budget), self._seeds_given, command)
 
 
 def _tuning(tune: Mapping[str, Any], tune_on: str | None, count: int, same: tuple[int, ...] | None) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class TrialRunner:
         cache_dir: str | None = None,
     ):
         self.folder, self.settings = folder, settings
-        self._data_workers, self._cache_dir = data_workers, cache_dir
+        self.data_workers, self._cache_dir = data_workers, cache_dir
         self.how = RunOptions(
             device,
             checkpoint_every_minutes=checkpoint_minutes,
@@ -131,7 +131,7 @@ class TrialRunner:
         fixed = self.settings.at(setting).fixed
         key = recipe.augment, json.dumps(image_settings(fixed))
         if key not in self._datasets:
-            self._datasets[key] = load_images(fixed, recipe.augment, self._data_workers, self._cache_dir)
+            self._datasets[key] = load_images(fixed, recipe.augment, self.data_workers, self._cache_dir)
         return self._datasets[key]
 
     def __call__(self, work: Work) -> None:

@@ -1,0 +1,210 @@
+"""What a study would take and find, before it is run: steps, seeds that fit a budget, the pilot, a smaller study."""
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from vitmods.cli import main
+from vitmods.model.vit import vit
+from vitmods.recipes import plain
+from vitmods.stats.plan import detectable, sd_range
+from vitmods.study import Answer, Study
+from vitmods.study.estimate import ArmEstimate, Estimate
+from vitmods.study.fits import planned_within, smaller
+from vitmods.study.schedule import make_budget
+from vitmods.study.spread import Spread
+from vitmods.study.steps import Steps
+from vitmods.study.store import StudyFolder
+from vitmods.tasks import Classification
+from vitmods.util.errors import UserError
+
+RECIPE = plain(epochs=1).with_(batch_size=128)
+RUN = {"workers": 1, "device": "cpu", "progress": False}
+
+
+def study(arms=("dpn",), seeds=None, **options):
+    return Study("mu/4", list(arms), seeds=seeds, **{"recipe": RECIPE, "limit_train": 256, **options})
+
+
+def made(k=3, trial_s=60.0, spread=None, finished=0, **options):
+    """An estimate as if every trial took `trial_s`."""
+    settings = Study("S/16", ["dpn", "rms", "layerscale"][:k], "digits", img_size=224, in_chans=3, **options).settings
+    each = len(settings.seeds) - finished
+    arms = [ArmEstimate(arm.name, arm.short, 10, 10, 0.1, trial_s, each, finished) for arm in settings.every_arm]
+    return Estimate(settings, tuple(arms), 1, 1, 100, {"train": 1000, "test": 400}, spread)
+
+
+def test_a_step_is_what_a_trial_makes():
+    """Clipping, optimizer and moving average included; the gradients are gone."""
+    recipe = plain().with_(batch_size=8, ema=0.9, clip_norm=1.0)
+    model = vit("mu/4", img_size=8, in_chans=1, num_classes=10)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    steps = Steps(model, Classification(), recipe, torch.device("cpu"), model.vit_config)
+    computed, part_s, update_s = steps.timed(4, parts=2, most_s=math.inf)
+    assert (computed, steps.ema.updates) == (2, 1)
+    assert part_s > 0 < update_s
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert any(not torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert steps.peak(4) > 5 * sum(parameter.nbytes for parameter in model.parameters())  # with Adam's and the average
+    assert (steps.fitting(steps.train, 8, 1e-9, least=2), steps.fitting(steps.train, 8, 1e9)) == (2, 8)
+
+
+def test_the_plan_has_time_and_detectable_effect_for_every_number_of_seeds():
+    found = made(spread=Spread(1.5, 3, "from 4 trials of base", 0.04, 400), seeds=5)
+    text = str(found)
+    low, high = sd_range(1.5, 3)
+    assert f"sd of a trial: 1.5 points (80 % range {low:.2g} to {high:.2g}), from 4 trials of base." in text
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.split()[0:1] in (["3"], ["5"], ["16"])}
+    assert rows["5"][1:3] == ["20", "min"]
+    assert rows["5"][3] == f"{1.5 * detectable(3, 5).effect:.2g}"
+    assert float(rows["5"][5]) > float(rows["5"][3])  # other images: 100 sqrt(0.04 / 400) = 1 point more
+    assert "equivalent within 0.5 points: " in text
+    assert "out of reach" in text
+    assert f"find effects above about {1.5 * detectable(3, 5).effect:.2g} points" in found.decides()
+
+
+def test_an_unknown_spread_is_said():
+    text = str(made())
+    assert "sd of a trial: unknown. --pilot trains four trials of base, which then count." in text
+    assert f"{detectable(3, 5).effect:.2g} sd of a trial" in text
+
+
+@pytest.mark.parametrize(
+    ("budget", "options", "seeds"),
+    [
+        ("30m", {}, 7),
+        ("41 trials", {}, 10),
+        ("70m", {"until_decided": True}, 16),
+        ("40m", {"until_decided": True}, 8),
+        ("20m", {"until_decided": True}, 5),
+    ],
+)
+def test_as_many_seeds_as_fit(budget, options, seeds):
+    found = planned_within(make_budget(budget), made(**options))
+    assert (found.refused, len(found.settings.seeds)) == (None, seeds)
+    assert found.total_s == 4 * seeds * 60
+    assert found.tuning_s == 0
+
+
+def test_what_is_finished_takes_no_time_again():
+    assert len(planned_within(make_budget("30m"), made(finished=2)).settings.seeds) == 9
+
+
+def test_workers_share_the_time():
+    assert len(planned_within(make_budget("30m"), replace(made(), workers=2, abreast=2)).settings.seeds) == 15
+
+
+def test_tuned_trials_come_first():
+    found = made(tune={"lr": (1e-4, 1e-3)}, tune_on="val", seeds=5)
+    found = replace(found, arms=tuple(replace(arm, trials=7) for arm in found.arms))  # 5, and one for each value
+    assert (found.tuning_trials, found.tuning_s, found.seconds(5)) == (8, 8 * 60, 28 * 60)
+    assert len(planned_within(make_budget("28m"), found).settings.seeds) == 5
+    assert len(planned_within(make_budget("28trials"), found).settings.seeds) == 5
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        ("10m", "3 arms and base x 3 seeds take 12 min, more than 10 min; 2 arms x 3 seeds fit"),
+        ("10trials", "3 arms and base x 3 seeds take 12 trials, more than 10 trials; 2 arms x 3 seeds fit"),
+        ("2m", "not even one arm x 3 seeds fits"),
+    ],
+)
+def test_fewer_than_three_seeds_are_refused_with_the_arithmetic(budget, words):
+    refused = str(planned_within(make_budget(budget), made()).refused)
+    assert words in refused
+    assert "--img-size" in refused
+    assert "--epochs" in refused
+
+
+def test_a_smaller_study_is_one_command():
+    command = "vitmods compare --dry-run --pilot --base S/16 --arms dpn rms --seeds=8 --epochs 100 --budget 2h"
+    found = smaller(made(trial_s=3600.0, seeds=8, recipe=plain(epochs=100)), 2 * 3600, command)
+    assert found.seconds <= 2 * 3600 < found.of_s == 32 * 3600
+    line = str(found).splitlines()[1].strip()
+    assert line.startswith("vitmods compare --arms dpn rms --budget 2h --seeds 5 --img-size 160 --base Ti/16")
+    assert "about" in str(found)
+    assert smaller(made(trial_s=1e9), 60, command) is None
+    assert "vm.Study(..., seeds=5" in str(smaller(made(trial_s=3600.0, seeds=8), 12 * 3600, None))
+
+
+def test_changes_that_go_together_name_the_factorial_design():
+    found = study(["dpn", "rms", "layerscale"], seeds=3).dry_run(**RUN)
+    assert "a factorial design (--design factorial) of 8 runs x 2 seeds, 16 trials" in " ".join(str(found).split())
+    assert study(["dpn", "rms"], seeds=3).dry_run(**RUN).design == ""
+
+
+@pytest.fixture(scope="module")
+def pilot(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "first"
+    return out, study(["dpn", "rms"]).pilot(out, **RUN)
+
+
+def test_a_pilot_trains_base_alone_and_knows_the_spread(pilot):
+    out, found = pilot
+    assert sorted(str(path.parent.relative_to(out / "trials")) for path in out.rglob("result.json")) == [
+        f"base/seed{seed}" for seed in range(4)
+    ]
+    assert found.spread.df == 3
+    assert found.spread.images == 538  # val and test, which vitmods made both
+    assert 0 < found.spread.disagree < 1
+    assert "from 4 trials of base" in str(found)
+    assert (found.finished, [arm.trials for arm in found.arms]) == (4, [1, 5, 5])
+    assert StudyFolder(out).known_facts().plan.seeds == 0
+
+
+def test_a_pilot_counts_and_a_budget_plans_the_rest(pilot, capsys):
+    """12 trials, 4 of which are there; and without a budget the recorded plan goes on."""
+    out, _ = pilot
+    with pytest.raises(UserError, match="3 arms and base x 3 seeds take 12 trials, more than 5 trials"):
+        study(["dpn", "rms", "layerscale"]).run(out, budget="5trials", **RUN)
+    chosen = study(["dpn", "rms"], margin=1.0)  # base alone says nothing of the arms, so the margin is still free
+    result = chosen.run(out, budget="9trials", cost_seconds=0, **{**RUN, "progress": True})
+    assert "4 seeds of 2 arms and base in about" in capsys.readouterr().err
+    assert result.complete
+    assert [len(arm.scores) for arm in result.every_arm] == [4, 4, 4]
+    plan = StudyFolder(out).known_facts().plan
+    assert plan.seeds == 4
+    doubts = " ".join(Answer.load(out).doubts)
+    assert "Extended" not in doubts
+    assert "margin was changed" not in doubts
+    again = study(["dpn", "rms"]).run(out, budget="100trials", cost_seconds=0, **RUN)
+    assert [len(arm.scores) for arm in again.every_arm] == [4, 4, 4]
+    assert study(["dpn", "rms"]).dry_run(out, **RUN).finished == 12
+
+
+def test_earlier_studies_beside_the_folder_tell_the_spread(pilot):
+    out, _ = pilot
+    found = study(["dpn"]).dry_run(out.parent / "second", **RUN)
+    assert found.spread is not None
+    assert f"from {out.parent.name}" not in str(found)
+    assert str(out) in str(found)
+    longer = study(["dpn"], recipe=RECIPE.with_(epochs=2)).dry_run(out.parent / "second", **RUN)
+    other = study(["dpn"], metric="nll").dry_run(out.parent / "second", **RUN)
+    assert (longer.spread, other.spread) == (None, None)
+
+
+def test_a_dry_run_says_at_once_what_it_does_and_names_every_arm(tmp_path, capsys):
+    few = ["--base", "mu/4", "--arms", "dpn", "--epochs", "1", "--limit-train", "128", "--device", "cpu"]
+    assert main(["compare", *few, "--dry-run", "--budget", "8trials", "--out", str(tmp_path / "a")]) == 0
+    said = capsys.readouterr()
+    lines = said.err.splitlines()
+    assert lines[0] == "Reading digits ..."
+    assert [line.split(":")[0].split()[-1] for line in lines if " of 2  " in line] == ["base", "dpn"]
+    assert "8 trials to run" in said.out
+    assert (
+        main(["train", "--base", "mu/4", "--arm", "dpn", "--limit-train", "128", "--device", "cpu", "--dry-run"]) == 0
+    )
+    said = capsys.readouterr().out
+    assert said.startswith("dpn: ")
+    assert "the trial about" in said
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_shell_says_something_before_the_slow_imports():
+    code = "import sys, vitmods.cli.compare; print({'torch', 'scipy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
