@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from typing import NamedTuple
 
+from vitmods.report.designs import Step, factorial_steps
 from vitmods.report.text import points, ranked
 from vitmods.stats.need import Need, needed
 from vitmods.stats.sequential import LOOKS
@@ -19,21 +19,17 @@ from vitmods.util.text import duration, listing, plural
 CHEAPER = 0.97  # of base's time, from where it is worth a word
 
 
-class Step(NamedTuple):
-    """A sentence, and the command that does it, if there is one."""
-
-    text: str
-    command: str = ""
-
-
 def what_now(answer: Answer) -> list[Step]:
     """Of a study with fixed seeds that is not finished, only to finish it: its verdicts are provisional."""
     steps = []
     if not answer.complete:
         steps.append(Step("Finish the study: the same command goes on where it was stopped.", answer.command))
+    if answer.factorial:
+        return [*steps, *(factorial_steps(answer) if answer.complete or answer.looks else ())]
     if answer.complete or answer.looks:
         chosen = _to_take(answer)
-        steps += [*_choice(answer, chosen), *_stability(answer), *_open(answer), *_deploy(answer, chosen)]
+        steps += [*_choice(answer, chosen), *_stability(answer), *_open(answer)]
+        steps += [] if answer.sweep else _deploy(answer, chosen)
     return steps
 
 
@@ -88,7 +84,7 @@ def _open(answer: Answer) -> Iterator[Step]:
         most = max(most, need.seeds or 0)
     if most:
         most = next(n for n in LOOKS if n >= most)
-        yield Step("To decide what seeds can decide:", extended(answer.command, most))
+        yield Step("To decide what seeds can decide:", extended(answer.command, most, fixed=bool(answer.sweep)))
     elif any(effect.verdict == Verdict.OPEN for effect in answer.effects.values()):
         margin = f"{answer.margin:g}{points(answer.metric)}"
         yield Step(f"More seeds are no way to decide the rest: more test images, or a margin above {margin}, are.")
@@ -100,14 +96,16 @@ def _time(answer: Answer, arm: ArmAnswer, need: Need) -> str:
     known = [value for value in seconds if value is not None]
     if need.seeds is None or len(known) < 2:
         return ""
-    return f", {duration((need.seeds - need.effect.n) * sum(known))} more"
+    settings = max(len(answer.sweep), 1)
+    return f", {duration((need.seeds - need.effect.n) * settings * sum(known))} more"
 
 
-def extended(command: str, seeds: int) -> str:
-    """The same study until it is decided, with at most so many seeds."""
+def extended(command: str, seeds: int, fixed: bool = False) -> str:
+    """The same study until it is decided, with at most so many seeds; or with as many, as a sweep needs them."""
+    decided = "" if fixed else ", until_decided=True"
     if not command.startswith("vitmods compare"):
         plain = re.sub(r", (seeds|until_decided)=(\[[^]]*\]|\w+)", "", command)
-        return re.sub(r"\)(\.run\()", rf", seeds={seeds}, until_decided=True)\1", plain, count=1)
+        return re.sub(r"\)(\.run\()", rf", seeds={seeds}{decided})\1", plain, count=1)
     words, kept = iter(shlex.split(command)), []
     for word in words:
         name = word.partition("=")[0]
@@ -115,7 +113,7 @@ def extended(command: str, seeds: int) -> str:
             next(words) if "=" not in word else None
         elif name != "--until-decided":
             kept.append(word)
-    return shlex.join([*kept, "--until-decided", "--max-seeds", str(seeds)])
+    return shlex.join([*kept, *(["--seeds"] if fixed else ["--until-decided", "--max-seeds"]), str(seeds)])
 
 
 def _deploy(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
