@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from types import SimpleNamespace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -240,8 +241,8 @@ def test_weights_that_were_not_kept_cannot_be_deployed(synthetic, tmp_path):
     for seed in range(5):
         (tmp_path / f"trials/dpn/seed{seed}").mkdir(parents=True)
     assert what_now(answer)[-1].command == f"{answer.command} --retrain dpn"
-    swept = dataclasses.replace(answer, settings={**answer.settings, "sweep": {"base": ["S/16", "Ti/16"]}})
-    assert advice(swept)[-1] == "To deploy dpn, train it again: this study kept no weights of it."
+    unfinished = dataclasses.replace(answer, complete=False, looks=(SimpleNamespace(stopped=()),))
+    assert advice(unfinished)[-1] == "To deploy dpn, train it again: this study kept no weights of it."
     (tmp_path / "trials/dpn/seed3/model.safetensors").touch()
     assert what_now(answer)[-1].command == f"vitmods export {tmp_path}/trials/dpn/seed3 --to onnx"
 

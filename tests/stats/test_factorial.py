@@ -193,7 +193,7 @@ def test_the_best_combination_has_the_signs_of_the_effects():
     design = plan_factorial(NAMES[:5])
     found = points(scores_of(design, {"dpn": 2, "rms": -1, "dtn": 0.5, "qknorm": 1, "swiglu": -2}), design)
     assert found.best == ("dpn", "dtn", "qknorm")
-    assert "by the signs of the effects: dpn+dtn+qknorm; confirm it" in found.notes[-1]
+    assert "by the signs of the effects: dpn+dtn+qknorm; confirm it" in found.prediction
     assert [found[change].verdict for change in ("dpn", "swiglu")] == [Verdict.HELPS, Verdict.HURTS]
     worse = points(scores_of(design, {"dpn": 2, "swiglu": -2}), design, higher_is_better=False)
     assert worse["dpn"].verdict == Verdict.HURTS
@@ -209,7 +209,7 @@ def test_where_changes_act_on_each_other_it_is_the_best_run():
     assert found.pairs["dpn x rms or dtn x qknorm"].verdict == Verdict.HURTS
     assert all(found[change].effect > 0 for change in ("dpn", "rms", "dtn"))  # by their signs it would be all three
     assert found.best == ("dpn", "dtn")
-    assert "the best run seen" in found.notes[-1]
+    assert "the best run seen" in found.prediction
 
 
 def test_the_best_combination_has_no_conflict():
@@ -292,7 +292,7 @@ def test_looks_use_their_own_level_and_whole_looks_alone():
     scores = scores_of(design, {"dpn": 2.0}, n=5)
     found = points(scores, design, most_seeds=8)
     assert (found.n, found["dpn"].alpha) == (4, NOMINAL)
-    assert "look 3 of 5, at 4 seeds" in found.notes
+    assert "look 3 of 5, at 4 seeds" in found.look
     fixed = points({name: dict(list(seeds.items())[:4]) for name, seeds in scores.items()}, design)
     assert found["dpn"].low < fixed["dpn"].low
     assert points({name: {0: seeds[0]} for name, seeds in scores.items()}, design, most_seeds=8).n == 0

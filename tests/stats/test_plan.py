@@ -94,7 +94,9 @@ def test_ranges_and_worst_cases():
 
 def test_a_budget():
     assert seeds_within(3600, 100, 120, 4) == 6
-    with pytest.raises(UserError, match=r"7 arms and base x 3 seeds take 42 min, more than 18 min; 2 arms x 3 seeds fit"):
+    with pytest.raises(
+        UserError, match=r"7 arms and base x 3 seeds take 42 min, more than 18 min; 2 arms x 3 seeds fit"
+    ):
         seeds_within(18 * 60, 100, 105, 7)
     with pytest.raises(UserError, match="not even one arm"):
         seeds_within(10, 100, 100, 7)

@@ -126,7 +126,7 @@ def test_a_study_of_a_swin_is_complete(finished):
     assert result.complete
     assert not result.failed
     assert result["relu"].n == 2
-    assert result["wide"].mean == 0
+    assert result["wide"].effect == 0
 
 
 def test_its_costs_are_counted_and_measured(finished):

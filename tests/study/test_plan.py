@@ -147,8 +147,8 @@ def test_every_other_change_is_a_difference_and_is_shown():
     ("options", "says"),
     [
         ({"seeds": 3, "until_decided": True}, "at most 4 to 32 seeds"),
-        ({"seeds": 5, "until_decided": True, "sweep": make_sweep({"lr": 0.2}, FIXED)}, "fixed number of seeds"),
-        ({"sweep": make_sweep({"lr": (0.2,)}, FIXED), "arms": [Arm("a", (), {"lr": 0.3})]}, "swept over"),
+        ({"seeds": 5, "until_decided": True, "sweep": make_sweep({"lr": (0.2, 0.4)}, FIXED)}, "fixed number of seeds"),
+        ({"sweep": make_sweep({"lr": (0.2, 0.4)}, FIXED), "arms": [Arm("a", (), {"lr": 0.3})]}, "swept over"),
         ({"grid": LR, "tuning_seeds": (7,), "arms": [Arm("a", (), {"lr": 0.3})]}, "tuned for every arm"),
     ],
 )

@@ -79,6 +79,14 @@ def test_an_unfinished_study_is_refused(copied):
     assert not (copied / "retrained").exists()
 
 
+@pytest.mark.parametrize("kind", [{"design": "factorial", "seeds": 2}, {"sweep": {"lr": (1e-4, 1e-3)}}])
+def test_what_has_no_one_arm_to_take_is_refused(kind, copied, monkeypatch):
+    study = Study("mu/4", ["dpn", "rms", "layerscale"], "digits", RECIPE, **kind)
+    monkeypatch.setattr("vitmods.study.store.StudyFolder.check_same_study", lambda *_: None)
+    with pytest.raises(UserError, match="run an ordinary study"):
+        study.retrain(copied, **HERE)
+
+
 def test_the_seeds_of_the_study_stand(copied):
     study = make(seeds=None)  # as many as were planned; the study itself says how many
     assert study.retrain(copied, **HERE).finished

@@ -1,5 +1,6 @@
 """Which trials a study runs, in which order, and when arms stop; the trainings are played."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from vitmods.recipes import Recipe
 from vitmods.study.arms import make_arms
 from vitmods.study.executors import Inline
+from vitmods.study.factors import make_plan
 from vitmods.study.looks import looks
 from vitmods.study.plan import Settings, make_seeds
 from vitmods.study.progress import Progress
@@ -173,3 +175,27 @@ def test_trials_on_other_images_are_not_compared(tmp_path):
     write_scores(folder / "test.npz", {"ids": np.arange(1, IMAGES + 1).astype(str), "top1": np.ones(IMAGES, bool)})
     with pytest.raises(UserError, match="evaluated on different images"):
         looks(played.state())
+
+
+class Factorial(Played):
+    """Accuracies of runs are sums over their changes."""
+
+    def __init__(self, path, gains, seeds, **options):
+        plan = make_plan(make_arms(list(gains)), {**FIXED, "img_size": [8, 8], "in_chans": 1}, None)
+        means = {arm.name: 0.5 + sum(gains[name] for name in arm.name.split("+")) for arm in plan.arms}
+        super().__init__(path, {"base": 0.5, **means}, seeds, **options)
+        self.settings = dataclasses.replace(self.settings, arms=plan.arms, design=plan)
+
+
+def test_until_decided_it_is_looked_at_and_stops_as_a_whole(tmp_path):
+    played = Factorial(tmp_path, {"dpn": 0.3, "rms": -0.2, "layerscale": 0.15}, 8, sd=0.005)
+    assert played.settings.looks == (2, 3, 4, 6, 8)
+    played.run()
+    look = played.last()
+    assert look.decision.is_decided
+    assert set(look.stopped) == {arm.name for arm in played.settings.arms}
+    assert len(played.order) == 8 * look.seeds < 8 * 8
+    undecided = Factorial(tmp_path / "open", {"dpn": 0.3, "rms": 0.0}, 3, sd=0.05)
+    undecided.run()
+    assert len(undecided.order) == 4 * 3
+    assert not undecided.last().stopped

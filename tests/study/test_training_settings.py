@@ -83,7 +83,9 @@ def test_trained_weights_are_dropped_too_and_the_new_head_is_as_said(finished):
     for name, value in trained.state_dict().items():
         if not name.startswith("head."):
             assert torch.equal(model.get_parameter(name), value), name
-    assert model.pretrained_cfg == trained.pretrained_cfg
+    named = dict(trained.pretrained_cfg)
+    assert named.pop("label_names") == tuple("0123456789")
+    assert model.pretrained_cfg == named, "the new head's classes have no names yet"
     assert rates(built(study(["ffn"], plain(), start=checkpoint), "ffn")) == [0.3] * 4
 
 
@@ -98,7 +100,7 @@ def test_what_it_came_to_is_in_the_folder_of_the_trial_and_in_the_report(finishe
     assert config["model"]["drop_path"] == 0.3
     page = result.report().read_text()
     assert "On these images" in page
-    assert "steps_per_epoch" in page
+    assert "steps_per_epoch" in page.replace("<wbr>", "")
 
 
 def test_a_dry_run_counts_steps_and_evaluations(tmp_path):

@@ -111,7 +111,7 @@ def test_nothing_is_evaluated_on_test_before_an_arm_s_last_trial(played, tmp_pat
     assert result.failed == ["dpn, lr=0.01, seed 1: RuntimeError: out of luck"]
     assert result.chosen == {"base": {"lr": 1e-3}, "dpn": None}
     assert not result.complete
-    assert "7 of 8 trials have ended" in result.report().read_text()
+    assert "7 of 8 trials finished" in result.report().read_text()
     assert run(make(**GRID), tmp_path).complete
 
 

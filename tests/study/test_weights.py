@@ -31,7 +31,7 @@ def last_score(folder):
 @pytest.fixture(scope="module")
 def best(tmp_path_factory):
     out = tmp_path_factory.mktemp("best")
-    make(noise_floor=True).run(out, keep_weights="best", **RUN)
+    make().run(out, keep_weights="best", **RUN)
     return out
 
 
@@ -49,7 +49,7 @@ def test_the_best_seed_of_each_arm_stays(best, tmp_path):
 
 def test_the_study_goes_on_as_it_was(best):
     before = kept(best)
-    assert make(seeds=3, noise_floor=True).run(best, keep_weights="best", **RUN).complete
+    assert make(seeds=3).run(best, keep_weights="best", **RUN).complete
     assert len(kept(best)) == 2
     assert all((best / "trials" / name).exists() for name in before)
 
@@ -59,7 +59,7 @@ def test_what_needs_other_weights_says_so(best):
     with pytest.raises(UserError, match=r"keep-weights"):
         evaluate(best / "trials" / gone, device="cpu")
     with pytest.raises(UserError, match=r"ece has to be computed.*--keep-weights all"):
-        make(seeds=3, noise_floor=True, metric="ece").run(best, **RUN)
+        make(seeds=3, metric="ece").run(best, **RUN)
     with pytest.raises(UserError, match="keep-weights"):
         Start(str(best / "trials" / "dpn"), None).build(vm.ViTConfig(), int(gone[-1]))
 
@@ -74,7 +74,7 @@ def test_none_stay_and_metrics_do(tmp_path):
 
 @pytest.mark.parametrize(("keep", "arms"), [("best", ["base", "dpn"]), ("none", [])])
 def test_a_tuned_study_keeps_weights_until_the_choice_is_evaluated(keep, arms, tmp_path):
-    study = make(seeds=1, tune={"lr": (1e-4, 1e-3)}, tune_on="val")
+    study = make(seeds=1, tune={"lr": (1e-4, 1e-3)}, tune_on="val", same_seeds=True)
     assert study.run(tmp_path, keep_weights=keep, **RUN).complete
     assert [name.split("/")[0] for name in kept(tmp_path)] == arms
     assert all((tmp_path / "trials" / name / "test.json").exists() for name in kept(tmp_path))

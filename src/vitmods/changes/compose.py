@@ -55,7 +55,7 @@ def conflicts(arms: Mapping[str, Sequence[Change]], config: ViTConfig | None = N
     return {pair: refused[pair] for pair in combinations(arms, 2) if pair in refused and pair[::-1] in refused}
 
 
-def in_order(arms: Mapping[str, Sequence[Change]], config: ViTConfig) -> tuple[str, ...]:
+def in_order(arms: Mapping[str, Sequence[Change]], config: ViTConfig | None = None) -> tuple[str, ...]:
     """The arms as given, save that of two which go together in one order alone (`rms` before `dtn`) the one that has to
     be first comes before the other."""
     refused = _refused(arms, config)

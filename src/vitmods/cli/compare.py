@@ -42,6 +42,8 @@ class Compare:
       vitmods compare --from runs/pretrained --data path/to/images      (a study: each arm from its own weights)
       vitmods compare --arms dpn --tune lr=1e-4,3e-4,1e-3 --tune-on val     (the same budget for every arm)
       vitmods compare --arms dpn --sweep base=Ti/16,S/16     (an effect for each, and their average)
+      vitmods compare --base Ti/16 S/16 --arms dpn --img-size 224     (the same of several bases)
+      vitmods compare --arms dpn rms layerscale --design factorial --confirm     (all changes in every trial)
       vitmods compare --arms dpn --metric ece
       vitmods compare --task multilabel --data path/to/labels.csv --arms dpn rms
       vitmods compare --retrain best     (the arm to take, on all images)
@@ -56,18 +58,26 @@ class Compare:
     """what is compared with base: changes, joined by +, or NAME=CHANGES, or a line-up of arms as norms; `vitmods
     changes` lists them; replace(rms), replace(dtn): other norms in any transformer. attention, ffn, head, train(ROLES):
     what is trained; full: all of it"""
-    base: str = "mu3/2"
-    """the model without changes: Ti/16, S/16, B/16, S36/16 (36 deep), or timm's name; any other model as timm:NAME,
-    torchvision:NAME, hf:FOLDER, python:MODULE:FUNCTION (docs/any-model.md)"""
+    base: tuple[str, ...] = ("mu3/2",)
+    """the model without changes, or several: then every arm is compared with each. Ti/16, S/16, B/16, S36/16 (36 deep),
+    or timm's name; any other model as timm:NAME, torchvision:NAME, hf:FOLDER, python:MODULE:FUNCTION
+    (docs/any-model.md)"""
     start: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """trained weights to begin with, which say what base is: a trial's folder, a file, or a timm model's name; or a
     study's folder, or one of several checkpoints: then each arm begins with its own"""
+    design: Literal["factorial"] | None = None
+    """factorial: arms are switched on and off together, and each is judged on average over the others
+    (docs/factorial.md). None: each arm is compared with base"""
+    runs: int | None = None
+    """combinations that a factorial study trains, base included; None: 8 of 3 and 4 arms, 16 of more"""
+    confirm: bool = False
+    """then train the best combination that a factorial study predicts against base, on 5 fresh seeds"""
     seeds: int | None = None
-    """trials of every arm; None: 5, or one for each fold where these are more"""
+    """trials of every arm; None: 5, or one for each fold where these are more; of a factorial study 3"""
     until_decided: bool = False
     """look after 4, 5, 6, 8, ... seeds, and train an arm no longer once it is decided or hopeless (docs/verdicts.md)"""
     max_seeds: int | None = None
-    """the most trials of an arm, with --until-decided; None: 16"""
+    """the most trials of an arm, with --until-decided; None: 16, of a factorial study 8"""
     budget: str | None = None
     """how much this run may take: 2h, 30m, or 40trials; the same command goes on later. None: no end"""
     folds: int | None = None
@@ -119,16 +129,16 @@ def main(arguments: Sequence[str]) -> int:
     if not (asked.help or asked.quiet):
         print(f"Reading {asked.data or 'digits'} ...", file=sys.stderr, flush=True)
     defaults, dataset, recipe_name, recipe = defaults_from(asked, start)
-    default = Compare(dataset, recipe, MachineOptions(), Options(), base=defaults.base, recipe=recipe_name)
+    default = Compare(dataset, recipe, MachineOptions(), Options(), base=(defaults.base,), recipe=recipe_name)
     if start:
         from vitmods.study.checkpoints import names  # torch, which takes seconds: what runs is said before
 
         default = replace(default, arms=names(start) or default.arms)
     options = parse(Compare, arguments, "compare", default)
-    if options.start is not None and options.base != defaults.base:
+    if options.start is not None and options.base != (defaults.base,):
         raise UserError("--from says what base is: leave --base out.")
     out = options.out or readable_folder(
-        options.dataset.data, Path(options.base).name if options.start else options.base
+        options.dataset.data, Path(options.base[0]).name if options.start else "-".join(options.base)
     )
     study = _study(options)
     machine = options.machine
@@ -165,7 +175,13 @@ def main(arguments: Sequence[str]) -> int:
     if options.pilot:
         print(study.pilot(out, **how))
         return 0
-    return _show(study.run(out, cost_seconds=options.cost_seconds, **how))
+    how["cost_seconds"] = options.cost_seconds
+    result = study.run(out, **how)
+    if not (options.confirm and result.complete and result.factorial and result.factorial.best):
+        return _show(result)
+    confirmed = study.confirm(out, **how)
+    confirmed.report()
+    return max(_show(type(result).load(out)), FAILED if confirmed.failed else 0)
 
 
 def _retrain(study: Study, options: Compare, out: Path) -> int:
@@ -215,9 +231,16 @@ def _study(options: Compare) -> Study:
     for arm in sorted(base.intersection(map(str.strip, options.arms))):
         record = BASE if arm == BASE else f"{arm}, which is base here,"
         note(f"{record} is always part of a study and need not be given as an arm.")
+    if options.confirm and options.design is None:
+        raise UserError("--confirm belongs to a factorial study: add --design factorial.")
+    sweep: dict[str, Any] = grid_from_text(options.sweep, "--sweep")
+    if len(options.base) > 1:
+        if "base" in sweep:
+            raise UserError("--base and --sweep base=... both list bases: leave one of the two out.")
+        sweep = {"base": options.base, **sweep}
     metric = options.metric or measure_of(options.dataset.task).name
     return Study(
-        None if options.start else options.base,
+        None if options.start else options.base[0],
         arms,
         recipe=options.training,
         seeds=_seeds(options),
@@ -228,7 +251,9 @@ def _study(options: Compare) -> Study:
         until_decided=options.until_decided,
         generalize=options.generalize,
         folds=options.folds,
-        sweep=grid_from_text(options.sweep, "--sweep"),
+        design=options.design,
+        runs=options.runs,
+        sweep=sweep,
         tune=grid_from_text(options.tune),
         tune_on=options.tune_on,
         tuning_seeds=options.tuning_seeds,

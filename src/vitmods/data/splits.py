@@ -37,7 +37,7 @@ class SplitOptions(TypedDict, total=False):
         image is tested once. Only a class whose images all belong together is always trained on.
     group_by: what images belong together, a regular expression or a CSV file; see `vitmods.data.groups`.
     split_file: a CSV file with the columns image and split, such as the split.csv of a study, that says it all.
-    limit_train: at most so many training images, classes in proportion.
+    limit_train: at most so many training images, or such a fraction of them (a float up to 1), classes in proportion.
     limit_val: so many images for val, taken out of train where there is no val.
     train_on_all: train on val and test too, which then are no splits: for a model whose worth is known already.
     """
@@ -48,7 +48,7 @@ class SplitOptions(TypedDict, total=False):
     fold: Sequence[int] | None
     group_by: str | Path | None
     split_file: str | Path | None
-    limit_train: int | None
+    limit_train: float | None
     limit_val: int | None
     train_on_all: bool
 
@@ -62,7 +62,7 @@ def make_splits(
     fold: Sequence[int] | None = None,
     group_by: str | Path | None = None,
     split_file: str | Path | None = None,
-    limit_train: int | None = None,
+    limit_train: float | None = None,
     limit_val: int | None = None,
     train_on_all: bool = False,
     cache_dir: Path | None = None,
@@ -226,14 +226,16 @@ def _dealt(classes: "list[list[Unit]]", count: int) -> list[list[int]]:
     return homes
 
 
-def limit(records: Records, count: int | None, seed: int) -> Records:
-    """At most `count` images, chosen by split seed and name: classes in proportion (largest remainders), but one of
-    each class as long as there are as many images as classes."""
+def limit(records: Records, count: float | None, seed: int) -> Records:
+    """At most `count` images, or such a fraction of them (a float up to 1), chosen by split seed and name: classes in
+    proportion (largest remainders), but one of each class as long as there are as many images as classes."""
+    if isinstance(count, float) and 0 < count <= 1:
+        count = round(count * len(records))
     if count is None or count >= len(records):
         return records
-    if count < 1:
-        raise UserError(f"limit_train must be at least 1, not {count}.")
-    return records.take(_drawn(records, count, seed, "limit", spare=0))
+    if count < 1 or count != int(count):
+        raise UserError(f"limit_train must be at least 1, or a fraction (0.25) of the images, not {count}.")
+    return records.take(_drawn(records, int(count), seed, "limit", spare=0))
 
 
 def take_out(records: Records, count: int, seed: int, groups: Groups = None) -> tuple[Records, Records]:

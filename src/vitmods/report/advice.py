@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from typing import NamedTuple
 
+from vitmods.report.designs import Step, factorial_steps
 from vitmods.report.text import points, ranked
 from vitmods.stats.need import Need, needed
 from vitmods.stats.sequential import LOOKS
@@ -29,21 +29,17 @@ from vitmods.util.text import duration, listing, plural
 CHEAPER = 0.97  # of base's time, from where it is worth a word
 
 
-class Step(NamedTuple):
-    """A sentence, and the command that does it, if there is one."""
-
-    text: str
-    command: str = ""
-
-
 def what_now(answer: Answer) -> list[Step]:
     """Of a study with fixed seeds that is not finished, only to finish it: its verdicts are provisional."""
     steps = []
     if not answer.complete:
         steps.append(Step("Finish the study: the same command goes on where it was stopped.", answer.command))
+    if answer.factorial:
+        return [*steps, *(factorial_steps(answer) if answer.complete or answer.looks else ())]
     if answer.complete or answer.looks:
         chosen = best_arm(answer)
-        steps += [*_choice(answer, chosen), *_stability(answer), *_open(answer), *_deploy(answer, chosen)]
+        steps += [*_choice(answer, chosen), *_stability(answer), *_open(answer)]
+        steps += [] if answer.sweep else _deploy(answer, chosen)
     return steps
 
 
@@ -87,7 +83,7 @@ def _open(answer: Answer) -> Iterator[Step]:
         most = max(most, need.seeds or 0)
     if most:
         most = next(n for n in LOOKS if n >= most)
-        yield Step("To decide what seeds can decide:", extended(answer.command, most))
+        yield Step("To decide what seeds can decide:", extended(answer.command, most, fixed=bool(answer.sweep)))
     elif any(effect.verdict == Verdict.OPEN for effect in answer.effects.values()):
         margin = f"{answer.margin:g}{points(answer.metric)}"
         if answer.decision.overlap:
@@ -103,17 +99,19 @@ def _time(answer: Answer, arm: ArmAnswer, need: Need) -> str:
     known = [value for value in seconds if value is not None]
     if need.seeds is None or len(known) < 2:
         return ""
-    return f", {duration((need.seeds - need.effect.n) * sum(known))} more"
+    settings = max(len(answer.sweep), 1)
+    return f", {duration((need.seeds - need.effect.n) * settings * sum(known))} more"
 
 
-def extended(command: str, seeds: int) -> str:
-    """The same study until it is decided, with at most so many seeds."""
+def extended(command: str, seeds: int, fixed: bool = False) -> str:
+    """The same study until it is decided, with at most so many seeds; or with as many, as a sweep needs them."""
+    decided = "" if fixed else ", until_decided=True"
     if not command.startswith("vitmods compare"):
         plain = re.sub(r", (seeds|until_decided)=(\[[^]]*\]|\w+)", "", command)
-        return re.sub(r"\)(\.run\()", rf", seeds={seeds}, until_decided=True)\1", plain, count=1)
+        return re.sub(r"\)(\.run\()", rf", seeds={seeds}{decided})\1", plain, count=1)
     words = [word for word in shlex.split(command) if word != "--until-decided"]
     kept = without_options(words, ("--seeds", "--max-seeds", "--budget"))
-    return shlex.join([*kept, "--until-decided", "--max-seeds", str(seeds)])
+    return shlex.join([*kept, *(["--seeds"] if fixed else ["--until-decided", "--max-seeds"]), str(seeds)])
 
 
 def _deploy(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
@@ -125,7 +123,7 @@ def _deploy(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
     folders = [answer.path / trial.folder for trial in chosen.counted if trial.status == "finished"]
     kept = [folder for folder in folders if not folder.is_dir() or (folder / WEIGHTS).exists()]
     name, any_seed = chosen.name, "any seed will do: the best one on the test images would look too good"
-    again = bool(folders) and answer.complete and not answer.settings.get("sweep")
+    again = bool(folders) and answer.complete
     if again:
         yield Step(
             f"To deploy {name}, train it on all images, those of test too. How good it is then cannot be measured; "

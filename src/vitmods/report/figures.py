@@ -46,7 +46,7 @@ def forest(effects: Sequence[Effect], margin: float, metric: Metric, inline: Inl
             _label_effect(axes, y, effect, None if narrow else 1 + verdict_at / (width - left - right))
         style(axes)
         lower = "" if metric.higher_is_better else "; lower is better"
-        label = f"difference to base, {of_metric(metric)}{lower}"
+        label = f"effect, {of_metric(metric)}{lower}"
         axes.set_xlabel(label, color=COLOUR["muted"], fontsize=12, labelpad=6)
         axes.tick_params(labelsize=12)
         label = "; ".join(f"{effect.arm}: {numbers(effect)}, {effect.verdict}" for effect in effects)
@@ -227,6 +227,38 @@ def style(axes: Any, colors: Mapping[str, str] = COLOUR) -> None:
     axes.spines["bottom"].set_color(colors["line"])
     axes.tick_params(colors=colors["muted"], length=0, pad=5)
     axes.patch.set_visible(False)
+
+
+def sweep_panel(
+    name: str,
+    settings: Sequence[str],
+    base: Sequence[float | None],
+    arm: Sequence[tuple[float | None, Effect | None]],
+    metric: Metric,
+    inline: Inliner,
+) -> Markup:
+    """The mean under each setting of base, and of an arm, with the interval of its effect drawn from base's mean."""
+    scale = scale_of(metric)
+    with figure(300, 200) as drawn:
+        axes = drawn.add_axes((0.14, 0.2, 0.845, 0.77))
+        for means, color in ((base, "base"), ([mean for mean, _ in arm], "arm")):
+            known = [(x, scale * mean) for x, mean in enumerate(means) if mean is not None]
+            axes.plot(*zip(*known), color=COLOUR[color], lw=1.8, marker="o", ms=4) if known else None
+        for x, (_, effect) in enumerate(arm):
+            if effect is not None and not np.isnan(effect.half):
+                low, high = (effect.base_mean + end for end in effect.interval)
+                axes.plot([x, x], [low, high], color=COLOUR["arm"], lw=1.2)
+        style(axes)
+        axes.locator_params(axis="y", nbins=5)
+        axes.set_xticks(range(len(settings)), [clipped(setting, 14) for setting in settings])
+        axes.grid(axis="y", color=COLOUR["line"], lw=0.8)
+        axes.set_axisbelow(True)
+        axes.set_xlim(-0.4, len(settings) - 0.6)
+        axes.tick_params(labelsize=11)
+        found = [
+            f"{setting}: {numbers(one)}" for setting, (_, one) in zip(settings, arm, strict=True) if one is not None
+        ]
+        return inline(drawn, f"{metric.title} under each setting. {name}: {'; '.join(found)}.", "panel")
 
 
 def tuning_panel(name: str, base: Tuning, arm: Tuning, metric: Metric, inline: Inliner) -> Markup:

@@ -13,14 +13,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from vitmods.report import facts, text
-from vitmods.report.advice import Step, what_now
+from vitmods.report.advice import what_now
+from vitmods.report.designs import Row, Step, all_steps_to_base, factor_arms, several_bases, short_name, sweep_rows
 from vitmods.report.drawing import draw
-from vitmods.report.figures import axes_of, curve_panel, forest, lines, tuning_panel
+from vitmods.report.figures import axes_of, curve_panel, forest, lines, sweep_panel, tuning_panel
 from vitmods.report.svg import Inliner
 from vitmods.stats.decision import Pair
 from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Effect
-from vitmods.study.answer import VIEWS, Answer, ArmAnswer, Tuning
+from vitmods.study.answer import VIEWS, Answer, ArmAnswer, ArmCost, BaseCost, Tuning
 from vitmods.study.arms import BASE
 from vitmods.study.state import NLL
 from vitmods.study.store import slug
@@ -71,6 +72,7 @@ class ArmView:
     arm: ArmAnswer
     effect: Effect
     base: ArmAnswer
+    alone: bool = True  #: whether its model has no other changes
 
     @property
     def name(self) -> str:
@@ -113,9 +115,52 @@ class Page:
             for arm, effect in text.ranked(self.answer)
         ]
 
+    @cached_property
+    def cards(self) -> list[ArmView]:
+        """What is explained: the changes of a factorial study, else the arms."""
+        if not self.answer.factorial:
+            return self.arms
+        arms = enumerate(factor_arms(self.answer))
+        effects = self.answer.factorial.effects
+        return [ArmView(f"change{i}", arm, effects[arm.name], self.answer.base, alone) for i, (arm, alone) in arms]
+
     @property
     def title(self) -> str:
-        return f"{self.answer.data['name']}: which change helps {self.answer.base.model.name}?"
+        base = "" if several_bases(self.answer) else f" {self.answer.base.model.name}"
+        return f"{self.answer.data['name']}: which change helps{base}?"
+
+    @property
+    def costs(self) -> list[tuple[str, BaseCost | None, list[tuple[str, ArmCost | None]]]]:
+        """Of base and of the arms; with several bases, for each."""
+        names = [view.name for view in self.arms]
+        if not several_bases(self.answer):
+            return [("", self.answer.base_cost, [(view.name, view.arm.cost) for view in self.arms])]
+        first = {setting.values["base"]: setting for setting in reversed(self.answer.sweep)}
+        return [(base, one.base_cost, [(name, one.costs.get(name)) for name in names]) for base, one in
+                reversed(first.items())]  # fmt: skip
+
+    @property
+    def swept(self) -> str:
+        return " and ".join(self.answer.sweep[0].values)
+
+    @cached_property
+    def sweep_rows(self) -> list[Row]:
+        return sweep_rows(self.answer)
+
+    @cached_property
+    def sweep_panels(self) -> list[tuple[str, Markup]]:
+        """One an arm: the metric under each setting."""
+        names = [short_name(setting) for setting in self.answer.sweep]
+        base, *arms = [[row for row in self.sweep_rows if row.arm is arm] for arm in self.answer.every_arm]
+        means, shown = [row.mean for row in base], [(rows[0].arm.name, rows) for rows in arms]
+        return [
+            (name, sweep_panel(name, names, means, [(row.mean, row.effect) for row in rows], self.metric, self.inline))
+            for name, rows in shown
+        ]
+
+    @property
+    def steps_to_base(self) -> dict[str, str]:
+        return dict(all_steps_to_base(self.answer))
 
     @cached_property
     def seeds(self) -> list[int]:
@@ -131,7 +176,7 @@ class Page:
     @cached_property
     def forests(self) -> list[Markup]:
         """The interval plot for wide and for narrow screens; none where no arm shares a seed with base yet."""
-        effects = [view.effect for view in self.arms if view.effect.n]
+        effects = [effect for effect in text.ranked_effects(self.answer) if effect.n]
         margin = self.answer.margin
         return [forest(effects, margin, self.metric, self.inline, narrow) for narrow in (False, True) if effects]
 
@@ -153,7 +198,7 @@ class Page:
     @property
     def published(self) -> list[ArmView]:
         """Arms that have a published gain to stand beside ours."""
-        return [view for view in self.arms if view.published]
+        return [view for view in self.cards if view.published]
 
     @property
     def split(self) -> str:
@@ -225,19 +270,25 @@ class Page:
         metric = self.answer.curves
         if metric is None:
             return []
-        base = lines(self.answer.base.counted, metric)
-        arms = [(view.name, lines(view.arm.counted, metric)) for view in self.arms]
-        groups = [base, *(own for _, own in arms)]
-        if not any(groups):
-            return []
-        shown = [(name, own) for name, own in arms if own] or [("base", [])]
-        return [
-            {
-                "label": axis.label,
-                "panels": [(name, curve_panel(name, base, own, axis, metric, self.inline)) for name, own in shown],
-            }
-            for axis in axes_of(groups)
-        ]
+        found: list[dict[str, Any]] = []
+        for setting in [setting.values for setting in self.answer.sweep] or [{}]:
+            place = f", {text.point_text(setting)}" if setting else ""
+            base, *rest = (
+                lines([trial for trial in arm.counted if trial.setting == setting], metric)
+                for arm in (self.answer.base, *(view.arm for view in self.arms))
+            )
+            if not any((base, *rest)):
+                continue
+            arms = [(view.name + place, own) for view, own in zip(self.arms, rest, strict=True) if own]
+            for i, axis in enumerate(axes_of([base, *rest])):
+                panels = [
+                    (name, curve_panel(name, base, own, axis, metric, self.inline))
+                    for name, own in arms or [("base" + place, [])]
+                ]
+                if i == len(found):
+                    found.append({"label": axis.label, "panels": []})
+                found[i]["panels"] += panels
+        return found
 
     @property
     def is_drawn(self) -> bool:

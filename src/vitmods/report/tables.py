@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -14,6 +14,7 @@ from rich.text import Text
 from vitmods.evals.base import PROTOCOLS
 from vitmods.evals.protocols import metric_named
 from vitmods.report.advice import what_now
+from vitmods.report.designs import several_bases, sweep_rows
 from vitmods.report.text import (
     doubts,
     half_on_these,
@@ -23,12 +24,14 @@ from vitmods.report.text import (
     numbers,
     points,
     ranked,
+    ranked_effects,
     ratio,
+    score,
     seeds,
     tuned_text,
     verdict_text,
 )
-from vitmods.stats.verdict import Verdict
+from vitmods.stats.verdict import Effect, Verdict
 from vitmods.study.answer import VIEWS, Answer, ArmCost
 from vitmods.util.text import single_line
 
@@ -64,7 +67,7 @@ def answer_table(answer: Answer, width: int = 120) -> Group:
     """A headline, what makes its numbers doubtful, the table with the best arm first, and what to do now."""
     parts: list[Any] = [Text(single_line(headline(answer)), style="bold")]
     parts += [Text(single_line(f"Warning: {doubt}"), style="yellow") for doubt in doubts(answer)]
-    parts += [_table(answer, width >= WIDE), _legend(answer)]
+    parts += [*_tables(answer, width >= WIDE), _legend(answer)]
     if tuned := tuned_text(answer):
         parts.append(Text(single_line(tuned), style="dim"))
     parts.append(Text("\nWhat now", style="bold"))
@@ -76,19 +79,66 @@ def answer_table(answer: Answer, width: int = 120) -> Group:
     return Group(*parts)
 
 
-def _table(answer: Answer, wide: bool) -> Table:
+def _tables(answer: Answer, wide: bool) -> Iterator[Table]:
+    """Of arms with their costs; of changes, and of pairs of them; of arms on average, and under each setting."""
+    if answer.factorial:
+        yield _effects(ranked_effects(answer), wide, "change")
+        if answer.factorial.pairs:
+            yield _effects(answer.factorial.pairs.values(), wide, "pair, together")
+        return
+    yield _table(answer, wide)
+    if answer.sweep:
+        yield _sweep(answer, wide)
+
+
+def _effects(effects: Iterable[Effect], wide: bool, heading: str) -> Table:
+    table = _empty(heading, wide)
+    for name in ("these images", "seeds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for effect in effects:
+        arm = Text(single_line(effect.arm))
+        table.add_row(arm, _verdict(effect), numbers(effect), half_on_these(effect), seeds(effect))
+    return table
+
+
+def _sweep(answer: Answer, wide: bool) -> Table:
+    table = _empty("setting, arm", wide)
+    bases = several_bases(answer)
+    for heading in ("score", *(("train", "infer") if bases else ()), *(("steps to base",) if wide else ())):
+        table.add_column(heading, justify="right", no_wrap=True)
+    shown = None
+    for row in sweep_rows(answer):
+        if row.setting is not shown:
+            table.add_row(Text(single_line(row.setting.name), style="bold"))
+        shown = row.setting
+        found = ("", "") if row.effect is None else (_verdict(row.effect), numbers(row.effect))
+        costs = _costs(row.setting.costs.get(row.arm.name))[:2] if bases else []
+        last = [score(answer.metric, row.mean), *costs, *([row.steps] if wide else [])]
+        table.add_row(Text(f"  {single_line(row.arm.name)}"), *found, *last)
+    return table
+
+
+def _empty(heading: str, wide: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0) if wide else (0, 1, 0, 0))
-    table.add_column("arm", overflow="fold", min_width=12)
+    table.add_column(heading, overflow="fold", min_width=12)
     table.add_column("verdict", no_wrap=True)
     table.add_column("effect, 95 % interval", no_wrap=True)
+    return table
+
+
+def _verdict(effect: Effect) -> Text:
+    return Text(verdict_text(effect), style=STYLES.get(effect.verdict, "cyan"))
+
+
+def _table(answer: Answer, wide: bool) -> Table:
+    table = _empty("arm", wide)
     more = ("these images", "sd ratio", "seeds") if wide else ("seeds",)
     for heading in (*more, *(("train", "infer", "memory", "params") if wide else ("train", "infer"))):
         table.add_column(heading, justify="right", no_wrap=True)
     for arm, effect in ranked(answer):
-        verdict = Text(verdict_text(effect), style=STYLES.get(effect.verdict, "cyan"))
         shown = (half_on_these(effect), number(effect.spread_ratio)) if wide else ()
         costs = _costs(arm.cost) if wide else _costs(arm.cost)[:2]
-        table.add_row(Text(single_line(arm.name)), verdict, numbers(effect), *shown, seeds(effect), *costs)
+        table.add_row(Text(single_line(arm.name)), _verdict(effect), numbers(effect), *shown, seeds(effect), *costs)
     return table
 
 
@@ -102,13 +152,20 @@ def _legend(answer: Answer) -> Text:
     metric, mean = answer.metric, answer.base.mean
     reached = "not finished" if mean is None else metric.shown(mean)
     lower = "" if metric.higher_is_better else "; lower is better"
+    name = "" if several_bases(answer) else f" ({single_line(answer.base.model.name)})"
     text = (
-        f"{answer.base.name} ({single_line(answer.base.model.name)}): {reached} {metric.title} "
-        f"({' and '.join(answer.splits)}{lower}). Effects are differences to it"
-        f"{f' in{points(metric)}' if metric.unit else ''}, margin {answer.margin:g}; {holds(answer)} "
-        "Costs are ratios."
+        f"{answer.base.name}{name}: {reached} {metric.title} "
+        f"({' and '.join(answer.splits)}{lower}). {_differences(answer)}"
+        f"{f', in{points(metric)}' if metric.unit else ''}, margin {answer.margin:g}; {holds(answer)}"
+        f"{'' if answer.factorial else ' Costs are ratios.'}"
     )
     return Text(text, style="dim")
+
+
+def _differences(answer: Answer) -> str:
+    if answer.factorial:
+        return "Effects are means of the runs with a change minus those without"
+    return f"Effects are differences to it{', on average over the settings' if answer.sweep else ''}"
 
 
 def print_evaluation(found: Mapping[str, Any], console: Console | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vitmods.stats.failures import rate_bound
@@ -44,12 +44,16 @@ NAMED = 2  # arms of one verdict in the headline; more are counted
 
 def ranked(answer: Answer) -> list[tuple[ArmAnswer, Effect]]:
     """The arms with their effects: best verdict first, then the larger effect; arms without a number last."""
+    return sorted(((arm, arm.effect) for arm in answer.arms if arm.effect), key=lambda row: _rank(row[1]))
 
-    def rank(row: tuple[ArmAnswer, Effect]) -> tuple[int, float]:
-        effect = row[1]
-        return (list(GLYPHS).index(effect.verdict), -effect.gain) if effect.n else (len(GLYPHS), 0.0)
 
-    return sorted(((arm, arm.effect) for arm in answer.arms if arm.effect), key=rank)
+def ranked_effects(answer: Answer) -> list[Effect]:
+    """What the study is about, in the same order: of a factorial one the changes, else the arms."""
+    return sorted(answer.headline.values(), key=_rank)
+
+
+def _rank(effect: Effect) -> tuple[int, float]:
+    return (list(GLYPHS).index(effect.verdict), -effect.gain) if effect.n else (len(GLYPHS), 0.0)
 
 
 def headline(answer: Answer) -> str:
@@ -61,31 +65,56 @@ def headline(answer: Answer) -> str:
         most = "at most " if answer.settings.get("until_decided") else ""
         return f"{ended} of {most}{plural(ended + left, 'trial')} finished"
     found: dict[Verdict, list[str]] = {}
-    for arm, effect in ranked(answer):
-        found.setdefault(effect.verdict, []).append(arm.name)
-    if len(answer.arms) > 1 and found.keys() == {Verdict.OPEN}:
-        every = "both" if len(answer.arms) == 2 else f"all {len(answer.arms)}"
-        return f"Nothing is decided: {every} arms are open."
-    parts = [_phrase(names, verdict) for verdict, names in found.items()]
-    images = "On these test images " if answer.decision.generalize == "seeds" else ""
-    return f"{images}{listing(parts) if len(parts) < 3 else '; '.join(parts)}."
+    for effect in ranked_effects(answer):
+        found.setdefault(effect.verdict, []).append(effect.arm)
+    what = "changes" if answer.factorial else "arms"
+    if len(answer.headline) > 1 and found.keys() == {Verdict.OPEN}:
+        every = "both" if len(answer.headline) == 2 else f"all {len(answer.headline)}"
+        first = f"Nothing is decided: {every} {what} are open."
+    else:
+        parts = [_phrase(names, verdict, what) for verdict, names in found.items()]
+        first = f"{_scope(answer)}{listing(parts) if len(parts) < 3 else '; '.join(parts)}."
+    return " ".join([first, *_more(answer)])
 
 
-def _phrase(names: list[str], verdict: Verdict) -> str:
+def _scope(answer: Answer) -> str:
+    """What the verdicts are about, where it is not one setting and new images."""
+    scope = ["on these test images"] * (answer.decision.generalize == "seeds")
+    scope += ["on average over the other changes on and off"] * bool(answer.factorial)
+    scope += [f"on average over {plural(len(answer.sweep), 'setting')}"] * bool(answer.sweep)
+    text = " and ".join(scope)
+    return f"{text[0].upper()}{text[1:]}, " if text else ""
+
+
+def _more(answer: Answer) -> Iterator[str]:
+    """What the headline adds: effects that depend on the setting, and what fresh seeds said."""
+    if over := answer.over_settings:
+        yield from (f"{effect.arm}: {over.range(effect.arm)}." for effect in ranked_effects(answer)
+                    if over.depends(effect.arm))  # fmt: skip
+    if one := answer.confirmed:
+        yield f"On {one.n} fresh seeds {one.arm} {verb(one.verdict)}: {numbers(one)}."
+
+
+def verb(verdict: Verdict) -> str:
+    """`helps`, `is open`."""
+    return _VERBS[verdict][0]
+
+
+def _phrase(names: list[str], verdict: Verdict, what: str) -> str:
     one, many = _VERBS[verdict]
     if len(names) > NAMED:
-        return f"{len(names)} arms {many}"
+        return f"{len(names)} {what} {many}"
     return f"{listing(names)} {one if len(names) == 1 else many}"
 
 
 def doubts(answer: Answer) -> list[str]:
     """What happened, and what to know before a verdict is trusted: failures first."""
-    notes = [f"{note[0].upper()}{note[1:]}." for note in answer.decision.notes]
-    for arm, effect in ranked(answer):
+    notes = [f"{note[0].upper()}{note[1:].removesuffix('.')}." for note in (answer.factorial or answer.decision).notes]
+    for effect in ranked_effects(answer):
         said = [f" {effect.verdict} {note}" if note.startswith("by ") else f": {note}" for note in effect.notes]
-        notes += [f"{arm.name}{one}." for one in said]
+        notes += [f"{effect.arm}{one}." for one in said]
     notes += [f"{arm.name} has no verdict: a trial of it failed." for arm in answer.arms if arm.effect is None]
-    known = any(effect.n for effect in answer.effects.values())
+    known = any(effect.n for effect in answer.headline.values())
     if known and not (answer.complete or answer.looks):
         notes.append("Verdicts are provisional: this study is judged once, when it is finished.")
     return [*notes, *answer.doubts]
@@ -94,16 +123,19 @@ def doubts(answer: Answer) -> list[str]:
 def holds(answer: Answer) -> str:
     """The line under the table: what all intervals have in common, and where their width comes from."""
     decision, unit = answer.decision, points(answer.metric)
-    facts = ["intervals hold together at 95 %", decision.claim, decision.look]
+    facts = ["intervals hold together at 95 %", decision.claim]
+    facts.append(answer.factorial.look if answer.factorial else decision.look)
     if not math.isnan(decision.sd):
         facts.append(f"pooled sd {decision.sd:.2g}{unit}, {decision.df:.0f} df")
         facts.append(f"seeds shared {100 * decision.seed_share:.0f} % of the spread")
-    effects = decision.effects.values()
+    effects = answer.headline.values()
     shares = [effect.images_share for effect in effects if not math.isnan(effect.images_share)]
     if shares:
         facts.append(f"images part {100 * statistics.median(shares):.0f} % of the variance")
     fewest = min((effect.n for effect in effects), default=0)
-    if fewest and not any(effect.failures or effect.base_failures for effect in effects):
+    if answer.factorial:
+        facts.append(f"{len(answer.factorial.design.runs)} runs, {plural(fewest, 'seed')} each")
+    elif fewest and not answer.sweep and not any(effect.failures or effect.base_failures for effect in effects):
         rate = f"up to {100 * rate_bound(fewest):.0f} % may fail"
         facts.append(f"no failure in {plural(fewest, 'trial')} of an arm: {rate}")
     return f"{'; '.join(filter(None, facts))}."

@@ -1,4 +1,4 @@
-"""From contrasts of a fit to effects with verdicts: what factorial designs and several settings share."""
+"""How scores are read, which all designs share, and how contrasts of a fit become effects with verdicts."""
 
 from __future__ import annotations
 

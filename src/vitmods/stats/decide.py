@@ -11,41 +11,31 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vitmods.stats.best import head_to_head, may_be_best, pairs_of
+from vitmods.stats.contrast import ALPHA, ENOUGH_DF, Reading
 from vitmods.stats.decision import Decision, Pair
 from vitmods.stats.failures import less_stable
 from vitmods.stats.fit import Contrasts, Fit
-from vitmods.stats.gains import Gains, gains_of
+from vitmods.stats.gains import Gains
 from vitmods.stats.images import ImagesPart
 from vitmods.stats.parts import over_parts, overlap_of
-from vitmods.stats.read import Scores, Table, check_fractions, means_of, read_csv, table_of
+from vitmods.stats.read import Scores, Table, means_of, read_csv, table_of
 from vitmods.stats.sequential import futile, looks, nominal_level
-from vitmods.stats.verdict import FAVORABLE, FRACTION, POINTS, STOPS, Claim, Effect, Verdict, verdict_of
+from vitmods.stats.verdict import FAVORABLE, FRACTION, STOPS, Claim, Effect, Verdict, verdict_of
 from vitmods.stats.width import against_base, half_width, total_df
 from vitmods.util.errors import UserError
 from vitmods.util.text import listing, plural
 
-ALPHA = 0.05
-ENOUGH_DF = 4  # of the errors, from which two seeds have an interval
 NOISY, FEW_SEEDS = 2.0, 5  # an sd of base over an arm's that, with fewer seeds, intervals may not hold
 
 
-@dataclasses.dataclass(frozen=True)
-class _Plan:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Plan(Reading):
     """What was settled before the scores were seen."""
 
-    margin: float
-    unit: str
-    higher_is_better: bool
-    generalize: Claim
-    alpha: float
     family: int
     most_seeds: int | None
     too_early: bool  #: before the first look
     overlap: float  #: n_test / n_train, of seeds that are tested on other parts of the images; else 0
-
-    @property
-    def sign(self) -> int:
-        return 1 if self.higher_is_better else -1
 
 
 def decide(
@@ -84,28 +74,23 @@ def decide(
 
     Raises `UserError` for scores that cannot be compared, and for settings outside their range.
     """
-    if not (math.isfinite(margin) and margin >= 0):
-        raise UserError(f"margin must be 0 or more, not {margin}: it is the difference that does not matter.")
-    if generalize not in ("images", "seeds"):
-        raise UserError(f"generalize must be 'images' or 'seeds', not {generalize!r}.")
     if resampled is not None and (most_seeds is not None or groups is not None or generalize == "seeds"):
         raise UserError("resampled goes with a fixed number of seeds and verdicts on other images, without groups.")
     scores = read_csv(scores) if isinstance(scores, str | Path) else scores
     table = table_of(scores if resampled is None else means_of(scores), base, failed)
-    fractions, k, frozen = unit == FRACTION, len(table.arms) - 1, frozen or {}
-    if fractions:
-        check_fractions(table)
+    k, frozen = len(table.arms) - 1, frozen or {}
     if family is not None and family < k:
         raise UserError(f"family must count all {k} arms, not {family}.")
     look, too_early = "", False
     if most_seeds is not None:
         table, look, too_early = at_look(table, most_seeds, frozen)
     alpha = ALPHA if most_seeds is None else nominal_level(most_seeds)
-    overlap = overlap_of(*resampled) if resampled else 0.0
-    plan = _Plan(margin, unit, higher_is_better, generalize, alpha, family or k, most_seeds, too_early, overlap)
-    if chance is None and fractions and higher_is_better:
-        chance = 0.0
-    gains = gains_of(table, plan.sign * (POINTS if fractions else 1.0), chance, groups)
+    plan = _Plan(
+        margin, unit, higher_is_better, generalize, chance, groups, alpha,
+        family=family or k, most_seeds=most_seeds, too_early=too_early,
+        overlap=overlap_of(*resampled) if resampled else 0.0,
+    )  # fmt: skip
+    gains = plan.gains(table)
     fitted = gains.fit()
     effects = {arm: frozen.get(arm) or _effect(arm, a, gains, fitted, plan) for a, arm in enumerate(table.arms) if a}
     unstable = [arm for arm, effect in effects.items() if effect.verdict == Verdict.UNSTABLE]
@@ -113,7 +98,7 @@ def decide(
     return Decision(
         effects, base, best, ruled_out, pairs, float(np.sqrt(fitted.errors.mse)), float(fitted.errors.df_error),
         float(fitted.errors.seed_share), plan.family, alpha, look, gains.images is None, generalize,
-        tuple(_notes(table.arms, gains, fitted)), overlap,
+        tuple(_notes(table.arms, gains, fitted)), plan.overlap,
     )  # fmt: skip
 
 

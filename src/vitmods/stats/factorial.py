@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -43,15 +44,41 @@ class Factorial:
     effects: dict[str, Effect]  #: change -> its effect, on average over the others on and off
     pairs: dict[str, Effect]  #: `dpn x rms`; `dpn x rms or dtn x swiglu` where they cannot be told apart
     best: tuple[str, ...]  #: the changes to confirm together, against base on fresh seeds
+    best_seen: bool  #: whether `best` is the best run, since changes act on each other; else by the signs of effects
     n: int  #: seeds that all runs have
     without_images: bool  #: no per-image scores: the intervals are for these test images alone
+    look: str  #: which look of a study until decided this is
     notes: tuple[str, ...]  #: failures first
 
     def __getitem__(self, change: str) -> Effect:
         return self.effects[change]
 
     def __repr__(self) -> str:
-        return tables.text([*self.effects.values(), *self.pairs.values()], self.notes)
+        notes = (*self.notes, self.look, self.prediction)
+        return tables.text([*self.effects.values(), *self.pairs.values()], list(filter(None, notes)))
+
+    @property
+    def prediction(self) -> str:
+        """The combination to confirm, and what it is chosen by; empty without one."""
+        how = "the best run seen" if self.best_seen else "by the signs of the effects"
+        best = f"best combination, {how}: {'+'.join(self.best)}; confirm it against base on fresh seeds"
+        return best if self.best else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in which NaN is None."""
+        families = {"effects": self.effects, "pairs": self.pairs}
+        return {
+            **{name: {key: one.to_dict() for key, one in family.items()} for name, family in families.items()},
+            "best": list(self.best),
+            "best_seen": self.best_seen,
+            "n": self.n,
+            "without_images": self.without_images,
+            "look": self.look,
+            "notes": list(self.notes),
+            "runs": list(self.design.arms),
+            "resolution": self.design.resolution,
+            "aliases": [[" x ".join(word) for word in words] for words in self.design.aliases],
+        }
 
     @property
     def is_decided(self) -> bool:
@@ -102,13 +129,12 @@ def factorial(
         pairs = study.effects([" or ".join(map(" x ".join, words)) for words in design.pairs], weights, weights > 0)
     acting = [name for name, pair in pairs.items() if pair.verdict in (Verdict.HELPS, Verdict.HURTS)]
     best = list(design.arms.values())[int(study.means.argmax())] if acting else _best_signs(design, effects)
-    notes = [*_failed(names, failures, table.ended.sum(-1)), *design.warnings, *filter(None, [look])]
+    notes = [*_failed(names, failures, table.ended.sum(-1)), *design.warnings]
     if acting:
         notes.append(f"changes act on each other ({listing(acting)}): an effect on base alone may differ")
-    if best:
-        how = "the best run seen" if acting else "by the signs of the effects"
-        notes.append(f"best combination, {how}: {'+'.join(best)}; confirm it against base on fresh seeds")
-    return Factorial(design, effects, pairs, best, int(seeds.sum()), images is None, tuple(notes))
+    return Factorial(
+        design, effects, pairs, best, bool(acting), int(seeds.sum()), images is None, look, tuple(notes)
+    )  # fmt: skip
 
 
 def intervals(
@@ -138,18 +164,23 @@ def detectable(design: Design, n: int, alpha: float = ALPHA) -> Findable:
     )
 
 
+def looks(most: int) -> tuple[int, ...]:
+    """The seeds at which a study of at most `most` seeds is looked at. UserError outside 2 to 8."""
+    if not LOOKS[0] <= most <= LOOKS[-1]:
+        raise UserError(f"A factorial study until decided takes at most {LOOKS[0]} to {LOOKS[-1]} seeds, not {most}.")
+    return (*(n for n in LOOKS if n < most), most)
+
+
 def at_look(ended: Mask, most: int | None) -> tuple[Mask, str]:
     """The seeds (n,) that count of those that ended in all runs, and which look at the study this is."""
     if most is None:
         return ended, ""
-    if not LOOKS[0] <= most <= LOOKS[-1]:
-        raise UserError(f"A factorial study until decided takes at most {LOOKS[0]} to {LOOKS[-1]} seeds, not {most}.")
-    looks = [*(n for n in LOOKS if n < most), most]
-    reached = [n for n in looks if n <= ended.sum()]
+    planned = looks(most)
+    reached = [n for n in planned if n <= ended.sum()]
     if not reached:
-        return np.zeros_like(ended), f"no verdict yet: the first of {len(looks)} looks is at {looks[0]} seeds"
+        return np.zeros_like(ended), f"no verdict yet: the first of {len(planned)} looks is at {planned[0]} seeds"
     counted = np.asarray(ended & (np.cumsum(ended) <= reached[-1]))
-    return counted, f"look {len(reached)} of {len(looks)}, at {reached[-1]} seeds"
+    return counted, f"look {len(reached)} of {len(planned)}, at {reached[-1]} seeds"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ values are those of k arms against one base (Dunnett), for a single setting and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
@@ -25,6 +26,7 @@ from numpy.typing import ArrayLike
 
 from vitmods.stats import tables
 from vitmods.stats.contrast import ALPHA, Reading, effect_of, mean_of
+from vitmods.stats.decision import Decision
 from vitmods.stats.fit import Array, Contrasts
 from vitmods.stats.gains import Gains
 from vitmods.stats.images import ImagesPart, images_part
@@ -51,6 +53,15 @@ class OverSettings:
     def __repr__(self) -> str:
         found = [f"{arm}: {self.range(arm)}" for arm in self.averages if self.depends(arm)]
         return tables.text(list(self.averages.values()), [*self.notes, *found])
+
+    def decision(self, base: str) -> Decision:
+        """The averages alone, as a study of one setting is answered."""
+        one = next(iter(self.averages.values()))
+        nan = math.nan
+        return Decision(
+            self.averages, base, (), (), {}, nan, nan, nan, one.family, one.alpha, "", self.without_images,
+            one.generalize, self.notes,
+        )  # fmt: skip
 
     def depends(self, arm: str) -> bool:
         """Whether it is shown that the arm's effect depends on the setting."""

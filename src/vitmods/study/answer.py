@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import math
+import statistics
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,11 +16,14 @@ from typing import Any
 from vitmods import __version__
 from vitmods.evals.protocols import metric_named
 from vitmods.stats.decision import Decision
+from vitmods.stats.factorial import Factorial
+from vitmods.stats.settings import OverSettings
 from vitmods.stats.verdict import POINTS, Effect
-from vitmods.study.arms import BASE
+from vitmods.study.arms import BASE, Arm
 from vitmods.study.doubts import outcome_doubts
-from vitmods.study.looks import Look, decision_at, looks
+from vitmods.study.looks import Look, looks
 from vitmods.study.plan import Settings, Trial
+from vitmods.study.scores import decision_at, factorial_at, over_settings_at
 from vitmods.study.state import HIDDEN, Curve, Evaluated, Selection, StudyState, TrialRecord, at_the_edge, read_curves
 from vitmods.study.store import SCHEMA, Facts, ModelFacts, Sample, StudyFolder, read_object
 from vitmods.study.tuning import AS_IS, Point, mean_of, show_value
@@ -94,8 +98,23 @@ class Tuning:
 
 
 @dataclass(frozen=True)
+class SettingAnswer:
+    """What came out under one setting of a sweep, beside the effects, which `Answer.over_settings` has.
+
+    scores: arm, base too -> seed -> the metric
+    costs:  None where they were not measured
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    scores: Mapping[str, Mapping[int, float | None]]
+    base_cost: BaseCost | None = None
+    costs: Mapping[str, ArmCost] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ArmAnswer:
-    """What came out of one arm; base too, whose effect and cost are None.
+    """What came out of one arm; base too, whose effect and cost are None. A sweep's scores are means over settings.
 
     scores:        seed -> the metric on the answer's images; None where the trial has none
     other_metrics: metric -> seed -> value, of what was measured beside it
@@ -135,7 +154,11 @@ class Answer:
     margin:          a difference of less than this does not matter; in points where the metric is a fraction
     base:            what the arms are compared with: base, or the arm that was asked for
     arms:            in the order of the study
-    decision:        the effects, and what holds for all of them
+    decision:        the effects, and what holds for all of them; in a sweep those on average over its settings
+    factorial:       of a factorial study, whose arms are runs: the effects of its changes
+    confirmed:       of a factorial study: what its best combination did on fresh seeds, if it was trained on some
+    sweep:           what is behind the averages, setting by setting
+    over_settings:   of a sweep: averages, the effects under each setting, and whether they differ
     looks:           of a study that runs until it is decided: what was decided at so many seeds
     tuned:           recipe fields and the values that every arm was trained with; None where nothing was
     complete:        whether nothing is left to be run
@@ -161,6 +184,10 @@ class Answer:
     doubts: tuple[str, ...] = ()
     other_metrics: Mapping[str, Metric] = field(default_factory=dict)
     base_cost: BaseCost | None = None
+    factorial: Factorial | None = None
+    confirmed: Effect | None = None
+    sweep: tuple[SettingAnswer, ...] = ()
+    over_settings: OverSettings | None = None
     looks: tuple[Look, ...] = ()
     tuned: Mapping[str, Sequence[Any]] | None = None
     vitmods: str = __version__
@@ -184,6 +211,11 @@ class Answer:
         return {arm.name: arm.effect for arm in self.arms if arm.effect}
 
     @property
+    def headline(self) -> Mapping[str, Effect]:
+        """What the study is about -> Effect: the changes of a factorial one, else the arms."""
+        return self.factorial.effects if self.factorial else self.effects
+
+    @property
     def every_arm(self) -> tuple[ArmAnswer, ...]:
         """Base, and the arms."""
         return (self.base, *self.arms)
@@ -204,24 +236,29 @@ class Answer:
         return {arm.name: arm.tuning.chosen for arm in self.every_arm if arm.tuning}
 
     def __getitem__(self, arm: str) -> Effect:
-        if arm not in self.effects:
-            raise UserError(f"The study has no arm {arm!r}. {nearest(arm, self.effects)}")
-        return self.effects[arm]
+        if arm not in self.headline:
+            raise UserError(f"The study has no arm {arm!r}. {nearest(arm, self.headline)}")
+        return self.headline[arm]
 
     def __repr__(self) -> str:
         return str(VIEWS["text"](self))
 
+    @property
+    def _shown(self) -> Decision:
+        """What is shown as a table: the changes of a factorial study, else the decision."""
+        return _of_changes(self.decision, self.factorial) if self.factorial else self.decision
+
     def to_markdown(self) -> str:
         """The effects as a table for a README."""
-        return self.decision.to_markdown()
+        return self._shown.to_markdown()
 
     def to_latex(self) -> str:
         """The effects as a `tabular` with the rules of booktabs."""
-        return self.decision.to_latex()
+        return self._shown.to_latex()
 
     def to_pandas(self) -> Any:
         """The effects as a data frame. UserError without pandas."""
-        return self.decision.to_pandas()
+        return self._shown.to_pandas()
 
     def to_dict(self) -> dict[str, Any]:
         """What results.json holds."""
@@ -271,14 +308,12 @@ def read_answer(
     folder: StudyFolder,
     facts: Facts,
     settings: Settings | None = None,
-    setting: Point = AS_IS,
     reference: str = BASE,
 ) -> Answer:
     """The answer from a study's folder, finished or not.
 
     Args:
         settings: if at hand; None: as the facts tell.
-        setting: of a sweep, the one that is read.
         reference: what the arms are compared with.
 
     Raises:
@@ -290,18 +325,23 @@ def read_answer(
         raise UserError(f"The study has no arm {reference!r}. {nearest(reference, names)}")
     state, metric = StudyState(folder, settings, evaluated_of(folder, facts)), settings.measure.metric
     shown = (metric.name, TASKS[settings.fixed["task"]].metrics[0].name)
-    records = {trial: record for trial, record in state.records.items() if trial.setting == setting}
+    records = state.answered if settings.sweep else state.records
     logged = {trial: read_curves(folder.trial(trial), shown) for trial in records}
     curves = next((name for name in shown if any(name in one for one in logged.values())), None)
     records = {t: replace(record, curve=logged[t].get(curves or "", Curve())) for t, record in records.items()}
-    taken = tuple(looks(state, setting))
-    decision = _decision(state, setting, reference, taken)
-    arms = {name: _arm(state, facts, records, state.selections[setting, name]) for name in names}
+    records = dict(_with_steps_to_base(state, records, _metric_of(curves or metric.name)))
+    taken = () if settings.sweep else tuple(looks(state))
+    over = over_settings_at(state, reference) if settings.sweep else None
+    decision = over.decision(reference) if over else _decision(state, reference, taken)
+    effects = None if settings.design is None else _factorial(state, taken)
+    arms = {arm.name: _arm(state, facts, records, arm) for arm in settings.every_arm}
     base = arms.pop(reference)
-    costs = read_object(folder.costs_file)
-    arm_costs = {name: ArmCost.from_dict(cost) for name, cost in costs.get("arms", {}).items()}
+    known_costs = _costs(folder, settings)
+    base_cost, arm_costs = known_costs[settings.sweep.points[0]]
+    shows_costs = reference == BASE and "base" not in dict(settings.sweep.fields)
     others = dict.fromkeys(name for arm in (base, *arms.values()) for name in arm.other_metrics)
-    counted = outcome_doubts(decision, base.counted, _metric_of(curves) if curves else None)
+    shown_decision = _of_changes(decision, effects) if effects else decision
+    counted = outcome_doubts(shown_decision, base.counted, _metric_of(curves) if curves else None)
     doubts = (*_doubts(state, facts), *counted)
     stopped = {arm for look in taken for arm in look.stopped}
     return Answer(
@@ -311,12 +351,12 @@ def read_answer(
         margin=settings.margin,
         base=base,
         arms=tuple(
-            replace(arm, effect=decision.effects.get(name), cost=arm_costs.get(name) if reference == BASE else None)
+            replace(arm, effect=decision.effects.get(name), cost=arm_costs.get(name) if shows_costs else None)
             for name, arm in arms.items()
         ),
         decision=decision,
         complete=len(stopped) == len(settings.arms)
-        or all(record.ended or trial.arm.name in stopped for trial, record in records.items()),
+        or all(record.ended or trial.arm.name in stopped for trial, record in state.records.items()),
         command=facts.command,
         data=facts.data,
         settings=facts.settings,
@@ -325,42 +365,115 @@ def read_answer(
         warnings=(*doubts, *facts.data.get("warnings", ()), *facts.warnings, *_outcomes(state)),
         doubts=doubts,
         other_metrics={name: _metric_of(name) for name in others},
-        base_cost=BaseCost(**costs["base"]) if costs.get("base") else None,
+        base_cost=base_cost if shows_costs else None,
+        factorial=effects,
+        confirmed=_confirmed(folder, effects) if effects else None,
+        sweep=tuple(_setting(state, point, *known_costs[point]) for point in settings.sweep.points if point),
+        over_settings=over,
         looks=taken,
-        tuned=settings.grid.to_dict() or None,
+        tuned=None if settings.sweep else settings.grid.to_dict() or None,
         curves=_metric_of(curves) if curves else None,
         samples=tuple(folder.samples()),
         path=folder.path,
     )
 
 
-def _decision(state: StudyState, setting: Point, reference: str, taken: Sequence[Look]) -> Decision:
+def _decision(state: StudyState, reference: str, taken: Sequence[Look]) -> Decision:
     """At the last look of a study that runs until it is decided, else on all there is."""
-    seeds = state.settings.seeds
-    if reference == BASE and taken:
+    if reference == BASE and taken and isinstance(taken[-1].decision, Decision):
         return taken[-1].decision
-    return decision_at(state, seeds, setting, base=reference)
+    return decision_at(state, state.settings.seeds, base=reference)
 
 
-def _arm(state: StudyState, facts: Facts, records: Mapping[Trial, TrialRecord], selection: Selection) -> ArmAnswer:
-    settings, arm, metric = state.settings, selection.arm, state.settings.measure.name
-    counted = [records[trial] for seed in settings.seeds if (trial := state.trial(selection.setting, arm.name, seed))]
-    known = {record.seed: record.score(metric) for record in counted}
-    others: dict[str, dict[int, float]] = {}
-    for record in counted:
-        for name, value in record.metrics.items() if record.status == "finished" else ():
-            if name != metric:
-                others.setdefault(name, {})[record.seed] = value
+def _of_changes(runs: Decision, found: Factorial) -> Decision:
+    """The decision of the runs with the effects of the changes instead."""
+    notes = (*found.notes, *filter(None, [found.prediction]))
+    more: dict[str, Any] = {"best": (), "ruled_out": (), "pairs": {}, "look": found.look}
+    return replace(runs, effects=dict(found.effects), family=len(found.effects), notes=notes, **more)
+
+
+def _factorial(state: StudyState, taken: Sequence[Look]) -> Factorial:
+    last = taken[-1].decision if taken else None
+    return last if isinstance(last, Factorial) else factorial_at(state, state.settings.seeds)
+
+
+def _confirmed(folder: StudyFolder, found: Factorial) -> Effect | None:
+    """What the best combination did on fresh seeds; None: it was not trained on them, or not on all."""
+    name = "+".join(found.best)
+    path = folder.confirmation(name)
+    facts = path.facts() if found.best else None
+    answer = read_answer(path, facts) if facts else None
+    return answer.effects.get(name) if answer and answer.complete else None
+
+
+def _arm(state: StudyState, facts: Facts, records: Mapping[Trial, TrialRecord], arm: Arm) -> ArmAnswer:
+    """Scores are means over the settings, where there are several: of a seed that has ended under each."""
+    settings, metric, points = state.settings, state.settings.measure.name, state.settings.sweep.points
+    known: dict[str, dict[int, list[float]]] = {metric: {}}
+    for seed in settings.seeds:
+        trials = [state.trial(setting, arm.name, seed) for setting in points]
+        finished = [records[one] for one in trials if one and records[one].status == "finished"]
+        for record in finished if len(finished) == len(points) else ():
+            for name, value in record.metrics.items():
+                known.setdefault(name, {}).setdefault(seed, []).append(value)
+    means = {name: {seed: math.fsum(own) / len(own) for seed, own in seeds.items()} for name, seeds in known.items()}
+    scores = means.pop(metric)
     return ArmAnswer(
         name=arm.name,
         changes=arm.text,
         recipe=dict(arm.recipe),
-        model=facts.models[arm.name],
-        scores={seed: known.get(seed) for seed in settings.seeds},
-        other_metrics=others,
+        model=facts.models[model_name(points[0], arm.name)],
+        scores={seed: scores.get(seed) for seed in settings.seeds},
+        other_metrics=means,
         trials=tuple(record for trial, record in records.items() if trial.arm == arm),
-        tuning=_tuning(settings, selection),
+        tuning=None if settings.sweep else _tuning(settings, state.selections[AS_IS, arm.name]),
     )
+
+
+def model_name(setting: Point, arm: str) -> str:
+    """What study.json calls the model of an arm: in a sweep it may be another under each setting."""
+    return ", ".join(filter(None, (str(setting), arm)))
+
+
+def _setting(
+    state: StudyState, setting: Point, base_cost: BaseCost | None, costs: Mapping[str, ArmCost]
+) -> SettingAnswer:
+    scores: dict[str, dict[int, float | None]] = {arm.name: {} for arm in state.settings.every_arm}
+    for trial, record in state.answered.items():
+        if trial.setting == setting:
+            scores[trial.arm.name][trial.seed] = record.score(state.settings.measure.name)
+    return SettingAnswer(str(setting), setting.to_dict(), scores, base_cost, costs)
+
+
+def _costs(folder: StudyFolder, settings: Settings) -> dict[Point, tuple[BaseCost | None, dict[str, ArmCost]]]:
+    """Under each setting: base's, and those of the arms."""
+    found = {}
+    for point in settings.sweep.points:
+        kept = costs_under(read_object(folder.costs_file), point)
+        arms = {name: ArmCost.from_dict(cost) for name, cost in kept.get("arms", {}).items()}
+        found[point] = BaseCost(**kept["base"]) if kept.get("base") else None, arms
+    return found
+
+
+def costs_under(costs: Mapping[str, Any], setting: Point) -> dict[str, Any]:
+    """Of what costs.json holds, which depends on base alone."""
+    base = setting.to_dict().get("base")
+    return dict(costs if base is None else costs.get(base, {}))
+
+
+def _with_steps_to_base(
+    state: StudyState, records: Mapping[Trial, TrialRecord], metric: Metric
+) -> Iterator[tuple[Trial, TrialRecord]]:
+    """Base's score at the end is the mean over its finished trials under the same setting."""
+    sign = 1 if metric.higher_is_better else -1
+    ends: dict[Point, list[float]] = {}
+    for trial, record in records.items():
+        if trial in state.answered and trial.arm.name == BASE and record.status == "finished" and record.curve.score:
+            ends.setdefault(trial.setting, []).append(sign * record.curve.score[-1])
+    for trial, record in records.items():
+        target = statistics.fmean(ends.get(trial.setting, [math.inf]))
+        reached = (step for step, score in zip(record.curve.step, record.curve.score) if sign * score >= target)
+        yield trial, replace(record, steps_to_base=next(reached, None))
 
 
 def _tuning(settings: Settings, selection: Selection) -> Tuning | None:
@@ -427,10 +540,11 @@ def _metric_of(name: str) -> Metric:
 
 def _csv_rows(answer: Answer) -> Iterator[list[Any]]:
     metric, fields = answer.metric, list(answer.tuned or {})
-    names = [metric.name, *answer.other_metrics]
+    names, swept = [metric.name, *answer.other_metrics], list(answer.sweep[0].values if answer.sweep else ())
     tuned = [*fields, f"val_{metric.name}"] if fields else []
     difference = "difference_points" if metric.unit == "%" else "difference"
-    yield ["arm", "changes", *tuned, "seed", "status", *names, difference, "wall_s", "folder"]
+    yield [*swept, "arm", "changes", *tuned, "seed", "status", *names, difference, "steps_to_base", "wall_s", "folder"]
+    bases = {(str(one.setting), one.seed): one.score(metric.name) for one in answer.base.counted}
     for arm in answer.every_arm:
         counted = {trial.folder for trial in arm.counted}
         on_val = {(str(p.values), seed): score for p in _points(arm) for seed, score in p.scores.items()}
@@ -438,11 +552,12 @@ def _csv_rows(answer: Answer) -> Iterator[list[Any]]:
             own = [show_value(trial.point[name]) for name in fields]
             chosen = [on_val.get((str(trial.point), trial.seed), "")] if fields else []
             values: list[Any] = [trial.metrics.get(name, "") if trial.folder in counted else "" for name in names]
-            base = answer.base.scores.get(trial.seed)
+            base = bases.get((str(trial.setting), trial.seed))
             apart = arm is not answer.base and values[0] != "" and base is not None
             gap = (POINTS if metric.unit == "%" else 1) * (values[0] - base) if apart else ""
-            start = map(no_formula, [arm.name, arm.changes, *own])
-            yield [*start, *chosen, trial.seed, trial.status, *values, gap, trial.wall_s, trial.folder]
+            start = map(no_formula, [*(show_value(trial.setting[name]) for name in swept), arm.name, arm.changes, *own])
+            place = [trial.steps_to_base, trial.wall_s, trial.folder]
+            yield [*start, *chosen, trial.seed, trial.status, *values, gap, *place]
 
 
 def _points(arm: ArmAnswer) -> tuple[PointScores, ...]:
@@ -451,7 +566,7 @@ def _points(arm: ArmAnswer) -> tuple[PointScores, ...]:
 
 def _plain(value: Any) -> Any:
     """As JSON gives it back: what is not finite is None, fields are keys, what only the report needs is left out."""
-    if isinstance(value, Decision | Effect):
+    if isinstance(value, Decision | Effect | Factorial):
         return _plain(value.to_dict())
     if dataclasses.is_dataclass(value):
         shown = [one.name for one in dataclasses.fields(value) if one.metadata.get("json", True)]

@@ -47,6 +47,11 @@ class Arm:
         begins = {"start": self.start} if self.start else {}
         return {"changes": self.short, "recipe": json.loads(json.dumps(dict(self.recipe))), **begins}
 
+    @classmethod
+    def from_identity(cls, name: str, values: Mapping[str, Any]) -> Arm:
+        """The inverse of `identity`. KeyError or TypeError where `values` are none."""
+        return cls(name, parse_edits(values["changes"]), values["recipe"], values.get("start"))
+
 
 def arm_from_text(text: str) -> Arm:
     """Read `CHANGES` or `NAME=CHANGES`, e.g. `dpn`, `post=placement(attn=post)`, `replace(dtn)` of any transformer,

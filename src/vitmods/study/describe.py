@@ -65,7 +65,7 @@ def python_call(settings: Settings, out: str) -> str:
     from_size = repr(str(base)) if isinstance(base, str) else f"vm.ViTConfig.from_dict({base!r})"
     given = {
         **({"start": repr(start["source"])} if start else {"base": from_size}),
-        "arms": f"[{', '.join(map(_arm_call, settings.arms))}]",
+        "arms": f"[{', '.join(map(_arm_call, settings.factors))}]",
         "data": repr(data),
         "recipe": f"vm.Recipe().with_({', '.join(f'{name}={value!r}' for name, value in recipe.items())})",
         "seeds": repr(list(settings.seeds)),
@@ -74,6 +74,7 @@ def python_call(settings: Settings, out: str) -> str:
         "margin": repr(settings.margin),
         "generalize": repr(settings.generalize),
         **({"until_decided": "True"} if settings.until_decided else {}),
+        **({"design": "'factorial'", "runs": repr(len(settings.design.design.runs))} if settings.design else {}),
         **({"sweep": repr(settings.sweep.to_dict())} if settings.sweep else {}),
         **(_tuning_call(settings) if settings.grid else {}),
     }

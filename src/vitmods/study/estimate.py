@@ -119,9 +119,8 @@ class Estimate:
 
     @property
     def each(self) -> int:
-        """Trials of an arm with one seed."""
-        points = self.points if self.settings.same_seeds else 1
-        return len(self.settings.sweep.points) * points
+        """Trials of an arm with one seed, under one setting."""
+        return self.points if self.settings.same_seeds else 1
 
     @property
     def tuning_trials(self) -> int:
@@ -168,9 +167,11 @@ class Estimate:
 
     def decides(self) -> str:
         """What the plan finds, in a sentence: `5 seeds of 4 arms and base in about 25 min find effects above ...`."""
-        seeds, k = len(self.settings.seeds), len(self.arms) - 1
+        seeds, k = len(self.settings.seeds), len(self.settings.arms)
         most = "At most " if self.settings.until_decided else ""
         plan = f"{most}{plural(seeds, 'seed')} of {plural(k, 'arm')} and base in about {duration(self.total_s)}"
+        if self.settings.design:
+            return f"{plan}."
         if self.spread is None:
             return f"{plan}; what they can find is not known yet: --pilot tells."
         found = detectable(k, seeds, self.alpha) * (self.spread.sd * self._wider(seeds))
@@ -219,8 +220,8 @@ class Estimate:
 
     def _plan(self) -> Iterator[str]:
         """What the arms' effects must be to be found, by seeds."""
-        k, sd = len(self.arms) - 1, self.spread.sd if self.spread else 1.0
-        if k < 1:
+        k, sd = len(self.settings.arms), self.spread.sd if self.spread else 1.0
+        if k < 1 or self.settings.design:  # whose effects are not those of runs
             return
         unit = self.unit if self.spread else "sd of a trial"
         if self.spread is None:
@@ -281,7 +282,7 @@ def _drawn(rows: Sequence[Sequence[str]], left: int) -> list[str]:
 
 def estimate(
     runner: TrialRunner,
-    built: Iterable[tuple[Arm, nn.Module, Recipe]],
+    built: Iterable[tuple[Point, Arm, nn.Module, Recipe]],
     state: StudyState,
     workers: int,
     abreast: int,
@@ -292,7 +293,7 @@ def estimate(
 
     Args:
         runner: of the study; gives the images.
-        built: every arm's model and recipe, base first; the models are trained a little, and not kept.
+        built: every arm's model and recipe under each setting, base first; trained a little, and not kept.
         state: of the study, which may have finished trials. Where base has, their time takes the place of the estimate.
         workers: trials at a time.
         abreast: those that do not slow each other down.
@@ -300,16 +301,17 @@ def estimate(
         say: takes a line an arm.
     """
     settings, arms = runner.settings, []
+    rows = len(settings.every_arm) * len(settings.sweep.points)
     stopwatch = Stopwatch(runner, device, max(1, torch.get_num_threads() // workers))
     counted = state.tried if settings.same_seeds else state.answered
-    for number, (arm, model, recipe) in enumerate(built, 1):
-        own = {trial: record for trial, record in state.records.items() if trial.arm.name == arm.name}
+    for number, (setting, arm, model, recipe) in enumerate(built, 1):
+        own = {trial: record for trial, record in state.records.items() if (trial.arm, trial.setting) == (arm, setting)}
         points = [trial.point for trial, record in own.items() if not record.ended]
-        points += [AS_IS] * ((settings.planned // len(settings.every_arm)) - len(own))  # their point is not chosen yet
-        done = sum(record.ended for trial, record in counted.items() if trial.arm.name == arm.name)
-        timed = stopwatch.time(arm, model, recipe, points, done)
+        points += [AS_IS] * ((settings.planned // rows) - len(own))  # their point is not chosen yet
+        done = sum(record.ended for trial, record in counted.items() if (trial.arm, trial.setting) == (arm, setting))
+        timed = stopwatch.time(arm, model, recipe, points, done, setting)
         say(
-            f"{number:>3} of {len(settings.every_arm)}  {arm.name}: {duration(timed.step_s)} a step, about "
+            f"{number:>3} of {rows}  {timed.arm}: {duration(timed.step_s)} a step, about "
             f"{duration(timed.trial_s)} a trial"
         )
         arms.append(timed)
@@ -317,7 +319,10 @@ def estimate(
     walls = [
         record.wall_s
         for trial, record in counted.items()
-        if trial.arm.name == BASE and record.status == "finished" and record.wall_s
+        if trial.arm.name == BASE
+        and trial.setting == settings.sweep.points[0]
+        and record.status == "finished"
+        and record.wall_s
     ]
     if walls:
         factor = statistics.median(walls) / arms[0].trial_s
@@ -349,21 +354,25 @@ class Stopwatch:
         self._runner, self._device, self._threads = runner, device, threads
         self._reading: dict[tuple[object, int], tuple[float, float]] = {}
 
-    def time(self, arm: Arm, model: nn.Module, recipe: Recipe, points: Sequence[Point], finished: int) -> ArmEstimate:
+    def time(
+        self, arm: Arm, model: nn.Module, recipe: Recipe, points: Sequence[Point], finished: int, setting: Point = AS_IS
+    ) -> ArmEstimate:
         """Of trials at these points. The model is trained a little. UserError where a part of a batch does not fit the
         device."""
         threads = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
-            return self._time(arm, model, recipe, points, finished)
+            return self._time(arm, model, recipe, points, finished, setting)
         except torch.OutOfMemoryError:
             raise does_not_fit(recipe.part_size, self._device) from None
         finally:
             torch.set_num_threads(threads)
 
-    def _time(self, arm: Arm, model: nn.Module, recipe: Recipe, points: Sequence[Point], done: int) -> ArmEstimate:
-        settings = self._runner.settings.at(self._runner.settings.sweep.points[0])
-        dataset = self._runner.dataset(recipe, self._runner.settings.sweep.points[0])
+    def _time(
+        self, arm: Arm, model: nn.Module, recipe: Recipe, points: Sequence[Point], done: int, setting: Point
+    ) -> ArmEstimate:
+        settings = self._runner.settings.at(setting)
+        dataset = self._runner.dataset(recipe, setting)
         images = base_config(settings, dataset.num_classes)
         macs, params = macs_of(model, images), count_params(model)
         steps = Steps(model, task_of(settings.fixed, recipe), recipe, self._device, images)
@@ -380,7 +389,8 @@ class Stopwatch:
             self._trial_s(dataset, recipe, settings.recipe_of(arm, point), step_s, infer_s + read_one_s)
             for point in points or [AS_IS]
         )
-        return ArmEstimate(arm.name, arm.short, params, macs, step_s, trial_s, len(points), done)
+        name = ", ".join(filter(None, (str(setting), arm.name)))
+        return ArmEstimate(name, arm.short, params, macs, step_s, trial_s, len(points), done)
 
     def _trial_s(self, dataset: ImageDataset, timed: Recipe, recipe: Recipe, step_s: float, image_s: float) -> float:
         """Seconds of a trial, where the steps of another recipe were timed; `image_s` to evaluate an image."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from vitmods.study.arms import BASE, Arm
-from vitmods.study.edits import parse_edits
+from vitmods.study.factors import FactorialPlan
 from vitmods.study.measure import Measure, measure_of
 from vitmods.study.tuning import AS_IS, UNTUNED, VAL, Grid, Point
 from vitmods.util.errors import UserError
@@ -55,7 +55,7 @@ class ImageOptions(TypedDict, total=False):
     fold: Sequence[int] | None
     group_by: str | Path | None
     split_file: str | Path | None
-    limit_train: int | None
+    limit_train: float | None
     limit_val: int | None
     unreadable: Literal["stop", "skip"]
 
@@ -127,6 +127,7 @@ class Settings:
     measure:       the metric that is compared, None: the task's; it and the margin concern the reading alone
     generalize:    what the verdicts are about: new "images" and new trainings, or new "seeds" on these images
     sweep:         settings under each of which base and all arms are trained (bases, fractions of the data, ...)
+    design:        of a factorial study: its changes, of which the arms are the runs; None: arms are compared with base
     """
 
     fixed: Mapping[str, Any]
@@ -139,6 +140,7 @@ class Settings:
     measure: Measure = None  # type: ignore[assignment]
     generalize: Literal["images", "seeds"] = "images"
     sweep: Grid = UNTUNED
+    design: FactorialPlan | None = None
 
     def __post_init__(self) -> None:
         if self.measure is None:
@@ -170,12 +172,35 @@ class Settings:
         return replace(self, fixed={**self.fixed, **fixed, "recipe": recipe}, sweep=UNTUNED)
 
     @property
+    def factors(self) -> tuple[Arm, ...]:
+        """What is compared: the changes of a factorial study, else the arms."""
+        return self.design.factors if self.design else self.arms
+
+    def continuing(self, recorded: Mapping[str, Any]) -> Settings:
+        """The same with the runs of a factorial study as they were recorded (from `to_dict`), where it is of the same
+        changes and as many runs. Another version of vitmods might choose others."""
+        if self.design is None or "design" not in recorded:
+            return self
+        plan = self.design.continuing(FactorialPlan.from_dict(recorded["design"]))
+        return replace(self, arms=plan.arms, design=plan)
+
+    @property
     def every_arm(self) -> tuple[Arm, ...]:
         """Base, and the arms."""
         return (Arm(BASE), *self.arms)
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.every_arm if arm.name == name)
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """The seeds at which a study that runs until it is decided is looked at; none of a fixed one. UserError for too
+        few or too many seeds."""
+        if not self.until_decided:
+            return ()
+        from vitmods.stats import factorial, sequential  # scipy, which the shell's help does without
+
+        return factorial.looks(len(self.seeds)) if self.design else sequential.looks(len(self.seeds))
 
     @property
     def same_seeds(self) -> bool:
@@ -218,6 +243,7 @@ class Settings:
             "generalize": self.generalize,
             **(tuning if self.grid else {}),
             **({"sweep": self.sweep.to_dict()} if self.sweep else {}),
+            **({"design": self.design.to_dict()} if self.design else {}),
         }
 
     @classmethod
@@ -225,19 +251,17 @@ class Settings:
         """The inverse of `to_dict`. UserError where `values` are no settings."""
         rest = dict(values)
         try:
-            arms = tuple(
-                Arm(name, parse_edits(arm["changes"]), arm["recipe"], arm.get("start"))
-                for name, arm in rest.pop("arms").items()
-            )
+            arms = tuple(Arm.from_identity(name, arm) for name, arm in rest.pop("arms").items())
             own = {name: rest.pop(name) for name in ("until_decided", "margin", "generalize")}
             seeds, tuning_seeds = tuple(rest.pop("seeds")), tuple(rest.pop("tuning_seeds", ()))
             grid, sweep = (Grid.from_dict(rest.pop(name, {})) for name in ("tune", "sweep"))
             measure = Measure.from_dict(rest.pop("metric"))
+            design = FactorialPlan.from_dict(rest.pop("design")) if "design" in rest else None
         except (AttributeError, KeyError, TypeError) as error:
             raise UserError(f"These are no settings of a study ({error!r}): study.json is damaged.") from error
         rest.pop("tune_on", None)
         tuned: dict[str, Any] = {"grid": grid, "tuning_seeds": tuning_seeds}
-        return cls(rest, arms, seeds, measure=measure, sweep=sweep, **tuned, **own)
+        return cls(rest, arms, seeds, measure=measure, sweep=sweep, design=design, **tuned, **own)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -246,6 +270,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     Added arms, seeds and values to tune or to sweep over, another margin and another metric are no difference: nothing
     that was trained depends on them.
     """
+    if old.get("design") != new.get("design"):
+        return [f"design: {_show_design(old)} -> {_show_design(new)}"]
     before, after = (_flat({k: v for k, v in one.items() if k not in _MAY_DIFFER}) for one in (old, new))
     found = []
     for name in dict.fromkeys([*before, *after]):
@@ -282,6 +308,14 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     }
 
 
+def _show_design(settings: Mapping[str, Any]) -> str:
+    if "design" not in settings:
+        return "each arm against base"
+    design = settings["design"]
+    factors = ", ".join(one["changes"] for one in design["factors"].values())
+    return f"{design['kind']} of {factors} in {len(design['runs'])} runs"
+
+
 def _show_arm(arm: Mapping[str, Any]) -> str:
     overrides = ", ".join(f"{name}={value}" for name, value in arm["recipe"].items())
     begins = f" from {arm['start']}" if "start" in arm else ""
@@ -291,14 +325,17 @@ def _show_arm(arm: Mapping[str, Any]) -> str:
 def check_plan(settings: Settings) -> None:
     """UserError if an arm sets a field that is tuned or swept over, a point or a setting makes no recipe, for base or
     an arm, or a study that runs until it is decided cannot be looked at."""
+    if settings.sweep and len(settings.sweep.points) < 2:
+        raise UserError(f"A sweep needs two values or more, and there is {settings.sweep.points[0]} alone.")
     if settings.folds:
         _check_folds(settings)
     if settings.until_decided and settings.sweep:
         raise UserError("A sweep has a fixed number of seeds: leave --until-decided out, and say --seeds.")
-    if settings.until_decided:
-        from vitmods.stats.sequential import looks  # scipy, which the shell's help does without
-
-        looks(len(settings.seeds))  # a UserError for too few or too many
+    _ = settings.looks  # a UserError for too few or too many seeds
+    if settings.design and settings.sweep:
+        raise UserError("A factorial study has one setting: run it again for each value of what would be swept over.")
+    if settings.design and len(settings.seeds) < 2:
+        raise UserError("A factorial study needs 2 seeds or more: without them there is no spread to compare with.")
     for grid, what in ((settings.grid, "tuned"), (settings.sweep, "swept over")):
         fields = {name for name, _ in grid.fields}
         for arm in settings.arms:
@@ -320,8 +357,10 @@ def _check_folds(settings: Settings) -> None:
         raise UserError(f"folds must be at least 2, not {settings.folds}: each seed is tested on one of so many parts.")
     if settings.until_decided:
         raise UserError("With folds the number of seeds is fixed: leave --until-decided out, and say --seeds.")
-    if settings.sweep:
-        raise UserError("Folds and a sweep do not go together: leave --folds or --sweep out.")
+    if settings.sweep or settings.design:
+        raise UserError(
+            "Folds go with neither a sweep nor a factorial design: leave --folds or --sweep or --design out."
+        )
     if settings.grid:
         raise UserError(
             "With folds nothing can be tuned: the images that values are chosen on are test images of other seeds. "

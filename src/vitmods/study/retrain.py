@@ -59,8 +59,9 @@ def retrain_study(settings: Settings, path: Path, arm: str, seed: int, how: Runn
     facts = folder.known_facts()
     known = {name: facts.settings[name] for name in ("images", "seeds")}
     folder.check_same_study({**settings.to_dict(), **known})
-    if settings.sweep:
-        raise UserError("A sweep has several settings: train the arm under one of them with `vitmods train`.")
+    if settings.sweep or settings.design:
+        kind = "A sweep has several settings" if settings.sweep else "A factorial study compares changes, not arms"
+        raise UserError(f"{kind}: run an ordinary study of the arm that you want to train on all images.")
     names = [one.name for one in settings.every_arm]
     if arm not in (*names, BEST):
         raise UserError(f"The study has no arm {arm!r}. {nearest(arm, [BEST, *names])}")

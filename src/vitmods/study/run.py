@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -18,7 +18,7 @@ from torch import nn
 from vitmods.data.split_file import SPLIT_FILE, write_split
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
-from vitmods.study.answer import Answer, evaluated_of, read_answer
+from vitmods.study.answer import Answer, costs_under, evaluated_of, model_name, read_answer
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.bases import Base
 from vitmods.study.describe import describe_model, environment
@@ -34,6 +34,7 @@ from vitmods.study.schedule import ENDLESS, Budget, Schedule
 from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import Facts, ModelFacts, Plan, StudyFolder, read_object
 from vitmods.study.trial import TrialRunner, base_config, build_model, task_of, with_modules
+from vitmods.study.tuning import AS_IS, Point
 from vitmods.study.warnings import already_reported, few_images, study_warnings
 from vitmods.study.weights import Keep, check_weights_are_there
 from vitmods.train.device import make_fabric, resolve
@@ -119,7 +120,7 @@ def run_study(
         settings, is_planned = _as_recorded(folder, settings, seeds_given)
         _say_what_is_planned(folder, settings, how, is_planned or budget == ENDLESS)
         runner, dataset = _open(folder, settings, how)
-        models, notices, trial_bytes = _survey(runner.settings, dataset)
+        models, notices, trial_bytes = _survey(runner)
         if not is_planned and budget != ENDLESS:
             found = _estimated(runner, dataset, how, trial_bytes, budget, command)
             if found.refused:
@@ -151,7 +152,7 @@ def dry_run(
     settings, is_planned = _as_recorded(folder, settings, seeds_given)
     _say_what_is_planned(folder, settings, how, is_planned or budget == ENDLESS)
     runner, dataset = _open(folder, settings, how)
-    _, _, trial_bytes = _survey(runner.settings, dataset)
+    _, _, trial_bytes = _survey(runner)
     return _estimated(runner, dataset, how, trial_bytes, budget, command, fixed=is_planned)
 
 
@@ -160,7 +161,7 @@ def dry_trial(settings: Settings, how: Running) -> ArmEstimate:
     from vitmods.study.estimate import Stopwatch
 
     runner = TrialRunner(StudyFolder(os.devnull), settings, how.device, **how.of_trials())
-    *_, (arm, model, recipe) = _built(settings, runner.dataset(settings.recipe).num_classes)
+    *_, (arm, model, recipe) = _built(settings, AS_IS, runner.dataset(settings.recipe).num_classes)
     with already_reported():
         return Stopwatch(runner, how.torch_device, torch.get_num_threads()).time(arm, model, recipe, (), 0)
 
@@ -182,7 +183,7 @@ def run_pilot(
         _say(how, f"Pilot: {plural(len(seeds[:PILOT]), 'trial')} of base, in {folder.path}")
         first = settings if is_planned else with_seeds(settings, seeds[:PILOT])
         runner, dataset = _open(folder, first, how)
-        models, notices, trial_bytes = _survey(runner.settings, dataset)
+        models, notices, trial_bytes = _survey(runner)
         plan = Plan(len(settings.seeds), settings.until_decided) if is_planned else Plan()
         facts = _write_facts(folder, runner.settings, dataset, models, how, command, notices, plan, _folds(runner))
         alone = with_seeds(replace(runner.settings, arms=(), until_decided=False), seeds[:PILOT])
@@ -194,6 +195,7 @@ def run_pilot(
 def _as_recorded(folder: StudyFolder, settings: Settings, seeds_given: bool) -> tuple[Settings, bool]:
     """With the seeds of the study that the folder has, where the caller names none; and whether they are decided on."""
     facts = folder.facts()
+    settings = settings.continuing(facts.settings) if facts else settings
     before = facts.plan if facts else Plan()
     if facts is None or seeds_given or not before.seeds or before.until_decided != settings.until_decided:
         return settings, seeds_given or bool(before.seeds)
@@ -217,7 +219,8 @@ def _estimated(
     state = StudyState(runner.folder, settings, Evaluated(answer_splits(settings, dataset), dataset.num_classes))
     workers = _workers(how, settings, len(state.missing), trial_bytes)
     with already_reported():
-        built = _built(settings, dataset.num_classes)
+        points = settings.sweep.points
+        built = ((point, *one) for point in points for one in _built(settings, point, dataset.num_classes))
         found = estimate(runner, built, state, workers, min(workers, how.devices), how.torch_device, partial(_say, how))
     found = replace(found, budget_s=budget.seconds, keep_weights=how.keep_weights)
     if not fixed and budget != ENDLESS:
@@ -259,10 +262,9 @@ def _folds(runner: TrialRunner) -> list[ImageDataset]:
     return [runner.dataset(runner.settings.recipe, seed=fold) for fold in range(runner.settings.folds)]
 
 
-def _built(settings: Settings, num_classes: int) -> Iterator[tuple[Arm, nn.Module, Recipe]]:
-    """Every arm's model as it is trained, base first, and its recipe; one at a time. Of a sweep, under its first
-    setting."""
-    settings = settings.at(settings.sweep.points[0])
+def _built(settings: Settings, setting: Point, num_classes: int) -> Iterator[tuple[Arm, nn.Module, Recipe]]:
+    """Every arm's model as it is trained under a setting, base first, and its recipe; one at a time."""
+    settings = settings.at(setting)
     config = base_config(settings, num_classes)
     for arm in settings.every_arm:
         try:
@@ -271,31 +273,50 @@ def _built(settings: Settings, num_classes: int) -> Iterator[tuple[Arm, nn.Modul
             model = with_modules(backbone, task_of(settings.fixed, recipe), settings.seeds[0])
             freeze(model, recipe)
         except UserError as error:
-            raise type(error)(f"Arm {arm.name}: {error}") from error
+            place = f"{setting}, arm" if setting else "Arm"
+            raise type(error)(f"{place} {arm.name}: {error}") from error
         yield arm, model, recipe
         del backbone, model  # before the next one is made
 
 
-def _survey(settings: Settings, dataset: ImageDataset) -> tuple[dict[str, ModelFacts], list[str], int]:
-    """Whatever is wrong with an arm shows here, before anything is trained.
+def _survey(runner: TrialRunner) -> tuple[dict[str, ModelFacts], list[str], int]:
+    """Whatever is wrong with an arm shows here, before anything is trained, under every setting of a sweep.
 
     Returns what each arm's model is, what to know of the arms, which the caller of `Study.run` or `Study.dry_run` is
     warned of, and the bytes that a trial takes.
     """
     facts: dict[str, ModelFacts] = {}
     sizes: list[int] = []
-    base = base_config(settings, dataset.num_classes)
+    notices: dict[str, list[str]] = {}
+    for point in runner.settings.sweep.points:
+        settings = runner.settings.at(point)
+        dataset = runner.dataset(settings.recipe, point)
+        base = base_config(settings, dataset.num_classes)
+        built = _built(runner.settings, point, dataset.num_classes)
+        found = study_warnings(_described(built, settings, point, base, facts, sizes), dataset)
+        for notice in (*found, *few_images(settings, dataset)):
+            notices.setdefault(notice, []).append(str(point))
+    every = len(runner.settings.sweep.points)
+    texts = [text if len(where) == every else f"{'; '.join(where)}: {text}" for text, where in notices.items()]
+    design = runner.settings.design.design.warnings if runner.settings.design else ()  # the answer says them itself
+    for text in (*design, *texts):
+        warnings.warn(text, stacklevel=4)
+    return facts, texts, max(sizes)
 
-    def described() -> Iterator[tuple[str, nn.Module, Recipe]]:
-        for arm, model, recipe in _built(settings, dataset.num_classes):
-            facts[arm.name] = describe_model(settings, arm, model, base)
-            sizes.append(_trial_bytes(model, recipe, base))
-            yield arm.name, model, recipe
 
-    notices = [*study_warnings(described(), dataset), *few_images(settings, dataset)]
-    for notice in notices:
-        warnings.warn(notice, stacklevel=4)
-    return facts, notices, max(sizes)
+def _described(
+    built: Iterable[tuple[Arm, nn.Module, Recipe]],
+    settings: Settings,
+    setting: Point,
+    base: Base,
+    facts: dict[str, ModelFacts],
+    sizes: list[int],
+) -> Iterator[tuple[str, nn.Module, Recipe]]:
+    """Name, model and recipe of each arm, once its facts and the bytes of a trial are noted."""
+    for arm, model, recipe in built:
+        facts[model_name(setting, arm.name)] = describe_model(settings, arm, model, base)
+        sizes.append(_trial_bytes(model, recipe, base))
+        yield arm.name, model, recipe
 
 
 def _write_facts(
@@ -415,18 +436,25 @@ def _memory_bytes() -> int:
 
 
 def _measure_costs(folder: StudyFolder, settings: Settings, num_classes: int, how: Running) -> None:
-    """costs.json: each arm once. A later arm is measured beside base again, and base's own numbers stay."""
-    known = {"base": None, "arms": {}, **read_object(folder.costs_file)}
-    names = {arm.name for arm in settings.arms} - set(known["arms"])
-    if not names or how.cost_seconds <= 0:
-        return
-    from vitmods.study.cost import measure
+    """costs.json: each arm once, of a sweep with each base. A later arm is measured beside base again, and base's own
+    numbers stay."""
+    kept = read_object(folder.costs_file)
+    for point in {point.to_dict().get("base"): point for point in reversed(settings.sweep.points)}.values():
+        known = {"base": None, "arms": {}, **costs_under(kept, point)}
+        names = {arm.name for arm in settings.arms} - set(known["arms"])
+        if not names or how.cost_seconds <= 0:
+            continue
+        from vitmods.study.cost import measure
 
-    models = ((arm.name, model) for arm, model, _ in _built(settings, num_classes) if arm.name in {BASE, *names})
-    with already_reported():
-        task = task_of(settings.fixed, settings.recipe)
-        images = base_config(settings, num_classes)
-        costs = measure(models, task, settings.recipe, how.torch_device, how.cost_seconds, images, len(names))
-    costs["arms"] = {**known["arms"], **costs["arms"]}
-    costs["base"] = known["base"] or costs["base"]
-    write_json(folder.costs_file, costs)
+        here = settings.at(point)
+        built = _built(settings, point, num_classes)
+        models = ((arm.name, model) for arm, model, _ in built if arm.name in {BASE, *names})
+        with already_reported():
+            task = task_of(here.fixed, here.recipe)
+            images = base_config(here, num_classes)
+            costs = measure(models, task, here.recipe, how.torch_device, how.cost_seconds, images, len(names))
+        costs["arms"] = {**known["arms"], **costs["arms"]}
+        costs["base"] = known["base"] or costs["base"]
+        base = point.to_dict().get("base")
+        kept = costs if base is None else {**kept, base: costs}
+        write_json(folder.costs_file, kept)

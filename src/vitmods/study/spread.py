@@ -15,8 +15,8 @@ import numpy as np
 from vitmods.stats.verdict import POINTS
 from vitmods.study.answer import evaluated_of
 from vitmods.study.arms import BASE
-from vitmods.study.looks import decision_at
 from vitmods.study.plan import Settings
+from vitmods.study.scores import decision_at
 from vitmods.study.state import StudyState, TrialRecord
 from vitmods.study.store import Facts, StudyFolder
 from vitmods.util.errors import UserError

@@ -53,6 +53,7 @@ class TrialRecord:
     folder:  below the study's
     point:   values of the recipe fields that are tuned
     setting: values of what is swept over
+    steps_to_base: after how many steps its score on val first reached base's mean at the end; None: never, or not known
     metrics: over all images of the splits where they are means over images, else of the last split
     images:  the study's metric of each image; None: it is no mean over images
     """
@@ -67,6 +68,7 @@ class TrialRecord:
     wall_s: float | None = None
     message: str | None = None
     warnings: tuple[str, ...] = ()
+    steps_to_base: int | None = None
     environment: Mapping[str, Any] = field(default_factory=dict, metadata=HIDDEN)
     curve: Curve = field(default=Curve(), metadata=HIDDEN)
     images: ImageScores | None = field(default=None, metadata=HIDDEN)

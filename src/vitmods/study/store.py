@@ -4,9 +4,10 @@ study.json                      the settings that define the study, and all that
 trials/<arm>/seed<k>/           one trial each; its result.json is written last
 trials/<arm>/<point>/seed<k>/   the same where recipe fields are tuned; the point is named as lr=0.001,weight_decay=0.1
 trials/<setting>/<arm>/...      the same where something is swept over
+confirm/<arm>/                  a study that trains the best combination of a factorial one again, on fresh seeds
   val.json  test.json           in a trial: what its final weights reach on a split, by protocol; where the training did
                                 not measure that itself. In a tuned study chosen points alone have a test.json
-costs.json                      what each arm costs, measured once
+costs.json                      what each arm costs, measured once (of a sweep over bases: base -> costs)
 retrained/<arm>/                a trial on all images, after the study; not part of the answer
 results.json  results.csv       rebuilt from the trials at any time
 split.csv                       each image with its split, label and group
@@ -188,6 +189,10 @@ class StudyFolder:
     def trial(self, trial: Trial) -> Path:
         places = (*_folder_of(trial.setting), slug(trial.arm.name), *_folder_of(trial.point))
         return self.path.joinpath("trials", *places, f"seed{trial.seed}")
+
+    def confirmation(self, arm: str) -> StudyFolder:
+        """Of the study that trains the best combination of a factorial one again, on fresh seeds."""
+        return StudyFolder(self.path / "confirm" / slug(arm))
 
     def found(self, trial: Trial, split: str) -> dict[str, Any]:
         """What <split>.json of a trial holds."""

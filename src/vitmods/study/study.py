@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -14,6 +15,7 @@ from vitmods.study.arms import BASE, make_arms
 from vitmods.study.checkpoints import adopt, arms_in
 from vitmods.study.defaults import defaults_for
 from vitmods.study.edits import FunctionSpec, base_function
+from vitmods.study.factors import make_plan
 from vitmods.study.measure import MARGINS, Measure, make_measure, measure_of
 from vitmods.study.plan import MOST_SEEDS, ImageOptions, Settings, check_plan, make_seeds
 from vitmods.study.tuning import make_grid, make_sweep
@@ -29,8 +31,9 @@ if TYPE_CHECKING:
     from vitmods.study.weights import Keep
 
 
-SEEDS, MOST = 5, 16
-"""By default: of a fixed study, and at most of one that runs until it is decided."""
+SEEDS, MOST = {None: 5, "factorial": 3}, {None: 16, "factorial": 8}
+"""By default, for each design: of a fixed study, and at most of one that runs until it is decided."""
+FRESH = 5_000  # the first seed with which a best combination is confirmed
 
 
 class Study:
@@ -47,7 +50,7 @@ class Study:
         data: `digits`, a folder, `torchvision:NAME?root=...` or `hf:NAME`.
         recipe: how every trial is trained; None: one that fits the images.
         seeds: how many, or which; None: 5 (with more folds, as many as those), or at most 16 of a study that runs until
-            it is decided.
+            it is decided; 3, or at most 8, of a factorial one.
         until_decided: look after 4, 5, 6, 8, ... seeds, and train an arm no longer once it is decided or hopeless
             (docs/verdicts.md).
         task: what is trained and measured, a name of `vitmods.tasks.TASKS`: one class an image, or several labels
@@ -58,6 +61,9 @@ class Study:
             points, or 0.01 where it is none.
         generalize: what verdicts are about: other "images" from the same source and new trainings, or new "seeds" on
             these images alone, as for a benchmark with a fixed test set.
+        design: "factorial": the arms are switched on and off together, which tells the effect of each on average over
+            the others with fewer trials (docs/factorial.md). None: each arm is compared with base.
+        runs: how many combinations a factorial study trains, base included; None: 8 of 3 and 4 arms, 16 of more.
         folds: of images that are not split yet: seed s of every arm is tested on part s mod `folds` of them and trained
             on the rest. Verdicts are then about other training sets too (docs/verdicts.md).
         sweep: field of the recipe, `base` or `limit_train` -> values: base and every arm are trained under each
@@ -88,6 +94,8 @@ class Study:
         margin: float | None = None,
         until_decided: bool = False,
         generalize: Literal["images", "seeds"] = "images",
+        design: Literal["factorial"] | None = None,
+        runs: int | None = None,
         folds: int | None = None,
         sweep: Mapping[str, Any] | None = None,
         tune: Mapping[str, Any] | None = None,
@@ -108,17 +116,21 @@ class Study:
         fixed |= {} if folds is None else {"folds": int(folds)}
         chosen = make_arms(adopt(arms, found) if found else arms)
         self._seeds_given = seeds is not None
-        usual = MOST if until_decided else max(SEEDS, folds or 0)
+        usual = max((MOST if until_decided else SEEDS)[design], folds or 0)
         chosen_seeds = make_seeds(usual if seeds is None else seeds)
+        if runs is not None and design is None:
+            raise UserError('runs belongs to a factorial study: say design="factorial" (--design factorial).')
+        plan = make_plan(chosen, fixed, runs) if design else None
         self.settings = Settings(
             fixed,
-            chosen,
+            plan.arms if plan else chosen,
             chosen_seeds,
             until_decided,
             margin,
             measure=measure,
             generalize=generalize,
             sweep=make_sweep(sweep or {}, fixed),
+            design=plan,
             **_tuning(tune or {}, tune_on, tuning_seeds, chosen_seeds if same_seeds else None),
         )
         check_plan(self.settings)
@@ -130,7 +142,7 @@ class Study:
         fixed = self.settings.fixed
         base = fixed["base"] if isinstance(fixed["base"], str) else "ViTConfig(...)"
         base = fixed["start"]["source"] if "start" in fixed else base
-        names = ", ".join(arm.name for arm in self.settings.arms)
+        names = ", ".join(arm.name for arm in self.settings.factors)
         return f"Study({base} against {names} on {fixed['data']}, {self.settings.planned} trials)"
 
     def run(
@@ -186,6 +198,36 @@ class Study:
         how = Running(*measures, cache, recompute, checkpointing, keep_weights)
         called = command or python_call(self.settings, str(out))
         return run_study(self.settings, Path(out), how, called, make_budget(budget), self._seeds_given)
+
+    def confirm(self, out: str | Path, seeds: int = SEEDS[None], **how: Any) -> Answer:
+        """Train the best combination that a factorial study in `out` predicts against base, on seeds that it never saw.
+
+        It is a study of its own, in a folder below `out`; `Answer.confirmed` of the factorial one tells its effect.
+
+        Args:
+            out: the factorial study's folder.
+            seeds: how many.
+            how: as of `run`.
+
+        Raises:
+            UserError: the study is not factorial or not finished, or no change is predicted to help.
+        """
+        from vitmods.study.answer import Answer
+        from vitmods.study.store import StudyFolder
+
+        found, plan = Answer.load(out), self.settings.design
+        if plan is None or found.factorial is None:
+            raise UserError('Only the best combination of a factorial study is confirmed: design="factorial".')
+        if not found.complete:
+            raise UserError(f"{out} is not finished: run it first, so that the best combination is known.")
+        if not found.factorial.best:
+            raise UserError("No change is predicted to help: there is no combination to confirm.")
+        arm = plan.run(found.factorial.best)
+        fresh = make_seeds(range(FRESH, FRESH + seeds))
+        study = copy(self)
+        study._seeds_given = True
+        study.settings = replace(self.settings, arms=(arm,), seeds=fresh, until_decided=False, design=None)
+        return study.run(StudyFolder(out).confirmation(arm.name).path, **how)
 
     def retrain(
         self,

@@ -95,12 +95,16 @@ def _settings(name: str, given: Any, fixed: Mapping[str, Any]) -> tuple[Any, ...
     if name == "base":
         if "start" in fixed:
             raise UserError("The checkpoint that training starts from says what base is: it cannot be swept over.")
-        return tuple(map(str, listed))
+        return _once(name, tuple(map(str, listed)))
+    if fixed.get("limit_train") is not None:
+        raise UserError(f"limit_train={fixed['limit_train']} is swept over too: leave one of the two out.")
     try:
         numbers = tuple(float(value) for value in listed)
     except (TypeError, ValueError):
-        raise UserError(f"limit_train is a number of images, or a fraction of them up to 1, not {listed}.") from None
-    return tuple(value if value <= 1 else int(value) for value in numbers)
+        numbers = (0.0,)
+    if not all(0 < value <= 1 or value == int(value) > 1 for value in numbers):
+        raise UserError(f"limit_train is a number of images, or a fraction of them up to 1, not {show_value(listed)}.")
+    return _once(name, tuple(value if value <= 1 else int(value) for value in numbers))
 
 
 def grid_from_text(texts: Iterable[str], option: str = "--tune") -> dict[str, tuple[str, ...]]:
@@ -166,6 +170,10 @@ def _values(name: str, given: Any) -> tuple[Any, ...]:
     values = tuple(_value(name, types[name], value) for value in listed)
     if not values:
         raise UserError(f"There is no value of {name} to try: give at least one.")
+    return _once(name, values)
+
+
+def _once(name: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
     for value in values:
         if values.count(value) > 1:
             raise UserError(f"{name}={show_value(value)} is to be tried twice: list every value once.")

@@ -1,0 +1,150 @@
+"""What the report and the table say of factorial studies and of sweeps, beyond what they say of every study."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+import statistics
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from vitmods.report.text import numbers, points, ranked_effects, verb
+from vitmods.stats.factorial import LOOKS, NOMINAL, detectable
+from vitmods.stats.verdict import Effect, Verdict
+from vitmods.study.answer import Answer, ArmAnswer, SettingAnswer
+from vitmods.study.state import TrialRecord
+from vitmods.study.tuning import mean_of
+
+
+class Step(NamedTuple):
+    """A sentence, and the command that does it, if there is one."""
+
+    text: str
+    command: str = ""
+
+
+class Row(NamedTuple):
+    """An arm under one setting of a sweep; `effect` None: base."""
+
+    setting: SettingAnswer
+    arm: ArmAnswer
+    mean: float | None
+    effect: Effect | None
+    steps: str
+
+
+def sweep_rows(answer: Answer) -> list[Row]:
+    """Of each setting base, and the arms in the order of the study."""
+    assert answer.over_settings is not None
+    rows = []
+    for setting in answer.sweep:
+        for arm in answer.every_arm:
+            effect = answer.over_settings.each[arm.name][setting.name] if arm is not answer.base else None
+            trials = [trial for trial in arm.counted if trial.setting == setting.values]
+            rows.append(Row(setting, arm, mean_of(setting.scores[arm.name].values()), effect, steps_to_base(trials)))
+    return rows
+
+
+def several_bases(answer: Answer) -> bool:
+    """Whether base is swept over: then there are costs for each."""
+    return any("base" in setting.values for setting in answer.sweep)
+
+
+def short_name(setting: SettingAnswer) -> str:
+    """`0.25` where one field is swept over; else `lr=0.001,limit_train=0.25`."""
+    return setting.name.partition("=")[2] if len(setting.values) == 1 else setting.name
+
+
+def steps_to_base(trials: Iterable[TrialRecord]) -> str:
+    """After how many steps trials first reached base's score at the end: `120 (90 to 150), 3 of 5 seeds`."""
+    followed = [trial for trial in trials if trial.status == "finished" and trial.curve.step]
+    steps = [trial.steps_to_base for trial in followed if trial.steps_to_base is not None]
+    if not steps:
+        return f"in none of {len(followed)}" if followed else "–"
+    spread = f" ({min(steps):,} to {max(steps):,})" if len(set(steps)) > 1 else ""
+    few = f", {len(steps)} of {len(followed)} seeds" if len(steps) < len(followed) else ""
+    return f"{statistics.median(steps):,.0f}{spread}{few}"
+
+
+def all_steps_to_base(answer: Answer) -> list[tuple[str, str]]:
+    """(arm, its steps), base first; of a study of one setting whose trials were followed on val."""
+    found = [(arm.name, steps_to_base(arm.counted)) for arm in answer.every_arm]
+    return [] if answer.sweep or all(text == "–" for _, text in found) else found
+
+
+def factorial_steps(answer: Answer) -> Iterator[Step]:
+    """What to do after a factorial study: confirm the best combination, or take it; what open changes need."""
+    assert answer.factorial is not None
+    best, confirmed = "+".join(answer.factorial.best), answer.confirmed
+    if not best:
+        yield Step(f"No change is predicted to help: keep {answer.base.name}.")
+    elif confirmed is None:
+        yield Step(
+            f"{answer.factorial.prediction[0].upper()}{answer.factorial.prediction[1:]}, before it is called better.",
+            confirming(answer.command),
+        )
+    else:
+        found = f"On {confirmed.n} fresh seeds {best} {verb(confirmed.verdict)}: {numbers(confirmed)}"
+        take = f"take {best}" if confirmed.verdict == Verdict.HELPS else f"keep {answer.base.name}"
+        yield Step(f"{found}{points(answer.metric)}: {take}.")
+    for effect in ranked_effects(answer):
+        if effect.verdict == Verdict.UNSTABLE:
+            yield Step(f"{effect.arm}: runs with it failed ({effect.failures}). Compare it by itself.")
+    yield from _open_changes(answer)
+    for name in answer.factorial.design.left_out:
+        yield Step(f"{name} is in no run, since it excludes most of the others: compare it in a study of its own.")
+
+
+def _open_changes(answer: Answer) -> Iterator[Step]:
+    unit = points(answer.metric)
+    for effect in ranked_effects(answer):
+        if effect.verdict != Verdict.OPEN or not effect.sd > 0:
+            continue
+        seeds = seeds_needed(answer, effect)
+        leans = f" (leans {effect.leans})" if effect.leans else ""
+        found = "is out of reach of a factorial study" if seeds is None else f"takes about {seeds} seeds of every run"
+        sought = f"to find an effect of the size seen ({abs(effect.effect):.{effect.digits}f}{unit})"
+        if abs(effect.effect) < effect.margin:
+            sought = f"to rule out a difference of {effect.margin:g}{unit}"
+        yield Step(f"{effect.arm}{leans}: {sought} {found}.")
+
+
+def seeds_needed(answer: Answer, effect: Effect) -> int | None:
+    """Of every run, until an effect as large as this is found, or shown to be none if it is within the margin; None:
+    more than a factorial study may have. Without the part of the images."""
+    assert answer.factorial is not None
+    design = answer.factorial.design
+    least = float(design.relative_variance.max())
+    sd = effect.sd * math.sqrt(len(design.runs) / (2 * least))  # of one trial: V = 2 sd^2 / n = 4 least sd^2 / (N n)
+    for n in LOOKS:
+        found = detectable(design, n, NOMINAL)
+        small = abs(effect.effect) < effect.margin
+        reach, sought = (found.equivalent, effect.margin) if small else (found.effect, abs(effect.effect))
+        if n > effect.n and reach * sd <= sought:
+            return n
+    return None
+
+
+def confirming(command: str) -> str:
+    """The command that goes on to confirm the best combination."""
+    if command.startswith("vitmods compare"):
+        words = shlex.split(command)
+        return shlex.join(words if "--confirm" in words else [*words, "--confirm"])
+    return command.replace(").run(", ").confirm(", 1)
+
+
+def factor_arms(answer: Answer) -> list[tuple[ArmAnswer, bool]]:
+    """Each change of a factorial study as an arm, and whether there is a run that has it alone, whose model this is."""
+    assert answer.factorial is not None
+    design = answer.factorial.design
+    by_name = {arm.name: arm for arm in answer.every_arm}
+    found = []
+    for effect in ranked_effects(answer):
+        runs = sorted((names for names in design.arms.values() if effect.arm in names), key=len)
+        run = by_name["+".join(runs[0])]
+        edits = answer.settings["design"]["factors"][effect.arm]["changes"]
+        changes = tuple(one for one in run.model.changes if one.short in edits)
+        model = dataclasses.replace(run.model, changes=changes)
+        found.append((dataclasses.replace(run, name=effect.arm, model=model, effect=effect), len(runs[0]) == 1))
+    return found

@@ -1,0 +1,125 @@
+"""The scores of a study's trials as `vitmods.stats` reads them, and what its designs say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from vitmods.stats.decide import decide
+from vitmods.stats.decision import Decision
+from vitmods.stats.factorial import LOOKS as FACTORIAL_LOOKS
+from vitmods.stats.factorial import Factorial, factorial
+from vitmods.stats.sequential import LOOKS
+from vitmods.stats.settings import OverSettings, over_settings
+from vitmods.stats.verdict import FRACTION, Effect
+from vitmods.study.arms import BASE
+from vitmods.study.plan import Trial
+from vitmods.study.tuning import AS_IS, Point
+from vitmods.tasks.base import TASKS
+from vitmods.util.errors import UserError
+
+if TYPE_CHECKING:
+    from vitmods.study.state import StudyState, TrialRecord
+
+
+def decision_at(
+    state: StudyState,
+    seeds: Sequence[int],
+    setting: Point = AS_IS,
+    frozen: Mapping[str, Effect] | None = None,
+    base: str = BASE,
+    without: Container[str] = (),
+) -> Decision:
+    """What the finished trials of these seeds say of every arm; `frozen` are the effects of arms that have stopped.
+
+    Raises UserError where trials were evaluated on different images.
+    """
+    records = _records_of(state, seeds, setting, without)
+    values, failed, how = _scores(state, {setting: records})
+    return decide(
+        values[setting], base, failed=failed[setting], family=len(state.settings.arms), frozen=frozen,
+        most_seeds=_most(state, LOOKS), resampled=state.images.sizes, **how,
+    )  # fmt: skip
+
+
+def factorial_at(state: StudyState, seeds: Sequence[int], setting: Point = AS_IS) -> Factorial:
+    """The same of the changes of a factorial study, on average over the other changes."""
+    assert state.settings.design is not None
+    values, failed, how = _scores(state, {setting: _records_of(state, seeds, setting)})
+    most = _most(state, FACTORIAL_LOOKS)
+    return factorial(values[setting], state.settings.design.design, failed=failed[setting], most_seeds=most, **how)
+
+
+def over_settings_at(state: StudyState, base: str = BASE) -> OverSettings:
+    """The same of every arm on average over the settings of a sweep, and under each."""
+    settings = state.settings
+    records = {point: _records_of(state, settings.seeds, point) for point in settings.sweep.points}
+    values, failed, how = _scores(state, records)
+    by_name = [{str(point): own for point, own in found.items()} for found in (values, failed)]
+    return over_settings(by_name[0], base, failed=by_name[1], **how)
+
+
+def records_of_arm(
+    state: StudyState, setting: Point, arm: str, seeds: Sequence[int]
+) -> list[tuple[Trial, TrialRecord]]:
+    """The trials that an arm is answered by; none before its point is chosen."""
+    trials = [state.trial(setting, arm, seed) for seed in seeds]
+    return [(trial, state.answered[trial]) for trial in trials if trial is not None]
+
+
+Records = Mapping[str, Mapping[int, "TrialRecord"]]
+
+
+def _records_of(state: StudyState, seeds: Sequence[int], setting: Point, without: Container[str] = ()) -> Records:
+    arms = [arm.name for arm in state.settings.every_arm if arm.name not in without]
+    return {arm: {trial.seed: one for trial, one in records_of_arm(state, setting, arm, seeds)} for arm in arms}
+
+
+def _scores(
+    state: StudyState, records: Mapping[Point, Records]
+) -> tuple[dict[Point, Any], dict[Point, Any], dict[str, Any]]:
+    """Setting -> arm -> seed -> score, the same for why a trial diverged, and how scores are read."""
+    settings, metric = state.settings, state.settings.measure.metric
+    every = chain.from_iterable(own.values() for arms in records.values() for own in arms.values())
+    finished = [one for one in every if one.status == "finished"]
+    folds = settings.folds or 1  # trials of one fold, or all, have the same images
+    evaluated = {(one.seed % folds, one.images.images) for one in finished if one.images is not None}
+    if len(evaluated) > len({fold for fold, _ in evaluated}):
+        raise UserError(
+            f"Trials in {state.folder.path} were evaluated on different images, so they cannot be compared. Run the "
+            "study again in another folder."
+        )
+    whole = all(one.images is not None for one in finished)
+
+    def score(one: TrialRecord) -> Any:
+        images = one.images if one.status == "finished" and whole else None
+        return one.score(metric.name) if images is None else images.values
+
+    values = {
+        setting: {arm: {seed: score(one) for seed, one in own.items()} for arm, own in arms.items()}
+        for setting, arms in records.items()
+    }
+    failed = {
+        setting: {
+            arm: {seed: one.message or "diverged" for seed, one in own.items() if one.status == "diverged"}
+            for arm, own in arms.items()
+        }
+        for setting, arms in records.items()
+    }
+    how = {
+        "margin": settings.margin,
+        "unit": FRACTION if metric.unit == "%" else metric.unit,
+        "higher_is_better": metric.higher_is_better,
+        "generalize": settings.generalize,
+        "chance": TASKS[settings.fixed["task"]].chance(metric.name, state.images.classes),
+        "groups": state.images.groups if whole and finished else None,
+    }
+    return values, failed, how
+
+
+def _most(state: StudyState, looks: Sequence[int]) -> int | None:
+    """The most seeds of a study that is looked at more than once; None: its seeds were fixed before."""
+    count, planned = len(state.settings.seeds), state.images.planned
+    extended = 0 < planned < count and not state.settings.folds
+    return min(max(count, looks[0]), looks[-1]) if state.settings.until_decided or extended else None

@@ -1,0 +1,156 @@
+"""Sweeps: base and arms under several settings, their effects in each and on average."""
+
+import csv
+import json
+import re
+
+import numpy as np
+import pytest
+
+from vitmods.data.load import load
+from vitmods.recipes import Augment, plain
+from vitmods.report import render
+from vitmods.study import Answer, Study
+from vitmods.study.tuning import make_sweep
+from vitmods.util.errors import UserError
+
+RECIPE = plain(epochs=3).with_(batch_size=64)
+HOW = {"workers": 1, "device": "cpu", "cost_seconds": 0.05, "progress": False}
+
+
+def make(sweep, seeds=3, **options):
+    return Study("mu/4", ["dpn"], "digits", RECIPE, seeds, sweep=sweep, **options)
+
+
+@pytest.fixture(scope="module")
+def fractions(tmp_path_factory):
+    out = tmp_path_factory.mktemp("sweep") / "out"
+    return make({"limit_train": [0.25, 1]}).run(out, **HOW), out
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    out = tmp_path_factory.mktemp("bases") / "out"
+    return make({"base": ["mu/4", "mu/2"]}, seeds=2, limit_train=256).run(out, **HOW), out
+
+
+def test_the_headline_is_the_average_over_settings(fractions):
+    answer, out = fractions
+    over = answer.over_settings
+    each = over.each["dpn"]
+    assert answer.complete
+    assert list(each) == ["limit_train=0.25", "limit_train=1"]
+    assert answer["dpn"].effect == pytest.approx(np.mean([effect.effect for effect in each.values()]))
+    for setting in answer.sweep:
+        gaps = [setting.scores["dpn"][seed] - setting.scores["base"][seed] for seed in range(3)]
+        assert each[setting.name].effect == pytest.approx(100 * np.mean(gaps))
+    means = [[setting.scores["base"][seed] for setting in answer.sweep] for seed in range(3)]
+    assert list(answer.base.scores.values()) == pytest.approx(np.mean(means, 1))
+    assert json.loads((out / "results.json").read_text()) == answer.to_dict() == Answer.load(out).to_dict()
+
+
+def test_a_fraction_of_the_images_is_trained_on(fractions):
+    _, out = fractions
+    folders = [out / f"trials/limit_train={fraction}/base/seed0" for fraction in ("0.25", "1")]
+    few, many = (json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])["step"] for path in folders)
+    whole = load("digits", img_size=8, augment=Augment(), in_chans=1)
+    quarter = load("digits", img_size=8, augment=Augment(), in_chans=1, limit_train=0.25)
+    assert len(quarter.splits["train"]) == round(len(whole.splits["train"]) / 4)
+    assert set(quarter.splits["train"].ids) < set(whole.splits["train"].ids)
+    assert list(quarter.splits["test"].ids) == list(whole.splits["test"].ids)
+    assert few == 3 * quarter.steps_per_epoch(64) < many
+
+
+def test_steps_to_base_are_when_val_first_reached_bases_end(fractions):
+    answer, _ = fractions
+    for setting in answer.sweep:
+        own = {arm.name: [t for t in arm.trials if t.setting == setting.values] for arm in answer.every_arm}
+        target = np.mean([trial.curve.score[-1] for trial in own["base"]])
+        for trial in (*own["base"], *own["dpn"]):
+            reached = [step for step, score in zip(trial.curve.step, trial.curve.score) if score >= target]
+            assert trial.steps_to_base == (reached[0] if reached else None)
+    assert any(trial.steps_to_base for trial in answer.arms[0].trials)
+
+
+def test_the_table_has_averages_and_every_setting(fractions):
+    text = render(fractions[0], 120)
+    assert re.match(r"On average over 2 settings, dpn |Nothing is decided", text)
+    assert re.search(r"^ limit_train=0.25\n   base .*\n   dpn ", text, re.MULTILINE)
+    assert "steps to base" in text
+    assert max(map(len, render(fractions[0], 80).splitlines()[:20])) <= 80
+
+
+def test_the_page_shows_every_setting(fractions, tmp_path):
+    page = fractions[0].report(tmp_path / "report.html").read_text()
+    assert "2 settings" in page
+    assert page.count("under each setting. dpn: 0.25: ") == 1
+    assert page.count('class="setting"') == 2
+    assert "dpn, limit_train 0.25" in page
+
+
+def test_rows_of_the_csv_name_the_setting(fractions):
+    rows = list(csv.DictReader((fractions[1] / "results.csv").open()))
+    assert len(rows) == 12
+    bases = {(row["limit_train"], row["seed"]): float(row["top1"]) for row in rows if row["arm"] == "base"}
+    for row in (row for row in rows if row["arm"] == "dpn"):
+        gap = float(row["top1"]) - bases[row["limit_train"], row["seed"]]
+        assert float(row["difference_points"]) == pytest.approx(100 * gap)
+
+
+def test_several_bases_have_their_own_models_and_costs(bases):
+    answer, out = bases
+    models = json.loads((out / "study.json").read_text())["models"]
+    assert models["base=mu/4, base"]["config"]["patch_size"] != models["base=mu/2, base"]["config"]["patch_size"]
+    assert set(json.loads((out / "costs.json").read_text())) == {"mu/4", "mu/2"}
+    assert answer.base_cost is None
+    assert [setting.base_cost.macs for setting in answer.sweep] == sorted(s.base_cost.macs for s in answer.sweep)
+    assert all(setting.costs["dpn"].params > 1 for setting in answer.sweep)
+    text = render(answer, 80)
+    assert re.search(r"^ base=mu/2\n   base .*\n   dpn .*×.*×$", text, re.MULTILINE)
+    assert "base (mu/4)" not in text
+    page = answer.report().read_text()
+    assert "which change helps?" in page
+    assert "Costs of all arms, mu/2" in page
+
+
+def test_a_sweep_grows_and_can_be_read_at_any_time(tmp_path):
+    first, out = make({"lr": [1e-3, 1e-2]}, seeds=1, limit_train=128), tmp_path / "out"
+    assert first.run(out, **HOW).complete
+    wider = make({"lr": [1e-3, 1e-2, 1e-4]}, seeds=2, limit_train=128)
+    for budget in (1, 2, 4):
+        answer = wider.run(out, budget=budget, **HOW)
+        assert answer.report().exists()
+    assert len(answer.trials) == 12
+    assert sum(trial.ended for trial in answer.trials) == 4 + 7
+    assert not answer.complete
+
+
+def test_a_dry_run_estimates_every_setting(tmp_path):
+    estimate = make({"limit_train": [0.25, 1]}).dry_run(tmp_path / "none", device="cpu")
+    names = ["limit_train=0.25, base", "limit_train=0.25, dpn", "limit_train=1, base", "limit_train=1, dpn"]
+    assert [arm.arm for arm in estimate.arms] == names
+    assert [arm.trials for arm in estimate.arms] == [3] * 4
+    quarter, _, whole, _ = estimate.arms
+    assert whole.trial_s / whole.step_s > 2 * quarter.trial_s / quarter.step_s
+
+
+@pytest.mark.parametrize(
+    ("sweep", "fixed", "message"),
+    [
+        ({"limit_train": "0.25,0"}, {}, "a number of images, or a fraction"),
+        ({"limit_train": [1.5]}, {}, "a number of images, or a fraction"),
+        ({"limit_train": [0.5, 0.5]}, {}, "tried twice"),
+        ({"limit_train": [0.5]}, {"limit_train": 9}, "leave one of the two out"),
+        ({"base": ["mu/4", "mu/4"]}, {}, "tried twice"),
+        ({"base": ["mu/4"]}, {"start": {}}, "cannot be swept over"),
+        ({"depth": [1]}, {}, "no field 'depth'"),
+    ],
+)
+def test_what_cannot_be_swept_over(sweep, fixed, message):
+    with pytest.raises(UserError, match=message):
+        make_sweep(sweep, fixed)
+
+
+def test_one_setting_is_no_sweep():
+    with pytest.raises(UserError, match=r"two values or more, and there is lr=0.001 alone"):
+        make({"lr": [1e-3]})
