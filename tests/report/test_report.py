@@ -2,8 +2,8 @@
 
 import dataclasses
 import re
-from types import SimpleNamespace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
