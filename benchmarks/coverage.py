@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import tempfile
 import time
 import warnings
@@ -25,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from paired import machine
 from scipy.special import ndtri
 
 import vitmods as vm
@@ -132,9 +132,11 @@ def main() -> None:
         }
         print(name, json.dumps(record[name], indent=1), flush=True)
     if options.out:
-        path = options.out / f"coverage-{os.uname().machine}.json"
-        path.write_text(json.dumps(record, indent=1) + "\n")
-        print(f"Written: {path}")
+        info = machine()
+        slug = "-".join(info["cpu"].lower().replace("(r)", "").split()[:3])
+        path = options.out / f"coverage-{slug}-1t.json"
+        path.write_text(json.dumps({"machine": info, "results": record}, indent=1) + "\n")
+        print(f"wrote {path}")
 
 
 if __name__ == "__main__":
