@@ -26,9 +26,7 @@ def compare_two_arms(out: str) -> None:
     result = study.run(out, cost_seconds=5)
     print(result)
     effect = result["post-norm"]
-    print(f"\n{effect!r}")
-    if effect.has_interval:
-        print(f"With {effect.n} seeds this study could find {effect.detectable:.1f} points or more.")
+    print(f"\n{effect!r}: {effect.verdict}, on other images {effect.low:+.1f} to {effect.high:+.1f} points")
     print(f"Report: {result.report()}")
 
 

@@ -17,8 +17,17 @@ def work(*numbers, answer):
         work.reached_the_end = True
 
 
+def not_ignored(request, number):
+    """As in a shell: a test run under nohup ignores SIGHUP, and what is ignored stays so."""
+    before = signal.getsignal(number)
+    if before is signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
+        request.addfinalizer(lambda: signal.signal(number, before))
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_is_noted_and_answered_at_the_next_check(number, code):
+def test_a_signal_is_noted_and_answered_at_the_next_check(number, code, request):
+    not_ignored(request, number)
     before = signal.getsignal(number)
     with pytest.raises(Interrupted, match=number.name) as caught:
         work(number, answer=True)
