@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from vitmods.study.looks import looks
 from vitmods.study.plan import Settings, make_seeds
 from vitmods.study.progress import Progress
 from vitmods.study.schedule import Budget, Schedule, make_budget
+from vitmods.study.scores import decision_at
 from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import StudyFolder
 from vitmods.study.tuning import make_sweep
@@ -132,6 +134,29 @@ def test_an_arm_that_cannot_be_trained_holds_up_no_other(tmp_path):
     played.run()
     assert ("rms", 0) in played.order, "the next run tries again"
     assert "rms" in looks(played.state())[0].decision.effects
+
+
+def test_no_seed_is_spent_on_an_arm_that_no_look_counts(tmp_path):
+    played = Played(tmp_path, {"base": 0.5, "dpn": 0.52, "rms": 0.5})
+    played.broken = {("rms", 1)}
+    played.run()
+    assert [seed for arm, seed in played.order if arm == "rms"] == [0, 1]
+    assert max(seed for arm, seed in played.order if arm == "dpn") > 4
+
+
+def test_looks_are_not_undone_by_calling_the_seeds_fixed(tmp_path):
+    """Whoever has looked at every seed cannot then say that the number was fixed before."""
+    looked, fixed = Played(tmp_path, {"base": 0.5, "dpn": 0.5}, seeds=8), Played(tmp_path, {"base": 0.5, "dpn": 0.5})
+    looked.run()
+    fixed.settings = replace(looked.settings, until_decided=False)
+    fixed.run()
+    alphas = [
+        decision_at(
+            StudyState(fixed.folder, fixed.settings, Evaluated(("test",), 10, planned=8, looked=one)), range(8)
+        ).alpha
+        for one in (True, False)
+    ]
+    assert alphas == [0.017, 0.05]
 
 
 def test_a_diverged_arm_is_an_outcome(tmp_path):

@@ -12,6 +12,7 @@ from vitmods.stats.need import Need, needed
 from vitmods.stats.sequential import LOOKS
 from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer, ArmAnswer
+from vitmods.study.arms import BASE
 from vitmods.study.retrain import (
     best_arm,
     cost_of,
@@ -72,16 +73,17 @@ def _stability(answer: Answer) -> Iterator[Step]:
 
 def _open(answer: Answer) -> Iterator[Step]:
     """What each open arm takes, and one command for all that seeds can decide."""
-    most = 0
+    most, by_images = 0, False
     for arm, effect in ranked(answer):
         need = needed(effect)
         if need is None:
             continue
+        by_images |= need.images > 0
         leans = f" (leans {effect.leans})" if effect.leans else ""
         hopeless = " The seeds planned are unlikely to do." if effect.futile else ""
         yield Step(f"{arm.name}{leans}: {need}{_time(answer, arm, need)}.{hopeless}")
         most = max(most, need.seeds or 0)
-    if most:
+    if most and answer.base.name == BASE:  # seeds are added against base
         most = next(n for n in LOOKS if n >= most)
         yield Step("To decide what seeds can decide:", extended(answer.command, most, fixed=bool(answer.sweep)))
     elif any(effect.verdict == Verdict.OPEN for effect in answer.effects.values()):
@@ -89,8 +91,13 @@ def _open(answer: Answer) -> Iterator[Step]:
         if answer.decision.overlap:
             why = "With folds all seeds are trained on the same images, which limits what more of them add"
             yield Step(f"{why}: more images, or a margin above {margin}, decide the rest.")
-        else:
+        elif by_images:
             yield Step(f"More seeds are no way to decide the rest: more test images, or a margin above {margin}, are.")
+        elif not most:
+            yield Step(
+                f"The rest is out of reach of {LOOKS[-1]} seeds: leave it open, allow a margin above {margin}, or "
+                "compare where trials vary less (trained longer, or on more images)."
+            )
 
 
 def _time(answer: Answer, arm: ArmAnswer, need: Need) -> str:

@@ -149,7 +149,7 @@ def _costs(cost: ArmCost | None) -> list[str]:
 
 
 def _legend(answer: Answer) -> Text:
-    metric, mean = answer.metric, answer.base.mean
+    metric, mean = answer.metric, answer.base_mean
     reached = "not finished" if mean is None else metric.shown(mean)
     lower = "" if metric.higher_is_better else "; lower is better"
     name = "" if several_bases(answer) else f" ({single_line(answer.base.model.name)})"

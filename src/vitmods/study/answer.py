@@ -221,6 +221,12 @@ class Answer:
         return (self.base, *self.arms)
 
     @property
+    def base_mean(self) -> float | None:
+        """Of base's scores over the seeds that the effects are read from: those of the last look, or all."""
+        seeds = list(self.base.scores)[: self.looks[-1].seeds if self.looks else None]
+        return mean_of(self.base.scores[seed] for seed in seeds)
+
+    @property
     def trials(self) -> list[TrialRecord]:
         return [trial for arm in self.every_arm for trial in arm.trials]
 
@@ -299,7 +305,8 @@ def evaluated_of(folder: StudyFolder, facts: Facts) -> Evaluated:
     """What the answer of the study is about."""
     classes, planned = len(facts.data["classes"]), facts.plan.seeds
     if not facts.settings.get("folds"):
-        return Evaluated(facts.splits, classes, folder.groups(facts.splits), planned)
+        groups = folder.groups(facts.splits)
+        return Evaluated(facts.splits, classes, groups, planned, looked=facts.plan.until_decided)
     test, train = (facts.data["splits"][name]["count"] for name in ("test", "train"))
     return Evaluated(facts.splits, classes, planned=planned, sizes=(test, train))
 
@@ -323,6 +330,8 @@ def read_answer(
     settings = settings or Settings.from_dict(facts.settings)
     if reference not in (names := [arm.name for arm in settings.every_arm]):
         raise UserError(f"The study has no arm {reference!r}. {nearest(reference, names)}")
+    if reference != BASE and settings.design:
+        raise UserError("A factorial study compares each change with its absence: leave the reference out.")
     state, metric = StudyState(folder, settings, evaluated_of(folder, facts)), settings.measure.metric
     shown = (metric.name, TASKS[settings.fixed["task"]].metrics[0].name)
     records = state.answered if settings.sweep else state.records
@@ -493,11 +502,21 @@ def _doubts(state: StudyState, facts: Facts) -> Iterator[str]:
             f"The margin was changed after the scores were seen: it is {settings.margin:g} and was {first:g}. What it "
             "decides ('no worse') holds for a margin that was chosen before."
         )
+    if facts.plan.metric not in ("", settings.measure.name):
+        yield (
+            f"The metric was changed after the scores were seen: it is {settings.measure.name} and was "
+            f"{facts.plan.metric}."
+        )
+    if facts.plan.seeds and facts.plan.generalize != settings.generalize:
+        yield (
+            f"What verdicts are about was changed after the scores were seen: new {settings.generalize}, and it was "
+            f"new {facts.plan.generalize}."
+        )
     for record in state.records.values():
         if record.status == "damaged":
             yield f"{record} is damaged and counts as missing: {record.message}"
     settings_before = facts.plan
-    if settings_before.seeds and len(settings.seeds) > settings_before.seeds:
+    if len(settings.seeds) > settings_before.seeds > 1:
         yield (
             f"Extended after a first analysis: {settings_before.seeds} seeds were planned, and there are "
             f"{len(settings.seeds)} now. So 5 to 8 % of such studies claim something false, instead of 5 %."

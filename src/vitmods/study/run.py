@@ -18,6 +18,7 @@ from torch import nn
 from vitmods.data.split_file import SPLIT_FILE, write_split
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
+from vitmods.stats.sequential import LOOKS
 from vitmods.study.answer import Answer, costs_under, evaluated_of, model_name, read_answer
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.bases import Base
@@ -128,7 +129,7 @@ def run_study(
             runner.settings = found.settings
             _say(how, found.decides())
         settings = runner.settings
-        plan = Plan(len(settings.seeds), settings.until_decided)
+        plan = plan_of(settings)
         facts = _write_facts(folder, settings, dataset, models, how, command, notices, plan, _folds(runner))
         state = StudyState(folder, settings, evaluated_of(folder, facts))
         check_weights_are_there(state)
@@ -184,7 +185,7 @@ def run_pilot(
         first = settings if is_planned else with_seeds(settings, seeds[:PILOT])
         runner, dataset = _open(folder, first, how)
         models, notices, trial_bytes = _survey(runner)
-        plan = Plan(len(settings.seeds), settings.until_decided) if is_planned else Plan()
+        plan = plan_of(settings) if is_planned else Plan()
         facts = _write_facts(folder, runner.settings, dataset, models, how, command, notices, plan, _folds(runner))
         alone = with_seeds(replace(runner.settings, arms=(), until_decided=False), seeds[:PILOT])
         _work(runner, StudyState(folder, alone, evaluated_of(folder, facts)), trial_bytes, how, ENDLESS)
@@ -319,6 +320,23 @@ def _described(
         yield arm.name, model, recipe
 
 
+def plan_of(settings: Settings) -> Plan:
+    """What is recorded of them before any score is known."""
+    return Plan(len(settings.seeds), settings.until_decided, settings.generalize, settings.measure.name)
+
+
+def _check_extension(before: Plan, settings: Settings) -> None:
+    """UserError where seeds were added after scores were seen, and no level is known for so many."""
+    count = len(settings.seeds)
+    plain = not (settings.folds or settings.sweep or settings.design)
+    if plain and count > before.seeds > 1 and not LOOKS[0] <= count <= LOOKS[-1]:
+        raise UserError(
+            f"This study was planned with {before.seeds} seeds, and has scores. With more it is looked at a second "
+            f"time, for which {LOOKS[0]} to {LOOKS[-1]} seeds are calibrated, not {count}. Ask for so many, or choose "
+            "another folder with --out."
+        )
+
+
 def _write_facts(
     folder: StudyFolder,
     settings: Settings,
@@ -335,8 +353,10 @@ def _write_facts(
     before = folder.facts()
     images = Evaluated(answer_splits(settings, dataset), dataset.num_classes)
     records = StudyState(folder, settings, images).records.items()
-    seen = any(record.ended for trial, record in records if trial.arm.name != BASE)  # base alone says nothing of arms
-    if before and seen and before.plan.seeds:
+    arms = [record for trial, record in records if trial.arm.name != BASE]  # base alone says nothing of arms
+    seen = any(record.ended for record in arms)
+    if before and before.plan.seeds and any(record.ended or record.wall_s is not None for record in arms):
+        _check_extension(before.plan, settings)
         plan = before.plan
     if before is not None and before.settings == settings.to_dict() and before.plan == plan:
         return before

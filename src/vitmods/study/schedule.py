@@ -114,10 +114,18 @@ class Schedule:
         stopped = {setting: {arm for look in own for arm in look.stopped} for setting, own in found.items()}
         decided = {setting for setting, names in stopped.items() if names and len(names) == len(state.settings.arms)}
         evaluated = {one.trial: one for one in state.evaluations}
+        lost = self._lost() if state.settings.until_decided else set()
         for trial in sorted(state.answered, key=lambda trial: self._place(trial, found)):
             if state.answered[trial].ended or trial.setting in decided or trial.arm.name in stopped[trial.setting]:
                 continue
+            if trial.arm.name in lost:
+                continue
             yield evaluated.get(trial, trial)
+
+    def _lost(self) -> set[str]:
+        """Arms one of whose trials failed in this run: no look counts them, so more seeds would be for nothing."""
+        failed = (trial for trial, record in self.state.answered.items() if record.status in ("failed", "damaged"))
+        return {trial.arm.name for trial in failed if trial in self._given and trial.arm.name != BASE}
 
     def _place(self, trial: Trial, found: dict[Point, list[Look]]) -> tuple[int, int, float]:
         """Seed by seed, in a seed base first and then the widest interval; settings stay in their order."""

@@ -121,5 +121,6 @@ def _scores(
 def _most(state: StudyState, looks: Sequence[int]) -> int | None:
     """The most seeds of a study that is looked at more than once; None: its seeds were fixed before."""
     count, planned = len(state.settings.seeds), state.images.planned
-    extended = 0 < planned < count and not state.settings.folds
-    return min(max(count, looks[0]), looks[-1]) if state.settings.until_decided or extended else None
+    extended = 1 < planned < count and not state.settings.folds
+    looked = state.settings.until_decided or state.images.looked or extended
+    return min(max(count, looks[0]), looks[-1]) if looked else None

@@ -108,6 +108,7 @@ class Evaluated:
     classes: how many the images have
     groups:  (n,) which images belong together; None: each stands for itself
     planned: how many seeds, before any score was known; 0: not known
+    looked:  whether the study was to be looked at until it is decided, when no score was known
     sizes:   with folds, how many images a trial is tested on and trained on; None: all trials on the same ones
     """
 
@@ -115,6 +116,7 @@ class Evaluated:
     classes: int
     groups: NDArray[Any] | None = None
     planned: int = 0
+    looked: bool = False
     sizes: tuple[int, int] | None = None
 
 

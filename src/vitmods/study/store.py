@@ -116,10 +116,13 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Plan:
-    """How many seeds were planned (0: not known), at most where the study runs until it is decided."""
+    """How many seeds were planned (0: not known), at most where the study runs until it is decided; and what verdicts
+    were to be about, by which metric."""
 
     seeds: int = 0
     until_decided: bool = False
+    generalize: str = "images"
+    metric: str = ""
 
 
 @dataclass(frozen=True)
