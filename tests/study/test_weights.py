@@ -49,7 +49,7 @@ def test_the_best_seed_of_each_arm_stays(best, tmp_path):
 
 def test_the_study_goes_on_as_it_was(best):
     before = kept(best)
-    assert make(seeds=3).run(best, keep_weights="best", **RUN).complete
+    assert make(seeds=4).run(best, keep_weights="best", **RUN).complete
     assert len(kept(best)) == 2
     assert all((best / "trials" / name).exists() for name in before)
 
@@ -59,7 +59,7 @@ def test_what_needs_other_weights_says_so(best):
     with pytest.raises(UserError, match=r"keep-weights"):
         evaluate(best / "trials" / gone, device="cpu")
     with pytest.raises(UserError, match=r"ece has to be computed.*--keep-weights all"):
-        make(seeds=3, metric="ece").run(best, **RUN)
+        make(seeds=4, metric="ece").run(best, **RUN)
     with pytest.raises(UserError, match="keep-weights"):
         Start(str(best / "trials" / "dpn"), None).build(vm.ViTConfig(), int(gone[-1]))
 
