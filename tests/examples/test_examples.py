@@ -43,7 +43,7 @@ def test_quickstart_changes_a_model_and_answers_with_two_arms(tmp_path):
     assert all(arm["effect"]["n"] == 3 for arm in results["arms"])
     scores = results["base"]["scores"].values()
     assert sum(scores) / len(scores) > 0.3, "the base has not learned: chance is 0.1"
-    assert f"n=3 paired, {results['arms'][1]['effect']['verdict']})" in said
+    assert f"n=3, {results['arms'][1]['effect']['verdict']})" in said
     assert (tmp_path / "answer" / "report.html").stat().st_size > 10_000
 
 
