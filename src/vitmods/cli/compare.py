@@ -73,11 +73,13 @@ class Compare:
     confirm: bool = False
     """then train the best combination that a factorial study predicts against base, on 5 fresh seeds"""
     seeds: int | None = None
-    """trials of every arm; None: 5, or one for each fold where these are more; of a factorial study 3"""
+    """trials of every arm; None: 5, or one for each fold where these are more; of a factorial study 3; with --budget
+    as many as fit"""
     until_decided: bool = False
     """look after 4, 5, 6, 8, ... seeds, and train an arm no longer once it is decided or hopeless (docs/verdicts.md)"""
     max_seeds: int | None = None
-    """the most trials of an arm, with --until-decided; None: 16, of a factorial study 8"""
+    """the most trials of an arm, with --until-decided; None: 16, of a factorial study 8; with --budget as many as fit,
+    at most 32"""
     budget: str | None = None
     """how much this run may take: 2h, 30m, or 40trials; the same command goes on later. None: no end"""
     folds: int | None = None

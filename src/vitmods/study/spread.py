@@ -42,7 +42,7 @@ class Spread:
 
 
 def known_spread(path: Path | None, state: StudyState, length: Resolved) -> Spread | None:
-    """From earlier studies beside the study's folder with the same images, metric, base and length, else from its own
+    """From earlier studies beside the study's folder with the same images, metric, base and recipe, else from its own
     finished trials; None where neither has two trials of one arm."""
     found = list(_earlier(path, state.settings, length)) if path else []
     if found:
@@ -71,9 +71,8 @@ def _earlier(path: Path, settings: Settings, length: Resolved) -> Iterator[Sprea
 
 
 def _alike(facts: Facts, wanted: dict[str, object], length: Resolved) -> bool:
-    same = all(
-        facts.settings.get(name) == wanted.get(name) for name in ("images", "metric", "base", "start", "task", "folds")
-    )
+    names = ("images", "metric", "base", "start", "task", "folds", "recipe")
+    same = all(facts.settings.get(name) == wanted.get(name) for name in names)
     views = facts.resolved.get("steps"), facts.resolved.get("images_seen")
     return same and views == (length.steps, length.images_seen) and "sweep" not in facts.settings
 
