@@ -1,13 +1,11 @@
 """Looks, levels, and the order of trials. That the levels hold is in test_error_rates.py."""
 
-import math
-
 import numpy as np
 import pytest
 
 import vitmods as vm
 from vitmods.stats.fit import fit
-from vitmods.stats.sequential import decided, extended, futile, looks, next_trials, nominal_level
+from vitmods.stats.sequential import decided, extended, futile, looks, nominal_level
 from vitmods.util.errors import UserError
 
 
@@ -29,17 +27,6 @@ def test_an_arm_stops_at_a_clear_verdict_alone():
     assert vm.decide(study)["a"].stops
     assert vm.decide(study, base="a")["base"].stops
     assert not vm.decide(study, margin=0.0, base="base")["a"].futile
-
-
-def test_trials_come_seed_by_seed_base_first_then_the_widest():
-    start = next_trials({}, {"a": math.inf, "b": math.inf}, most=16)
-    assert list(start)[:4] == [("base", 0), ("a", 0), ("b", 0), ("base", 1)]
-    ended = {"base": range(4), "a": range(4), "b": [0, 1, 2, 3], "c": range(4)}
-    assert list(next_trials(ended, {"a": 1.0, "b": 2.5}, most=16)) == [("base", 4), ("b", 4), ("a", 4)]
-    assert list(next_trials(ended | {"b": [0, 1, 3]}, {"a": 1.0, "b": 2.5}, most=16)) == [("b", 2)]
-    assert list(next_trials(ended, {}, most=16)) == []
-    assert list(next_trials({arm: range(16) for arm in ("base", "a")}, {"a": 1.0}, most=16)) == []
-    assert [seed for _, seed in next_trials({arm: range(6) for arm in ("base", "a")}, {"a": 1}, 7)] == [6, 6]
 
 
 def test_more_seeds_of_the_same_spread_have_the_variance_of_more_seeds():

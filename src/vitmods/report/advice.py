@@ -21,10 +21,10 @@ from vitmods.study.retrain import (
     is_retrained,
     retrain_command,
     retrained_folder,
-    without_options,
 )
 from vitmods.study.tuning import mean_of
 from vitmods.train.trial import WEIGHTS
+from vitmods.util.shorthand import without_options
 from vitmods.util.text import duration, listing, plural
 
 CHEAPER = 0.97  # of base's time, from where it is worth a word

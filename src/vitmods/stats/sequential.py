@@ -8,7 +8,6 @@ valid, and looking is free.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 from scipy import special
@@ -67,24 +66,6 @@ def extended(found: Contrasts, n: int) -> Contrasts:
         found, seeds=np.full_like(found.seeds, n), pooled=found.pooled * scale, pooled_df=found.pooled_df * df,
         own=found.own * scale, own_df=np.full_like(found.own_df, n - 1),
     )  # fmt: skip
-
-
-def next_trials(
-    ended: Mapping[str, Collection[int]], widths: Mapping[str, float], most: int, base: str = "base"
-) -> Iterator[tuple[str, int]]:
-    """(arm, seed) in the order in which they are trained up to the next look: seed by seed, base first.
-
-    `ended` has the seeds of every arm that ended, failed ones too. `widths` has the arms that are still open with the
-    widths of their intervals (inf before the first look): the widest comes first. A budget that ends inside a seed
-    wastes that seed at most.
-    """
-    order = [base, *sorted(widths, key=lambda arm: -widths[arm])] if widths else []
-    done = min((len(set(ended.get(arm, ()))) for arm in order), default=most)
-    until = next((n for n in looks(most) if n > done), most)
-    for seed in range(until):
-        for arm in order:
-            if seed not in ended.get(arm, ()):
-                yield arm, seed
 
 
 def decided(estimate: Array, half: Array, margin: float) -> Mask:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from vitmods.model.config import ViTConfig
@@ -20,6 +19,7 @@ from vitmods.study.edits import is_foreign
 from vitmods.study.plan import MOST_SEEDS, Settings
 from vitmods.study.schedule import Budget
 from vitmods.util.errors import UserError
+from vitmods.util.shorthand import without_options
 from vitmods.util.text import duration, plural
 
 if TYPE_CHECKING:
@@ -56,7 +56,9 @@ class Smaller:
                 given["recipe"] = f"recipe.with_(epochs={given.pop('epochs')})"
             return f"vm.Study(..., {', '.join(f'{name}={value}' for name, value in given.items())})"
         words = list(
-            _without(shlex.split(self.command), {"--dry-run", "--pilot", *(f"--{name}" for name in self.options)})
+            without_options(
+                shlex.split(self.command), {"--dry-run", "--pilot", *(f"--{name}" for name in self.options)}
+            )
         )
         words += [str(word) for name, value in self.options.items() for word in (f"--{name}", value)]
         return shlex.join(words)
@@ -179,15 +181,3 @@ def _epochs(settings: Settings, options: Mapping[str, Any]) -> dict[str, Any]:
     except UserError:  # a warm-up that is as long
         return {}
     return {"epochs": half}
-
-
-def _without(words: list[str], options: set[str]) -> Iterator[str]:
-    """The words of a command without these options and their values."""
-    rest = iter(enumerate(words))
-    for place, word in rest:
-        if word.split("=")[0].replace("_", "-") not in options:
-            yield word
-            continue
-        values = 0 if "=" in word else len(list(takewhile(lambda one: not one.startswith("--"), words[place + 1 :])))
-        for _ in range(values):
-            next(rest)

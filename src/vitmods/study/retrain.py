@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from vitmods.study.store import StudyFolder, slug
 from vitmods.study.tuning import AS_IS, Point
 from vitmods.train.trial import WEIGHTS
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.shorthand import without_options
 
 if TYPE_CHECKING:
     from vitmods.study.run import Running
@@ -130,15 +130,3 @@ def retrain_command(command: str, arm: str) -> str:
         before, _, arguments = command.rpartition(".run(")
         return f"{before}.retrain({arguments.removesuffix(')')}, arm={arm!r})"
     return shlex.join([*without_options(shlex.split(command), ("--retrain", "--budget")), "--retrain", arm])
-
-
-def without_options(words: Sequence[str], names: Sequence[str]) -> list[str]:
-    """A command's words without these options and their values."""
-    kept, rest = [], iter(words)
-    for word in rest:
-        name, equals, _ = word.partition("=")
-        if name not in names:
-            kept.append(word)
-        elif not equals:
-            next(rest, None)
-    return kept

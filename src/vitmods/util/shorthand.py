@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from vitmods.util.errors import UserError, nearest
@@ -67,3 +68,15 @@ def _value(what: str, kind: Any, text: str) -> Any:
         except ValueError:
             raise UserError(f"{what} is a number, got '{text}'.") from None
     return text
+
+
+def without_options(words: Sequence[str], options: Collection[str]) -> Iterator[str]:
+    """The words of a command without these options and their values."""
+    rest = iter(enumerate(words))
+    for place, word in rest:
+        if word.split("=")[0].replace("_", "-") not in options:
+            yield word
+            continue
+        values = 0 if "=" in word else len(list(takewhile(lambda one: not one.startswith("--"), words[place + 1 :])))
+        for _ in range(values):
+            next(rest)
