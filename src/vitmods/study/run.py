@@ -65,12 +65,14 @@ class Running:
     checkpoint_minutes: float = 5.0
     cost_seconds: float = 30.0
     progress: bool = True
-    cache_dir: str | None = None
+    cache_dir: str | Path | None = None
     recompute: bool = False
     checkpointing: bool = False
     keep_weights: Keep = "all"
 
     def __post_init__(self) -> None:
+        if self.cache_dir is not None:
+            object.__setattr__(self, "cache_dir", str(self.cache_dir))  # workers get it as JSON
         if self.workers is not None and self.workers < 1:
             raise UserError(f"workers must be at least 1, not {self.workers}.")
         for name in ("data_workers", "checkpoint_minutes", "cost_seconds"):

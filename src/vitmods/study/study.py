@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from vitmods.model.config import ViTConfig
 from vitmods.recipes import Recipe
@@ -34,6 +34,21 @@ if TYPE_CHECKING:
 SEEDS, MOST = {None: 5, "factorial": 3}, {None: 16, "factorial": 8}
 """By default, for each design: of a fixed study, and at most of one that runs until it is decided."""
 FRESH = 5_000  # the first seed with which a best combination is confirmed
+
+
+class RunningOptions(TypedDict, total=False):
+    """How a study is run on this machine: see `Study.run`. Nothing here is part of the study."""
+
+    workers: int | None
+    device: str
+    data_workers: int
+    checkpoint_minutes: float
+    cost_seconds: float
+    progress: bool
+    cache_dir: str | Path | None
+    recompute: bool
+    checkpointing: bool
+    keep_weights: Keep
 
 
 class Study:
@@ -149,18 +164,9 @@ class Study:
         self,
         out: str | Path,
         *,
-        workers: int | None = None,
-        device: str = "auto",
-        data_workers: int = 0,
-        checkpoint_minutes: float = 5.0,
-        cost_seconds: float = 30.0,
-        progress: bool = True,
-        cache_dir: str | Path | None = None,
-        recompute: bool = False,
-        checkpointing: bool = False,
         budget: str | int | None = None,
-        keep_weights: Keep = "all",
         command: str | None = None,
+        **how: Unpack[RunningOptions],
     ) -> Answer:
         """Run what is missing in the folder `out` and return the answer; results.json and results.csv lie there too.
 
@@ -193,11 +199,8 @@ class Study:
         from vitmods.study.run import Running, run_study
         from vitmods.study.schedule import make_budget
 
-        cache = None if cache_dir is None else str(cache_dir)
-        measures = (workers, device, data_workers, checkpoint_minutes, cost_seconds, progress)
-        how = Running(*measures, cache, recompute, checkpointing, keep_weights)
         called = command or python_call(self.settings, str(out))
-        return run_study(self.settings, Path(out), how, called, make_budget(budget), self._seeds_given)
+        return run_study(self.settings, Path(out), Running(**how), called, make_budget(budget), self._seeds_given)
 
     def confirm(self, out: str | Path, seeds: int = SEEDS[None], **how: Any) -> Answer:
         """Train the best combination that a factorial study in `out` predicts against base, on seeds that it never saw.
@@ -234,14 +237,7 @@ class Study:
         out: str | Path,
         arm: str = "best",
         seed: int = 0,
-        *,
-        device: str = "auto",
-        data_workers: int = 0,
-        checkpoint_minutes: float = 5.0,
-        progress: bool = True,
-        cache_dir: str | Path | None = None,
-        recompute: bool = False,
-        checkpointing: bool = False,
+        **how: Unpack[RunningOptions],
     ) -> Retrained:
         """After the study in `out` has ended, train one arm on all images, those of val and test too, to deploy it.
 
@@ -259,22 +255,16 @@ class Study:
         from vitmods.study.retrain import retrain_study
         from vitmods.study.run import Running
 
-        cache = None if cache_dir is None else str(cache_dir)
-        how = Running(1, device, data_workers, checkpoint_minutes, 0.0, progress, cache, recompute, checkpointing)
-        return retrain_study(self.settings, Path(out), arm, seed, how)
+        alone: RunningOptions = {**how, "workers": 1, "cost_seconds": 0.0}
+        return retrain_study(self.settings, Path(out), arm, seed, Running(**alone))
 
     def dry_run(
         self,
         out: str | Path | None = None,
         *,
-        workers: int | None = None,
-        device: str = "auto",
-        data_workers: int = 0,
-        cache_dir: str | Path | None = None,
-        progress: bool = True,
         budget: str | int | None = None,
-        keep_weights: Keep = "all",
         command: str | None = None,
+        **how: Unpack[RunningOptions],
     ) -> Estimate:
         """Arms, trials, sizes, the time (by a few timed steps) and disk that `run` would take, and what it could find.
 
@@ -285,26 +275,16 @@ class Study:
         from vitmods.study.run import Running, dry_run
         from vitmods.study.schedule import make_budget
 
-        cache = None if cache_dir is None else str(cache_dir)
-        how = Running(workers, device, data_workers, cache_dir=cache, progress=progress, keep_weights=keep_weights)
         path = None if out is None else Path(out)
-        return dry_run(self.settings, path, how, command, make_budget(budget), self._seeds_given)
+        return dry_run(self.settings, path, Running(**how), command, make_budget(budget), self._seeds_given)
 
     def pilot(
         self,
         out: str | Path,
         *,
-        workers: int | None = None,
-        device: str = "auto",
-        data_workers: int = 0,
-        checkpoint_minutes: float = 5.0,
-        progress: bool = True,
-        cache_dir: str | Path | None = None,
-        recompute: bool = False,
-        checkpointing: bool = False,
         budget: str | int | None = None,
-        keep_weights: Keep = "all",
         command: str | None = None,
+        **how: Unpack[RunningOptions],
     ) -> Estimate:
         """Train base alone on the first four seeds, which count as trials of the study; then what `dry_run` gives, with
         the spread that is now known. Arguments as in `run` and `dry_run`. Raises as `run` does."""
@@ -312,11 +292,8 @@ class Study:
         from vitmods.study.run import Running, run_pilot
         from vitmods.study.schedule import make_budget
 
-        cache = None if cache_dir is None else str(cache_dir)
-        measures = (workers, device, data_workers, checkpoint_minutes, 0.0, progress)
-        how = Running(*measures, cache, recompute, checkpointing, keep_weights)
-        called = command or python_call(self.settings, str(out))
-        return run_pilot(self.settings, Path(out), how, called, make_budget(budget), self._seeds_given, command)
+        called, own = command or python_call(self.settings, str(out)), Running(**how)
+        return run_pilot(self.settings, Path(out), own, called, make_budget(budget), self._seeds_given, command)
 
 
 def _tuning(tune: Mapping[str, Any], tune_on: str | None, count: int, same: tuple[int, ...] | None) -> dict[str, Any]:
