@@ -56,7 +56,7 @@ class Task(ABC):
     title: ClassVar[str]
     """what it does, in a few words"""
     target: ClassVar[str] = "class"
-    """what it asks the data for, of each image: "class", "labels" (any number of them), "mask" or "boxes" (of objects)"""
+    """what it asks the data for, of each image: "class", "labels" (any number of them), "mask" or "boxes" """
     metrics: ClassVar[tuple[Metric, ...]]
     """of `evaluate`; trials are compared by the first unless the user names another"""
     joint: ClassVar[Joint | None] = None
