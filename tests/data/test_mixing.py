@@ -43,14 +43,14 @@ def test_blend_is_torchvisions_mixup(kept: float) -> None:
     images, labels = batch()
     reference = v2.MixUp(num_classes=5)
     params = {"labels": labels, "batch_size": 6, "lam": kept}
-    torch.testing.assert_close(blend(images, kept), reference.transform(images, params))
+    torch.testing.assert_close(blend(images, images.roll(1, 0), kept), reference.transform(images, params))
     targets = torch.nn.functional.one_hot(labels, 5).float()
-    torch.testing.assert_close(blend(targets, kept), reference.transform(labels, params))
+    torch.testing.assert_close(blend(targets, targets.roll(1, 0), kept), reference.transform(labels, params))
 
 
 def test_cut_in_is_torchvisions_cutmix() -> None:
     images, labels = batch()
-    mixed, kept = cut_in(images, 0.6, (0.4, 0.9))
+    mixed, kept = cut_in(images, images.roll(1, 0), 0.6, (0.4, 0.9))
     changed = (mixed != images).any(dim=(0, 1))
     rows, columns = changed.any(1).nonzero()[:, 0], changed.any(0).nonzero()[:, 0]
     box = (int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitmods.cli.options import DataOptions, MachineOptions, asked_for, defaults_from, parse, readable_folder
 from vitmods.recipes import Recipe
+
+if TYPE_CHECKING:
+    from vitmods.train.distributed import Processes
 
 
 @dataclass(frozen=True)
@@ -17,6 +22,9 @@ class Train:
     """Train one arm with one seed. The same command goes on where it was stopped.
 
     model.safetensors, metrics.jsonl, tb/ (TensorBoard) and result.json lie in the folder of --out.
+
+    Several processes train one model together where torchrun starts them, or --devices asks for them: same weights as
+    one process, each batch divided among them.
 
     examples:
       vitmods train
@@ -37,6 +45,10 @@ class Train:
     """where the training options start from: plain, deit, augreg(level=light1), ...; `vitmods recipes` lists them"""
     out: Path | None = None
     """the trial's folder; None: runs/DATA-BASE-train-ARM-seedSEED"""
+    devices: int = 1
+    """processes that train together, each on a GPU of its own or on the CPU; torchrun does it on several machines"""
+    shard: bool = False
+    """divide weights and optimizer among the processes too (FSDP2): for models that do not fit one device"""
     dry_run: bool = False
     """train nothing: show the model's size, and the time of a step and of the trial"""
 
@@ -51,7 +63,14 @@ def main(arguments: Sequence[str]) -> int:
     fixed = _fixed(options.base, options.dataset, options.training)
     if options.dry_run:
         return _dry_run(fixed, options.arm, options.machine)
-    return show(run_trial(fixed, options.arm, options.seed, options.machine, out), out)
+    from vitmods.train.distributed import join, launched
+    from vitmods.train.launch import launch
+
+    if options.devices != 1 and not launched():
+        return launch("vitmods", ["train", *arguments], options.devices)
+    processes = join()
+    result = run_trial(fixed, options.arm, options.seed, options.machine, out, processes, options.shard)
+    return show(result, out) if processes.first else int(result["status"] == "diverged")
 
 
 def _dry_run(fixed: dict[str, Any], arm: str, machine: MachineOptions) -> int:
@@ -78,18 +97,28 @@ def _fixed(base: str, dataset: DataOptions, training: Recipe) -> dict[str, Any]:
     return fixed_settings(base, given.pop("data"), training, **given)
 
 
-def run_trial(fixed: dict[str, Any], arm: str, seed: int, machine: MachineOptions, out: Path) -> dict[str, Any]:
+def run_trial(
+    fixed: dict[str, Any],
+    arm: str,
+    seed: int,
+    machine: MachineOptions,
+    out: Path,
+    processes: Processes | None = None,
+    shard: bool = False,
+) -> dict[str, Any]:
     """Train one arm in a folder of its own, or go on; what result.json holds."""
     from vitmods.data.split_file import SPLIT_FILE, write_split
     from vitmods.study.arms import BASE, Arm, arm_from_text
     from vitmods.study.plan import Settings, Trial, make_seeds
     from vitmods.study.store import StudyFolder
     from vitmods.study.trial import TrialRunner
+    from vitmods.train.distributed import ALONE
 
     settings = Settings(fixed, arms=(), seeds=make_seeds([seed]))
     folder = StudyFolder(out)
-    folder.refuse_study()
-    with folder.lock():
+    together = processes or ALONE
+    together.once(folder.refuse_study)
+    with folder.lock() if together.first else nullcontext():
         runner = TrialRunner(
             folder,
             settings,
@@ -100,12 +129,14 @@ def run_trial(fixed: dict[str, Any], arm: str, seed: int, machine: MachineOption
             cache_dir=None if machine.cache_dir is None else str(machine.cache_dir),
             recompute=machine.recompute,
             checkpointing=machine.checkpointing,
+            processes=together,
+            shard=shard,
         )
         trial = Trial(Arm(BASE) if arm == BASE else arm_from_text(arm), seed)
         dataset = runner.dataset(settings.recipe_of(trial.arm, trial.point))
-        for warning in dataset.summary()["warnings"]:
+        for warning in dataset.summary()["warnings"] if together.first else ():
             print(f"Warning: {warning}", file=sys.stderr)
-        write_split(out / SPLIT_FILE, dataset)
+        together.once(partial(write_split, out / SPLIT_FILE, dataset))
         return runner.train(trial, out)
 
 

@@ -73,9 +73,20 @@ def erase(pixels: Tensor, positions: Ints, boxes: Ints, seeds: NDArray[np.uint64
 
 
 def mix(
-    images: Tensor, labels: Tensor, classes: int, *, mixup: float, cutmix: float, seed: int, epoch: int, batch: int
+    images: Tensor,
+    labels: Tensor,
+    classes: int,
+    *,
+    mixup: float,
+    cutmix: float,
+    seed: int,
+    epoch: int,
+    batch: int,
+    predecessors: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Mixup or CutMix of a whole batch: each image with its predecessor, as the order is random already.
+
+    predecessors: these are some images of a batch, and behind them their predecessors, which are not given back.
 
     Partners and amount are a function of (seed, epoch, batch number).
 
@@ -92,27 +103,35 @@ def mix(
     use_cutmix = cutmix > 0 and (mixup == 0 or draw(Stream.MIX_KIND) < 0.5)
     kept = _beta(cutmix if use_cutmix else mixup, draw(Stream.MIX_LAMBDA))
     if use_cutmix:
-        images, kept = cut_in(images, kept, (draw(Stream.MIX_TOP), draw(Stream.MIX_LEFT)))
+        images, kept = cut_in(*_pairs(images, predecessors), kept, (draw(Stream.MIX_TOP), draw(Stream.MIX_LEFT)))
     else:
         # As in big_vision the larger share is the image's own. The order of a batch is random, and exchanging the
         # shares exchanges an image with its successor: the mixed images of a batch are distributed as without this.
         kept = max(kept, 1 - kept)
-        images = blend(images, kept)
-    return images, blend(targets, kept)
+        images = blend(*_pairs(images, predecessors), kept)
+    return images, blend(*_pairs(targets, predecessors), kept)
 
 
-def blend(values: Tensor, kept: float) -> Tensor:
+def _pairs(values: Tensor, predecessors: bool) -> tuple[Tensor, Tensor]:
+    """Values of images, and of their predecessors in the batch."""
+    if not predecessors:
+        return values, values.roll(1, 0)
+    own, before = values.chunk(2)
+    return own, before
+
+
+def blend(values: Tensor, before: Tensor, kept: float) -> Tensor:
     """kept * value + (1 - kept) * predecessor's value, along the batch."""
-    return torch.lerp(values.roll(1, 0), values, kept)
+    return torch.lerp(before, values, kept)
 
 
-def cut_in(images: Tensor, kept: float, at: tuple[float, float]) -> tuple[Tensor, float]:
+def cut_in(images: Tensor, before: Tensor, kept: float, at: tuple[float, float]) -> tuple[Tensor, float]:
     """Paste the predecessor's pixels into a box of about 1 - kept of the area; also returns the area that is kept."""
     height, width = images.shape[-2:]
     top, left, box_h, box_w = cutmix_box((height, width), kept, at)
     box = (..., slice(top, top + box_h), slice(left, left + box_w))
     mixed = images.clone()
-    mixed[box] = images.roll(1, 0)[box]
+    mixed[box] = before[box]
     return mixed, 1.0 - box_h * box_w / (height * width)
 
 

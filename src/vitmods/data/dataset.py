@@ -180,8 +180,8 @@ class ImageDataset:
             raise UserError(f"A batch of {largest} images is too small for {self.world_size} processes.")
 
         def make(number: int) -> Batch:
-            part = views[number * batch_size : (number + 1) * batch_size]
-            return self._train_batch(self._own(part), seed, epoch, number)
+            part = apart(views[number * batch_size : (number + 1) * batch_size])
+            return self._train_batch(part, seed, epoch, number)
 
         return in_order(make, range(start, self.steps_per_epoch(batch_size)), self.workers)
 
@@ -214,9 +214,11 @@ class ImageDataset:
 
     def _train_batch(self, views: Ints, seed: int, epoch: int, number: int) -> Batch:
         augment = self.augment
-        views = apart(views)
         if self.joint is not None:
-            return self._joint_batch(self.joint, views, seed, epoch)
+            return self._joint_batch(self.joint, self._own(views), seed, epoch)
+        mixes, others = augment.mixup > 0 or augment.cutmix > 0, self.world_size > 1
+        if others:  # images are mixed with their predecessors, which another process has
+            views = np.concatenate([self._own(views), self._own(np.roll(views, 1))]) if mixes else self._own(views)
         pixels = self._cropped(views, seed, epoch)
         if augment.flip > 0:
             pixels = flip(pixels, uniform(seed, Stream.FLIP, epoch, views) < augment.flip)
@@ -228,11 +230,11 @@ class ImageDataset:
             images = erase(images, erased, boxes, bits(seed, Stream.ERASE_NOISE, epoch, views[erased]))
         index = positions(views)
         batch = Batch(images, self._targets("train", index), torch.from_numpy(index))
-        if augment.mixup == 0 and augment.cutmix == 0:
+        if not mixes:
             return batch
-        amounts = {"mixup": augment.mixup, "cutmix": augment.cutmix}
-        mixed = mix(images, batch.targets, self.num_classes, **amounts, seed=seed, epoch=epoch, batch=number)
-        return Batch(*mixed, batch.index)
+        drawn = {"mixup": augment.mixup, "cutmix": augment.cutmix, "seed": seed, "epoch": epoch, "batch": number}
+        mixed = mix(images, batch.targets, self.num_classes, **drawn, predecessors=others)  # type: ignore[arg-type]
+        return Batch(*mixed, batch.index[: len(mixed[0])])
 
     def _joint_batch(self, joint: Joint, views: Ints, seed: int, epoch: int) -> Batch:
         index = positions(views)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from vitmods.study.warnings import already_reported
 from vitmods.tasks.base import DEFAULT, TASKS, Task
 from vitmods.tasks.features import without_head
 from vitmods.train import RunOptions, train_trial
+from vitmods.train.distributed import ALONE, Processes
 from vitmods.util.files import write_json
 
 if TYPE_CHECKING:
@@ -102,8 +104,7 @@ def with_modules(backbone: nn.Module, task: Task, classes: int, seed: int) -> An
 class TrialRunner:
     """Runs trials of one study, one after the other; the images are read once.
 
-    device, data_workers, checkpoint_minutes, progress, recompute, checkpointing and cache_dir decide how a trial is
-    run, never what comes out.
+    All but folder and settings decide how a trial is run, never what comes out.
     """
 
     def __init__(
@@ -117,6 +118,8 @@ class TrialRunner:
         recompute: bool = False,
         checkpointing: bool = False,
         cache_dir: str | None = None,
+        processes: Processes = ALONE,
+        shard: bool = False,
     ):
         self.folder, self.settings = folder, settings
         self.data_workers, self._cache_dir = data_workers, cache_dir
@@ -126,6 +129,8 @@ class TrialRunner:
             progress=progress,
             recompute=recompute,
             checkpointing=checkpointing,
+            processes=processes,
+            shard=shard,
         )
         self._datasets: dict[tuple[Augment, str], ImageDataset] = {}
 
@@ -135,7 +140,8 @@ class TrialRunner:
         fixed = self.settings.at(setting, seed).fixed
         key = recipe.augment, json.dumps(image_settings(fixed))
         if key not in self._datasets:
-            self._datasets[key] = load_images(fixed, recipe.augment, self.data_workers, self._cache_dir)
+            load = partial(load_images, fixed, recipe.augment, self.data_workers, self._cache_dir)
+            self._datasets[key] = self.how.processes.in_turn(load)
         return self._datasets[key]
 
     def __call__(self, work: Work) -> None:

@@ -1,7 +1,8 @@
 """Training one trial: the loop, its checkpoints and its folder."""
 
+from vitmods.train.distributed import Processes, join
 from vitmods.train.interrupt import Interrupted
 from vitmods.train.loop import RunOptions, TrialRun
 from vitmods.train.trial import train_trial
 
-__all__ = ["Interrupted", "RunOptions", "TrialRun", "train_trial"]
+__all__ = ["Interrupted", "Processes", "RunOptions", "TrialRun", "join", "train_trial"]

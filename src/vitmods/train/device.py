@@ -10,12 +10,17 @@ from vitmods.util.errors import UserError
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+    from vitmods.train.distributed import Processes
 
-def make_fabric(device: str, precision: Literal["32-true", "bf16-mixed"]) -> "Fabric":
-    """Lightning Fabric on one device: a trial does not spread over several, a study runs several trials at once.
+
+def make_fabric(
+    device: str, precision: Literal["32-true", "bf16-mixed"], processes: "Processes | None" = None
+) -> "Fabric":
+    """Lightning Fabric on the device of this process.
 
     Args:
         device: "auto" (the fastest there is), "cpu", "cuda", "cuda:1", "mps".
+        processes: of several each has the GPU of its number on this machine.
 
     Raises:
         UserError: there is no such device here.
@@ -23,6 +28,8 @@ def make_fabric(device: str, precision: Literal["32-true", "bf16-mixed"]) -> "Fa
     from lightning_fabric import Fabric  # two seconds
 
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces bfloat16 at every start
+    if processes is not None and processes.size > 1 and resolve(device).type == "cuda":
+        device = f"cuda:{processes.local_rank}"
     accelerator, _, number = device.partition(":")
     try:
         fabric = Fabric(accelerator=accelerator, devices=[int(number)] if number else 1, precision=precision)

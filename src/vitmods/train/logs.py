@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from vitmods.tasks.metrics import Metric
+from vitmods.train.distributed import ALONE, Processes
 from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream, disk_errors, progress_console
 
@@ -29,10 +30,14 @@ class Diverged(Exception):
 
 
 class Window:
-    """0-d statistics by name, one dict a step, left on the device until a row is logged: reading waits for it."""
+    """0-d statistics by name, one dict a step, left on the device until a row is logged: reading waits for it.
 
-    def __init__(self) -> None:
+    Of several processes each holds its part of a sum, which is made when the statistics are read.
+    """
+
+    def __init__(self, processes: Processes = ALONE) -> None:
         self._steps: list[dict[str, Tensor]] = []
+        self._processes = processes
         self.images = 0
 
     def add(self, statistics: dict[str, Tensor], images: int) -> None:
@@ -62,7 +67,9 @@ class Window:
         return self._columns()
 
     def load_state_dict(self, columns: dict[str, list[float]], device: torch.device) -> None:
-        rows = zip(*columns.values(), strict=True)
+        rows = list(zip(*columns.values(), strict=True))
+        if not self._processes.first:  # the first holds the sum
+            rows = [(0.0,) * len(columns) for _ in rows]
         self._steps = [
             {name: torch.tensor(value, device=device) for name, value in zip(columns, row, strict=True)} for row in rows
         ]
@@ -72,7 +79,18 @@ class Window:
             return {}
         names = list(self._steps[0])
         table = torch.stack([torch.stack([step[name].float() for name in names]) for step in self._steps])
+        table = self._processes.total(table)
         return dict(zip(names, table.T.tolist(), strict=True))
+
+
+class NoMetrics:
+    """In processes that write no files."""
+
+    def write(self, row: dict[str, Any]) -> None: ...
+    def sync(self) -> int:
+        return 0
+
+    def close(self) -> None: ...
 
 
 class MetricsFile:

@@ -5,8 +5,9 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -19,8 +20,18 @@ from vitmods.recipes.length import lr_at, resolve_on
 from vitmods.tasks.base import Task, TaskModel
 from vitmods.train import checkpoint
 from vitmods.train.device import make_fabric
+from vitmods.train.distributed import (
+    ALONE,
+    Divided,
+    Processes,
+    Together,
+    load_optimizer,
+    load_weights,
+    shard,
+    whole_state,
+)
 from vitmods.train.interrupt import Interrupted, StopRequest
-from vitmods.train.logs import Diverged, MetricsFile, ProgressBar, Window
+from vitmods.train.logs import Diverged, MetricsFile, NoMetrics, ProgressBar, Window
 from vitmods.train.optim import (
     Ema,
     check_every_parameter_is_trained,
@@ -50,6 +61,7 @@ class Images(Protocol):
     def steps_per_epoch(self, batch_size: int) -> int: ...
     def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]: ...
     def eval_batches(self, split: str, batch_size: int) -> Iterator[Batch]: ...
+    def for_process(self, rank: int, world_size: int) -> Self: ...
     def summary(self) -> dict[str, Any]: ...
 
 
@@ -74,6 +86,14 @@ class RunOptions:
     """keep fewer activations for backward, by making cheap ones again (`vitmods.fast.recompute`)"""
     checkpointing: bool = False
     """keep the input of each block alone, and run the block again (`vitmods.fast.checkpoint`)"""
+    processes: Processes = ALONE
+    """those that train the model together (`vitmods.train.join`): each batch is divided among them"""
+    shard: bool = False
+    """divide weights, gradients and optimizer state among the processes too (FSDP2); needs two or more"""
+
+    def __post_init__(self) -> None:
+        if self.shard and self.processes.size == 1:
+            raise UserError("shard divides a model among processes, and here is one: add devices, or leave it out.")
 
     def save_memory(self, model: nn.Module) -> None:
         """Switch on in the model what is asked for. Raises UserError where it cannot do that."""
@@ -111,25 +131,36 @@ class TrialRun:
         self.log_every = min(50, max(5, self.length.steps // 100))
         self.eval_every = self.length.evaluate_every(self.how.eval_every_epochs)
 
-        self.fabric = make_fabric(self.how.device, recipe.precision)
+        self.processes = self.how.processes
+        _check_batch(recipe, ds, self.processes)
+        self.train_ds = ds if self.processes.size == 1 else ds.for_process(self.processes.rank, self.processes.size)
+        self.fabric = make_fabric(self.how.device, recipe.precision, self.processes)
         self.model = self.fabric.to_device(model)
         self.how.save_memory(self.model)
         freeze(self.model, recipe)
+        divide = partial(shard, processes=self.processes, device=self.fabric.device) if self.how.shard else None
+        self.ema = Ema(self.model, recipe.ema, divide) if recipe.ema is not None else None
+        if divide is not None:
+            divide(self.model)
+        if self.ema is not None:
+            self.ema.follow(self.model)
         self.optimizer = make_optimizer(self.model, recipe)
         check_every_parameter_is_trained(self.model, self.optimizer)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self.ema = Ema(self.model, recipe.ema) if recipe.ema is not None else None
+        self._loss = Together(task, self.model, self.processes, self.how.shard)
 
         self.step = 0
         self.evaluated_at = 0
         self.last_evaluation: dict[str, float] = {}
         self._scored: dict[str, tuple[list[Tensor], Mapping[str, NDArray[Any]]]] = {}
-        self._window = Window()
+        self._window = Window(self.processes)
         self._wall_before = self._waited = 0.0
         torch.manual_seed(seed)
         task.begin(self.model)
+        _seed_apart(seed, 0, self.processes)
         metrics_length = self._restore()
-        self.metrics = MetricsFile(folder / METRICS, metrics_length, folder / "tb" if self.how.tensorboard else None)
+        board = folder / "tb" if self.how.tensorboard else None
+        self.metrics = MetricsFile(folder / METRICS, metrics_length, board) if self.processes.first else NoMetrics()
         self._started = self._saved = self._logged = time.perf_counter()
 
     @property
@@ -181,7 +212,7 @@ class TrialRun:
             # Between two steps, in this order: a checkpoint says which evaluation it has behind it.
             if self._evaluation_is_due():
                 self._evaluate(request)
-            if self._checkpoint_is_due():
+            if self._agreed(request, self._checkpoint_is_due()):
                 self.save()
             if self.step == self.length.steps:
                 return
@@ -190,6 +221,12 @@ class TrialRun:
             if self.step % self.log_every == 0 or self.step == self.length.steps:
                 bar.show(self._log())
             bar.advance(self.step)
+
+    def _agreed(self, request: StopRequest, due: bool = False) -> bool:
+        """Whether a checkpoint is due by the first process's clock; a signal to one process is one to all."""
+        signum, due_in_first = self.processes.agree(request.signum or 0, due and self.processes.first)
+        request.signum = signum or None
+        return bool(due_in_first)
 
     def _next(self, batches: Iterator[Batch]) -> Batch:
         began = time.perf_counter()
@@ -200,7 +237,7 @@ class TrialRun:
     def _batches(self) -> Iterator[Batch]:
         epoch, start = divmod(self.step, self.length.steps_per_epoch)
         while True:
-            yield from self.ds.train_batches(
+            yield from self.train_ds.train_batches(
                 seed=self.seed, epoch=epoch, batch_size=self.recipe.batch_size, start=start
             )
             epoch, start = epoch + 1, 0
@@ -212,28 +249,34 @@ class TrialRun:
         self.optimizer.zero_grad(set_to_none=True)
         statistics = self._backward(batch)
         if self.recipe.optimizer.clip_norm is not None:
-            statistics["grad_norm"] = clip_gradients(self.parameters, self.recipe.optimizer.clip_norm)
+            norm = clip_gradients(self.parameters, self.recipe.optimizer.clip_norm)
+            statistics["grad_norm"] = norm / self.processes.size  # statistics are parts of a sum over processes
         if self.step == 0:
             _warn_of_untrained(self.model)
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update()
-        self._window.add(statistics, len(batch))
+        self._window.add(statistics, len(batch) * self.processes.size)
         self.step += 1
         self.task.after_step(self.model, self.step, self.length.steps)
 
     def _backward(self, batch: Batch) -> dict[str, Tensor]:
-        """Leave the gradient of the mean loss over `batch` in the parameters, however many parts it is computed in."""
+        """Leave the gradient of the mean loss over the batch of all processes in the parameters, however many parts it
+        is computed in; `batch` is what this process has of it. Gives the statistics of these images, divided by the
+        number of all."""
         totals: dict[str, Tensor] = {}
-        for part in batch.parts(self.recipe.accumulate):
-            fraction = len(part) / len(batch)
-            with self.fabric.autocast():
-                loss, statistics = self.task.loss(self.model, part.to(self.fabric.device))
-            statistics["loss"] = loss.detach()
-            if fraction == 1:
-                self.fabric.backward(loss)
-                return statistics
-            self.fabric.backward(loss * fraction)
+        parts = list(batch.parts(self.recipe.accumulate))
+        for number, part in enumerate(parts, 1):
+            fraction = len(part) / (len(batch) * self.processes.size)
+            with self._loss.part(last=number == len(parts)):
+                with self.fabric.autocast():
+                    loss, statistics = self._loss(part.to(self.fabric.device))
+                statistics["loss"] = loss.detach()
+                if fraction == 1:
+                    self.fabric.backward(loss)
+                    return statistics
+                # Over processes the mean of gradients is taken, and not their sum.
+                self.fabric.backward(loss * (fraction * self.processes.size))
             for name, value in statistics.items():
                 totals[name] = totals.get(name, 0) + value * fraction
         return totals
@@ -287,7 +330,8 @@ class TrialRun:
         batches = self._eval_batches(split, request, index)
         self.model.eval()
         with self.fabric.autocast():
-            found = self.task.evaluate(self.evaluated_model, batches)
+            model = self.evaluated_model
+            found = self.task.evaluate(model if self.processes.size == 1 else Divided(model, self.processes), batches)
         self.model.train()
         if not math.isfinite(found.metrics["loss"]):
             raise Diverged(f"the loss on {split} was not finite after step {self.step}")
@@ -296,6 +340,7 @@ class TrialRun:
 
     def _eval_batches(self, split: str, request: StopRequest, index: list[Tensor]) -> Iterable[Batch]:
         for batch in self.ds.eval_batches(split, self.recipe.part_size):
+            self._agreed(request)
             request.check()
             index.append(batch.index)
             yield batch.to(self.fabric.device)
@@ -307,49 +352,78 @@ class TrialRun:
         return minutes is not None and time.perf_counter() - self._saved >= 60 * minutes
 
     def save(self) -> None:
-        """Write the checkpoint. The rows of metrics.jsonl that it counts are put on the disk first."""
-        length = self.metrics.sync()
-        checkpoint.save(self.folder, {**self.state_dict(), "metrics_bytes": length, "wall_s": self.wall_s})
+        """Write the checkpoint, in the first process. The rows of metrics.jsonl that it counts are put on the disk
+        first."""
+        length, state = self.metrics.sync(), self.state_dict()
+        state |= {"metrics_bytes": length, "wall_s": self.wall_s}
+        self.processes.once(lambda: checkpoint.save(self.folder, state))
         self._saved = time.perf_counter()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the numbers of all later steps depend on. Tensors and plain values only."""
+        """What the numbers of all later steps depend on, whole in the first process. Tensors and plain values only."""
         cuda = self.fabric.device.type == "cuda"
+        random = {
+            "rng_cpu": torch.get_rng_state(),
+            "rng_cuda": torch.cuda.get_rng_state(self.fabric.device) if cuda else None,
+        }
+        others = self.processes.gathered(random)[1:]
+        whole = partial(whole_state, keep=self.processes.first)
         return {
             "format": FORMAT,
             "step": self.step,
             "evaluated_at": self.evaluated_at,
             "last_evaluation": self.last_evaluation,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "ema": None if self.ema is None else self.ema.state_dict(),
+            "model": whole(self.model.state_dict()),
+            "optimizer": whole(self.optimizer.state_dict()),
+            "ema": None if self.ema is None else whole(self.ema.state_dict()),
             "task": self.task.state_dict(),
-            "rng_cpu": torch.get_rng_state(),
-            "rng_cuda": torch.cuda.get_rng_state(self.fabric.device) if cuda else None,
+            **random,
+            "rng_others": others,
             "window": self._window.state_dict(),
         }
 
     def _restore(self) -> int:
         """Take up the newest checkpoint, if there is one; the length of metrics.jsonl that belongs to it."""
-        state = checkpoint.load(self.folder)
+        state = self.processes.in_turn(lambda: checkpoint.load(self.folder))
         if state is None:
             return 0
         if state["format"] != FORMAT:
             raise UserError(f"{self.folder} was begun by another version of vitmods. Delete it to train again.")
         self.step, self.evaluated_at = state["step"], state["evaluated_at"]
         self.last_evaluation = state["last_evaluation"]
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_weights(self.model, state["model"])
+        load_optimizer(self.optimizer, state["optimizer"])
         if self.ema is not None:
             self.ema.load_state_dict(state["ema"])
         self.task.load_state_dict(state["task"])
-        torch.set_rng_state(state["rng_cpu"])
-        if state["rng_cuda"] is not None and self.fabric.device.type == "cuda":
-            torch.cuda.set_rng_state(state["rng_cuda"], self.fabric.device)
+        random = [state, *state.get("rng_others", [])]
+        if len(random) == self.processes.size:
+            mine = random[self.processes.rank]
+            torch.set_rng_state(mine["rng_cpu"])
+            if mine["rng_cuda"] is not None and self.fabric.device.type == "cuda":
+                torch.cuda.set_rng_state(mine["rng_cuda"], self.fabric.device)
+        else:  # another number of processes than before
+            _seed_apart(self.seed, self.step, self.processes)
         self._window.load_state_dict(state["window"], self.fabric.device)
         self._wall_before = state["wall_s"]
         found: int = state["metrics_bytes"]
         return found
+
+
+def _check_batch(recipe: Recipe, ds: Images, processes: Processes) -> None:
+    """UserError where a batch cannot be divided evenly among the processes."""
+    size = min(recipe.batch_size, len(ds.splits["train"]))
+    if size % processes.size:
+        raise UserError(
+            f"A batch of {size} images cannot be divided evenly among {processes.size} processes: set batch_size to a "
+            f"multiple of {processes.size}."
+        )
+
+
+def _seed_apart(seed: int, step: int, processes: Processes) -> None:
+    """Dropout and stochastic depth of other processes than the first are of other images, and drawn for themselves."""
+    if processes.rank or step:
+        torch.manual_seed(seed + (processes.rank << 32) + (step << 40))
 
 
 def _warn_of_untrained(model: nn.Module) -> None:

@@ -1,7 +1,7 @@
 """What is trained, in groups of one decay and one fraction of the learning rate; optimizer and moving average."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
 from vitmods.tasks.base import TaskModel
 from vitmods.train.bfloat16 import BFloat16AdamW, BFloat16SGD
+from vitmods.train.distributed import load_weights, local, whole
 from vitmods.util.errors import UserError
 
 
@@ -132,8 +133,8 @@ def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> Tensor
     Exact, as optax's: torch.nn.utils.clip_grad_norm_ divides by the norm plus 1e-6.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = nn.utils.get_total_norm(gradients)
-    torch._foreach_mul_(gradients, (largest / norm).clamp(max=1.0))
+    norm = whole(nn.utils.get_total_norm(gradients))
+    torch._foreach_mul_([local(gradient) for gradient in gradients], (largest / norm).clamp(max=1.0))
     return norm
 
 
@@ -171,11 +172,19 @@ class Ema:
     average, are the model's own: freeze before.
     """
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
+    def __init__(self, model: nn.Module, decay: float, divide: Callable[[nn.Module], None] | None = None) -> None:
+        """divide: divides the average among processes, as the model is divided then (before `follow`)."""
         self.decay = decay
         self.updates = 0
-        frozen = {id(p): p for p in model.parameters() if not p.requires_grad}
-        self.model = copy.deepcopy(model, frozen).requires_grad_(False).eval()
+        shared = {} if divide else {id(p): p for p in model.parameters() if not p.requires_grad}
+        self.model = copy.deepcopy(model, shared).requires_grad_(False).eval()
+        if divide is not None:
+            divide(self.model)
+        else:
+            self.follow(model)
+
+    def follow(self, model: nn.Module) -> None:
+        """Average this model, the one that was given or what has become of it."""
         both = zip(_tensors(self.model), _tensors(model), strict=True)
         pairs = [(mean, source) for mean, source in both if mean.data_ptr() != source.data_ptr()]
         self._means = [mean for mean, _ in pairs if mean.is_floating_point()]
@@ -196,8 +205,9 @@ class Ema:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.updates = state["updates"]
-        self.model.load_state_dict(state["model"])
+        load_weights(self.model, state["model"])
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:
-    return [p.data for p in model.parameters()] + list(model.buffers())
+    """What this process holds of them."""
+    return [local(p.data) for p in model.parameters()] + list(model.buffers())

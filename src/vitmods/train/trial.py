@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from vitmods.recipes.length import resolve_on
 from vitmods.tasks.base import DEFAULT, TASKS, Task, TaskModel
 from vitmods.train import checkpoint
 from vitmods.train.device import device_name
+from vitmods.train.distributed import PeerEnded, whole_state
 from vitmods.train.interrupt import StopRequest, stop_on_signals
 from vitmods.train.logs import Diverged, ProgressBar
 from vitmods.train.loop import Images, RunOptions, TrialRun
@@ -74,7 +76,8 @@ def train_trial(
     settings = {"seed": seed, "eval_every_epochs": how.eval_every_epochs, "task": task.name, **(record or {})}
     config = _config(model, ds, recipe, settings)
     config |= {"resolved": asdict(length), "environment": _environment(how)}
-    result = _take_up(out, config)
+    processes = how.processes
+    result = processes.once(lambda: _take_up(out, config))
     if result is None:
         split = ds.eval_split if ds.eval_split in ds.splits else None
         identity = {"arm": config["arm"], "seed": seed, "split": split}
@@ -82,14 +85,17 @@ def train_trial(
             with torch.random.fork_rng(devices=[]), stop_on_signals() as request:
                 run = TrialRun(model, task, ds, recipe, folder=out, seed=seed, how=how)
                 title = f"{config['arm']} seed {seed}"
-                with ProgressBar(how.progress, title, run.length.steps, run.step, task.metrics) as bar:
+                shown = how.progress and processes.first
+                with ProgressBar(shown, title, run.length.steps, run.step, task.metrics) as bar:
                     result = _result(identity, **_outcome(run, request, bar))
-                write_json(out / RESULT, result)
+                processes.once(partial(write_json, out / RESULT, result))
+        except PeerEnded:
+            raise  # the other one has written why
         except Exception as error:
             with suppress(Exception):  # the error itself matters more than its record
                 write_json(out / RESULT, _result(identity, "failed", message=f"{type(error).__name__}: {error}"))
             raise
-    if result["status"] == "finished":
+    if result["status"] == "finished" and processes.first:
         checkpoint.remove(out)
     return result
 
@@ -98,8 +104,10 @@ def _outcome(run: TrialRun, request: StopRequest, bar: ProgressBar) -> dict[str,
     status, metrics, message, weights = "finished", {}, None, {}
     try:
         metrics = run.run(request, bar)
-        weights = _save_weights(run.evaluated_model, run.folder)
-        for split, scores in run.scores.items():
+        processes = run.processes
+        tensors = whole_state(run.evaluated_model.state_dict(), keep=processes.first)
+        weights = processes.once(lambda: _save_weights(run.evaluated_model, tensors, run.folder))
+        for split, scores in run.scores.items() if processes.first else ():
             write_scores(run.folder / f"{split}.npz", scores)
     except Diverged as divergence:
         status, message = "diverged", str(divergence)
@@ -120,13 +128,13 @@ def _result(identity: dict[str, Any], status: str, **values: Any) -> dict[str, A
     return {"schema": 1, "status": status, **identity, "metrics": {}, **empty, **values}
 
 
-def _save_weights(model: nn.Module, folder: Path) -> dict[str, str]:
+def _save_weights(model: nn.Module, state: Mapping[str, torch.Tensor], folder: Path) -> dict[str, str]:
     """Write the backbone's weights, and those of the task's modules beside it; file name -> checksum."""
     from safetensors.torch import save
 
     # Each by itself: a model may have one tensor at two places, which safetensors refuses.
     whole = {"memory_format": torch.contiguous_format}
-    weights = {name: tensor.cpu().clone(**whole) for name, tensor in model.state_dict().items()}
+    weights = {name: tensor.cpu().clone(**whole) for name, tensor in state.items()}
     files = {WEIGHTS: weights}
     if isinstance(model, TaskModel):
         inside = "backbone."
@@ -265,6 +273,8 @@ def _environment(how: RunOptions) -> dict[str, Any]:
         "device": device_name(how.device),
         "recompute": how.recompute,
         "checkpointing": how.checkpointing,
+        "processes": how.processes.size,
+        "shard": how.shard,
         "threads": torch.get_num_threads(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
     }

@@ -1,0 +1,73 @@
+"""Starts one command several times on this machine, as torchrun does for those who do not have its options in mind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from vitmods.util.errors import UserError
+
+GRACE_S = 30.0  # that the others have to save and stop once one has ended
+_POLL_S = 0.1
+
+
+def launch(module: str, arguments: Sequence[str], processes: int) -> int:
+    """Run `python -m MODULE ARGUMENTS` in so many processes that can `join`; their exit code.
+
+    Where one fails, the others are asked to stop and its code is given back. Ctrl-C reaches all; SIGTERM and SIGHUP
+    are passed on. Threads are divided among them unless OMP_NUM_THREADS says how many there are.
+
+    Raises:
+        UserError: fewer than two processes.
+    """
+    if processes < 2:
+        raise UserError(f"devices is a number from 1 on, not {processes}.")
+    threads = str(max(1, (os.cpu_count() or 1) // processes))
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(processes)}
+    shared |= {"LOCAL_WORLD_SIZE": str(processes)}
+    environment = {"OMP_NUM_THREADS": threads, **os.environ, **shared}
+    command = [sys.executable, "-m", module, *arguments]
+    started = [
+        subprocess.Popen(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(processes)
+    ]
+    passed_on = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    for number in passed_on:
+        # The terminal sends SIGINT to all of them itself.
+        signal.signal(number, lambda n, _: None if n == signal.SIGINT else _send(started, n))
+    try:
+        return _wait(started)
+    finally:
+        for number, handler in passed_on.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
+def _wait(started: Sequence[subprocess.Popen[bytes]]) -> int:
+    failed, deadline = 0, float("inf")
+    while any(process.poll() is None for process in started):
+        if not failed and (failed := next((p.returncode for p in started if p.returncode), 0)):
+            _send(started, signal.SIGTERM)
+            deadline = time.monotonic() + GRACE_S
+        if time.monotonic() > deadline:
+            _send(started, signal.SIGKILL)
+        time.sleep(_POLL_S)
+    failed = failed or next((p.returncode for p in started if p.returncode), 0)
+    return 128 - failed if failed < 0 else failed  # a shell's code for a signal
+
+
+def _send(started: Sequence[subprocess.Popen[bytes]], number: int) -> None:
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(number)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
