@@ -91,3 +91,9 @@ def test_a_trial_is_evaluated_every_epoch_but_a_hundred_times_at_most(fields, im
     length = resolve(Recipe().with_(**fields), images)
     assert (length.evaluate_every(), length.evaluations()) == (every, count)
     assert length.evaluate_every(500) == 500 * length.steps_per_epoch
+
+
+@pytest.mark.parametrize(("evaluated", "count"), [(10, 75), (200, 22), (1000, 10)])
+def test_a_small_training_is_not_mostly_evaluation(evaluated, count):
+    length = resolve(Recipe().with_(steps=300, batch_size=32), 64)
+    assert length.evaluations(images=evaluated) == count

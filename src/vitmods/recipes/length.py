@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Resolved", "lr_at", "resolve", "resolve_on"]
 
-MOST_EVALUATIONS = 100  # in a trial: an epoch of a small set may be a single step
+MOST_EVALUATIONS, FEW_EVALUATIONS = 100, 10
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,15 @@ class Resolved:
     min_lr: float
     warmup_lr: float
 
-    def evaluate_every(self, epochs: int = 1) -> int:
-        """Steps between two evaluations: so many epochs, or more if there were over 100 evaluations otherwise."""
-        return max(epochs, math.ceil(self.epochs / MOST_EVALUATIONS)) * self.steps_per_epoch
+    def evaluate_every(self, epochs: int = 1, images: int = 1) -> int:
+        """Steps between two evaluations of so many images: so many epochs; more if there were over 100 evaluations
+        otherwise, or if more than half as many images were evaluated as trained on in more than ten."""
+        most = min(MOST_EVALUATIONS, max(FEW_EVALUATIONS, self.images_seen // (2 * max(images, 1))))
+        return max(epochs, math.ceil(self.epochs / most)) * self.steps_per_epoch
 
-    def evaluations(self, epochs: int = 1) -> int:
-        """How often a trial is evaluated, the end included."""
-        return math.ceil(self.steps / self.evaluate_every(epochs))
+    def evaluations(self, epochs: int = 1, images: int = 1) -> int:
+        """How often a trial is evaluated on so many images, the end included."""
+        return math.ceil(self.steps / self.evaluate_every(epochs, images))
 
 
 class Images(Protocol):

@@ -397,7 +397,7 @@ class Stopwatch:
         length = resolve_on(recipe, dataset)
         val, test = (len(dataset.splits[split]) for split in (dataset.val_split, dataset.eval_split))
         last = 0.0 if dataset.val_split == dataset.eval_split else test / len(self._runner.settings.grid.points)
-        evaluated = length.evaluations() * val + last
+        evaluated = length.evaluations(images=val) * val + last
         return length.steps * step_s * recipe.batch_size / timed.batch_size + evaluated * image_s
 
     def _read(self, dataset: ImageDataset, recipe: Recipe) -> tuple[float, float]:

@@ -76,8 +76,9 @@ class RunOptions:
     checkpoint_every_minutes: float | None = 5.0
     """a checkpoint after so many minutes; None: by steps alone"""
     eval_every_epochs: int = 1
-    """how often `ds.val_split` is evaluated, but at most 100 times (an epoch of a small set may be one step); always
-    after the last step. Metrics.jsonl then has other rows, so it may not change when a trial goes on"""
+    """how often `ds.val_split` is evaluated, but at most 100 times (an epoch of a small set may be one step), and ten
+    where that would be more than half as many images as are trained on; always after the last step. Metrics.jsonl then
+    has other rows, so it may not change when a trial goes on"""
     progress: bool = True
     """show a progress bar if there is a terminal"""
     tensorboard: bool = True
@@ -129,7 +130,8 @@ class TrialRun:
         self.how = how or RunOptions()
         self.length = resolve_on(recipe, ds)
         self.log_every = min(50, max(5, self.length.steps // 100))
-        self.eval_every = self.length.evaluate_every(self.how.eval_every_epochs)
+        evaluated = len(ds.splits[ds.val_split]) if ds.val_split in ds.splits else 0
+        self.eval_every = self.length.evaluate_every(self.how.eval_every_epochs, evaluated)
 
         self.processes = self.how.processes
         _check_batch(recipe, ds, self.processes)
