@@ -83,7 +83,7 @@ class GivenGradients(Task):
         self.gradients = gradients
 
     def loss(self, model, batch):
-        model(batch.images)
+        model(batch.inputs)
         gradients = self.gradients[int(batch.index[0])]
         return sum((p * gradients[name]).sum() for name, p in model.named_parameters()), {}
 

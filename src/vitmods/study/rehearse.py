@@ -11,6 +11,7 @@ from vitmods.model.vit import vit
 from vitmods.recipes import Recipe
 from vitmods.study.steps import Steps, does_not_fit
 from vitmods.tasks.base import DEFAULT, TASKS
+from vitmods.tasks.features import without_head
 from vitmods.train.optim import freeze
 
 PART_ON_CPU = 16  # images: more at once are no faster on a CPU and need more memory
@@ -52,7 +53,8 @@ def rehearse(config: ViTConfig, recipe: Recipe, device: torch.device, task: str 
     while True:
         try:
             made = TASKS[task].from_recipe(recipe)
-            model = made.wrap(vit(config))
+            backbone = vit(config) if made.uses_head else without_head(vit(config))
+            model = made.wrap(backbone, config.num_classes)
             freeze(model, recipe)
             steps, parts = Steps(model, made, recipe, device, config), -(-recipe.batch_size // part)
             peak = steps.peak(part, min(2, parts))

@@ -49,7 +49,7 @@ class Steps:
 
     def infer(self, count: int) -> Work:
         """The outputs of `count` images."""
-        images = self._batch(count).images
+        images = self._batch(count).inputs
 
         def infer() -> None:
             self.model.eval()
