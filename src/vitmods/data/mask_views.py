@@ -15,7 +15,7 @@ from vitmods.data.rng import Stream, uniform
 from vitmods.recipes import Augment
 
 _TRIES = 10  # crops that are drawn before one with too much of a class is taken
-_BRIGHTNESS, _FACTOR, _HUE = 32, 0.5, 0.1  # of mmsegmentation: levels, part of contrast and saturation, part of the circle
+_BRIGHTNESS, _FACTOR, _HUE = 32, 0.5, 0.1  # as mmsegmentation: levels, part of contrast and saturation, of the circle
 
 Stored = Sequence[NDArray[np.uint8]]
 

@@ -61,7 +61,8 @@ class Coding:
                 values = np.asarray(image if image.mode != "LA" else image.getchannel(0)).astype(np.int64)
         place = np.searchsorted(self._values, values).clip(max=len(self._values) - 1)
         if (strange := self._values[place] != values).any():
-            raise Unreadable(f"its mask holds {self._named(int(values[strange][0]))}, which {self.source} does not know")
+            held = self._named(int(values[strange][0]))
+            raise Unreadable(f"its mask holds {held}, which {self.source} does not know")
         return middle(self._classes[place][None])[0]
 
     def _named(self, value: int) -> str:

@@ -114,9 +114,9 @@ class Optimizer:
 class Schedule:
     """How the learning rate changes over the training."""
 
-    name: Annotated[
-        Literal["cosine", "linear", "rsqrt", "epoch_cosine", "poly"], tyro.conf.arg(name="schedule")
-    ] = "cosine"
+    name: Annotated[Literal["cosine", "linear", "rsqrt", "epoch_cosine", "poly"], tyro.conf.arg(name="schedule")] = (
+        "cosine"
+    )
     """how the rate falls: by half a cosine, by a line, as 1 / sqrt(step), by the cosine once an epoch as in DeiT, or as
     a power of the steps that are left"""
     warmup_epochs: float | None = None

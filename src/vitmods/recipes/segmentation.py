@@ -7,7 +7,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @recipe(
-    paper="Kumar et al., \"Dual PatchNorm\" (arXiv:2302.01327), section 6.3 and appendix G",
+    paper='Kumar et al., "Dual PatchNorm" (arXiv:2302.01327), section 6.3 and appendix G',
     data="ADE20K at 512 px, from weights of ImageNet-1k",
     expected=(
         "mean IoU in Dual PatchNorm, Table 5, B/16, mean of ten seeds: 45.6 with all images, 40.8 with a half, 36.9 "

@@ -216,7 +216,8 @@ class Segmentation(Task):
 
     def legend(self, classes: tuple[str, ...]) -> dict[str, str]:
         """The palette's."""
-        return dict(zip(classes, ("#%02x%02x%02x" % tuple(color) for color in palette(len(classes))), strict=True))
+        colors = [f"#{bytes(color).hex()}" for color in palette(len(classes))]
+        return dict(zip(classes, colors, strict=True))
 
     def _probabilities(self, model: nn.Module, batch: Batch) -> Iterator[Tensor]:
         """Of each image (K, native height, native width)."""

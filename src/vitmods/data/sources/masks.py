@@ -50,13 +50,13 @@ def masks(spec: Spec) -> Source:
     "ade20k",
     "ade20k:FOLDER",
     "ADE20K, 150 classes (the scene parsing benchmark)",
-    layout=("images/training/*.jpg, images/validation/*.jpg and annotations/training/*.png, annotations/validation/*.png",),
+    layout=("images/training/*.jpg, annotations/training/*.png, and validation beside both training",),
     origin="ADEChallengeData2016.zip of Zhou et al. 2017, sceneparsing.csail.mit.edu",
     classes=150,
     counts={"train": 20_210, "val": 2_000},
     used_in="Dual PatchNorm, Table 5",
     terms="research and education, not commercial",
-    notes=("the value 0 is of no class and ignored; names of classes are read from objectInfo150.txt beside the folders",),
+    notes=("the value 0 is of no class and ignored; names of classes are read from objectInfo150.txt",),
 )
 def ade20k(spec: Spec) -> Source:
     """The official folder, or the one above it."""
