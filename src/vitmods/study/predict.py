@@ -180,9 +180,9 @@ def _size(opened: Opened) -> tuple[int, int]:
 def _batch(opened: Opened, task: Task, images: Sequence[_Stored]) -> Batch:
     """What evaluation would make of the images; targets are not known."""
     augment, channels, targets = opened.recipe.augment, opened.settings["in_chans"], None
-    if task.joint_view is not None:
+    if (joint_view := type(task).joint_view) is not None:
         unknown = [Annotated(None, one.native) for one in images]
-        views, targets = task.joint_view([one.pixels for one in images], unknown, _size(opened), augment)
+        views, targets = joint_view([one.pixels for one in images], unknown, _size(opened), augment)
     else:
         views = torch.cat([one.geometry.view(torch.from_numpy(one.pixels.copy())[None]) for one in images])
     inputs = normalize(views, per_channel(augment.mean, channels), per_channel(augment.std, channels))

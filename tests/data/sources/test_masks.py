@@ -180,7 +180,7 @@ def test_folders_that_are_none(tmp_path):
     (tmp_path / "classes.txt").write_text("sky\ntree\n")
     with pytest.raises(UserError, match=r"There is no folder .*images"):
         open_source(f"masks:{tmp_path}")
-    with pytest.raises(UserError, match='no class "tres" to ignore. Did you mean'):
+    with pytest.raises(UserError, match="no class \"tres\" to ignore"):
         open_source(f"masks:{tmp_path}?ignore=tres")
     for name in ("images", "masks"):
         (tmp_path / name).mkdir()
@@ -225,7 +225,7 @@ def test_ade20k(tmp_path):
     rows = "".join(f"{i}\t0.1\t1\t1\tthing {i}, stuff\n" for i in range(1, 151))
     (tmp_path / "objectInfo150.txt").write_text(f"Idx\tRatio\tTrain\tVal\tName\n{rows}")
     assert open_source(f"ade20k:{tmp_path}").classes[149] == "thing 150"
-    with pytest.raises(UserError, match="ADE20K, 150 classes .* was not found"):
+    with pytest.raises(UserError, match=r"ADE20K, 150 classes .* was not found"):
         open_source(f"ade20k:{tmp_path / 'images'}")
 
 

@@ -192,7 +192,7 @@ def _colors(path: Path, ignored: str) -> tuple[list[str], Coding]:
         _place(ignored, [name for name, _ in rows])
     classes = list(dict.fromkeys(name for name, _ in rows if name != ignored))
     _check_classes(path, classes)
-    meanings = {}
+    meanings: dict[int, int] = {}
     for name, (r, g, b) in rows:
         value = int(r) << 16 | int(g) << 8 | int(b)
         label = IGNORE if name == ignored else classes.index(name)
