@@ -12,9 +12,11 @@ from vitmods.recipes.recipe import (
     Optimizer,
     Recipe,
     Schedule,
+    Segmentation,
     weight_decay_from_big_vision,
 )
 from vitmods.recipes.registry import RECIPES, Evidence, evidence
+from vitmods.recipes.segmentation import ade20k, small_segmentation
 from vitmods.recipes.small_data import small_data
 from vitmods.recipes.sun397 import SUN397_GRIDS, sun397
 from vitmods.recipes.three_things import a2
@@ -30,7 +32,9 @@ __all__ = [
     "Optimizer",
     "Recipe",
     "Schedule",
+    "Segmentation",
     "a2",
+    "ade20k",
     "augreg",
     "augreg_21k",
     "better_plain",
@@ -45,6 +49,7 @@ __all__ = [
     "plain",
     "small_data",
     "small_images",
+    "small_segmentation",
     "sun397",
     "transfer",
     "vtab",

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, get_type_hints
 
 import tyro
 
-from vitmods.recipes.check import check_augment, check_fields, check_optimizer, check_recipe
+from vitmods.recipes.check import check_augment, check_fields, check_optimizer, check_recipe, check_segmentation
 from vitmods.util.errors import UserError, nearest
 
 
@@ -44,6 +44,14 @@ class Augment:
     """alpha of mixup's Beta distribution (arXiv:1710.09412); 0: off"""
     cutmix: float = 0.0
     """alpha of CutMix's Beta distribution (arXiv:1905.04899); 0: off. With mixup too, each batch draws one of them"""
+    resize_range: tuple[float, float] | None = None
+    """of images with masks: the random size of the whole image, as parts of the size at which it just covers the view,
+    before a crop of the view's size is cut, or what is missing is padded; None: that size itself"""
+    most_of_class: float = 0.75
+    """of images with masks: a crop with more than this fraction of one class is drawn again, up to ten times"""
+    photometric: float = 0.0
+    """of images with masks: strength of random brightness, contrast, saturation and hue, each with probability 0.5; 1:
+    as in mmsegmentation; 0: off"""
     eval_crop: float = 0.875
     """fraction of the resized image's side that the center crop of the evaluation keeps"""
     mean: tuple[float, ...] = (0.5,)
@@ -106,8 +114,11 @@ class Optimizer:
 class Schedule:
     """How the learning rate changes over the training."""
 
-    name: Annotated[Literal["cosine", "linear", "rsqrt", "epoch_cosine"], tyro.conf.arg(name="schedule")] = "cosine"
-    """how the rate falls: by half a cosine, by a line, as 1 / sqrt(step), or by the cosine once an epoch as in DeiT"""
+    name: Annotated[Literal["cosine", "linear", "rsqrt", "epoch_cosine", "poly"], tyro.conf.arg(name="schedule")] = (
+        "cosine"
+    )
+    """how the rate falls: by half a cosine, by a line, as 1 / sqrt(step), by the cosine once an epoch as in DeiT, or as
+    a power of the steps that are left"""
     warmup_epochs: float | None = None
     """epochs of linear warm-up; None: a tenth of `epochs`, at most 5, or a tenth of `steps`"""
     warmup_steps: int | None = None
@@ -118,6 +129,8 @@ class Schedule:
     """learning rate that the schedule ends at"""
     rsqrt_timescale: int = 10_000
     """steps after the warm-up until the rate of `rsqrt` has fallen to lr / sqrt(2)"""
+    poly_power: float = 0.9
+    """that power of `poly`"""
     cooldown_steps: int = 0
     """last steps, over which a line from 1 to 0 multiplies the rate"""
 
@@ -153,8 +166,26 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
+class Segmentation:
+    """What the task segmentation alone reads."""
+
+    final_norm: bool = True
+    """whether the decoder reads a plain ViT's patch tokens after the final norm, as in Segmenter"""
+    window_stride: int | None = None
+    """pixels from one window of the evaluation to the next; None: two thirds of the window, which is the image size"""
+    eval_scales: tuple[float, ...] = (1.0,)
+    """sizes of the image over which the evaluation averages probabilities"""
+    eval_flip: bool = False
+    """whether it averages over each image and its mirror image too"""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_segmentation(self)
+
+
+@dataclass(frozen=True)
 class Recipe:
-    """How one trial is trained: its length and batches, and five parts.
+    """How one trial is trained: its length and batches, and six parts.
 
     Fields of the parts have one name each, so that they are set by it: `recipe.with_(lr=1e-4, crop="none")`, on the
     command line `--lr 1e-4 --crop none`; `optimizer="sgd"` sets the name of that part.
@@ -182,6 +213,7 @@ class Recipe:
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
     model: ModelSettings = field(default_factory=ModelSettings)
+    segmentation: Segmentation = field(default_factory=Segmentation)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -240,7 +272,14 @@ class Recipe:
         return cls().with_(**flat)
 
 
-_PARTS = {"augment": Augment, "loss": Loss, "optimizer": Optimizer, "schedule": Schedule, "model": ModelSettings}
+_PARTS = {
+    "augment": Augment,
+    "loss": Loss,
+    "optimizer": Optimizer,
+    "schedule": Schedule,
+    "model": ModelSettings,
+    "segmentation": Segmentation,
+}
 
 
 @cache

@@ -17,6 +17,7 @@ def lr_at(length: Resolved, step: int) -> float:
 
     - `cosine`: min_lr + (lr - min_lr) (1 + cos(pi p)) / 2 (Loshchilov & Hutter, arXiv:1608.03983);
     - `linear`: min_lr + (lr - min_lr) (1 - p);
+    - `poly`: min_lr + (lr - min_lr) (1 - p) ** power (Liu et al., arXiv:1506.04579);
     - `rsqrt`: lr / sqrt(1 + max(0, step - w) / timescale) (Zhai et al., arXiv:2106.04560);
     - `epoch_cosine`: see `_epoch_cosine`.
 
@@ -29,7 +30,7 @@ def lr_at(length: Resolved, step: int) -> float:
 
 
 def _warmed_up(length: Resolved, step: int) -> float:
-    """The first three schedules, as big_vision has them."""
+    """All but `epoch_cosine`, with warm-up as big_vision has it."""
     fraction = min(1.0, step / length.warmup_steps if length.warmup_steps else 1.0)
     return length.warmup_lr + (_DECAYS[length.schedule](length, step) - length.warmup_lr) * fraction
 
@@ -48,11 +49,21 @@ def _linear(length: Resolved, step: int) -> float:
     return length.min_lr + (length.lr - length.min_lr) * (1 - _progress(length, step))
 
 
+def _poly(length: Resolved, step: int) -> float:
+    left: float = (1 - _progress(length, step)) ** length.poly_power
+    return length.min_lr + (length.lr - length.min_lr) * left
+
+
 def _rsqrt(length: Resolved, step: int) -> float:
     return length.lr / math.sqrt(1 + max(0.0, step - length.warmup_steps) / length.rsqrt_timescale)
 
 
-_DECAYS: dict[str, Callable[[Resolved, int], float]] = {"cosine": _cosine, "linear": _linear, "rsqrt": _rsqrt}
+_DECAYS: dict[str, Callable[[Resolved, int], float]] = {
+    "cosine": _cosine,
+    "linear": _linear,
+    "poly": _poly,
+    "rsqrt": _rsqrt,
+}
 
 
 def _epoch_cosine(length: Resolved, step: int) -> float:

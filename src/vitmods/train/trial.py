@@ -25,6 +25,7 @@ from vitmods.tasks.base import DEFAULT, TASKS, Task, TaskModel
 from vitmods.train import checkpoint
 from vitmods.train.device import device_name
 from vitmods.train.distributed import PeerEnded, whole_state
+from vitmods.train.examples import write_examples
 from vitmods.train.interrupt import StopRequest, stop_on_signals
 from vitmods.train.logs import Diverged, ProgressBar
 from vitmods.train.loop import Images, RunOptions, TrialRun
@@ -60,7 +61,8 @@ def train_trial(
         seed: of the order and augmentation of the images and of dropout; not of the model's weights.
         out: the trial's folder; `config.json`, `metrics.jsonl`, `checkpoint.pt` (until it is finished),
             `model.safetensors` (and `task.safetensors`, where the task has modules beside the backbone), `<split>.npz`
-            with the scores of each image, `tb/` and, written last, `result.json` with the checksums of the weights.
+            with the scores of each image, `examples/` (where the task draws any), `tb/` and, written last,
+            `result.json` with the checksums of the weights.
         how: device, checkpoints, progress.
         record: goes into config.json; `arm` and `changes` are the study's.
 
@@ -107,8 +109,8 @@ def _outcome(run: TrialRun, request: StopRequest, bar: ProgressBar) -> dict[str,
         processes = run.processes
         tensors = whole_state(run.evaluated_model.state_dict(), keep=processes.first)
         weights = processes.once(lambda: _save_weights(run.evaluated_model, tensors, run.folder))
-        for split, scores in run.scores.items() if processes.first else ():
-            write_scores(run.folder / f"{split}.npz", scores)
+        if processes.first:
+            _write_findings(run)
     except Diverged as divergence:
         status, message = "diverged", str(divergence)
     return {
@@ -121,6 +123,15 @@ def _outcome(run: TrialRun, request: StopRequest, bar: ProgressBar) -> dict[str,
         "wall_s": round(run.wall_s, 3),
         "params": sum(p.numel() for p in run.model.parameters()),
     }
+
+
+def _write_findings(run: TrialRun) -> None:
+    """Scores of each image, and examples where the task draws some."""
+    for split, scores in run.scores.items():
+        write_scores(run.folder / f"{split}.npz", scores)
+    if examples := run.examples.get(run.ds.eval_split):
+        legend = run.task.legend(tuple(run.ds.summary()["classes"]))
+        write_examples(run.folder, examples, run.ds.splits[run.ds.eval_split].ids, legend)
 
 
 def _result(identity: dict[str, Any], status: str, **values: Any) -> dict[str, Any]:
