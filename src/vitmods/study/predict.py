@@ -10,25 +10,30 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from vitmods.data.augment import normalize, per_channel
+from vitmods.data.batch import Batch
 from vitmods.data.geometry import Geometry
 from vitmods.data.read import Unreadable, decode, reading
 from vitmods.data.records import printable
+from vitmods.data.sequences import encode, padded_together
 from vitmods.data.sources.folder import images_below
 from vitmods.data.threads import in_order
 from vitmods.fast.export import EXTRA
 from vitmods.study.checkpoints import seeds_in
 from vitmods.study.opened import Opened, open_trained, prepared_by
-from vitmods.tasks.base import DEFAULT, TASKS
+from vitmods.tasks.base import DEFAULT, TASKS, Task
 from vitmods.train.device import make_fabric
 from vitmods.train.trial import WEIGHTS
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 def predict(
@@ -46,7 +51,8 @@ def predict(
     Args:
         checkpoint: a trial's folder; what `vitmods.adapters.open_checkpoint` opens; or a file that `vitmods.export`
             wrote, .onnx (needs the extra `onnx`) and .pt2 too, which run on the CPU.
-        images: files, folders (with all below them) and patterns as "photos/**/*.jpg".
+        images: files, folders (with all below them) and patterns as "photos/**/*.jpg"; of sequences text files, with one
+            a line.
         top: how many of the likeliest classes are named.
         unreadable: "stop" at an image that cannot be read, or "skip" it with a warning.
         batch_size: images at a time.
@@ -71,6 +77,8 @@ def predict(
     task = kind.from_recipe(kind.fitted(opened.recipe))
     fabric = make_fabric("cpu" if isinstance(opened.model, _Graph) else device, opened.recipe.precision)
     model = fabric.to_device(opened.model)
+    if opened.vocabulary is not None:
+        return _predict_sequences(opened, paths, task, fabric, top, batch_size)
     names, found, skipped, views = opened.classes, [], [], _views(opened, paths, workers)
     while part := list(islice(views, batch_size)):
         read = [(path, view) for path, view in part if isinstance(view, Tensor)]
@@ -92,6 +100,36 @@ def predict(
         warnings.warn(f"{len(skipped)} of {len(paths)} images were left out: {'; '.join(skipped[:5])}", stacklevel=2)
     if not found:
         raise UserError(f"None of the {len(paths)} images can be read.")
+    return found
+
+
+def _predict_sequences(
+    opened: Opened, paths: Sequence[Path], task: Task, fabric: Fabric, top: int, batch_size: int
+) -> list[dict[str, Any]]:
+    """Of each line of text files that is not empty, named FILE:NUMBER, what the model says."""
+    longest, words, sequences = int(opened.settings["img_size"][-1]), opened.vocabulary or (), {}
+    for path in paths:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{printable(str(path))} is no text file, with a sequence a line: {error}") from error
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                name = f"{printable(str(path))}:{number}"
+                sequences[name] = encode(line, words, name)
+    if long := [name for name, tokens in sequences.items() if len(tokens) > longest]:
+        warnings.warn(f"{len(long)} sequences are cut to {longest} tokens: {', '.join(long[:5])}", stacklevel=3)
+    if not sequences:
+        raise UserError("There is no sequence: give text files with one a line.")
+    model, found = fabric.to_device(opened.model), list[dict[str, Any]]()
+    for start in range(0, len(sequences), batch_size):
+        names = list(sequences)[start : start + batch_size]
+        tokens = padded_together([sequences[name][:longest] for name in names])
+        index = torch.arange(len(names))
+        with torch.inference_mode(), fabric.autocast():
+            outputs = task.outputs(model, Batch(tokens, index, index).to(fabric.device))
+        rows = task.predictions(outputs.cpu(), opened.classes or (), top)
+        found += [{"image": name, **row} for name, row in zip(names, rows, strict=True)]
     return found
 
 
@@ -128,7 +166,7 @@ def _open(source: str, device: str) -> Opened:
         if len(seeds) > 1:
             raise UserError(f"{source} holds several trained models: give one, {' or '.join(seeds[:3])}.")
         opened = open_trained(seeds[0])
-    if opened.settings["in_chans"] not in (1, 3):
+    if opened.settings["in_chans"] not in (1, 3) and opened.vocabulary is None:
         raise UserError(f"{source} takes {opened.settings['in_chans']} channels, and images have 3 (RGB) or 1 (gray).")
     return opened
 
