@@ -57,8 +57,8 @@ def replace_norms(
 
     ``heads``, a number or a function of a ``NormSite``, is for norms by heads instead of those of the attention beside.
 
-    Rows and columns of images are read at each forward; text is a sequence. Norms that read other tokens leave out those
-    that the ``attention_mask`` (B, T) of the call marks as padding; without a mask all count.
+    Rows and columns of images are read at each forward; text is a sequence. Norms that read other tokens leave out
+    those that the ``attention_mask`` (B, T) of the call marks as padding; without a mask all count.
 
     At the end copies of both models run on a small input, in evaluation mode: images of the model's size, some words,
     some tokens. ``example`` is what the model is called with instead, a tensor, a tuple of arguments or a mapping of

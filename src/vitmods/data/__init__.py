@@ -6,4 +6,14 @@ from vitmods.data.load import Checked, check, load, load_sequences
 from vitmods.data.sequences import SequenceDataset
 from vitmods.data.splits import SplitOptions
 
-__all__ = ["Batch", "Checked", "ImageDataset", "SequenceDataset", "Split", "SplitOptions", "check", "load", "load_sequences"]
+__all__ = [
+    "Batch",
+    "Checked",
+    "ImageDataset",
+    "SequenceDataset",
+    "Split",
+    "SplitOptions",
+    "check",
+    "load",
+    "load_sequences",
+]

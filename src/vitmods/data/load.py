@@ -116,7 +116,9 @@ def load_sequences(
     if rows != 1:
         raise UserError(f"img_size of sequences is 1 and how many tokens are read, not {rows} and {longest}.")
     if in_chans != known:
-        raise UserError(f"{printable(source.spec)} has {known} tokens with padding, not {in_chans}: set in_chans to it.")
+        raise UserError(
+            f"{printable(source.spec)} has {known} tokens with padding, not {in_chans}: set in_chans to it."
+        )
     splits, summary = _sequences(source, longest, **split)
     _stop_on_problems(summary.pop("problems"), [], source.spec)
     return SequenceDataset(source.name, source.classes, splits, longest, source.vocabulary, summary, workers)

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from vitmods.data.batch import Batch
+from vitmods.data.boxes import Ints
 from vitmods.data.read import digest
 from vitmods.data.records import Records, Source, printable
 from vitmods.data.rng import permutation
-from vitmods.data.sampler import Ints
 from vitmods.data.store import Index
 from vitmods.data.threads import in_order
 from vitmods.util.errors import UserError

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from vitmods.layers.attention import AttentionPool

@@ -53,8 +53,7 @@ class ViT(Intermediates):
     UserError says what does not fit. Training with the config's ``patch_drop`` draws a ``keep`` where none of
     them is given (``forward_intermediates`` does not).
 
-    Where the stem reads tokens, x is (B, T) of any T up to the config's length, and token 0 is padding: nothing looks at
-    it, and norms leave it out of their statistics.
+    Where the stem reads tokens, x is (B, T) of any T up to the config's length. Nothing looks at token 0, padding.
 
     With the config's ``dynamic_img_size`` images may have any size that patches fill, another at each call: positions
     are resampled for them (bicubic, as in timm; fixed tables are computed), and norms that read the grid follow.

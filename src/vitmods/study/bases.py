@@ -27,8 +27,8 @@ Options = dict[str, Any]
 class ForeignBase:
     """A base model that vitmods has no config of, for images of a size and a number of classes.
 
-    spec: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER`, or of tokens `hf-text:TYPE`, each with `?option=value&...` if wanted, or
-        `python:module:function`. Options are arguments of the library's own function (fields of the config for Hugging
+    spec: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER`, `hf-text:TYPE` (of tokens), each with `?option=value&...` if
+        wanted, or `python:module:function`. Options are arguments of the library's own function (fields of the config for Hugging
         Face); `pretrained=1` loads trained weights and gives them a new head.
     call: the function, where the spec names one that this process alone knows.
     """
@@ -58,7 +58,9 @@ class ForeignBase:
         name, _, query = rest.partition("?")
         options = {key: _literal(value) for key, value in parse_qsl(query, keep_blank_values=True)}
         trained = bool(options.pop("pretrained", False)) and pretrained
-        make = {"timm": _from_timm, "torchvision": _from_torchvision, "hf": _from_huggingface, LIBRARY: from_text}[library]
+        make = {"timm": _from_timm, "torchvision": _from_torchvision, "hf": _from_huggingface, LIBRARY: from_text}[
+            library
+        ]
         state = torch.get_rng_state()
 
         def attempt(optional: Options) -> nn.Module:

@@ -44,10 +44,10 @@ def defaults_for(spec: str) -> Defaults:
     from vitmods.data.sources import open_source
 
     source = open_source(spec)
-    if source.suits is not None:
+    if source.recommended is not None:
         from vitmods.data.sequences import longest_of
 
-        base, recipe = source.suits
+        base, recipe = source.recommended
         return Defaults(base, (1, longest_of(source)), recipe, len(source.vocabulary or ()) + 1)
     side = _median_side(source)
     if side is None or side > 128:

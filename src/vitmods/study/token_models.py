@@ -36,7 +36,7 @@ def from_text(base: ForeignBase, name: str, trained: bool, options: dict[str, An
     if name not in KNOWN:
         raise UserError(f"Hugging Face has no model '{name}' that classifies sequences. {nearest(name, KNOWN)}")
     config = AutoConfig.for_model(name)
-    for key, value in options.items():
+    for key in options:
         if not hasattr(config, key):
             raise UserError(f"{base.spec}: the config has no '{key}'. {nearest(key, config.to_dict())}")
     if hasattr(config, "axial_pos_embds"):  # axial positions want lengths that are products

@@ -21,7 +21,8 @@ def parameter_groups(
     """Trainable parameters in groups of the same `weight_decay` and `lr_scale`, their fraction of the learning rate.
 
     Scalars, vectors (biases, norms, layer scales) and what `model.no_weight_decay()` names (position embedding, tokens)
-    do not decay, unless `decay_all`. `layer_decay`: see `layer_scales`; a task's modules beside the backbone have their own `lr_scales`.
+    do not decay, unless `decay_all`. `layer_decay`: see `layer_scales`; a task's modules beside the backbone have their
+    own `lr_scales`.
     """
     backbone, prefix = (model.backbone, "backbone.") if isinstance(model, TaskModel) else (model, "")
     no_weight_decay: Any = getattr(backbone, "no_weight_decay", set)  # timm's contract; others spare by shape alone

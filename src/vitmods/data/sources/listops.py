@@ -7,6 +7,7 @@ SM (the sum modulo 10). Its value, a digit, is the class.
 import csv
 import json
 import random
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -60,7 +61,7 @@ def expression(rng: random.Random, longest: float = float("inf")) -> tuple[list[
         operation = below(len(OPERATIONS), 3)
         tokens[place] = 11 + operation
         tokens.append(CLOSE)
-        return _applied(OPERATIONS[operation], values)
+        return _APPLIED[OPERATIONS[operation]](values)
 
     value = node(1)
     if len(tokens) > longest:
@@ -68,10 +69,12 @@ def expression(rng: random.Random, longest: float = float("inf")) -> tuple[list[
     return tokens, value
 
 
-def _applied(operation: str, values: list[int]) -> int:
-    if operation == "[MED":
-        return int(median(values))
-    return {"[MIN": min, "[MAX": max, "[SM": lambda v: sum(v) % 10}[operation](values)
+_APPLIED: dict[str, Callable[[list[int]], int]] = {
+    "[MIN": min,
+    "[MAX": max,
+    "[MED": lambda values: int(median(values)),
+    "[SM": lambda values: sum(values) % 10,
+}
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ def _source(spec: Spec, splits: dict[str, Sequences]) -> Source:
         return Records(ids, values, ids, lambda key: tokens[key], np.arange(len(tokens)))
 
     found = {name: records(name, *sequences) for name, sequences in splits.items()}
-    return Source("listops", tuple("0123456789"), found, vocabulary=VOCABULARY, suits=("LRA-64", "listops"))
+    return Source("listops", tuple("0123456789"), found, vocabulary=VOCABULARY, recommended=("LRA-64", "listops"))
 
 
 def _wanted(spec: Spec) -> Wanted:

@@ -70,8 +70,8 @@ class PowerNorm(RunningNorm):
     phi. State: ``running_phi``, ``ema_gz`` (nu of the rule), ``iters``.
 
     Shapes: (B, N, C) or (B, rows, columns, C) in and out. Prefix tokens are counted as any other token. ``padding``
-    (B, N), True for tokens that are filling, leaves those out of phi (by default what ``vitmods.ops.padding`` says). Statistics are in float32 whatever the input
-    type; the output has the input's type.
+    (B, N), True for tokens that are filling, leaves those out of phi (by default what ``vitmods.ops.padding`` says).
+    Statistics are in float32 whatever the input type; the output has the input's type.
 
     Processes: when torch.distributed is initialized, phi and nu are means over all processes' batches (of one size).
     Gradient checkpointing is exact as long as one forward is followed by its backward. Warns once below 8 images.
