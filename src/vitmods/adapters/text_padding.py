@@ -32,7 +32,7 @@ class ReadsMask:
         self._open.append(stack)
         if isinstance(mask, Tensor) and mask.ndim == 2:
             empty = mask == 0
-            stack.enter_context(padded(empty if empty.any() else None, behind=True))
+            stack.enter_context(padded(empty, behind=True, full=not empty.any()))
 
     def after(self, model: nn.Module, args: Any, output: Any) -> None:
         if self._open:

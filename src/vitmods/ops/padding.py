@@ -19,10 +19,12 @@ from vitmods.util.errors import UserError
 
 class Padding(NamedTuple):
     """mask (B, T): True where a token is filling. behind: where a model has more tokens than the mask, they follow and
-    are filling too (a length that blocks divide); otherwise they come before and are none (class tokens)."""
+    are filling too (a length that blocks divide); otherwise they come before and are none (class tokens). full: no
+    token of the mask is filling."""
 
     mask: Tensor
     behind: bool = False
+    full: bool = False
 
     def of(self, x: Tensor) -> Tensor:
         """The mask (B, N) of tokens (B, N, C). Raises UserError where it does not fit them."""
@@ -47,10 +49,11 @@ _here = _Here()
 
 
 @contextmanager
-def padded(mask: Tensor | None, behind: bool = False) -> Iterator[None]:
-    """Says inside it which tokens are filling, in this thread: mask (B, T), True for those; None for none."""
+def padded(mask: Tensor | None, behind: bool = False, full: bool = False) -> Iterator[None]:
+    """Says inside it which tokens are filling, in this thread: mask (B, T), True for those; None for none. ``behind``
+    and ``full`` are those of Padding."""
     before = _here.padding, _here.said
-    _here.padding, _here.said = None if mask is None else Padding(mask, behind), True
+    _here.padding, _here.said = None if mask is None else Padding(mask, behind, full), True
     try:
         yield
     finally:
@@ -70,4 +73,6 @@ def padding_of(norm: nn.Module, x: Tensor) -> Tensor | None:
             found = getattr(norm, "_padding_before", None)
         elif not again and (found is not None or getattr(norm, "_padding_before", None) is not None):
             norm._padding_before = found  # type: ignore[assignment]
-    return None if found is None else found.of(x)
+    if found is None or (found.full and x.shape[1] == found.mask.shape[1]):
+        return None
+    return found.of(x)
