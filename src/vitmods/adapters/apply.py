@@ -168,8 +168,8 @@ def _difference(old: ViT, new: ViT, images: torch.Tensor | None) -> float:
     p = next(new.parameters())
     if images is None:
         generator = torch.Generator().manual_seed(0)
-        images = torch.randn(2, new.vit_config.in_chans, *new.vit_config.img_size, generator=generator)
-    images = images.to(p.device, p.dtype)
+        images = new.patch_embed.example(2, generator)
+    images = images.to(p.device, p.dtype if images.is_floating_point() else None)
     outputs = []
     for model in (old, new):
         training = model.training

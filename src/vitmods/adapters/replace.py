@@ -14,6 +14,7 @@ from vitmods.adapters.anatomy import Anatomy, NormSite
 from vitmods.adapters.apply import WRAPPERS
 from vitmods.adapters.grid import UNKNOWN, CallGrid, StemGrid
 from vitmods.adapters.norm_plan import NormPlan, NormRow, Where, is_frozen, table
+from vitmods.adapters.text_padding import ReadsMask
 from vitmods.adapters.trial import try_out
 from vitmods.changes import Change
 from vitmods.changes.dynamic_token_norm import DynamicTokenNorm
@@ -56,7 +57,8 @@ def replace_norms(
 
     ``heads``, a number or a function of a ``NormSite``, is for norms by heads instead of those of the attention beside.
 
-    Rows and columns of images are read at each forward; text is a sequence, and its padding counts as tokens.
+    Rows and columns of images are read at each forward; text is a sequence. Norms that read other tokens leave out
+    those that the ``attention_mask`` (B, T) of the call marks as padding; without a mask all count.
 
     At the end copies of both models run on a small input, in evaluation mode: images of the model's size, some words,
     some tokens. ``example`` is what the model is called with instead, a tensor, a tuple of arguments or a mapping of
@@ -89,6 +91,8 @@ def replace_norms(
     if isinstance(change, DynamicTokenNorm):
         _give_grids(new, anatomy, norms)
     _leave_fused_path(new)
+    if not plan.token_wise:
+        ReadsMask.put_on(new)
     try_out(_copy(model), _copy(new), norms, example, may_leak=where is None and not plan.token_wise)
     return Replaced(new, rows)
 

@@ -2,7 +2,18 @@
 
 from vitmods.data.batch import Batch
 from vitmods.data.dataset import ImageDataset, Split
-from vitmods.data.load import Checked, check, load
+from vitmods.data.load import Checked, check, load, load_sequences
+from vitmods.data.sequences import SequenceDataset
 from vitmods.data.splits import SplitOptions
 
-__all__ = ["Batch", "Checked", "ImageDataset", "Split", "SplitOptions", "check", "load"]
+__all__ = [
+    "Batch",
+    "Checked",
+    "ImageDataset",
+    "SequenceDataset",
+    "Split",
+    "SplitOptions",
+    "check",
+    "load",
+    "load_sequences",
+]

@@ -10,7 +10,8 @@ from vitmods.data.dataset import ImageDataset, Joint, JointView, Split
 from vitmods.data.geometry import Geometry
 from vitmods.data.groups import groups_of
 from vitmods.data.multilabel import with_target
-from vitmods.data.records import Records, printable
+from vitmods.data.records import Records, Source, printable
+from vitmods.data.sequences import SequenceDataset, SequenceSplit, cut_warnings, lengths_of, longest_of
 from vitmods.data.sources import open_source
 from vitmods.data.split_file import groups_in
 from vitmods.data.splits import SplitOptions, make_splits
@@ -51,12 +52,13 @@ def load(
     `train_on_all`, as `SplitOptions` says; splits that the source lacks are made, stratified, and images that are equal
     byte for byte come into one of them. Raises UserError with all that is wrong with the set at once.
     """
-    size = _size(img_size)
+    size, source = _size(img_size), with_target(open_source(spec), target)
+    if source.vocabulary is not None:
+        raise UserError(f"{printable(source.spec)} has sequences of tokens, and this task reads images: {_SEQUENCES}")
     if in_chans not in (1, 3):
         raise UserError(f"Images are read with 1 channel (gray) or 3 (RGB), not {in_chans}: set in_chans to 1 or 3.")
     if unreadable not in ("stop", "skip"):
         raise UserError(f'unreadable must be "stop" or "skip", not "{unreadable}".')
-    source = with_target(open_source(spec), target)
     cache = None if cache_dir is None else Path(cache_dir)
     records, origin = make_splits(source, cache_dir=cache, **split)
     shapes = {name: geometry_of(name, size, augment, target) for name in records}
@@ -88,6 +90,51 @@ def load(
     if not streamed:
         return whole
     return StreamSet(**{**vars(whole), "workers": workers or cores()}, buffer=source.streaming.buffer)
+
+
+_SEQUENCES = "train it with --task sequence_classification."
+
+
+def load_sequences(
+    spec: str | Path,
+    *,
+    img_size: int | Sequence[int],
+    in_chans: int,
+    workers: int = 0,
+    target: str = "class",
+    **split: Unpack[SplitOptions],
+) -> SequenceDataset:
+    """Find a data set of sequences of tokens and return it ready to train on.
+
+    img_size: (1, T), T being how many tokens of a sequence are read. in_chans: the tokens that the model knows, which
+    are those of the vocabulary and padding. target: "class". The others are those of `load`. Raises UserError as that.
+    """
+    source = with_target(open_source(spec), target)
+    if source.vocabulary is None:
+        raise UserError(f"{printable(source.spec)} has no sequences of tokens, which this task reads.")
+    (rows, longest), known = _size(img_size), len(source.vocabulary) + 1
+    if rows != 1:
+        raise UserError(f"img_size of sequences is 1 and how many tokens are read, not {rows} and {longest}.")
+    if in_chans != known:
+        raise UserError(
+            f"{printable(source.spec)} has {known} tokens with padding, not {in_chans}: set in_chans to it."
+        )
+    splits, summary = _sequences(source, longest, **split)
+    _stop_on_problems(summary.pop("problems"), [], source.spec)
+    return SequenceDataset(source.name, source.classes, splits, longest, source.vocabulary, summary, workers)
+
+
+def _sequences(
+    source: Source, longest: int, **split: Unpack[SplitOptions]
+) -> tuple[dict[str, SequenceSplit], dict[str, Any]]:
+    """The splits and their summary, with its problems."""
+    records, origin = make_splits(source, **split)
+    splits = {name: SequenceSplit.of(name, part) for name, part in records.items()}
+    found = facts(source, records, splits, origin)
+    found["warnings"] += cut_warnings(splits, longest)
+    unfit = problems(source, splits, split.get("group_by"), split.get("train_on_all", False))
+    more = {"vocabulary": list(source.vocabulary or ()), "lengths": lengths_of(splits), "problems": unfit}
+    return splits, found | more
 
 
 def _size(img_size: int | Sequence[int]) -> tuple[int, int]:
@@ -145,6 +192,9 @@ def check(spec: str | Path, **split: Unpack[SplitOptions]) -> Checked:
     """Read every image of a set and say what is there. split: as in `load`. Raises UserError only where nothing can be
     opened, or the options cannot be used."""
     source = open_source(spec)
+    if source.vocabulary is not None:
+        summary = _sequences(source, longest_of(source), **split)[1]
+        return Checked(summary, describe(summary))
     records, origin = make_splits(source, **split)
     group_by = split.get("group_by") or groups_in(split.get("split_file"))
     splits = {
@@ -171,6 +221,8 @@ def describe(summary: dict[str, Any]) -> str:
         sizes = ", ".join(f"{key} {_by(native[key])}" for key in ("smallest", "median", "largest"))
         common = f"most common {_by(native['most_common'])} ({native['most_common_count']})"
         lines += ["", f"Height x width: {sizes}; {common}"]
+    if summary.get("lengths"):
+        lines += ["", "Tokens: " + ", ".join(f"{key} {count:,}" for key, count in summary["lengths"].items())]
     lines += [f"Warning: {text}" for text in summary["warnings"]]
     lines += [unreadable_text(summary["unreadable"])] if summary["unreadable"] else []
     lines += [f"Problem: {text}" for text in summary["problems"]]

@@ -1,6 +1,7 @@
 """What a set holds and what is wrong with it, as plain types for JSON and as text."""
 
 from collections import Counter
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from vitmods.data.geometry import LONGEST
 from vitmods.data.groups import keys_by
 from vitmods.data.multilabel import label_counts, label_problems
 from vitmods.data.records import SPLITS, Broken, Records, Source, printable
+from vitmods.data.sequences import SequenceSplit
 
+Splits = Mapping[str, Split | SequenceSplit]
 _LISTED = 20  # unreadable images named in an error; the summary has all
 
 
-def facts(source: Source, records: dict[str, Records], splits: dict[str, Split], origin: str) -> dict[str, Any]:
+def facts(source: Source, records: dict[str, Records], splits: Splits, origin: str) -> dict[str, Any]:
     """The summary: what was found, left out and warned of. Counts are of images that could be read."""
     bad = [*map(record, source.broken), *unreadable_in(records, splits)]
     return {
@@ -28,7 +31,7 @@ def facts(source: Source, records: dict[str, Records], splits: dict[str, Split],
         "class_map": None if source.class_map is None else list(source.class_map),
         "target": source.target,
         "label_sets": [name for name, split in splits.items() if split.label_sets is not None],
-        "native": native_sizes(splits),
+        "native": native_sizes(_images(splits)),
         "unreadable": bad,
         "left_out": len(bad),
         "warnings": [*source.warnings, *_warnings(source, splits), *_left_out(bad)],
@@ -37,7 +40,7 @@ def facts(source: Source, records: dict[str, Records], splits: dict[str, Split],
 
 
 def problems(
-    source: Source, splits: dict[str, Split], group_by: str | Path | None = None, train_on_all: bool = False
+    source: Source, splits: Splits, group_by: str | Path | None = None, train_on_all: bool = False
 ) -> list[str]:
     """What makes a set unfit to train on (or to evaluate on, where it is for that only), apart from unreadable
     images. group_by: what images belong together. train_on_all: whether none are kept to evaluate on."""
@@ -74,7 +77,7 @@ def problems(
     return found
 
 
-def unreadable_in(records: dict[str, Records], splits: dict[str, Split]) -> list[dict[str, str]]:
+def unreadable_in(records: dict[str, Records], splits: Splits) -> list[dict[str, str]]:
     """Split, path and reason of each image that could not be read."""
     return [
         record(Broken(name, records[name].ids[position], reason))
@@ -97,7 +100,7 @@ def unreadable_text(bad: list[dict[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def fingerprint(source: Source, splits: dict[str, Split]) -> str:
+def fingerprint(source: Source, splits: Splits) -> str:
     """sha256 of class names and, split by split in order, of labels and the images' own bytes; not of paths."""
     content = sha256("\0".join(source.classes).encode())
     for name in SPLITS:
@@ -114,6 +117,8 @@ def fingerprint(source: Source, splits: dict[str, Split]) -> str:
 
 def native_sizes(splits: dict[str, Split]) -> dict[str, Any]:
     """Sizes (H, W) before resizing: smallest and largest short side's image, and the most common size."""
+    if not splits:
+        return {}
     sizes = np.concatenate([split.store.index.native for split in splits.values()])
     if not len(sizes):
         return {}
@@ -128,11 +133,16 @@ def native_sizes(splits: dict[str, Split]) -> dict[str, Any]:
     }
 
 
-def _counts(source: Source, split: Split) -> dict[str, Any]:
+def _images(splits: Splits) -> dict[str, Split]:
+    """Those that have images, which have sizes."""
+    return {name: split for name, split in splits.items() if isinstance(split, Split)}
+
+
+def _counts(source: Source, split: Split | SequenceSplit) -> dict[str, Any]:
     return {"count": len(split), "per_class": dict(zip(source.classes, _per_class(source, split), strict=True))}
 
 
-def _per_class(source: Source, split: Split) -> list[int]:
+def _per_class(source: Source, split: Split | SequenceSplit) -> list[int]:
     """How many images each class has; with several labels an image counts for each."""
     if source.target != "class":
         return label_counts(split.label_sets or (), len(source.classes))
@@ -140,12 +150,12 @@ def _per_class(source: Source, split: Split) -> list[int]:
     return counts
 
 
-def _present(source: Source, split: Split) -> list[int]:
+def _present(source: Source, split: Split | SequenceSplit) -> list[int]:
     """Classes that have an image."""
     return np.flatnonzero(_per_class(source, split)).tolist()
 
 
-def _warnings(source: Source, splits: dict[str, Split]) -> list[str]:
+def _warnings(source: Source, splits: Splits) -> list[str]:
     warnings = _empty_classes(source, splits)
     if "overlap" in source.allow:
         warnings += [f"{text}: its numbers flatter." for text in _repeats(splits)]
@@ -158,12 +168,13 @@ def _warnings(source: Source, splits: dict[str, Split]) -> list[str]:
         warnings.append("There is no test split: results are of the val split.")
     if "val" not in splits and "test" in splits:
         warnings.append("There is no val split: what is chosen by looking at test makes its results too good.")
+    images = _images(splits)
     long = sum(
-        int((s.store.index.native.max(1) > LONGEST * s.store.index.native.min(1)).sum()) for s in splits.values()
+        int((s.store.index.native.max(1) > LONGEST * s.store.index.native.min(1)).sum()) for s in images.values()
     )
     if long:
         warnings.append(f"{long} images are longer than {LONGEST}:1; only their middle is used.")
-    return [*warnings, *_enlarged(splits)]
+    return [*warnings, *(_enlarged(images) if images else [])]
 
 
 def _enlarged(splits: dict[str, Split]) -> list[str]:
@@ -174,7 +185,7 @@ def _enlarged(splits: dict[str, Split]) -> list[str]:
     return [f"Images smaller than {size[0]} x {size[1]}, which are enlarged: {found}."] if found else []
 
 
-def _empty_classes(source: Source, splits: dict[str, Split]) -> list[str]:
+def _empty_classes(source: Source, splits: Splits) -> list[str]:
     warnings = []
     for name, split in splits.items():
         counts = np.array(_per_class(source, split))
@@ -190,14 +201,14 @@ def _empty_classes(source: Source, splits: dict[str, Split]) -> list[str]:
     return warnings
 
 
-def _untrained(source: Source, splits: dict[str, Split]) -> dict[str, str]:
+def _untrained(source: Source, splits: Splits) -> dict[str, str]:
     """For val and test the classes, in words, that train has no image of."""
     trained = _present(source, splits["train"])
     unknown = {n: np.setdiff1d(_present(source, s), trained).tolist() for n, s in splits.items() if n != "train"}
     return {name: _listed([source.classes[label] for label in labels]) for name, labels in unknown.items() if labels}
 
 
-def _repeats(splits: dict[str, Split]) -> list[str]:
+def _repeats(splits: Splits) -> list[str]:
     """Of val and test: how many images are also trained on, with examples."""
     if "train" not in splits:
         return []
@@ -211,7 +222,7 @@ def _repeats(splits: dict[str, Split]) -> list[str]:
     return texts
 
 
-def _torn_groups(splits: dict[str, Split], group_by: str | Path) -> list[str]:
+def _torn_groups(splits: Splits, group_by: str | Path) -> list[str]:
     """Of val and test: how many of the groups are trained on too."""
     trained = set(keys_by(group_by, splits["train"].ids))
     found = {name: trained & set(keys_by(group_by, split.ids)) for name, split in splits.items() if name != "train"}
@@ -222,7 +233,7 @@ def _torn_groups(splits: dict[str, Split], group_by: str | Path) -> list[str]:
     ]
 
 
-def _digests(split: Split) -> list[bytes]:
+def _digests(split: Split | SequenceSplit) -> list[bytes]:
     return [row.tobytes() for row in split.store.index.digests]
 
 

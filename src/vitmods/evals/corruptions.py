@@ -43,6 +43,8 @@ Corrupt = Callable[..., Tensor]
 
 def check(dataset: "ImageDataset", split: str, options: Options) -> None:
     """UserError for a corruption that does not exist or that such images cannot have, or frost without textures."""
+    if not hasattr(dataset, "img_size"):
+        raise UserError(f"Corruptions are of images, and {dataset.name} has none.")
     names = corruptions_of(options)
     check_corruptions(names, textures=options.textures)
     blank, index = torch.zeros(1, dataset.in_chans, *dataset.img_size, dtype=torch.uint8), torch.zeros(1).long()

@@ -89,7 +89,7 @@ _WIDENED = {
     "img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "num_heads", "head_dim", "mlp_dim",
     "qkv_bias", "activation", "stem", "position", "position_on_prefix", "position_norm",
     "position_norm_on_prefix", "class_token", "reg_tokens", "mask_token", "prefix_from", "attn", "mlp",
-    "first_blocks", "final_norm", "pool", "norm_after_pool", "representation", "head_bias", "pos_drop",
+    "first_blocks", "final_norm", "pool", "norm_after_pool", "representation", "head_hidden", "head_bias", "pos_drop",
     "proj_drop", "attn_drop", "head_drop", "drop_path", "drop_path_shape", "dynamic_img_size", "init",
 }  # fmt: skip
 """Settings that wide blocks may have."""

@@ -23,6 +23,19 @@ def sincos2d(grid: tuple[int, int], dim: int, temperature: float = 10_000.0, cen
     return table - table.mean(-1, keepdim=True) if centered else table
 
 
+def sincos1d(length: int, dim: int, temperature: float = 10_000.0) -> Tensor:
+    """Fixed sine-cosine positions of a sequence, (1, length, dim), in float64; dim is even.
+
+    Channels are [sin(i w), cos(i w)] with dim / 2 frequencies ``w_k = temperature^(-k / (dim/2 - 1))``, as in the code
+    of Long Range Arena (Tay et al., 2021); the original Transformer's alternate.
+    """
+    if dim % 2:
+        raise ValueError(f"sincos1d needs an even width, got {dim}.")
+    omega = temperature ** -(torch.arange(dim // 2, dtype=torch.float64) / max(dim // 2 - 1, 1))
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * omega
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)[None]
+
+
 def resample(
     positions: Tensor, old: tuple[int, int], new: tuple[int, int], prefix: int = 0, aligned: bool = False
 ) -> Tensor:
@@ -45,10 +58,12 @@ def resample(
 
 
 def positions_on_grid(positions: Tensor, old: tuple[int, int], new: tuple[int, int], kind: str) -> Tensor:
-    """Positions (1, T_old, C) for another grid, (1, T_new, C): learned ones resampled, the tables of ``sincos2d`` and
-    ``sincos2d_centered`` computed."""
+    """Positions (1, T_old, C) for another grid, (1, T_new, C): learned ones resampled, the tables of ``sincos2d``,
+    ``sincos2d_centered`` and ``sincos1d`` computed."""
     if old == new:
         return positions
     if kind == "learn":
         return resample(positions, old, new)
+    if kind == "sincos1d":
+        return sincos1d(new[0] * new[1], positions.shape[-1]).to(positions)
     return sincos2d(new, positions.shape[-1], centered=kind == "sincos2d_centered").to(positions)

@@ -24,7 +24,7 @@ from vitmods.layers import (
     StemSize,
 )
 from vitmods.layers.norms import NORMS
-from vitmods.layers.position import sincos2d
+from vitmods.layers.position import sincos1d, sincos2d
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig
 
@@ -143,6 +143,8 @@ def initial_positions(config: ViTConfig) -> Tensor | None:
     """Positions (1, entries, C) before any training: zeros to be drawn, the fixed table, or None."""
     if config.position == "none":
         return None
+    if config.position == "sincos1d":
+        return sincos1d(config.num_patches, config.embed_dim)
     if config.position.startswith("sincos2d"):
         return sincos2d(config.grid, config.embed_dim, centered=config.position.endswith("centered"))
     entries = config.num_prefix_tokens if config.position_on_prefix else 0

@@ -37,7 +37,7 @@ class ViTConfig:
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
 
     stem: StemConfig = field(default_factory=StemConfig)
-    position: Literal["learn", "sincos2d", "sincos2d_centered", "none"] = "learn"
+    position: Literal["learn", "sincos2d", "sincos2d_centered", "sincos1d", "none"] = "learn"
     position_on_prefix: bool = True  # the class and register tokens have position entries too
     position_norm: NormConfig | None = None
     position_norm_on_prefix: bool = False
@@ -60,6 +60,7 @@ class ViTConfig:
     pool_norm: NormConfig | None = None  # the norm inside map pooling, where it is not as the final norm
     pool_mlp_dim: int | None = None  # the width of the MLP inside map pooling, where it is not mlp_dim
     representation: bool = False  # a linear layer and tanh before the head
+    head_hidden: int | None = None  # or a linear layer to that width, and ReLU
     head_bias: float = 0.0  # initial bias of the head
 
     pos_drop: float = 0.0
@@ -84,6 +85,11 @@ class ViTConfig:
     def grid(self) -> tuple[int, int]:
         """(rows, columns) of patch tokens."""
         return self.img_size[0] // self.patch_size[0], self.img_size[1] // self.patch_size[1]
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether its inputs are sequences of tokens (B, T), of any length up to ``img_size[1]``, and no images."""
+        return self.stem.kind != "linear" and self.stem.facts.sequences
 
     @property
     def num_patches(self) -> int:
@@ -256,7 +262,7 @@ def _check(config: ViTConfig) -> None:
             raise UserError(f"{name} is a probability below 1, got {getattr(config, name)}.")
     choices = {
         "activation": ("gelu", "gelu_tanh"),
-        "position": ("learn", "sincos2d", "sincos2d_centered", "none"),
+        "position": ("learn", "sincos2d", "sincos2d_centered", "sincos1d", "none"),
         "pool": ("token", "avg", "map", "none"),
         "drop_path_shape": ("linear", "constant"),
         "key_drop_shape": ("decreasing", "constant"),
@@ -279,9 +285,15 @@ def _check(config: ViTConfig) -> None:
         MLPS[config.mlp_kind]
     if config.patch_drop:
         _check_patch_drop(config)
-    fixed = config.position.startswith("sincos2d")
-    if fixed and config.embed_dim % 4:
-        raise UserError(f"position='{config.position}' needs a width that is a multiple of 4, got {config.embed_dim}.")
+    fixed, channels = config.position.startswith("sincos"), 2 if config.position == "sincos1d" else 4
+    if fixed and config.embed_dim % channels:
+        raise UserError(
+            f"position='{config.position}' needs a width that is a multiple of {channels}, got {config.embed_dim}."
+        )
+    if config.head_hidden is not None and (config.head_hidden < 1 or config.representation):
+        raise UserError("head_hidden is the width of a layer before the head, at least 1, without representation.")
+    if config.reads_tokens and config.pool in ("avg", "map"):
+        raise UserError(f"pool='{config.pool}' would count the padding of sequences: set pool='token', or 'none'.")
     if not 0 <= config.prefix_from < config.depth:
         raise UserError(
             f"prefix_from names one of the {config.depth} blocks, 0 to {config.depth - 1}, not {config.prefix_from}."

@@ -29,7 +29,8 @@ def count_macs(config: ViTConfig, dense_norms: bool = False) -> int:
     if config.pool == "map":
         pool = 2 * c * c + 2 * config.num_patches * c * c + 2 * config.num_patches * c
         pool += 2 * c * (config.pool_mlp_dim or config.mlp_dim)
-    head = c * config.num_classes + (c * c if config.representation else 0)
+    hidden = config.head_hidden or (c if config.representation else 0)
+    head = (hidden or c) * config.num_classes + c * hidden
     return blocks + config.stem.facts.macs(stem_size(config)) + pool + head
 
 

@@ -2,16 +2,18 @@
 ``features_only`` read."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from vitmods.layers.attention import AttentionPool
 from vitmods.layers.stems import Stem
 from vitmods.model.config import ViTConfig
-from vitmods.model.sizes import Grid, set_grid
+from vitmods.model.masks import Masks
+from vitmods.model.sizes import Grid
+from vitmods.ops.padding import padded
 from vitmods.util.errors import UserError
 
 
@@ -35,7 +37,7 @@ class Intermediates(nn.Module):
     def _prepend(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def _run(self, index: int, x: Tensor, for_head: bool = False) -> Tensor:
+    def _run(self, index: int, x: Tensor, masks: Masks, for_head: bool = False) -> Tensor:
         raise NotImplementedError
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
@@ -64,16 +66,18 @@ class Intermediates(nn.Module):
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt is 'NCHW' or 'NLC', got '{output_fmt}'.")
         take = self._block_indices(indices)
-        grid = self.patch_embed.dynamic_feat_size((x.shape[-2], x.shape[-1]))
-        x, found, before = self._embed(x), [], []
-        for i in range(max(take) + 1 if stop_early else len(self.blocks)):
-            x = self._run_masked(i, x, attn_mask, is_causal)
-            if i not in take:
-                continue
-            out, prefix = self.norm(x) if norm else x, self.vit_config.prefix_tokens(i)
-            patches = out[:, prefix:]
-            found.append(patches.mT.unflatten(2, grid).contiguous() if output_fmt == "NCHW" else patches)
-            before.append(out[:, :prefix])
+        x = self.patch_embed.as_images(x)
+        grid, padding = self.patch_embed.dynamic_feat_size((x.shape[-2], x.shape[-1])), self.patch_embed.padding(x)
+        with self._around(padding):
+            x, found, before = self._embed(x), [], []
+            for i in range(max(take) + 1 if stop_early else len(self.blocks)):
+                x = self._run_masked(i, x, Masks(attn_mask, is_causal, padding))
+                if i not in take:
+                    continue
+                out, prefix = self.norm(x) if norm else x, self.vit_config.prefix_tokens(i)
+                patches = out[:, prefix:]
+                found.append(patches.mT.unflatten(2, grid).contiguous() if output_fmt == "NCHW" else patches)
+                before.append(out[:, :prefix])
         with_prefix = return_prefix_tokens and self.vit_config.num_prefix_tokens > 0
         if output_dict:
             parts: dict[str, Any] = {"image_intermediates": found}
@@ -121,21 +125,14 @@ class Intermediates(nn.Module):
         self.vit_config = pruned
         return chosen
 
-    def _run_masked(
-        self, index: int, x: Tensor, attn_mask: Tensor | None, is_causal: bool, for_head: bool = False
-    ) -> Tensor:
-        """The block of that index; one with a mask on its attention is called as it is written."""
-        if attn_mask is None and not is_causal:
-            return self._run(index, x, for_head)
-        if index == self.vit_config.prefix_from > 0:
-            x = self._prepend(x)
-        if is_causal:
-            self._check_causal(attn_mask)
-            attn_mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
-        if self._grid is not None:
-            set_grid(self.blocks[index], self._grid)
-        out: Tensor = self.blocks[index](x, attn_mask=attn_mask)
-        return out
+    def _around(self, padding: Tensor | None) -> AbstractContextManager[None]:
+        """Around whatever may read tokens that are padding; images have none."""
+        return padded(padding) if self.patch_embed.sequences else nullcontext()
+
+    def _run_masked(self, index: int, x: Tensor, masks: Masks, for_head: bool = False) -> Tensor:
+        if masks.is_causal:
+            self._check_causal(masks.attn_mask)
+        return self._run(index, x, masks, for_head)
 
     def _check_causal(self, attn_mask: Tensor | None) -> None:
         if attn_mask is not None:

@@ -1,16 +1,38 @@
 """Patches that are left out, or that the mask token stands in for."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.fx import Proxy
 
 from vitmods.model.sizes import reads_grid
+from vitmods.ops.padding import Padding
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.model.vit import ViT
+
+
+class Masks(NamedTuple):
+    """What a block's attention may not look at: ``attn_mask`` as attention takes it, with ``is_causal`` what comes
+    later, and ``padding`` (B, T), True for patch tokens that only fill sequences up."""
+
+    attn_mask: Tensor | None = None
+    is_causal: bool = False
+    padding: Tensor | None = None
+
+    def of(self, x: Tensor) -> Tensor | None:
+        """All of them as one mask, for tokens (B, N, C)."""
+        mask = self.attn_mask
+        if self.is_causal:
+            mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        if self.padding is None:
+            return mask
+        keys = ~Padding(self.padding).of(x)[:, None, None]
+        if mask is None or mask.dtype == torch.bool:
+            return keys if mask is None else mask & keys
+        return mask.masked_fill(~keys, -torch.inf)
 
 
 def patch_dropout(model: "ViT", images: Tensor) -> Tensor | None:

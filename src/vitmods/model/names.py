@@ -28,6 +28,24 @@ MODELS = {
         "position": "sincos2d",
         "position_on_prefix": False,
     },
+    **{
+        f"LRA-{width}": {  # the encoder of Long Range Arena (Tay et al., 2021), as wide as published or less
+            "stem": {"kind": "tokens", "bias": False},
+            "patch_size": 1,
+            "embed_dim": width,
+            "depth": depth,
+            "num_heads": heads,
+            "mlp_dim": 2 * width,
+            "qkv_bias": False,
+            "activation": "gelu_tanh",
+            "position": "sincos1d",
+            "position_on_prefix": False,
+            "attn_drop": 0.1 if width == 512 else 0.0,
+            "head_hidden": 2 * width,
+            "init": "big_vision",
+        }
+        for width, depth, heads in ((512, 6, 8), (64, 2, 4))
+    },
 }
 _TIMM_SIZES = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
 

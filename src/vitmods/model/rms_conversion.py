@@ -64,6 +64,8 @@ def _rms_before(branch: BranchConfig) -> BranchConfig:
 
 
 def _check(config: ViTConfig, branches: list[BranchConfig]) -> None:
+    if config.reads_tokens:
+        _refuse("a table of tokens and fixed positions write a mean into the stream")
     if any(b.after for b in branches):
         _refuse("a norm after the residual sum (post-norm) writes the whole stream, with a gain for each channel")
     readers = [*(b.before for b in branches), config.final_norm]
@@ -107,7 +109,7 @@ def rms_weights(weights: "Weights", config: ViTConfig) -> "Weights":
                 _centre_norm(new, f"blocks.{i}.norm{n}_branch", f"blocks.{i}.ls{n}.gamma")
             _absorb(new, f"blocks.{i}.norm{n}", *(f"blocks.{i}.{reader}" for reader in readers))
         _check_even(new, f"blocks.{i}.residual_scale.gamma")
-    last = ("pre_logits",) if config.representation else ("head",) if config.num_classes else ()
+    last = ("pre_logits",) if config.representation or config.head_hidden else ("head",) if config.num_classes else ()
     _absorb(
         new, "fc_norm" if config.norm_after_pool else "norm", *(("attn_pool.kv",) if config.pool == "map" else last)
     )

@@ -21,7 +21,7 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.forms import Forms, default_forms
 from vitmods.model.init import initialize
 from vitmods.model.intermediates import Intermediates
-from vitmods.model.masks import masked, patch_dropout, visible_patches
+from vitmods.model.masks import Masks, masked, patch_dropout, visible_patches
 from vitmods.model.sizes import Grid, Resampling, grid_of_images, resize, set_grid
 from vitmods.model.tracing import given, keep_whole, scriptable
 from vitmods.util.errors import UserError
@@ -53,6 +53,8 @@ class ViT(Intermediates):
     UserError says what does not fit. Training with the config's ``patch_drop`` draws a ``keep`` where none of
     them is given (``forward_intermediates`` does not).
 
+    Where the stem reads tokens, x is (B, T) of any T up to the config's length. Nothing looks at token 0, padding.
+
     With the config's ``dynamic_img_size`` images may have any size that patches fill, another at each call: positions
     are resampled for them (bicubic, as in timm; fixed tables are computed), and norms that read the grid follow.
 
@@ -79,9 +81,10 @@ class ViT(Intermediates):
         self.norm = nn.Identity() if config.norm_after_pool else make_norm(config.final_norm, dim)
         self.attn_pool = make_attn_pool(config) if config.pool == "map" else None
         self.fc_norm = make_norm(config.final_norm, dim) if config.norm_after_pool else nn.Identity()
-        self.pre_logits = nn.Linear(dim, dim) if config.representation else None
+        width = config.head_hidden or dim
+        self.pre_logits = nn.Linear(dim, width) if config.representation or config.head_hidden else None
         self.head_drop = nn.Dropout(config.head_drop)
-        self.head = nn.Linear(dim, config.num_classes) if config.num_classes else nn.Identity()
+        self.head = nn.Linear(width, config.num_classes) if config.num_classes else nn.Identity()
         self.grad_checkpointing = False
         self.forms: Forms | None = default_forms()
         self.feature_info = [
@@ -95,7 +98,7 @@ class ViT(Intermediates):
     in_chans = property(lambda self: self.vit_config.in_chans)
     embed_dim = property(lambda self: self.vit_config.embed_dim)
     num_features = property(lambda self: self.vit_config.embed_dim)
-    head_hidden_size = property(lambda self: self.vit_config.embed_dim)
+    head_hidden_size = property(lambda self: self.vit_config.head_hidden or self.vit_config.embed_dim)
     num_prefix_tokens = property(lambda self: self.vit_config.num_prefix_tokens)
     global_pool = property(lambda self: "" if self.vit_config.pool == "none" else self.vit_config.pool)
 
@@ -126,7 +129,8 @@ class ViT(Intermediates):
         """Tokens (B, N, C) -> logits (B, num_classes), or the pooled features (B, C) that the head reads."""
         x = self.fc_norm(self._pool(x))
         if self.pre_logits is not None:
-            x = torch.tanh(self.pre_logits(x))
+            x = self.pre_logits(x)
+            x = torch.relu(x) if self.vit_config.head_hidden else torch.tanh(x)
         features: Tensor = self.head_drop(x)
         return features if pre_logits else self.head(features)
 
@@ -179,7 +183,7 @@ class ViT(Intermediates):
         if pool != "map":
             self.attn_pool = None
         weight = next(self.parameters())
-        head = nn.Linear(self.vit_config.embed_dim, num_classes) if num_classes else nn.Identity()
+        head = nn.Linear(self.head_hidden_size, num_classes) if num_classes else nn.Identity()
         self.head = head.to(device=weight.device, dtype=weight.dtype).train(self.training)
         if num_classes:
             initialize(self, only="head")
@@ -216,18 +220,20 @@ class ViT(Intermediates):
     def _tokens(self, images: Tensor, masks: tuple[Any, ...], for_head: bool = False) -> Tensor:
         """All tokens after the final norm; ``for_head``: those that the head reads."""
         attn_mask, is_causal, keep, mask = masks
-        x = self._embed(images, patch_dropout(self, images) if keep is None and mask is None else keep, mask)
-        last = len(self.blocks) - 1
-        for i in range(last + 1):
-            x = self._run_masked(i, x, attn_mask, is_causal, for_head=for_head and i == last)
-        tokens: Tensor = self.norm(x)
+        images = self.patch_embed.as_images(images)
+        padding, last = self.patch_embed.padding(images), len(self.blocks) - 1
+        with self._around(padding):
+            x = self._embed(images, patch_dropout(self, images) if keep is None and mask is None else keep, mask)
+            for i in range(last + 1):
+                x = self._run_masked(i, x, Masks(attn_mask, is_causal, padding), for_head=for_head and i == last)
+            tokens: Tensor = self.norm(x)
         return tokens
 
     def _embed(self, images: Tensor, keep: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Images -> tokens with positions (B, prefix + T, C), or (B, prefix + K, C) where ``keep`` is (B, K)."""
         keep_whole(images)
         config = self.vit_config
-        if config.dynamic_img_size:
+        if config.dynamic_img_size or config.reads_tokens:
             self._grid = grid_of_images(self, images)
         x = self.patch_embed(images) if keep is None else visible_patches(self, images, keep, mask)
         if mask is not None:
@@ -249,6 +255,8 @@ class ViT(Intermediates):
         assert self.pos_embed is not None
         config = self.vit_config
         positions: Tensor = self.pos_embed[:, config.num_prefix_tokens if config.position_on_prefix else 0 :]
+        if config.reads_tokens:
+            return positions[:, : images.shape[-1]]
         if not config.dynamic_img_size:
             return positions
         grid = self.patch_embed.dynamic_feat_size((images.shape[-2], images.shape[-1]))
@@ -264,22 +272,25 @@ class ViT(Intermediates):
             tokens = tokens + self.pos_embed[:, : self.vit_config.num_prefix_tokens]
         return torch.cat([tokens.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)
 
-    def _run(self, index: int, x: Tensor, for_head: bool = False) -> Tensor:
+    def _run(self, index: int, x: Tensor, masks: Masks, for_head: bool = False) -> Tensor:
         """The block of that index; ``for_head`` says that nothing but the head reads its output."""
         if index == self.vit_config.prefix_from > 0:
             x = self._prepend(x)
         if self.grad_checkpointing and torch.is_grad_enabled():
-            out: Tensor = checkpoint(self._run_block, index, x, for_head, self._grid, use_reentrant=False)
+            out: Tensor = checkpoint(self._run_block, index, x, masks, for_head, self._grid, use_reentrant=False)
             return out
-        return self._run_block(index, x, for_head, self._grid)
+        return self._run_block(index, x, masks, for_head, self._grid)
 
-    def _run_block(self, index: int, x: Tensor, for_head: bool, grid: Grid | None) -> Tensor:
+    def _run_block(self, index: int, x: Tensor, masks: Masks, for_head: bool, grid: Grid | None) -> Tensor:
+        """One with a mask on its attention is called as it is written."""
         if grid is not None:
             set_grid(self.blocks[index], grid)
-        if self.forms is not None:
-            return self.forms.run(self, index, x, for_head)
-        out: Tensor = self.blocks[index](x)
-        return out
+        with self._around(masks.padding):
+            attn_mask = masks.of(x)
+            if attn_mask is None and self.forms is not None:
+                return self.forms.run(self, index, x, for_head)
+            out: Tensor = self.blocks[index](x) if attn_mask is None else self.blocks[index](x, attn_mask=attn_mask)
+            return out
 
     def _pool(self, x: Tensor) -> Tensor:
         pool, prefix = self.vit_config.pool, self.vit_config.num_prefix_tokens

@@ -33,10 +33,13 @@ def sum_over_processes(x: Tensor) -> Tensor:
     return out
 
 
-def batch_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Moments over the images of all processes from those of each image, (B, 1, C) -> (1, 1, C), and the number of
-    those images (1,). Images have equally many tokens; processes may have batches of different size."""
-    images = sum_over_processes(mean.new_tensor([float(len(mean))]))
-    center = sum_over_processes(mean.sum(0, keepdim=True)) / images
-    spread = (var + (mean - center).square()).sum(0, keepdim=True)
-    return center, sum_over_processes(spread) / images, images
+def batch_moments(mean: Tensor, var: Tensor, length: Tensor | int) -> tuple[Tensor, Tensor, Tensor]:
+    """Moments over the tokens of all processes from those of each image, (B, 1, C) -> (1, 1, C), and the number of
+    those tokens (1,). ``length`` is how many an image has, or each of them (B, 1, 1); processes may have batches of
+    different size."""
+    if isinstance(length, int):
+        length = torch.full_like(mean[..., :1], length)
+    tokens = sum_over_processes(length.sum().view(1)).clamp_min(1)
+    center = sum_over_processes((length * mean).sum(0, keepdim=True)) / tokens
+    spread = (length * (var + (mean - center).square())).sum(0, keepdim=True)
+    return center, sum_over_processes(spread) / tokens, tokens

@@ -5,6 +5,7 @@ from vitmods.recipes.better_plain import better_plain
 from vitmods.recipes.big_vision_transfer import high_res_finetune, vtab
 from vitmods.recipes.defaults import default, digits, finetune, finetune_sgd, plain, small_images
 from vitmods.recipes.deit import deit, deit_384
+from vitmods.recipes.listops import listops
 from vitmods.recipes.recipe import (
     Augment,
     Loss,
@@ -46,6 +47,7 @@ __all__ = [
     "finetune",
     "finetune_sgd",
     "high_res_finetune",
+    "listops",
     "plain",
     "small_data",
     "small_images",

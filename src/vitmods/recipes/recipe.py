@@ -94,6 +94,8 @@ class Optimizer:
     """each block learns at this fraction of the rate of the one above it, stem and positions below all; None: alike"""
     weight_decay: float = 0.05
     """decay per step is lr * weight_decay (PyTorch's convention); not on biases, norms, position or tokens"""
+    decay_all: bool = False
+    """weights decay on those too"""
     beta1: float = 0.9
     """decay of the mean of gradients of Adam and LAMB"""
     beta2: float = 0.999

@@ -15,7 +15,12 @@ from markupsafe import Markup
 
 from vitmods.layers import NORMS, STEMS
 
-POSITIONS = {"learn": "+ position", "sincos2d": "+ position, fixed", "sincos2d_centered": "+ position, fixed"}
+POSITIONS = {
+    "learn": "+ position",
+    "sincos2d": "+ position, fixed",
+    "sincos2d_centered": "+ position, fixed",
+    "sincos1d": "+ position, fixed",
+}
 ACTIVATIONS = {"gelu": "GELU", "gelu_tanh": "tanh GELU"}
 POOLS = {"token": "class token", "avg": "mean of tokens", "map": "attention pool", "none": "all tokens"}
 
@@ -120,7 +125,11 @@ def _through(config: Config) -> list[Box]:
     final = _norm("final_norm", config.get("final_norm"))
     pool = [Box("pool", POOLS.get(config.get("pool", "token"), str(config.get("pool"))))]
     return [
-        Box("patches", f"{rows} × {columns} patches"),
+        *(
+            []
+            if STEMS.get(config["stem"].get("kind")) is STEMS["tokens"]
+            else [Box("patches", f"{rows} × {columns} patches")]
+        ),
         *_stem(config["stem"]),
         *([Box("position", POSITIONS[config["position"]])] if config.get("position", "learn") in POSITIONS else []),
         *_norm("position_norm", config.get("position_norm")),

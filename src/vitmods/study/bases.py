@@ -14,6 +14,7 @@ from torch import nn
 
 from vitmods.model.config import ViTConfig
 from vitmods.study.edits import PYTHON, Function, is_foreign
+from vitmods.study.token_models import LIBRARY, from_text
 from vitmods.util.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ Options = dict[str, Any]
 class ForeignBase:
     """A base model that vitmods has no config of, for images of a size and a number of classes.
 
-    spec: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER`, each with `?option=value&...` if wanted, or
-        `python:module:function`. Options are arguments of the library's own function (fields of the config for Hugging
+    spec: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER`, `hf-text:TYPE` (of tokens), each with `?option=value&...` if
+        wanted, or `python:module:function`. Options are arguments of the library's own function (fields of the config for Hugging
         Face); `pretrained=1` loads trained weights and gives them a new head.
     call: the function, where the spec names one that this process alone knows.
     """
@@ -57,7 +58,9 @@ class ForeignBase:
         name, _, query = rest.partition("?")
         options = {key: _literal(value) for key, value in parse_qsl(query, keep_blank_values=True)}
         trained = bool(options.pop("pretrained", False)) and pretrained
-        make = {"timm": _from_timm, "torchvision": _from_torchvision, "hf": _from_huggingface}[library]
+        make = {"timm": _from_timm, "torchvision": _from_torchvision, "hf": _from_huggingface, LIBRARY: from_text}[
+            library
+        ]
         state = torch.get_rng_state()
 
         def attempt(optional: Options) -> nn.Module:
@@ -65,6 +68,11 @@ class ForeignBase:
             return make(self, name, trained, {**optional, **options})
 
         return _with_what_it_takes(self.spec, attempt, self._optional(library), drop_path)
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether it is given tokens (B, T) of a vocabulary of `in_chans`, up to `img_size[1]`, and no images."""
+        return self.spec.startswith(f"{LIBRARY}:")
 
     def _optional(self, library: str) -> Options:
         """Arguments that some models of a library take, and others work without."""

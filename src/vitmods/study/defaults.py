@@ -5,8 +5,12 @@ from __future__ import annotations
 import statistics
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from vitmods.recipes import RECIPES, Recipe
+
+if TYPE_CHECKING:
+    from vitmods.data.records import Source
 
 PEEKED = 24  # images whose size is looked at
 
@@ -37,7 +41,15 @@ def defaults_for(spec: str) -> Defaults:
     """
     if spec == "digits":
         return DIGITS
-    side = _median_side(spec)
+    from vitmods.data.sources import open_source
+
+    source = open_source(spec)
+    if source.recommended is not None:
+        from vitmods.data.sequences import longest_of
+
+        base, recipe = source.recommended
+        return Defaults(base, (1, longest_of(source)), recipe, len(source.vocabulary or ()) + 1)
+    side = _median_side(source)
     if side is None or side > 128:
         return ORDINARY
     if side <= 40:
@@ -45,12 +57,11 @@ def defaults_for(spec: str) -> Defaults:
     return Defaults("Ti/8", 64 if side <= 80 else 96, "small_images")
 
 
-def _median_side(spec: str) -> float | None:
+def _median_side(source: Source) -> float | None:
     from vitmods.data.read import Unreadable, decode
-    from vitmods.data.sources import open_source
 
     sides: list[int] = []
-    for records in open_source(spec).splits.values():
+    for records in source.splits.values():
         for key in records.some(PEEKED).keys:
             with suppress(Unreadable):
                 sides.append(min(decode(records.fetch(int(key)), 3).shape[1:]))

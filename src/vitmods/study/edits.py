@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vitmods.changes import Change
 
 PYTHON = "python"
-LIBRARIES = ("timm", "torchvision", "hf", PYTHON)
+LIBRARIES = ("timm", "torchvision", "hf", "hf-text", PYTHON)
 
 
 @dataclass(frozen=True)

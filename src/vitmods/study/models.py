@@ -96,6 +96,8 @@ def _forward(model: nn.Module, images: Tensor) -> Any:
 
 
 def _noise(base: Base, count: int) -> Tensor:
+    if base.reads_tokens:
+        return torch.randint(1, base.in_chans, (count, base.img_size[1]), generator=torch.Generator().manual_seed(0))
     return noise(count, (base.in_chans, *base.img_size))
 
 
@@ -198,14 +200,16 @@ def activation_bytes(model: nn.Module, base: Base) -> int:
     if config is not None:
         tokens = config.num_patches + config.num_prefix_tokens
         return 4 * config.depth * tokens * (10 * config.embed_dim + 2 * config.mlp_dim)
-    device, image = next(model.parameters()).device, _noise(base, 1)
+    count = 2 if base.reads_tokens else 1
+    device, image = next(model.parameters()).device, _noise(base, count)
 
     def step() -> None:
         model(image.to(device)).sum().backward()
 
     with evaluating(model), torch.random.fork_rng(devices=[]):
+        model.train(base.reads_tokens)  # Reformer makes gradients in training alone
         weights = [*model.parameters(), *model.buffers()]
         held = sum(2 * parameter.nbytes for parameter in weights)
         peak = peak_bytes(step, weights, torch.device("cpu")) - held
     model.zero_grad(set_to_none=True)
-    return max(peak, 0)
+    return max(peak, 0) // count

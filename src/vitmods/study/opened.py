@@ -25,6 +25,7 @@ class Opened:
     name:     of a trial its arm and seed, as dpn-seed0; of others the file's; fit for the name of a file
     settings: `img_size`, `in_chans`, `task`, and of a trial its `data` and how they were split
     classes:  None where they are not named
+    vocabulary: of a trial on sequences, its words by token, from 1 on
     """
 
     source: str
@@ -34,6 +35,7 @@ class Opened:
     settings: Mapping[str, Any]
     classes: tuple[str, ...] | None = None
     fingerprint: str | None = None
+    vocabulary: tuple[str, ...] | None = None
 
 
 def open_trained(source: str) -> Opened:
@@ -46,7 +48,9 @@ def open_trained(source: str) -> Opened:
         settings = {name: value for name, value in config["images"].items() if name in IMAGE_SETTINGS}
         known = config["data"]
         name, recipe = slug(f"{config['arm']}-seed{config['seed']}"), Recipe.from_dict(config["recipe"])
-        return Opened(source, name, open_trial(folder), recipe, settings, tuple(known["classes"]), known["fingerprint"])
+        words = tuple(known["vocabulary"]) if known.get("vocabulary") else None
+        classes, mark = tuple(known["classes"]), known["fingerprint"]
+        return Opened(source, name, open_trial(folder), recipe, settings, classes, mark, words)
     model = open_checkpoint(source)
     shape = model.vit_config
     return prepared_by(source, model, {**model.pretrained_cfg, "input_size": (shape.in_chans, *shape.img_size)})

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import warnings
-import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitmods.data.augment import normalize, per_channel
 from vitmods.data.batch import Batch
@@ -27,9 +25,10 @@ from vitmods.data.read import Unreadable, decode, reading
 from vitmods.data.records import printable
 from vitmods.data.sources.folder import images_below
 from vitmods.data.threads import in_order
-from vitmods.fast.export import EXTRA
 from vitmods.study.checkpoints import seeds_in
-from vitmods.study.opened import Opened, open_trained, prepared_by
+from vitmods.study.exported import GRAPHS, Graph, open_graph
+from vitmods.study.opened import Opened, open_trained
+from vitmods.study.predict_sequences import predict_sequences
 from vitmods.tasks.base import DEFAULT, TASKS, Task
 from vitmods.train.device import make_fabric
 from vitmods.train.trial import WEIGHTS
@@ -53,7 +52,8 @@ def predict(
     Args:
         checkpoint: a trial's folder; what `vitmods.adapters.open_checkpoint` opens; or a file that `vitmods.export`
             wrote, .onnx (needs the extra `onnx`) and .pt2 too, which run on the CPU.
-        images: files, folders (with all below them) and patterns as "photos/**/*.jpg".
+        images: files, folders (with all below them) and patterns as "photos/**/*.jpg"; of sequences text files,
+            with one a line.
         top: how many of the likeliest classes are named.
         unreadable: "stop" at an image that cannot be read, or "skip" it with a warning.
         batch_size: images at a time.
@@ -80,8 +80,10 @@ def predict(
     task = kind.from_recipe(kind.fitted(opened.recipe))
     if draw is not None and kind.draw is Task.draw:
         raise UserError(f"The task {kind.name} has nothing to draw: leave the folder for drawings out.")
-    fabric = make_fabric("cpu" if isinstance(opened.model, _Graph) else device, opened.recipe.precision)
+    fabric = make_fabric("cpu" if isinstance(opened.model, Graph) else device, opened.recipe.precision)
     model = fabric.to_device(opened.model)
+    if opened.vocabulary is not None:
+        return predict_sequences(opened, paths, task, fabric, top, batch_size)
     names, found, skipped, images_read = opened.classes, [], [], _read(opened, kind.target, paths, workers)
     drawings = None if draw is None else _Drawings(make_folder(expand_user(draw)), task, paths)
     while part := list(islice(images_read, batch_size)):
@@ -133,17 +135,17 @@ def _files(images: Sequence[str | Path]) -> list[Path]:
 def _open(source: str, device: str) -> Opened:
     """UserError where there is nothing to open, or the model takes what images do not have."""
     suffix = Path(source).suffix
-    if suffix in _GRAPHS:
+    if suffix in GRAPHS:
         if device not in ("auto", "cpu"):
             raise UserError(f"{source} runs on the CPU here: leave --device out, or give the weights.")
-        opened = _open_graph(Path(source), _GRAPHS[suffix])
+        opened = open_graph(Path(source))
     else:
         seeds = seeds_in(source)
         seeds = [one for one in seeds if (Path(one) / WEIGHTS).is_file()] or seeds[:1]
         if len(seeds) > 1:
             raise UserError(f"{source} holds several trained models: give one, {' or '.join(seeds[:3])}.")
         opened = open_trained(seeds[0])
-    if opened.settings["in_chans"] not in (1, 3):
+    if opened.settings["in_chans"] not in (1, 3) and opened.vocabulary is None:
         raise UserError(f"{source} takes {opened.settings['in_chans']} channels, and images have 3 (RGB) or 1 (gray).")
     return opened
 
@@ -209,67 +211,3 @@ class _Drawings:
         where = self.folder / f"{self.names[path]}.png"
         write_atomically(where, lambda file: Image.fromarray(drawn).save(file, "PNG"))
         return where
-
-
-class _Graph(nn.Module):
-    """An exported model: images (B, C, H, W) -> logits (B, K), any number of images also where its batch is fixed."""
-
-    def __init__(self, run: Callable[[Tensor], Tensor], batch: int | None):
-        super().__init__()
-        self._run, self._batch = run, batch
-
-    def forward(self, images: Tensor) -> Tensor:
-        if self._batch is None:
-            return self._run(images)
-        missing = -len(images) % self._batch
-        padded = torch.cat([images, images[:1].expand(missing, -1, -1, -1)])
-        return torch.cat([self._run(part) for part in padded.split(self._batch)])[: len(images)]
-
-
-def _open_graph(path: Path, read: Callable[[Path], tuple[_Graph, dict[str, Any]]]) -> Opened:
-    if not path.is_file():
-        raise UserError(f"There is no {path}.")
-    try:
-        graph, known = read(path)
-    except UserError:
-        raise
-    except Exception as error:  # whatever torch, ONNX Runtime and JSON raise of a file that is none of theirs
-        raise UserError(f"{path} cannot be read; it may be damaged: {str(error).splitlines()[0]}") from error
-    if "input_size" not in known:
-        raise UserError(f"{path} does not say how its images are prepared: write it with `vitmods export`.")
-    return prepared_by(str(path), graph, known)
-
-
-def _read_onnx(path: Path) -> tuple[_Graph, dict[str, Any]]:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise UserError("Running ONNX needs onnxruntime: pip install 'vitmods[onnx]'.") from error
-    session = onnxruntime.InferenceSession(os.fspath(path), providers=["CPUExecutionProvider"])
-    taken, batch = session.get_inputs()[0].name, session.get_inputs()[0].shape[0]
-    known = session.get_modelmeta().custom_metadata_map
-
-    def run(images: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(None, {taken: images.numpy()})[0])
-
-    return _Graph(run, batch if isinstance(batch, int) else None), {k: _json(v) for k, v in known.items()}
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:  # of another program
-        return text
-
-
-def _read_program(path: Path) -> tuple[_Graph, dict[str, Any]]:
-    if not zipfile.is_zipfile(path):  # torch would write its traceback
-        raise UserError(f"{path} is no program of torch.export, or it is damaged.")
-    extra = {EXTRA: ""}
-    program = torch.export.load(path, extra_files=extra)
-    taken = next(node for node in program.graph.nodes if node.name in program.graph_signature.user_inputs)
-    batch = taken.meta["val"].shape[0]
-    return _Graph(program.module(), batch if isinstance(batch, int) else None), json.loads(extra[EXTRA] or "{}")
-
-
-_GRAPHS = {".onnx": _read_onnx, ".pt2": _read_program}

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -51,6 +51,10 @@ def load_images(
     """The data set that image settings describe, augmented so. UserError where its images cannot be used so."""
     options = image_settings(settings)
     task = TASKS[options.pop("task", DEFAULT)]
+    if task.inputs == "tokens":
+        options.pop("unreadable", None)
+        sequences = data.load_sequences(options.pop("data"), workers=workers, target=task.target, **options)
+        return cast("ImageDataset", sequences)  # it has what studies ask of images
     how: dict[str, Any] = {"workers": workers, "cache_dir": cache_dir, "target": task.target}
     how |= {"joint": task.joint, "joint_view": task.joint_view}
     return data.load(options.pop("data"), augment=augment, **how, **options)

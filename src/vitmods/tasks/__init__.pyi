@@ -6,3 +6,4 @@ from .classification import Classification as Classification
 from .metrics import Metric as Metric
 from .multilabel import MultiLabel as MultiLabel
 from .segmentation import Segmentation as Segmentation
+from .sequence_classification import SequenceClassification as SequenceClassification

@@ -61,6 +61,8 @@ class Task(ABC):
     """what it does, in a few words"""
     target: ClassVar[str] = "class"
     """what it asks the data for, of each image: "class", "labels" (any number of them), "mask" or "boxes" """
+    inputs: ClassVar[str] = "images"
+    """what its model reads: "images" or sequences of "tokens" """
     metrics: ClassVar[tuple[Metric, ...]]
     """of `evaluate`; trials are compared by the first unless the user names another"""
     joint: ClassVar[Joint | None] = None

@@ -16,11 +16,14 @@ from vitmods.train.distributed import load_weights, local, whole
 from vitmods.util.errors import UserError
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float | None = None) -> list[dict[str, Any]]:
+def parameter_groups(
+    model: nn.Module, weight_decay: float, layer_decay: float | None = None, decay_all: bool = False
+) -> list[dict[str, Any]]:
     """Trainable parameters in groups of the same `weight_decay` and `lr_scale`, their fraction of the learning rate.
 
     Scalars, vectors (biases, norms, layer scales) and what `model.no_weight_decay()` names (position embedding, tokens)
-    do not decay. `layer_decay`: see `layer_scales`; a task's modules beside the backbone have their own `lr_scales`.
+    do not decay, unless `decay_all`. `layer_decay`: see `layer_scales`; a task's modules beside the backbone have their
+    own `lr_scales`.
     """
     backbone, prefix = (model.backbone, "backbone.") if isinstance(model, TaskModel) else (model, "")
     no_weight_decay: Any = getattr(backbone, "no_weight_decay", set)  # timm's contract; others spare by shape alone
@@ -33,7 +36,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float |
     found: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            is_spared = parameter.ndim <= 1 or name.endswith("bias") or name in spared
+            is_spared = not decay_all and (parameter.ndim <= 1 or name.endswith("bias") or name in spared)
             found.setdefault((scales.get(name, 1.0), is_spared), []).append(parameter)
     return [
         {
@@ -100,7 +103,8 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         ValueError: the model has nothing to train.
         UserError: the recipe has a layer_decay and the model does not say which layers it has.
     """
-    groups = parameter_groups(model, recipe.optimizer.weight_decay, recipe.optimizer.layer_decay)
+    own = recipe.optimizer
+    groups = parameter_groups(model, own.weight_decay, own.layer_decay, own.decay_all)
     if not groups:
         raise ValueError("the model has no trainable parameter; set requires_grad on those that are to be trained.")
     lr = recipe.optimizer.lr * recipe.lr_scale

@@ -32,7 +32,7 @@ from vitmods.train.loop import Images, RunOptions, TrialRun
 from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights, checksum, make_folder, write_atomically, write_json
 
-_IDENTIFIES_DATA = ("name", "classes", "splits", "split_origin", "fingerprint")  # but not where it lies
+_IDENTIFIES_DATA = ("name", "classes", "splits", "split_origin", "fingerprint", "vocabulary")  # but not where it lies
 CONFIG, RESULT, WEIGHTS = "config.json", "result.json", "model.safetensors"
 MODULES = "task.safetensors"
 

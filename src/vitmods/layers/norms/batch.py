@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from vitmods.layers.norms.contract import RunningNorm, dtn_table, norm_kind, running_dtype
 from vitmods.ops.context import upcast
+from vitmods.ops.padding import padding_of
 from vitmods.ops.processes import batch_moments, processes
 
 
@@ -54,7 +55,7 @@ class BatchNorm(RunningNorm):
     def forward(self, x: Tensor) -> Tensor:
         flat = self.tokens(x)
         self.warn_of_small_batches(flat.shape[0] * processes())
-        if self.training and processes() > 1:
+        if self.training and (processes() > 1 or padding_of(self, flat) is not None):
             return self.normalize(flat).view_as(x)
         running = self.running_mean, self.running_var
         if self.training and not self.gathers:
@@ -71,9 +72,9 @@ class BatchNorm(RunningNorm):
         )
         return y.view_as(x).to(x.dtype)
 
-    def statistics(self, mean: Tensor, var: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    def statistics(self, mean: Tensor, var: Tensor, length: Tensor | int) -> tuple[Tensor, Tensor]:
         """Over all processes."""
-        mean, var, images = batch_moments(mean, var)
+        mean, var, tokens = batch_moments(mean, var, length)
         self.gather("running_mean", mean, self.momentum)
-        self.gather("running_var", var * (images * length / (images * length - 1)), self.momentum)
+        self.gather("running_var", var * (tokens / (tokens - 1)), self.momentum)
         return mean, var

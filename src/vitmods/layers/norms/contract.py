@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitmods.ops.context import upcast
+from vitmods.ops.padding import padding_of
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.registry import Registry
 
@@ -154,8 +155,15 @@ def running_dtype(dtype: torch.dtype | None) -> torch.dtype:
     return torch.float64 if (dtype or torch.get_default_dtype()) == torch.float64 else torch.float32
 
 
+def unbiased(var: Tensor, length: Tensor | int) -> Tensor:
+    """The biased variance over ``length`` tokens, (B, 1, 1) or for all the same, divided by one less of them."""
+    less = length - 1
+    return var * (length / (less.clamp_min(1) if isinstance(less, Tensor) else less))
+
+
 class AffineNorm(nn.Module):
-    """A gain ``weight`` and a shift ``bias`` a channel, or neither, and statistics over the tokens of an image."""
+    """A gain ``weight`` and a shift ``bias`` a channel, or neither, and statistics over the tokens of an image, without
+    those that ``vitmods.ops.padding`` says only fill it up."""
 
     token_wise, image_wise = False, True
     least = 1
@@ -206,18 +214,27 @@ class AffineNorm(nn.Module):
             )
         return x
 
-    def statistics(self, mean: Tensor, var: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    def statistics(self, mean: Tensor, var: Tensor, length: Tensor | int) -> tuple[Tensor, Tensor]:
         """The mean and variance to normalize by, (B, 1, C) or (1, 1, C) each, from those of each image and channel
-        over its ``length`` tokens, (B, 1, C) each, biased."""
+        over its ``length`` tokens (with padding of each image, (B, 1, 1)), (B, 1, C) each, biased."""
         raise NotImplementedError
 
     def normalize(self, x: Tensor) -> Tensor:
         """``gamma (x - mean) / sqrt(var + eps) + beta`` over (B, N, C), by what ``statistics`` makes of the moments of
-        each image and channel. In this order one tensor of the size of x is kept for backward."""
-        wide = upcast(x)
-        own = wide.mean(1, keepdim=True)
-        centered = wide - own
-        mean, var = self.statistics(own, centered.square().mean(1, keepdim=True), x.shape[1])
+        each image and channel. In this order one tensor of the size of x is kept for backward. Padding is normalized
+        too, and lends nothing to the moments."""
+        wide, padding = upcast(x), padding_of(self, x)
+        if padding is None:
+            own = wide.mean(1, keepdim=True)
+            centered = wide - own
+            mean, var = self.statistics(own, centered.square().mean(1, keepdim=True), x.shape[1])
+        else:
+            kept = (~padding)[..., None].to(wide.dtype)
+            length = kept.sum(1, keepdim=True)
+            weights = kept / length.clamp_min(1)
+            own = (wide * weights).sum(1, keepdim=True)
+            centered = wide - own
+            mean, var = self.statistics(own, (centered.square() * weights).sum(1, keepdim=True), length)
         scale, shift = (var + self.eps).rsqrt(), own - mean
         if self.weight is None or self.bias is None:
             return torch.addcmul(shift * scale, centered, scale).to(x.dtype)

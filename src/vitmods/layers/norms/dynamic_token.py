@@ -10,10 +10,14 @@ from torch.nn import functional as F
 
 from vitmods.layers.norms.contract import check, dtn_table, norm_kind
 from vitmods.ops.context import transformed, upcast, without_autocast
+from vitmods.ops.padding import padding_of
 from vitmods.ops.separable import Grid, Layout, axis_kernels, separable_norm
+from vitmods.ops.sequence import sequence_norm
 from vitmods.ops.token_mixing import TokenMixing
+from vitmods.util.errors import UserError
 
 PAPER = TokenMixing()
+LONG = 256  # tokens
 
 
 def _macs(grid: Grid, width: int, dense: bool) -> int:
@@ -110,12 +114,14 @@ class DynamicTokenNorm(nn.Module):
             )
         with without_autocast(x):
             if x.ndim == 4:
-                return self._normalize(x.flatten(1, 2), (x.shape[1], x.shape[2])).view(x.shape)
-            grid, prefix = self._grid_of(x), self.prefix_tokens
+                flat = x.flatten(1, 2)
+                return self._normalize(flat, (x.shape[1], x.shape[2]), padding_of(self, flat)).view(x.shape)
+            grid, prefix, padding = self._grid_of(x), self.prefix_tokens, padding_of(self, x)
             if not prefix:
-                return self._normalize(x, grid)
+                return self._normalize(x, grid, padding)
             first = F.layer_norm(upcast(x[:, :prefix]), (x.shape[-1],), *self._affine(x), self.eps).to(x.dtype)
-            return torch.cat([first, self._normalize(x[:, prefix:], grid)], dim=1)
+            padding = None if padding is None else padding[:, prefix:]
+            return torch.cat([first, self._normalize(x[:, prefix:], grid, padding)], dim=1)
 
     def kernels(self, grid: Grid, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """P as its factors over columns and rows, (H, columns, columns) and (H, rows, rows), in float32.
@@ -157,9 +163,14 @@ class DynamicTokenNorm(nn.Module):
             )
         return self.grid_size
 
-    def _normalize(self, x: Tensor, grid: Grid) -> Tensor:
+    def _normalize(self, x: Tensor, grid: Grid, padding: Tensor | None) -> Tensor:
         """(B, T, C) on a grid"""
         wide, m = upcast(x), self.mixing
+        if padding is not None and (grid[0] > 1 or self.a is None or m.pool > 1):
+            raise UserError(
+                "Padding is left out of sequences with learned kernels alone: dtn(kernel=..., band=..., window=..., "
+                "pool=...) and grids of several rows take batches without padding."
+            )
         released = m.variant == "released"
         if released:
             heads = self._heads(wide)
@@ -169,6 +180,9 @@ class DynamicTokenNorm(nn.Module):
         lm, lv = (t if isinstance(t, Tensor) else wide.new_full((self.num_heads,), t) for t in self.lambdas())
         if m.band is not None or m.pool > 1:
             return (self._averaged(wide, lm, lv, layout) * weight + bias).to(x.dtype)
+        if self.a is not None and (padding is not None or _is_long(grid)):
+            a = upcast(self.a)
+            return sequence_norm(wide, a, lm, lv, weight, bias, layout, padding).to(x.dtype)
         return separable_norm(wide, *self.kernels(grid, wide), lm, lv, weight, bias, layout).to(x.dtype)
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -241,6 +255,11 @@ def local_offsets(num_heads: int, sequence: bool = False, whole: bool = False) -
     if sequence:
         return torch.stack([place, torch.zeros_like(place)], dim=1)
     return torch.stack([place.repeat_interleave(side), place.repeat(side)], dim=1)
+
+
+def _is_long(grid: Grid) -> bool:
+    """Whether it is a sequence for which a whole kernel takes more time than the window that is seen of it."""
+    return grid[0] == 1 and grid[1] > LONG and not torch.compiler.is_compiling() and not transformed()
 
 
 def _box_kernel(length: int, width: int, like: Tensor | None) -> Tensor:

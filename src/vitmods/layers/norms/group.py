@@ -42,7 +42,7 @@ class GroupNorm(AffineNorm):
         super().__init__(dim, eps, affine, device, dtype)
         self.group(num_heads if groups is None else groups)
 
-    def statistics(self, mean: Tensor, var: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    def statistics(self, mean: Tensor, var: Tensor, length: Tensor | int) -> tuple[Tensor, Tensor]:
         means, variances = (torch.unflatten(m, -1, (self.groups, -1)) for m in (mean, var))
         center = means.mean(-1, keepdim=True)
         spread = (variances + (means - center).square()).mean(-1, keepdim=True)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from vitmods.layers.norms.contract import AffineNorm, dtn_table, norm_kind
+from vitmods.layers.norms.contract import AffineNorm, dtn_table, norm_kind, unbiased
 
 
 @norm_kind(
@@ -28,5 +28,5 @@ class InstanceNorm(AffineNorm):
 
     least = 2
 
-    def statistics(self, mean: Tensor, var: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        return mean, var * (length / (length - 1))
+    def statistics(self, mean: Tensor, var: Tensor, length: Tensor | int) -> tuple[Tensor, Tensor]:
+        return mean, unbiased(var, length)

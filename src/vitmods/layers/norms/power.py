@@ -7,6 +7,7 @@ from torch import Tensor
 
 from vitmods.layers.norms.contract import RunningNorm, dtn_table, norm_kind, running_dtype
 from vitmods.ops.context import differentiates_again, upcast
+from vitmods.ops.padding import padding_of
 from vitmods.ops.processes import processes, sum_over_processes
 from vitmods.ops.rms import rms_norm
 from vitmods.util.errors import UserError
@@ -69,8 +70,8 @@ class PowerNorm(RunningNorm):
     phi. State: ``running_phi``, ``ema_gz`` (nu of the rule), ``iters``.
 
     Shapes: (B, N, C) or (B, rows, columns, C) in and out. Prefix tokens are counted as any other token. ``padding``
-    (B, N), True for tokens that are filling, leaves those out of phi. Statistics are in float32 whatever the input
-    type; the output has the input's type.
+    (B, N), True for tokens that are filling, leaves those out of phi (by default what ``vitmods.ops.padding`` says).
+    Statistics are in float32 whatever the input type; the output has the input's type.
 
     Processes: when torch.distributed is initialized, phi and nu are means over all processes' batches (of one size).
     Gradient checkpointing is exact as long as one forward is followed by its backward. Warns once below 8 images.
@@ -104,6 +105,7 @@ class PowerNorm(RunningNorm):
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         flat = self.tokens(x)
+        padding = padding_of(self, flat) if padding is None else padding
         self.warn_of_small_batches(flat.shape[0] * processes())
         groups = torch.unflatten(upcast(flat).flatten(0, 1), -1, (self.groups, -1))
         rows = rms_norm(groups, None, self.eps).flatten(-2)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from vitmods.layers.norms.contract import RunningNorm, dtn_table, norm_kind, running_dtype
+from vitmods.layers.norms.contract import RunningNorm, dtn_table, norm_kind, running_dtype, unbiased
 from vitmods.ops.processes import batch_moments, processes
 
 
@@ -68,22 +68,22 @@ class SwitchableNorm(RunningNorm):
             self.warn_of_small_batches(x.shape[0] * processes())
         return super().forward(x)
 
-    def statistics(self, mean: Tensor, var: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        var, center = var * (length / (length - 1)), mean.mean(-1, keepdim=True)
+    def statistics(self, mean: Tensor, var: Tensor, length: Tensor | int) -> tuple[Tensor, Tensor]:
+        var, center = unbiased(var, length), mean.mean(-1, keepdim=True)
         means, variances = [mean, center], [var, (var + (mean - center).square()).mean(-1, keepdim=True)]
         if self.running_mean is not None:
-            batch_mean, batch_var = self._batch(mean, var)
+            batch_mean, batch_var = self._batch(mean, var, length)
             means.append(batch_mean)
             variances.append(batch_var)
         return _mix(self.mean_weight, means), _mix(self.var_weight, variances)
 
-    def _batch(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+    def _batch(self, mean: Tensor, var: Tensor, length: Tensor | int) -> tuple[Tensor, Tensor]:
         running_mean, running_var = self.running_mean, self.running_var
         assert running_mean is not None
         assert running_var is not None
         if not self.training:
             return running_mean.to(mean.dtype), running_var.to(var.dtype)
-        mean, var, _ = batch_moments(mean, var)
+        mean, var, _ = batch_moments(mean, var, length)
         self.gather("running_mean", mean, self.momentum)
         self.gather("running_var", var, self.momentum)
         return mean, var

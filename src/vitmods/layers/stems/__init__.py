@@ -6,6 +6,7 @@ from vitmods.layers.stems.hmlp import HMLPStem
 from vitmods.layers.stems.levit import LeViTStem
 from vitmods.layers.stems.linear import LinearStem
 from vitmods.layers.stems.local import LocalTransformerStem
+from vitmods.layers.stems.tokens import TokenStem
 from vitmods.layers.stems.tokens_to_token import TokensToTokenStem
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "LocalTransformerStem",
     "Stem",
     "StemSize",
+    "TokenStem",
     "TokensToTokenStem",
     "patchify",
 ]

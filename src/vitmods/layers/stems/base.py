@@ -72,6 +72,8 @@ class Stem(nn.Module):
     """whether it has layers, and takes ``inner_norm`` for the norms between them"""
     around: ClassVar[bool] = False
     """whether it takes a norm on the pixels of a patch, and a GELU at its end"""
+    sequences: ClassVar[bool] = False
+    """whether it reads tokens, whole numbers (B, T), instead of images"""
     published_norm: ClassVar[str | None] = "none"
     """the norm that it was published with, "batch", "layer" or "none"; None where the change ``stem`` does not offer
     it, because the patch side goes with it"""
@@ -115,6 +117,18 @@ class Stem(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that are matrices but not weights."""
         return set()
+
+    def as_images(self, inputs: Tensor) -> Tensor:
+        """What the model is given, as images (B, channels, height, width)."""
+        return inputs
+
+    def padding(self, images: Tensor) -> Tensor | None:
+        """Which tokens only fill sequences up, (B, T); None: none."""
+        return None
+
+    def example(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """Noise that the model takes."""
+        return torch.randn(count, self.in_chans, *self.img_size, generator=generator)
 
     def forward(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
         self._check(images)

@@ -1,0 +1,186 @@
+"""Sequences of tokens: the data set that the training loop reads, in the place of ImageDataset."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitmods.data.batch import Batch
+from vitmods.data.boxes import Ints
+from vitmods.data.read import digest
+from vitmods.data.records import Records, Source, printable
+from vitmods.data.rng import permutation
+from vitmods.data.store import Index
+from vitmods.data.threads import in_order
+from vitmods.util.errors import UserError
+
+PADDING = 0
+"""The token that fills shorter sequences of a batch up."""
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """All sequences of a split, one behind the other; `index` as of stored images."""
+
+    tokens: NDArray[np.int16]
+    ends: NDArray[np.int64]
+    index: Index
+
+    @classmethod
+    def of(cls, records: Records) -> "TokenStore":
+        found = [np.asarray(records.fetch(int(key)), dtype=np.int16) for key in records.keys]
+        lengths = np.array([len(one) for one in found], dtype=np.int64)
+        ends, n = np.cumsum(lengths), len(found)
+        digests = np.frombuffer(b"".join(map(digest, found)), dtype=np.uint8).reshape(-1, 16)
+        shapes = np.stack([np.ones_like(lengths), np.ones_like(lengths), lengths], axis=1)
+        zeros = np.zeros(n, np.int64)
+        index = Index(np.arange(n), shapes, ends - lengths, np.zeros((n, 2), np.int64), zeros, digests, ())
+        return cls(np.concatenate([np.zeros(0, np.int16), *found]), ends, index)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.ends, prepend=0)
+
+    def sequence(self, i: int) -> NDArray[np.int16]:
+        start = int(self.ends[i - 1]) if i else 0
+        return self.tokens[start : int(self.ends[i])]
+
+
+@dataclass(frozen=True)
+class SequenceSplit:
+    """The sequences of one split; ids and labels (n,) are in the same order, as are groups (see `data.dataset.Split`).
+    Several right classes, and annotations, they do not have."""
+
+    name: str
+    ids: tuple[str, ...]
+    labels: NDArray[np.int64]
+    store: TokenStore
+    groups: tuple[str, ...] | None = None
+    label_sets: None = field(default=None, init=False)
+    annotations: None = field(default=None, init=False)
+
+    @classmethod
+    def of(cls, name: str, records: Records) -> "SequenceSplit":
+        return cls(name, records.ids, records.labels, TokenStore.of(records))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class SequenceDataset:
+    """A data set of sequences, of which the model reads the first `longest` tokens.
+
+    A batch has its sequences filled up with PADDING to the longest of them. Their order is a function of seed and epoch
+    alone, and nothing else is random.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    splits: dict[str, SequenceSplit]
+    longest: int
+    vocabulary: tuple[str, ...]
+    facts: dict[str, Any]
+    workers: int = 0
+    class_map: tuple[int, ...] | None = field(default=None, init=False)
+    target: str = field(default="class", init=False)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def eval_split(self) -> str:
+        """The split whose numbers are reported: test, or val where there is no test."""
+        return "test" if "test" in self.splits else "val"
+
+    @property
+    def val_split(self) -> str:
+        """The split to choose by: val, or test where there is no val."""
+        return "val" if "val" in self.splits else "test"
+
+    def summary(self) -> dict[str, Any]:
+        """What was found, in plain types for JSON."""
+        return self.facts
+
+    def samples(self, n: int) -> list[tuple[str, NDArray[np.uint8]]]:
+        """There is nothing to look at."""
+        return []
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        """Whole batches of the training sequences. UserError where there are none to train on."""
+        if "train" not in self.splits:
+            raise UserError(f"{self.name} has no sequences to train on.")
+        return len(self.splits["train"]) // batch_size
+
+    def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from number `start` on."""
+        steps = self.steps_per_epoch(batch_size)
+        order = permutation(seed, epoch, len(self.splits["train"]))
+
+        def make(number: int) -> Batch:
+            return self._batch("train", order[number * batch_size : (number + 1) * batch_size])
+
+        return in_order(make, range(start, steps), self.workers)
+
+    def eval_batches(self, split: str, batch_size: int) -> Iterator[Batch]:
+        """All sequences of a split in order."""
+        if split not in self.splits:
+            raise UserError(f'There is no split "{split}"; this set has {", ".join(self.splits)}.')
+        n = len(self.splits[split])
+
+        def make(start: int) -> Batch:
+            return self._batch(split, np.arange(start, min(start + batch_size, n)))
+
+        return in_order(make, range(0, n, batch_size), self.workers)
+
+    def _batch(self, split: str, index: Ints) -> Batch:
+        found = self.splits[split]
+        tokens = padded_together([found.store.sequence(i)[: self.longest] for i in index.tolist()])
+        return Batch(tokens, torch.from_numpy(found.labels[index]), torch.from_numpy(index))
+
+
+def padded_together(sequences: list[NDArray[Any]]) -> torch.Tensor:
+    """Sequences as one batch, int64 (B, T), filled up with PADDING."""
+    tokens = torch.full((len(sequences), max(map(len, sequences))), PADDING)
+    for row, one in zip(tokens, sequences, strict=True):
+        row[: len(one)] = torch.from_numpy(one.astype(np.int64))
+    return tokens
+
+
+def cut_warnings(splits: dict[str, SequenceSplit], longest: int) -> list[str]:
+    """How many sequences are cut."""
+    counts = {name: int((split.store.lengths > longest).sum()) for name, split in splits.items()}
+    found = ", ".join(f"{count:,} of {len(splits[name]):,} in {name}" for name, count in counts.items() if count)
+    return [f"Sequences longer than {longest:,} tokens, of which the rest is not read: {found}."] if found else []
+
+
+def lengths_of(splits: dict[str, SequenceSplit]) -> dict[str, int]:
+    """Shortest, median and longest sequence."""
+    lengths = np.concatenate([split.store.lengths for split in splits.values()])
+    ends = {"shortest": lengths.min(), "median": np.median(lengths), "longest": lengths.max()} if len(lengths) else {}
+    return {name: int(value) for name, value in ends.items()}
+
+
+def longest_of(source: Source) -> int:
+    """How many tokens the longest sequence of a source has."""
+    return max(len(part.fetch(int(key))) for part in source.splits.values() for key in part.keys)  # type: ignore[arg-type]
+
+
+def encode(text: str, vocabulary: tuple[str, ...], where: str) -> NDArray[np.int64]:
+    """The tokens of a text, word i of the vocabulary being token i + 1; parentheses, which only group, are left out.
+
+    Raises:
+        UserError: naming `where`, an unknown word, or no word at all.
+    """
+    numbers = {word: i for i, word in enumerate(vocabulary, 1)}
+    words = text.replace("(", " ").replace(")", " ").split()
+    for word in words:
+        if word not in numbers:
+            raise UserError(f"{where}: {printable(word)!r} is no token. There are {' '.join(vocabulary)}.")
+    if not words:
+        raise UserError(f"{where}: there are no tokens.")
+    return np.array([numbers[word] for word in words], dtype=np.int64)

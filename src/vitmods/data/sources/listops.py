@@ -1,0 +1,193 @@
+"""Long ListOps of Long Range Arena (Tay et al., ICLR 2021): nested operations on digits, as sequences of tokens.
+
+An expression is a digit, or an operation on 2 to 10 expressions: MIN, MAX, MED (the median, cut to a whole number) and
+SM (the sum modulo 10). Its value, a digit, is the class.
+"""
+
+import csv
+import json
+import random
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitmods.data.records import Records, Source, printable
+from vitmods.data.sequences import encode
+from vitmods.data.sources import Spec, data_source
+from vitmods.util.cache import user_cache
+from vitmods.util.errors import UserError
+from vitmods.util.files import expand_user, write_atomically
+
+OPERATIONS = ("[MIN", "[MAX", "[MED", "[SM")
+VOCABULARY = (*"0123456789", *OPERATIONS, "]")
+"""Token i + 1 is the word in place i; 0 is padding."""
+DEEPEST, MOST_ARGUMENTS, OPERATION_SHARE = 10, 10, 0.25
+CLOSE = len(VOCABULARY)
+_FORMAT = 1  # of what is kept
+
+
+class TooLong(Exception):
+    """An expression has more tokens than wanted."""
+
+
+def expression(rng: random.Random, longest: float = float("inf")) -> tuple[list[int], int]:
+    """A random expression as tokens, and its value. It draws as Long Range Arena's generator does, so that the same
+    random numbers give the same expressions. Raises TooLong as soon as it has more than `longest` tokens."""
+    tokens: list[int] = []
+    share, bits = rng.random, rng.getrandbits
+
+    def below(n: int, k: int) -> int:
+        """As rng.randrange(n), n having k bits, in a third of the time."""
+        drawn = bits(k)
+        while drawn >= n:
+            drawn = bits(k)
+        return drawn
+
+    def node(depth: int) -> int:
+        if len(tokens) >= longest:
+            raise TooLong
+        if depth == DEEPEST or share() > OPERATION_SHARE:
+            value = below(10, 4)
+            tokens.append(value + 1)
+            return value
+        place = len(tokens)
+        tokens.append(0)
+        values = [node(depth + 1) for _ in range(2 + below(MOST_ARGUMENTS - 1, 4))]
+        operation = below(len(OPERATIONS), 3)
+        tokens[place] = 11 + operation
+        tokens.append(CLOSE)
+        return _APPLIED[OPERATIONS[operation]](values)
+
+    value = node(1)
+    if len(tokens) > longest:
+        raise TooLong
+    return tokens, value
+
+
+_APPLIED: dict[str, Callable[[list[int]], int]] = {
+    "[MIN": min,
+    "[MAX": max,
+    "[MED": lambda values: int(median(values)),
+    "[SM": lambda values: sum(values) % 10,
+}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is generated: expressions of more than min_length and fewer than max_length tokens, no two the same."""
+
+    min_length: int = 50
+    max_length: int = 200
+    train: int = 10_000
+    val: int = 1_000
+    test: int = 1_000
+    seed: int = 0
+
+
+@data_source(
+    "listops",
+    "listops:FOLDER",
+    "nested operations on digits as sequences of tokens; listops:generated makes them",
+    options=tuple(asdict(Wanted())),
+)
+def listops(spec: Spec) -> Source:
+    """Generated, or from a folder with Long Range Arena's basic_train.tsv, basic_val.tsv and basic_test.tsv."""
+    if spec.rest == "generated":
+        return _source(spec, _generated(_wanted(spec)))
+    if spec.options:
+        raise UserError(f'"{spec}": options are of listops:generated alone; a folder has what its files have.')
+    folder = expand_user(spec.rest)
+    return _source(spec, {name: _read(folder / f"basic_{name}.tsv") for name in ("train", "val", "test")})
+
+
+Sequences = tuple[list[NDArray[np.int16]], NDArray[np.int64]]
+
+
+def _source(spec: Spec, splits: dict[str, Sequences]) -> Source:
+    def records(name: str, tokens: list[NDArray[np.int16]], values: NDArray[np.int64]) -> Records:
+        ids = tuple(f"{name}-{i:06d}" for i in range(len(tokens)))
+        return Records(ids, values, ids, lambda key: tokens[key], np.arange(len(tokens)))
+
+    found = {name: records(name, *sequences) for name, sequences in splits.items()}
+    return Source("listops", tuple("0123456789"), found, vocabulary=VOCABULARY, recommended=("LRA-64", "listops"))
+
+
+def _wanted(spec: Spec) -> Wanted:
+    for name, value in spec.options.items():
+        if not value.isdecimal():
+            raise UserError(f'"{spec}": {name} is a whole number, not "{printable(value)}".')
+    wanted = Wanted(**{name: int(value) for name, value in spec.options.items()})
+    if wanted.max_length - wanted.min_length < 2:
+        raise UserError(f'"{spec}": no length lies between min_length and max_length.')
+    if min(wanted.train, wanted.val, wanted.test) < 1:
+        raise UserError(f'"{spec}": train, val and test are numbers of sequences, at least 1 each.')
+    return wanted
+
+
+def _generated(wanted: Wanted) -> dict[str, Sequences]:
+    """Kept in the user's cache folder: the published set takes minutes."""
+    key = blake2b(json.dumps([_FORMAT, asdict(wanted)]).encode(), digest_size=8).hexdigest()
+    try:
+        kept = user_cache() / f"listops-{key}.npz"
+        with np.load(kept, allow_pickle=False) as arrays:
+            tokens, lengths, values = (arrays[name] for name in ("tokens", "lengths", "values"))
+    except Exception:  # none is kept, or a damaged one
+        every, values = _draw(wanted)
+        lengths, tokens = np.array([len(one) for one in every]), np.concatenate(every)
+        _keep(key, tokens=tokens, lengths=lengths, values=values)
+    cut = np.split(tokens, np.cumsum(lengths)[:-1])
+    ends = np.cumsum([wanted.train, wanted.val, wanted.test])
+    bounds = {"train": (0, ends[0]), "val": (ends[0], ends[1]), "test": (ends[1], ends[2])}
+    return {name: (cut[start:end], values[start:end]) for name, (start, end) in bounds.items()}
+
+
+def _keep(key: str, **arrays: NDArray[np.generic]) -> None:
+    try:
+        path = user_cache() / f"listops-{key}.npz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
+    except (OSError, UserError):  # it is made again
+        return
+
+
+def _draw(wanted: Wanted) -> tuple[list[NDArray[np.int16]], NDArray[np.int64]]:
+    rng, seen, values = random.Random(wanted.seed), dict[tuple[int, ...], int](), list[int]()
+    count, tried = wanted.train + wanted.val + wanted.test, 0
+    while len(seen) < count:
+        tried += 1
+        if tried > 2000 * (count + 100):
+            raise UserError(
+                f"There are hardly {count:,} expressions of {wanted.min_length + 1} to {wanted.max_length - 1} tokens: "
+                "ask for fewer, or for other lengths."
+            )
+        try:
+            tokens, value = expression(rng, wanted.max_length - 1)
+        except TooLong:
+            continue
+        if len(tokens) > wanted.min_length:
+            seen.setdefault(tuple(tokens), value)
+    values = list(seen.values())
+    return [np.array(tokens, np.int16) for tokens in seen], np.array(values, np.int64)
+
+
+def _read(path: Path) -> Sequences:
+    """A file with the columns Source and Target."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file, delimiter="\t"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error}). Give the folder with basic_train.tsv.") from error
+    tokens: list[NDArray[np.int16]] = []
+    values: list[int] = []
+    for number, row in enumerate(rows, 2):
+        text, value = row.get("Source"), row.get("Target")
+        if not text or value not in tuple("0123456789"):
+            raise UserError(f"{path}, line {number}: an expression in the column Source and a digit in Target, please.")
+        tokens.append(encode(text, VOCABULARY, f"{path}, line {number}").astype(np.int16))
+        values.append(int(value))
+    return tokens, np.array(values, np.int64)

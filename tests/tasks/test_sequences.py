@@ -1,0 +1,206 @@
+"""Sequences of tokens: Long ListOps as data, and the whole way from its text to a report."""
+
+import csv
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods import data
+from vitmods.data.sources.listops import OPERATIONS, VOCABULARY, TooLong, expression
+from vitmods.recipes import RECIPES, Recipe
+from vitmods.recipes.length import lr_at, resolve
+from vitmods.tasks import SequenceClassification
+from vitmods.train import RunOptions, train_trial
+from vitmods.train.optim import make_optimizer
+from vitmods.util.errors import UserError
+
+SPEC = "listops:generated?train=96&val=24&test=40&min_length=5&max_length=30"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def load(spec=SPEC, longest=29, **options):
+    return data.load_sequences(spec, img_size=(1, longest), in_chans=16, **options)
+
+
+def text_of(tokens):
+    return " ".join(VOCABULARY[t - 1] for t in tokens if t)
+
+
+def value_of(words):
+    """The value of an expression, computed from its text."""
+    stack = []
+    for word in words.split():
+        if word != "]":
+            stack.append(word if word in OPERATIONS else int(word))
+            continue
+        values = []
+        while not isinstance(stack[-1], str):
+            values.append(stack.pop())
+        rule = {"[MIN": min, "[MAX": max, "[MED": lambda v: int(np.median(v)), "[SM": lambda v: sum(v) % 10}
+        stack.append(rule[stack.pop()](values))
+    (value,) = stack
+    return value
+
+
+def test_the_generator_draws_as_long_range_arenas():
+    known = np.load(Path(__file__).parents[1] / "golden" / "listops_examples.npz")
+    rng, seen, found = random.Random(1234), set(), []
+    while len(found) < len(known["target"]):
+        tokens, value = expression(rng)
+        if 20 < len(tokens) < 400 and tuple(tokens) not in seen:
+            seen.add(tuple(tokens))
+            found.append((text_of(tokens).replace("]", "X"), value, len(tokens)))
+    assert [list(column) for column in zip(*found, strict=True)] == [
+        known[name].tolist() for name in ("tokens_joined", "target", "length")
+    ]
+
+
+def test_an_expression_that_grows_too_long_is_given_up():
+    rng, lengths = random.Random(0), []
+    for _ in range(300):
+        try:
+            lengths.append(len(expression(rng, 12)[0]))
+        except TooLong:
+            lengths.append(13)
+    assert 12 in lengths
+    assert max(lengths) == 13
+
+
+def test_generated_sequences():
+    found = load()
+    assert {name: len(split) for name, split in found.splits.items()} == {"train": 96, "val": 24, "test": 40}
+    texts = [text_of(split.store.sequence(i)) for split in found.splits.values() for i in range(len(split))]
+    assert len(set(texts)) == len(texts)
+    assert all(5 < len(text.split()) < 30 for text in texts)
+    labels = [int(label) for split in found.splits.values() for label in split.labels]
+    assert labels == [value_of(text) for text in texts]
+    assert found.summary()["lengths"]["longest"] == 29
+    again, other = load(), load(f"{SPEC}&seed=1")
+    assert again.summary()["fingerprint"] == found.summary()["fingerprint"] != other.summary()["fingerprint"]
+
+
+def test_a_damaged_or_missing_cache_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = load().summary()["fingerprint"]
+    (kept,) = (tmp_path / "vitmods").glob("listops-*.npz")
+    kept.write_bytes(b"no archive")
+    assert load().summary()["fingerprint"] == first
+    assert kept.stat().st_size > 100
+
+
+def test_batches_are_padded_to_their_longest_and_repeat():
+    found = load(workers=2)
+    batches = list(found.train_batches(seed=3, epoch=1, batch_size=10))
+    assert len(batches) == found.steps_per_epoch(10) == 9
+    for batch in batches:
+        lengths = (batch.inputs > 0).sum(1)
+        assert batch.inputs.dtype == torch.int64
+        assert batch.inputs.shape == (10, lengths.max())
+        assert all((row[:n] > 0).all() for row, n in zip(batch.inputs, lengths, strict=True))
+        assert [value_of(text_of(row.tolist())) for row in batch.inputs] == batch.targets.tolist()
+    later = next(found.train_batches(seed=3, epoch=1, batch_size=10, start=4))
+    torch.testing.assert_close(vars(later), vars(batches[4]))
+    assert not torch.equal(next(found.train_batches(seed=3, epoch=2, batch_size=10)).index, batches[0].index)
+    index = torch.cat([batch.index for batch in found.eval_batches("val", 7)])
+    assert index.tolist() == list(range(24))
+
+
+def test_longer_sequences_are_cut_and_counted():
+    found = load(longest=9)
+    assert next(found.eval_batches("test", 40)).inputs.shape == (40, 9)
+    assert any("longer than 9 tokens" in text for text in found.summary()["warnings"])
+
+
+def write(folder, name, rows):
+    with open(folder / f"basic_{name}.tsv", "w", newline="") as file:
+        csv.writer(file, delimiter="\t").writerows([("Source", "Target"), *rows])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """As Long Range Arena writes it."""
+    for name in ("train", "val", "test"):
+        rows = [(f"( ( ( [MAX {a} ) {b} ) ] )", max(a, b)) for a in range(10) for b in range(10) if a != b]
+        write(tmp_path, name, {"train": rows[:60], "val": rows[60:75], "test": rows[75:]}[name])
+    return tmp_path
+
+
+def test_a_folder_of_long_range_arenas_files(folder):
+    found = load(f"listops:{folder}", 4)
+    assert [len(split) for split in found.splits.values()] == [60, 15, 15]
+    assert text_of(found.splits["train"].store.sequence(0)) == "[MAX 0 1 ]"
+    assert found.splits["train"].labels[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([("( [MAX 2 ) ]", 2), ("( [MUL 2 ) ]", 2)], r"train.tsv, line 3: '\[MUL' is no token"),
+        ([("2", 12)], "line 2: an expression in the column Source"),
+        ([("()", 1)], "there are no tokens"),
+    ],
+)
+def test_lines_that_are_none_are_named(folder, rows, words):
+    write(folder, "train", rows)
+    with pytest.raises(UserError, match=words):
+        load(f"listops:{folder}", 4)
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "words"),
+    [
+        ("listops:generated?max_length=51", {}, "no length lies between"),
+        ("listops:generated?train=many", {}, "train is a whole number"),
+        ("listops:generated?train=0", {}, "at least 1 each"),
+        ("listops:generated?length=3", {}, "no option"),
+        ("listops:nowhere", {}, "cannot be read"),
+        ("listops:nowhere?seed=1", {}, "of listops:generated alone"),
+        (SPEC, {"img_size": (2, 9)}, "img_size of sequences"),
+        (SPEC, {"in_chans": 3}, "has 16 tokens with padding"),
+        ("digits", {}, "no sequences of tokens"),
+    ],
+)
+def test_what_cannot_be_is_refused(spec, options, words):
+    with pytest.raises(UserError, match=words):
+        data.load_sequences(spec, **{"img_size": (1, 29), "in_chans": 16, **options})
+
+
+def test_images_and_sequences_are_not_taken_for_each_other(tmp_path):
+    with pytest.raises(UserError, match="--task sequence_classification"):
+        vm.Study(base="Ti/4", arms=["dtn"], data=SPEC, recipe=RECIPES["plain"]()).run(tmp_path, workers=1)
+    with pytest.raises(UserError, match="reads images, and the task has sequences"):
+        SequenceClassification().wrap(vm.vit("mu2/2", img_size=8), 10)
+    with pytest.raises(UserError, match="the recipe sets crop, flip, eval_crop of images"):
+        SequenceClassification.from_recipe(Recipe())
+    SequenceClassification.from_recipe(SequenceClassification.fitted(Recipe()))
+
+
+def test_the_recipe_is_long_range_arenas():
+    recipe = RECIPES["listops"]()
+    length = resolve(recipe, 96_000)
+    for step in (0, 1, 500, 1000, 1001, 4999):
+        expected = 0.05 * min(1.0, step / 1000) / max(step, 1000) ** 0.5
+        assert lr_at(length, step) == pytest.approx(expected)
+    optimizer = make_optimizer(vm.vit("LRA-64", img_size=(1, 9), in_chans=16), recipe)
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.1}
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.98)
+
+
+def test_training_learns_what_can_be_learned(folder, tmp_path):
+    found, recipe = load(f"listops:{folder}", 4), RECIPES["listops"](150, batch_size=20).with_(dropout=0.0, lr=5e-3)
+    torch.manual_seed(0)
+    model = vm.vit("LRA-64", img_size=(1, 4), in_chans=16, num_classes=10, **recipe.model.to_config())
+    task = SequenceClassification.from_recipe(recipe)
+    result = train_trial(model, task, found, recipe, out=tmp_path / "trial", how=RunOptions("cpu", tensorboard=False))
+    rows = [json.loads(line) for line in (tmp_path / "trial" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["top1"] for row in rows if row["split"] == "train"][-1] > 0.9
+    assert result["metrics"]["top1"] > 0.3
