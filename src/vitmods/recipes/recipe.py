@@ -106,8 +106,11 @@ class Optimizer:
 class Schedule:
     """How the learning rate changes over the training."""
 
-    name: Annotated[Literal["cosine", "linear", "rsqrt", "epoch_cosine"], tyro.conf.arg(name="schedule")] = "cosine"
-    """how the rate falls: by half a cosine, by a line, as 1 / sqrt(step), or by the cosine once an epoch as in DeiT"""
+    name: Annotated[Literal["cosine", "linear", "rsqrt", "epoch_cosine", "step"], tyro.conf.arg(name="schedule")] = (
+        "cosine"
+    )
+    """how the rate falls: by half a cosine, by a line, as 1 / sqrt(step), by the cosine once an epoch as in DeiT, or to
+    a tenth at some epochs"""
     warmup_epochs: float | None = None
     """epochs of linear warm-up; None: a tenth of `epochs`, at most 5, or a tenth of `steps`"""
     warmup_steps: int | None = None
@@ -118,6 +121,8 @@ class Schedule:
     """learning rate that the schedule ends at"""
     rsqrt_timescale: int = 10_000
     """steps after the warm-up until the rate of `rsqrt` has fallen to lr / sqrt(2)"""
+    step_at: tuple[float, ...] = (2 / 3, 11 / 12)
+    """fractions of the training after which the rate of `step` falls to a tenth; those of COCO's 1x: 8 and 11 of 12"""
     cooldown_steps: int = 0
     """last steps, over which a line from 1 to 0 multiplies the rate"""
 
@@ -153,8 +158,19 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
+class Detection:
+    """What the tasks detection and instance_segmentation alone read."""
+
+    fpn_channels: int = 64
+    """channels of the maps that the heads read; the papers' models have 256"""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
 class Recipe:
-    """How one trial is trained: its length and batches, and five parts.
+    """How one trial is trained: its length and batches, and six parts.
 
     Fields of the parts have one name each, so that they are set by it: `recipe.with_(lr=1e-4, crop="none")`, on the
     command line `--lr 1e-4 --crop none`; `optimizer="sgd"` sets the name of that part.
@@ -182,6 +198,7 @@ class Recipe:
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
     model: ModelSettings = field(default_factory=ModelSettings)
+    detection: Detection = field(default_factory=Detection)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -240,7 +257,14 @@ class Recipe:
         return cls().with_(**flat)
 
 
-_PARTS = {"augment": Augment, "loss": Loss, "optimizer": Optimizer, "schedule": Schedule, "model": ModelSettings}
+_PARTS = {
+    "augment": Augment,
+    "loss": Loss,
+    "optimizer": Optimizer,
+    "schedule": Schedule,
+    "model": ModelSettings,
+    "detection": Detection,
+}
 
 
 @cache

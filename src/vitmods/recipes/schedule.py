@@ -18,6 +18,7 @@ def lr_at(length: Resolved, step: int) -> float:
     - `cosine`: min_lr + (lr - min_lr) (1 + cos(pi p)) / 2 (Loshchilov & Hutter, arXiv:1608.03983);
     - `linear`: min_lr + (lr - min_lr) (1 - p);
     - `rsqrt`: lr / sqrt(1 + max(0, step - w) / timescale) (Zhai et al., arXiv:2106.04560);
+    - `step`: lr / 10 ** (how many fractions of `step_at` of all T steps are behind it);
     - `epoch_cosine`: see `_epoch_cosine`.
 
     The warm-up goes in a line from warmup_lr at step 0, the cool-down multiplies by (T - step) / cooldown_steps.
@@ -29,7 +30,7 @@ def lr_at(length: Resolved, step: int) -> float:
 
 
 def _warmed_up(length: Resolved, step: int) -> float:
-    """The first three schedules, as big_vision has them."""
+    """All but `epoch_cosine`, with warm-up as big_vision has it."""
     fraction = min(1.0, step / length.warmup_steps if length.warmup_steps else 1.0)
     return length.warmup_lr + (_DECAYS[length.schedule](length, step) - length.warmup_lr) * fraction
 
@@ -52,7 +53,16 @@ def _rsqrt(length: Resolved, step: int) -> float:
     return length.lr / math.sqrt(1 + max(0.0, step - length.warmup_steps) / length.rsqrt_timescale)
 
 
-_DECAYS: dict[str, Callable[[Resolved, int], float]] = {"cosine": _cosine, "linear": _linear, "rsqrt": _rsqrt}
+def _step(length: Resolved, step: int) -> float:
+    return length.lr / 10 ** sum(step >= round(at * length.steps) for at in length.step_at)
+
+
+_DECAYS: dict[str, Callable[[Resolved, int], float]] = {
+    "cosine": _cosine,
+    "linear": _linear,
+    "rsqrt": _rsqrt,
+    "step": _step,
+}
 
 
 def _epoch_cosine(length: Resolved, step: int) -> float:

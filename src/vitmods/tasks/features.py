@@ -24,7 +24,7 @@ def feature_maps(backbone: nn.Module, images: Tensor, norm: bool = True) -> list
     feature_info(backbone)
     run: Any = backbone.forward_intermediates
     if is_pyramid(backbone):
-        return list(run(images, intermediates_only=True))
+        return list(run(images, norm=norm, intermediates_only=True))
     return list(run(images, indices=1, norm=norm, intermediates_only=True))
 
 
