@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from vitmods.recipes import Recipe
+from vitmods.recipes import RECIPES, Recipe
 from vitmods.recipes.registry import parse_recipe
 from vitmods.study.arms import BASE
 from vitmods.study.defaults import ORDINARY, Defaults, defaults_for
@@ -128,13 +128,15 @@ def defaults_from(asked: Asked, start: str | None = None) -> tuple[Defaults, Dat
         img_size=(size,) if isinstance(size, int) else size,
         in_chans=defaults.in_chans,
     )
-    name = asked.recipe or ("finetune" if start else defaults.recipe_name)
-    model = None if start else asked.base or defaults.base
-    recipe = parse_recipe(name, like=defaults.recipe, model=model)
+    usual, fitted = defaults.recipe_name, None
     if asked.task is not None:
         from vitmods.tasks.base import TASKS  # torch, which the shell's help does without
 
-        recipe = TASKS[asked.task].fitted(recipe)
+        usual, fitted = TASKS[asked.task].usual_recipe or usual, TASKS[asked.task].fitted
+    name = asked.recipe or ("finetune" if start else usual)
+    model = None if start else asked.base or defaults.base
+    recipe = parse_recipe(name, like=RECIPES[usual](), model=model)
+    recipe = recipe if fitted is None else fitted(recipe)
     return defaults, options, name, _in_other_units(recipe, asked).with_(**normalized)
 
 

@@ -56,7 +56,7 @@ class Geometry:
 
         A kept image of exactly the view's size is the finished view; any other is finished by `view`.
         """
-        image = _middle(image)
+        image = middle(image)
         if self.whole and not self.shrink:
             return image
         native = image.shape[1:]
@@ -105,7 +105,8 @@ def center(images: Images, size: tuple[int, int]) -> Images:
     return images[..., top : top + size[0], left : left + size[1]]
 
 
-def _middle(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def middle(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """What is used of an image (C, H, W) that is longer than LONGEST:1."""
     height, width = image.shape[1:]
     return center(image, (min(height, LONGEST * width), min(width, LONGEST * height)))
 

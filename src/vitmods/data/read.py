@@ -16,6 +16,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 # Raster formats only: PIL would start Ghostscript for an EPS file, and documents are no images.
 FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "TGA", "PCX")
 _ORIENTATION = 0x0112  # the tag of EXIF
+_ON_ITS_SIDE = (5, 6, 7, 8)  # its values
 _WIDE_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 
 
@@ -43,10 +44,23 @@ def reading() -> Iterator[None]:
 def decode(raw: "bytes | Image.Image | NDArray[np.generic]", channels: int) -> NDArray[np.uint8]:
     """Pixels (channels, H, W); channels 3 is RGB, 1 is gray. Raises Unreadable."""
     with reading():
+        return _pixels(opened(raw), channels)
+
+
+def opened(raw: "bytes | Image.Image | NDArray[np.generic]") -> Image.Image:
+    """The image, decoded and upright, in its own mode. Raises whatever PIL does; call it within `reading`."""
+    image = _open(raw)
+    _refuse_bomb(image)
+    image.load()
+    return _upright(image)
+
+
+def size_in_header(raw: bytes) -> tuple[int, int]:
+    """Height and width that `decode` would give, as the file says without being decoded. Raises Unreadable."""
+    with reading():
         image = _open(raw)
-        _refuse_bomb(image)
-        image.load()
-        return _pixels(_upright(image), channels)
+        turned = image.getexif().get(_ORIENTATION, 1) in _ON_ITS_SIDE
+        return (image.width, image.height) if turned else (image.height, image.width)
 
 
 def shown_size(raw: bytes) -> tuple[int, int]:
@@ -55,10 +69,7 @@ def shown_size(raw: bytes) -> tuple[int, int]:
     Raises Unreadable where `decode` would.
     """
     with reading():
-        image = _open(raw)
-        _refuse_bomb(image)
-        image.load()
-        image = _upright(image)
+        image = opened(raw)
     if image.mode in ("RGB", "L") and image.width * image.height:
         return image.height, image.width
     height, width = decode(raw, 3).shape[1:]

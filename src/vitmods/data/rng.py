@@ -42,6 +42,8 @@ class Stream(IntEnum):
     RANDAUGMENT_NOISE = 20
     CUTOUT_TOP = 21
     CUTOUT_LEFT = 22
+    MASK_SIZE = 40
+    PHOTOMETRIC = 41
     CORRUPTION = 64  # what is not training starts here
 
 

@@ -5,16 +5,20 @@ from vitmods.recipes.better_plain import better_plain
 from vitmods.recipes.big_vision_transfer import high_res_finetune, vtab
 from vitmods.recipes.defaults import default, digits, finetune, finetune_sgd, plain, small_images
 from vitmods.recipes.deit import deit, deit_384
+from vitmods.recipes.detection import coco_1x, small_detection
 from vitmods.recipes.recipe import (
     Augment,
+    Detection,
     Loss,
     ModelSettings,
     Optimizer,
     Recipe,
     Schedule,
+    Segmentation,
     weight_decay_from_big_vision,
 )
 from vitmods.recipes.registry import RECIPES, Evidence, evidence
+from vitmods.recipes.segmentation import ade20k, small_segmentation
 from vitmods.recipes.small_data import small_data
 from vitmods.recipes.sun397 import SUN397_GRIDS, sun397
 from vitmods.recipes.three_things import a2
@@ -24,16 +28,20 @@ __all__ = [
     "RECIPES",
     "SUN397_GRIDS",
     "Augment",
+    "Detection",
     "Evidence",
     "Loss",
     "ModelSettings",
     "Optimizer",
     "Recipe",
     "Schedule",
+    "Segmentation",
     "a2",
+    "ade20k",
     "augreg",
     "augreg_21k",
     "better_plain",
+    "coco_1x",
     "default",
     "deit",
     "deit_384",
@@ -44,7 +52,9 @@ __all__ = [
     "high_res_finetune",
     "plain",
     "small_data",
+    "small_detection",
     "small_images",
+    "small_segmentation",
     "sun397",
     "transfer",
     "vtab",

@@ -10,7 +10,7 @@ from vitmods.finetune.roles import chosen_roles
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
-    from vitmods.recipes.recipe import Augment, Optimizer, Recipe
+    from vitmods.recipes.recipe import Augment, Optimizer, Recipe, Segmentation
 
 _RANGES: dict[str, tuple[float, float]] = {
     "epochs": (1, math.inf),
@@ -35,6 +35,10 @@ _RANGES: dict[str, tuple[float, float]] = {
     "flip": (0, 1),
     "repeats": (1, math.inf),
     "erasing": (0, 1),
+    "most_of_class": (0.01, 1),
+    "photometric": (0, 1),
+    "poly_power": (1e-6, math.inf),
+    "window_stride": (1, math.inf),
     "eval_crop": (0.05, 1),
 }
 """of numbers that may be something else than at least 0"""
@@ -73,6 +77,8 @@ def check_augment(augment: Augment) -> None:
             raise UserError(f"recipe: {name} must be two increasing numbers above 0, not {getattr(augment, name)}.")
     if augment.crop_scale[1] > 1:
         raise UserError(f"recipe: crop_scale is a fraction of the image, at most 1, not {augment.crop_scale}.")
+    if augment.resize_range is not None and not 0 < augment.resize_range[0] <= augment.resize_range[1]:
+        raise UserError(f"recipe: resize_range must be two increasing numbers above 0, not {augment.resize_range}.")
     for name in ("mean", "std"):
         if len(getattr(augment, name)) not in (1, 3):
             raise UserError(f"recipe: {name} must be one number, or three for RGB, not {getattr(augment, name)}.")
@@ -94,6 +100,13 @@ def check_optimizer(optimizer: Optimizer) -> None:
     """Raise UserError where the optimizer cannot store its moment so."""
     if optimizer.name == "lamb" and optimizer.moment == "bfloat16":
         raise UserError("recipe: moment=bfloat16 is for adamw and sgd; LAMB keeps its means in float32.")
+
+
+def check_segmentation(segmentation: Segmentation) -> None:
+    """Raise UserError where there are no scales to evaluate at."""
+    scales = segmentation.eval_scales
+    if not scales or min(scales) <= 0:
+        raise UserError(f"recipe: eval_scales must be numbers above 0, as 0.75 1.0 1.25, not {scales}.")
 
 
 def check_recipe(recipe: Recipe) -> None:

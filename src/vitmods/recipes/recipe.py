@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, get_type_hints
 
 import tyro
 
-from vitmods.recipes.check import check_augment, check_fields, check_optimizer, check_recipe
+from vitmods.recipes.check import check_augment, check_fields, check_optimizer, check_recipe, check_segmentation
 from vitmods.util.errors import UserError, nearest
 
 
@@ -44,6 +44,14 @@ class Augment:
     """alpha of mixup's Beta distribution (arXiv:1710.09412); 0: off"""
     cutmix: float = 0.0
     """alpha of CutMix's Beta distribution (arXiv:1905.04899); 0: off. With mixup too, each batch draws one of them"""
+    resize_range: tuple[float, float] | None = None
+    """of images with masks: the random size of the whole image, as parts of the size at which it just covers the view,
+    before a crop of the view's size is cut, or what is missing is padded; None: that size itself"""
+    most_of_class: float = 0.75
+    """of images with masks: a crop with more than this fraction of one class is drawn again, up to ten times"""
+    photometric: float = 0.0
+    """of images with masks: strength of random brightness, contrast, saturation and hue, each with probability 0.5; 1:
+    as in mmsegmentation; 0: off"""
     eval_crop: float = 0.875
     """fraction of the resized image's side that the center crop of the evaluation keeps"""
     mean: tuple[float, ...] = (0.5,)
@@ -106,11 +114,11 @@ class Optimizer:
 class Schedule:
     """How the learning rate changes over the training."""
 
-    name: Annotated[Literal["cosine", "linear", "rsqrt", "epoch_cosine", "step"], tyro.conf.arg(name="schedule")] = (
-        "cosine"
-    )
-    """how the rate falls: by half a cosine, by a line, as 1 / sqrt(step), by the cosine once an epoch as in DeiT, or to
-    a tenth at some epochs"""
+    name: Annotated[
+        Literal["cosine", "linear", "rsqrt", "epoch_cosine", "poly", "step"], tyro.conf.arg(name="schedule")
+    ] = "cosine"
+    """how the rate falls: by half a cosine, by a line, as 1 / sqrt(step), by the cosine once an epoch as in DeiT, as a
+    power of the steps that are left, or to a tenth at some of them"""
     warmup_epochs: float | None = None
     """epochs of linear warm-up; None: a tenth of `epochs`, at most 5, or a tenth of `steps`"""
     warmup_steps: int | None = None
@@ -121,6 +129,8 @@ class Schedule:
     """learning rate that the schedule ends at"""
     rsqrt_timescale: int = 10_000
     """steps after the warm-up until the rate of `rsqrt` has fallen to lr / sqrt(2)"""
+    poly_power: float = 0.9
+    """that power of `poly`"""
     step_at: tuple[float, ...] = (2 / 3, 11 / 12)
     """fractions of the training after which the rate of `step` falls to a tenth; those of COCO's 1x: 8 and 11 of 12"""
     cooldown_steps: int = 0
@@ -158,6 +168,24 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
+class Segmentation:
+    """What the task segmentation alone reads."""
+
+    final_norm: bool = True
+    """whether the decoder reads a plain ViT's patch tokens after the final norm, as in Segmenter"""
+    window_stride: int | None = None
+    """pixels from one window of the evaluation to the next; None: two thirds of the window, which is the image size"""
+    eval_scales: tuple[float, ...] = (1.0,)
+    """sizes of the image over which the evaluation averages probabilities"""
+    eval_flip: bool = False
+    """whether it averages over each image and its mirror image too"""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_segmentation(self)
+
+
+@dataclass(frozen=True)
 class Detection:
     """What the tasks detection and instance_segmentation alone read."""
 
@@ -170,7 +198,7 @@ class Detection:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one trial is trained: its length and batches, and six parts.
+    """How one trial is trained: its length and batches, and seven parts.
 
     Fields of the parts have one name each, so that they are set by it: `recipe.with_(lr=1e-4, crop="none")`, on the
     command line `--lr 1e-4 --crop none`; `optimizer="sgd"` sets the name of that part.
@@ -198,6 +226,7 @@ class Recipe:
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
     model: ModelSettings = field(default_factory=ModelSettings)
+    segmentation: Segmentation = field(default_factory=Segmentation)
     detection: Detection = field(default_factory=Detection)
 
     def __post_init__(self) -> None:
@@ -263,6 +292,7 @@ _PARTS = {
     "optimizer": Optimizer,
     "schedule": Schedule,
     "model": ModelSettings,
+    "segmentation": Segmentation,
     "detection": Detection,
 }
 

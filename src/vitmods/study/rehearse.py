@@ -10,7 +10,7 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.vit import vit
 from vitmods.recipes import Recipe
 from vitmods.study.steps import Steps, does_not_fit
-from vitmods.tasks.base import DEFAULT, TASKS
+from vitmods.tasks.base import DEFAULT, make_task
 from vitmods.tasks.features import without_head
 from vitmods.train.optim import freeze
 
@@ -52,7 +52,7 @@ def rehearse(config: ViTConfig, recipe: Recipe, device: torch.device, task: str 
     part = recipe.part_size if recipe.accumulate > 1 or device.type != "cpu" else min(PART_ON_CPU, recipe.part_size)
     while True:
         try:
-            made = TASKS[task].from_recipe(recipe)
+            made = make_task(task, recipe)
             backbone = vit(config) if made.uses_head else without_head(vit(config))
             model = made.wrap(backbone, config.num_classes)
             freeze(model, recipe)

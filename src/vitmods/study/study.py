@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from vitmods.model.config import ViTConfig
-from vitmods.recipes import Recipe
+from vitmods.recipes import RECIPES, Recipe
 from vitmods.study.arms import BASE, make_arms
 from vitmods.study.checkpoints import adopt, arms_in
 from vitmods.study.defaults import defaults_for
@@ -338,11 +338,12 @@ def fixed_settings(
         begun["start"] = asdict(checkpoint)
         defaults = replace(defaults, img_size=base.img_size, in_chans=base.in_chans)
     base = defaults.base if base is None else base
-    from vitmods.tasks.base import TASKS
+    from vitmods.tasks.base import TASKS, make_task
 
-    kind = TASKS[task]
-    recipe = kind.fitted(defaults.recipe) if recipe is None else recipe
-    kind.from_recipe(recipe)  # a UserError where it does not suit the task
+    usual_recipe = TASKS[task].usual_recipe
+    if recipe is None:
+        recipe = RECIPES[usual_recipe]() if usual_recipe else TASKS[task].fitted(defaults.recipe)
+    make_task(task, recipe)  # a UserError where it does not suit the task
     fitting: dict[str, Any] = {"img_size": defaults.img_size, "in_chans": defaults.in_chans}
     usual = {**fitting, "split_seed": 0, "limit_train": None, "limit_val": None, "unreadable": "stop"}
     chosen = {**usual, **{name: value for name, value in images.items() if value is not None}}

@@ -26,7 +26,7 @@ from vitmods.study.state import read_trial
 from vitmods.study.store import WARNINGS, StudyFolder, read_json
 from vitmods.study.tuning import AS_IS, VAL, Point
 from vitmods.study.warnings import already_reported
-from vitmods.tasks.base import DEFAULT, TASKS, Task
+from vitmods.tasks.base import DEFAULT, TASKS, Task, make_task
 from vitmods.tasks.features import without_head
 from vitmods.train import RunOptions, train_trial
 from vitmods.util.files import write_json
@@ -89,7 +89,7 @@ def build_model(
 
 def task_of(settings: Mapping[str, Any], recipe: Recipe) -> Task:
     """The task of a study's or a trial's settings, with the recipe's loss."""
-    return TASKS[settings.get("task", DEFAULT)].from_recipe(recipe)
+    return make_task(settings.get("task", DEFAULT), recipe)
 
 
 def with_modules(backbone: nn.Module, task: Task, classes: int, seed: int) -> Any:

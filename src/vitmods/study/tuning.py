@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import product
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -99,8 +100,8 @@ def _settings(name: str, given: Any, fixed: Mapping[str, Any]) -> tuple[Any, ...
     if fixed.get("limit_train") is not None:
         raise UserError(f"limit_train={fixed['limit_train']} is swept over too: leave one of the two out.")
     try:
-        numbers = tuple(float(value) for value in listed)
-    except (TypeError, ValueError):
+        numbers = tuple(float(Fraction(value)) for value in listed)  # of text, 1/16 too
+    except (TypeError, ValueError, ZeroDivisionError):
         numbers = (0.0,)
     if not all(0 < value <= 1 or value == int(value) > 1 for value in numbers):
         raise UserError(f"limit_train is a number of images, or a fraction of them up to 1, not {show_value(listed)}.")

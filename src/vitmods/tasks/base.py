@@ -18,6 +18,10 @@ from vitmods.util.errors import UserError
 from vitmods.util.registry import Registry
 
 DEFAULT = "classification"
+FOR_MASKS = ("resize_range", "most_of_class", "photometric", "final_norm", "window_stride", "eval_scales", "eval_flip")
+"""fields of a recipe that the task segmentation alone reads"""
+FOR_BOXES = ("fpn_channels",)
+"""and detectors alone"""
 TASKS: Registry[type["Task"]] = Registry("task", "vitmods.tasks")
 """name -> Task. A file adds its own with `@TASKS.register("name")`, here or in a plugin."""
 
@@ -37,12 +41,14 @@ class Measured:
 
     metrics: the task's, by their names, and `loss`. per_image: (n,) arrays in the order of the images, among them one
     for each metric that is a mean over images; empty where nothing can be said of a single image. examples: a few of
-    the images, where something can be drawn of them.
+    the images, where something can be drawn of them. detail: JSON-able, what is known beside the metrics, such as a
+    number for each class.
     """
 
     metrics: dict[str, float]
     per_image: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     examples: tuple[Example, ...] = ()
+    detail: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Task(ABC):
@@ -64,6 +70,10 @@ class Task(ABC):
     joint_view: ClassVar[JointView | None] = None
     """prepares them together for evaluation; None: the data resizes and crops images alone. To predict, annotations
     are None"""
+    usual_recipe: ClassVar[str | None] = None
+    """the recipe that training starts from if none is named; None: what fits the images"""
+    unread: ClassVar[tuple[str, ...]] = (*FOR_MASKS, *FOR_BOXES)
+    """fields of the recipe that the task does not read: `make_task` refuses them"""
     uses_head: ClassVar[bool] = True
     """whether the backbone keeps its head, with as many outputs as the data has classes; without, it is taken off
     before `wrap`"""
@@ -77,6 +87,12 @@ class Task(ABC):
     def fitted(cls, recipe: Recipe) -> Recipe:
         """A recipe that somebody else chose, with what this task needs otherwise (its loss)."""
         return recipe
+
+    @classmethod
+    def without_unread(cls, recipe: Recipe) -> Recipe:
+        """The recipe with the defaults of all that the task does not read."""
+        usual = Recipe().settings()
+        return recipe.with_(**{name: usual[name] for name in cls.unread})
 
     @property
     def metric(self) -> str:
@@ -132,6 +148,22 @@ class Task(ABC):
         """An image uint8 (H, W, 3) as it is in its file with what an annotation, or an entry of `predictions`, says of
         it drawn into it; None for a task that has nothing to draw."""
         return None
+
+    def legend(self, classes: tuple[str, ...]) -> dict[str, str]:
+        """Class -> its color, as #rrggbb, in `draw` and in the examples of an evaluation; empty: they have none."""
+        return {}
+
+
+def make_task(name: str, recipe: Recipe) -> Task:
+    """The task of that name for a recipe. Raises UserError where there is none, or the recipe sets what it does not
+    read, or what it cannot do."""
+    kind, usual, given = TASKS[name], Recipe().settings(), recipe.settings()
+    if ignored := [field for field in kind.unread if given[field] != usual[field]]:
+        raise UserError(
+            f"The task {name} does not read {ignored[0]} of the recipe, which is {given[ignored[0]]!r}: leave it at "
+            f"{usual[ignored[0]]!r}."
+        )
+    return kind.from_recipe(recipe)
 
 
 class TaskModel(nn.Module):

@@ -11,26 +11,26 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitmods.data.batch import Batch
-from vitmods.data.objects import Objects
-from vitmods.recipes import Augment, Recipe
-from vitmods.tasks.base import TASKS, Example, Measured, Task, noise
-from vitmods.tasks.detection_metrics import NAMES, AveragePrecision, image_ap50
-from vitmods.tasks.detection_views import (
+from vitmods.data.box_views import (
     evaluation_views,
     evaluation_views_with_masks,
     training_views,
     training_views_with_masks,
 )
+from vitmods.data.dataset import Joint, JointView
+from vitmods.data.objects import Objects, coco_masks, drawn
+from vitmods.recipes import Augment, Recipe
+from vitmods.tasks.base import FOR_MASKS, TASKS, Example, Measured, Task, noise
+from vitmods.tasks.detection_metrics import NAMES, AveragePrecision, image_ap50
 from vitmods.tasks.detectors import Detector, Found, MaskRCNNDetector, RetinaNetDetector
 from vitmods.tasks.drawing import with_objects
 from vitmods.tasks.metrics import Metric
+from vitmods.tasks.overlay import palette
 from vitmods.util.errors import UserError
 
 SHOWN = 4  # images that are drawn in an evaluation
 SURE = 0.3  # the score from which a detection is drawn and predicted
 OBJECTS = 8  # in an image of noise
-_UNUSED = ("randaugment", "erasing", "mixup", "cutmix")
-"""augmentations that move or mix pixels without their boxes"""
 _TITLES = {name: name.replace("ap", "AP", 1).replace("_", " ") for name in NAMES}
 BOXES = tuple(Metric(name, f"box {title}", "") for name, title in _TITLES.items())
 MASKS = tuple(Metric(f"mask_{name}", f"mask {title}", "") for name, title in _TITLES.items())
@@ -46,9 +46,14 @@ class Detection(Task):
     title = "boxes around objects, with their classes"
     target = "boxes"
     metrics: ClassVar[tuple[Metric, ...]] = (*BOXES, OF_IMAGES)
-    joint = staticmethod(training_views)
-    joint_view = staticmethod(evaluation_views)
+    joint: ClassVar[Joint | None] = staticmethod(training_views)
+    joint_view: ClassVar[JointView | None] = staticmethod(evaluation_views)
     uses_head = False
+    usual_recipe = "small_detection"
+    unread = (
+        *FOR_MASKS, "crop", "crop_scale", "crop_ratio", "randaugment", "randaugment_space", "randaugment_noise",
+        "erasing", "mixup", "cutmix", "eval_crop", "loss", "label_smoothing", "patch_drop", "head_bias",
+    )  # fmt: skip
     detector: ClassVar[Callable[[nn.Module, int, int], Detector]] = RetinaNetDetector
     masks: ClassVar[bool] = False
 
@@ -57,28 +62,13 @@ class Detection(Task):
 
     @classmethod
     def from_recipe(cls, recipe: Recipe) -> Self:
-        """With the recipe's width of the pyramid. UserError for augmentation that would leave boxes behind, and for
-        what only classes have."""
-        augment, default = recipe.augment, Augment()
-        wrong = [name for name in _UNUSED if getattr(augment, name) != getattr(default, name)]
-        wrong += ["crop"] if augment.crop != "none" else []
-        wrong += ["resample"] if augment.resample == "big_vision" else []
-        wrong += ["label_smoothing"] if recipe.loss.label_smoothing else []
-        if wrong:
-            value = recipe.settings()[wrong[0]]
-            instead = {"crop": "none", "resample": "bilinear", "randaugment": None}.get(wrong[0], 0)
-            raise UserError(
-                f"{cls.name} resizes whole images and flips them, and the recipe sets {wrong[0]}={value!r}: set it to "
-                f"{instead}."
-            )
-        return cls(recipe.detection.fpn_channels, augment)
+        """With the recipe's width of the pyramid."""
+        return cls(recipe.detection.fpn_channels, recipe.augment)
 
     @classmethod
     def fitted(cls, recipe: Recipe) -> Recipe:
-        """Whole images, flipped as the recipe says, and nothing mixed."""
-        whole = dict.fromkeys((*_UNUSED[1:], "label_smoothing"), 0.0)
-        resample = "bilinear" if recipe.augment.resample == "big_vision" else recipe.augment.resample
-        return recipe.with_(crop="none", randaugment=None, resample=resample, **whole)
+        """Without what is for images of one class: crops, RandAugment, mixing, losses of classes."""
+        return cls.without_unread(recipe)
 
     def wrap(self, backbone: nn.Module, classes: int) -> Detector:
         """The backbone, which from now on takes images of any size if it is a vitmods ViT, with pyramid and heads."""
@@ -168,6 +158,11 @@ class Detection(Task):
         top, right, bottom in pixels) and perhaps mask (COCO's run lengths), of all detections."""
         return [_said(one, classes, top) for one in outputs]
 
+    def legend(self, classes: tuple[str, ...]) -> dict[str, str]:
+        """The palette's."""
+        colors = palette(len(classes)).tolist()
+        return {name: f"#{r:02x}{g:02x}{b:02x}" for name, (r, g, b) in zip(classes, colors, strict=True)}
+
     def draw(self, image: NDArray[np.uint8], shown: Any, classes: tuple[str, ...]) -> NDArray[np.uint8]:
         """Boxes with class and score, and masks, of what `predictions` is sure of, or of an annotation."""
         if isinstance(shown, Objects):
@@ -191,8 +186,8 @@ class InstanceSegmentation(Detection):
     title = "a mask for each object, with box and class"
     target = "instances"
     metrics: ClassVar[tuple[Metric, ...]] = (*BOXES, *MASKS, OF_IMAGES)
-    joint = staticmethod(training_views_with_masks)
-    joint_view = staticmethod(evaluation_views_with_masks)
+    joint: ClassVar[Joint | None] = staticmethod(training_views_with_masks)
+    joint_view: ClassVar[JointView | None] = staticmethod(evaluation_views_with_masks)
     detector: ClassVar[Callable[[nn.Module, int, int], Detector]] = MaskRCNNDetector
     masks: ClassVar[bool] = True
 
@@ -217,14 +212,10 @@ def _said(found: dict[str, Tensor], classes: tuple[str, ...], top: int) -> dict[
 
 
 def _runs(mask: Tensor) -> dict[str, Any]:
-    from vitmods.data.objects import coco_masks
-
     code = coco_masks().encode(np.asfortranarray(mask.numpy().astype(np.uint8)))
     counts = code["counts"]
     return {"size": list(code["size"]), "counts": counts.decode() if isinstance(counts, bytes) else counts}
 
 
 def _drawn_masks(objects: list[dict[str, Any]]) -> NDArray[np.bool_]:
-    from vitmods.data.objects import drawn
-
     return np.stack([drawn(one["mask"], tuple(one["mask"]["size"])) for one in objects])

@@ -33,8 +33,8 @@ class AveragePrecision:
         try:
             from torchmetrics.detection import MeanAveragePrecision
 
-            kinds = ("bbox", "segm") if masks else ("bbox",)
-            self._metric = MeanAveragePrecision(iou_type=kinds, backend="faster_coco_eval", class_metrics=True)
+            kinds: Any = ("bbox", "segm") if masks else "bbox"
+            self._metric = MeanAveragePrecision(iou_type=kinds, backend="faster_coco_eval")
         except ImportError as error:
             raise UserError(
                 f"Average precision of boxes needs torchmetrics and faster-coco-eval ({error}): pip install "

@@ -6,16 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-COLORS = (
-    (230, 159, 0),
-    (86, 180, 233),
-    (0, 158, 115),
-    (240, 228, 66),
-    (0, 114, 178),
-    (213, 94, 0),
-    (204, 121, 167),
-)
-"""told apart by color-blind people too (Okabe & Ito); a class has the color of its number, in turn"""
+from vitmods.tasks.overlay import palette
 
 
 def with_objects(
@@ -29,9 +20,10 @@ def with_objects(
     from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
     drawn = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)).copy())
-    colors = [COLORS[int(label) % len(COLORS)] for label in labels]
-    if not colors:
+    if not len(labels):
         return image.copy()
+    every = palette(int(labels.max()) + 1).tolist()
+    colors = [tuple(every[int(label)]) for label in labels]
     if masks is not None:
         drawn = draw_segmentation_masks(drawn, torch.from_numpy(masks), alpha=0.4, colors=colors)
     width = max(1, round(min(image.shape[:2]) / 150))

@@ -57,8 +57,8 @@ def boxes(spec: Spec) -> Source:
         if row["image"] in images:
             continue
         try:
-            size = (int(row["height"]), int(row["width"])) if row.get("width") else None
-            images[row["image"]] = _split(row), Found(folder / row["image"], size)
+            known = (int(row["height"]), int(row["width"])) if row.get("width") else None
+            images[row["image"]] = _split(row), Found(folder / row["image"], known)
         except ValueError as error:
             broken.append(Broken("train", f"{IMAGES}, line {line}", str(error)))
     splits: dict[str, list[Found]] = {}

@@ -64,7 +64,7 @@ def _files(spec: Spec, root: Path) -> dict[str, Path]:
         if lost := next((path for path in named.values() if not path.is_file()), None):
             raise UserError(f'"{spec}": there is no file {printable(str(lost))}.')
         return named
-    found = {}
+    found: dict[str, Path] = {}
     for split in SPLITS:
         places = [
             *sorted((root / "annotations").glob(f"instances_{split}[0-9]*.json")),
@@ -88,7 +88,8 @@ def _read(path: Path) -> _File:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(f"{shown} is not readable JSON; it may be cut off: {error}.") from error
-    parts = [content.get(key) if isinstance(content, dict) else None for key in ("images", "annotations", "categories")]
+    content = content if isinstance(content, dict) else {}
+    parts: list[Any] = [content.get(key) for key in ("images", "annotations", "categories")]
     if not all(isinstance(part, list) and all(isinstance(one, dict) for one in part) for part in parts):
         raise UserError(f"{shown} is not in COCO's format: it needs the lists images, annotations and categories.")
     images, annotations, categories = parts

@@ -67,7 +67,7 @@ def _classes(root: Path, about: dict[str, Any]) -> list[str]:
 
 
 def _from_yaml(root: Path, about: dict[str, Any]) -> dict[str, list[Path]]:
-    found = {}
+    found: dict[str, list[Path]] = {}
     for split in SPLITS:
         given = next((about[word] for word in SPLIT_NAMES[split] if about.get(word)), None)
         if given is not None:
@@ -92,7 +92,7 @@ def _from_folders(root: Path) -> dict[str, list[Path]]:
     images = root / "images"
     if not images.is_dir():
         raise UserError(f"There are no images in {printable(str(root))}. {LAYOUT}")
-    found = {}
+    found: dict[str, list[Path]] = {}
     for split in SPLITS:
         place = next((images / word for word in SPLIT_NAMES[split] if (images / word).is_dir()), None)
         found |= {split: images_below(place)} if place else {}

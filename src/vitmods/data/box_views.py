@@ -1,4 +1,4 @@
-"""Images with boxes and masks as a detector sees them: resized whole, flipped, padded to one size."""
+"""Images with boxes and masks as detectors see them: resized whole, flipped, padded to one size."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitmods.data.dataset import Annotated, Draw
+from vitmods.data.geometry import Geometry, resize
+from vitmods.data.mask_views import mean_color
 from vitmods.data.objects import Objects
 from vitmods.data.rng import Stream, uniform
 from vitmods.recipes import Augment
@@ -72,19 +74,17 @@ def view(
     float32 (n, 4) in pixels of the view and labels int64 (n,) of all objects but crowds, and the annotation itself,
     `truth`, in pixels of the image in its file."""
     from torchvision import tv_tensors
-    from torchvision.transforms import v2
     from torchvision.transforms.v2 import functional as F
 
-    size = view_size(annotated.native, img_size)
-    how = v2.InterpolationMode(augment.resample)
+    size, method = view_size(annotated.native, img_size), Geometry(img_size, resample=augment.resample).view_method
     seen = torch.from_numpy(image.copy())
-    seen = seen if tuple(seen.shape[-2:]) == size else F.resize(seen, list(size), interpolation=how, antialias=True)
+    seen = seen if tuple(seen.shape[-2:]) == size else resize(seen[None], size, method)[0]
     seen = F.horizontal_flip(seen) if flip else seen
     target: dict[str, Any] = {"size": size, "native": annotated.native}
     if annotated.annotation is None:
         return seen, target
     truth: Objects = annotated.annotation.at(annotated.native)
-    boxes = tv_tensors.BoundingBoxes(  # type: ignore[call-arg]
+    boxes = tv_tensors.BoundingBoxes(
         torch.from_numpy(truth.boxes[~truth.crowd]), format="XYXY", canvas_size=annotated.native
     )
     boxes = F.resize(boxes, list(size))
@@ -110,10 +110,8 @@ def _masks(target: dict[str, Any], annotated: Annotated, flip: bool, views: Tens
 def padded(images: Sequence[Tensor], augment: Augment) -> Tensor:
     """Images (C, h, w) on the upper left of the largest height and width among them, and the mean color beside."""
     height, width = (max(image.shape[side] for image in images) for side in (-2, -1))
-    color = torch.tensor(augment.mean).mul(255).round().to(torch.uint8)
-    channels = images[0].shape[0]
-    color = color if len(color) == channels else color.float().mean().round().to(torch.uint8).repeat(channels)
-    found = color.reshape(1, channels, 1, 1).repeat(len(images), 1, height, width)
+    found = torch.empty(len(images), images[0].shape[0], height, width, dtype=torch.uint8)
+    found[...] = torch.from_numpy(mean_color(augment, images[0].shape[0]))
     for whole, image in zip(found, images, strict=True):
         whole[:, : image.shape[1], : image.shape[2]] = image
     return found

@@ -1,0 +1,163 @@
+"""Masks: files whose pixels say of each pixel of an image what class it shows."""
+
+import json
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitmods.data.geometry import middle
+from vitmods.data.read import Unreadable, digest, opened, reading, size_in_header
+from vitmods.data.records import Broken, Records, printable
+from vitmods.data.sources.folder import file_records
+from vitmods.data.threads import cores
+from vitmods.util.cache import user_cache
+from vitmods.util.errors import UserError
+from vitmods.util.files import write_atomically
+
+IGNORE = 255
+"""the class of pixels that are neither trained on nor evaluated"""
+_REMEMBERED = 100  # masks: what is found in fewer is not kept
+_FORMAT = "vitmods masks 1"
+
+
+@dataclass(frozen=True)
+class Coding:
+    """What the values of a mask's pixels mean: (value, class or IGNORE) in the order of values.
+
+    A value is a number, or where the masks are colored 0xRRGGBB. source: what gives the meanings, for messages.
+    """
+
+    meanings: tuple[tuple[int, int], ...]
+    colored: bool
+    source: str
+
+    @cached_property
+    def _values(self) -> NDArray[np.int64]:
+        return np.array([value for value, _ in self.meanings], dtype=np.int64)
+
+    @cached_property
+    def _classes(self) -> NDArray[np.uint8]:
+        return np.array([label for _, label in self.meanings], dtype=np.uint8)
+
+    def read(self, raw: bytes) -> NDArray[np.uint8]:
+        """Classes (H, W) of a mask's file. Raises Unreadable where it is none, or holds a value without a meaning."""
+        with reading():
+            image = opened(raw)
+            if self.colored:
+                r, g, b = np.asarray(image.convert("RGB"), dtype=np.int64).transpose(2, 0, 1)
+                values = r << 16 | g << 8 | b
+            elif image.mode in ("RGB", "RGBA", "CMYK", "YCbCr"):
+                raise Unreadable(f"its mask has colors, and {self.source} numbers: give a palette.csv instead")
+            else:
+                values = np.asarray(image if image.mode != "LA" else image.getchannel(0)).astype(np.int64)
+        place = np.searchsorted(self._values, values).clip(max=len(self._values) - 1)
+        if (strange := self._values[place] != values).any():
+            raise Unreadable(f"its mask holds {self._named(int(values[strange][0]))}, which {self.source} does not know")
+        return middle(self._classes[place][None])[0]
+
+    def _named(self, value: int) -> str:
+        return f"the color {value >> 16}, {value >> 8 & 255}, {value & 255}" if self.colored else f"the value {value}"
+
+
+@dataclass(frozen=True)
+class MaskFile:
+    """The annotation of an image by a mask. stamp: a hash of the file's bytes and of what they mean."""
+
+    path: Path
+    coding: Coding
+    stamp: str
+
+    def read(self) -> NDArray[np.uint8]:
+        """Classes (H, W), IGNORE where there is none. UserError where the file can no longer be read."""
+        try:
+            with reading():
+                raw = self.path.read_bytes()
+            return self.coding.read(raw)
+        except Unreadable as error:
+            raise UserError(f"{printable(str(self.path))} cannot be read any more: {error}. Repair it.") from error
+
+
+class Pair(NamedTuple):
+    """An image and its mask. id: what the image is called."""
+
+    id: str
+    image: Path
+    mask: Path
+
+
+class _Seen(NamedTuple):
+    """What a look at a mask gave: why it cannot be used ("": it can), its stamp and its classes."""
+
+    reason: str
+    stamp: str
+    classes: tuple[int, ...]
+
+
+def masked_records(split: str, pairs: Sequence[Pair], coding: Coding) -> tuple[Records, list[Broken]]:
+    """The images with their masks, and those whose masks cannot be used. Every mask is read; what is found in many is
+    kept in the user's cache folder until a file changes."""
+    ids, none = tuple(pair.id for pair in pairs), np.zeros(len(pairs), np.int64)
+    images, masks = (file_records(ids, none, [pair[k] for pair in pairs]) for k in (1, 2))
+    seen = _remembered(images, masks, coding)
+    good = np.array([i for i, one in enumerate(seen) if not one.reason], dtype=np.int64)
+    records = images.take(good)
+    records = replace(
+        records,
+        label_sets=tuple(seen[i].classes for i in good),
+        annotations=tuple(MaskFile(pairs[i].mask, coding, seen[i].stamp) for i in good),
+    )
+    return records, [Broken(split, ids[i], one.reason) for i, one in enumerate(seen) if one.reason]
+
+
+def _remembered(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
+    if len(images) < _REMEMBERED:
+        return _look(images, masks, coding)
+    content = "\0".join([_FORMAT, repr(coding), *images.stamps, *masks.stamps])
+    try:
+        kept = user_cache() / "masks" / f"{sha256(content.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}.json"
+    except UserError:  # there is no place for caches
+        return _look(images, masks, coding)
+    with suppress(OSError, ValueError, TypeError):
+        rows = json.loads(kept.read_text())
+        return [_Seen(reason, stamp, tuple(classes)) for reason, stamp, classes in rows]
+    found = _look(images, masks, coding)
+    with suppress(OSError, UserError):  # what cannot be kept is made again
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, lambda file: file.write(json.dumps(found).encode()))
+    return found
+
+
+def _look(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
+    def one(position: int) -> _Seen:
+        try:
+            raw = masks.fetch(position)
+            assert isinstance(raw, bytes)
+            mask = coding.read(raw)
+            with reading():
+                size = opened(raw).size[::-1]
+        except Unreadable as error:
+            reason = str(error)
+            return _Seen(reason if reason.startswith("its mask") else f"its mask cannot be read: {reason}", "", ())
+        with suppress(Unreadable):  # of the image itself the store says so
+            image = images.fetch(position)
+            assert isinstance(image, bytes)
+            if (expected := size_in_header(image)) != size:
+                return _Seen(f"its mask is {size[0]} x {size[1]}, the image {expected[0]} x {expected[1]}", "", ())
+        classes = tuple(np.flatnonzero(np.bincount(mask.ravel(), minlength=IGNORE)[:IGNORE]).tolist())
+        if not classes:
+            return _Seen("no pixel of its mask has a class", "", ())
+        meanings = repr(coding.meanings).encode()
+        return _Seen("", sha256(digest(raw) + meanings).hexdigest()[:32], classes)
+
+    with warnings.catch_warnings(), ThreadPoolExecutor(cores()) as pool:
+        warnings.simplefilter("ignore")
+        return list(pool.map(one, range(len(images))))

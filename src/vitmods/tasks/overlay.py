@@ -1,0 +1,34 @@
+"""Classes of pixels in colors over an image."""
+
+from colorsys import hsv_to_rgb
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitmods.data.masks import IGNORE
+
+# Okabe and Ito's seven, which color-blind readers tell apart ("Color universal design", 2008).
+_SEVEN = ((230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167))
+_SHADES = ((1.0, 0), (0.5, 0), (0.5, 127))  # as they are, dark, pale
+_GOLDEN = 0.618033988749895  # of the circle, from one hue to the next of all further ones
+_OPAQUE = 0.6
+
+
+def palette(classes: int) -> NDArray[np.uint8]:
+    """Colors (K, 3), always the same: the first 21 differ in lightness where hues are alike."""
+    colors = [[factor * value + white for value in color] for factor, white in _SHADES for color in _SEVEN]
+    more = (hsv_to_rgb(k * _GOLDEN % 1, 0.5 + 0.5 * (k % 2), 0.55 + 0.2 * (k % 3)) for k in range(classes))
+    colors += [[255 * value for value in color] for color in more]
+    return np.array(colors[:classes], dtype=np.uint8)
+
+
+def overlay(image: NDArray[np.uint8], labels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The image (H, W, 3) under the colors of its classes (H, W), with dark lines between them; where the class is
+    IGNORE it shows as it is."""
+    colors = np.concatenate([palette(IGNORE), np.zeros((1, 3), np.uint8)])
+    known = (labels != IGNORE)[..., None]
+    drawn = np.where(known, (1 - _OPAQUE) * image + _OPAQUE * colors[labels], image)
+    edge = np.zeros(labels.shape, dtype=bool)
+    edge[:-1] |= labels[:-1] != labels[1:]
+    edge[:, :-1] |= labels[:, :-1] != labels[:, 1:]
+    return np.where(edge[..., None], 0.4 * drawn, drawn).astype(np.uint8)

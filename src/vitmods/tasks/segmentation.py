@@ -1,0 +1,265 @@
+"""Semantic segmentation: the class of every pixel, by a linear decoder on patch tokens.
+
+Strudel et al., "Segmenter: Transformer for Semantic Segmentation", ICCV 2021, arXiv:2105.05633 (Seg-*/Linear); what
+Dual PatchNorm (arXiv:2302.01327, section 6.3) trains on ADE20K.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vitmods.data.batch import Batch
+from vitmods.data.mask_views import evaluation_views, labelled_pixels, training_views
+from vitmods.data.masks import IGNORE, MaskFile
+from vitmods.model.vit import ViT
+from vitmods.recipes import Recipe
+from vitmods.tasks.base import FOR_BOXES, TASKS, Example, Measured, Task, TaskModel, noise
+from vitmods.tasks.features import feature_channels, feature_maps, feature_strides
+from vitmods.tasks.metrics import Metric
+from vitmods.tasks.overlay import overlay, palette
+from vitmods.tasks.sliding import Windows
+from vitmods.util.errors import UserError
+
+EXAMPLES = 4  # evaluated images that are drawn
+
+
+class LinearDecoder(nn.Module):
+    """Feature maps (B, C_i, h_i, w_i), fine to coarse -> logits (B, K, h_1, w_1): one linear layer on all channels of a
+    position, of coarser maps those that bilinear interpolation gives there.
+
+    Of a plain ViT that is Segmenter's DecoderLinear: one layer on each patch token. Of a pyramid each map goes through
+    its part of the layer first, which gives the same and is interpolated in K channels.
+    """
+
+    def __init__(self, channels: list[int], classes: int) -> None:
+        super().__init__()
+        self.channels = channels
+        self.head = nn.Linear(sum(channels), classes)
+        nn.init.trunc_normal_(self.head.weight, std=0.02)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        size = maps[0].shape[-2:]
+        total = self.head.bias[:, None, None]
+        for features, weight in zip(maps, self.head.weight.split(self.channels, dim=1), strict=True):
+            logits = torch.einsum("bchw,kc->bkhw", features, weight)
+            total = total + (logits if logits.shape[-2:] == size else _bilinear(logits, size))
+        return total
+
+
+class Segmenter(TaskModel):
+    """A backbone and a LinearDecoder: images (B, C, H, W) -> logits (B, K, H, W).
+
+    Images are padded with 0 on the right and below to whole patches (whole strides of a pyramid's last map); logits are
+    interpolated to the padded image (bilinear, corners not aligned), and what was padded is cut off. Class and register
+    tokens are not decoded. A vitmods ViT takes images of any size: its positions are resampled.
+
+    final_norm: whether patch tokens go through a plain ViT's final norm, as in Segmenter's code. Without, it is frozen:
+    nothing reads it.
+    """
+
+    def __init__(self, backbone: nn.Module, classes: int, final_norm: bool = True) -> None:
+        super().__init__(backbone)
+        if isinstance(backbone, ViT) and not backbone.vit_config.dynamic_img_size:
+            backbone.set_input_size(dynamic_img_size=True)
+        self.decoder = LinearDecoder(feature_channels(backbone), classes)
+        self.final_norm, self.stride = final_norm, max(feature_strides(backbone))
+        norm = getattr(backbone, "norm", None)
+        if isinstance(norm, nn.Module) and (not final_norm or len(self.decoder.channels) > 1):
+            norm.requires_grad_(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        padded = F.pad(images, (0, -width % self.stride, 0, -height % self.stride))
+        logits = self.decoder(feature_maps(self.backbone, padded, self.final_norm))
+        return _bilinear(logits, padded.shape[-2:])[..., :height, :width]
+
+
+def _bilinear(logits: Tensor, size: tuple[int, ...]) -> Tensor:
+    return F.interpolate(logits, size, mode="bilinear", align_corners=False)
+
+
+@TASKS.register("segmentation")
+@dataclass(frozen=True)
+class Segmentation(Task):
+    """Mean cross-entropy over labelled pixels; evaluated by the mean over classes of intersection over union.
+
+    Evaluation is Segmenter's: windows of the image size over the whole image, resized so that it just covers one, and
+    results at the size of the mask in its file. Augmentation: `vitmods.data.mask_views`.
+    """
+
+    name = "segmentation"
+    title = "the class of every pixel"
+    target = "mask"
+    metrics = (
+        Metric("miou", "mean IoU", ""),
+        Metric("image_miou", "mean IoU of an image", ""),
+        Metric("pixel_accuracy", "pixel accuracy", ""),
+    )
+    joint = staticmethod(training_views)
+    joint_view = staticmethod(evaluation_views)
+    uses_head = False
+    usual_recipe = "small_segmentation"
+    unread = (
+        "crop", "crop_scale", "crop_ratio", "randaugment", "randaugment_space", "randaugment_noise", "erasing",
+        "mixup", "cutmix", "eval_crop", "loss", "patch_drop", "head_bias", *FOR_BOXES,
+    )  # fmt: skip
+
+    label_smoothing: float = 0.0
+    final_norm: bool = True
+    stride: int | None = None
+    scales: tuple[float, ...] = (1.0,)
+    flip: bool = False
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.5,)
+
+    @classmethod
+    def from_recipe(cls, recipe: Recipe) -> Self:
+        """With the recipe's label smoothing, decoder and evaluation."""
+        how, augment = recipe.segmentation, recipe.augment
+        return cls(
+            recipe.loss.label_smoothing,
+            how.final_norm,
+            how.window_stride,
+            how.eval_scales,
+            how.eval_flip,
+            augment.mean,
+            augment.std,
+        )
+
+    @classmethod
+    def fitted(cls, recipe: Recipe) -> Recipe:
+        """Without what is for images of one class: other crops, RandAugment, mixing, other losses."""
+        return cls.without_unread(recipe)
+
+    def wrap(self, backbone: nn.Module, classes: int) -> Segmenter:
+        """With a linear decoder. Raises UserError for a model without feature maps."""
+        return Segmenter(backbone, classes, self.final_norm)
+
+    def loss(self, model: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean over the labelled pixels of the batch, and `pixel_accuracy`, the fraction of them that is right."""
+        targets = batch.targets
+        masks, pixels = targets if isinstance(targets, tuple) else (targets, labelled_pixels(targets))
+        logits = model(batch.inputs).float()
+        losses = F.cross_entropy(
+            logits, masks, ignore_index=IGNORE, reduction="none", label_smoothing=self.label_smoothing
+        )
+        right = (logits.detach().argmax(dim=1) == masks).sum(dim=(1, 2))  # no class is IGNORE
+        return (losses.sum(dim=(1, 2)) / pixels).mean(), {"pixel_accuracy": (right / pixels).mean()}
+
+    @torch.inference_mode()
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> Measured:
+        """The metrics over all labelled pixels, in masks as they are in their files.
+
+        `miou`: of each class the pixels that are of it and were predicted so, over those of which one holds, summed
+        over all images; the mean over classes that occur or were predicted. `image_miou`: the same of each image over
+        the classes that it has, mean over images. `loss`: mean over pixels of the negative log-probability.
+
+        Of each image: `image_miou`, and `pixel_accuracy` times its labelled pixels over those of an image on average,
+        so that the mean over images is that over pixels. In `detail` the IoU of each class.
+
+        Args:
+            model: a Segmenter in evaluation mode, on the device of the batches.
+            batches: all images of the split, each once, as `evaluation_views` gives them.
+
+        Raises:
+            UserError: there are no images.
+        """
+        counts: list[Tensor] = []
+        examples: list[Example] = []
+        loss, pixels = 0.0, 0
+        for batch in batches:
+            found = self._probabilities(model, batch)
+            for i, (p, mask) in enumerate(zip(found, batch.targets["mask"], strict=True)):
+                labelled, predicted = mask != IGNORE, p.max(dim=0).indices
+                of_truth = p.gather(0, mask.long().clamp(max=len(p) - 1)[None])[0][labelled]
+                counts.append(counted(predicted[labelled], mask[labelled], len(p)))
+                loss -= float(of_truth.clamp(min=1e-12).log().sum(dtype=torch.float64))
+                pixels += len(of_truth)
+                if len(examples) < EXAMPLES:
+                    examples.append(self._example(batch, i, predicted.to(torch.uint8)))
+        if not counts:
+            raise UserError("There are no images in the split that is to be evaluated.")
+        return measured(torch.stack(counts).cpu(), loss / max(pixels, 1), tuple(examples))
+
+    def synthetic(self, count: int, shape: tuple[int, int, int], classes: int, recipe: Recipe) -> Batch:
+        """Classes in turn, a column each."""
+        masks = (torch.arange(shape[2]) % classes).expand(count, *shape[1:]).contiguous()
+        return Batch(noise(count, shape), masks, torch.arange(count))
+
+    def outputs(self, model: nn.Module, batch: Batch) -> list[Tensor]:
+        """Of each image its classes, uint8 (native height, native width)."""
+        return [p.max(dim=0).indices.to(torch.uint8).cpu() for p in self._probabilities(model, batch)]
+
+    def predictions(self, outputs: list[Tensor], classes: tuple[str, ...], top: int = 5) -> list[dict[str, Any]]:
+        """`predicted`: the classes that occur, the most frequent first; `pixels`: of the `top` most frequent the
+        fractions of the image; `mask`: the classes, an array that `draw` takes."""
+        rows = []
+        for labels in outputs:
+            fractions = torch.bincount(labels.flatten(), minlength=len(classes)) / labels.numel()
+            order = [k for k in fractions.argsort(descending=True, stable=True).tolist() if fractions[k] > 0]
+            named = {classes[k]: round(float(fractions[k]), 6) for k in order}
+            row = {"predicted": list(named), "pixels": dict(list(named.items())[:top]), "mask": labels.numpy()}
+            rows.append(row)
+        return rows
+
+    def draw(self, image: NDArray[np.uint8], shown: Any, classes: tuple[str, ...]) -> NDArray[np.uint8]:
+        """The image with its classes in colors."""
+        labels = shown.read() if isinstance(shown, MaskFile) else shown["mask"]
+        return overlay(image, labels)
+
+    def legend(self, classes: tuple[str, ...]) -> dict[str, str]:
+        """The palette's."""
+        return dict(zip(classes, ("#%02x%02x%02x" % tuple(color) for color in palette(len(classes))), strict=True))
+
+    def _probabilities(self, model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+        """Of each image (K, native height, native width)."""
+        sizes = batch.targets["size"].tolist()
+        images = [image[:, :height, :width] for image, (height, width) in zip(batch.inputs, sizes, strict=True)]
+        native = [(int(height), int(width)) for height, width in batch.targets["native"].tolist()]
+        height, width = batch.targets["window"][0].tolist()
+        stride = (self.stride, self.stride) if self.stride else (max(1, height * 2 // 3), max(1, width * 2 // 3))
+        windows = Windows((height, width), stride, self.scales, self.flip)
+        yield from windows.probabilities(model, images, native, len(images))
+
+    def _example(self, batch: Batch, i: int, predicted: Tensor) -> Example:
+        """In the size that the model sees."""
+        height, width = batch.targets["size"][i].tolist()
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        pixels = batch.inputs[i, :, :height, :width].float().cpu() * std + mean
+        image = np.ascontiguousarray((255 * pixels).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0))
+        image = np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image
+        drawn = {"image": image}
+        for name, labels in (("annotation", batch.targets["mask"][i]), ("prediction", predicted)):
+            small = F.interpolate(labels[None, None].cpu(), (height, width), mode="nearest-exact")[0, 0]
+            drawn[name] = overlay(image, small.numpy())
+        return Example(int(batch.index[i]), drawn)
+
+
+def counted(predicted: Tensor, wanted: Tensor, classes: int) -> Tensor:
+    """Of each class the pixels (n,) that are of it and predicted so, predicted so, and of it: int64 (3, K)."""
+    right = wanted[predicted == wanted]
+    return torch.stack([part.bincount(minlength=classes) for part in (right, predicted, wanted)])
+
+
+def measured(counts: Tensor, loss: float, examples: tuple[Example, ...] = ()) -> Measured:
+    """What `Segmentation.evaluate` gives, from the counts of each image, int64 (n, 3, K), and the mean loss."""
+    right, predicted, wanted = counts.double().unbind(dim=1)
+    iou = right.sum(dim=0) / (predicted + wanted - right).sum(dim=0)  # nan: neither there nor predicted
+    has = wanted > 0
+    of_image = torch.where(has, right / (predicted + wanted - right), 0.0).sum(dim=1) / has.sum(dim=1)
+    accuracy = right.sum(dim=1) / (wanted.sum() / len(wanted))
+    metrics = {
+        "miou": iou.nanmean().item(),
+        "image_miou": of_image.mean().item(),
+        "pixel_accuracy": (right.sum() / wanted.sum()).item(),
+        "loss": loss,
+    }
+    detail = {"iou": [None if np.isnan(value) else value for value in iou.tolist()]}
+    return Measured(metrics, {"image_miou": of_image.numpy(), "pixel_accuracy": accuracy.numpy()}, examples, detail)
