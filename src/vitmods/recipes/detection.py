@@ -49,6 +49,7 @@ def coco_1x(epochs: int = 12, *, masks: bool = False) -> Recipe:
         warmup_lr=lr / 1000,
         drop_path=0.1,
         fpn_channels=256,
+        detector_norm="none",
         resample="bilinear",
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
@@ -66,4 +67,4 @@ def small_detection(epochs: int = 30, *, batch_size: int = 4) -> Recipe:
         epochs: of training.
         batch_size: images per step; the learning rate stays.
     """
-    return Recipe().with_(epochs=epochs, batch_size=batch_size, lr=5e-4, weight_decay=0.05, resample="bilinear")
+    return Recipe().with_(epochs=epochs, batch_size=batch_size, lr=1e-3, weight_decay=0.05, resample="bilinear")

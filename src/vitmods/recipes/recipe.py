@@ -191,6 +191,9 @@ class Detection:
 
     fpn_channels: int = 64
     """channels of the maps that the heads read; the papers' models have 256"""
+    detector_norm: Literal["group", "none"] = "group"
+    """GroupNorm after the convolutions of pyramid and heads, without which training from scratch is unstable; the
+    papers' models have none"""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -20,7 +20,7 @@ from vitmods.util.registry import Registry
 DEFAULT = "classification"
 FOR_MASKS = ("resize_range", "most_of_class", "photometric", "final_norm", "window_stride", "eval_scales", "eval_flip")
 """fields of a recipe that the task segmentation alone reads"""
-FOR_BOXES = ("fpn_channels",)
+FOR_BOXES = ("fpn_channels", "detector_norm")
 """and detectors alone"""
 TASKS: Registry[type["Task"]] = Registry("task", "vitmods.tasks")
 """name -> Task. A file adds its own with `@TASKS.register("name")`, here or in a plugin."""

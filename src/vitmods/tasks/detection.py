@@ -22,10 +22,11 @@ from vitmods.data.objects import Objects, coco_masks, drawn
 from vitmods.recipes import Augment, Recipe
 from vitmods.tasks.base import FOR_MASKS, TASKS, Example, Measured, Task, noise
 from vitmods.tasks.detection_metrics import NAMES, AveragePrecision, image_ap50
-from vitmods.tasks.detectors import Detector, Found, MaskRCNNDetector, RetinaNetDetector
+from vitmods.tasks.detectors import Detector, Found, MaskRCNNDetector, RetinaNetDetector, group_norm
 from vitmods.tasks.drawing import with_objects
 from vitmods.tasks.metrics import Metric
 from vitmods.tasks.overlay import palette
+from vitmods.tasks.pyramid import MakeNorm
 from vitmods.util.errors import UserError
 
 SHOWN = 4  # images that are drawn in an evaluation
@@ -54,16 +55,18 @@ class Detection(Task):
         *FOR_MASKS, "crop", "crop_scale", "crop_ratio", "randaugment", "randaugment_space", "randaugment_noise",
         "erasing", "mixup", "cutmix", "eval_crop", "loss", "label_smoothing", "patch_drop", "head_bias",
     )  # fmt: skip
-    detector: ClassVar[Callable[[nn.Module, int, int], Detector]] = RetinaNetDetector
+    detector: ClassVar[type[RetinaNetDetector | MaskRCNNDetector]] = RetinaNetDetector
     masks: ClassVar[bool] = False
 
     fpn_channels: int = 64
+    norm: MakeNorm | None = group_norm
     augment: Augment = field(default_factory=Augment)
 
     @classmethod
     def from_recipe(cls, recipe: Recipe) -> Self:
-        """With the recipe's width of the pyramid."""
-        return cls(recipe.detection.fpn_channels, recipe.augment)
+        """With the recipe's pyramid and norms."""
+        how = recipe.detection
+        return cls(how.fpn_channels, group_norm if how.detector_norm == "group" else None, recipe.augment)
 
     @classmethod
     def fitted(cls, recipe: Recipe) -> Recipe:
@@ -74,7 +77,7 @@ class Detection(Task):
         """The backbone, which from now on takes images of any size if it is a vitmods ViT, with pyramid and heads."""
         if hasattr(backbone, "vit_config"):
             backbone.set_input_size(dynamic_img_size=True)  # type: ignore[operator]
-        return type(self).detector(backbone, classes, self.fpn_channels)
+        return self.detector(backbone, classes, self.fpn_channels, self.norm)
 
     def loss(self, model: Callable[..., Any], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum of the heads' losses, each of which is logged."""
@@ -188,7 +191,7 @@ class InstanceSegmentation(Detection):
     metrics: ClassVar[tuple[Metric, ...]] = (*BOXES, *MASKS, OF_IMAGES)
     joint: ClassVar[Joint | None] = staticmethod(training_views_with_masks)
     joint_view: ClassVar[JointView | None] = staticmethod(evaluation_views_with_masks)
-    detector: ClassVar[Callable[[nn.Module, int, int], Detector]] = MaskRCNNDetector
+    detector: ClassVar[type[RetinaNetDetector | MaskRCNNDetector]] = MaskRCNNDetector
     masks: ClassVar[bool] = True
 
 

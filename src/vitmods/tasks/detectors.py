@@ -3,6 +3,7 @@
 RetinaNet (Lin et al., ICCV 2017, arXiv:1708.02002) and Mask R-CNN (He et al., ICCV 2017, arXiv:1703.06870).
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads
+from torchvision.models.detection.retinanet import RetinaNetHead
 
 from vitmods.tasks.base import TaskModel
-from vitmods.tasks.pyramid import Neck, padded_maps
+from vitmods.tasks.pyramid import MakeNorm, Neck, padded_maps
 
 MOST = 100  # detections of an image, as many as COCO's metrics count
 Size = tuple[int, int]
@@ -71,10 +74,11 @@ class Detector(TaskModel):
 class RetinaNetDetector(Detector):
     """Focal loss over the classes of all anchors, and L1 of the boxes of those that lie on objects."""
 
-    def __init__(self, backbone: nn.Module, classes: int, channels: int) -> None:
+    def __init__(self, backbone: nn.Module, classes: int, channels: int, norm: MakeNorm | None = None) -> None:
         super().__init__(backbone)
-        self.neck = Neck(backbone, channels, "retinanet")
-        self.detector = RetinaNet(_Maps(channels), classes, detections_per_img=MOST)
+        self.neck = Neck(backbone, channels, "retinanet", norm)
+        head = RetinaNetHead(channels, 9, classes, norm_layer=norm)  # three sizes and three aspects of anchors
+        self.detector = RetinaNet(_Maps(channels), classes, head=head, detections_per_img=MOST)
 
     def losses(self, maps: "OrderedDict[str, Tensor]", images: ImageList, targets: Targets) -> Losses:
         features = list(maps.values())
@@ -99,12 +103,16 @@ class MaskRCNNDetector(Detector):
     In training a fixed number of anchors and proposals of each image is drawn at random; the means are over these.
     """
 
-    def __init__(self, backbone: nn.Module, classes: int, channels: int) -> None:
+    def __init__(self, backbone: nn.Module, classes: int, channels: int, norm: MakeNorm | None = None) -> None:
         super().__init__(backbone)
-        self.neck = Neck(backbone, channels, "rcnn")
+        self.neck = Neck(backbone, channels, "rcnn", norm)
         anchors = AnchorGenerator(tuple((side,) for side in (32, 64, 128, 256, 512)), ((0.5, 1.0, 2.0),) * 5)
         self.detector = MaskRCNN(
-            _Maps(channels), classes + 1, rpn_anchor_generator=anchors, box_detections_per_img=MOST
+            _Maps(channels),
+            classes + 1,
+            rpn_anchor_generator=anchors,
+            mask_head=MaskRCNNHeads(channels, [256] * 4, 1, norm_layer=norm),
+            box_detections_per_img=MOST,
         )
 
     def losses(self, maps: "OrderedDict[str, Tensor]", images: ImageList, targets: Targets) -> Losses:
@@ -132,6 +140,11 @@ class MaskRCNNDetector(Detector):
         found, _ = self.detector.roi_heads(maps, proposals, images.image_sizes, None)
         whole = _native(self.detector, found, images, native)
         return [{**one, "labels": one["labels"] - 1, "masks": one["masks"][:, 0] > 0.5} for one in whole]
+
+
+def group_norm(channels: int) -> nn.Module:
+    """Of 32 groups, or as many as divide the channels (Wu and He, ECCV 2018, arXiv:1803.08494)."""
+    return nn.GroupNorm(math.gcd(32, channels), channels)
 
 
 class _Maps(nn.Module):

@@ -7,6 +7,7 @@
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Literal
 
 from torch import Tensor, nn
@@ -19,19 +20,23 @@ from vitmods.tasks.features import feature_channels, feature_maps, feature_strid
 from vitmods.util.errors import UserError
 
 STRIDES = (4, 8, 16, 32)
+MakeNorm = Callable[[int], nn.Module]
 
 
 class Neck(nn.Module):
     """Maps (B, C, rows, columns), fine to coarse -> as many of `channels` and further, coarser ones, by name.
 
     levels: "retinanet", strides 8 to 128, the last two by convolutions of the coarsest map; or "rcnn", 4 to 64, the
-    last by pooling.
+    last by pooling. norm: makes one of so many channels, after each convolution of a feature pyramid network; None: the
+    simple pyramid alone has norms, its own.
 
     Raises:
         UserError: a pyramid whose strides are others than 4, 8, 16 and 32.
     """
 
-    def __init__(self, backbone: nn.Module, channels: int, levels: Literal["retinanet", "rcnn"]) -> None:
+    def __init__(
+        self, backbone: nn.Module, channels: int, levels: Literal["retinanet", "rcnn"], norm: MakeNorm | None = None
+    ) -> None:
         super().__init__()
         widths, strides = feature_channels(backbone), tuple(feature_strides(backbone))
         self.plain = not is_pyramid(backbone)
@@ -46,9 +51,8 @@ class Neck(nn.Module):
             self.maps: nn.Module = SimplePyramid(widths[-1], strides[-1], wanted, channels)
             self.more: ExtraFPNBlock = _more(levels, channels, channels)
         else:
-            self.maps = FeaturePyramidNetwork(
-                widths[self.first :], channels, extra_blocks=_more(levels, widths[-1], channels)
-            )
+            more = _more(levels, widths[-1], channels)
+            self.maps = FeaturePyramidNetwork(widths[self.first :], channels, extra_blocks=more, norm_layer=norm)
 
     def forward(self, maps: list[Tensor]) -> "OrderedDict[str, Tensor]":
         if not self.plain:
