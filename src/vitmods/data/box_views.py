@@ -95,14 +95,14 @@ def view(
 
 def _masks(target: dict[str, Any], annotated: Annotated, flip: bool, views: Tensor) -> Tensor:
     """Masks uint8 (n, H, W) of the objects but crowds, moved as the view was and padded to the size of `views`."""
-    from torchvision import tv_tensors
+    from torchvision.transforms.v2 import InterpolationMode
     from torchvision.transforms.v2 import functional as F
 
     truth: Objects = target["truth"]
     whole = torch.from_numpy(truth.masks()[~truth.crowd]).to(torch.uint8)
     (height, width), found = target["size"], torch.zeros(len(whole), *views.shape[-2:], dtype=torch.uint8)
     if len(whole):
-        moved = F.resize(tv_tensors.Mask(whole), [height, width])
+        moved = F.resize_mask(whole, [height, width], InterpolationMode.NEAREST_EXACT)
         found[:, :height, :width] = F.horizontal_flip(moved) if flip else moved
     return found
 

@@ -143,8 +143,8 @@ class MaskRCNNDetector(Detector):
 
 
 def group_norm(channels: int) -> nn.Module:
-    """Of 32 groups, or as many as divide the channels (Wu and He, ECCV 2018, arXiv:1803.08494)."""
-    return nn.GroupNorm(math.gcd(32, channels), channels)
+    """Of 32 groups, or fewer with at least four channels each (Wu and He, ECCV 2018, arXiv:1803.08494)."""
+    return nn.GroupNorm(math.gcd(32, max(1, channels // 4)), channels)
 
 
 class _Maps(nn.Module):
