@@ -20,11 +20,13 @@ from vitmods.cli.options import parse
 class Predict:
     """Name the classes of images, with probabilities, by a trained model that sees them as its evaluation did.
 
-    Prints a table on a terminal and CSV elsewhere: image,rank,class,probability,predicted.
+    Prints a table on a terminal and CSV elsewhere: image,rank,class,probability,predicted. Of segmentation the fraction
+    of the pixels stands where the probability does.
 
     examples:
       vitmods predict runs/digits-mu3-2/trials/dpn/seed0 photo.png
       vitmods predict runs/pets/trials/dpn/seed0 path/to/photos "more/**/*.jpg" --top 3
+      vitmods predict runs/streets/trials/dpn/seed0 path/to/photos --draw drawn --format json
       vitmods predict model.onnx path/to/photos --format csv --out predictions.csv
     """
 
@@ -42,6 +44,8 @@ class Predict:
     """images that cannot be read stop the command, or are left out with a warning"""
     batch_size: int = 64
     """images at a time"""
+    draw: Path | None = None
+    """write the images, with what was found in them drawn in, to this folder; for tasks that find something"""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps"""
     data_workers: int = 0
@@ -64,7 +68,9 @@ def main(arguments: Sequence[str]) -> int:
         batch_size=options.batch_size,
         device=options.device,
         workers=options.data_workers,
+        draw=options.draw,
     )
+    found = [{name: value for name, value in one.items() if name != "mask"} for one in found]  # pixels are no text
     kind = options.format or ("table" if options.out is None and sys.stdout.isatty() else "csv")
     if kind == "table" and options.out is None:
         from vitmods.report.tables import print_predictions
@@ -80,12 +86,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _csv(found: Sequence[dict[str, Any]]) -> str:
+    from vitmods.report.tables import shares
     from vitmods.util.text import no_formula
 
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["image", "rank", "class", "probability", "predicted"])
+    fraction = "pixels" in found[0]
+    rows.writerow(["image", "rank", "class", "fraction" if fraction else "probability", "predicted"])
     for one in found:
-        for rank, (name, p) in enumerate(one["probabilities"].items(), start=1):
+        for rank, (name, p) in enumerate(shares(one).items(), start=1):
             rows.writerow([no_formula(one["image"]), rank, no_formula(name), f"{p:.6g}", int(name in one["predicted"])])
     return text.getvalue()

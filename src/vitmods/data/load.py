@@ -59,7 +59,7 @@ def load(
     source = with_target(open_source(spec), target)
     cache = None if cache_dir is None else Path(cache_dir)
     records, origin = make_splits(source, cache_dir=cache, **split)
-    shapes = {name: _geometry(name, size, augment, target) for name in records}
+    shapes = {name: geometry_of(name, size, augment, target) for name in records}
     streamed = is_streamed(source.streaming, {name: (part, shapes[name]) for name, part in records.items()}, in_chans)
     opened = open_lazily if streamed else open_store
     group_by = split.get("group_by") or groups_in(split.get("split_file"))
@@ -97,7 +97,7 @@ def _size(img_size: int | Sequence[int]) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def _geometry(split: str, size: tuple[int, int], augment: Augment, target: str) -> Geometry:
+def geometry_of(split: str, size: tuple[int, int], augment: Augment, target: str) -> Geometry:
     """Random resized crops are cut from whole images; padded crops move the whole view; all else is centered. Images
     with masks or boxes are kept whole, their short side at most twice the view's."""
     if target not in ("class", "labels"):

@@ -15,7 +15,7 @@ from vitmods.data.rng import Stream, uniform
 from vitmods.recipes import Augment
 
 _TRIES = 10  # crops that are drawn before one with too much of a class is taken
-_BRIGHTNESS, _FACTOR, _HUE = 32, 0.5, 0.1  # of mmsegmentation: levels, part of contrast and saturation, part of the circle
+_BRIGHTNESS, _FACTOR, _HUE = 32, 0.5, 0.1  # as mmsegmentation: levels, part of contrast and saturation, of the circle
 
 Stored = Sequence[NDArray[np.uint8]]
 
@@ -73,7 +73,8 @@ def evaluation_views(
 def mean_color(augment: Augment, channels: int) -> NDArray[np.uint8]:
     """What becomes about 0 when it is normalized, (C, 1, 1)."""
     mean = augment.mean if len(augment.mean) == channels else (float(np.mean(augment.mean)),) * channels
-    return np.rint(255 * np.array(mean)).astype(np.uint8)[:, None, None]
+    color: NDArray[np.uint8] = np.rint(255 * np.array(mean)).astype(np.uint8)[:, None, None]
+    return color
 
 
 def _drawn(image: NDArray[np.uint8], mask: NDArray[np.uint8], draw: Draw, view: int) -> tuple[Tensor, Tensor]:
@@ -116,7 +117,8 @@ def _resized_mask(mask: NDArray[np.uint8], size: tuple[int, ...]) -> Tensor:
     from torchvision.transforms.v2 import functional as F
 
     whole = torch.from_numpy(mask)[None]
-    return F.resize_mask(whole, list(size), InterpolationMode.NEAREST_EXACT)[0].long()
+    resized: Tensor = F.resize_mask(whole, list(size), InterpolationMode.NEAREST_EXACT)[0].long()
+    return resized
 
 
 def _distorted(pixels: Tensor, strength: float, number: Any) -> Tensor:

@@ -61,8 +61,10 @@ class Coding:
                 values = np.asarray(image if image.mode != "LA" else image.getchannel(0)).astype(np.int64)
         place = np.searchsorted(self._values, values).clip(max=len(self._values) - 1)
         if (strange := self._values[place] != values).any():
-            raise Unreadable(f"its mask holds {self._named(int(values[strange][0]))}, which {self.source} does not know")
-        return middle(self._classes[place][None])[0]
+            held = self._named(int(values[strange][0]))
+            raise Unreadable(f"its mask holds {held}, which {self.source} does not know")
+        used: NDArray[np.uint8] = middle(self._classes[place][None])[0]
+        return used
 
     def _named(self, value: int) -> str:
         return f"the color {value >> 16}, {value >> 8 & 255}, {value & 255}" if self.colored else f"the value {value}"
@@ -106,7 +108,8 @@ def masked_records(split: str, pairs: Sequence[Pair], coding: Coding) -> tuple[R
     """The images with their masks, and those whose masks cannot be used. Every mask is read; what is found in many is
     kept in the user's cache folder until a file changes."""
     ids, none = tuple(pair.id for pair in pairs), np.zeros(len(pairs), np.int64)
-    images, masks = (file_records(ids, none, [pair[k] for pair in pairs]) for k in (1, 2))
+    images = file_records(ids, none, [pair.image for pair in pairs])
+    masks = file_records(ids, none, [pair.mask for pair in pairs])
     seen = _remembered(images, masks, coding)
     good = np.array([i for i, one in enumerate(seen) if not one.reason], dtype=np.int64)
     records = images.take(good)

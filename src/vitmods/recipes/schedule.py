@@ -51,7 +51,8 @@ def _linear(length: Resolved, step: int) -> float:
 
 
 def _poly(length: Resolved, step: int) -> float:
-    return length.min_lr + (length.lr - length.min_lr) * (1 - _progress(length, step)) ** length.poly_power
+    left: float = (1 - _progress(length, step)) ** length.poly_power
+    return length.min_lr + (length.lr - length.min_lr) * left
 
 
 def _rsqrt(length: Resolved, step: int) -> float:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitmods.study.store import Sample
+from vitmods.train.examples import Examples, read_examples
 
 SIDE = 96  # pixels of the longer side on the page's file, enough for a tile on a dense screen
 MOST = 24  # images
@@ -86,6 +89,36 @@ def thumbnails(samples: Sequence[Sample]) -> list[dict[str, str | bool]]:
     """`uri`, `name` and whether the image is `small` (drawn with hard pixels) for each sample, at most 24; the page
     needs no other file."""
     return [{"name": name, "uri": _uri(image), "small": max(image.shape[:2]) <= SIDE} for name, image in samples[:MOST]]
+
+
+@dataclass(frozen=True)
+class ExampleTable:
+    """columns: what each row shows, arms last; rows: an image's name, and a `uri` for each column, empty where there is
+    none; legend: class -> its color."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
+    legend: Mapping[str, str]
+
+
+def example_table(trials: Mapping[str, Sequence[Path]]) -> ExampleTable | None:
+    """The examples of each arm's first trial that has any, base first; None where base has none.
+
+    trials: arm -> the folders of its trials.
+    """
+    found = {}
+    for arm, folders in trials.items():
+        found[arm] = next((one for one in map(read_examples, folders) if one.ids), Examples())
+    first = next(iter(found.values()))
+    if not first.ids:
+        return None
+    shared = [name for name in first.panels[0] if name != "prediction"]
+    rows = []
+    for number, name in enumerate(first.ids):
+        mine = [dict(zip(one.ids, one.panels, strict=True)).get(name, {}).get("prediction") for one in found.values()]
+        cells = [*(first.panels[number][panel] for panel in shared), *mine]
+        rows.append((name, tuple("" if cell is None else _uri(cell) for cell in cells)))
+    return ExampleTable((*shared, *found), tuple(rows), first.legend or {})
 
 
 def _uri(image: np.ndarray) -> str:

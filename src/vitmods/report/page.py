@@ -306,6 +306,16 @@ class Page:
     def samples(self) -> list[dict[str, str | bool]]:
         return facts.thumbnails(self.answer.samples)
 
+    @cached_property
+    def examples(self) -> facts.ExampleTable | None:
+        """Evaluated images with what every arm finds in them, by its first trial that has any."""
+        arms = (self.answer.base, *(view.arm for view in self.arms))
+        trials = {
+            arm.name: [self.answer.path / trial.folder for trial in arm.counted if trial.status == "finished"]
+            for arm in arms
+        }
+        return facts.example_table(trials)
+
 
 def _mean(metric: Metric, scores: Mapping[int, float]) -> str:
     mean = mean_of(scores.values())

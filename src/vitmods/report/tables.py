@@ -33,6 +33,7 @@ from vitmods.report.text import (
 )
 from vitmods.stats.verdict import Effect, Verdict
 from vitmods.study.answer import VIEWS, Answer, ArmCost
+from vitmods.util.errors import UserError
 from vitmods.util.text import single_line
 
 STYLES = {Verdict.HELPS: "bold green", Verdict.HURTS: "bold red", Verdict.UNSTABLE: "red", Verdict.OPEN: "dim"}
@@ -183,7 +184,7 @@ def print_evaluation(found: Mapping[str, Any], console: Console | None = None) -
         table.add_column(heading, justify="right", no_wrap=True)
     for protocol in one["protocols"]:
         metrics = [metric_named(name) for name in found["metrics"]]
-        mine = [metric for metric in metrics if metric.protocol == PROTOCOLS[protocol].name]
+        mine = [metric for metric in metrics if metric.protocol == protocol or protocol not in PROTOCOLS]
         for row, metric in enumerate(mine):
             ends = " to ".join(metric.number(end) for end in found["intervals"].get(metric.name, ()))
             title = metric.title if metric.higher_is_better else f"{metric.title}, low is good"
@@ -194,15 +195,26 @@ def print_evaluation(found: Mapping[str, Any], console: Console | None = None) -
     console.print(Text(f"Intervals are over {over}.", style="dim"), soft_wrap=True)
 
 
+def shares(found: Mapping[str, Any]) -> Mapping[str, float]:
+    """Of an entry of `predict`, class -> its probability, or the fraction of the pixels that it has.
+
+    Raises:
+        UserError: the task says something else of images.
+    """
+    if (rows := found.get("probabilities", found.get("pixels"))) is None:
+        raise UserError("What this task finds in images is no table: write it as JSON (--format json).")
+    return rows  # type: ignore[no-any-return]
+
+
 def print_predictions(found: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
     """Print what `predict` gives: of each image the likeliest classes, those that are predicted in bold."""
     console = console or Console()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("image", overflow="fold")
     table.add_column("class", overflow="fold")
-    table.add_column("probability", justify="right", no_wrap=True)
+    table.add_column("of the pixels" if "pixels" in found[0] else "probability", justify="right", no_wrap=True)
     for one in found:
-        for row, (name, p) in enumerate(one["probabilities"].items()):
+        for row, (name, p) in enumerate(shares(one).items()):
             style = "bold" if name in one["predicted"] else "dim"
             image = "" if row else single_line(one["image"])
             table.add_row(Text(image), Text(single_line(name), style=style), Text(f"{100 * p:.1f} %", style=style))

@@ -14,10 +14,11 @@ from vitmods.evals.outputs import Progress, silent
 from vitmods.evals.protocols import check_protocols, run_protocols
 from vitmods.stats.intervals import mean_over_seeds
 from vitmods.study.checkpoints import seeds_in
+from vitmods.study.evaluation import own_evaluation
 from vitmods.study.measure import measure_of
 from vitmods.study.opened import Opened, open_trained
 from vitmods.study.trial import load_images
-from vitmods.tasks.base import DEFAULT
+from vitmods.tasks.base import DEFAULT, make_task
 from vitmods.train.device import make_fabric
 from vitmods.util.errors import UserError
 
@@ -42,7 +43,8 @@ def evaluate(
     Args:
         checkpoints: one or several of: a trial's folder, of `vitmods train` or of a study; an arm's folder in a study,
             which holds its seeds; or what `vitmods.adapters.open_checkpoint` opens.
-        protocols: keys of `vitmods.evals.PROTOCOLS`; None: the one by which trials of that task are compared.
+        protocols: keys of `vitmods.evals.PROTOCOLS`; None: the one by which trials of that task are compared, or where
+            there is none for it, the task's own evaluation.
         split: "train", "val" or "test"; None: the split that numbers of these images are reported on. Training
             images are evaluated without augmentation.
         data: the images; None: the trial's own.
@@ -68,28 +70,35 @@ def evaluate(
         raise UserError(f"batch_size must be at least 1, not {batch_size}.")
     everything = _with_images([_open(found, data) for source in each for found in seeds_in(str(source))], workers)
     task = everything[0][0].settings.get("task", DEFAULT)
-    chosen, options = known or [PROTOCOLS[measure_of(task).metric.protocol]], options or Options()
+    usual, options = measure_of(task).metric.protocol, options or Options()
+    chosen = known or ([PROTOCOLS[usual]] if usual else [])
     names = [protocol.name for protocol in chosen]
     for opened, dataset in everything:
         check_protocols(dataset, names, split=split or dataset.eval_split, options=options)
-        if any(protocol.reads_logits for protocol in chosen):
+        if not chosen or any(protocol.reads_logits for protocol in chosen):
             _check_classes(opened, dataset)
         if data is None and dataset.summary()["fingerprint"] != opened.fingerprint:
             warnings.warn("the images are no longer those that the trial was trained on.", stacklevel=2)
     found = []
     for opened, dataset in everything:
         fabric, where = make_fabric(device, opened.recipe.precision), split or dataset.eval_split
-        results = run_protocols(
-            fabric.to_device(opened.model),
-            dataset,
-            names,
-            split=where,
-            batch_size=batch_size,
-            device=fabric.device,
-            options=options,
-            autocast=fabric.autocast,
-            progress=progress,
-        )
+        model = fabric.to_device(opened.model)
+        if chosen:
+            results = run_protocols(
+                model,
+                dataset,
+                names,
+                split=where,
+                batch_size=batch_size,
+                device=fabric.device,
+                options=options,
+                autocast=fabric.autocast,
+                progress=progress,
+            )
+        else:
+            made = make_task(task, opened.recipe)
+            with fabric.autocast():
+                results = {task: own_evaluation(made, model.eval(), dataset, where, batch_size, fabric.device)}
         found.append(_record(opened, dataset, where, results))
     return found
 
@@ -167,7 +176,7 @@ def _with_images(all_opened: Sequence[Opened], workers: int) -> list[tuple[Opene
 def _check_classes(opened: Opened, dataset: ImageDataset) -> None:
     """As many classes are not enough: under other names, or in another order, every number would be wrong."""
     found, config = dataset.classes, getattr(opened.model, "vit_config", None)
-    outputs = config.num_classes if config else len(opened.classes or ())
+    outputs = len(opened.classes) if opened.classes is not None else config.num_classes if config else 0
     remedy = "Give images of the same classes, in folders of the same names; fewshot, probe and knn take any."
     if dataset.class_map is not None:
         if max(dataset.class_map) >= outputs:

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from vitmods.evals.base import ProtocolResult
 from vitmods.evals.protocols import check_protocols, run_protocols
 from vitmods.recipes.length import resolve_on
+from vitmods.stats.intervals import mean_over_images
 from vitmods.study.start import open_trial
 from vitmods.study.store import read_json
 from vitmods.study.tuning import VAL
@@ -72,6 +75,21 @@ def check_images(settings: Settings, dataset: ImageDataset) -> None:
         check_protocols(dataset, [measure.metric.protocol], split=evaluated, options=measure.options)
 
 
+def own_evaluation(
+    task: Task, model: nn.Module, dataset: ImageDataset, split: str, batch_size: int, device: torch.device
+) -> ProtocolResult:
+    """What the task's own evaluation finds of a model in evaluation mode, on `device`: as of a protocol."""
+    found = task.evaluate(model, (batch.to(device) for batch in dataset.eval_batches(split, batch_size)))
+    names = {metric.name for metric in task.metrics}
+    means = {name: mean_over_images(found.per_image[name]) for name in found.per_image if name in names}
+    return ProtocolResult(
+        {name: value for name, value in found.metrics.items() if name in names},
+        {name: dict(zip(dataset.classes, values, strict=True)) for name, values in found.detail.items()},
+        {name: ends for name, ends in means.items() if ends is not None},
+        found.per_image,
+    )
+
+
 def trial_scores(folder: Path, split: str) -> dict[str, NDArray[Any]]:
     """What is known of each image of a split, (n,) arrays by name beside `ids`: from the training's own evaluation, and
     from protocols. Empty where the task says nothing of single images. UserError where a file is damaged."""
@@ -110,10 +128,8 @@ def evaluate_trial(
             autocast=fabric.autocast,
         )[protocol]
     else:  # what the task's own evaluation alone gives
-        batches = (batch.to(fabric.device) for batch in dataset.eval_batches(split, recipe.part_size))
         with fabric.autocast():
-            found = task.evaluate(model.eval(), batches)
-        result = ProtocolResult(found.metrics, per_image=found.per_image)
+            result = own_evaluation(task, model.eval(), dataset, split, recipe.part_size, fabric.device)
     if measure.name not in result.metrics:
         raise UserError(
             f"The {protocol or task.name} evaluation gives no {measure.name} with these options; compare another "

@@ -10,13 +10,19 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor, nn
 
 from vitmods.data.augment import normalize, per_channel
-from vitmods.data.geometry import Geometry
+from vitmods.data.batch import Batch
+from vitmods.data.dataset import Annotated
+from vitmods.data.geometry import Geometry, middle
+from vitmods.data.load import geometry_of
 from vitmods.data.read import Unreadable, decode, reading
 from vitmods.data.records import printable
 from vitmods.data.sources.folder import images_below
@@ -24,11 +30,11 @@ from vitmods.data.threads import in_order
 from vitmods.fast.export import EXTRA
 from vitmods.study.checkpoints import seeds_in
 from vitmods.study.opened import Opened, open_trained, prepared_by
-from vitmods.tasks.base import DEFAULT, TASKS
+from vitmods.tasks.base import DEFAULT, TASKS, Task
 from vitmods.train.device import make_fabric
 from vitmods.train.trial import WEIGHTS
 from vitmods.util.errors import UserError
-from vitmods.util.files import expand_user
+from vitmods.util.files import expand_user, make_folder, write_atomically
 
 
 def predict(
@@ -40,6 +46,7 @@ def predict(
     batch_size: int = 64,
     device: str = "auto",
     workers: int = 0,
+    draw: str | Path | None = None,
 ) -> list[dict[str, Any]]:
     """What a trained model says of images that are prepared as its evaluation prepares them.
 
@@ -52,14 +59,16 @@ def predict(
         batch_size: images at a time.
         device: where; see `vitmods.train.train_trial`.
         workers: threads that prepare images ahead.
+        draw: a folder for the images with what was found in them drawn in, as PNG; None: they are not drawn.
 
     Returns:
         Of each image: `image`, its path; `predicted`, the class, or of several labels all of probability 1/2 or more;
         `probabilities`, name -> probability of the `top` likeliest, the first first. Where the checkpoint names no
-        classes they are numbers from 0.
+        classes they are numbers from 0. Of other tasks what their `predictions` say; and `drawn`, the path of the
+        drawing.
 
     Raises:
-        UserError: there is no such checkpoint, no image, or one that cannot be read.
+        UserError: there is no such checkpoint, no image, or one that cannot be read; or the task draws nothing.
     """
     if top < 1 or batch_size < 1:
         raise UserError(f"top and batch_size are numbers from 1 on, not {top} and {batch_size}.")
@@ -69,25 +78,31 @@ def predict(
     opened = _open(str(checkpoint), device)
     kind = TASKS[opened.settings.get("task", DEFAULT)]
     task = kind.from_recipe(kind.fitted(opened.recipe))
+    if draw is not None and kind.draw is Task.draw:
+        raise UserError(f"The task {kind.name} has nothing to draw: leave the folder for drawings out.")
     fabric = make_fabric("cpu" if isinstance(opened.model, _Graph) else device, opened.recipe.precision)
     model = fabric.to_device(opened.model)
-    names, found, skipped, views = opened.classes, [], [], _views(opened, paths, workers)
-    while part := list(islice(views, batch_size)):
-        read = [(path, view) for path, view in part if isinstance(view, Tensor)]
-        for path, view in part:
-            if not isinstance(view, Tensor):
-                skipped.append(f"{printable(str(path))}: {view}")
+    names, found, skipped, images_read = opened.classes, [], [], _read(opened, kind.target, paths, workers)
+    drawings = None if draw is None else _Drawings(make_folder(expand_user(draw)), task, paths)
+    while part := list(islice(images_read, batch_size)):
+        read = [(path, one) for path, one in part if isinstance(one, _Stored)]
+        for path, one in part:
+            if not isinstance(one, _Stored):
+                skipped.append(f"{printable(str(path))}: {one}")
                 if unreadable == "stop":
                     raise UserError(f"{skipped[0]}. Repair or remove it, or leave it out with --unreadable skip.")
         if not read:
             continue
         with torch.inference_mode(), fabric.autocast():
-            outputs = model(_normalized(opened, torch.cat([view for _, view in read])).to(fabric.device))
+            batch = _batch(opened, task, [one for _, one in read])
+            outputs = task.outputs(model, batch.to(fabric.device))
         if names is None:
             names = tuple(map(str, range(outputs.shape[1])))
             warnings.warn(f"{opened.source} does not name its classes: they are numbers from 0.", stacklevel=2)
-        rows = task.predictions(outputs.cpu(), names, top)
-        found += [{"image": printable(str(path)), **row} for (path, _), row in zip(read, rows, strict=True)]
+        rows = task.predictions(outputs.cpu() if isinstance(outputs, Tensor) else outputs, names, top)
+        for (path, _), row in zip(read, rows, strict=True):
+            drawn = {} if drawings is None else {"drawn": str(drawings.write(path, row, names))}
+            found.append({"image": printable(str(path)), **row, **drawn})
     if skipped:
         warnings.warn(f"{len(skipped)} of {len(paths)} images were left out: {'; '.join(skipped[:5])}", stacklevel=2)
     if not found:
@@ -133,27 +148,67 @@ def _open(source: str, device: str) -> Opened:
     return opened
 
 
-def _views(opened: Opened, paths: Sequence[Path], workers: int) -> Iterator[tuple[Path, Tensor | str]]:
-    """Of each image the view (1, C, H, W) in uint8 that evaluation sees, or why it cannot be read."""
-    augment, size = opened.recipe.augment, opened.settings["img_size"]
-    rows, columns = (size, size) if isinstance(size, int) else (size[0], size[-1])
-    geometry = Geometry((rows, columns), augment.eval_crop, resample=augment.resample)
+class _Stored(NamedTuple):
+    """An image as a data set keeps it, uint8 (C, H, W), how its view is made, and its size in the file."""
 
-    def view(number: int) -> tuple[Path, Tensor | str]:
+    pixels: NDArray[np.uint8]
+    geometry: Geometry
+    native: tuple[int, int]
+
+
+def _read(opened: Opened, target: str, paths: Sequence[Path], workers: int) -> Iterator[tuple[Path, _Stored | str]]:
+    """Of each image what evaluation would store of it, or why it cannot be read."""
+    geometry = geometry_of("test", _size(opened), opened.recipe.augment, target)
+
+    def one(number: int) -> tuple[Path, _Stored | str]:
         try:
             with reading():
                 raw = paths[number].read_bytes()
-            stored = geometry.store(decode(raw, opened.settings["in_chans"]))
+            image = decode(raw, opened.settings["in_chans"])
         except Unreadable as error:
             return paths[number], str(error)
-        return paths[number], geometry.view(torch.from_numpy(stored.copy())[None])
+        return paths[number], _Stored(geometry.store(image), geometry, (image.shape[1], image.shape[2]))
 
-    return in_order(view, range(len(paths)), workers)
+    return in_order(one, range(len(paths)), workers)
 
 
-def _normalized(opened: Opened, views: Tensor) -> Tensor:
-    augment, channels = opened.recipe.augment, opened.settings["in_chans"]
-    return normalize(views, per_channel(augment.mean, channels), per_channel(augment.std, channels))
+def _size(opened: Opened) -> tuple[int, int]:
+    size = opened.settings["img_size"]
+    return (size, size) if isinstance(size, int) else (size[0], size[-1])
+
+
+def _batch(opened: Opened, task: Task, images: Sequence[_Stored]) -> Batch:
+    """What evaluation would make of the images; targets are not known."""
+    augment, channels, targets = opened.recipe.augment, opened.settings["in_chans"], None
+    if (joint_view := type(task).joint_view) is not None:
+        unknown = [Annotated(None, one.native) for one in images]
+        views, targets = joint_view([one.pixels for one in images], unknown, _size(opened), augment)
+    else:
+        views = torch.cat([one.geometry.view(torch.from_numpy(one.pixels.copy())[None]) for one in images])
+    inputs = normalize(views, per_channel(augment.mean, channels), per_channel(augment.std, channels))
+    return Batch(inputs, targets, torch.arange(len(images)))
+
+
+class _Drawings:
+    """Drawings in a folder, each under the name of its image, or where several share it from as many folders above as
+    tell them apart."""
+
+    def __init__(self, folder: Path, task: Task, paths: Sequence[Path]):
+        self.folder, self.task = folder, task
+        below = os.path.commonpath([path.absolute().parent for path in paths])
+        unique = len({path.stem for path in paths}) == len(paths)
+        self.names = {
+            path: path.stem if unique else "-".join((*path.absolute().relative_to(below).parent.parts, path.name))
+            for path in paths
+        }
+
+    def write(self, path: Path, row: dict[str, Any], classes: tuple[str, ...]) -> Path:
+        image = middle(decode(path.read_bytes(), 3))
+        drawn = self.task.draw(np.ascontiguousarray(image.transpose(1, 2, 0)), row, classes)
+        assert drawn is not None
+        where = self.folder / f"{self.names[path]}.png"
+        write_atomically(where, lambda file: Image.fromarray(drawn).save(file, "PNG"))
+        return where
 
 
 class _Graph(nn.Module):

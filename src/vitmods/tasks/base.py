@@ -41,14 +41,14 @@ class Measured:
 
     metrics: the task's, by their names, and `loss`. per_image: (n,) arrays in the order of the images, among them one
     for each metric that is a mean over images; empty where nothing can be said of a single image. examples: a few of
-    the images, where something can be drawn of them. detail: JSON-able, what is known beside the metrics, such as a
-    number for each class.
+    the images, where something can be drawn of them. detail: what is known of each class, by name: lists with
+    an entry a class, JSON-able.
     """
 
     metrics: dict[str, float]
     per_image: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     examples: tuple[Example, ...] = ()
-    detail: Mapping[str, Any] = field(default_factory=dict)
+    detail: Mapping[str, list[Any]] = field(default_factory=dict)
 
 
 class Task(ABC):

@@ -6,7 +6,7 @@ Dual PatchNorm (arXiv:2302.01327, section 6.3) trains on ADE20K.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitmods.data.batch import Batch
+from vitmods.data.dataset import Joint, JointView
 from vitmods.data.mask_views import evaluation_views, labelled_pixels, training_views
 from vitmods.data.masks import IGNORE, MaskFile
 from vitmods.model.vit import ViT
@@ -26,7 +27,7 @@ from vitmods.tasks.overlay import overlay, palette
 from vitmods.tasks.sliding import Windows
 from vitmods.util.errors import UserError
 
-EXAMPLES = 4  # evaluated images that are drawn
+EXAMPLES = 4  # evaluated images that are drawn, evenly spread
 
 
 class LinearDecoder(nn.Module):
@@ -102,8 +103,8 @@ class Segmentation(Task):
         Metric("image_miou", "mean IoU of an image", ""),
         Metric("pixel_accuracy", "pixel accuracy", ""),
     )
-    joint = staticmethod(training_views)
-    joint_view = staticmethod(evaluation_views)
+    joint: ClassVar[Joint | None] = staticmethod(training_views)
+    joint_view: ClassVar[JointView | None] = staticmethod(evaluation_views)
     uses_head = False
     usual_recipe = "small_segmentation"
     unread = (
@@ -173,7 +174,7 @@ class Segmentation(Task):
         """
         counts: list[Tensor] = []
         examples: list[Example] = []
-        loss, pixels = 0.0, 0
+        loss, pixels, apart = 0.0, 0, 1
         for batch in batches:
             found = self._probabilities(model, batch)
             for i, (p, mask) in enumerate(zip(found, batch.targets["mask"], strict=True)):
@@ -182,11 +183,14 @@ class Segmentation(Task):
                 counts.append(counted(predicted[labelled], mask[labelled], len(p)))
                 loss -= float(of_truth.clamp(min=1e-12).log().sum(dtype=torch.float64))
                 pixels += len(of_truth)
-                if len(examples) < EXAMPLES:
+                if (len(counts) - 1) % apart == 0:
                     examples.append(self._example(batch, i, predicted.to(torch.uint8)))
+                if len(examples) == 2 * EXAMPLES:
+                    examples, apart = examples[::2], 2 * apart
         if not counts:
             raise UserError("There are no images in the split that is to be evaluated.")
-        return measured(torch.stack(counts).cpu(), loss / max(pixels, 1), tuple(examples))
+        chosen = sorted({round(i) for i in np.linspace(0, len(examples) - 1, EXAMPLES)})
+        return measured(torch.stack(counts).cpu(), loss / max(pixels, 1), tuple(examples[i] for i in chosen))
 
     def synthetic(self, count: int, shape: tuple[int, int, int], classes: int, recipe: Recipe) -> Batch:
         """Classes in turn, a column each."""
@@ -216,7 +220,8 @@ class Segmentation(Task):
 
     def legend(self, classes: tuple[str, ...]) -> dict[str, str]:
         """The palette's."""
-        return dict(zip(classes, ("#%02x%02x%02x" % tuple(color) for color in palette(len(classes))), strict=True))
+        colors = [f"#{bytes(color).hex()}" for color in palette(len(classes))]
+        return dict(zip(classes, colors, strict=True))
 
     def _probabilities(self, model: nn.Module, batch: Batch) -> Iterator[Tensor]:
         """Of each image (K, native height, native width)."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitmods.data.batch import Batch
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import lr_at, resolve_on
-from vitmods.tasks.base import Task, TaskModel
+from vitmods.tasks.base import Example, Task, TaskModel
 from vitmods.train import checkpoint
 from vitmods.train.device import make_fabric
 from vitmods.train.interrupt import Interrupted, StopRequest
@@ -123,6 +123,8 @@ class TrialRun:
         self.step = 0
         self.evaluated_at = 0
         self.last_evaluation: dict[str, float] = {}
+        self.examples: dict[str, tuple[Example, ...]] = {}
+        """split -> those of its last evaluation"""
         self._scored: dict[str, tuple[list[Tensor], Mapping[str, NDArray[Any]]]] = {}
         self._window = Window()
         self._wall_before = self._waited = 0.0
@@ -291,7 +293,7 @@ class TrialRun:
         self.model.train()
         if not math.isfinite(found.metrics["loss"]):
             raise Diverged(f"the loss on {split} was not finite after step {self.step}")
-        self._scored[split] = index, found.per_image
+        self._scored[split], self.examples[split] = (index, found.per_image), found.examples
         return found.metrics
 
     def _eval_batches(self, split: str, request: StopRequest, index: list[Tensor]) -> Iterable[Batch]:

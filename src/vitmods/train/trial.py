@@ -23,6 +23,7 @@ from vitmods.recipes.length import resolve_on
 from vitmods.tasks.base import DEFAULT, TASKS, Task, TaskModel
 from vitmods.train import checkpoint
 from vitmods.train.device import device_name
+from vitmods.train.examples import write_examples
 from vitmods.train.interrupt import StopRequest, stop_on_signals
 from vitmods.train.logs import Diverged, ProgressBar
 from vitmods.train.loop import Images, RunOptions, TrialRun
@@ -58,7 +59,8 @@ def train_trial(
         seed: of the order and augmentation of the images and of dropout; not of the model's weights.
         out: the trial's folder; `config.json`, `metrics.jsonl`, `checkpoint.pt` (until it is finished),
             `model.safetensors` (and `task.safetensors`, where the task has modules beside the backbone), `<split>.npz`
-            with the scores of each image, `tb/` and, written last, `result.json` with the checksums of the weights.
+            with the scores of each image, `examples/` (where the task draws any), `tb/` and, written last,
+            `result.json` with the checksums of the weights.
         how: device, checkpoints, progress.
         record: goes into config.json; `arm` and `changes` are the study's.
 
@@ -101,6 +103,9 @@ def _outcome(run: TrialRun, request: StopRequest, bar: ProgressBar) -> dict[str,
         weights = _save_weights(run.evaluated_model, run.folder)
         for split, scores in run.scores.items():
             write_scores(run.folder / f"{split}.npz", scores)
+        if examples := run.examples.get(run.ds.eval_split):
+            legend = run.task.legend(tuple(run.ds.summary()["classes"]))
+            write_examples(run.folder, examples, run.ds.splits[run.ds.eval_split].ids, legend)
     except Diverged as divergence:
         status, message = "diverged", str(divergence)
     return {

@@ -72,7 +72,7 @@ def test_some_classes_or_none_are_told_apart(tmp_path):
     assert (dogs.classes, dogs.splits["train"].label_sets) == (("dog",), ((0,), (), ()))
     every = open_source(f"coco:{tmp_path}?agnostic=1")
     assert (every.classes, every.splits["train"].label_sets) == (("object",), ((0,), (0,), ()))
-    with pytest.raises(UserError, match="no class 'dgo'.*dog"):
+    with pytest.raises(UserError, match=r"no class 'dgo'.*dog"):
         open_source(f"coco:{tmp_path}?classes=dgo")
 
 
@@ -84,7 +84,7 @@ def test_the_layout_of_coco_itself(tmp_path):
         (tmp_path / f"{split}.json").rename(tmp_path / "annotations" / f"instances_{split}2017.json")
     found = loaded(tmp_path)  # claimed without its name
     assert {name: len(split) for name, split in found.splits.items()} == {"train": 3, "val": 3}
-    with pytest.raises(UserError, match="no file .*lost.json"):
+    with pytest.raises(UserError, match=r"no file .*lost.json"):
         open_source(f"coco:{tmp_path}?train=lost.json")
 
 
@@ -159,7 +159,7 @@ def test_classes_of_val_alone_are_an_error_with_a_way_out(tmp_path):
             content["annotations"] = content["annotations"][:1]
 
     coco(tmp_path, cats_in_val)
-    with pytest.raises(UserError, match="Classes in val without any training image: cat.*allow=missing"):
+    with pytest.raises(UserError, match=r"Classes in val without any training image: cat.*allow=missing"):
         loaded(f"coco:{tmp_path}")
 
 
@@ -181,7 +181,7 @@ def test_a_set_without_masks_says_so_where_they_are_needed(tmp_path):
         for one in content["annotations"]:
             del one["segmentation"]
 
-    with pytest.raises(UserError, match="has boxes and no masks.*--task detection"):
+    with pytest.raises(UserError, match=r"has boxes and no masks.*--task detection"):
         loaded(f"coco:{coco(tmp_path, boxes_alone)}", target="instances")
 
 

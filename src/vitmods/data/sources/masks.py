@@ -50,13 +50,13 @@ def masks(spec: Spec) -> Source:
     "ade20k",
     "ade20k:FOLDER",
     "ADE20K, 150 classes (the scene parsing benchmark)",
-    layout=("images/training/*.jpg, images/validation/*.jpg and annotations/training/*.png, annotations/validation/*.png",),
+    layout=("images/training/*.jpg, annotations/training/*.png, and validation beside both training",),
     origin="ADEChallengeData2016.zip of Zhou et al. 2017, sceneparsing.csail.mit.edu",
     classes=150,
     counts={"train": 20_210, "val": 2_000},
     used_in="Dual PatchNorm, Table 5",
     terms="research and education, not commercial",
-    notes=("the value 0 is of no class and ignored; names of classes are read from objectInfo150.txt beside the folders",),
+    notes=("the value 0 is of no class and ignored; names of classes are read from objectInfo150.txt",),
 )
 def ade20k(spec: Spec) -> Source:
     """The official folder, or the one above it."""
@@ -192,7 +192,7 @@ def _colors(path: Path, ignored: str) -> tuple[list[str], Coding]:
         _place(ignored, [name for name, _ in rows])
     classes = list(dict.fromkeys(name for name, _ in rows if name != ignored))
     _check_classes(path, classes)
-    meanings = {}
+    meanings: dict[int, int] = {}
     for name, (r, g, b) in rows:
         value = int(r) << 16 | int(g) << 8 | int(b)
         label = IGNORE if name == ignored else classes.index(name)

@@ -1,0 +1,51 @@
+"""The evaluated images of a trial that can be looked at: PNG files in its folder, and what their colors mean."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitmods.tasks.base import Example
+from vitmods.util.files import make_folder, write_atomically, write_json
+
+FOLDER = "examples"
+
+
+@dataclass(frozen=True)
+class Examples:
+    """ids: of the images. panels: of each, pictures uint8 (H, W, 3) by name. legend: class -> its color, as #rrggbb."""
+
+    ids: tuple[str, ...] = ()
+    panels: tuple[Mapping[str, NDArray[np.uint8]], ...] = ()
+    legend: Mapping[str, str] | None = None
+
+
+def write_examples(trial: Path, examples: Sequence[Example], ids: Sequence[str], legend: Mapping[str, str]) -> None:
+    """Write `examples/<i>-<panel>.png`, and examples.json; nothing where there are none. ids: of the split's images."""
+    if not examples:
+        return
+    folder = make_folder(trial / FOLDER)
+    for i, one in enumerate(examples):
+        for name, pixels in one.panels.items():
+            picture = Image.fromarray(pixels)
+            write_atomically(folder / f"{i}-{name}.png", lambda file, picture=picture: picture.save(file, "PNG"))  # type: ignore[misc]
+    named = [{"id": ids[one.index], "panels": list(one.panels)} for one in examples]
+    write_json(folder / "examples.json", {"schema": 1, "images": named, "legend": dict(legend)})
+
+
+def read_examples(trial: Path) -> Examples:
+    """The inverse; empty where there are none, or where a file is missing or damaged."""
+    folder = trial / FOLDER
+    try:
+        found = json.loads((folder / "examples.json").read_text(encoding="utf-8"))
+        panels = tuple(
+            {name: np.array(Image.open(folder / f"{i}-{name}.png").convert("RGB")) for name in one["panels"]}
+            for i, one in enumerate(found["images"])
+        )
+        return Examples(tuple(one["id"] for one in found["images"]), panels, found["legend"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return Examples()

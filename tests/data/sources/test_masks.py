@@ -1,0 +1,242 @@
+"""Sources of images with masks: what is read of them, and what is said of those that cannot be used."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitmods import data
+from vitmods.data.masks import IGNORE
+from vitmods.data.sources import open_source
+from vitmods.recipes import Augment
+from vitmods.tasks import Segmentation
+from vitmods.util.errors import UserError
+
+NAMES = ("sky", "tree", "road")
+COLORS = {"sky": (70, 130, 180), "tree": (107, 142, 35), "road": (128, 64, 128), "void": (0, 0, 0)}
+
+
+def save(path, pixels):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.asarray(pixels, np.uint8)).save(path)
+
+
+def labels(seed, size=(12, 16)):
+    found = np.random.default_rng(seed).integers(0, 3, size)
+    found.flat[:3] = 0, 1, 2
+    return found
+
+
+def colored(numbers, ignored=()):
+    palette = np.array(list(COLORS.values()))
+    numbers = numbers.copy()
+    numbers.flat[list(ignored)] = 3
+    return palette[numbers]
+
+
+def write_set(root, splits, *, colors=False, below=False):
+    """root/images/SPLIT and root/masks/SPLIT (below: root/SPLIT/images ...), of so many images a split."""
+    for split, count in splits.items():
+        for i in range(count):
+            folders = [f"{split}/{kind}" if below else f"{kind}/{split}" for kind in ("images", "masks")]
+            save(
+                root / folders[0] / f"{i}.jpg", np.random.default_rng(i + 50 * len(split)).integers(0, 256, (12, 16, 3))
+            )
+            save(root / folders[1] / f"{i}.png", colored(labels(i)) if colors else labels(i))
+    if colors:
+        rows = "".join(f"{name},{r},{g},{b}\n" for name, (r, g, b) in COLORS.items())
+        (root / "palette.csv").write_text(f"name,r,g,b\n{rows}")
+    else:
+        (root / "classes.txt").write_text("\n".join(NAMES))
+    return root
+
+
+def load(spec, **options):
+    joint = {"joint": Segmentation.joint, "joint_view": Segmentation.joint_view}
+    return data.load(spec, img_size=8, augment=Augment(), target="mask", **joint, **options)
+
+
+def first_mask(source, split="train"):
+    return source.splits[split].annotations[0].read()
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_a_folder_with_splits(tmp_path, below):
+    source = open_source(f"masks:{write_set(tmp_path, {'train': 4, 'val': 2, 'test': 3}, below=below)}")
+    assert source.classes == NAMES
+    assert {name: len(part) for name, part in source.splits.items()} == {"train": 4, "val": 2, "test": 3}
+    assert source.splits["train"].label_sets == ((0, 1, 2),) * 4
+    assert source.broken == []
+    assert (first_mask(source) == labels(0)).all()
+    dataset = load(f"masks:{tmp_path}")
+    batch = next(dataset.train_batches(seed=0, epoch=0, batch_size=4))
+    assert batch.inputs.shape == (4, 3, 8, 8)
+    assert batch.targets[0].shape == (4, 8, 8)
+    assert dataset.summary()["splits"]["train"]["per_class"] == dict.fromkeys(NAMES, 4)
+
+
+def test_a_folder_without_splits_is_split(tmp_path):
+    for i in range(30):
+        save(tmp_path / "images" / f"{i}.png", np.random.default_rng(i).integers(0, 256, (12, 16, 3)))
+        save(tmp_path / "masks" / f"{i}.png", labels(i))
+    (tmp_path / "classes.txt").write_text("\n".join(NAMES))
+    assert [len(load(f"masks:{tmp_path}").splits[name]) for name in ("train", "val", "test")] == [21, 3, 6]
+
+
+def test_colors_and_what_is_ignored(tmp_path):
+    root = write_set(tmp_path, {"train": 2, "val": 1}, colors=True)
+    save(root / "masks/train/0.png", colored(labels(0), ignored=[5, 6]))
+    with_void = open_source(f"masks:{root}")
+    assert with_void.classes == (*NAMES, "void")
+    source = open_source(f"masks:{root}?ignore=void")
+    assert source.classes == NAMES
+    expected = labels(0)
+    expected.flat[[5, 6]] = IGNORE
+    assert (first_mask(source) == expected).all()
+    assert source.splits["train"].annotations[0].stamp != with_void.splits["train"].annotations[0].stamp
+
+
+@pytest.mark.parametrize("ignored", ["1", "tree"])
+def test_an_ignored_class_of_classes_txt_leaves_the_others_in_order(tmp_path, ignored):
+    source = open_source(f"masks:{write_set(tmp_path, {'train': 2, 'val': 1})}?ignore={ignored}")
+    assert source.classes == ("sky", "road")
+    assert (first_mask(source) == np.array([0, IGNORE, 1])[labels(0)]).all()
+
+
+def test_palette_images_have_numbers(tmp_path):
+    root = write_set(tmp_path, {"train": 2, "val": 1})
+    image = Image.fromarray(labels(0).astype(np.uint8), mode="P")
+    image.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255])
+    image.save(root / "masks/train/0.png")
+    assert (first_mask(open_source(f"masks:{root}")) == labels(0)).all()
+
+
+def test_what_cannot_be_used_is_listed_before_training_or_left_out(tmp_path):
+    root = write_set(tmp_path, {"train": 12, "val": 2})
+    save(root / "masks/train/0.png", labels(0, (11, 16)))
+    save(root / "masks/train/1.png", np.full((12, 16), 7))
+    save(root / "masks/train/2.png", colored(labels(2)))
+    save(root / "masks/train/3.png", np.full((12, 16), IGNORE))
+    (root / "masks/train/4.png").write_bytes(b"no image")
+    (root / "masks/train/5.png").unlink()
+    (root / "images/train/6.jpg").unlink()
+    save(root / "images/train/7.png", np.zeros((12, 16, 3)))
+    with pytest.raises(UserError) as error:
+        load(f"masks:{root}")
+    for line in (
+        "9 images cannot be read",
+        "train/0.jpg: its mask is 11 x 16, the image 12 x 16",
+        "train/1.jpg: its mask holds the value 7, which classes.txt does not know",
+        "train/2.jpg: its mask has colors",
+        "train/3.jpg: no pixel of its mask has a class",
+        "train/4.jpg: its mask cannot be read: not an image",
+        "train/5.jpg: has no mask in ",
+        "train/6.png: has no image in ",
+        "train/7.jpg: there are other images of that name",
+        "--unreadable skip",
+    ):
+        assert line in str(error.value)
+    dataset = load(f"masks:{root}", unreadable="skip")
+    assert dataset.splits["train"].ids == tuple(f"train/{i}.jpg" for i in sorted(map(str, (8, 9, 10, 11))))
+    assert dataset.summary()["left_out"] == 9
+
+
+def test_unknown_colors_are_named(tmp_path):
+    root = write_set(tmp_path, {"train": 3, "val": 1}, colors=True)
+    save(root / "masks/train/0.png", np.full((12, 16, 3), 9))
+    with pytest.raises(UserError, match=r"its mask holds the color 9, 9, 9, which palette.csv does not know"):
+        load(f"masks:{root}")
+
+
+def test_a_class_that_val_alone_has_is_refused(tmp_path):
+    root = write_set(tmp_path, {"train": 4, "val": 1})
+    for i in range(4):
+        save(root / f"masks/train/{i}.png", labels(i) % 2)
+    with pytest.raises(UserError, match=r"Classes in val without any training image: road"):
+        load(f"masks:{root}")
+    assert load(f"masks:{root}?allow=missing").classes == NAMES
+
+
+def test_the_fingerprint_is_of_masks_too_but_not_of_paths(tmp_path):
+    spec = [f"masks:{write_set(tmp_path / name, {'train': 4, 'val': 1})}" for name in "ab"]
+    first, second = (load(one).summary()["fingerprint"] for one in spec)
+    assert first == second
+    changed = labels(0)
+    changed[5, 5] = (changed[5, 5] + 1) % 3
+    save(tmp_path / "b/masks/train/0.png", changed)
+    assert load(spec[1]).summary()["fingerprint"] != first
+
+
+def test_folders_that_are_none(tmp_path):
+    with pytest.raises(UserError, match="There is no folder"):
+        open_source(f"masks:{tmp_path / 'nowhere'}")
+    with pytest.raises(UserError, match=r"neither classes.txt nor palette.csv"):
+        open_source(f"masks:{tmp_path}")
+    (tmp_path / "classes.txt").write_text("sky\ntree\nsky\n")
+    with pytest.raises(UserError, match="names sky twice"):
+        open_source(f"masks:{tmp_path}")
+    (tmp_path / "classes.txt").write_text("sky\n")
+    with pytest.raises(UserError, match="names 1 classes"):
+        open_source(f"masks:{tmp_path}")
+    (tmp_path / "classes.txt").write_text("sky\ntree\n")
+    with pytest.raises(UserError, match=r"There is no folder .*images"):
+        open_source(f"masks:{tmp_path}")
+    with pytest.raises(UserError, match="no class \"tres\" to ignore"):
+        open_source(f"masks:{tmp_path}?ignore=tres")
+    for name in ("images", "masks"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match="There are no images"):
+        open_source(f"masks:{tmp_path}")
+    (tmp_path / "palette.csv").write_text("name,r,g,b\nsky,1,2,300\n")
+    with pytest.raises(UserError, match="sky 1, 2, 300 is no name with a color"):
+        open_source(f"masks:{tmp_path}")
+    (tmp_path / "palette.csv").write_text("name,r,g,b\nsky,1,2,3\nroad,1,2,3\n")
+    with pytest.raises(UserError, match="gives the color 1, 2, 3 to two classes"):
+        open_source(f"masks:{tmp_path}")
+
+
+def test_looks_at_many_masks_are_remembered(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("vitmods.data.masks._REMEMBERED", 3)
+    root = write_set(tmp_path / "set", {"train": 4})
+    save(root / "masks/train/1.png", np.full((12, 16), 7))
+    first = open_source(f"masks:{root}")
+    monkeypatch.setattr("vitmods.data.masks._look", None)
+    again = open_source(f"masks:{root}")
+    assert again.broken == first.broken
+    assert again.splits["train"].annotations == first.splits["train"].annotations
+
+
+def test_ade20k(tmp_path):
+    for split, count in (("training", 3), ("validation", 2)):
+        for i in range(count):
+            values = labels(i) * 149 // 2 + 1  # 1, 75, 150
+            values[0] = 0
+            values.flat[20:23] = 1, 75, 150
+            save(tmp_path / f"images/{split}/ADE_{i}.jpg", np.random.default_rng(i).integers(0, 256, (12, 16, 3)))
+            save(tmp_path / f"annotations/{split}/ADE_{i}.png", values)
+    source = open_source(f"ade20k:{tmp_path}")
+    assert len(source.classes) == 150
+    assert source.splits["train"].label_sets[0] == (0, 74, 149)
+    mask = first_mask(source)
+    assert (mask[0] == IGNORE).all()
+    assert set(np.unique(mask)) == {0, 74, 149, IGNORE}
+    assert {name: len(part) for name, part in source.splits.items()} == {"train": 3, "val": 2}
+    assert any("as published has 20,210" in text for text in source.warnings)
+    rows = "".join(f"{i}\t0.1\t1\t1\tthing {i}, stuff\n" for i in range(1, 151))
+    (tmp_path / "objectInfo150.txt").write_text(f"Idx\tRatio\tTrain\tVal\tName\n{rows}")
+    assert open_source(f"ade20k:{tmp_path}").classes[149] == "thing 150"
+    with pytest.raises(UserError, match=r"ADE20K, 150 classes .* was not found"):
+        open_source(f"ade20k:{tmp_path / 'images'}")
+
+
+def test_camvid(tmp_path):
+    for split in ("train", "val", "test"):
+        mask = labels(0) * 5
+        mask[0] = 11
+        mask.flat[20:23] = 0, 5, 10
+        save(tmp_path / split / "0.png", np.random.default_rng(len(split)).integers(0, 256, (12, 16, 3)))
+        save(tmp_path / f"{split}annot" / "0.png", mask)
+    source = open_source(f"camvid:{tmp_path}")
+    assert source.classes[10] == "bicyclist"
+    assert source.splits["test"].label_sets == ((0, 5, 10),)
+    assert (first_mask(source)[0] == IGNORE).all()

@@ -1,0 +1,163 @@
+"""Segmentation from a folder of images and masks to weights, report and drawings; killed on the way, too."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitmods as vm
+from vitmods import data
+from vitmods.cli import main
+from vitmods.recipes import small_segmentation
+from vitmods.study.evaluation import trial_scores
+from vitmods.tasks import Segmentation
+from vitmods.train import RunOptions, train_trial
+from vitmods.train.examples import read_examples
+from vitmods.train.interrupt import Interrupted
+from vitmods.train.loop import TrialRun
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "segmentation" / "segmentation.py"
+RECIPE = small_segmentation(2, batch_size=6).with_(lr=1e-2, accumulate=2, ema=0.5)
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    """40 images of 32 pixels: train 28, val 4, test 8."""
+    spec = importlib.util.spec_from_file_location("shapes", EXAMPLE)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    folder = tmp_path_factory.mktemp("shapes")
+    example.write_images(folder, 40)
+    return folder
+
+
+def train(shapes, out, stop_at=None, monkeypatch=None):
+    joint = {"joint": Segmentation.joint, "joint_view": Segmentation.joint_view}
+    dataset = data.load(f"masks:{shapes}", img_size=16, augment=RECIPE.augment, target="mask", **joint)
+    torch.manual_seed(0)
+    task = Segmentation.from_recipe(RECIPE)
+    model = task.wrap(vm.vit("mu2/4", img_size=16, num_classes=0, drop_path=0.2), 3)
+    step = TrialRun._train_step
+
+    def stops(run, batch):
+        if run.step == stop_at:
+            raise Interrupted("stopped", 2)
+        step(run, batch)
+
+    how = RunOptions("cpu", checkpoint_every_steps=3, tensorboard=False, progress=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrialRun, "_train_step", stops)
+        return train_trial(model, task, dataset, RECIPE, out=out, how=how)
+
+
+def numbers(out):
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    timed = ("wall_s", "images_per_s", "data_wait")
+    scores = {name: value.tolist() for name, value in trial_scores(out, "test").items()}
+    weights = [(out / name).read_bytes() for name in ("model.safetensors", "task.safetensors")]
+    return weights, [{k: v for k, v in row.items() if k not in timed} for row in rows], scores
+
+
+@pytest.mark.parametrize("at", [2, 5])
+def test_a_broken_off_trial_ends_in_the_same_bits(shapes, tmp_path, at):
+    train(shapes, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train(shapes, tmp_path / "broken", stop_at=at)
+    train(shapes, tmp_path / "broken")
+    assert numbers(tmp_path / "broken") == numbers(tmp_path / "whole")
+
+
+def test_other_image_sizes_reach_a_vit_by_its_positions(shapes):
+    model = Segmentation().wrap(vm.vit("mu2/4", img_size=16, num_classes=0), 3).eval()
+    assert model(torch.zeros(1, 3, 22, 17)).shape == (1, 3, 22, 17)
+    assert model.vit_config.img_size == (16, 16)
+
+
+@pytest.fixture(scope="module")
+def study(shapes, tmp_path_factory):
+    """Base and dpn, one seed, from the shell."""
+    out = tmp_path_factory.mktemp("runs") / "shapes"
+    command = ["compare", "--task", "segmentation", "--data", f"masks:{shapes}", "--base", "mu2/4", "--img-size", "16"]
+    command += ["--arms", "dpn", "--seeds", "1", "--epochs", "2", "--lr", "0.01", "--eval-flip"]
+    assert main([*command, "--workers", "1", "--cost-seconds", "0.5", "--out", str(out), "--quiet"]) == 0
+    return out
+
+
+def test_a_study_is_answered_and_its_report_shows_masks(study):
+    results = json.loads((study / "results.json").read_text())
+    assert results["metric"]["name"] == "miou"
+    assert set(results["other_metrics"]) >= {"image_miou", "pixel_accuracy"}
+    trial = study / "trials" / "dpn" / "seed0"
+    scores = trial_scores(trial, "test")
+    assert scores["image_miou"].shape == (8,)
+    settings = json.loads((trial / "config.json").read_text())["recipe"]
+    assert settings["segmentation"]["eval_flip"]
+    assert settings["augment"]["resize_range"] == [0.75, 1.5], "the task's own recipe"
+    page = (study / "report.html").read_text()
+    assert "What the models find in images" in page
+    assert page.count('alt="images/') >= 4 * 4  # image, annotation, base, dpn
+    assert "background:#e69f00" in page
+    examples = read_examples(trial)
+    assert list(examples.legend) == ["background", "disc", "square"]
+    assert len(examples.ids) == len(examples.panels) == 4
+
+
+def test_a_trial_is_evaluated_again(study, capsys):
+    trial = study / "trials" / "base" / "seed0"
+    assert main(["evaluate", str(trial), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    expected = json.loads((trial / "result.json").read_text())["metrics"]
+    for name in ("miou", "image_miou", "pixel_accuracy"):
+        assert found["metrics"][name] == pytest.approx(expected[name])
+    assert set(found["protocols"]["segmentation"]["iou"]) == {"background", "disc", "square"}
+    assert list(found["intervals"]) == ["image_miou", "pixel_accuracy"]
+    assert main(["evaluate", str(trial), "--protocol", "top1"]) == 2
+    assert "trained by their mask" in capsys.readouterr().err
+
+
+def test_predict_says_and_draws_what_is_in_images(study, shapes, tmp_path, capsys):
+    trial, images = study / "trials" / "base" / "seed0", shapes / "images"
+    large = Image.open(images / "000.png").resize((70, 50))
+    large.save(tmp_path / "large.png")
+    given = [str(images / "001.png"), str(tmp_path / "large.png")]
+    command = ["predict", str(trial), *given, "--draw", str(tmp_path / "drawn")]
+    assert main([*command, "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [Path(row["drawn"]).name for row in rows] == ["001.png", "large.png"]
+    assert Image.open(rows[1]["drawn"]).size == (70, 50)
+    assert all(sum(row["pixels"].values()) == pytest.approx(1, abs=1e-4) for row in rows)
+    assert main(command) == 0
+    assert capsys.readouterr().out.startswith("image,rank,class,fraction,predicted")
+    found = vm.predict(trial, given)
+    assert found[1]["mask"].shape == (50, 70)
+    assert np.bincount(found[1]["mask"].ravel(), minlength=3).argmax() == 0, "most is background"
+
+
+def test_drawing_is_refused_where_there_is_nothing_to_draw(tmp_path, capsys):
+    out = tmp_path / "digits"
+    assert main(["train", "--base", "mu2/2", "--epochs", "1", "--out", str(out), "--quiet"]) == 0
+    Image.new("L", (8, 8)).save(tmp_path / "image.png")
+    assert main(["predict", str(out), str(tmp_path / "image.png"), "--draw", str(tmp_path / "drawn")]) == 2
+    assert "classification has nothing to draw" in capsys.readouterr().err
+
+
+def test_fractions_of_the_images_are_one_study(shapes, tmp_path, capsys):
+    command = ["compare", "--task", "segmentation", "--data", f"masks:{shapes}", "--base", "mu2/4", "--img-size", "16"]
+    command += ["--arms", "dpn", "--seeds", "2", "--epochs", "1", "--sweep", "limit_train=1/2,1", "--dry-run"]
+    assert main([*command, "--out", str(tmp_path / "runs")]) == 0
+    said = capsys.readouterr().out
+    assert "0.5" in said
+
+
+def test_other_tasks_options_are_refused(shapes, tmp_path, capsys):
+    command = ["train", "--task", "segmentation", "--data", f"masks:{shapes}", "--base", "mu2/4", "--img-size", "16"]
+    assert main([*command, "--mixup", "0.2", "--out", str(tmp_path / "runs")]) == 2
+    assert "segmentation does not read mixup" in capsys.readouterr().err
+    assert main(["train", "--photometric", "0.5", "--out", str(tmp_path / "runs")]) == 2
+    assert "classification does not read photometric" in capsys.readouterr().err
+    assert main(["train", "--data", f"masks:{shapes}", "--base", "mu2/4", "--img-size", "16"]) == 2
+    assert "--task segmentation" in capsys.readouterr().err
