@@ -114,23 +114,25 @@ def test_a_trial_is_evaluated_again(study, capsys):
         assert found["metrics"][name] == pytest.approx(expected[name])
 
 
-def test_predict_says_and_draws_what_is_in_images(study, shapes, tmp_path, capsys):
-    trial = study / "trials" / "base" / "seed0"
-    Image.open(shapes / "val" / "000.png").resize((150, 120)).save(tmp_path / "large.png")
-    given = [str(shapes / "val" / "001.png"), str(tmp_path / "large.png")]
-    command = ["predict", str(trial), *given, "--draw", str(tmp_path / "drawn"), "--format"]
-    assert main([*command, "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert Image.open(rows[1]["drawn"]).size == (150, 120)
-    assert any(row["objects"] for row in rows)
-    assert all(0 < one["score"] <= 1 for row in rows for one in row["objects"])
-    assert main([*command, "csv"]) == 0
-    assert capsys.readouterr().out.startswith("image,rank,class,")
-
-
-def test_masks_are_trained_from_the_shell_by_a_plain_vit(shapes, tmp_path, capsys):
+def test_masks_are_trained_from_the_shell_by_a_plain_vit_and_drawn(shapes, tmp_path, capsys):
+    out = tmp_path / "trial"
     command = ["train", "--task", "instance_segmentation", "--data", f"coco:{shapes}", "--base", "mu2/16"]
     command += ["--img-size", "32", "--epochs", "1", "--fpn-channels", "8", "--limit-train", "4", "--limit-val", "2"]
-    assert main([*command, "--arm", "rms", "--out", str(tmp_path), "--quiet"]) == 0
-    metrics = json.loads((tmp_path / "result.json").read_text())["metrics"]
+    assert main([*command, "--arm", "rms", "--out", str(out), "--quiet"]) == 0
+    metrics = json.loads((out / "result.json").read_text())["metrics"]
     assert {"ap", "mask_ap", "mask_ap50", "image_ap50"} <= set(metrics)
+    capsys.readouterr()
+    Image.open(shapes / "val" / "000.png").resize((150, 120)).save(tmp_path / "large.png")
+    given = [str(shapes / "val" / "001.png"), str(tmp_path / "large.png")]
+    command = ["predict", str(out), *given, "--draw", str(tmp_path / "drawn"), "--format"]
+    assert main([*command, "json"]) == 0
+    small, large = json.loads(capsys.readouterr().out)
+    assert Image.open(large["drawn"]).size == (150, 120)
+    for row, width in ((small, 64), (large, 150)):
+        assert row["objects"]
+        for one in row["objects"]:
+            assert 0.05 < one["score"] <= 1
+            assert 0 <= one["box"][0] < one["box"][2] <= width
+            assert one["mask"]["size"][1] == width
+    assert main([*command, "csv"]) == 0
+    assert capsys.readouterr().out.startswith("image,rank,class,")
