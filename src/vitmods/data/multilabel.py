@@ -6,11 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 
+from vitmods.data.objects import with_instances
 from vitmods.data.records import Records, Source, printable
 from vitmods.util.errors import UserError
 
 _SHOWN = 5
-_HAS = {"class": "a class", "labels": "labels", "mask": "a mask", "boxes": "boxes"}
+_HAS = {
+    "class": "a class",
+    "labels": "labels",
+    "mask": "a mask",
+    "boxes": "boxes",
+    "instances": "a mask of each object",
+}
 _REMEDIES = {
     "labels": "Train it with --task multilabel.",
     "mask": "Train it with --task segmentation, or multilabel.",
@@ -20,7 +27,8 @@ Sets = tuple[tuple[int, ...], ...]
 
 
 def with_target(source: Source, target: str) -> Source:
-    """The source with what a task asks of it; "labels" are given by classes, masks and boxes too.
+    """The source with what a task asks of it; "labels" are given by classes, masks and boxes too, and
+    "instances" by boxes whose objects have outlines.
 
     Classes called as several joined by + are several labels. Raises UserError where it has not what is asked.
     """
@@ -28,6 +36,8 @@ def with_target(source: Source, target: str) -> Source:
         return source
     if target == "labels" and source.target in ("mask", "boxes"):
         return replace(source, target="labels")
+    if target == "instances" and source.target == "boxes":
+        return with_instances(source)
     if target != "labels" or source.target != "class":
         raise UserError(
             f"{printable(source.spec)} gives {_HAS[source.target]} of each image, not {_HAS[target]}. "

@@ -5,9 +5,11 @@ from vitmods.recipes.better_plain import better_plain
 from vitmods.recipes.big_vision_transfer import high_res_finetune, vtab
 from vitmods.recipes.defaults import default, digits, finetune, finetune_sgd, plain, small_images
 from vitmods.recipes.deit import deit, deit_384
+from vitmods.recipes.detection import coco_1x, small_detection
 from vitmods.recipes.listops import listops
 from vitmods.recipes.recipe import (
     Augment,
+    Detection,
     Loss,
     ModelSettings,
     Optimizer,
@@ -27,6 +29,7 @@ __all__ = [
     "RECIPES",
     "SUN397_GRIDS",
     "Augment",
+    "Detection",
     "Evidence",
     "Loss",
     "ModelSettings",
@@ -39,6 +42,7 @@ __all__ = [
     "augreg",
     "augreg_21k",
     "better_plain",
+    "coco_1x",
     "default",
     "deit",
     "deit_384",
@@ -50,6 +54,7 @@ __all__ = [
     "listops",
     "plain",
     "small_data",
+    "small_detection",
     "small_images",
     "small_segmentation",
     "sun397",

@@ -24,6 +24,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "momentum": (0, 0.999999),
     "adam_eps": (0, 1),
     "rsqrt_timescale": (1, math.inf),
+    "fpn_channels": (1, math.inf),
     "clip_norm": (1e-12, math.inf),
     "ema": (0, 0.9999999),
     "dropout": (0, 0.999999),
@@ -136,6 +137,12 @@ def _check_lengths(recipe: Recipe) -> None:
 
 def _check_rates(recipe: Recipe) -> None:
     schedule, lr = recipe.schedule, recipe.optimizer.lr
+    if not all(0 < at < 1 for at in schedule.step_at) or list(schedule.step_at) != sorted(schedule.step_at):
+        raise UserError(f"recipe: step_at must be increasing fractions between 0 and 1, not {schedule.step_at}.")
+    if schedule.name == "step" and schedule.min_lr > 0:
+        raise UserError(
+            "recipe: the rate of step falls to a tenth at each of step_at and has no min_lr: leave it at 0."
+        )
     if schedule.name == "rsqrt" and schedule.min_lr > 0:
         raise UserError("recipe: the rate of rsqrt falls without end and has no min_lr; cooldown_steps brings it to 0.")
     warms_up = schedule.warmup_epochs != 0 and schedule.warmup_steps != 0

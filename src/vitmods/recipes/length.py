@@ -35,12 +35,13 @@ class Resolved:
     """images that are on the device at once"""
     images_seen: int
     """views; with `repeats`, so many of them are of one image"""
-    schedule: Literal["cosine", "linear", "rsqrt", "epoch_cosine", "poly"]
+    schedule: Literal["cosine", "linear", "rsqrt", "epoch_cosine", "poly", "step"]
     rsqrt_timescale: int
     lr: float
     min_lr: float
     warmup_lr: float
     poly_power: float = 0.9
+    step_at: tuple[float, ...] = ()
 
     def evaluate_every(self, epochs: int = 1, images: int = 1) -> int:
         """Steps between two evaluations of so many images: so many epochs; more if there were over 100 evaluations
@@ -104,6 +105,7 @@ def resolve(recipe: Recipe, images: int, steps_per_epoch: int | None = None) -> 
         min_lr=recipe.schedule.min_lr * recipe.lr_scale,
         warmup_lr=recipe.schedule.warmup_lr,
         poly_power=recipe.schedule.poly_power,
+        step_at=recipe.schedule.step_at,
     )
 
 

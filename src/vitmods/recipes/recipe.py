@@ -116,11 +116,11 @@ class Optimizer:
 class Schedule:
     """How the learning rate changes over the training."""
 
-    name: Annotated[Literal["cosine", "linear", "rsqrt", "epoch_cosine", "poly"], tyro.conf.arg(name="schedule")] = (
-        "cosine"
-    )
-    """how the rate falls: by half a cosine, by a line, as 1 / sqrt(step), by the cosine once an epoch as in DeiT, or as
-    a power of the steps that are left"""
+    name: Annotated[
+        Literal["cosine", "linear", "rsqrt", "epoch_cosine", "poly", "step"], tyro.conf.arg(name="schedule")
+    ] = "cosine"
+    """how the rate falls: by half a cosine, by a line, as 1 / sqrt(step), by the cosine once an epoch as in DeiT, as a
+    power of the steps that are left, or to a tenth at some of them"""
     warmup_epochs: float | None = None
     """epochs of linear warm-up; None: a tenth of `epochs`, at most 5, or a tenth of `steps`"""
     warmup_steps: int | None = None
@@ -133,6 +133,8 @@ class Schedule:
     """steps after the warm-up until the rate of `rsqrt` has fallen to lr / sqrt(2)"""
     poly_power: float = 0.9
     """that power of `poly`"""
+    step_at: tuple[float, ...] = (2 / 3, 11 / 12)
+    """fractions of the training after which the rate of `step` falls to a tenth; those of COCO's 1x: 8 and 11 of 12"""
     cooldown_steps: int = 0
     """last steps, over which a line from 1 to 0 multiplies the rate"""
 
@@ -186,8 +188,22 @@ class Segmentation:
 
 
 @dataclass(frozen=True)
+class Detection:
+    """What the tasks detection and instance_segmentation alone read."""
+
+    fpn_channels: int = 64
+    """channels of the maps that the heads read; the papers' models have 256"""
+    detector_norm: Literal["group", "none"] = "group"
+    """GroupNorm after the convolutions of pyramid and heads, without which training from scratch is unstable; the
+    papers' models have none"""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
 class Recipe:
-    """How one trial is trained: its length and batches, and six parts.
+    """How one trial is trained: its length and batches, and seven parts.
 
     Fields of the parts have one name each, so that they are set by it: `recipe.with_(lr=1e-4, crop="none")`, on the
     command line `--lr 1e-4 --crop none`; `optimizer="sgd"` sets the name of that part.
@@ -216,6 +232,7 @@ class Recipe:
     schedule: Schedule = field(default_factory=Schedule)
     model: ModelSettings = field(default_factory=ModelSettings)
     segmentation: Segmentation = field(default_factory=Segmentation)
+    detection: Detection = field(default_factory=Detection)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -281,6 +298,7 @@ _PARTS = {
     "schedule": Schedule,
     "model": ModelSettings,
     "segmentation": Segmentation,
+    "detection": Detection,
 }
 
 

@@ -19,6 +19,7 @@ def lr_at(length: Resolved, step: int) -> float:
     - `linear`: min_lr + (lr - min_lr) (1 - p);
     - `poly`: min_lr + (lr - min_lr) (1 - p) ** power (Liu et al., arXiv:1506.04579);
     - `rsqrt`: lr / sqrt(1 + max(0, step - w) / timescale) (Zhai et al., arXiv:2106.04560);
+    - `step`: lr / 10 ** (how many fractions of `step_at` of all T steps are behind it);
     - `epoch_cosine`: see `_epoch_cosine`.
 
     The warm-up goes in a line from warmup_lr at step 0, the cool-down multiplies by (T - step) / cooldown_steps.
@@ -58,11 +59,16 @@ def _rsqrt(length: Resolved, step: int) -> float:
     return length.lr / math.sqrt(1 + max(0.0, step - length.warmup_steps) / length.rsqrt_timescale)
 
 
+def _step(length: Resolved, step: int) -> float:
+    return length.lr / math.pow(10, sum(step >= round(at * length.steps) for at in length.step_at))
+
+
 _DECAYS: dict[str, Callable[[Resolved, int], float]] = {
     "cosine": _cosine,
     "linear": _linear,
     "poly": _poly,
     "rsqrt": _rsqrt,
+    "step": _step,
 }
 
 

@@ -148,7 +148,7 @@ def _from_huggingface(base: ForeignBase, name: str, trained: bool, options: Opti
         if not hasattr(config, key):
             raise UserError(f"{base.spec}: the config has no '{key}'. {nearest(key, config.to_dict())}")
         setattr(config, key, value)
-    if hasattr(config, "image_size"):
+    if hasattr(config, "image_size") and "image_size" not in options:
         config.image_size = rows if rows == columns else (rows, columns)
     if base.in_chans != getattr(config, "num_channels", 3) and not hasattr(config, "num_channels"):
         raise UserError(f"{base.spec} reads 3 channels, not {base.in_chans}: set in_chans to 3.")

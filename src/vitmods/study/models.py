@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from vitmods.study.edits import Edit
 
 
-def edited(model: nn.Module, edits: Sequence[Edit], base: Base) -> nn.Module:
-    """What an arm makes of base's model, ready to be trained on the images that base is for.
+def edited(model: nn.Module, edits: Sequence[Edit], base: Base, head: bool = True) -> nn.Module:
+    """What an arm makes of base's model, ready to be trained on the images that base is for. head: whether its logits
+    are used, and looked at here.
 
     Raises:
         UserError: an edit cannot be made, or the result does not give the logits of these images.
@@ -43,7 +44,7 @@ def edited(model: nn.Module, edits: Sequence[Edit], base: Base) -> nn.Module:
             continue
         for edit in group:
             model = _edited_by(model, edit)
-    if isinstance(base, ForeignBase) or not all(isinstance(edit, Change) for edit in edits):
+    if head and (isinstance(base, ForeignBase) or not all(isinstance(edit, Change) for edit in edits)):
         _check_logits(model, base, "+".join(map(str, edits)))
     return model
 
@@ -134,8 +135,9 @@ def rebuilt(record: Mapping[str, Any]) -> nn.Module:
     base = make_base(record["base"], record["num_classes"], record["img_size"], record["in_chans"])
     with torch.random.fork_rng(devices=[]):
         model = base.build(pretrained=False) if isinstance(base, ForeignBase) else vit(base)
-        model = edited(model, parse_edits(record["edits"]), base)
-        model = model if record.get("head", True) else without_head(model)
+        head = record.get("head", True)
+        model = edited(model, parse_edits(record["edits"]), base, head)
+        model = model if head else without_head(model)
     if _names_and_shapes(model) != record["tensors"]:
         raise UserError(
             f"{base_name(record['base'])} is another model than the one that was trained: its tensors differ."
@@ -178,10 +180,10 @@ def _modules(model: nn.Module) -> dict[str, str]:
 
 
 def macs_of(model: nn.Module, base: Base) -> int | None:
-    """Multiply-adds of matrix products for one image: from the config, or counted while the model runs. None: not known
-    for this model, which has operations that PyTorch's counter refuses."""
+    """Multiply-adds of matrix products for one image: from the config, or counted while the model runs, so with what a
+    task puts beside the backbone. None: not known for this model: PyTorch's counter refuses some operations."""
     config = described(model)
-    if config is not None:
+    if config is not None and not isinstance(model, TaskModel):
         return count_macs(config)
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -190,7 +192,7 @@ def macs_of(model: nn.Module, base: Base) -> int | None:
         with FlopCounterMode(display=False) as counter:
             _forward(model, _noise(base, 1).to(device))
     except Exception:  # whatever an operation raises that the counter does not know
-        return None
+        return None if config is None else count_macs(config)
     return int(counter.get_total_flops()) // 2
 
 
@@ -204,7 +206,9 @@ def activation_bytes(model: nn.Module, base: Base) -> int:
     device, image = next(model.parameters()).device, _noise(base, count)
 
     def step() -> None:
-        model(image.to(device)).sum().backward()
+        found = _sum(model(image.to(device)))
+        if isinstance(found, Tensor):
+            found.backward()
 
     with evaluating(model), torch.random.fork_rng(devices=[]):
         model.train(base.reads_tokens)  # Reformer makes gradients in training alone
@@ -213,3 +217,11 @@ def activation_bytes(model: nn.Module, base: Base) -> int:
         peak = peak_bytes(step, weights, torch.device("cpu")) - held
     model.zero_grad(set_to_none=True)
     return max(peak, 0) // count
+
+
+def _sum(outputs: Any) -> Tensor | float:
+    """Of all numbers with a gradient in a model's outputs, which may be tensors in lists and mappings."""
+    if isinstance(outputs, Tensor):
+        return outputs.sum() if outputs.requires_grad else 0.0
+    parts = outputs.values() if isinstance(outputs, Mapping) else outputs
+    return sum((_sum(part) for part in parts), 0.0)

@@ -272,8 +272,9 @@ def _built(settings: Settings, setting: Point, num_classes: int) -> Iterator[tup
     for arm in settings.every_arm:
         try:
             recipe = settings.recipe_of(arm)
-            backbone = build_model(config, arm, settings.seeds[0], settings.fixed.get("start"), recipe)
-            model = with_modules(backbone, task_of(settings.fixed, recipe), num_classes, settings.seeds[0])
+            task, start = task_of(settings.fixed, recipe), settings.fixed.get("start")
+            backbone = build_model(config, arm, settings.seeds[0], start, recipe, task.uses_head)
+            model = with_modules(backbone, task, num_classes, settings.seeds[0])
             freeze(model, recipe)
         except UserError as error:
             place = f"{setting}, arm" if setting else "Arm"

@@ -72,12 +72,14 @@ def build_model(
     seed: int,
     start: Mapping[str, Any] | None = None,
     recipe: Recipe | None = None,
+    head: bool = True,
 ) -> nn.Module:
     """The arm's model at step 0, with what the arm's `recipe` sets of it (dropout, drop path, initialization).
 
     Base is initialized from the seed, or has the weights of `start` (the fields of a `Start`) and a head from the seed,
     and is then changed; so every arm starts from base's own weights wherever shapes allow, and parameters that a change
-    adds are drawn from the same seed. An arm with weights of its own has those, changed already.
+    adds are drawn from the same seed. An arm with weights of its own has those, changed already. head: whether the
+    model's logits are used.
     """
     settings = recipe.model.to_config() if recipe else {}
     torch.manual_seed(seed)
@@ -90,7 +92,7 @@ def build_model(
     else:
         base = Start(**start).build(config, seed, settings) if start else vit(config, **settings)
     torch.manual_seed(seed)
-    return edited(base, arm.changes, config)
+    return edited(base, arm.changes, config, head)
 
 
 def task_of(settings: Mapping[str, Any], recipe: Recipe) -> Task:
@@ -186,7 +188,7 @@ class TrialRunner:
         settings = self.settings.at(trial.setting, trial.seed)
         start = settings.fixed.get("start")
         config = base_config(settings, dataset.num_classes)
-        backbone = build_model(config, trial.arm, trial.seed, start, recipe)
+        backbone = build_model(config, trial.arm, trial.seed, start, recipe, task.uses_head)
         model = with_modules(backbone, task, dataset.num_classes, trial.seed)
         record = {"arm": trial.arm.name, "changes": trial.arm.short, "images": image_settings(settings.fixed)}
         made = record_of(backbone, config, trial.arm.changes, task.uses_head)

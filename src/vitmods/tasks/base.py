@@ -20,6 +20,8 @@ from vitmods.util.registry import Registry
 DEFAULT = "classification"
 FOR_MASKS = ("resize_range", "most_of_class", "photometric", "final_norm", "window_stride", "eval_scales", "eval_flip")
 """fields of a recipe that the task segmentation alone reads"""
+FOR_BOXES = ("fpn_channels", "detector_norm")
+"""and detectors alone"""
 TASKS: Registry[type["Task"]] = Registry("task", "vitmods.tasks")
 """name -> Task. A file adds its own with `@TASKS.register("name")`, here or in a plugin."""
 
@@ -72,7 +74,7 @@ class Task(ABC):
     are None"""
     usual_recipe: ClassVar[str | None] = None
     """the recipe that training starts from if none is named; None: what fits the images"""
-    unread: ClassVar[tuple[str, ...]] = FOR_MASKS
+    unread: ClassVar[tuple[str, ...]] = (*FOR_MASKS, *FOR_BOXES)
     """fields of the recipe that the task does not read: `make_task` refuses them"""
     uses_head: ClassVar[bool] = True
     """whether the backbone keeps its head, with as many outputs as the data has classes; without, it is taken off

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from vitmods.tasks.huggingface_pvt import pvt_encoder, pvt_info, pvt_maps
 from vitmods.util.errors import UserError
 
 
@@ -14,17 +15,19 @@ def feature_maps(backbone: nn.Module, images: Tensor, norm: bool = True) -> list
     stage of a pyramid.
 
     Args:
-        backbone: a vitmods ViT, or a timm model with `forward_intermediates` and `feature_info`.
+        backbone: a vitmods ViT, a timm model with `forward_intermediates` and `feature_info`, or Hugging Face's PVT.
         images: (B, C, H, W).
-        norm: whether a plain ViT's final norm is applied; pyramids have none for their stages.
+        norm: whether a model's final norm is applied to the last map, as far as it has one.
 
     Raises:
         UserError: the model has no feature maps.
     """
+    if (encoder := pvt_encoder(backbone)) is not None:
+        return pvt_maps(encoder, images)
     feature_info(backbone)
     run: Any = backbone.forward_intermediates
     if is_pyramid(backbone):
-        return list(run(images, intermediates_only=True))
+        return list(run(images, norm=norm, intermediates_only=True))
     return list(run(images, indices=1, norm=norm, intermediates_only=True))
 
 
@@ -45,11 +48,13 @@ def is_pyramid(backbone: nn.Module) -> bool:
 
 def feature_info(backbone: nn.Module) -> list[dict[str, Any]]:
     """timm's list of what a model's stages or blocks give: `num_chs` and `reduction` (the stride) of each."""
+    if (encoder := pvt_encoder(backbone)) is not None:
+        return pvt_info(encoder)
     info: Any = getattr(backbone, "feature_info", None)
     if info is None or not hasattr(backbone, "forward_intermediates"):
         raise UserError(
             f"{type(backbone).__name__} shows no feature maps, which this task is built on: use a vitmods ViT, or a "
-            "timm model with `forward_intermediates` (vit_*, deit3_*, swin_*, pvt_v2_*, ...)."
+            "timm model with `forward_intermediates` (vit_*, deit3_*, swin_*, pvt_v2_*, ...), or Hugging Face's PVT."
         )
     return list(info.info if hasattr(info, "info") else info)
 

@@ -20,7 +20,7 @@ from vitmods.data.mask_views import evaluation_views, labelled_pixels, training_
 from vitmods.data.masks import IGNORE, MaskFile
 from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
-from vitmods.tasks.base import TASKS, Example, Measured, Task, TaskModel, noise
+from vitmods.tasks.base import FOR_BOXES, TASKS, Example, Measured, Task, TaskModel, noise
 from vitmods.tasks.features import feature_channels, feature_maps, feature_strides
 from vitmods.tasks.metrics import Metric
 from vitmods.tasks.overlay import overlay, palette
@@ -109,7 +109,7 @@ class Segmentation(Task):
     usual_recipe = "small_segmentation"
     unread = (
         "crop", "crop_scale", "crop_ratio", "randaugment", "randaugment_space", "randaugment_noise", "erasing",
-        "mixup", "cutmix", "eval_crop", "loss", "patch_drop", "head_bias",
+        "mixup", "cutmix", "eval_crop", "loss", "patch_drop", "head_bias", *FOR_BOXES,
     )  # fmt: skip
 
     label_smoothing: float = 0.0

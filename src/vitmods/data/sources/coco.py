@@ -1,0 +1,164 @@
+"""COCO's format (Lin et al., ECCV 2014, arXiv:1405.0312): a JSON file a split with images, annotations and categories.
+
+    FOLDER/annotations/instances_train2017.json and FOLDER/train2017, as COCO itself comes;
+    FOLDER/train.json, val.json, test.json, with the images in FOLDER/train ..., FOLDER/images or FOLDER;
+    FOLDER/train/_annotations.coco.json beside the images, as some programs export it.
+
+Boxes are left, top, width, height in pixels. Outlines are polygons or run lengths. `iscrowd` marks regions of many
+objects, which are neither trained on nor counted as wrong.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitmods.data.records import SPLIT_NAMES, SPLITS, Broken, Source, printable
+from vitmods.data.sources import Spec, data_source
+from vitmods.data.sources.objects import OPTIONS, Found, source_of_boxes
+from vitmods.util.errors import UserError
+
+LAYOUT = "Expected annotations/instances_train2017.json with train2017/, or train.json with train/ or images/."
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    images: list[dict[str, Any]]
+    annotations: list[dict[str, Any]]
+    classes: dict[int, str]
+
+
+@data_source(
+    "coco",
+    "coco:FOLDER",
+    "boxes and masks in COCO's format",
+    options=(*OPTIONS, *SPLITS),
+    claims=lambda path: (path / "annotations" / "instances_train2017.json").is_file(),
+)
+def coco(spec: Spec) -> Source:
+    """Images with boxes, and masks where there are outlines. Options train, val and test name other JSON files."""
+    root = spec.folder
+    files = {split: _read(path) for split, path in _files(spec, root).items()}
+    if "train" not in files:
+        raise UserError(f"{spec} has no annotations of train: it has {', '.join(files) or 'none'}. {LAYOUT}")
+    classes = files["train"].classes
+    for split, file in files.items():
+        if file.classes != classes:
+            raise UserError(
+                f"{printable(str(file.path))} has other categories than {printable(str(files['train'].path))}: "
+                f"{split} needs the same ids and names."
+            )
+    broken: list[Broken] = []
+    splits = {split: _images(split, root, file, broken) for split, file in files.items()}
+    ordered = [name for _, name in sorted(classes.items())]
+    return source_of_boxes(spec, printable(root.resolve().name), ordered, splits, broken)
+
+
+def _files(spec: Spec, root: Path) -> dict[str, Path]:
+    if not root.is_dir():
+        raise UserError(f"There is no folder {printable(str(root))}. {LAYOUT}")
+    named = {split: root / spec.options[split] for split in SPLITS if split in spec.options}
+    if named:
+        if lost := next((path for path in named.values() if not path.is_file()), None):
+            raise UserError(f'"{spec}": there is no file {printable(str(lost))}.')
+        return named
+    found: dict[str, Path] = {}
+    for split in SPLITS:
+        places = [
+            *sorted((root / "annotations").glob(f"instances_{split}[0-9]*.json")),
+            *(root / f"{word}.json" for word in SPLIT_NAMES[split]),
+            *(root / "annotations" / f"{word}.json" for word in SPLIT_NAMES[split]),
+            *(root / word / "_annotations.coco.json" for word in SPLIT_NAMES[split]),
+        ]
+        present = [place for place in places if place.is_file()]
+        if len(present) > 1:
+            both = " and ".join(printable(str(place.relative_to(root))) for place in present[:2])
+            raise UserError(f'{spec} has {both} for {split}: say which, as in "{spec}?{split}=...".')
+        found |= {split: present[0]} if present else {}
+    if not found:
+        raise UserError(f"There are no annotations in {printable(str(root))}. {LAYOUT}")
+    return found
+
+
+def _read(path: Path) -> _File:
+    shown = printable(str(path))
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{shown} is not readable JSON; it may be cut off: {error}.") from error
+    content = content if isinstance(content, dict) else {}
+    parts: list[Any] = [content.get(key) for key in ("images", "annotations", "categories")]
+    if not all(isinstance(part, list) and all(isinstance(one, dict) for one in part) for part in parts):
+        raise UserError(f"{shown} is not in COCO's format: it needs the lists images, annotations and categories.")
+    images, annotations, categories = parts
+    try:
+        classes = {int(one["id"]): str(one["name"]) for one in categories}
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{shown}: each category needs an id, a number, and a name ({error!r}).") from error
+    if len(set(classes.values())) < len(categories):
+        raise UserError(f"{shown}: two categories have one id or one name. Give each its own.")
+    return _File(path, images, annotations, classes)
+
+
+def _images(split: str, root: Path, file: _File, broken: list[Broken]) -> list[Found]:
+    shown = file.path.name
+    folder = _folder(split, root, file)
+    found: dict[Any, Found] = {}
+    for i, image in enumerate(file.images):
+        try:
+            size = int(image["height"]), int(image["width"])
+            path, key = folder / str(image["file_name"]), image["id"]
+        except (KeyError, TypeError, ValueError) as error:
+            broken.append(Broken(split, shown, f"image number {i} lacks id, file_name, width or height ({error!r})"))
+            continue
+        if key in found:
+            broken.append(Broken(split, shown, f"two images have the id {key}"))
+            continue
+        found[key] = Found(path, size)
+    for annotation in file.annotations:
+        image_id = annotation.get("image_id")
+        if image_id not in found:
+            broken.append(Broken(split, shown, f"annotation {annotation.get('id')} is of image {image_id}, not listed"))
+            continue
+        _add(found[image_id], annotation, file.classes)
+    return list(found.values())
+
+
+def _folder(split: str, root: Path, file: _File) -> Path:
+    """The folder that the first image is in; the likeliest one where none has it."""
+    words = SPLIT_NAMES[split]
+    year = file.path.stem.rpartition("_")[2]  # instances_train2017
+    places = [root / year, *(root / word for word in words), *(root / "images" / word for word in words)]
+    places += [root / "images", file.path.parent, root]
+    first = str(file.images[0].get("file_name", "")) if file.images else ""
+    return next((place for place in places if first and (place / first).is_file()), root)
+
+
+def _add(image: Found, annotation: Mapping[str, Any], classes: Mapping[int, str]) -> None:
+    category = annotation.get("category_id")
+    try:
+        left, top, width, height = map(float, annotation["bbox"])
+        area = annotation.get("area")
+        area = None if area is None else float(area)
+        label, crowd = classes[category], bool(annotation.get("iscrowd", 0))  # type: ignore[index]
+    except (KeyError, TypeError, ValueError):
+        known = category in classes
+        reason = "has no bbox of four numbers" if known else f"is of category {category}, which there is not"
+        image.wrong = image.wrong or f"annotation {annotation.get('id')} {reason}"
+        return
+    segment = annotation.get("segmentation") or None
+    if segment is not None and not _is_outline(segment):
+        image.wrong = image.wrong or f"annotation {annotation.get('id')} has an outline that is none"
+        segment = None
+    image.add((left, top, left + width, top + height), label, crowd=crowd, area=area, segment=segment)
+
+
+def _is_outline(segment: Any) -> bool:
+    if isinstance(segment, dict):
+        return {"size", "counts"} <= set(segment)
+    return isinstance(segment, list) and all(
+        isinstance(one, list) and len(one) >= 6 and len(one) % 2 == 0 and all(isinstance(v, int | float) for v in one)
+        for one in segment
+    )

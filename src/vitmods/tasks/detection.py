@@ -1,0 +1,224 @@
+"""Detection: a box and a class for each object, and instance segmentation, a mask too."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vitmods.data.batch import Batch
+from vitmods.data.box_views import (
+    evaluation_views,
+    evaluation_views_with_masks,
+    training_views,
+    training_views_with_masks,
+)
+from vitmods.data.dataset import Joint, JointView
+from vitmods.data.objects import Objects, coco_masks, drawn
+from vitmods.recipes import Augment, Recipe
+from vitmods.tasks.base import FOR_MASKS, TASKS, Example, Measured, Task, noise
+from vitmods.tasks.detection_metrics import NAMES, AveragePrecision, image_ap50
+from vitmods.tasks.detectors import Detector, Found, MaskRCNNDetector, RetinaNetDetector, group_norm
+from vitmods.tasks.drawing import with_objects
+from vitmods.tasks.metrics import Metric
+from vitmods.tasks.overlay import palette
+from vitmods.tasks.pyramid import MakeNorm
+from vitmods.util.errors import UserError
+
+SHOWN = 4  # images that are drawn in an evaluation
+SURE = 0.3  # the score from which a detection is drawn and predicted
+OBJECTS = 8  # in an image of noise
+_TITLES = {name: name.replace("ap", "AP", 1).replace("_", " ") for name in NAMES}
+BOXES = tuple(Metric(name, f"box {title}", "") for name, title in _TITLES.items())
+MASKS = tuple(Metric(f"mask_{name}", f"mask {title}", "") for name, title in _TITLES.items())
+OF_IMAGES = Metric("image_ap50", "AP50 of single images", "")
+
+
+@TASKS.register("detection")
+@dataclass(frozen=True)
+class Detection(Task):
+    """The losses of RetinaNet, summed; evaluated by COCO's average precision of boxes."""
+
+    name = "detection"
+    title = "boxes around objects, with their classes"
+    target = "boxes"
+    metrics: ClassVar[tuple[Metric, ...]] = (*BOXES, OF_IMAGES)
+    joint: ClassVar[Joint | None] = staticmethod(training_views)
+    joint_view: ClassVar[JointView | None] = staticmethod(evaluation_views)
+    uses_head = False
+    usual_recipe = "small_detection"
+    unread = (
+        *FOR_MASKS, "crop", "crop_scale", "crop_ratio", "randaugment", "randaugment_space", "randaugment_noise",
+        "erasing", "mixup", "cutmix", "eval_crop", "loss", "label_smoothing", "patch_drop", "head_bias",
+    )  # fmt: skip
+    detector: ClassVar[type[RetinaNetDetector | MaskRCNNDetector]] = RetinaNetDetector
+    masks: ClassVar[bool] = False
+
+    fpn_channels: int = 64
+    norm: MakeNorm | None = group_norm
+    augment: Augment = field(default_factory=Augment)
+
+    @classmethod
+    def from_recipe(cls, recipe: Recipe) -> Self:
+        """With the recipe's pyramid and norms."""
+        how = recipe.detection
+        return cls(how.fpn_channels, group_norm if how.detector_norm == "group" else None, recipe.augment)
+
+    @classmethod
+    def fitted(cls, recipe: Recipe) -> Recipe:
+        """Without what is for images of one class: crops, RandAugment, mixing, losses of classes."""
+        return cls.without_unread(recipe)
+
+    def wrap(self, backbone: nn.Module, classes: int) -> Detector:
+        """The backbone, which from now on takes images of any size if it is a vitmods ViT, with pyramid and heads."""
+        if hasattr(backbone, "vit_config"):
+            backbone.set_input_size(dynamic_img_size=True)  # type: ignore[operator]
+        return self.detector(backbone, classes, self.fpn_channels, self.norm)
+
+    def loss(self, model: Callable[..., Any], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The sum of the heads' losses, each of which is logged."""
+        losses: dict[str, Tensor] = model(batch.inputs, batch.targets)
+        return torch.stack(list(losses.values())).sum(), {name: one.detach() for name, one in losses.items()}
+
+    @torch.inference_mode()
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> Measured:
+        """Average precisions and the mean loss, in pixels of the images in their files. Of each image: image_ap50 and
+        the numbers of its objects and of its detections with a score of 0.3 or more.
+
+        Sizes (`ap_small`, ...) that no object has are left out; without any object in all images `ap`, `ap50` and
+        `ap75` are 0.
+
+        Args:
+            model: a `Detector` in evaluation mode, on the device of the batches.
+            batches: all images of the split, each once.
+
+        Raises:
+            UserError: there are no images, or what computes the metrics is not installed.
+        """
+        assert isinstance(model, Detector)
+        precision, losses, weights = AveragePrecision(self.masks), [], []
+        columns: dict[str, list[float]] = {"image_ap50": [], "objects": [], "detections": []}
+        examples: list[Example] = []
+        for batch in batches:
+            parts, found = model.measure(batch.inputs, batch.targets)
+            losses.append(float(torch.stack(list(parts.values())).sum()))
+            weights.append(len(batch))
+            for i, (one, target) in enumerate(zip(_on_cpu(found), batch.targets, strict=True)):
+                precision.add(one, target["truth"])
+                columns["image_ap50"].append(image_ap50(one, target["truth"]))
+                columns["objects"].append(int((~target["truth"].crowd).sum()))
+                columns["detections"].append(int((one["scores"] >= SURE).sum()))
+                if len(examples) < SHOWN:
+                    examples.append(self._example(int(batch.index[i]), batch.inputs[i].cpu(), one, target))
+        if not losses:
+            raise UserError("There are no images in the split that is to be evaluated.")
+        per_image = {name: np.array(column) for name, column in columns.items()}
+        images = sum(weights)
+        metrics = {**precision.result(), "image_ap50": math.fsum(columns["image_ap50"]) / images}
+        loss = math.fsum(loss * weight for loss, weight in zip(losses, weights, strict=True)) / images
+        return Measured({**metrics, "loss": loss}, per_image, tuple(examples))
+
+    def _example(self, index: int, image: Tensor, found: dict[str, Tensor], target: dict[str, Any]) -> Example:
+        """As the model sees it: boxes are moved from the file's pixels to the view's."""
+        height, width = target["size"]
+        mean, std = (torch.tensor(one).reshape(-1, 1, 1) for one in (self.augment.mean, self.augment.std))
+        pixels = ((image * std + mean)[:, :height, :width] * 255).round().clamp(0, 255).to(torch.uint8)
+        shown = pixels.expand(3, -1, -1).permute(1, 2, 0).numpy().copy()
+        scale = np.array([width, height, width, height]) / np.array([*target["native"][::-1], *target["native"][::-1]])
+        truth, sure = target["truth"], found["scores"] >= SURE
+        boxes = (found["boxes"][sure].numpy() * scale, found["labels"][sure].numpy())
+        panels = {
+            "image": shown,
+            "annotation": with_objects(shown, truth.boxes * scale, truth.labels),
+            "prediction": with_objects(shown, *boxes),
+        }
+        return Example(index, panels)
+
+    def synthetic(self, count: int, shape: tuple[int, int, int], classes: int, recipe: Recipe) -> Batch:
+        """Eight objects an image, of all sizes."""
+        size = (shape[1], shape[2])
+        ends = torch.tensor([(i + 1) / OBJECTS for i in range(OBJECTS)])
+        boxes = torch.stack([0 * ends, 0 * ends, ends * size[1], ends * size[0]], dim=1)
+        labels = torch.arange(OBJECTS) % classes
+        target: dict[str, Any] = {"boxes": boxes, "labels": labels, "size": size, "native": size}
+        if self.masks:
+            rows, columns = torch.arange(size[0])[None, :, None], torch.arange(size[1])[None, None]
+            target["masks"] = ((rows < boxes[:, 3, None, None]) & (columns < boxes[:, 2, None, None])).to(torch.uint8)
+        return Batch(noise(count, shape), [dict(target) for _ in range(count)], torch.arange(count))
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Found:
+        """Detections in pixels of the images in their files."""
+        assert isinstance(model, Detector)
+        return _on_cpu(model.detect(batch.inputs, batch.targets))
+
+    def predictions(self, outputs: Found, classes: tuple[str, ...], top: int = 5) -> list[dict[str, Any]]:
+        """Of each image `predicted`, the classes of its detections with a score of 0.3 or more, each once, the surest
+        first; `probabilities`, the highest score of each of the `top` classes; and `objects`: class, score, box (left,
+        top, right, bottom in pixels) and perhaps mask (COCO's run lengths), of all detections."""
+        return [_said(one, classes, top) for one in outputs]
+
+    def legend(self, classes: tuple[str, ...]) -> dict[str, str]:
+        """The palette's."""
+        colors = palette(len(classes)).tolist()
+        return {name: f"#{r:02x}{g:02x}{b:02x}" for name, (r, g, b) in zip(classes, colors, strict=True)}
+
+    def draw(self, image: NDArray[np.uint8], shown: Any, classes: tuple[str, ...]) -> NDArray[np.uint8]:
+        """Boxes with class and score, and masks, of what `predictions` is sure of, or of an annotation."""
+        if isinstance(shown, Objects):
+            known = shown.at((image.shape[0], image.shape[1]))
+            names = [classes[label] for label in known.labels]
+            masks = known.masks() if self.masks and known.segments is not None else None
+            return with_objects(image, known.boxes, known.labels, names, masks)
+        sure = [one for one in shown["objects"] if one["score"] >= SURE]
+        labels = np.array([classes.index(one["class"]) for one in sure], dtype=np.int64)
+        boxes = np.array([one["box"] for one in sure], dtype=np.float32).reshape(-1, 4)
+        masks = _drawn_masks(sure) if self.masks and sure else None
+        return with_objects(image, boxes, labels, [f"{one['class']} {one['score']:.2f}" for one in sure], masks)
+
+
+@TASKS.register("instance_segmentation")
+@dataclass(frozen=True)
+class InstanceSegmentation(Detection):
+    """The losses of Mask R-CNN, summed; evaluated by COCO's average precision of boxes and of masks."""
+
+    name = "instance_segmentation"
+    title = "a mask for each object, with box and class"
+    target = "instances"
+    metrics: ClassVar[tuple[Metric, ...]] = (*BOXES, *MASKS, OF_IMAGES)
+    joint: ClassVar[Joint | None] = staticmethod(training_views_with_masks)
+    joint_view: ClassVar[JointView | None] = staticmethod(evaluation_views_with_masks)
+    detector: ClassVar[type[RetinaNetDetector | MaskRCNNDetector]] = MaskRCNNDetector
+    masks: ClassVar[bool] = True
+
+
+def _on_cpu(found: Found) -> Found:
+    return [{name: value.cpu() for name, value in one.items()} for one in found]
+
+
+def _said(found: dict[str, Tensor], classes: tuple[str, ...], top: int) -> dict[str, Any]:
+    scores, order = found["scores"].sort(descending=True, stable=True)
+    objects: list[dict[str, Any]] = []
+    for i, score in zip(order.tolist(), scores.tolist(), strict=True):
+        box = [round(value, 2) for value in found["boxes"][i].tolist()]
+        objects.append({"class": classes[int(found["labels"][i])], "score": score, "box": box})
+        if "masks" in found:
+            objects[-1]["mask"] = _runs(found["masks"][i])
+    best: dict[str, float] = {}
+    for one in objects:
+        best.setdefault(one["class"], one["score"])
+    predicted = [name for name, score in best.items() if score >= SURE]
+    return {"predicted": predicted, "probabilities": dict(list(best.items())[:top]), "objects": objects}
+
+
+def _runs(mask: Tensor) -> dict[str, Any]:
+    code = coco_masks().encode(np.asfortranarray(mask.numpy().astype(np.uint8)))
+    counts = code["counts"]
+    return {"size": list(code["size"]), "counts": counts.decode() if isinstance(counts, bytes) else counts}
+
+
+def _drawn_masks(objects: list[dict[str, Any]]) -> NDArray[np.bool_]:
+    return np.stack([drawn(one["mask"], tuple(one["mask"]["size"])) for one in objects])

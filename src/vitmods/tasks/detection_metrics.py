@@ -1,0 +1,114 @@
+"""How good detections are: COCO's average precisions over all images, and a score of each image."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torchvision.ops import box_iou
+
+from vitmods.data.objects import Objects
+from vitmods.util.errors import UserError
+
+NAMES = {
+    "ap": "map",
+    "ap50": "map_50",
+    "ap75": "map_75",
+    "ap_small": "map_small",
+    "ap_medium": "map_medium",
+    "ap_large": "map_large",
+}
+"""ours -> torchmetrics'"""
+
+
+class AveragePrecision:
+    """COCO's average precision of boxes, and of masks, by torchmetrics: the mean over classes and, for `ap`, over ten
+    overlaps from 0.5 to 0.95.
+
+    Crowds are not counted. A size that no object has gives no number. Without any object all are 0.
+    """
+
+    def __init__(self, masks: bool) -> None:
+        try:
+            from torchmetrics.detection import MeanAveragePrecision
+
+            kinds: Any = ("bbox", "segm") if masks else "bbox"
+            self._metric = MeanAveragePrecision(iou_type=kinds, backend="faster_coco_eval")
+        except ImportError as error:
+            raise UserError(
+                f"Average precision of boxes needs torchmetrics and faster-coco-eval ({error}): pip install "
+                "'vitmods[tasks]'."
+            ) from error
+        self._metric.warn_on_many_detections = False
+        self._masks, self._objects = masks, 0
+
+    def add(self, found: dict[str, Tensor], truth: Objects) -> None:
+        """One image: boxes, labels, scores and perhaps masks on the CPU, in pixels of the image in its file."""
+        wanted = {
+            "boxes": torch.from_numpy(truth.boxes),
+            "labels": torch.from_numpy(truth.labels),
+            "iscrowd": torch.from_numpy(truth.crowd).long(),
+            "area": torch.from_numpy(truth.area),
+        }
+        wanted |= {"masks": torch.from_numpy(truth.masks())} if self._masks else {}
+        self._metric.update([found], [wanted])
+        self._objects += int((~truth.crowd).sum())
+
+    def result(self) -> dict[str, float]:
+        """By name; of masks with `mask_` before it."""
+        values: dict[str, Any] = self._metric.compute() if self._objects else {}
+        kinds = {"": "bbox_" if self._masks else "", **({"mask_": "segm_"} if self._masks else {})}
+        found = {
+            f"{ours}{name}": float(values.get(f"{theirs}{theirs_name}", 0.0))
+            for ours, theirs in kinds.items()
+            for name, theirs_name in NAMES.items()
+            if self._objects or not name.endswith(("small", "medium", "large"))
+        }
+        return {name: value for name, value in found.items() if value >= 0}
+
+
+def image_ap50(found: dict[str, Tensor], truth: Objects) -> float:
+    """Average precision of one image, its detections of all classes in one ranking by score.
+
+    A detection is right where it overlaps an object of its class, which none before it was right about, by 0.5 or more
+    (intersection over union). Those that lie by half or more in a crowd of their class are not counted. The mean over
+    the image's objects of the best precision at which so many of them are found; of an image without objects 1 minus
+    the highest score.
+    """
+    scores, order = found["scores"].sort(descending=True, stable=True)
+    boxes, labels = found["boxes"][order], found["labels"][order].numpy()
+    objects = int((~truth.crowd).sum())
+    right = _right(boxes, labels, truth)
+    counted = right != 0
+    if not objects:
+        return 1.0 - (float(scores[torch.from_numpy(counted)].max()) if counted.any() else 0.0)
+    hits = right[counted] > 0
+    precision = np.cumsum(hits) / np.arange(1, len(hits) + 1)
+    best = np.maximum.accumulate(precision[::-1])[::-1]
+    return float(best[hits].sum() / objects)
+
+
+def _right(boxes: Tensor, labels: NDArray[np.int64], truth: Objects) -> NDArray[np.int8]:
+    """Of each detection, the likeliest first: 1 right, -1 wrong, 0 not counted."""
+    known = torch.from_numpy(truth.boxes)
+    overlap = box_iou(boxes, known).numpy() * (labels[:, None] == truth.labels[None])
+    inside = _inside(boxes, known).numpy() * (labels[:, None] == truth.labels[None])
+    free = ~truth.crowd
+    found = np.full(len(labels), -1, dtype=np.int8)
+    for i in range(len(labels)):
+        able = np.where(free, overlap[i], 0.0)
+        if len(able) and able.max() >= 0.5:
+            found[i], free[able.argmax()] = 1, False
+        elif (inside[i][truth.crowd] >= 0.5).any():
+            found[i] = 0
+    return found
+
+
+def _inside(boxes: Tensor, others: Tensor) -> Tensor:
+    """The fraction of each of n boxes that lies in each of m others, (n, m)."""
+    corner = torch.max(boxes[:, None, :2], others[None, :, :2])
+    end = torch.min(boxes[:, None, 2:], others[None, :, 2:])
+    sides = boxes[:, 2:] - boxes[:, :2]
+    found: Tensor = (end - corner).clamp(min=0).prod(dim=2) / sides.prod(dim=1).clamp(min=1e-9)[:, None]
+    return found

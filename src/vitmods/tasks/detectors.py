@@ -1,0 +1,166 @@
+"""Detectors: a backbone, its pyramid of maps, and the heads, anchors and losses of torchvision.
+
+RetinaNet (Lin et al., ICCV 2017, arXiv:1708.02002) and Mask R-CNN (He et al., ICCV 2017, arXiv:1703.06870).
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.detection import MaskRCNN, RetinaNet
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads
+from torchvision.models.detection.retinanet import RetinaNetHead
+
+from vitmods.tasks.base import TaskModel
+from vitmods.tasks.pyramid import MakeNorm, Neck, padded_maps
+
+MOST = 100  # detections of an image, as many as COCO's metrics count
+Size = tuple[int, int]
+Targets = Sequence[dict[str, Any]]
+Losses = dict[str, Tensor]
+Found = list[dict[str, Tensor]]
+
+
+class Detector(TaskModel):
+    """Images (B, C, H, W), padded on the right and below to one size, to losses, or to detections of each image.
+
+    Targets are a dict for each image: `boxes` float32 (n, 4) in pixels of the padded image, `labels` int64 (n,) from 0,
+    `size`, the image's height and width without padding, and for masks `masks` uint8 (n, H, W). Detections are `boxes`,
+    `labels`, `scores`, the likeliest first, and perhaps `masks`.
+    """
+
+    neck: Neck
+
+    def forward(self, images: Tensor, targets: Targets | None = None) -> Any:
+        """The losses by name; without targets the detections, as if nothing were padded."""
+        if targets is not None:
+            return self.losses(self.maps(images), _listed(images, targets), targets)
+        whole = [(images.shape[-2], images.shape[-1])] * len(images)
+        return self.detections(self.maps(images), ImageList(images, whole), whole)
+
+    def measure(self, images: Tensor, targets: Targets) -> tuple[Losses, Found]:
+        """Losses as in training, and detections in pixels of `native`, each target's height and width in its file; from
+        one pass through the backbone. Random numbers are left as they were, and no statistics change."""
+        maps, listed = self.maps(images), _listed(images, targets)
+        devices = [images.device] if images.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(0)
+            losses = self.losses(maps, listed, targets)
+        return losses, self.detections(maps, listed, [one["native"] for one in targets])
+
+    def detect(self, images: Tensor, targets: Targets) -> Found:
+        """Detections in pixels of `native`."""
+        return self.detections(self.maps(images), _listed(images, targets), [one["native"] for one in targets])
+
+    def maps(self, images: Tensor) -> "OrderedDict[str, Tensor]":
+        """What the heads read, in float32."""
+        found = self.neck(padded_maps(self.backbone, images))
+        return OrderedDict((name, one.float()) for name, one in found.items())
+
+    def losses(self, maps: "OrderedDict[str, Tensor]", images: ImageList, targets: Targets) -> Losses:
+        """Means over the images, whatever mode the model is in."""
+        raise NotImplementedError
+
+    def detections(self, maps: "OrderedDict[str, Tensor]", images: ImageList, native: Sequence[Size]) -> Found:
+        """In pixels of images of the sizes `native`."""
+        raise NotImplementedError
+
+
+class RetinaNetDetector(Detector):
+    """Focal loss over the classes of all anchors, and L1 of the boxes of those that lie on objects."""
+
+    def __init__(self, backbone: nn.Module, classes: int, channels: int, norm: MakeNorm | None = None) -> None:
+        super().__init__(backbone)
+        self.neck = Neck(backbone, channels, "retinanet", norm)
+        head = RetinaNetHead(channels, 9, classes, norm_layer=norm)  # three sizes and three aspects of anchors
+        self.detector = RetinaNet(_Maps(channels), classes, head=head, detections_per_img=MOST)
+
+    def losses(self, maps: "OrderedDict[str, Tensor]", images: ImageList, targets: Targets) -> Losses:
+        features = list(maps.values())
+        found = self.detector.compute_loss(
+            targets, self.detector.head(features), self.detector.anchor_generator(images, features)
+        )
+        return {"loss_class": found["classification"], "loss_box": found["bbox_regression"]}
+
+    def detections(self, maps: "OrderedDict[str, Tensor]", images: ImageList, native: Sequence[Size]) -> Found:
+        features = list(maps.values())
+        per_place = self.detector.anchor_generator.num_anchors_per_location()[0]
+        counts = [one.shape[-2] * one.shape[-1] * per_place for one in features]
+        outputs = {name: list(one.split(counts, dim=1)) for name, one in self.detector.head(features).items()}
+        anchors = [list(one.split(counts)) for one in self.detector.anchor_generator(images, features)]
+        found = self.detector.postprocess_detections(outputs, anchors, images.image_sizes)
+        return _native(self.detector, found, images, native)
+
+
+class MaskRCNNDetector(Detector):
+    """Proposals, then a class, a box and a mask for each: losses of both stages.
+
+    In training a fixed number of anchors and proposals of each image is drawn at random; the means are over these.
+    """
+
+    def __init__(self, backbone: nn.Module, classes: int, channels: int, norm: MakeNorm | None = None) -> None:
+        super().__init__(backbone)
+        self.neck = Neck(backbone, channels, "rcnn", norm)
+        anchors = AnchorGenerator(tuple((side,) for side in (32, 64, 128, 256, 512)), ((0.5, 1.0, 2.0),) * 5)
+        self.detector = MaskRCNN(
+            _Maps(channels),
+            classes + 1,
+            rpn_anchor_generator=anchors,
+            mask_head=MaskRCNNHeads(channels, [256] * 4, 1, norm_layer=norm),
+            box_detections_per_img=MOST,
+        )
+
+    def losses(self, maps: "OrderedDict[str, Tensor]", images: ImageList, targets: Targets) -> Losses:
+        known = [{**one, "labels": one["labels"] + 1} for one in targets]  # 0 is the background
+        parts = (self.detector.rpn, self.detector.roi_heads)
+        mode = self.training
+        try:
+            for part in parts:  # they hold no norm and no dropout: training mode only makes them give losses
+                part.train()
+            proposals, of_proposals = self.detector.rpn(images, maps, known)
+            _, of_objects = self.detector.roi_heads(maps, proposals, images.image_sizes, known)
+        finally:
+            for part in parts:
+                part.train(mode)
+        return {
+            "loss_class": of_objects["loss_classifier"],
+            "loss_box": of_objects["loss_box_reg"],
+            "loss_mask": of_objects["loss_mask"],
+            "loss_proposal_class": of_proposals["loss_objectness"],
+            "loss_proposal_box": of_proposals["loss_rpn_box_reg"],
+        }
+
+    def detections(self, maps: "OrderedDict[str, Tensor]", images: ImageList, native: Sequence[Size]) -> Found:
+        proposals, _ = self.detector.rpn(images, maps, None)
+        found, _ = self.detector.roi_heads(maps, proposals, images.image_sizes, None)
+        whole = _native(self.detector, found, images, native)
+        return [{**one, "labels": one["labels"] - 1, "masks": one["masks"][:, 0] > 0.5} for one in whole]
+
+
+def group_norm(channels: int) -> nn.Module:
+    """Of 32 groups, or fewer with at least four channels each (Wu and He, ECCV 2018, arXiv:1803.08494)."""
+    return nn.GroupNorm(math.gcd(32, max(1, channels // 4)), channels)
+
+
+class _Maps(nn.Module):
+    """In the place of torchvision's backbone, which here comes before: it only says how wide the maps are."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.out_channels = channels
+
+
+def _listed(images: Tensor, targets: Targets) -> ImageList:
+    return ImageList(images, [one["size"] for one in targets])
+
+
+def _native(detector: Any, found: Found, images: ImageList, native: Sequence[Size]) -> Found:
+    """Boxes, and masks, in pixels of the images as they are in their files."""
+    detector.transform.training = False
+    moved: Found = detector.transform.postprocess(found, images.image_sizes, list(native))
+    return moved

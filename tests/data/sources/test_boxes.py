@@ -1,0 +1,293 @@
+"""Sources of boxes: what each format says, and what is wrong with it in one error."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitmods import data
+from vitmods.data.box_views import evaluation_views, training_views
+from vitmods.data.objects import Objects, drawn
+from vitmods.data.sources import open_source
+from vitmods.recipes import small_detection
+from vitmods.util.errors import UserError
+
+SIZE = (48, 64)  # height and width
+EXACT = [10, 8, 20, 16]  # left, top, width, height
+
+
+def image(path: Path, seed: int, size=SIZE, **options) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)).save(path, **options)
+    return path
+
+
+def coco(folder: Path, change=lambda split, content: None) -> Path:
+    """Two splits of three images; the third has none, the second a crowd."""
+    for split in ("train", "val"):
+        images, annotations = [], []
+        for i in range(3):
+            image(folder / split / f"{i}.png", seed=10 * len(split) + i)
+            images.append({"id": i, "file_name": f"{i}.png", "height": SIZE[0], "width": SIZE[1]})
+            if i < 2:
+                box = [10, 8, 30, 8, 30, 24, 10, 24]
+                annotations.append({"id": i, "image_id": i, "category_id": 7 - 4 * i, "bbox": EXACT, "area": 300.0,
+                                    "iscrowd": 0, "segmentation": [box]})  # fmt: skip
+        runs = {"size": list(SIZE), "counts": [0, 48, 48 * 63]}
+        crowd = {"id": 9, "image_id": 1, "category_id": 3, "bbox": [0, 0, 1, 48], "iscrowd": 1, "segmentation": runs}
+        categories = [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}]
+        content = {"images": images, "annotations": [*annotations, crowd], "categories": categories}
+        change(split, content)
+        (folder / f"{split}.json").write_text(json.dumps(content))
+    return folder
+
+
+def loaded(spec, **options):
+    how = {"target": "boxes", "joint": training_views, "joint_view": evaluation_views, **options}
+    return data.load(str(spec), img_size=SIZE, augment=small_detection().augment, **how)
+
+
+def test_coco_has_boxes_masks_and_crowds_with_classes_in_the_order_of_their_ids(tmp_path):
+    source = open_source(f"coco:{coco(tmp_path)}")
+    assert (source.classes, source.target, source.broken) == (("cat", "dog"), "boxes", [])
+    first, second, third = source.splits["train"].annotations
+    assert source.splits["val"].label_sets == ((1,), (0,), ())
+    np.testing.assert_array_equal(first.boxes, [[10, 8, 30, 24]])
+    assert first.labels.tolist() == [1]
+    assert second.crowd.tolist() == [False, True]
+    assert second.area.tolist() == [300, 48]
+    assert len(third) == 0
+    expected = np.zeros(SIZE, dtype=bool)
+    expected[8:24, 10:30] = True
+    np.testing.assert_array_equal(first.masks()[0], expected)
+    assert second.masks()[1][:, 0].all()
+    assert not second.masks()[1][:, 1:].any()
+
+
+def test_some_classes_or_none_are_told_apart(tmp_path):
+    coco(tmp_path)
+    dogs = open_source(f"coco:{tmp_path}?classes=dog")
+    assert (dogs.classes, dogs.splits["train"].label_sets) == (("dog",), ((0,), (), ()))
+    every = open_source(f"coco:{tmp_path}?agnostic=1")
+    assert (every.classes, every.splits["train"].label_sets) == (("object",), ((0,), (0,), ()))
+    with pytest.raises(UserError, match=r"no class 'dgo'.*dog"):
+        open_source(f"coco:{tmp_path}?classes=dgo")
+
+
+def test_the_layout_of_coco_itself(tmp_path):
+    coco(tmp_path)
+    (tmp_path / "annotations").mkdir()
+    for split in ("train", "val"):
+        (tmp_path / split).rename(tmp_path / f"{split}2017")
+        (tmp_path / f"{split}.json").rename(tmp_path / "annotations" / f"instances_{split}2017.json")
+    found = loaded(tmp_path)  # claimed without its name
+    assert {name: len(split) for name, split in found.splits.items()} == {"train": 3, "val": 3}
+    with pytest.raises(UserError, match=r"no file .*lost.json"):
+        open_source(f"coco:{tmp_path}?train=lost.json")
+
+
+def other_size(split, content):
+    content["images"][0]["height"] = 40
+
+
+def empty_box(split, content):
+    content["annotations"][0]["bbox"] = [10, 8, 0, 5]
+
+
+def outside(split, content):
+    content["annotations"][1]["bbox"] = [50, 8, 20, 5]
+
+
+def strange_category(split, content):
+    content["annotations"][0]["category_id"] = 99
+
+
+def without_image(split, content):
+    content["annotations"][0]["image_id"] = 77
+
+
+def no_file(split, content):
+    content["images"][2]["file_name"] = "lost.png"
+
+
+def no_outline(split, content):
+    content["annotations"][0]["segmentation"] = [[1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (other_size, "is 48 x 64 pixels, and its boxes are for 40 x 64"),
+        (empty_box, "a box of dog is empty: 10, 8, 10, 13"),
+        (outside, "a box of cat is outside of 64 x 48 pixels"),
+        (strange_category, "is of category 99, which there is not"),
+        (without_image, "annotation 0 is of image 77, not listed"),
+        (no_file, "lost.png: No such file"),
+        (no_outline, "has an outline that is none"),
+    ],
+)
+def test_what_is_wrong_is_one_error_before_training_or_left_out(tmp_path, change, reason):
+    coco(tmp_path, change)
+    with pytest.raises(UserError) as error:
+        loaded(f"coco:{tmp_path}?allow=missing")
+    assert "2 images cannot be read" in str(error.value).replace("\n", " ")
+    assert (reason if "is 48" not in reason else "is 64 x 48 pixels, and its boxes are for 64 x 40") in str(error.value)
+    left = loaded(f"coco:{tmp_path}?allow=missing", unreadable="skip")
+    assert len(left.train) == (3 if change is without_image else 2)
+    assert left.summary()["left_out"] == 2
+
+
+def test_what_makes_a_whole_set_unusable_is_said_at_once(tmp_path):
+    coco(tmp_path)
+    whole = (tmp_path / "val.json").read_text()
+    (tmp_path / "val.json").write_text(whole[:-30])
+    with pytest.raises(UserError, match=r"val\.json is not readable JSON; it may be cut off"):
+        open_source(f"coco:{tmp_path}")
+    (tmp_path / "val.json").write_text(whole.replace('"cat"', '"cow"'))
+    with pytest.raises(UserError, match="other categories"):
+        open_source(f"coco:{tmp_path}")
+    (tmp_path / "val.json").write_text("[]")
+    with pytest.raises(UserError, match="not in COCO's format"):
+        open_source(f"coco:{tmp_path}")
+
+
+def test_classes_of_val_alone_are_an_error_with_a_way_out(tmp_path):
+    def cats_in_val(split, content):
+        if split == "train":
+            content["annotations"] = content["annotations"][:1]
+
+    coco(tmp_path, cats_in_val)
+    with pytest.raises(UserError, match=r"Classes in val without any training image: cat.*allow=missing"):
+        loaded(f"coco:{tmp_path}")
+
+
+def test_an_image_that_exif_turns_does_not_fit_boxes_of_the_unturned(tmp_path):
+    coco(tmp_path)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for split in ("train", "val"):
+        content = json.loads((tmp_path / f"{split}.json").read_text())
+        content["images"][0]["file_name"] = "0.jpg"
+        (tmp_path / f"{split}.json").write_text(json.dumps(content))
+        image(tmp_path / split / "0.jpg", seed=len(split), exif=turned)
+    with pytest.raises(UserError, match="without the turn that its EXIF asks for"):
+        loaded(f"coco:{tmp_path}")
+
+
+def test_a_set_without_masks_says_so_where_they_are_needed(tmp_path):
+    def boxes_alone(split, content):
+        for one in content["annotations"]:
+            del one["segmentation"]
+
+    with pytest.raises(UserError, match=r"has boxes and no masks.*--task detection"):
+        loaded(f"coco:{coco(tmp_path, boxes_alone)}", target="instances")
+
+
+VOC = """<annotation><size><width>64</width><height>48</height></size>
+<object><name>{name}</name><difficult>{hard}</difficult>
+<bndbox><xmin>11</xmin><ymin>9</ymin><xmax>30</xmax><ymax>24</ymax></bndbox></object></annotation>"""
+
+
+def voc(folder: Path) -> Path:
+    (folder / "Annotations").mkdir(parents=True)
+    (folder / "ImageSets" / "Main").mkdir(parents=True)
+    for i, (name, hard) in enumerate((("cat", 0), ("dog", 1), ("cat", 0), ("dog", 0))):
+        image(folder / "JPEGImages" / f"{i}.jpg", seed=i)
+        (folder / "Annotations" / f"{i}.xml").write_text(VOC.format(name=name, hard=hard))
+    (folder / "ImageSets" / "Main" / "train.txt").write_text("0\n1\n")
+    (folder / "ImageSets" / "Main" / "val.txt").write_text("2\n3\n")
+    return folder
+
+
+def test_voc_counts_pixels_from_1_and_sets_difficult_objects_aside(tmp_path):
+    source = open_source(str(voc(tmp_path)))
+    easy, hard = source.splits["train"].annotations
+    assert source.classes == ("cat", "dog")
+    np.testing.assert_array_equal(easy.boxes, [[10, 8, 30, 24]])
+    assert (easy.crowd.tolist(), hard.crowd.tolist()) == ([False], [True])
+    (tmp_path / "Annotations" / "0.xml").write_text("<annotation><size>")
+    (tmp_path / "Annotations" / "2.xml").unlink()
+    reasons = {one.path: one.reason for one in open_source(f"voc:{tmp_path}").broken}
+    assert "cannot be read" in reasons["JPEGImages/0.jpg"]
+    assert reasons["JPEGImages/2.jpg"] == "has no XML file"
+
+
+def yolo(folder: Path, lines=("0 0.3125 0.33333333 0.3125 0.33333333", "1 0.1 0.1 0.5 0.1 0.5 0.5")) -> Path:
+    for split, seed in (("train", 0), ("val", 5)):
+        for i in range(2):
+            image(folder / "images" / split / f"{i}.png", seed=seed + i)
+        (folder / "labels" / split).mkdir(parents=True)
+        (folder / "labels" / split / "0.txt").write_text("\n".join(lines))
+    (folder / "data.yaml").write_text("train: images/train\nval: images/val\nnames: {0: cat, 1: dog}\n")
+    return folder
+
+
+def test_yolo_gives_fractions_polygons_and_images_without_objects(tmp_path):
+    source = open_source(str(yolo(tmp_path)))
+    first, second = source.splits["train"].annotations
+    found = first.at(SIZE)
+    np.testing.assert_allclose(found.boxes, [[10, 8, 30, 24], [6.4, 4.8, 32, 24]], atol=1e-4)
+    assert (first.size, found.size, len(second)) == (None, SIZE, 0)
+    assert found.area[0] == pytest.approx(320, rel=1e-5)
+    polygons = open_source(str(yolo(tmp_path / "polygons", ["1 0.25 0.25 0.75 0.25 0.75 0.75 0.25 0.75"])))
+    mask = polygons.splits["val"].annotations[0].at(SIZE).masks()[0]
+    assert mask.sum() == 24 * 32
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("5 0.5 0.5 0.1 0.1", "line 1 of 0.txt is of class 5, and there are 2"),
+        ("0 0.5 0.5 0.1", "neither four numbers nor a polygon"),
+        ("0 0.9 0.5 0.5 0.1", "is outside of"),
+        ("zero 0.5 0.5 0.1 0.1", "line 1 of 0.txt is no object"),
+    ],
+)
+def test_lines_of_yolo_that_are_none_are_said(tmp_path, line, reason):
+    yolo(tmp_path, [line])
+    (tmp_path / "labels" / "train" / "alone.txt").write_text("")
+    broken = open_source(f"yolo:{tmp_path}").broken
+    assert any(reason in one.reason for one in broken)
+    assert ("train", "train/alone.txt", "has no image") in [tuple(one) for one in broken]
+
+
+def table(folder: Path, rows: str) -> Path:
+    for i in range(4):
+        image(folder / "images" / f"{i}.png", seed=i)
+    (folder / "boxes.csv").write_text(f"filename,split,width,height,class,xmin,ymin,xmax,ymax\n{rows}")
+    return folder
+
+
+def test_a_table_of_boxes_and_images_without_one(tmp_path):
+    rows = "0.png,train,64,48,cat,10,8,30,24\n0.png,train,64,48,dog,0,0,5,5\n1.png,val,64,48,cat,1,1,9,9\n"
+    table(tmp_path, rows)
+    (tmp_path / "images.csv").write_text("image,split\n0.png,train\n2.png,train\n3.png,val\n")
+    source = open_source(str(tmp_path))
+    assert source.classes == ("cat", "dog")
+    assert source.splits["train"].label_sets == ((0, 1), ())
+    assert source.splits["val"].ids == ("images/1.png", "images/3.png")
+    wrong = "0.png,train,64,48,cat,10,8,10,24\n1.png,test,64,48,cat,1,1,9,9\n1.png,val,64,48,cat,1,1,9,9\n"
+    table(tmp_path, wrong + "2.png,trian,64,48,cat,1,1,9,9\n3.png,train,64,48,cat,1,1,9,9\n")
+    reasons = [one.reason for one in open_source(f"boxes:{tmp_path}").broken]
+    assert len(reasons) == 3
+    for part in ("is empty", "another split or size", "'trian' is none of"):
+        assert any(part in reason for reason in reasons)
+
+
+def test_the_same_objects_have_the_same_stamp_and_others_another():
+    def objects(left: float) -> Objects:
+        boxes = np.array([[left, 0, 9, 9]], dtype=np.float32)
+        return Objects(boxes, np.zeros(1, np.int64), np.zeros(1, bool), np.ones(1, np.float32), (10, 10))
+
+    assert objects(0).stamp == objects(0).stamp != objects(1).stamp
+
+
+def test_run_lengths_and_their_compressed_form_are_one_mask():
+    from faster_coco_eval.core import mask
+
+    plain = {"size": [4, 5], "counts": [3, 5, 12]}
+    packed = mask.frPyObjects(plain, 4, 5)
+    np.testing.assert_array_equal(drawn(plain, (4, 5)), drawn(packed, (4, 5)))
+    assert drawn(plain, (4, 5)).sum() == 5

@@ -1,0 +1,368 @@
+"""Detectors against torchvision's own, their losses and metrics by hand, on every kind of backbone."""
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch import nn
+from torchvision.models.detection import MaskRCNN, RetinaNet
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
+from transformers import PvtConfig, PvtForImageClassification
+
+import vitmods as vm
+from vitmods.adapters.replace import replace_norms
+from vitmods.data import Batch
+from vitmods.data.objects import Objects
+from vitmods.recipes import Recipe, coco_1x, default, small_detection
+from vitmods.recipes.length import lr_at, resolve
+from vitmods.tasks import Detection, InstanceSegmentation
+from vitmods.tasks.base import make_task
+from vitmods.tasks.detection_metrics import AveragePrecision, image_ap50
+from vitmods.tasks.detectors import MaskRCNNDetector, RetinaNetDetector
+from vitmods.tasks.features import feature_maps, without_head
+from vitmods.tasks.pyramid import padded_maps
+from vitmods.util.errors import UserError
+
+SIZE = (64, 96)  # of the padded images
+
+
+def pyramid():
+    torch.manual_seed(0)
+    return timm.create_model(
+        "pvt_v2_b0", num_classes=0, embed_dims=(8, 16, 24, 32), num_heads=(1, 2, 3, 4), depths=(1, 1, 1, 1)
+    )
+
+
+def pvt(side=64):
+    torch.manual_seed(0)
+    small = {"hidden_sizes": [8, 16, 24, 32], "num_attention_heads": [1, 2, 3, 4], "mlp_ratios": [2, 2, 2, 2]}
+    return PvtForImageClassification(PvtConfig(image_size=side, num_labels=4, depths=[1, 1, 1, 1], **small))
+
+
+def plain():
+    torch.manual_seed(0)
+    return without_head(vm.vit("mu2/16", img_size=64, num_classes=3, reg_tokens=2))
+
+
+def target(boxes, labels, size=SIZE, native=(128, 192)):
+    boxes = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)
+    rows, columns = torch.arange(SIZE[0])[None, :, None], torch.arange(SIZE[1])[None, None]
+    left, top, right, bottom = (boxes[:, i, None, None] for i in range(4))
+    masks = ((rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)).to(torch.uint8)
+    return {"boxes": boxes, "labels": torch.tensor(labels), "masks": masks, "size": size, "native": native}
+
+
+TARGETS = [target([[4, 4, 40, 36], [50, 10, 90, 60]], [0, 2]), target([], [], size=(64, 64), native=(64, 64))]
+TARGETS[1]["labels"] = torch.zeros(0, dtype=torch.int64)
+IMAGES = torch.randn(2, 3, *SIZE, generator=torch.Generator().manual_seed(1))
+
+
+class Whole(nn.Module):
+    """A detector's backbone and neck as torchvision's models want them."""
+
+    def __init__(self, model, channels):
+        super().__init__()
+        self.model, self.out_channels = model, channels
+
+    def forward(self, images):
+        return OrderedDict(self.model.neck(padded_maps(self.model.backbone, images)))
+
+
+def torchvisions(model, channels):
+    """torchvision's own model with the same modules, which takes images as they are."""
+    own, backbone = model.detector, Whole(model, channels)
+    if isinstance(model, RetinaNetDetector):
+        other = RetinaNet(backbone, 3, head=own.head, detections_per_img=100)
+    else:
+        anchors = AnchorGenerator(tuple((side,) for side in (32, 64, 128, 256, 512)), ((0.5, 1.0, 2.0),) * 5)
+        other = MaskRCNN(backbone, 4, rpn_anchor_generator=anchors)
+        other.rpn, other.roi_heads = own.rpn, own.roi_heads
+    other.transform = GeneralizedRCNNTransform(1, 1, [0.0] * 3, [1.0] * 3, _skip_resize=True)
+    other.transform.resize = lambda image, target=None: (image, target)
+    return other
+
+
+def few(model):
+    """Fewer proposals: the same sums in a tenth of the time."""
+    if isinstance(model, MaskRCNNDetector):
+        rpn, heads = model.detector.rpn, model.detector.roi_heads
+        rpn._pre_nms_top_n = rpn._post_nms_top_n = {"training": 20, "testing": 8}
+        heads.fg_bg_sampler.batch_size_per_image, heads.detections_per_img = 8, 3
+    return model
+
+
+def detector(kind, backbone, channels=16):
+    torch.manual_seed(0)
+    model = few(kind(backbone, 3, channels))
+    head = model.detector.head.classification_head.cls_logits if kind is RetinaNetDetector else None
+    if head is not None:
+        nn.init.constant_(head.bias, -1.0)  # or nothing would be found
+    return model
+
+
+@pytest.mark.parametrize("kind", [RetinaNetDetector, MaskRCNNDetector])
+def test_losses_and_detections_are_torchvisions(kind):
+    model = detector(kind, pyramid())
+    other, shift = torchvisions(model, 16), int(kind is MaskRCNNDetector)
+    images = [image[:, : one["size"][0], : one["size"][1]] for image, one in zip(IMAGES, TARGETS)]
+    padded = torch.zeros_like(IMAGES)
+    for whole, image in zip(padded, images):
+        whole[:, : image.shape[1], : image.shape[2]] = image
+    known = [{**one, "labels": one["labels"] + shift} for one in TARGETS]
+    torch.manual_seed(5)
+    ours = model.train()(padded, TARGETS)
+    torch.manual_seed(5)
+    theirs = other.train()(images, known)
+    assert sorted(value.item() for value in ours.values()) == pytest.approx(sorted(v.item() for v in theirs.values()))
+    model.eval()
+    other.eval()
+    with torch.no_grad():
+        expected = other(images)
+        found = model.detect(padded, [{**one, "native": one["size"]} for one in TARGETS])
+    assert len(found[0]["boxes"]) > 0
+    for one, same in zip(found, expected):
+        torch.testing.assert_close(one["boxes"], same["boxes"])
+        torch.testing.assert_close(one["scores"], same["scores"])
+        assert torch.equal(one["labels"] + shift, same["labels"])
+        if shift:
+            assert torch.equal(one["masks"], same["masks"][:, 0] > 0.5)
+
+
+@pytest.mark.parametrize("kind", [RetinaNetDetector, MaskRCNNDetector])
+def test_an_evaluation_has_the_loss_and_leaves_everything_as_it_was(kind):
+    model = detector(kind, pyramid()).eval()
+    state, before = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+    with torch.inference_mode():
+        losses, found = model.measure(IMAGES, TARGETS)
+        again, _ = model.measure(IMAGES, TARGETS)
+    assert losses == again
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not any(module.training for module in model.modules())
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    if kind is RetinaNetDetector:  # nothing is drawn: the very loss of training
+        trained = model.train()(IMAGES, TARGETS)
+        assert {k: v.item() for k, v in trained.items()} == pytest.approx({k: v.item() for k, v in losses.items()})
+    halves = [one["boxes"] / torch.tensor([192, 128, 192, 128.0]) for one in found[:1]]
+    assert (halves[0] <= 1).all()
+    assert found[0]["boxes"].max() > 96  # in pixels of the file, twice those of the view
+
+
+BACKBONES = {
+    "plain ViT": plain,
+    "PVT v2": pyramid,
+    "PVT of Hugging Face": lambda: without_head(pvt()),
+    "PVT of Hugging Face with DTN": lambda: without_head(replace_norms(pvt(), vm.DynamicTokenNorm()).model),
+    "PVT v2 with DTN": lambda: replace_norms(pyramid(), vm.DynamicTokenNorm()).model,
+    "PVT v2 with RMSNorm": lambda: replace_norms(pyramid(), vm.Norm("rms", exact=False)).model,
+    "plain ViT with DTN": lambda: without_head(vm.apply(vm.vit("mu2/16", img_size=64), vm.DynamicTokenNorm())),
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "name"), [*((Detection, name) for name in BACKBONES), (InstanceSegmentation, "plain ViT with DTN")]
+)
+def test_every_parameter_of_every_backbone_is_trained_on_images_of_any_size(name, task):
+    made = task(fpn_channels=16)
+    backbone = BACKBONES[name]()
+    torch.manual_seed(0)
+    model = few(made.wrap(backbone, 3)).train()
+    loss, parts = made.loss(model, Batch(IMAGES, TARGETS, torch.arange(2)))
+    assert loss.item() == pytest.approx(sum(part.item() for part in parts.values()), rel=1e-5)
+    loss.backward()
+    assert [name for name, value in model.named_parameters() if value.grad is None] == []
+    with torch.inference_mode():
+        found = model.eval()(torch.randn(1, 3, 33, 130))  # no multiple of any stride
+    assert found[0]["boxes"].shape[1] == 4
+
+
+def test_maps_of_hugging_faces_pvt_are_its_own():
+    model = pvt().eval()
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        maps = feature_maps(model, images)
+        whole = model.pvt(images, output_hidden_states=True)
+    assert [tuple(one.shape[1:]) for one in maps] == [(8, 16, 16), (16, 8, 8), (24, 4, 4), (32, 2, 2)]
+    torch.testing.assert_close(maps[-1].flatten(2).mT, whole.last_hidden_state[:, 1:])
+    torch.testing.assert_close(maps[1].flatten(2).mT, whole.hidden_states[1])
+
+
+def test_positions_of_hugging_faces_pvt_are_resampled_not_reshaped():
+    model = pvt().eval()
+    stem = model.pvt.encoder.patch_embeddings[0]
+    ramp = torch.linspace(0, 1, 16)[:, None].expand(16, 16)  # grows with the row
+    with torch.no_grad():
+        stem.position_embeddings.copy_(ramp.reshape(1, -1, 1).expand(1, 256, 8))
+        small, large = (_row_positions(model, side) for side in ((64, 64), (96, 64)))
+    np.testing.assert_allclose(large[[0, -1], 0], small[[0, -1], 0], atol=1e-6)
+    assert (large.diff(dim=0) >= 0).all()
+    assert large.shape == (24, 16)
+
+
+def _row_positions(model, size):
+    from vitmods.tasks.huggingface_pvt import _positions
+
+    stem = model.pvt.encoder.patch_embeddings[0]
+    rows, columns = size[0] // 4, size[1] // 4
+    return _positions(stem, rows, columns).detach()[0, :, 0].unflatten(0, (rows, columns))
+
+
+def test_a_backbone_without_maps_or_of_other_strides_says_what_to_use():
+    with pytest.raises(UserError, match="shows no feature maps"):
+        Detection().wrap(nn.Linear(2, 2), 3)
+    with pytest.raises(UserError, match=r"strides .*\(4, 8, 16, 32\)"):
+        Detection().wrap(timm.create_model("levit_128s", num_classes=0), 3)
+
+
+def truth(boxes, labels, crowd=None, size=(100, 100)):
+    boxes = np.array(boxes, dtype=np.float32).reshape(-1, 4)
+    sides = boxes[:, 2:] - boxes[:, :2]
+    flags = np.array(crowd if crowd is not None else [False] * len(labels), dtype=bool)
+    return Objects(boxes, np.array(labels, dtype=np.int64), flags, sides.prod(axis=1), size)
+
+
+def detections(boxes, labels, scores):
+    return {
+        "boxes": torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),
+        "labels": torch.tensor(labels, dtype=torch.int64),
+        "scores": torch.tensor(scores, dtype=torch.float32),
+    }
+
+
+def test_average_precision_of_a_case_by_hand():
+    """One class, two objects, three detections: right, wrong, right. Precisions at the two recalls: 1 and 2/3."""
+    metric = AveragePrecision(masks=False)
+    known = truth([[0, 0, 40, 40], [50, 50, 90, 90]], [0, 0])
+    metric.add(detections([[0, 0, 40, 40], [0, 60, 30, 90], [50, 50, 90, 90]], [0, 0, 0], [0.9, 0.8, 0.7]), known)
+    found = metric.result()
+    expected = (51 * 1.0 + 50 * 2 / 3) / 101  # COCO reads the precision at 101 recalls, 51 of them up to a half
+    assert found["ap50"] == pytest.approx(expected, abs=1e-6)
+    assert found["ap"] == pytest.approx(expected, abs=1e-6)
+    assert found["ap_medium"] == 1  # the wrong one is small, and not counted among the medium ones
+    assert "ap_small" not in found  # there are none
+    assert "ap_large" not in found
+
+
+def test_overlap_decides_which_thresholds_a_box_passes():
+    metric = AveragePrecision(masks=False)
+    metric.add(detections([[0, 0, 40, 31]], [0], [0.9]), truth([[0, 0, 40, 40]], [0]))  # overlap 0.775
+    found = metric.result()
+    assert (found["ap50"], found["ap75"]) == (1, 1)
+    assert found["ap"] == pytest.approx(0.6, abs=1e-6)  # 0.5, 0.55, ..., 0.75
+
+
+def test_crowds_are_not_counted_and_nothing_at_all_is_0():
+    metric = AveragePrecision(masks=False)
+    known = truth([[0, 0, 40, 40], [50, 0, 100, 100]], [0, 0], [False, True])
+    metric.add(detections([[60, 10, 80, 30], [0, 0, 40, 40]], [0, 0], [0.9, 0.8]), known)
+    assert metric.result()["ap50"] == 1
+    empty = AveragePrecision(masks=False)
+    empty.add(detections([], [], []), truth([], []))
+    assert empty.result() == {"ap": 0, "ap50": 0, "ap75": 0}
+    alone = AveragePrecision(masks=False)
+    alone.add(detections([], [], []), truth([[0, 0, 40, 40]], [1]))
+    assert alone.result()["ap"] == 0
+
+
+@pytest.mark.parametrize(
+    ("found", "known", "expected"),
+    [
+        (([[0, 0, 40, 40]], [0], [0.9]), ([[0, 0, 40, 40]], [0]), 1.0),
+        (([[0, 0, 40, 40]], [1], [0.9]), ([[0, 0, 40, 40]], [0]), 0.0),
+        (([[60, 60, 90, 90], [0, 0, 40, 40]], [0, 0], [0.9, 0.8]), ([[0, 0, 40, 40]], [0]), 0.5),
+        (([[0, 0, 40, 40], [0, 0, 41, 40]], [0, 0], [0.9, 0.8]), ([[0, 0, 40, 40], [50, 50, 90, 90]], [0, 0]), 0.5),
+        (([], [], []), ([[0, 0, 40, 40]], [0]), 0.0),
+        (([], [], []), ([], []), 1.0),
+        (([[0, 0, 40, 40]], [0], [0.75]), ([], []), 0.25),
+        (([[0, 0, 20, 20], [50, 50, 90, 90]], [0, 1], [0.9, 0.8]),
+         ([[0, 0, 40, 40], [50, 50, 90, 90]], [0, 1], [True, False]), 1.0),
+    ],
+)  # fmt: skip
+def test_the_score_of_an_image_by_hand(found, known, expected):
+    assert image_ap50(detections(*found), truth(*known)) == pytest.approx(expected)
+
+
+def batches(task, count=3):
+    for i in range(count):
+        known = truth([[8, 8, 80, 72]], [i % 3], size=(128, 192))
+        segments = ([[8.0, 8, 80, 8, 80, 72, 8, 72]],)
+        known = Objects(known.boxes, known.labels, known.crowd, known.area, known.size, segments)
+        one = {**target([[4, 4, 40, 36]], [i % 3]), "truth": known}
+        yield Batch(IMAGES[:1], [one], torch.tensor([i]))
+
+
+@pytest.mark.parametrize("kind", [Detection, InstanceSegmentation])
+def test_an_evaluation_gives_metrics_scores_of_images_and_pictures(kind):
+    task = kind(fpn_channels=16)
+    torch.manual_seed(0)
+    found = task.evaluate(few(task.wrap(pyramid(), 3)).eval(), batches(task))
+    names = {metric.name for metric in task.metrics if "_large" not in metric.name and "_small" not in metric.name}
+    assert names | {"loss"} == set(found.metrics) - {"ap_large", "mask_ap_large"}
+    assert found.per_image["image_ap50"].mean() == pytest.approx(found.metrics["image_ap50"])
+    assert found.per_image["objects"].tolist() == [1, 1, 1]
+    assert [example.index for example in found.examples] == [0, 1, 2]
+    panels = found.examples[0].panels
+    assert {name: panel.shape for name, panel in panels.items()} == dict.fromkeys(
+        ("image", "annotation", "prediction"), (64, 96, 3)
+    )
+    assert (panels["annotation"] != panels["image"]).any()
+    with pytest.raises(UserError, match="no images"):
+        task.evaluate(task.wrap(pyramid(), 3).eval(), [])
+
+
+def test_predictions_name_objects_in_pixels_of_the_file_and_are_drawn():
+    task, classes = InstanceSegmentation(fpn_channels=16), ("cat", "dog", "cow")
+    mask = torch.zeros(1, 50, 60, dtype=torch.bool)
+    mask[0, 10:30, 5:25] = True
+    one = {**detections([[5, 10, 25, 30]], [1], [0.8]), "masks": mask}
+    (said,) = task.predictions([one], classes)
+    assert (said["predicted"], list(said["probabilities"])) == (["dog"], ["dog"])
+    assert said["objects"][0]["box"] == [5, 10, 25, 30]
+    image = np.zeros((50, 60, 3), dtype=np.uint8)
+    drawn = task.draw(image, said, classes)
+    assert (drawn.shape, drawn.dtype) == (image.shape, image.dtype)
+    assert drawn[20, 15].any()
+    assert not drawn[45, 50].any()
+    assert not image.any()
+    known = truth([[5, 10, 25, 30]], [1], size=(50, 60))
+    assert task.draw(image, known, classes)[10:30, 5:25].any()
+    (nothing,) = Detection().predictions([detections([], [], [])], classes)
+    assert nothing == {"predicted": [], "probabilities": {}, "objects": []}
+
+
+def test_what_a_detector_does_not_read_is_refused_and_left_out_of_other_recipes():
+    with pytest.raises(UserError, match="detection does not read mixup"):
+        make_task("detection", Recipe().with_(mixup=0.2))
+    with pytest.raises(UserError, match="classification does not read fpn_channels"):
+        make_task("classification", Recipe().with_(fpn_channels=128))
+    fitted = Detection.fitted(default())
+    assert make_task("detection", fitted.with_(fpn_channels=128)).fpn_channels == 128
+    assert make_task("detection", coco_1x()).norm is None
+    assert make_task("detection", small_detection()).norm is not None
+
+
+def test_the_norms_of_the_heads_are_a_choice_with_effect():
+    kinds = {
+        norm: sum(isinstance(module, nn.GroupNorm) for module in task.wrap(pyramid(), 3).modules())
+        for norm in ("group", "none")
+        for task in [make_task("instance_segmentation", small_detection().with_(detector_norm=norm, fpn_channels=16))]
+    }
+    assert kinds["none"] == 0
+    assert kinds["group"] == 4 + 4 + 4  # laterals, outputs, and four layers of the mask head
+
+
+def test_coco_1x_falls_to_a_tenth_at_epochs_8_and_11_of_12():
+    length = resolve(coco_1x(), 118_287)
+    per_epoch = 118_287 // 16
+    assert (length.steps, length.warmup_steps) == (12 * per_epoch, 500)
+    assert lr_at(length, 0) == pytest.approx(1e-7)
+    assert lr_at(length, 250) == pytest.approx((1e-7 + 1e-4) / 2, rel=1e-6)
+    rates = {epoch: lr_at(length, epoch * per_epoch + offset) for epoch in (8, 11) for offset in (-1,)}
+    assert rates == pytest.approx({8: 1e-4, 11: 1e-5})
+    assert lr_at(length, 8 * per_epoch) == pytest.approx(1e-5)
+    assert lr_at(length, 11 * per_epoch) == pytest.approx(1e-6)
+    assert coco_1x(masks=True).optimizer.lr == 2e-4
+    with pytest.raises(UserError, match="step_at must be increasing"):
+        Recipe().with_(step_at=(0.9, 0.5))

@@ -1,0 +1,138 @@
+"""Detection from a folder of images and boxes to weights, report and drawings; killed on the way, too."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from PIL import Image
+
+from vitmods import data
+from vitmods.cli import main
+from vitmods.recipes import small_detection
+from vitmods.study.evaluation import trial_scores
+from vitmods.tasks import TASKS
+from vitmods.train import RunOptions, train_trial
+from vitmods.train.examples import read_examples
+from vitmods.train.interrupt import Interrupted
+from vitmods.train.loop import TrialRun
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "detection" / "detection.py"
+RECIPE = small_detection(2, batch_size=4).with_(accumulate=2, ema=0.5, fpn_channels=16, drop_path=0.2)
+SMALL = "embed_dims=(8,16,24,32)&num_heads=(1,2,3,4)&depths=(1,1,1,1)"
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    """12 images of 48 x 64 pixels: train 8, val 4."""
+    spec = importlib.util.spec_from_file_location("shapes", EXAMPLE)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    return example.write_shapes(tmp_path_factory.mktemp("shapes"), {"train": 8, "val": 4}, (48, 64))
+
+
+def train(shapes, out, name, stop_at=None):
+    kind = TASKS[name]
+    how = {"target": kind.target, "joint": kind.joint, "joint_view": kind.joint_view}
+    dataset = data.load(f"coco:{shapes}", img_size=64, augment=RECIPE.augment, **how)
+    torch.manual_seed(0)
+    task = kind.from_recipe(RECIPE)
+    widths = {"embed_dims": (8, 16, 24, 32), "num_heads": (1, 2, 3, 4), "depths": (1, 1, 1, 1)}
+    model = task.wrap(timm.create_model("pvt_v2_b0", num_classes=0, drop_path_rate=0.2, **widths), 2)
+    if name == "instance_segmentation":
+        model.detector.rpn._pre_nms_top_n = model.detector.rpn._post_nms_top_n = {"training": 20, "testing": 8}
+        model.detector.roi_heads.fg_bg_sampler.batch_size_per_image = 8
+    step = TrialRun._train_step
+
+    def stops(run, batch):
+        if run.step == stop_at:
+            raise Interrupted("stopped", 2)
+        step(run, batch)
+
+    options = RunOptions("cpu", checkpoint_every_steps=2, tensorboard=False, progress=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrialRun, "_train_step", stops)
+        return train_trial(model, task, dataset, RECIPE, out=out, how=options)
+
+
+def numbers(out):
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    timed = ("wall_s", "images_per_s", "data_wait")
+    scores = {name: value.tolist() for name, value in trial_scores(out, "val").items()}
+    weights = [(out / name).read_bytes() for name in ("model.safetensors", "task.safetensors")]
+    return weights, [{k: v for k, v in row.items() if k not in timed} for row in rows], scores
+
+
+@pytest.mark.parametrize("name", ["detection", "instance_segmentation"])
+def test_a_broken_off_trial_ends_in_the_same_bits(shapes, tmp_path, name):
+    train(shapes, tmp_path / "whole", name)
+    with pytest.raises(Interrupted):
+        train(shapes, tmp_path / "broken", name, stop_at=3)
+    train(shapes, tmp_path / "broken", name)
+    assert numbers(tmp_path / "broken") == numbers(tmp_path / "whole")
+
+
+@pytest.fixture(scope="module")
+def study(shapes, tmp_path_factory):
+    """Base and DTN, one seed, from the shell."""
+    out = tmp_path_factory.mktemp("runs") / "shapes"
+    command = ["compare", "--task", "detection", "--data", f"coco:{shapes}", "--base", f"timm:pvt_v2_b0?{SMALL}"]
+    command += ["--img-size", "64", "--arms", "dtn=replace(dtn)", "--seeds", "1", "--epochs", "2"]
+    command += ["--fpn-channels", "16", "--workers", "1", "--out", str(out), "--quiet"]
+    assert main([*command, "--dry-run"]) == 0
+    assert main([*command, "--cost-seconds", "0.5"]) == 0
+    return out
+
+
+def test_a_study_is_answered_with_costs_and_its_report_shows_boxes(study):
+    results = json.loads((study / "results.json").read_text())
+    assert results["metric"]["name"] == "ap"
+    costs = json.loads((study / "costs.json").read_text())
+    assert 1 < costs["arms"]["dtn"]["flops"] < 2
+    assert costs["base"]["macs"] > 0
+    trial = study / "trials" / "dtn" / "seed0"
+    scores = trial_scores(trial, "val")
+    assert scores["image_ap50"].shape == (4,)
+    config = json.loads((trial / "config.json").read_text())
+    assert config["recipe"]["optimizer"]["lr"] == small_detection().optimizer.lr, "the task's own recipe"
+    page = (study / "report.html").read_text()
+    assert "What the models find in images" in page
+    examples = read_examples(trial)
+    assert list(examples.legend) == ["disc", "square"]
+    assert len(examples.panels) == 4
+    assert not list(study.rglob("warnings.json")), [one.read_text() for one in study.rglob("warnings.json")]
+
+
+def test_a_trial_is_evaluated_again(study, capsys):
+    trial = study / "trials" / "dtn" / "seed0"
+    assert main(["evaluate", str(trial), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    expected = json.loads((trial / "result.json").read_text())["metrics"]
+    for name in ("ap", "ap50", "image_ap50"):
+        assert found["metrics"][name] == pytest.approx(expected[name])
+
+
+def test_masks_are_trained_from_the_shell_by_a_plain_vit_and_drawn(shapes, tmp_path, capsys):
+    out = tmp_path / "trial"
+    command = ["train", "--task", "instance_segmentation", "--data", f"coco:{shapes}", "--base", "mu2/16"]
+    command += ["--img-size", "32", "--epochs", "1", "--fpn-channels", "8", "--limit-train", "4", "--limit-val", "2"]
+    assert main([*command, "--arm", "rms", "--out", str(out), "--quiet"]) == 0
+    metrics = json.loads((out / "result.json").read_text())["metrics"]
+    assert {"ap", "mask_ap", "mask_ap50", "image_ap50"} <= set(metrics)
+    capsys.readouterr()
+    Image.open(shapes / "val" / "000.png").resize((150, 120)).save(tmp_path / "large.png")
+    given = [str(shapes / "val" / "001.png"), str(tmp_path / "large.png")]
+    command = ["predict", str(out), *given, "--draw", str(tmp_path / "drawn"), "--format"]
+    assert main([*command, "json"]) == 0
+    small, large = json.loads(capsys.readouterr().out)
+    assert Image.open(large["drawn"]).size == (150, 120)
+    for row, width in ((small, 64), (large, 150)):
+        assert row["objects"]
+        for one in row["objects"]:
+            assert 0.05 < one["score"] <= 1
+            assert 0 <= one["box"][0] < one["box"][2] <= width
+            assert one["mask"]["size"][1] == width
+    assert main([*command, "csv"]) == 0
+    assert capsys.readouterr().out.startswith("image,rank,class,")
