@@ -1,8 +1,8 @@
 """Sequences of tokens: the data set that the training loop reads, in the place of ImageDataset."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -85,6 +85,8 @@ class SequenceDataset:
     vocabulary: tuple[str, ...]
     facts: dict[str, Any]
     workers: int = 0
+    rank: int = 0
+    world_size: int = 1
     class_map: tuple[int, ...] | None = field(default=None, init=False)
     target: str = field(default="class", init=False)
 
@@ -110,6 +112,10 @@ class SequenceDataset:
         """There is nothing to look at."""
         return []
 
+    def for_process(self, rank: int, world_size: int) -> Self:
+        """What process `rank` of `world_size` trains on: each batch is dealt out."""
+        return replace(self, rank=rank, world_size=world_size)
+
     def steps_per_epoch(self, batch_size: int) -> int:
         """Whole batches of the training sequences. UserError where there are none to train on."""
         if "train" not in self.splits:
@@ -122,7 +128,8 @@ class SequenceDataset:
         order = permutation(seed, epoch, len(self.splits["train"]))
 
         def make(number: int) -> Batch:
-            return self._batch("train", order[number * batch_size : (number + 1) * batch_size])
+            whole = order[number * batch_size : (number + 1) * batch_size]
+            return self._batch("train", whole[self.rank :: self.world_size])
 
         return in_order(make, range(start, steps), self.workers)
 

@@ -76,6 +76,9 @@ class Task(ABC):
     """the recipe that training starts from if none is named; None: what fits the images"""
     unread: ClassVar[tuple[str, ...]] = (*FOR_MASKS, *FOR_BOXES)
     """fields of the recipe that the task does not read: `make_task` refuses them"""
+    divides: ClassVar[bool] = True
+    """whether `evaluate` calls nothing of its model but `model(inputs)`, whose outputs several processes can share;
+    otherwise each of them evaluates all images"""
     uses_head: ClassVar[bool] = True
     """whether the backbone keeps its head, with as many outputs as the data has classes; without, it is taken off
     before `wrap`"""
@@ -176,6 +179,8 @@ class TaskModel(nn.Module):
     said) where a recipe trains some roles alone.
     """
 
+    also_forward: ClassVar[tuple[str, ...]] = ()
+    """methods beside `forward` that a task calls: weights that are divided among processes are made whole for them"""
     lr_scales: ClassVar[Mapping[str, float]] = {}
     roles: ClassVar[Mapping[str, str]] = {}
 

@@ -50,6 +50,7 @@ class Detection(Task):
     joint: ClassVar[Joint | None] = staticmethod(training_views)
     joint_view: ClassVar[JointView | None] = staticmethod(evaluation_views)
     uses_head = False
+    divides = False
     usual_recipe = "small_detection"
     unread = (
         *FOR_MASKS, "crop", "crop_scale", "crop_ratio", "randaugment", "randaugment_space", "randaugment_noise",

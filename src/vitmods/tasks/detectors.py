@@ -6,7 +6,7 @@ RetinaNet (Lin et al., ICCV 2017, arXiv:1708.02002) and Mask R-CNN (He et al., I
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ class Detector(TaskModel):
     `labels`, `scores`, the likeliest first, and perhaps `masks`.
     """
 
+    also_forward: ClassVar[tuple[str, ...]] = ("measure", "detect")
     neck: Neck
 
     def forward(self, images: Tensor, targets: Targets | None = None) -> Any:

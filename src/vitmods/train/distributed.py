@@ -178,7 +178,7 @@ def _is_drop_path(module: nn.Module) -> bool:
 def shard(model: nn.Module, processes: Processes, device: torch.device) -> None:
     """Divide the parameters among the processes (FSDP2), block by block: each is whole only while it computes."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     mesh = init_device_mesh(device.type, (processes.size,))
     backbone = model.backbone if isinstance(model, TaskModel) else model
@@ -186,6 +186,8 @@ def shard(model: nn.Module, processes: Processes, device: torch.device) -> None:
     for block in blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh, reshard_after_forward=True)  # an average changes where no backward comes between
+    for name in model.also_forward if isinstance(model, TaskModel) else ():
+        register_fsdp_forward_method(model, name)
 
 
 def local(tensor: Tensor) -> Tensor:

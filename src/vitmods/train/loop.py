@@ -335,7 +335,8 @@ class TrialRun:
         self.model.eval()
         with self.fabric.autocast():
             model = self.evaluated_model
-            found = self.task.evaluate(model if self.processes.size == 1 else Divided(model, self.processes), batches)
+            divided = self.processes.size > 1 and self.task.divides
+            found = self.task.evaluate(Divided(model, self.processes) if divided else model, batches)
         self.model.train()
         if not math.isfinite(found.metrics["loss"]):
             raise Diverged(f"the loss on {split} was not finite after step {self.step}")

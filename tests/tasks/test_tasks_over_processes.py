@@ -1,0 +1,109 @@
+"""Each task in two processes is that task in one: weights, metrics, and scores of each image."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from safetensors.torch import load_file
+
+import vitmods as vm
+from vitmods.recipes import RECIPES
+from vitmods.study.plan import Trial
+from vitmods.study.store import StudyFolder
+from vitmods.study.trial import TrialRunner
+from vitmods.train import Processes
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PYRAMID = "timm:pvt_v2_b0?embed_dims=(8,16,24,32)&num_heads=(1,2,3,4)&depths=(1,1,1,1)"
+
+
+def example(name: str):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / name / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    example("segmentation").write_images(folder, 20)
+    example("detection").write_shapes(folder / "boxes", {"train": 8, "val": 5}, (48, 64))
+    return folder
+
+
+def studies(images: Path) -> dict[str, dict]:
+    return {
+        # Without resizing all pixels of a crop have a label: the mean over pixels is then that over processes.
+        "segmentation": {
+            "data": f"masks:{images}",
+            "base": "mu2/4",
+            "img_size": 16,
+            "recipe": RECIPES["small_segmentation"](2, batch_size=4).with_(resize_range=None, accumulate=2),
+        },
+        "detection": {
+            "data": f"coco:{images}/boxes",
+            "base": PYRAMID,
+            "img_size": 64,
+            "arms": ["replace(rms)"],
+            "recipe": RECIPES["small_detection"](2, batch_size=4).with_(fpn_channels=16, ema=0.5, drop_path=0.0),
+        },
+        "sequence_classification": {
+            "data": "listops:generated?train=48&val=8&test=15&min_length=5&max_length=30",
+            "base": "LRA-64",
+            "img_size": (1, 29),
+            "in_chans": 16,
+            "arms": ["dtn"],
+            "recipe": RECIPES["listops"](4, batch_size=12).with_(dropout=0.0),
+        },
+    }
+
+
+def train(images: Path, out: Path, processes: Processes, **how: object) -> None:
+    for task, given in studies(images).items():
+        study = vm.Study(**{"arms": ["rms"], "task": task, "seeds": 1, "in_chans": 3, **given})
+        runner = TrialRunner(StudyFolder(out), study.settings, "cpu", processes=processes, **how)
+        runner.train(Trial(study.settings.arms[0], 0), out / task)
+
+
+def work(rank: int, store: str, images: str, out: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    train(Path(images), Path(out), Processes(rank, 2, rank))
+    train(Path(images), Path(out) / "sharded", Processes(rank, 2, rank), shard=True)
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def trained(images, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        torch.set_num_threads(1)
+        train(images, folder / "alone", Processes())
+        arguments = (str(folder / "store"), str(images), str(folder / "together"))
+        mp.start_processes(work, arguments, nprocs=2, start_method="fork")
+    return folder
+
+
+@pytest.mark.parametrize("divided", [False, True])
+@pytest.mark.parametrize("task", ["segmentation", "detection", "sequence_classification"])
+def test_two_processes_are_one(trained, task, divided) -> None:
+    own, other = trained / "alone" / task, trained / "together" / ("sharded" if divided else "") / task
+    for name in ("model.safetensors", "task.safetensors"):
+        if (own / name).exists():
+            ours, theirs = load_file(own / name), load_file(other / name)
+            assert ours.keys() == theirs.keys()
+            for key, value in ours.items():
+                torch.testing.assert_close(value, theirs[key], atol=2e-3, rtol=2e-3, msg=key)
+    results = [json.loads((path / "result.json").read_text()) for path in (own, other)]
+    assert results[0]["metrics"] == pytest.approx(results[1]["metrics"], abs=1e-2)
+    split = results[0]["split"]
+    scores = [np.load(path / f"{split}.npz") for path in (own, other)]
+    assert list(scores[0]["ids"]) == list(scores[1]["ids"])
+    assert len(scores[0]["ids"]) > 1
