@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from vitmods.ops.padding import padded
 
-
 _MASKS: dict[str, Callable[[Tensor], Tensor]] = {
     "attention_mask": lambda mask: mask == 0,
     "src_key_padding_mask": lambda mask: mask != 0,
