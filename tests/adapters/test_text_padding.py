@@ -59,6 +59,16 @@ def test_a_copy_of_the_model_knows_it_too_and_a_call_without_mask_has_no_padding
     torch.testing.assert_close(model(ids).last_hidden_state, expected)
 
 
+def test_pytorchs_own_encoder():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
+    old = torch.nn.TransformerEncoder(layer, 2).double()
+    model, x = vm.replace_norms(old, CHANGES["group"]).model.eval(), torch.randn(3, 12, 16).double()
+    found = model(x, src_key_padding_mask=MASK == 0)
+    for i, length in enumerate(LENGTHS):
+        torch.testing.assert_close(found[i : i + 1, :length], model(x[i : i + 1, :length]))
+
+
 def gradients(model, out):
     loss = (out * MASK[..., None].repeat(1, 1, out.shape[-1])).sin().sum()
     model.zero_grad()

@@ -58,3 +58,15 @@ def test_two_tasks_are_served_from_one_backbone(tmp_path):
     first, second, together = map(float, served)
     assert together < 0.75 * (first + second)
     assert "The second task takes 59 kB beside the base." in said
+
+
+@pytest.mark.slow
+def test_listops_compares_norms_on_sequences_and_reads_a_text(tmp_path):
+    said = run(EXAMPLES / "listops" / "listops.py", tmp_path, "out")
+
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["complete"]
+    assert [arm["name"] for arm in results["arms"]] == ["dtn", "batch"]
+    scores = results["base"]["scores"].values()
+    assert sum(scores) / len(scores) > 0.3, "chance is 0.1, the most frequent class 0.2"
+    assert re.findall(r"^line (\d) is \d$", said, re.M) == ["1", "2"]

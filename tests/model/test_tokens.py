@@ -101,6 +101,13 @@ def test_saved_and_loaded(tmp_path):
     torch.testing.assert_close(load(tmp_path / "model.safetensors").eval()(batch), one(batch))
 
 
+def test_exported_as_weights_and_not_as_a_graph(tmp_path):
+    one = model("dtn").float().eval()
+    assert vm.export(one, tmp_path / "model.safetensors") < 1e-5
+    with pytest.raises(UserError, match="of sequences take safetensors"):
+        vm.export(one, tmp_path / "model.pt2")
+
+
 def test_the_published_encoder():
     """Long Range Arena's: 6 layers (4 in its code), 512 wide, 8 heads, MLPs and the layer before the head 1024."""
     config = ViTConfig.from_name("LRA-512", img_size=(1, 2000), in_chans=WORDS, num_classes=10)

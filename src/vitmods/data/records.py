@@ -142,8 +142,8 @@ class Source:
     label_sets then are; "mask" or "boxes", which its annotations are, and label_sets the classes that occur. allow:
     which of ALLOWED is no more than a warning. broken: what has no place among the records. verify: compares the files
     with their checksums and returns what is wrong. spec: set by `open_source`. vocabulary: of sequences of tokens,
-    which `fetch` then gives as whole numbers (T,), word i being token i + 1. recommended: a base model and a recipe, where
-    there are no images to choose them by.
+    which `fetch` then gives as whole numbers (T,), word i being token i + 1. recommended: a base model and a recipe,
+    where there are no images to choose them by.
     """
 
     name: str

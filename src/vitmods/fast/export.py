@@ -50,6 +50,8 @@ def export(model: nn.Module, path: str | Path, to: Format | None = None, batch: 
     if batch is not None and batch < 1:
         raise UserError(f"batch is a number of images from 1 on, or None for any, got {batch}.")
     vit = as_vit(model)
+    if vit.vit_config.reads_tokens and kind != "safetensors":
+        raise UserError(f"Graphs are written of models that read images; of sequences take safetensors, not {kind}.")
     if vit.training:
         raise UserError("The model is in training mode, where norms and dropout differ: call model.eval() first.")
     make_folder(path.parent)
@@ -87,9 +89,8 @@ def _by_ending(path: Path) -> str:
 
 
 def _images(model: ViT, count: int) -> Tensor:
-    p, config = next(model.parameters()), model.vit_config
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(count, config.in_chans, *config.img_size, generator=generator).to(p.device, p.dtype)
+    p, images = next(model.parameters()), model.patch_embed.example(count, torch.Generator().manual_seed(0))
+    return images.to(p.device, p.dtype if images.is_floating_point() else None)
 
 
 def _sizes(batch: int | None) -> tuple[int, ...]:
@@ -156,4 +157,4 @@ def _write_safetensors(model: ViT, path: Path, batch: int | None) -> float:
     if batch is not None:
         raise UserError("safetensors holds weights, which take any batch: leave batch out.")
     save(model, path)
-    return _difference(model, load(path).to(_images(model, 1)), None)
+    return _difference(model, load(path).to(next(model.parameters())), None)

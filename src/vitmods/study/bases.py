@@ -28,8 +28,8 @@ class ForeignBase:
     """A base model that vitmods has no config of, for images of a size and a number of classes.
 
     spec: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER`, `hf-text:TYPE` (of tokens), each with `?option=value&...` if
-        wanted, or `python:module:function`. Options are arguments of the library's own function (fields of the config for Hugging
-        Face); `pretrained=1` loads trained weights and gives them a new head.
+        wanted, or `python:module:function`. Options are arguments of the library's own function (fields of the config
+        for Hugging Face); `pretrained=1` loads trained weights and gives them a new head.
     call: the function, where the spec names one that this process alone knows.
     """
 
