@@ -13,7 +13,7 @@ CLASSES = ("background", "disc", "square")
 
 
 def draw(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """A noisy image (32, 32, 3) with a disc of rows and a square of columns, and its mask (32, 32) of numbers of classes."""
+    """A noisy image (32, 32, 3) with a disc of rows and a square of columns, and its mask (32, 32) of class numbers."""
     rows, columns = np.mgrid[:SIDE, :SIDE]
     image, mask = rng.normal(110, 25, (SIDE, SIDE, 3)), np.zeros((SIDE, SIDE), np.uint8)
     for label in rng.permutation([1, 2]):
