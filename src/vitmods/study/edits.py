@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from vitmods.papers.line_up import refuse_line_ups
 from vitmods.util.errors import UserError
 from vitmods.util.registry import load_plugins
 from vitmods.util.shorthand import read_settings, split_form, split_outside
@@ -184,6 +185,7 @@ def parse_edits(text: str) -> tuple[Edit, ...]:
     from vitmods.changes import parse_changes
 
     found: list[Edit] = []
+    refuse_line_ups(text)
     for part in split_outside(text, "+"):
         form = split_form(part)
         if form and form[0] == "replace":
