@@ -236,6 +236,7 @@ _TABLES.add(
         column="{limit_train}",
         task="segmentation",
         sweep={"limit_train": {"1/16": 0.0625, "1/8": 0.125, "1/4": 0.25, "1/2": 0.5, "1": 1}},
+        own="masks:path/to/images",
         data="ade20k:path/to/ade20k",
         recipe="ade20k",
         img_size=512,

@@ -155,12 +155,19 @@ _TABLES.add(
     study=replace(
         _DTN,
         arms=_SEQUENCE,
-        bases={"Transformer": "listops", "BigBird": "bigbird", "Reformer": "reformer"},
+        bases={
+            "Transformer": "LRA-512",
+            "BigBird": "hf-text:big_bird?hidden_size=512&num_hidden_layers=6&num_attention_heads=8"
+            "&intermediate_size=1024",
+            "Reformer": "hf-text:reformer?hidden_size=512&num_attention_heads=8&feed_forward_size=1024",
+        },
         task="sequence_classification",
-        data="listops:?min_length=500&max_length=2000&train=96000&val=2000&test=2000",
+        own="listops:generated",
+        data="listops:generated?min_length=500&max_length=2000&train=96000&val=2000&test=2000",
         recipe="listops",
         img_size=0,
         options="",
+        differs=("at a small scale: --base LRA-64, and smaller sizes behind the names of the others",),
     ),
 )
 _TABLES.add(
@@ -342,6 +349,7 @@ _TABLES.add(
         row="{base}, {arm}",
         column="AP",
         task="detection",
+        own="coco:path/to/images",
         data="coco:path/to/coco",
         recipe="coco_1x",
         img_size=800,

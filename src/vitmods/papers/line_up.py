@@ -26,7 +26,8 @@ class TableStudy:
     sweep: field -> label -> value, beside the bases.
     reference: label of the arm that the table's numbers are differences to; empty: they are no differences.
     start: what trained weights it begins with, with `--from`; empty: new ones.
-    data, recipe, img_size, seeds, options: at the paper's scale, as the shell writes them.
+    own: data of the user's, as the shell writes them.
+    data, recipe, img_size, seeds, options: the same at the paper's scale; an img_size of 0 follows from the data.
     differs: what is otherwise than in the paper there too.
     """
 
@@ -41,6 +42,7 @@ class TableStudy:
     metric: str | None = None
     reference: str = ""
     start: str = ""
+    own: str = "path/to/images"
     data: str = "imagenet:path/to/imagenet"
     recipe: str = ""
     img_size: int = 224
@@ -77,15 +79,12 @@ class TableStudy:
     def commands(self, name: str) -> tuple[str, str]:
         """What runs it with images of the user's own, and at the paper's scale with the first of its bases."""
         begins = " --from path/to/checkpoint" if self.start else ""
-        own = (
-            f"vitmods paper run {name} --data path/to/{'data' if self.data.startswith('listops') else 'images'}{begins}"
-        )
-        first = next(iter(self.bases.values()))
-        base = "" if self.start else f" --base {first}"
+        base = "" if self.start else f" --base {shlex.quote(next(iter(self.bases.values())))}"
         size = f" --img-size {self.img_size}" if self.img_size else ""
         recipe = f" --recipe {shlex.quote(self.recipe)}" if self.recipe else ""
-        full = f"vitmods paper run {name} --data {self.data}{begins}{base}{size}{recipe} --seeds {self.seeds}"
-        return f"{own} --budget 2h", full + (f" {self.options}" if self.options else "")
+        rest = f"{size}{recipe} --seeds {self.seeds} {self.options}".rstrip()
+        run = f"vitmods paper run {name} --data"
+        return f"{run} {self.own}{begins} --budget 2h", f"{run} {shlex.quote(self.data)}{begins}{base}{rest}"
 
 
 @dataclass(frozen=True)

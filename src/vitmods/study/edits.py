@@ -68,6 +68,13 @@ class Replace:
 
         return "rms" if self.change == Norm("rms", exact=False) else str(self.change)
 
+    @property
+    def on_slots(self) -> Change:
+        """The same on a vitmods ViT. UserError where it chooses norms, since such a ViT has slots."""
+        if self.where is not None or self.heads is not None:
+            raise UserError(f"This model is a vitmods ViT, which has slots: write {self.kind}, not {self}.")
+        return self.change
+
     def describe(self) -> dict[str, str]:
         """As of a change, for reports."""
         about = self.change.describe()
