@@ -159,7 +159,7 @@ BEFORE = re.compile(rf"({NUMBER.pattern}) (?:on |\()({LABEL.pattern})")
 
 
 def is_of(label, names):
-    """Whether a row or a column, by the parts of its name, is of a set, or of a model as any of the papers writes it."""
+    """Whether a row or a column, by the parts of its name, is of a set, or of a model as any paper writes it."""
     short = label.removeprefix("ViT-").removesuffix("/16")
     forms = () if "/32" in label else ("{}/16", "ViT-{}", "ViT-{}/16")
     sizes = {form.format(size) for form in forms for size in (short, "T" if short == "Ti" else short)}

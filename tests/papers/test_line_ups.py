@@ -11,6 +11,8 @@ from vitmods.layers.norms import NORMS
 from vitmods.papers import TABLES, line_up
 from vitmods.papers.line_up import published
 from vitmods.study.arms import arms_from_text
+from vitmods.study.edits import parse_edits
+from vitmods.study.models import edited
 from vitmods.util.errors import UserError
 
 RUN = [table for table in TABLES.values() if table.study]
@@ -141,3 +143,12 @@ def test_the_commands_of_a_table_have_options_that_exist(table, capsys):
         program, paper, run, name, *words = shlex.split(command)
         assert (program, paper, run, name) == ("vitmods", "paper", "run", table.name)
         assert [word for word in words if word.startswith("--") and word not in options] == []
+
+
+def test_one_arm_is_for_our_models_and_for_others():
+    (arm,) = parse_edits("replace(dtn)")
+    old = base("mu3/8")
+    new, wanted = edited(old, [arm], old.vit_config), vm.apply(old, vm.DynamicTokenNorm())
+    assert new.vit_config == wanted.vit_config
+    with pytest.raises(UserError, match=r"has slots: write dtn, not replace\(dtn,where=attn\)"):
+        edited(old, parse_edits("replace(dtn,where=attn)"), old.vit_config)
