@@ -3,6 +3,7 @@ from . import changes as changes
 from . import data as data
 from . import fast as fast
 from . import finetune as finetune
+from . import papers as papers
 from . import recipes as recipes
 from .adapters import replace_norms as replace_norms
 from .adapters.apply import apply as apply

@@ -168,7 +168,8 @@ def _check_vitmods(words: list[str]) -> None:
     arms = False
     for word in arguments:
         if word.startswith("--"):
-            assert word in options_of(name) | options_of(""), f"vitmods {name} has no option {word}"
+            known = options_of(name) | options_of("") | (options_of("compare") if name == "paper" else set())
+            assert word in known, f"vitmods {name} has no option {word}"
             arms = word in ("--arm", "--arms")
         elif arms and word != BASE:
             arms_from_text(word)

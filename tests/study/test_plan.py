@@ -39,13 +39,13 @@ def test_arms_come_as_a_mapping_too_and_base_is_left_out():
 
 
 def test_a_line_up_becomes_its_arms():
-    names = ["batch", "group", "instance", "power", "rms", "scale", "switchable", "dtn"]
+    names = ["batch", "instance", "group", "switchable", "scale", "power", "dtn", "rms"]
     arms = make_arms("norms")
     assert [arm.name for arm in arms] == names
-    assert arms == make_arms(["norms"]) == make_arms([" norms "])
-    assert arms[4].changes == (Norm("rms", exact=False),)  # the exact one begins as the base's own function
-    assert {arm.name: arm.changes[0].kind for arm in arms[:-1]} == {name: name for name in names[:-1]}
-    assert arms[-1].changes == (DynamicTokenNorm(),)
+    assert arms == make_arms(["norms"]) == make_arms([" norms "]) == make_arms("paper:dtn-table3")
+    assert arms[-1].changes == (Norm("rms", exact=False),)  # the exact one begins as the base's own function
+    assert {arm.name: arm.changes[0].kind for arm in arms if arm.name != "dtn"} == {n: n for n in names if n != "dtn"}
+    assert arms[-2].changes == (DynamicTokenNorm(),)
     assert [arm.name for arm in make_arms(["dpn", "norms", "post=postnorm"])] == ["dpn", *names, "post"]
 
 
@@ -60,7 +60,9 @@ def test_a_line_up_is_named_by_its_author_alone():
         (["norms", "dtn"], "Two arms are named dtn. Leave one out"),
         (["norms", "norms"], "Two arms are named batch"),
         (["norms", "x=batchnorm"], "Arms batch and x are the same changes"),
-        (["nroms"], "Did you mean 'norms'"),
+        (["nroms"], "Did you mean 'norm'"),
+        (["paper:dpn-table9"], "no table 'dpn-table9'. Did you mean"),
+        (["paper:dpn-table4"], "dpn-table4 cannot be run: A task that learns from images and texts"),
         (["x=norms"], "several arms of a study.*--arms norms`.*scalenorm"),
         (["norms+dpn"], "several arms of a study"),
         ({"x": "norms"}, "several arms of a study"),

@@ -2,9 +2,9 @@
 
 from vitmods.changes.base import REGISTRY, Change, Preserves, Weights
 from vitmods.changes.compose import conflicts
-from vitmods.changes.parse import LINEUPS, LineUp, parse_changes
+from vitmods.changes.parse import parse_changes
 
-__all__ = ["LINEUPS", "REGISTRY", "Change", "LineUp", "Preserves", "Weights", "conflicts", "parse_changes"]
+__all__ = ["REGISTRY", "Change", "Preserves", "Weights", "conflicts", "parse_changes"]
 
 
 def __getattr__(name: str) -> type[Change]:

@@ -70,6 +70,7 @@ class Norm(Change):
         "0.0 to 1.7 (Table 6)"
     )
     short_forms = _ShortForms()
+    words = ("norms",)
 
     kind: str = ""
     exact: bool = True

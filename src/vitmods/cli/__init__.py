@@ -24,6 +24,7 @@ COMMANDS = {
     "report": "rebuild results and report.html from a study's folder",
     "decide": "verdicts on scores of your own, from a CSV file: arm, seed, score",
     "changes": "list the design changes: paper, what they preserve, cost, published gain",
+    "paper": "list published tables, show one, run it again on your own images: paper show, paper run",
     "recipes": "list the recipes: paper, data, expected number",
     "recipe": "show a recipe resolved for a data set: steps, learning rates, augmentation; rehearse it here",
     "diff": "show what an arm alters in a model, without training",

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 
 from vitmods.cli.options import parse
 from vitmods.util.errors import UserError
-
-if TYPE_CHECKING:
-    from vitmods.changes import LineUp
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class Changes:
     """
 
     name: Annotated[str | None, tyro.conf.Positional] = None
-    """one change or short form; None: all, and the line-ups"""
+    """one change or short form; None: all"""
     json: bool = False
     """print JSON, for programs"""
 
@@ -38,7 +35,7 @@ class Changes:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Changes, arguments, "changes")
-    from vitmods.changes import LINEUPS, REGISTRY
+    from vitmods.changes import REGISTRY
 
     wanted = [change_named(options.name)] if options.name else list(REGISTRY.values())
     described = [describe(kind) for kind in wanted]
@@ -46,17 +43,16 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps(described[0] if options.name else described, indent=1))
         return 0
     _print(described)
-    if not options.name:
-        _print_lineups(LINEUPS.values())
     return 0
 
 
 def change_named(name: str) -> Any:
     """The class of a change by its name or a short form. UserError, naming the nearest, where there is none."""
-    from vitmods.changes import LINEUPS, REGISTRY
+    from vitmods.changes import REGISTRY
+    from vitmods.papers import line_up
 
-    if name in LINEUPS:
-        raise UserError(f"{name} is a line-up of several changes; `vitmods changes` shows it at the end.")
+    if table := line_up(name):
+        raise UserError(f"{name} is a line-up of several changes: `vitmods paper show {table.name}`.")
     return next((kind for kind in REGISTRY.values() if name in kind.short_forms), None) or REGISTRY[name]
 
 
@@ -108,24 +104,4 @@ def _print(described: list[dict[str, Any]]) -> None:
             record.append(options)
         table.add_row(name, record)
     console.print(table)
-
-
-def _print_lineups(lineups: Iterable[LineUp]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 1, 0))
-    table.add_column("line-up", no_wrap=True)
-    table.add_column("arms of one published comparison; base is its row without changes")
-    for lineup in lineups:
-        arms = ", ".join(f"{name}={changes}" for name, changes in lineup.arms.items())
-        record = Text.assemble(
-            (lineup.title, "bold"), f": {lineup.note}\n",
-            (f"{lineup.paper} {lineup.url}\n", "dim"),
-            ("base      ", "cyan"), f"{lineup.base}\n",
-            ("arms      ", "cyan"), arms,
-        )  # fmt: skip
-        table.add_row(Text(lineup.name, style="bold"), record)
-    Console().print(table)
+    console.print("`vitmods paper` lists the papers' tables, line-ups of several arms.", style="dim")

@@ -11,13 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from vitmods.cli.options import DataOptions, MachineOptions, asked_for, defaults_from, note, parse, readable_folder
+from vitmods.cli.options import (
+    Asked,
+    DataOptions,
+    MachineOptions,
+    asked_for,
+    defaults_from,
+    note,
+    parse,
+    readable_folder,
+)
 from vitmods.evals.options import Options
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
+    from vitmods.papers import Table
     from vitmods.study import Answer, Study
 
 FAILED = 1
@@ -36,6 +46,7 @@ class Compare:
       vitmods compare --data path/to/images --arms dpn rms dpn+rms --seeds 5
       vitmods compare --data path/to/images --arms dpn rms --until-decided --budget 2h
       vitmods compare --data path/to/images --arms norms --dry-run     (every kind of norm)
+      vitmods compare --data path/to/images --arms paper:dpn-table6 --base Ti/4     (a published table again)
       vitmods compare --base S/16 --img-size 224 --arms "post=placement(attn=post,mlp=post)" --dry-run
       vitmods compare --base timm:pvt_v2_b0 --img-size 64 --arms "replace(rms)" "replace(dtn)"     (any model)
       vitmods compare --from runs/digits-mu3-2-train-base-seed0 --data path/to/images --arms full attention ffn
@@ -55,9 +66,10 @@ class Compare:
     machine: MachineOptions
     protocols: Options
     arms: tuple[str, ...] = ("dpn", "rms", "placement(attn=post,mlp=post)")
-    """what is compared with base: changes, joined by +, or NAME=CHANGES, or a line-up of arms as norms; `vitmods
-    changes` lists them; replace(rms), replace(dtn): other norms in any transformer. attention, ffn, head, train(ROLES):
-    what is trained; full: all of it"""
+    """what is compared with base: changes, joined by +, or NAME=CHANGES; `vitmods changes` lists them; replace(rms),
+    replace(dtn): other norms in any transformer. attention, ffn, head, train(ROLES): what is trained; full: all of it.
+    paper:TABLE: the arms of a published table, and its task, bases and sweep where they are not given (`vitmods
+    paper`); norms: the arms of one alone"""
     base: tuple[str, ...] = ("mu3/2",)
     """the model without changes, or several: then every arm is compared with each. Ti/16, S/16, B/16, S36/16 (36 deep),
     or timm's name; any other model as timm:NAME, torchvision:NAME, hf:FOLDER, python:MODULE:FUNCTION
@@ -130,18 +142,24 @@ def main(arguments: Sequence[str]) -> int:
     start = asked.start
     if not (asked.help or asked.quiet):
         print(f"Reading {asked.data or 'digits'} ...", file=sys.stderr, flush=True)
+    table = _table(asked.arms)
+    if table and table.study:
+        asked = replace(asked, task=asked.task or table.study.task)
     defaults, dataset, recipe_name, recipe = defaults_from(asked, start)
     default = Compare(dataset, recipe, MachineOptions(), Options(), base=(defaults.base,), recipe=recipe_name)
-    if start:
+    if table:
+        default = _filled(default, table, asked)
+    elif start:
         from vitmods.study.checkpoints import names  # torch, which takes seconds: what runs is said before
 
         default = replace(default, arms=names(start) or default.arms)
     options = parse(Compare, arguments, "compare", default)
     if options.start is not None and options.base != (defaults.base,):
         raise UserError("--from says what base is: leave --base out.")
-    out = options.out or readable_folder(
-        options.dataset.data, Path(options.base[0]).name if options.start else "-".join(options.base)
-    )
+    parts = [table.name] if table else []
+    if asked.base or not table:
+        parts.append(Path(options.base[0]).name if options.start else "-".join(options.base))
+    out = options.out or readable_folder(options.dataset.data, *parts)
     study = _study(options)
     machine = options.machine
     command = shlex.join(["vitmods", "compare", *arguments])
@@ -184,6 +202,38 @@ def main(arguments: Sequence[str]) -> int:
     confirmed = study.confirm(out, **how)
     confirmed.report()
     return max(_show(type(result).load(out)), FAILED if confirmed.failed else 0)
+
+
+def _table(arms: Sequence[str]) -> Table | None:
+    """The published table that fills in what is not given, where `paper:NAME` is one of the arms. UserError for two."""
+    from vitmods.papers.line_up import PREFIX, line_up
+
+    named = [arm for arm in arms if arm.strip().startswith(PREFIX)]
+    if len(named) > 1:
+        raise UserError(f"A study has the bases and settings of one table: give one of {' and '.join(named)}.")
+    return line_up(named[0]) if named else None
+
+
+def _filled(default: Compare, table: Table, asked: Asked) -> Compare:
+    """The defaults with the bases, the sweep, the task and the metric of a table's study, and a note that says so."""
+    study = table.study
+    assert study is not None
+    patch = default.base[0].rpartition("/")[2]
+    settings = study.settings(int(patch) if patch.isdigit() else 16)
+    if study.start and not (asked.start or asked.help):
+        raise UserError(f"{table.name} begins with trained weights: add --from, {study.start}.")
+    sweep = settings["sweep"]
+    bases = tuple(sweep.pop("base", [settings.get("base", default.base[0])]))
+    if asked.start or any(one.startswith("base=") for one in asked.sweep):
+        bases = default.base
+    swept = () if asked.sweep else tuple(f"{name}={','.join(map(str, values))}" for name, values in sweep.items())
+    dataset = replace(default.dataset, task=asked.task or study.task)
+    if not (asked.help or asked.quiet):
+        filled = [f"--task {study.task}"] * (study.task != "classification") + [f"--sweep {one}" for one in swept]
+        filled += [] if asked.base or bases == default.base else [f"--base {' '.join(bases)}"]
+        filled += [f"--metric {study.metric}"] if study.metric else []
+        note(f"{table.paper.title}, {table.where}: {table.title}.{' It says ' if filled else ''}{' '.join(filled)}")
+    return replace(default, dataset=dataset, base=bases, sweep=swept, metric=study.metric)
 
 
 def _retrain(study: Study, options: Compare, out: Path) -> int:

@@ -41,7 +41,9 @@ def main(arguments: Sequence[str]) -> int:
     from vitmods.adapters.diff import diff
     from vitmods.changes import parse_changes
     from vitmods.model.vit import vit
+    from vitmods.papers.line_up import refuse_line_ups
 
+    refuse_line_ups(options.arm)
     changes = parse_changes(options.arm)
     torch.manual_seed(0)
     base = vit(

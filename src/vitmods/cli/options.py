@@ -96,6 +96,8 @@ class Asked:
     base: str | None = None
     model: str | None = None
     start: Annotated[str | None, tyro.conf.arg(name="from")] = None
+    arms: tuple[str, ...] = ()
+    sweep: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     epochs: int | None = None
     warmup_epochs: float | None = None
     warmup_steps: int | None = None

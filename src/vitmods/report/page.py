@@ -17,6 +17,7 @@ from vitmods.report.advice import what_now
 from vitmods.report.designs import Row, Step, all_steps_to_base, factor_arms, several_bases, short_name, sweep_rows
 from vitmods.report.drawing import draw
 from vitmods.report.figures import axes_of, curve_panel, forest, lines, sweep_panel, tuning_panel
+from vitmods.report.published import Comparison, comparison
 from vitmods.report.svg import Inliner
 from vitmods.stats.decision import Pair
 from vitmods.stats.tables import signed
@@ -199,6 +200,17 @@ class Page:
     def published(self) -> list[ArmView]:
         """Arms that have a published gain to stand beside ours."""
         return [view for view in self.cards if view.published]
+
+    @cached_property
+    def comparison(self) -> Comparison | None:
+        return comparison(self.answer)
+
+    @property
+    def base_names(self) -> str:
+        """The models that arms are compared on."""
+        if not several_bases(self.answer):
+            return self.answer.base.model.name
+        return ", ".join(dict.fromkeys(str(setting.values["base"]) for setting in self.answer.sweep))
 
     @property
     def split(self) -> str:

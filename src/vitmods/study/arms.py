@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitmods.finetune.roles import chosen_roles
+from vitmods.papers.line_up import line_up
 from vitmods.study.edits import Function, Replace, functions_of, parse_edits
 from vitmods.util.errors import UserError
 
@@ -83,12 +84,9 @@ def split_training(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def arms_from_text(text: str) -> list[Arm]:
-    """The same, or the arms of a line-up where the text is its name, e.g. `norms`."""
-    from vitmods.changes import LINEUPS, parse_changes
-
-    if lineup := LINEUPS.get(text.strip()):
-        return [Arm(name, parse_changes(changes)) for name, changes in lineup.arms.items()]
-    return [arm_from_text(text)]
+    """The same, or the arms of a published table, e.g. `paper:dpn-table6`, or `norms`, short for one."""
+    table = line_up(text)
+    return [arm_from_text(arm) for arm in table.study.every_arm] if table and table.study else [arm_from_text(text)]
 
 
 def make_arms(arms: Mapping[str, Any] | Iterable[Any]) -> tuple[Arm, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from vitmods.papers.line_up import refuse_line_ups
 from vitmods.util.errors import UserError
 from vitmods.util.registry import load_plugins
 from vitmods.util.shorthand import read_settings, split_form, split_outside
@@ -66,6 +67,13 @@ class Replace:
         from vitmods.changes.norm import Norm
 
         return "rms" if self.change == Norm("rms", exact=False) else str(self.change)
+
+    @property
+    def on_slots(self) -> Change:
+        """The same on a vitmods ViT. UserError where it chooses norms, since such a ViT has slots."""
+        if self.where is not None or self.heads is not None:
+            raise UserError(f"This model is a vitmods ViT, which has slots: write {self.kind}, not {self}.")
+        return self.change
 
     def describe(self) -> dict[str, str]:
         """As of a change, for reports."""
@@ -184,6 +192,7 @@ def parse_edits(text: str) -> tuple[Edit, ...]:
     from vitmods.changes import parse_changes
 
     found: list[Edit] = []
+    refuse_line_ups(text)
     for part in split_outside(text, "+"):
         form = split_form(part)
         if form and form[0] == "replace":

@@ -38,6 +38,8 @@ def edited(model: nn.Module, edits: Sequence[Edit], base: Base, head: bool = Tru
     Raises:
         UserError: an edit cannot be made, or the result does not give the logits of these images.
     """
+    if isinstance(model, ViT):  # of several bases, some other libraries', every one has the same arms
+        edits = [edit.on_slots if isinstance(edit, Replace) else edit for edit in edits]
     for kind, group in groupby(edits, key=lambda edit: isinstance(edit, Change)):
         if kind:
             model = apply(model, *(edit for edit in group if isinstance(edit, Change)))
@@ -51,8 +53,6 @@ def edited(model: nn.Module, edits: Sequence[Edit], base: Base, head: bool = Tru
 
 def _edited_by(model: nn.Module, edit: Edit) -> nn.Module:
     if isinstance(edit, Replace):
-        if isinstance(model, ViT):
-            raise UserError(f"This model is a vitmods ViT, which has slots: write {edit.kind}, not {edit}.")
         return replace_norms(model, edit.change, edit.where, edit.heads).model  # type: ignore[arg-type]
     assert isinstance(edit, Function)
     found = edit.resolve()(model)

@@ -18,7 +18,6 @@ from vitmods.ops.processes import batch_moments, processes
     url="https://arxiv.org/abs/1502.03167",
     how="statistics over all tokens of the batch, for each channel",
     published=dtn_table(77.3, 77.2),
-    lineup="norms",
     folds=True,
 )
 class BatchNorm(RunningNorm):

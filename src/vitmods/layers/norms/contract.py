@@ -46,8 +46,6 @@ class NormKind:
     """other names for the shell, each the change ``norm`` with this kind"""
     replaces: bool = True
     """whether it can stand wherever a LayerNorm of a block does: whether the change ``norm`` offers it"""
-    lineup: str = ""
-    """the published comparison in which it stands"""
     least_tokens: int = 1
     folds: bool = False
     """whether ``affine=False`` leaves out a last step ``weight * y + bias``, of which ``bias`` may be missing, and

@@ -14,7 +14,6 @@ from vitmods.layers.norms.contract import AffineNorm, dtn_table, norm_kind
     url="https://arxiv.org/abs/1803.08494",
     how="statistics over the tokens of an image and the channels of a head",
     published=dtn_table(78.3, 79.5),
-    lineup="norms",
     folds=True,
 )
 class GroupNorm(AffineNorm):

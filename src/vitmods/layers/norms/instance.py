@@ -13,7 +13,6 @@ from vitmods.layers.norms.contract import AffineNorm, dtn_table, norm_kind, unbi
     url="https://arxiv.org/abs/1607.08022",
     how="statistics over the tokens of an image, for each channel",
     published=dtn_table(77.7, 77.6),
-    lineup="norms",
     least_tokens=2,
     folds=True,
 )

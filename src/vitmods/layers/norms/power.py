@@ -57,7 +57,6 @@ class _PowerNorm(torch.autograd.Function):
     url="https://arxiv.org/abs/2003.07845",
     how="division by the quadratic mean over all tokens of the batch, steadied over time, for each channel",
     published=dtn_table(79.8, 80.4),
-    lineup="norms",
     folds=True,
 )
 class PowerNorm(RunningNorm):

@@ -15,7 +15,6 @@ from vitmods.ops.rms import rms_norm
     url="https://arxiv.org/abs/1910.07467",
     how="a token is divided by the root mean square of its channels",
     published="none for ViTs; as part of Dual PatchNorm it loses 0.0 to 1.7 (Dual PatchNorm, Table 6)",
-    lineup="norms",
     folds=True,
 )
 class RMSNorm(nn.Module):

@@ -19,7 +19,6 @@ from vitmods.ops.context import upcast
     url="https://arxiv.org/abs/1910.05895",
     how="a token is divided by its length",
     published=dtn_table(80.0, 80.6),
-    lineup="norms",
     folds=True,
     unit=math.sqrt,
 )

@@ -15,7 +15,6 @@ from vitmods.ops.processes import batch_moments, processes
     url="https://arxiv.org/abs/1806.10779",
     how="a learned mixture of instance, layer and batch statistics",
     published=dtn_table(80.1, 81.0),
-    lineup="norms",
     least_tokens=2,
     folds=True,
 )

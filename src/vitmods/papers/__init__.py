@@ -1,0 +1,5 @@
+"""Published tables: their numbers as data, and the studies that make them again at any scale."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,154 @@
+"""The arms of published tables: what they are in the comparison, and that a model of any size can have them."""
+
+import shlex
+
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods.cli import main
+from vitmods.layers.norms import NORMS
+from vitmods.papers import TABLES, line_up
+from vitmods.papers.line_up import published
+from vitmods.study.arms import arms_from_text
+from vitmods.study.edits import parse_edits
+from vitmods.study.models import edited
+from vitmods.util.errors import UserError
+
+RUN = [table for table in TABLES.values() if table.study]
+OURS = {
+    text: arm
+    for table in RUN
+    for text in table.study.every_arm
+    for arm in arms_from_text(text)
+    if not arm.recipe and "replace" not in text
+}
+NORM_ARMS = {arm.name: arm.changes for arm in arms_from_text("norms")}
+
+
+def base(name="mu12/16", **options):
+    torch.manual_seed(0)
+    return vm.vit(name, img_size=32, num_classes=10, **options)
+
+
+@pytest.mark.parametrize("table", RUN, ids=lambda table: table.name)
+def test_the_arms_of_a_table_make_a_study(table):
+    arms = arms_from_text(f"paper:{table.name}")
+    assert len({arm.name for arm in arms}) == len(table.study.every_arm)
+    assert line_up(f" paper:{table.name} ") is table
+    settings = table.study.settings(2)
+    sweep = {name: values for name, values in settings["sweep"].items() if name != "base"}
+    study = vm.Study("mu/4", f"paper:{table.name}", "digits", sweep=sweep)
+    assert len(study.settings.arms) == len(arms)
+
+
+@pytest.mark.parametrize("text", OURS)
+def test_every_arm_is_another_model(text):
+    old = base()
+    new = vm.apply(old, *OURS[text].changes)
+    images = torch.randn(4, 3, 32, 32)
+    old.head.weight.data.normal_()  # a new head gives zeros
+    new.head.weight.data.copy_(old.head.weight.data)
+    kept = "only_learnable" in text  # begins as the identity
+    assert ((new(images) - old(images)).abs().max() > 1e-3) != kept
+    new(images).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in new.parameters())
+
+
+@pytest.mark.parametrize(("size", "options"), [("Ti/4", {}), ("S*/8", {}), ("mu3/4", {"pool": "avg", "reg_tokens": 2})])
+def test_every_kind_of_norm_suits_models_of_any_size(size, options):
+    config = vm.ViTConfig.from_name(size, img_size=32, num_classes=10, **options)
+    for (change,) in NORM_ARMS.values():
+        assert change.edit(config) != config
+
+
+def test_norms_have_the_parameters_of_the_published_comparison():
+    config = vm.ViTConfig.from_name("S*/16")
+
+    def edited(name):
+        (change,) = NORM_ARMS[name]
+        return change.edit(config)
+
+    def kind(name):
+        return edited(name).attn.before.kind, dict(edited(name).attn.before.options)
+
+    for name, option, value in (("power", "warmup", 3000), ("scale", "gain", "channel"), ("switchable", "batch", True)):
+        assert kind(name) == (name, {})
+        assert NORMS[name].arguments[option].default == value
+    for name in ("power", "batch", "instance", "group", "switchable"):
+        assert edited(name).mlp.before == edited(name).attn.before
+        assert edited(name).final_norm == config.final_norm
+    model = vm.apply(base("mu2/8"), *NORM_ARMS["group"])
+    assert model.blocks[0].norm1.groups == model.vit_config.num_heads
+    dtn = edited("dtn")
+    assert (dtn.first_blocks.count, dtn.prefix_from) == (10, 10)
+    assert dtn.first_blocks.attn.before.kind == "dynamic_token"
+    assert dtn.first_blocks.mlp == config.mlp
+    assert dtn.first_blocks.attn.before.eps == 1e-5
+
+
+def test_a_model_that_an_arm_cannot_change_is_refused_with_a_remedy():
+    with pytest.raises(UserError, match=r"needs a second block.*take a deeper one"):
+        vm.apply(base("mu/8"), *NORM_ARMS["dtn"])
+    single = base("mu2/32", class_token=False, pool="avg")
+    for name in ("instance", "switchable"):
+        with pytest.raises(UserError, match="one token: take smaller patches"):
+            vm.apply(single, *NORM_ARMS[name])
+
+
+def test_the_nine_placements_are_all_there():
+    arms = {str(change) for arm in arms_from_text("paper:dpn-figure1") for change in arm.changes}
+    places = [vm.Placement(attn=a, mlp=m) for a in ("pre", "post", "pre+post") for m in ("pre", "post", "pre+post")]
+    assert {str(place) for place in places[1:]} | {"normformer", "subln", "dpn"} == arms
+
+
+@pytest.mark.parametrize("table", RUN, ids=lambda table: table.name)
+def test_every_cell_that_a_study_makes_again_is_one_of_the_table(table):
+    """Each label and template leads to a row and a column, and the bases have the rows' sizes."""
+    found = {arm: published(table, text.partition("=")[0]) for arm, text in table.study.arms.items()}
+    if table.printed:
+        assert all(found.values())
+    for model in table.study.bases.values():
+        if ":" not in model and table.study.task == "classification":
+            vm.ViTConfig.from_name(model)
+
+
+def test_published_differences_have_the_papers_decimals():
+    assert [(one.where, one.text) for one in published(TABLES["dpn-table5"], "dpn")] == [
+        ("B/16, 1/16", "+0.7"),
+        ("B/16, 1/8", "+1.1"),
+        ("B/16, 1/4", "+1.1"),
+        ("B/16, 1/2", "+1.1"),
+        ("B/16, 1", "+0.5"),
+    ]
+    (hmlp,) = published(TABLES["tt-table7"], "hmlp")
+    assert (hmlp.text, str(hmlp.base), str(hmlp.arm)) == ("+0.34", "82.20 ± 0.06", "82.54 ± 0.09")
+    assert [one.text for one in published(TABLES["dtn-table3"], "scale")] == ["+0.1", "0.0"]
+    assert {one.where: one.text for one in published(TABLES["dpn-table6"], "pre")}["B/32"] == "-2.6"
+    assert published(TABLES["dtn-table3"], "rms") == published(TABLES["dpn-figure1"], "dpn") == []
+
+
+def test_bases_follow_the_size_of_the_images():
+    study = TABLES["dpn-table1"].study
+    assert study.scaled() == ["S/32", "Ti/16", "B/32", "S/16", "B/16"]
+    assert study.scaled(2) == ["S/4", "Ti/2", "B/4", "S/2", "B/2"]
+    assert TABLES["dtn-table2"].study.scaled(2) == ["timm:swin_tiny_patch4_window7_224"]
+
+
+@pytest.mark.parametrize("table", RUN, ids=lambda table: table.name)
+def test_the_commands_of_a_table_have_options_that_exist(table, capsys):
+    assert main(["paper", "run", "--help"]) == 0
+    options = capsys.readouterr().out
+    for command in table.study.commands(table.name):
+        program, paper, run, name, *words = shlex.split(command)
+        assert (program, paper, run, name) == ("vitmods", "paper", "run", table.name)
+        assert [word for word in words if word.startswith("--") and word not in options] == []
+
+
+def test_one_arm_is_for_our_models_and_for_others():
+    (arm,) = parse_edits("replace(dtn)")
+    old = base("mu3/8")
+    new, wanted = edited(old, [arm], old.vit_config), vm.apply(old, vm.DynamicTokenNorm())
+    assert new.vit_config == wanted.vit_config
+    with pytest.raises(UserError, match=r"has slots: write dtn, not replace\(dtn,where=attn\)"):
+        edited(old, parse_edits("replace(dtn,where=attn)"), old.vit_config)

@@ -1,0 +1,199 @@
+"""Published tables as data: all of them, as printed, and what the papers' own texts say of them."""
+
+from statistics import fmean
+
+import pytest
+
+import vitmods as vm
+from vitmods.papers import PAPERS, TABLES, Claim, Number, Paper, Table
+from vitmods.util.errors import UserError
+
+# tables and figures of the papers -> how many cells they have, and how many of these are not sure
+COUNTS = {
+    "dpn-figure1": (0, 0),
+    "dpn-table1": (20, 0),
+    "dpn-table1-21k": (20, 0),
+    "dpn-table2": (12, 0),
+    "dpn-table2-finetune": (16, 0),
+    "dpn-table3": (76, 8),
+    "dpn-table4": (8, 0),
+    "dpn-table5": (10, 0),
+    "dpn-table6": (30, 0),
+    "dpn-table7": (12, 0),
+    "dtn-table1": (66, 0),
+    "dtn-table2": (18, 0),
+    "dtn-table3": (16, 0),
+    "dtn-table4": (18, 0),
+    "dtn-table5": (5, 0),
+    "dtn-table6": (80, 3),
+    "dtn-imagenet-r": (4, 0),
+    "dtn-table7": (15, 0),
+    "dtn-table8": (5, 0),
+    "dtn-table9": (18, 0),
+    "dtn-table10": (8, 0),
+    "dtn-table10b": (4, 0),
+    "dtn-table11": (48, 2),
+    "dtn-table12": (24, 0),
+    "norm-choice": (0, 0),
+    "tt-table1": (40, 0),
+    "tt-table2": (16, 0),
+    "tt-table3": (30, 7),
+    "tt-table4": (56, 0),
+    "tt-table5": (36, 0),
+    "tt-table6": (54, 0),
+    "tt-table7": (40, 0),
+}
+
+
+def value(table, row, column):
+    number = TABLES[table][row, column]
+    assert number.certain
+    return number.value
+
+
+def gains(table, rows, base="base", arm="DPN"):
+    return [round(value(table, row, arm) - value(table, row, base), 2) for row in rows]
+
+
+def test_every_table_is_there_with_all_its_cells():
+    found = {
+        name: (len(table.numbers), sum(not number.certain for number in table.numbers.values()))
+        for name, table in TABLES.items()
+    }
+    assert found == COUNTS
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
+def test_a_table_says_what_its_numbers_are(table):
+    assert PAPERS[table.paper.name] is table.paper
+    assert table.name.startswith(f"{table.paper.name}-")
+    assert table.title
+    assert table.where
+    assert table.data
+    assert table.study or table.needs
+    assert len(set(table.rows)) == len(table.rows)
+    assert len(set(table.columns)) == len(table.columns)
+    assert all(table.unit_of(column) for column in table.columns)
+    assert table.describe()["numbers"].keys() == set(table.rows)
+
+
+def test_numbers_keep_all_decimals():
+    table = TABLES["tt-table7"]
+    assert table.shown("Linear B12, -, -", "val") == "82.20 ± 0.06"
+    assert table["Linear B12, -, -", "val"] == Number(82.2, 0.06, "82.20 ± 0.06")
+    assert TABLES["dpn-table1"].shown("AugReg, S/16", "DPN") == "79.7 ± 0.2"
+    assert TABLES["dpn-table6"].shown("Pre", "S/16") == "0.0"
+
+
+def test_what_is_not_sure_is_never_shown():
+    table = TABLES["dtn-table11"]
+    assert table["PVT-Tiny, LN", "APm"].value == 35.1
+    assert not table["PVT-Tiny, LN", "APm"].certain
+    assert table.shown("PVT-Tiny, LN", "APm") == str(table["PVT-Tiny, LN", "APm"]) == "?"
+    for one in TABLES.values():
+        for (row, column), number in one.numbers.items():
+            assert (one.shown(row, column) == "?") != number.certain
+            assert (one.describe()["numbers"][row][column] == number.text) == number.certain
+
+
+@pytest.mark.parametrize("cell", ["", "81,1", "80.1 ±", "80.1±0.1", "80.1 +- 0.1", "about 80", "80.1 *"])
+def test_a_cell_that_is_no_number_is_no_data(cell):
+    with pytest.raises(ValueError, match="is no number"):
+        Number.read(cell)
+    table = Table("x", PAPERS["dpn"], "x", "x", "x", "x", printed=f"a | b\nrow | {cell}")
+    with pytest.raises(ValueError, match="is no number"):
+        _ = table.numbers
+
+
+def test_empty_cells_and_rows_of_another_length():
+    table = Table("x", PAPERS["dpn"], "x", "x", "x", "x", printed="a | b | c (G)\nrow | - | 2.0 (MEM)")
+    assert (table["row", "b"], table.shown("row", "b"), table.shown("row", "c")) == (None, "", "?")
+    assert (table.unit_of("b"), table.unit_of("c")) == ("top-1, %", "G")
+    with pytest.raises(ValueError, match="2 cells, the heading 3"):
+        _ = Table("x", PAPERS["dpn"], "x", "x", "x", "x", printed="a | b | c\nrow | 1").numbers
+
+
+def test_unknown_names_suggest_the_nearest():
+    with pytest.raises(UserError, match=r"no row 'S/17'. Did you mean 'S/16'"):
+        TABLES["dpn-table1-21k"]["S/17", "93k DPN"]
+    with pytest.raises(UserError, match=r"no column 'dpn'. Did you mean 'DPN'"):
+        TABLES["dpn-table1"]["AugReg, S/16", "dpn"]
+    with pytest.raises(UserError, match=r"Did you mean 'dpn-table6'.*`vitmods paper` lists all"):
+        vm.papers.TABLES["dpn-tabel6"]
+
+
+FIVE = [f"AugReg, {arch}" for arch in ("S/32", "Ti/16", "B/32", "S/16", "B/16")]
+
+
+def claim(paper, words) -> Claim:
+    (found,) = [one for one in PAPERS[paper].claims if words in one.says]
+    return found
+
+
+def test_what_dual_patchnorms_text_says_of_its_tables():
+    assert gains("dpn-table1", FIVE) == [1.9, 1.4, 1.4, 1.1, 0.7]
+    assert gains("dpn-table1", ["DeiT, S/16", "DeiT, B/16", "AugReg, 384 px, B/16", "AugReg, 384 px, B/32"]) == [
+        0.3,
+        0.2,
+        0.6,
+        1.0,
+    ]
+    slip = claim("dpn", "1.4 on average").slip
+    assert f"{fmean(gains('dpn-table1', FIVE)):.1f} on average" in slip
+    assert f"with S/16+ {fmean(gains('dpn-table1', [*FIVE, 'tuned, S/16+'])):.1f}" in slip
+    short = gains("dpn-table1-21k", TABLES["dpn-table1-21k"].rows, "93k base", "93k DPN")
+    assert round(fmean(short), 1) == 1.7
+    jft = gains("dpn-table2", TABLES["dpn-table2"].rows, "220k base", "220k DPN")
+    assert round(fmean(jft), 1) == 0.8
+    assert gains("dpn-table1-21k", ["B/16"], "930k base", "930k DPN") == [0.4]
+    assert gains("dpn-table2", ["L/16", "B/16"], "1.1M base", "1.1M DPN") == [0.5, -0.3]
+    assert gains("dpn-table1-21k", ["Ti/16", "S/32", "S/16"], "930k base", "930k DPN") == [0.2, 1.3, 0.0]
+    assert "S/16 ties; Ti/16 and S/32 gain 0.2 and 1.3" in claim("dpn", "in three cases").slip
+    assert {row.partition(",")[0] for row in TABLES["dpn-table2-finetune"].rows} == {"B/32", "L/16"}
+
+
+def test_what_dynamic_token_norms_text_says_of_its_tables():
+    def gain(table, model, column, sign=1):
+        return round(sign * (value(table, f"{model}, DTN", column) - value(table, f"{model}, LN", column)), 1)
+
+    assert [gain("dtn-table6", model, "mean", -1) for model in ("ViT-S", "ViT-S*")] == [2.2, 3.9]
+    assert "2.2 for ViT-S" in claim("dtn", "ImageNet-C").slip
+    assert [gain("dtn-table1", model, "top-1") for model in ("ViT-S", "ViT-S*", "ViT-B*", "ViT-B")] == [
+        0.7,
+        1.1,
+        0.8,
+        0.5,
+    ]
+    more = [
+        value("dtn-table1", f"{m}, DTN", "FLOPs") / value("dtn-table1", f"{m}, LN", "FLOPs")
+        for m in ("ViT-S*", "ViT-S")
+    ]
+    assert [round(100 * (ratio - 1), 1) for ratio in more] == [5.4, 6.1]
+    assert gain("dtn-table11", "PVT-Tiny", "APb") == 1.4
+    for model in ("ViT-S, LN", "ViT-S, DTN", "ViT-S*, DTN"):
+        errors = [value("dtn-table6", model, column) for column in TABLES["dtn-table6"].columns[1:]]
+        assert fmean(errors) == pytest.approx(value("dtn-table6", model, "mean"), abs=0.2)
+    lists = TABLES["dtn-table4"]
+    assert [round(lists[row, "DTN"].value - lists[row, "LN"].value, 1) for row in lists.rows] == [0.6, 0.8, 0.5]
+    assert value("dtn-imagenet-r", "ViT-S*", "DTN") - value("dtn-imagenet-r", "ViT-S*", "LN") == pytest.approx(3.0)
+
+
+def test_what_three_things_text_says_of_its_tables():
+    def lost(model, column):
+        return round(value("tt-table5", f"{model}, attn", column) - value("tt-table5", f"{model}, full", column), 1)
+
+    assert [lost("ViT-S", column) for column in TABLES["tt-table5"].columns] == [-0.2, -0.3, -0.1, -0.3]
+    assert (lost("ViT-L", "SGD v2"), lost("ViT-B", "AdamW v2")) == (-0.5, 0.3)
+    levit = value("tt-table7", "Conv LeViT, BN, GELU", "FLOPs") / value("tt-table7", "Linear B12, -, -", "FLOPs")
+    assert f"{100 * (levit - 1):.1f} % more" in claim("tt", "convolutional stem").slip
+    speeds = TABLES["tt-table4"]
+    for row in speeds.rows:
+        for model in ("S18x2", "B18x2"):
+            seq, par, best = (speeds[row, f"{model} {what}"].value for what in ("seq", "par", "best"))
+            assert best == max(seq, par)
+            assert 100 * (best / seq - 1) == pytest.approx(speeds[row, f"{model} gain"].value, abs=0.8)
+
+
+def test_a_paper_of_ones_own():
+    assert all(isinstance(paper, Paper) and paper.url.startswith("https://") for paper in PAPERS.values())
+    assert [one.where for one in PAPERS["norm"].claims if one.slip] == ["part 2", "part 1"]
