@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.markdown + options.latex + options.json > 1:
         raise UserError("Give one of --markdown, --latex and --json.")
     from vitmods.stats.decide import decide
-    from vitmods.stats.need import needed
+    from vitmods.stats.plan import needed
 
     found = decide(
         options.scores, options.base, options.margin, unit=options.unit, generalize=options.generalize,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from vitmods.report.designs import Step, factorial_steps
 from vitmods.report.text import points, ranked
-from vitmods.stats.need import Need, needed
+from vitmods.stats.plan import Need, needed
 from vitmods.stats.sequential import LOOKS
 from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer, ArmAnswer

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vitmods.stats.failures import rate_bound
+from vitmods.stats.gains import rate_bound
 from vitmods.stats.tables import interval, signed
 from vitmods.stats.verdict import POINTS, Effect, Verdict
 from vitmods.study.answer import Answer, ArmAnswer, ArmCost
