@@ -21,9 +21,8 @@ from vitmods.stats.settings import OverSettings
 from vitmods.stats.verdict import POINTS, Effect
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.doubts import outcome_doubts
-from vitmods.study.looks import Look, looks
 from vitmods.study.plan import Settings, Trial
-from vitmods.study.scores import decision_at, factorial_at, over_settings_at
+from vitmods.study.scores import Look, decision_at, factorial_at, looks, over_settings_at
 from vitmods.study.state import HIDDEN, Curve, Evaluated, Selection, StudyState, TrialRecord, at_the_edge, read_curves
 from vitmods.study.store import SCHEMA, Facts, ModelFacts, Sample, StudyFolder, read_object
 from vitmods.study.tuning import AS_IS, Point, mean_of, show_value

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vitmods.study.arms import BASE
-from vitmods.study.looks import Look, looks
 from vitmods.study.plan import Evaluation, Trial, Work
 from vitmods.study.progress import Progress
+from vitmods.study.scores import Look, looks
 from vitmods.study.state import StudyState
 from vitmods.study.tuning import Point
 from vitmods.study.weights import Keep, prune
