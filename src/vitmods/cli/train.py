@@ -61,8 +61,7 @@ def _dry_run(fixed: dict[str, Any], arm: str, machine: MachineOptions) -> int:
     from vitmods.util.text import duration
 
     settings = Settings(fixed, arms=() if arm == BASE else (arm_from_text(arm),), seeds=(0,))
-    cache = None if machine.cache_dir is None else str(machine.cache_dir)
-    found = dry_trial(settings, Running(None, machine.device, machine.data_workers, cache_dir=cache))
+    found = dry_trial(settings, Running(**machine.how()))
     macs = "" if found.macs is None else f", {found.macs / 1e9:.3g} GMACs an image"
     print(
         f"{found.arm}: {found.params:,} parameters{macs}. A step takes {duration(found.step_s)}, the trial about "
@@ -83,6 +82,7 @@ def run_trial(fixed: dict[str, Any], arm: str, seed: int, machine: MachineOption
     from vitmods.data.split_file import SPLIT_FILE, write_split
     from vitmods.study.arms import BASE, Arm, arm_from_text
     from vitmods.study.plan import Settings, Trial, make_seeds
+    from vitmods.study.run import Running
     from vitmods.study.store import StudyFolder
     from vitmods.study.trial import TrialRunner
 
@@ -90,17 +90,8 @@ def run_trial(fixed: dict[str, Any], arm: str, seed: int, machine: MachineOption
     folder = StudyFolder(out)
     folder.refuse_study()
     with folder.lock():
-        runner = TrialRunner(
-            folder,
-            settings,
-            machine.device,
-            machine.data_workers,
-            machine.checkpoint_minutes,
-            progress=not machine.quiet,
-            cache_dir=None if machine.cache_dir is None else str(machine.cache_dir),
-            recompute=machine.recompute,
-            checkpointing=machine.checkpointing,
-        )
+        how = Running(**machine.how())
+        runner = TrialRunner(folder, settings, how.device, progress=how.progress, **how.of_trials())
         trial = Trial(Arm(BASE) if arm == BASE else arm_from_text(arm), seed)
         dataset = runner.dataset(settings.recipe_of(trial.arm, trial.point))
         for warning in dataset.summary()["warnings"]:
