@@ -57,7 +57,8 @@ def main(arguments: Sequence[str]) -> int:
 def _dry_run(fixed: dict[str, Any], arm: str, machine: MachineOptions) -> int:
     from vitmods.study.arms import BASE, arm_from_text
     from vitmods.study.plan import Settings
-    from vitmods.study.run import Running, dry_trial
+    from vitmods.study.run import dry_trial
+    from vitmods.study.running import Running
     from vitmods.util.text import duration
 
     settings = Settings(fixed, arms=() if arm == BASE else (arm_from_text(arm),), seeds=(0,))
@@ -82,7 +83,7 @@ def run_trial(fixed: dict[str, Any], arm: str, seed: int, machine: MachineOption
     from vitmods.data.split_file import SPLIT_FILE, write_split
     from vitmods.study.arms import BASE, Arm, arm_from_text
     from vitmods.study.plan import Settings, Trial, make_seeds
-    from vitmods.study.run import Running
+    from vitmods.study.running import Running
     from vitmods.study.store import StudyFolder
     from vitmods.study.trial import TrialRunner
 

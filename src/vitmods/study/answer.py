@@ -20,7 +20,7 @@ from vitmods.stats.factorial import Factorial
 from vitmods.stats.settings import OverSettings
 from vitmods.stats.verdict import POINTS, Effect
 from vitmods.study.arms import BASE, Arm
-from vitmods.study.doubts import outcome_doubts
+from vitmods.study.doubts import outcome_doubts, outcomes, planning_doubts
 from vitmods.study.plan import Settings, Trial
 from vitmods.study.scores import Look, decision_at, factorial_at, looks, over_settings_at
 from vitmods.study.state import HIDDEN, Curve, Evaluated, Selection, StudyState, TrialRecord, at_the_edge, read_curves
@@ -350,7 +350,7 @@ def read_answer(
     others = dict.fromkeys(name for arm in (base, *arms.values()) for name in arm.other_metrics)
     shown_decision = _of_changes(decision, effects) if effects else decision
     counted = outcome_doubts(shown_decision, base.counted, _metric_of(curves) if curves else None)
-    doubts = (*_doubts(state, facts), *counted)
+    doubts = (*planning_doubts(state, facts), *counted)
     stopped = {arm for look in taken for arm in look.stopped}
     return Answer(
         created=facts.created,
@@ -370,7 +370,7 @@ def read_answer(
         settings=facts.settings,
         resolved=facts.resolved,
         environment=facts.environment,
-        warnings=(*doubts, *facts.data.get("warnings", ()), *facts.warnings, *_outcomes(state)),
+        warnings=(*doubts, *facts.data.get("warnings", ()), *facts.warnings, *outcomes(state)),
         doubts=doubts,
         other_metrics={name: _metric_of(name) for name in others},
         base_cost=base_cost if shows_costs else None,
@@ -491,61 +491,6 @@ def _tuning(settings: Settings, selection: Selection) -> Tuning | None:
     chosen = selection.chosen
     edge = at_the_edge(settings.grid, chosen) if chosen else []
     return Tuning(chosen.to_dict() if chosen else None, tuple(edge), points)
-
-
-def _doubts(state: StudyState, facts: Facts) -> Iterator[str]:
-    settings = state.settings
-    first = facts.margins.get(settings.measure.name, settings.margin)
-    if first != settings.margin:
-        yield (
-            f"The margin was changed after the scores were seen: it is {settings.margin:g} and was {first:g}. What it "
-            "decides ('no worse') holds for a margin that was chosen before."
-        )
-    if facts.plan.metric not in ("", settings.measure.name):
-        yield (
-            f"The metric was changed after the scores were seen: it is {settings.measure.name} and was "
-            f"{facts.plan.metric}."
-        )
-    if facts.plan.seeds and facts.plan.generalize != settings.generalize:
-        yield (
-            f"What verdicts are about was changed after the scores were seen: new {settings.generalize}, and it was "
-            f"new {facts.plan.generalize}."
-        )
-    for record in state.records.values():
-        if record.status == "damaged":
-            yield f"{record} is damaged and counts as missing: {record.message}"
-    settings_before = facts.plan
-    if len(settings.seeds) > settings_before.seeds > 1:
-        yield (
-            f"Extended after a first analysis: {settings_before.seeds} seeds were planned, and there are "
-            f"{len(settings.seeds)} now. So 5 to 8 % of such studies claim something false, instead of 5 %."
-        )
-    if settings.same_seeds:
-        yield (
-            "Tuned and reported on the same trials: every score is too good by about half the spread of a trial, that "
-            "of an arm that varies more by more. Leave --same-seeds out for fresh ones."
-        )
-    for selection in state.selections.values():
-        if before := state.chosen_before(selection):
-            yield (
-                f"{selection.arm.name}: {selection.chosen} is chosen now; with other seeds, values or another metric "
-                f"it was {' and '.join(map(str, before))}, which has been evaluated on {state.splits[-1]} too."
-            )
-    seen: dict[str, set[str]] = {}
-    for record in state.records.values():
-        for name, value in record.environment.items():
-            seen.setdefault(name, set()).add(f"{name} {value}")
-    if several := [" and ".join(sorted(values)) for values in seen.values() if len(values) > 1]:
-        yield f"The trials were not all run alike ({'; '.join(several)}): small differences may come from that."
-
-
-def _outcomes(state: StudyState) -> Iterator[str]:
-    """What befell trials; where points are tried, those that are not chosen may diverge."""
-    for trial, record in state.records.items():
-        if record.status == "failed" or (record.status == "diverged" and trial in state.answered):
-            yield f"{record} {record.status}: {record.message}"
-    for record in state.records.values():
-        yield from (f"{record}: {warning}" for warning in record.warnings)
 
 
 def _metric_of(name: str) -> Metric:

@@ -18,7 +18,7 @@ from vitmods.util.errors import UserError, nearest
 from vitmods.util.shorthand import without_options
 
 if TYPE_CHECKING:
-    from vitmods.study.run import Running
+    from vitmods.study.running import Running
 
 RETRAINED = "retrained"
 BEST = "best"
