@@ -66,7 +66,7 @@ class Compare:
     """trained weights to begin with, which say what base is: a trial's folder, a file, or a timm model's name; or a
     study's folder, or one of several checkpoints: then each arm begins with its own"""
     design: Literal["factorial"] | None = None
-    """factorial: arms are switched on and off together, and each is judged on average over the others
+    """factorial: arms are switched on and off together, and each is compared on average over the others
     (docs/factorial.md). None: each arm is compared with base"""
     runs: int | None = None
     """combinations that a factorial study trains, base included; None: 8 of 3 and 4 arms, 16 of more"""

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     if not any(effect.n > 1 for effect in found.effects.values()):
         raise UserError(
-            f"No arm shares two seeds with {options.base}, so there is no spread to judge by. Train {options.base} and "
+            f"No arm shares two seeds with {options.base}, so there is no spread to go by. Train {options.base} and "
             "the arms with the same seeds, 3 or more."
         )
     if options.json:

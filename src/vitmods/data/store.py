@@ -45,7 +45,7 @@ UNUSED_AFTER = 30 * 24 * 3600  # seconds, after which a cache in the user's fold
 _FORMAT = "vitmods images 3"
 _CHUNK = 512  # images in flight: bounds the memory of decoded images that wait to be written
 _SHOW_PROGRESS = 5000  # images; fewer are read before a progress bar could be seen
-_NOTICE_S = 3.0  # who waits for another process for longer is told
+_NOTICE_S = 3.0  # who waits for another process for longer gets a notice
 _UNKNOWN, _READABLE, _UNREADABLE = range(3)
 _ROW = np.dtype(
     [

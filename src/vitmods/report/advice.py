@@ -67,7 +67,7 @@ def _stability(answer: Answer) -> Iterator[Step]:
         if effect.verdict == Verdict.UNSTABLE:
             yield Step(
                 f"{arm.name}: {plural(effect.failures, 'trial')} failed, base {effect.base_failures}. Try a lower "
-                "learning rate or a longer warm-up, for base too, before it is judged."
+                "learning rate or a longer warm-up, for base too, before it is given up."
             )
 
 

@@ -116,7 +116,7 @@ def doubts(answer: Answer) -> list[str]:
     notes += [f"{arm.name} has no verdict: a trial of it failed." for arm in answer.arms if arm.effect is None]
     known = any(effect.n for effect in answer.headline.values())
     if known and not (answer.complete or answer.looks):
-        notes.append("Verdicts are provisional: this study is judged once, when it is finished.")
+        notes.append("Verdicts are provisional: this study is looked at once, when it is finished.")
     return [*notes, *answer.doubts]
 
 

@@ -22,7 +22,7 @@ ENOUGH_DF = 4  # from which two seeds have an interval
 
 
 @dataclass(frozen=True)
-class Reading:
+class Criteria:
     """How scores are read, as `vitmods.decide` says: what does not matter, their unit and sign, what verdicts claim."""
 
     margin: float
@@ -62,7 +62,7 @@ def effect_of(
     family: int,
     means: Sequence[float],
     failures: Sequence[int],
-    reading: Reading,
+    criteria: Criteria,
     two_seeds: bool = False,
     shown: bool | None = None,
 ) -> Effect:
@@ -76,23 +76,23 @@ def effect_of(
     # No spread at all comes from a coarse metric, not from certainty.
     total, seeds = (float(x[i]) if shown and 0 < x[i] < math.inf else math.nan for x in (half.total, half.seeds))
     images = math.nan if part is None else float(part.variance[i])
-    read, error = seeds, math.sqrt(variance * (1 + n * reading.overlap))
-    if reading.generalize == "images":
+    read, error = seeds, math.sqrt(variance * (1 + n * criteria.overlap))
+    if criteria.generalize == "images":
         read, error = total, math.sqrt(np.nansum([error**2, images]))
-    verdict = verdict_of(gain - read, gain + read, reading.margin, failures[1] > failures[0])
+    verdict = verdict_of(gain - read, gain + read, criteria.margin, failures[1] > failures[0])
     doubtful = n == 2 and shown and not two_seeds
     if doubtful and verdict in FAVORABLE:
         verdict = Verdict.OPEN
-    sign = reading.sign
+    sign = criteria.sign
     return Effect(
         arm=name, effect=sign * gain, low=sign * gain - total, high=sign * gain + total,
         seeds_low=sign * gain - seeds, seeds_high=sign * gain + seeds, verdict=verdict, n=int(n),
         base_mean=sign * means[0], arm_mean=sign * means[1],
         sd=math.sqrt(variance * n / 2) if known else math.nan, df=df if known else math.nan,
         spread_ratio=math.nan, correlation=math.nan, images_sd=math.sqrt(images),
-        failures=int(failures[1]), base_failures=int(failures[0]), margin=reading.margin, family=family,
-        alpha=reading.alpha, unit=reading.unit, images=0 if part is None else part.m,
-        higher_is_better=reading.higher_is_better, generalize=reading.generalize, overlap=reading.overlap,
+        failures=int(failures[1]), base_failures=int(failures[0]), margin=criteria.margin, family=family,
+        alpha=criteria.alpha, unit=criteria.unit, images=0 if part is None else part.m,
+        higher_is_better=criteria.higher_is_better, generalize=criteria.generalize, overlap=criteria.overlap,
         notes=("assumes that arms vary alike",) if doubtful else (),
         leans=("up" if gain > 0 else "down") if verdict == Verdict.OPEN and known and abs(gain) > error else "",
     )  # fmt: skip

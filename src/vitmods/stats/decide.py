@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vitmods.stats.contrast import ALPHA, ENOUGH_DF, Reading, effect_of, mean_of
+from vitmods.stats.contrast import ALPHA, ENOUGH_DF, Criteria, effect_of, mean_of
 from vitmods.stats.decision import Decision, Pair
 from vitmods.stats.fit import Array, Contrasts, Errors, Fit, Mask, contrasts
 from vitmods.stats.gains import Gains, less_stable
@@ -26,7 +26,7 @@ NOISY, FEW_SEEDS = 2.0, 5  # an sd of base over an arm's that, with fewer seeds,
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Plan(Reading):
+class _Plan(Criteria):
     """What was settled before the scores were seen."""
 
     family: int

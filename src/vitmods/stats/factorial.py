@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vitmods.stats import sequential, tables
-from vitmods.stats.contrast import ALPHA, ENOUGH_DF, Reading, effect_of, mean_of
+from vitmods.stats.contrast import ALPHA, ENOUGH_DF, Criteria, effect_of, mean_of
 from vitmods.stats.design import Design, least_squares
 from vitmods.stats.fit import Array, Contrasts, Mask, contrasts, noise
 from vitmods.stats.images import ImagesPart, images_part
@@ -42,7 +42,7 @@ class Factorial:
 
     design: Design
     effects: dict[str, Effect]  #: change -> its effect, on average over the others on and off
-    pairs: dict[str, Effect]  #: `dpn x rms`; `dpn x rms or dtn x swiglu` where they cannot be told apart
+    pairs: dict[str, Effect]  #: `dpn x rms`; `dpn x rms or dtn x swiglu` where they cannot be separated
     best: tuple[str, ...]  #: the changes to confirm together, against base on fresh seeds
     best_seen: bool  #: whether `best` is the best run, since changes act on each other; else by the signs of effects
     n: int  #: seeds that all runs have
@@ -110,18 +110,18 @@ def factorial(
         UserError: scores that cannot be compared, or runs that are not in the design.
     """
     alpha = ALPHA if most_seeds is None else NOMINAL
-    reading = Reading(margin, unit, higher_is_better, generalize, chance, groups, alpha)
+    criteria = Criteria(margin, unit, higher_is_better, generalize, chance, groups, alpha)
     names = tuple(design.arms)
     for name in set(scores) - set(names):
         raise UserError(f"The design has no run {name}: its runs are {', '.join(names)}.")
     table = table_of({name: scores.get(name, {}) for name in names}, names[0], failed)
-    gains = reading.gains(table)
+    gains = criteria.gains(table)
     failures = gains.failures.sum(-1)
     kept: Mask = np.asarray(failures == 0)
     kept[0] = True  # the seeds that base lacks are left out for all runs
     seeds, look = at_look(np.asarray(np.isfinite(gains.trials[kept]).all(0)), most_seeds)
     images = None if gains.images is None else gains.images[kept][:, seeds]
-    study = _Study(gains.trials[kept][:, seeds], images, gains.floor, kept, failures, reading)
+    study = _Study(gains.trials[kept][:, seeds], images, gains.floor, kept, failures, criteria)
     effects = study.effects(design.changes, least_squares(design.on[kept]), design.on.T)
     pairs = {}
     if kept.all():
@@ -184,7 +184,7 @@ class _Study:
     floor: float
     kept: Mask  #: (N,)
     failures: Array  #: (N,)
-    reading: Reading
+    criteria: Criteria
 
     @property
     def means(self) -> Array:
@@ -194,7 +194,7 @@ class _Study:
     def effects(self, names: Sequence[str], weights: Array, on: Mask) -> dict[str, Effect]:
         """Of contrasts with `weights` (q, kept) that add the runs `on` (q, N); all zero: it cannot be estimated."""
         if self.trials.size and len(weights):
-            found, half, part = intervals(self.trials, weights, self.reading.alpha, self.images, self.floor)
+            found, half, part = intervals(self.trials, weights, self.criteria.alpha, self.images, self.floor)
         else:
             nan, zero = np.full(len(weights), np.nan), np.zeros(len(weights))
             found, half, part = Contrasts(nan, zero, nan, nan, nan, nan), HalfWidth(nan, nan, nan, nan), None
@@ -204,7 +204,7 @@ class _Study:
             means = mean_of(self.means[~adds[self.kept]]), mean_of(self.means[adds[self.kept]])
             failures = 0, int(self.failures[adds].sum())
             effects[name] = effect_of(
-                name, i, found, half, part, len(names), means, failures, self.reading, two_seeds=True
+                name, i, found, half, part, len(names), means, failures, self.criteria, two_seeds=True
             )
         return effects
 

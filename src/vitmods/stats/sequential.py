@@ -48,7 +48,7 @@ def nominal_level(most: int) -> float:
 def futile(
     found: Contrasts, images: ImagesPart | None, claim: Claim, margin: float, alpha: float, family: int, most: int
 ) -> Mask:
-    """Arms that are unlikely (below 10 %) to be told from zero, and to be shown equivalent, with all `most` seeds.
+    """Arms that are unlikely (below 10 %) to be clear of zero, and to be shown equivalent, with all `most` seeds.
 
     With half_N the half-width at N = `most` seeds (V scaled by n / N) and b = sqrt(V (1 - n / N)):
 

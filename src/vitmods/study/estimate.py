@@ -49,7 +49,7 @@ TIMED_S = 0.3  # of steps, of every arm
 SEEDS = (3, 5, 8, 16)
 OUT_OF_REACH = 32  # seeds, the most of a study that runs until it is decided
 WIDTH = 100  # of what is printed
-LONG_S = 12 * 3600.0  # a night: a study that takes longer is told what would take less
+LONG_S = 12 * 3600.0  # a night: for a study that takes longer, what would take less is shown
 
 
 @dataclass(frozen=True)
