@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import statistics
@@ -37,7 +36,7 @@ from vitmods.study.trial import TrialRunner, base_config, task_of
 from vitmods.study.tuning import AS_IS, Point
 from vitmods.study.weights import Keep
 from vitmods.util.errors import UserError
-from vitmods.util.text import duration, listing, plural, size
+from vitmods.util.text import duration, listing, plural, rendered, size
 
 if TYPE_CHECKING:
     from vitmods.data import Batch, ImageDataset
@@ -68,6 +67,10 @@ class ArmEstimate:
     trials: int
     finished: int = 0
 
+    def left(self, trials: int) -> int:
+        """How many of so many trials are not finished."""
+        return max(0, trials - self.finished)
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -97,12 +100,8 @@ class Estimate:
     def with_seeds(self, seeds: tuple[int, ...]) -> Estimate:
         """Of the same study with other seeds; the finished ones are among the first."""
         more = self.each * (len(seeds) - len(self.settings.seeds))
-        settings = replace(
-            self.settings, seeds=seeds, tuning_seeds=seeds if self.settings.same_seeds else self.settings.tuning_seeds
-        )
-        return replace(
-            self, settings=settings, arms=tuple(replace(arm, trials=max(0, arm.trials + more)) for arm in self.arms)
-        )
+        arms = tuple(replace(arm, trials=max(0, arm.trials + more)) for arm in self.arms)
+        return replace(self, settings=self.settings.with_seeds(seeds), arms=arms)
 
     @property
     def finished(self) -> int:
@@ -125,19 +124,19 @@ class Estimate:
     @property
     def tuning_trials(self) -> int:
         """Of those that are still to be run, which points are chosen by before the study's own seeds."""
-        answered = sum(max(0, self.each * len(self.settings.seeds) - arm.finished) for arm in self.arms)
-        return sum(arm.trials for arm in self.arms) - answered if self.settings.grid else 0
+        return sum(map(self._tuning, self.arms)) if self.settings.grid else 0
 
     @property
     def tuning_s(self) -> float:
         """Seconds for these."""
-        left = (arm.trials - max(0, self.each * len(self.settings.seeds) - arm.finished) for arm in self.arms)
-        return sum(arm.trial_s * count for arm, count in zip(self.arms, left)) / self.abreast
+        return sum(arm.trial_s * self._tuning(arm) for arm in self.arms) / self.abreast
+
+    def _tuning(self, arm: ArmEstimate) -> int:
+        return arm.trials - arm.left(self.each * len(self.settings.seeds))
 
     def seconds(self, seeds: int) -> float:
         """Seconds for a study of so many seeds, without what is finished."""
-        left = (arm.trial_s * max(0, self.each * seeds - arm.finished) for arm in self.arms)
-        return sum(left) / self.abreast + self.tuning_s
+        return sum(arm.trial_s * arm.left(self.each * seeds) for arm in self.arms) / self.abreast + self.tuning_s
 
     @property
     def alpha(self) -> float:
@@ -263,7 +262,6 @@ class Estimate:
 def _drawn(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     """Lines of a table, the first row as its head, the first `left` columns flush left; at most 100 columns wide."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -274,10 +272,7 @@ def _drawn(rows: Sequence[Sequence[str]], left: int) -> list[str]:
         )
     for row in rows[1:]:
         table.add_row(*row)
-    console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
-    with console.capture() as captured:
-        console.print(table)
-    return [line for line in map(str.rstrip, captured.get().splitlines()) if line]
+    return [line for line in rendered(table, WIDTH).splitlines() if line]
 
 
 def estimate(

@@ -27,7 +27,7 @@ from vitmods.study.edits import Function, base_function, functions_of
 from vitmods.study.evaluation import answer_splits, check_images
 from vitmods.study.executors import Executor, Inline
 from vitmods.study.executors.processes import Processes
-from vitmods.study.fits import planned_within, smaller, with_seeds
+from vitmods.study.fits import planned_within, smaller
 from vitmods.study.models import activation_bytes
 from vitmods.study.plan import Evaluation, Settings, Work
 from vitmods.study.progress import Progress, planned
@@ -146,12 +146,12 @@ def run_pilot(
         settings, is_planned = _as_recorded(folder, settings, seeds_given)
         seeds = settings.seeds if seeds_given or is_planned else tuple(range(PILOT))
         _say(how, f"Pilot: {plural(len(seeds[:PILOT]), 'trial')} of base, in {folder.path}")
-        first = settings if is_planned else with_seeds(settings, seeds[:PILOT])
+        first = settings if is_planned else settings.with_seeds(seeds[:PILOT])
         ready = _open(folder, first, how)
         facts = _write_facts(ready, command, plan_of(settings) if is_planned else Plan())
-        alone = with_seeds(replace(ready.settings, arms=(), until_decided=False), seeds[:PILOT])
+        alone = replace(ready.settings, arms=(), until_decided=False).with_seeds(seeds[:PILOT])
         _work(ready, StudyState(folder, alone, evaluated_of(folder, facts)), ENDLESS)
-        ready.runner.settings = with_seeds(ready.settings, settings.seeds)
+        ready.runner.settings = ready.settings.with_seeds(settings.seeds)
         return _estimated(ready, budget, shown, fixed=is_planned)
 
 
@@ -162,7 +162,7 @@ def _as_recorded(folder: StudyFolder, settings: Settings, seeds_given: bool) -> 
     before = facts.plan if facts else Plan()
     if facts is None or seeds_given or not before.seeds or before.until_decided != settings.until_decided:
         return settings, seeds_given or bool(before.seeds)
-    return with_seeds(settings, tuple(facts.settings["seeds"])), True
+    return settings.with_seeds(tuple(facts.settings["seeds"])), True
 
 
 def _estimated(ready: _Ready, budget: Budget, command: str | None, fixed: bool = False) -> Estimate:
