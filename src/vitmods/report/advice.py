@@ -11,8 +11,9 @@ from vitmods.report.text import points, ranked
 from vitmods.stats.plan import Need, needed
 from vitmods.stats.sequential import LOOKS
 from vitmods.stats.verdict import Verdict
-from vitmods.study.answer import Answer, ArmAnswer
+from vitmods.study.answer import Answer
 from vitmods.study.arms import BASE
+from vitmods.study.outcome import ArmAnswer
 from vitmods.study.retrain import (
     best_arm,
     cost_of,

@@ -31,7 +31,8 @@ from vitmods.report.text import (
     verdict_text,
 )
 from vitmods.stats.verdict import Effect, Verdict
-from vitmods.study.answer import VIEWS, Answer, ArmCost
+from vitmods.study.answer import VIEWS, Answer
+from vitmods.study.outcome import ArmCost
 from vitmods.util.text import rendered, single_line
 
 STYLES = {Verdict.HELPS: "bold green", Verdict.HURTS: "bold red", Verdict.UNSTABLE: "red", Verdict.OPEN: "dim"}

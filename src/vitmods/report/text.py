@@ -10,7 +10,8 @@ from typing import Any
 from vitmods.stats.gains import rate_bound
 from vitmods.stats.tables import interval, signed
 from vitmods.stats.verdict import POINTS, Effect, Verdict
-from vitmods.study.answer import Answer, ArmAnswer, ArmCost
+from vitmods.study.answer import Answer
+from vitmods.study.outcome import ArmAnswer, ArmCost
 from vitmods.study.tuning import mean_of, show_value
 from vitmods.tasks.metrics import Metric
 from vitmods.util.text import listing, plural

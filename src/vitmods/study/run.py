@@ -19,7 +19,7 @@ from vitmods.data.split_file import SPLIT_FILE, write_split
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
 from vitmods.stats.sequential import LOOKS
-from vitmods.study.answer import Answer, costs_under, evaluated_of, model_name, read_answer
+from vitmods.study.answer import Answer, evaluated_of, model_name, read_answer
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.bases import Base
 from vitmods.study.describe import describe_model, environment
@@ -29,6 +29,7 @@ from vitmods.study.executors import Executor, Inline
 from vitmods.study.executors.processes import Processes
 from vitmods.study.fits import planned_within, smaller
 from vitmods.study.models import activation_bytes
+from vitmods.study.outcome import costs_under
 from vitmods.study.plan import Evaluation, Settings, Work
 from vitmods.study.progress import Progress, planned
 from vitmods.study.running import Running
@@ -123,7 +124,7 @@ def dry_run(
 
 def dry_trial(settings: Settings, how: Running) -> ArmEstimate:
     """What `vitmods train --dry-run` shows: of the last arm of the settings."""
-    from vitmods.study.estimate import Stopwatch
+    from vitmods.study.stopwatch import Stopwatch
 
     runner = TrialRunner(StudyFolder(os.devnull), settings, how.device, **how.of_trials())
     *_, (arm, model, recipe) = _built(settings, AS_IS, runner.dataset(settings.recipe).num_classes)
@@ -168,7 +169,8 @@ def _as_recorded(folder: StudyFolder, settings: Settings, seeds_given: bool) -> 
 def _estimated(ready: _Ready, budget: Budget, command: str | None, fixed: bool = False) -> Estimate:
     """The estimate of the study with the seeds that fit the budget, unless they are `fixed`; and what would take less
     where it does not fit, or takes long."""
-    from vitmods.study.estimate import LONG_S, estimate
+    from vitmods.study.estimate import LONG_S
+    from vitmods.study.stopwatch import estimate
 
     runner, dataset, how, settings = ready.runner, ready.dataset, ready.how, ready.settings
     state = StudyState(runner.folder, settings, Evaluated(answer_splits(settings, dataset), dataset.num_classes))
