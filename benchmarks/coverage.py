@@ -51,10 +51,10 @@ class Planted(Task):
         self.seed = torch.initial_seed()
 
     def loss(self, model, batch):
-        return torch.nn.functional.cross_entropy(model(batch.images), batch.targets), {}
+        return torch.nn.functional.cross_entropy(model(batch.inputs), batch.targets), {}
 
     def evaluate(self, model, batches):
-        keys = np.concatenate([batch.images.double().sum(dim=(1, 2, 3)).numpy() for batch in batches])
+        keys = np.concatenate([batch.inputs.double().sum(dim=(1, 2, 3)).numpy() for batch in batches])
         arm = str(model.changes[0]) if model.changes else "base"
         right = drawn(self.study, arm, self.seed, np.abs(keys * 1e6).astype(np.int64))
         return Measured({"planted": float(right.mean()), "loss": 0.0}, {"planted": right})

@@ -87,7 +87,7 @@ def bare_step() -> Callable[[int], None]:
         for group in optimizer.param_groups:
             group["lr"] = lr_at(length, step)
         optimizer.zero_grad(set_to_none=True)
-        loss = nn.functional.cross_entropy(model(BATCH.images), BATCH.targets)
+        loss = nn.functional.cross_entropy(model(BATCH.inputs), BATCH.targets)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()

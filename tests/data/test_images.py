@@ -40,7 +40,7 @@ def epoch_of(dataset: ImageDataset, **chosen) -> list[Batch]:
 
 
 def same(a: Batch, b: Batch) -> bool:
-    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("images", "targets", "index"))
+    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("inputs", "targets", "index"))
 
 
 def all_same(a: list[Batch], b: list[Batch]) -> bool:
@@ -49,7 +49,7 @@ def all_same(a: list[Batch], b: list[Batch]) -> bool:
 
 def by_sample(batches: list[Batch]) -> dict[int, bytes]:
     return {
-        int(i): image.numpy().tobytes() for batch in batches for i, image in zip(batch.index, batch.images, strict=True)
+        int(i): image.numpy().tobytes() for batch in batches for i, image in zip(batch.index, batch.inputs, strict=True)
     }
 
 
@@ -57,10 +57,10 @@ def by_sample(batches: list[Batch]) -> dict[int, bytes]:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_shapes_and_types(crop: str, channels: int) -> None:
     batch = epoch_of(digits(crop, channels=channels))[0]
-    assert batch.images.shape == (32, channels, 8, 8)
-    assert (batch.images.dtype, batch.targets.dtype, batch.index.dtype) == (torch.float32, torch.int64, torch.int64)
+    assert batch.inputs.shape == (32, channels, 8, 8)
+    assert (batch.inputs.dtype, batch.targets.dtype, batch.index.dtype) == (torch.float32, torch.int64, torch.int64)
     assert batch.targets.tolist() == digits(crop).splits["train"].labels[batch.index].tolist()
-    assert batch.images.is_contiguous()
+    assert batch.inputs.is_contiguous()
 
 
 @settings(deadline=None, max_examples=12)
@@ -129,7 +129,7 @@ def test_other_seeds_and_epochs_augment_otherwise(option: dict, varied: dict) ->
 )
 def test_every_option_alters_the_images(option: dict) -> None:
     plain, changed = epoch_of(digits()), epoch_of(with_(digits(), **option))
-    assert not any(torch.equal(a.images, b.images) for a, b in zip(plain, changed, strict=True))
+    assert not any(torch.equal(a.inputs, b.inputs) for a, b in zip(plain, changed, strict=True))
     assert all(torch.equal(a.index, b.index) for a, b in zip(plain, changed, strict=True))
     mixed = "mixup" in option or "cutmix" in option
     assert all((b.targets.dtype == torch.float32) == mixed for b in changed)
@@ -145,15 +145,15 @@ def test_options_differ_from_each_other() -> None:
 
 
 def test_every_crop_and_its_parameters_alter_the_images() -> None:
-    views = [epoch_of(digits(crop))[0].images for crop in CROPS]
+    views = [epoch_of(digits(crop))[0].inputs for crop in CROPS]
     resized = digits("random_resized")
-    views.append(epoch_of(with_(resized, crop_scale=(0.5, 0.6)))[0].images)
-    views.append(epoch_of(with_(resized, crop_ratio=(0.4, 0.5)))[0].images)
+    views.append(epoch_of(with_(resized, crop_scale=(0.5, 0.6)))[0].inputs)
+    views.append(epoch_of(with_(resized, crop_ratio=(0.4, 0.5)))[0].inputs)
     inception = digits("inception")
-    views.append(epoch_of(with_(inception, crop_scale=(0.5, 0.6)))[0].images)
-    views.append(epoch_of(with_(inception, crop_ratio=(0.4, 0.5)))[0].images)
+    views.append(epoch_of(with_(inception, crop_scale=(0.5, 0.6)))[0].inputs)
+    views.append(epoch_of(with_(inception, crop_ratio=(0.4, 0.5)))[0].inputs)
     assert len({view.numpy().tobytes() for view in views}) == 8
-    assert torch.equal(epoch_of(with_(resized, crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0)))[0].images, views[0])
+    assert torch.equal(epoch_of(with_(resized, crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0)))[0].inputs, views[0])
 
 
 @pytest.mark.parametrize("crop", ["none", "pad", "random_resized", "inception"])
@@ -162,8 +162,8 @@ def test_every_way_of_resizing_alters_the_images(crop: str, make_folder) -> None
     views, shown = [], []
     for resample in RESAMPLES:
         dataset = data.load(root, img_size=16, augment=dataclasses.replace(PLAIN, crop=crop, resample=resample))
-        views.append(epoch_of(dataset, batch_size=14)[0].images)
-        shown.append(next(iter(dataset.eval_batches("val", 9))).images)
+        views.append(epoch_of(dataset, batch_size=14)[0].inputs)
+        shown.append(next(iter(dataset.eval_batches("val", 9))).inputs)
     assert len({view.numpy().tobytes() for view in views}) == 3
     assert len({view.numpy().tobytes() for view in shown}) == 3
 
@@ -179,7 +179,7 @@ def test_big_visions_random_crops_are_cut_from_the_original(make_folder) -> None
     boxes = inception_boxes(
         1, 2, batch.index.numpy(), np.tile([30, 40], (14, 1)), augment.crop_scale, augment.crop_ratio
     )
-    for image, i, (top, left, height, width) in zip(batch.images, batch.index, boxes.tolist(), strict=True):
+    for image, i, (top, left, height, width) in zip(batch.inputs, batch.index, boxes.tolist(), strict=True):
         original = np.asarray(Image.open(root / train.ids[i])).transpose(2, 0, 1)
         cut = torch.from_numpy(original[:, top : top + height, left : left + width].copy())
         expected = resize(cut[None], (16, 16), "tf_bilinear")[0]
@@ -198,7 +198,7 @@ def test_repeats_show_fewer_images_in_several_views() -> None:
         assert (batch.index != batch.index.roll(1)).all()
     views = {i: [] for i in seen}
     for batch in batches:
-        for i, image in zip(batch.index.tolist(), batch.images, strict=True):
+        for i, image in zip(batch.index.tolist(), batch.inputs, strict=True):
             views[i].append(image.numpy().tobytes())
     assert np.mean([len(set(copies)) for copies in views.values()]) > 2
     first = by_sample(epoch_of(once, batch_size=150))
@@ -217,17 +217,17 @@ def test_a_change_is_made_to_the_view_before_it_is_normalized() -> None:
     plain, changed = (list(digits().eval_batches("test", 64, given)) for given in (None, change))
     assert seen == list(range(len(digits().splits["test"])))
     for a, b in zip(plain, changed, strict=True):
-        torch.testing.assert_close(b.images, -a.images)
+        torch.testing.assert_close(b.inputs, -a.inputs)
         assert torch.equal(a.targets, b.targets)
     assert all_same(plain, list(digits().eval_batches("test", 64)))
 
 
 def test_flip_mirrors_the_chosen_share() -> None:
-    plain, half = (torch.cat([b.images for b in epoch_of(p)]) for p in (digits(), with_(digits(), flip=0.3)))
+    plain, half = (torch.cat([b.inputs for b in epoch_of(p)]) for p in (digits(), with_(digits(), flip=0.3)))
     flipped = (half == plain.flip(-1)).flatten(1).all(1)
     assert ((half == plain).flatten(1).all(1) | flipped).all()
     assert 0.2 < flipped.float().mean() < 0.4
-    assert torch.equal(torch.cat([b.images for b in epoch_of(with_(digits(), flip=1.0))]), plain.flip(-1))
+    assert torch.equal(torch.cat([b.inputs for b in epoch_of(with_(digits(), flip=1.0))]), plain.flip(-1))
 
 
 def test_normalization_is_the_recipes() -> None:
@@ -235,7 +235,7 @@ def test_normalization_is_the_recipes() -> None:
     batch = epoch_of(with_(digits(), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7)))[0]
     pixels = torch.from_numpy(split.store.batch(batch.index.numpy())).double() / 255
     mean, std = (torch.tensor(v).double().view(3, 1, 1) for v in ([0.1, 0.2, 0.3], [0.5, 0.6, 0.7]))
-    torch.testing.assert_close(batch.images.double(), (pixels - mean) / std, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(batch.inputs.double(), (pixels - mean) / std, atol=1e-6, rtol=1e-6)
 
 
 def test_gray_images_take_the_mean_of_the_channels_normalization() -> None:
@@ -249,7 +249,7 @@ def test_evaluation_shows_every_image_in_order_unaugmented() -> None:
         batches = list(dataset.eval_batches(split, 64))
         assert torch.cat([b.index for b in batches]).tolist() == list(range(len(dataset.splits[split])))
         assert torch.cat([b.targets for b in batches]).tolist() == dataset.splits[split].labels.tolist()
-        assert torch.cat([b.images for b in batches]).shape[1:] == (3, 8, 8)
+        assert torch.cat([b.inputs for b in batches]).shape[1:] == (3, 8, 8)
         again = replace(dataset, workers=2, augment=PLAIN).eval_batches(split, 64)
         assert all_same(batches, list(again))
     with pytest.raises(UserError, match='no split "dev"; this set has train, val, test'):
@@ -258,9 +258,9 @@ def test_evaluation_shows_every_image_in_order_unaugmented() -> None:
 
 def test_images_smaller_than_the_view_are_enlarged() -> None:
     batch = next(iter(digits("none", size=20).eval_batches("test", 5)))
-    assert batch.images.shape == (5, 3, 20, 20)
+    assert batch.inputs.shape == (5, 3, 20, 20)
     assert digits("none", size=20).splits["test"].store.batch(np.arange(2)).shape[1:] == (3, 8, 8)
-    assert epoch_of(digits("random_resized", size=20))[0].images.shape == (32, 3, 20, 20)
+    assert epoch_of(digits("random_resized", size=20))[0].inputs.shape == (32, 3, 20, 20)
 
 
 def test_rectangles_and_mixed_sizes(make_folder) -> None:
@@ -272,9 +272,9 @@ def test_rectangles_and_mixed_sizes(make_folder) -> None:
             root, img_size=(16, 24), augment=dataclasses.replace(PLAIN, crop=crop, eval_crop=0.875, **BUSY)
         )
         batches = epoch_of(dataset, batch_size=4)
-        assert all(b.images.shape == (4, 3, 16, 24) for b in batches)
+        assert all(b.inputs.shape == (4, 3, 16, 24) for b in batches)
         assert all_same(epoch_of(replace(dataset, workers=2), batch_size=4), batches)
-        assert next(iter(dataset.eval_batches("train", 7))).images.shape == (7, 3, 16, 24)
+        assert next(iter(dataset.eval_batches("train", 7))).inputs.shape == (7, 3, 16, 24)
 
 
 def test_samples_go_round_the_classes() -> None:
@@ -288,5 +288,5 @@ def test_a_batch_may_be_changed_without_changing_the_store() -> None:
     dataset = with_(digits(), flip=1.0)
     before = dataset.splits["train"].store.pixels.copy()
     for batch in epoch_of(dataset):
-        batch.images.zero_()
+        batch.inputs.zero_()
     assert np.array_equal(before, dataset.splits["train"].store.pixels)

@@ -185,7 +185,7 @@ def test_very_long_images_keep_their_middle_and_are_warned_of(make_folder) -> No
     Image.new("RGB", (5000, 1)).save(root / "a" / "line.png")
     dataset = load(root, augment=dataclasses.replace(AUGMENT, crop="random_resized"), img_size=64)
     assert "1 images are longer than 8:1; only their middle is used." in dataset.summary()["warnings"]
-    assert next(iter(dataset.eval_batches("train", 100))).images.shape[-2:] == (64, 64)
+    assert next(iter(dataset.eval_batches("train", 100))).inputs.shape[-2:] == (64, 64)
 
 
 def test_images_smaller_than_the_view_are_warned_of(make_folder) -> None:

@@ -38,7 +38,7 @@ def test_32_px_images_are_kept_as_they_are(real_sets: Path) -> None:
 
 def test_224_px_evaluation_is_what_torchvision_shows(real_sets: Path) -> None:
     dataset = data.load(real_sets / "clothing10", img_size=160, augment=default().augment, limit_train=20)
-    shown = torch.cat([batch.images for batch in dataset.eval_batches("test", 16)])
+    shown = torch.cat([batch.inputs for batch in dataset.eval_batches("test", 16)])
     transform = v2.Compose(
         [
             v2.PILToTensor(),
@@ -59,5 +59,5 @@ def test_large_crops_see_the_whole_image(real_sets: Path) -> None:
     assert (shapes[:, 1:].min(axis=1) == 128).all()
     assert (shapes[:, 1:].max(axis=1) > 150).any()
     batch = next(dataset.train_batches(seed=0, epoch=0, batch_size=8))
-    assert batch.images.shape == (8, 3, 112, 112)
-    assert batch.images.isfinite().all()
+    assert batch.inputs.shape == (8, 3, 112, 112)
+    assert batch.inputs.isfinite().all()

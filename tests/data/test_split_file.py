@@ -61,8 +61,8 @@ def test_a_file_takes_the_place_of_own_splits(make_folder, tmp_path: Path) -> No
         name: len(split) + {"train": 1, "val": 0, "test": -1}[name] for name, split in own.splits.items()
     }
     assert (moved.train.store.index.digests[-1] == own.splits["test"].store.index.digests[0]).all()
-    images = next(iter(moved.eval_batches("test", 100))).images
-    assert torch.equal(images, next(iter(own.eval_batches("test", 100))).images[1:])
+    images = next(iter(moved.eval_batches("test", 100))).inputs
+    assert torch.equal(images, next(iter(own.eval_batches("test", 100))).inputs[1:])
 
 
 def test_labels_of_several_classes_are_kept(make_folder, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def load(spec: object, **options) -> ImageDataset:
 
 
 def by_sample(batches: Iterator[Batch]) -> dict[int, bytes]:
-    pairs = [(int(i), image.numpy().tobytes()) for b in batches for i, image in zip(b.index, b.images, strict=True)]
+    pairs = [(int(i), image.numpy().tobytes()) for b in batches for i, image in zip(b.index, b.inputs, strict=True)]
     assert len(dict(pairs)) == len(pairs)
     return dict(pairs)
 
@@ -76,7 +76,7 @@ def test_streamed_images_are_those_of_a_set_that_is_kept(root: Path, crop: str, 
     assert by_sample(streamed.train_batches(**everything)) == by_sample(kept.train_batches(**everything))
     for split in kept.splits:
         pairs = zip(kept.eval_batches(split, 7), streamed.eval_batches(split, 7), strict=True)
-        assert all(torch.equal(a.images, b.images) and torch.equal(a.targets, b.targets) for a, b in pairs)
+        assert all(torch.equal(a.inputs, b.inputs) and torch.equal(a.targets, b.targets) for a, b in pairs)
     pairs = zip(kept.samples(5), streamed.samples(5), strict=True)
     assert all(a[0] == b[0] and np.array_equal(a[1], b[1]) for a, b in pairs)
 
@@ -176,7 +176,7 @@ def test_resuming_and_workers_change_nothing(root: Path, workers: int) -> None:
     arguments = {"seed": 1, "epoch": 3, "batch_size": 7}
     whole = list(load(f"{root / 'shards'}?stream=1").train_batches(**arguments))
     rest = load(f"{root / 'shards'}?stream=1", workers=workers).train_batches(**arguments, start=3)
-    assert all(torch.equal(a.images, b.images) for a, b in zip(whole[3:], rest, strict=True))
+    assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(whole[3:], rest, strict=True))
 
 
 def test_the_buffer_is_taken_from_the_spec(root: Path) -> None:

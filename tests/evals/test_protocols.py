@@ -52,7 +52,7 @@ def test_features_are_what_the_head_reads(fields, made_up, outputs_of):
     model = vm.vit("Ti/4", depth=2, img_size=4, patch_size=2, in_chans=1, num_classes=3, **fields).eval()
     dataset = made_up(train=5, test=4)
     outputs = outputs_of(model, dataset, batch_size=5)
-    images = torch.cat([batch.images for batch in dataset.eval_batches("test", 12)])
+    images = torch.cat([batch.inputs for batch in dataset.eval_batches("test", 12)])
     with torch.no_grad():
         expected = model.forward_head(model.forward_features(images), pre_logits=True)
     torch.testing.assert_close(outputs.features("test").features, expected, atol=1e-5, rtol=1e-5)

@@ -33,7 +33,7 @@ class Brightness(Task):
     name, title = "brightness", "how bright an image is"
     metrics = (Metric("brightness_error", "error of brightness", "", higher_is_better=False, unit=""),)
 
-    def wrap(self, backbone):
+    def wrap(self, backbone, classes):
         return Gauge(backbone)
 
     def begin(self, model):
@@ -50,12 +50,12 @@ class Brightness(Task):
         self.center = state["center"]
 
     def loss(self, model, batch):
-        error = model(batch.images) - batch.images.mean(dim=(1, 2, 3)) + self.center
-        self._last = batch.images.mean()
+        error = model(batch.inputs) - batch.inputs.mean(dim=(1, 2, 3)) + self.center
+        self._last = batch.inputs.mean()
         return (error**2).mean(), {"center": self.center}
 
     def evaluate(self, model, batches):
-        errors = torch.cat([(model(b.images) - b.images.mean(dim=(1, 2, 3))).abs().detach() for b in batches])
+        errors = torch.cat([(model(b.inputs) - b.inputs.mean(dim=(1, 2, 3))).abs().detach() for b in batches])
         return Measured(
             {"brightness_error": errors.mean().item(), "loss": errors.mean().item()},
             {"brightness_error": errors.numpy()},

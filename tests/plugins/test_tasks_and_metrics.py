@@ -30,7 +30,7 @@ def plugins(load):
 def wrapped(seed=0):
     torch.manual_seed(seed)
     task = TASKS["brightness"]()
-    return task, task.wrap(vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=10))
+    return task, task.wrap(vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=10), 10)
 
 
 def digits(**options):
@@ -80,7 +80,7 @@ def test_a_delta_holds_the_modules_beside_the_backbone(tmp_path):
     delta = vm.save_delta(model, base, tmp_path / "gauge.safetensors")
     assert delta.nbytes == 4 * (10 + 10 + 1)
     task, again = wrapped(seed=5)
-    again = task.wrap(vm.load_delta(base, tmp_path / "gauge.safetensors"))
+    again = task.wrap(vm.load_delta(base, tmp_path / "gauge.safetensors"), 10)
     again.load_state_dict(read_delta(tmp_path / "gauge.safetensors").modules, strict=False)
     for name, tensor in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor)
@@ -142,7 +142,7 @@ def test_images_and_targets_are_augmented_together_in_several_views():
     assert torch.equal(batch.index, other.index)
     turned = batch.targets["turned"].bool()
     assert turned.any()
-    assert torch.equal(batch.images, torch.where(turned[:, None, None, None], other.images.flip(2), other.images))
+    assert torch.equal(batch.inputs, torch.where(turned[:, None, None, None], other.inputs.flip(2), other.inputs))
     assert torch.equal(batch.targets["class"], other.targets)
     assert [view.shape for view in batch.views] == [(16, 1, 4, 4)]
     first, second = batch.parts(2)

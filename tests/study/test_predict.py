@@ -44,7 +44,7 @@ def test_images_are_seen_as_the_evaluation_sees_them(trial, images):
     split = dataset.splits["test"]
     (batch,) = dataset.eval_batches("test", 100)
     with torch.inference_mode():
-        wanted = open_trial(trial)(batch.images).softmax(dim=1)
+        wanted = open_trial(trial)(batch.inputs).softmax(dim=1)
     found = vm.predict(trial, [images / name for name in split.ids], device="cpu")
     assert [one["image"] for one in found] == [str(images / name) for name in split.ids]
     for one, p in zip(found, wanted, strict=True):

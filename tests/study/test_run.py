@@ -227,7 +227,7 @@ def test_every_arm_of_a_seed_sees_the_same_batches(tmp_path, monkeypatch):
 
     def spy(self, **options):
         for batch in real(self, **options):
-            seen.setdefault(current[0], []).append(batch.images.double().sum().item())
+            seen.setdefault(current[0], []).append(batch.inputs.double().sum().item())
             yield batch
 
     current = [None]

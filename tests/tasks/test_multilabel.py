@@ -124,7 +124,7 @@ def test_the_loss_is_the_recipes_and_never_a_softmax():
 def test_a_synthetic_batch_is_one_that_can_be_learned(name):
     task, recipe = TASKS[name](), Recipe().with_(mixup=0.2)
     batch = task.synthetic(7, (1, 4, 4), 3, recipe)
-    assert batch.images.shape == (7, 1, 4, 4)
+    assert batch.inputs.shape == (7, 1, 4, 4)
     loss, _ = task.loss(lambda images: images.flatten(1)[:, :3], batch)
     assert torch.isfinite(loss)
     said = task.predictions(torch.tensor([[2.0, -1.0, 0.5]]), ("a", "b", "c"))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vitmods.model.config import ViTConfig
     from vitmods.recipes import Recipe
     from vitmods.recipes.length import Resolved
-    from vitmods.study.steps import Rehearsal
+    from vitmods.study.rehearse import Rehearsal
 
 SMALL = 5_000  # images, for recipes that belong to no data set
 
@@ -130,7 +130,7 @@ def _config(shown: Shown, options: Show) -> ViTConfig:
 
 
 def _rehearse(shown: Shown, options: Show) -> Rehearsal:
-    from vitmods.study.steps import rehearse
+    from vitmods.study.rehearse import rehearse
     from vitmods.train.device import resolve as device_of
 
     return rehearse(_config(shown, options), shown.recipe, device_of(options.device))

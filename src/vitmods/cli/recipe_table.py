@@ -10,7 +10,7 @@ from vitmods.util.text import duration, plural
 if TYPE_CHECKING:
     from vitmods.cli.recipe import Shown
     from vitmods.recipes import Recipe
-    from vitmods.study.steps import Rehearsal
+    from vitmods.study.rehearse import Rehearsal
 
 Row = tuple[str, str]
 

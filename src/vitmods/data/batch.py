@@ -10,21 +10,21 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """What belongs together of B images.
+    """What belongs together of B images, or of B sequences.
 
-    images: float32 (B, C, H, W), normalized. targets: what the task asks the data for: a tensor whose first axis counts
-    images (classes int64 (B,), fractions of classes or labels float32 (B, K), masks int64 (B, H, W)), a list with an
-    entry an image (boxes), or a dict or tuple of those. index: int64 (B,), positions in the split. views: further views
-    of the same images, each (B, C, h, w) in a size of its own.
+    inputs: images float32 (B, C, H, W), normalized; or tokens int64 (B, T), 0 for padding. targets: what the task asks
+    the data for: a tensor whose first axis counts images (classes int64 (B,), fractions of classes or labels float32
+    (B, K), masks int64 (B, H, W)), a list with an entry an image (boxes), or a dict or tuple of those. index: int64
+    (B,), positions in the split. views: further views of the same images, each (B, C, h, w) in a size of its own.
     """
 
-    images: Tensor
+    inputs: Tensor
     targets: Any
     index: Tensor
     views: tuple[Tensor, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.inputs)
 
     def to(self, device: torch.device) -> Self:
         """The batch on a device; the same tensors if they are there already."""

@@ -39,9 +39,22 @@ class Draw:
     img_size: tuple[int, int]
 
 
+@dataclass(frozen=True)
+class Annotated:
+    """An image's annotation (None: not known, it is to be predicted) and the image's size (height, width), both as the
+    image is in its file: it may be stored smaller."""
+
+    annotation: Any
+    native: tuple[int, int]
+
+
 Joint = Callable[[Sequence[NDArray[np.uint8]], Any, Draw], tuple[tuple[Tensor, ...], Any]]
-"""Augments images and targets together: images as stored, uint8 (C, H, W) each, and the targets of a batch -> one or
-several views of all images, uint8 (B, C, H, W) each, and their targets."""
+"""Augments images and targets together: images as stored, uint8 (C, H, W) each, and the targets of a batch (of masks
+and boxes a list of Annotated) -> one or several views of all images, uint8 (B, C, H, W) each, and their targets."""
+
+JointView = Callable[[Sequence[NDArray[np.uint8]], Any, tuple[int, int], Augment], tuple[Tensor, Any]]
+"""The same for evaluation, without anything random: images as stored, targets, img_size and augmentation -> images
+uint8 (B, C, H, W), those of other sizes padded on the right and below, and their targets."""
 
 
 _BOXES = {"random_resized": crop_boxes, "inception": inception_boxes}
@@ -55,7 +68,8 @@ class Split:
     correct if it is among them. labels then has the one that the set gave before (ImageNet's, for ReaL). Where the
     set's target is "labels", they are the labels of each image, and `labels` has the rarest of them.
 
-    groups: in the same order, what images belong together (see `vitmods.data.groups`); None: each is alone."""
+    groups: in the same order, what images belong together (see `vitmods.data.groups`); None: each is alone.
+    annotations: in the same order, where the set's target is "mask" or "boxes"."""
 
     name: str
     ids: tuple[str, ...]
@@ -64,6 +78,7 @@ class Split:
     geometry: Geometry
     label_sets: tuple[tuple[int, ...], ...] | None = None
     groups: tuple[str, ...] | None = None
+    annotations: tuple[Any, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -76,8 +91,9 @@ class ImageDataset:
     Order, augmentation and mixing are pure functions of (seed, epoch, sample or batch number): workers, prefetching and
     resuming change nothing. class_map: positions of `classes` among those of the model that the set is meant to
     evaluate, where they are some of a larger set's; None where they are the model's own. A set without a train split is
-    for evaluation only. target: what batches give of each image: "class", or "labels", of which it may have any number.
-    joint: how a task augments images and targets together; None: images alone, as `augment` says.
+    for evaluation only. target: what batches give of each image: "class", "labels", of which it may have any number,
+    "mask" or "boxes". joint: how a task augments images and targets together; None: images alone, as `augment` says.
+    joint_view: how it prepares them for evaluation; None: images alone, resized and cropped in the center.
     """
 
     name: str
@@ -93,6 +109,7 @@ class ImageDataset:
     class_map: tuple[int, ...] | None = None
     target: str = "class"
     joint: Joint | None = None
+    joint_view: JointView | None = None
 
     @property
     def num_classes(self) -> int:
@@ -178,10 +195,10 @@ class ImageDataset:
 
         def make(start: int) -> Batch:
             index = self._own(np.arange(start, min(start + batch_size, len(self.splits[split]))))
-            pixels = self._centre_views(self.splits[split], index)
+            pixels, targets = self._views(self.splits[split], index)
             if change is not None:
                 pixels = change(pixels, torch.from_numpy(index))
-            return self._batch(self._normalized(pixels), split, index)
+            return Batch(self._normalized(pixels), targets, torch.from_numpy(index))
 
         n = len(self.splits[split])
         starts = [start for start in range(0, n, batch_size) if self.rank < min(batch_size, n - start)]
@@ -209,7 +226,8 @@ class ImageDataset:
         if augment.erasing > 0:
             erased, boxes = erase_boxes(seed, epoch, views, self.img_size, augment.erasing)
             images = erase(images, erased, boxes, bits(seed, Stream.ERASE_NOISE, epoch, views[erased]))
-        batch = self._batch(images, "train", positions(views))
+        index = positions(views)
+        batch = Batch(images, self._targets("train", index), torch.from_numpy(index))
         if augment.mixup == 0 and augment.cutmix == 0:
             return batch
         amounts = {"mixup": augment.mixup, "cutmix": augment.cutmix}
@@ -243,6 +261,14 @@ class ImageDataset:
         )
         return pad_crop(pixels.numpy(), top, left, pad)
 
+    def _views(self, split: Split, index: Ints) -> tuple[Tensor, Any]:
+        """What evaluation sees, uint8 (B, C, H, W), and the targets."""
+        targets = self._targets(split.name, index)
+        if self.joint_view is None:
+            return self._centre_views(split, index), targets
+        stored = [split.store.image(i) for i in index.tolist()]
+        return self.joint_view(stored, targets, self.img_size, self.augment)
+
     def _centre_views(self, split: Split, index: Ints) -> Tensor:
         """Copies, uint8 (B, C, H, W)."""
         if (stack := split.store.batch(index)) is not None:
@@ -257,14 +283,15 @@ class ImageDataset:
     def _mean_and_std(self) -> tuple[Tensor, Tensor]:
         return per_channel(self.augment.mean, self.in_chans), per_channel(self.augment.std, self.in_chans)
 
-    def _batch(self, images: Tensor, split: str, index: Ints) -> Batch:
-        return Batch(images, self._targets(split, index), torch.from_numpy(index))
-
-    def _targets(self, split: str, index: Ints) -> Tensor:
-        """Classes int64 (B,), or labels float32 (B, K), 1 for each that an image has."""
+    def _targets(self, split: str, index: Ints) -> Any:
+        """Classes int64 (B,); labels float32 (B, K), 1 for each that an image has; or a list of Annotated."""
         found = self.splits[split]
         if self.target == "class":
             return torch.from_numpy(found.labels[index])
+        if self.target != "labels":
+            assert found.annotations is not None
+            native = found.store.index.native
+            return [Annotated(found.annotations[i], (int(native[i, 0]), int(native[i, 1]))) for i in index.tolist()]
         assert found.label_sets is not None
         targets = torch.zeros(len(index), self.num_classes)
         for row, i in enumerate(index.tolist()):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Unpack
 
 from rich.cells import cell_len
 
-from vitmods.data.dataset import ImageDataset, Joint, Split
+from vitmods.data.dataset import ImageDataset, Joint, JointView, Split
 from vitmods.data.geometry import Geometry
 from vitmods.data.groups import groups_of
 from vitmods.data.multilabel import with_target
@@ -35,6 +35,7 @@ def load(
     workers: int = 0,
     target: str = "class",
     joint: Joint | None = None,
+    joint_view: JointView | None = None,
     **split: Unpack[SplitOptions],
 ) -> ImageDataset:
     """Find a data set, split it, read every image once and return it ready to train on.
@@ -44,7 +45,8 @@ def load(
     images are decoded when they are needed. img_size: (H, W) in pixels. in_chans: 3 (RGB) or 1 (gray). unreadable
     "stop" refuses a set with images that cannot be read, "skip" leaves them out and says so. cache_dir keeps decoded
     images for later runs and other processes. workers: threads that prepare batches ahead (0: none; of streamed images:
-    one a core). target: what is asked of each image, "class" or "labels"; joint: see ImageDataset (a task names both).
+    one a core). target: what is asked of each image, "class", "labels", "mask" or "boxes"; joint and joint_view: see
+    ImageDataset (a task names all three).
     split: `split_seed`, `val_fraction`, `test_fraction`, `fold`, `group_by`, `split_file`, `limit_train`, `limit_val`,
     `train_on_all`, as `SplitOptions` says; splits that the source lacks are made, stratified, and images that are equal
     byte for byte come into one of them. Raises UserError with all that is wrong with the set at once.
@@ -57,7 +59,7 @@ def load(
     source = with_target(open_source(spec), target)
     cache = None if cache_dir is None else Path(cache_dir)
     records, origin = make_splits(source, cache_dir=cache, **split)
-    shapes = {name: _geometry(name, size, augment) for name in records}
+    shapes = {name: _geometry(name, size, augment, target) for name in records}
     streamed = is_streamed(source.streaming, {name: (part, shapes[name]) for name, part in records.items()}, in_chans)
     opened = open_lazily if streamed else open_store
     group_by = split.get("group_by") or groups_in(split.get("split_file"))
@@ -81,6 +83,7 @@ def load(
         class_map=source.class_map,
         target=target,
         joint=joint,
+        joint_view=joint_view,
     )
     if not streamed:
         return whole
@@ -94,8 +97,11 @@ def _size(img_size: int | Sequence[int]) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def _geometry(split: str, size: tuple[int, int], augment: Augment) -> Geometry:
-    """Random resized crops are cut from whole images; padded crops move the whole view; all else is centered."""
+def _geometry(split: str, size: tuple[int, int], augment: Augment, target: str) -> Geometry:
+    """Random resized crops are cut from whole images; padded crops move the whole view; all else is centered. Images
+    with masks or boxes are kept whole, their short side at most twice the view's."""
+    if target not in ("class", "labels"):
+        return Geometry(size, 0.5, whole=True, resample=augment.resample)
     if split == "train" and augment.crop in ("random_resized", "inception"):
         shrink = augment.resample != "big_vision"  # its crops are exact only if they are cut from the original
         return Geometry(size, KEPT_RATIO, whole=True, resample=augment.resample, shrink=shrink)
@@ -107,7 +113,7 @@ def _geometry(split: str, size: tuple[int, int], augment: Augment) -> Geometry:
 def _split(name: str, records: Records, store: Store, geometry: Geometry, group_by: str | Path | None) -> Split:
     kept = records.take(store.index.kept)
     groups = groups_of(kept.ids, group_by, store.index.digests)
-    return Split(name, kept.ids, kept.labels, store, geometry, kept.label_sets, groups)
+    return Split(name, kept.ids, kept.labels, store, geometry, kept.label_sets, groups, kept.annotations)
 
 
 def _stop_on_problems(found: list[str], bad: list[dict[str, str]], spec: str) -> None:

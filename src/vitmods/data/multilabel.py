@@ -10,19 +10,29 @@ from vitmods.data.records import Records, Source, printable
 from vitmods.util.errors import UserError
 
 _SHOWN = 5
+_HAS = {"class": "a class", "labels": "labels", "mask": "a mask", "boxes": "boxes"}
+_REMEDIES = {
+    "labels": "Train it with --task multilabel.",
+    "mask": "Train it with --task segmentation, or multilabel.",
+    "boxes": "Train it with --task detection, or multilabel.",
+}
 Sets = tuple[tuple[int, ...], ...]
 
 
 def with_target(source: Source, target: str) -> Source:
-    """The source with what a task asks of it: "class", or "labels", which a source of classes can give too.
+    """The source with what a task asks of it; "labels" are given by classes, masks and boxes too.
 
     Classes called as several joined by + are several labels. Raises UserError where it has not what is asked.
     """
     if source.target == target:
         return source
+    if target == "labels" and source.target in ("mask", "boxes"):
+        return replace(source, target="labels")
     if target != "labels" or source.target != "class":
-        remedy = "Train it with --task multilabel." if source.target == "labels" else "Choose another task or data set."
-        raise UserError(f"{printable(source.spec)} gives {source.target} of each image, not a {target}. {remedy}")
+        raise UserError(
+            f"{printable(source.spec)} gives {_HAS[source.target]} of each image, not {_HAS[target]}. "
+            f"{_REMEDIES.get(source.target, 'Choose another task or data set.')}"
+        )
     if source.class_map is not None:
         raise UserError(f"{printable(source.spec)} evaluates models of other classes; it has no labels to train on.")
     parts = [frozenset(part.strip() for part in name.split("+") if part.strip()) for name in source.classes]

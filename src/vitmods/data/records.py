@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, Union
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,15 @@ ENDINGS = frozenset(
 """Of image files, in lower case."""
 
 
+class Annotation(Protocol):
+    """What is known of one image beyond its classes (a mask, boxes), in pixels of the image as it is in its file."""
+
+    @property
+    def stamp(self) -> str:
+        """Changes whenever what it says may have; part of the data set's fingerprint, so not a path or a time."""
+        ...
+
+
 @dataclass(frozen=True)
 class Records:
     """The images of one split, in an order that does not depend on the order of files on the disk.
@@ -35,6 +44,7 @@ class Records:
     (n,) positions in the classes. stamps: of all images of the part of the source that these were taken from, one
     each, which changes whenever that image may have changed; they key the cache. rows (n,): where among them each is.
     label_sets: where several classes are right for an image, or it has several labels, all of them, for each image.
+    annotations: of each image, where the source's target is "mask" or "boxes"; label_sets then has the classes in it.
 
     Where a source knows more without reading an image: shards (n,), the number of the file that each lies in, one
     after the other by their keys; native (n, 2), heights and widths, 0 where they are not known; digests (n, 16), as in
@@ -47,6 +57,7 @@ class Records:
     fetch: Callable[[int], Raw]
     keys: NDArray[np.int64]
     label_sets: tuple[tuple[int, ...], ...] | None = None
+    annotations: tuple[Annotation, ...] | None = None
     shards: NDArray[np.int64] | None = None
     native: NDArray[np.int64] | None = None
     digests: NDArray[np.uint8] | None = None
@@ -74,6 +85,7 @@ class Records:
             native=None if self.native is None else self.native[index],
             digests=None if self.digests is None else self.digests[index],
             label_sets=None if self.label_sets is None else tuple(self.label_sets[i] for i in index),
+            annotations=None if self.annotations is None else tuple(self.annotations[i] for i in index),
         )
 
     def some(self, count: int) -> "Records":
@@ -103,7 +115,7 @@ class Streaming:
 def joined(*parts: Records) -> Records:
     """All images of the parts, one part after the other."""
     starts = np.cumsum([0, *(len(part) for part in parts)])
-    sets = [part.label_sets for part in parts]
+    sets, known = [part.label_sets for part in parts], [part.annotations for part in parts]
 
     def fetch(key: int) -> Raw:
         part = int(np.searchsorted(starts, key, side="right")) - 1
@@ -116,6 +128,7 @@ def joined(*parts: Records) -> Records:
         fetch=fetch,
         keys=np.arange(starts[-1]),
         label_sets=None if None in sets else tuple(one for some in sets for one in some or ()),
+        annotations=None if None in known else tuple(one for some in known for one in some or ()),
     )
 
 
@@ -125,9 +138,10 @@ class Source:
     the set is for evaluation only), and what was passed over.
 
     class_map: where its classes are some of a larger set's that models are trained on (200 of ImageNet's 1,000), their
-    positions there, in the order of `classes`. target: what it knows of each image: "class", or "labels", which its
-    label_sets then are. allow: which of ALLOWED is no more than a warning. broken: what has no place among the records.
-    verify: compares the files with their checksums and returns what is wrong. spec: set by `open_source`.
+    positions there, in the order of `classes`. target: what it knows of each image: "class"; "labels", which its
+    label_sets then are; "mask" or "boxes", which its annotations are, and label_sets the classes that occur. allow:
+    which of ALLOWED is no more than a warning. broken: what has no place among the records. verify: compares the files
+    with their checksums and returns what is wrong. spec: set by `open_source`.
     """
 
     name: str

@@ -69,7 +69,7 @@ def groups_in(path: str | Path | None) -> str | Path | None:
 
 
 def _labels(split: "Split | Records", classes: Sequence[str], target: str) -> list[str]:
-    if target == "labels" and split.label_sets is not None:
+    if target != "class" and split.label_sets is not None:
         return [";".join(classes[label] for label in some) for some in split.label_sets]
     return [classes[label] for label in split.labels]
 

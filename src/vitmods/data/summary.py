@@ -49,7 +49,7 @@ def problems(
         found.append("There are no readable training images.")
     elif source.target == "labels":
         found += label_problems(splits["train"].label_sets or (), source.classes)
-    elif len(trained) == 1:
+    elif source.target == "class" and len(trained) == 1:
         only = source.classes[trained.pop()]
         found.append(f'There is one class only, "{only}": comparing needs at least two, each in a folder of its own.')
     if train_on_all:
@@ -59,7 +59,7 @@ def problems(
     else:
         empty = [name for name, split in splits.items() if name != "train" and not len(split)]
         found += [f"There are no images in {name}: add some, or leave {name} out." for name in empty]
-    if "missing" not in source.allow and (len(trained) > 1 or source.target == "labels"):
+    if "missing" not in source.allow and (len(trained) > 1 or source.target != "class"):
         found += [
             f"Classes in {name} without any training image: {names}. Add some, remove them there, or write "
             f"{_allowing(source, 'missing')} to keep them."
@@ -107,6 +107,8 @@ def fingerprint(source: Source, splits: dict[str, Split]) -> str:
             content.update(splits[name].store.index.digests.tobytes())
             if splits[name].label_sets is not None:
                 content.update(repr(splits[name].label_sets).encode())
+            if (known := splits[name].annotations) is not None:
+                content.update("\0".join(one.stamp for one in known).encode())
     return content.hexdigest()
 
 
@@ -132,7 +134,7 @@ def _counts(source: Source, split: Split) -> dict[str, Any]:
 
 def _per_class(source: Source, split: Split) -> list[int]:
     """How many images each class has; with several labels an image counts for each."""
-    if source.target == "labels":
+    if source.target != "class":
         return label_counts(split.label_sets or (), len(source.classes))
     counts: list[int] = np.bincount(split.labels, minlength=len(source.classes)).tolist()
     return counts
@@ -182,7 +184,7 @@ def _empty_classes(source: Source, splits: dict[str, Split]) -> list[str]:
         single = [source.classes[i] for i in np.flatnonzero(counts == 1)] if name == "train" else []
         if single:
             warnings.append(f"Classes with one training image: {', '.join(single)}.")
-        bare = sum(not some for some in split.label_sets or ()) if source.target == "labels" else 0
+        bare = sum(not some for some in split.label_sets or ()) if source.target != "class" else 0
         if bare:
             warnings.append(f"{bare:,} of {len(split):,} images in {name} have no label: each is one without any.")
     return warnings

@@ -102,7 +102,7 @@ def _wrong(outputs: ModelOutputs, name: str, corrupt: Corrupt) -> NDArray[np.flo
 
     columns = []
     for batch in outputs.dataset.eval_batches(outputs.split, outputs.batch_size, change=change):
-        predicted = outputs.predicted(batch.images).reshape(len(options.severities), -1)
+        predicted = outputs.predicted(batch.inputs).reshape(len(options.severities), -1)
         columns.append(predicted != batch.targets)
     return torch.cat(columns, dim=1).double().numpy()
 

@@ -107,7 +107,7 @@ class ModelOutputs:
         with reader as read:
             for batch in self.progress(self.dataset.eval_batches(split, self.batch_size), count, split):
                 with self.autocast():
-                    found = self.model(batch.to(self.device).images).float()
+                    found = self.model(batch.to(self.device).inputs).float()
                 if split == self.split:  # of the training images they would fill the memory, and nobody asks
                     logits.append(found)
                 targets.append(batch.targets)

@@ -24,6 +24,7 @@ from vitmods.model.vit import ViT, vit
 from vitmods.study.bases import Base, ForeignBase, make_base
 from vitmods.study.edits import Function, Replace, parse_edits
 from vitmods.tasks.base import TaskModel, noise
+from vitmods.tasks.features import without_head
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -98,8 +99,9 @@ def _noise(base: Base, count: int) -> Tensor:
     return noise(count, (base.in_chans, *base.img_size))
 
 
-def record_of(model: nn.Module, base: Base, edits: Sequence[Edit]) -> dict[str, Any] | None:
-    """How the model was made, for config.json, so that it can be made again; None where its ViTConfig says that."""
+def record_of(model: nn.Module, base: Base, edits: Sequence[Edit], head: bool = True) -> dict[str, Any] | None:
+    """How the model was made, for config.json, so that it can be made again; None where its ViTConfig says that. head:
+    whether it kept its head."""
     if described(model) is not None:
         return None
     spec = base.spec if isinstance(base, ForeignBase) else json.loads(base.to_json())
@@ -109,6 +111,7 @@ def record_of(model: nn.Module, base: Base, edits: Sequence[Edit]) -> dict[str, 
         "num_classes": base.num_classes,
         "img_size": list(base.img_size),
         "in_chans": base.in_chans,
+        "head": head,
         "class": type(model).__name__,
         "tensors": _names_and_shapes(model),
     }
@@ -130,6 +133,7 @@ def rebuilt(record: Mapping[str, Any]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         model = base.build(pretrained=False) if isinstance(base, ForeignBase) else vit(base)
         model = edited(model, parse_edits(record["edits"]), base)
+        model = model if record.get("head", True) else without_head(model)
     if _names_and_shapes(model) != record["tensors"]:
         raise UserError(
             f"{base_name(record['base'])} is another model than the one that was trained: its tensors differ."

@@ -223,7 +223,7 @@ def _built(settings: Settings, setting: Point, num_classes: int) -> Iterator[tup
         try:
             recipe = settings.recipe_of(arm)
             backbone = build_model(config, arm, settings.seeds[0], settings.fixed.get("start"), recipe)
-            model = with_modules(backbone, task_of(settings.fixed, recipe), settings.seeds[0])
+            model = with_modules(backbone, task_of(settings.fixed, recipe), num_classes, settings.seeds[0])
             freeze(model, recipe)
         except UserError as error:
             place = f"{setting}, arm" if setting else "Arm"

@@ -1,25 +1,19 @@
-"""Steps of a model on batches of noise, made as trials make them: what dry runs time, and what costs are ratios of.
-
-A rehearsal makes two of a recipe at full shape, which tells what the whole run would take.
-"""
+"""Steps of a model on batches of noise, made as trials make them: what dry runs time, and what costs are ratios of."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from vitmods.analysis.timing import Work, now, peak_bytes, seconds_per_call
 from vitmods.data.batch import Batch
-from vitmods.model.config import ViTConfig
-from vitmods.model.vit import vit
 from vitmods.recipes import Recipe
 from vitmods.study.bases import Base
-from vitmods.tasks.base import DEFAULT, TASKS, Task
-from vitmods.train.optim import Ema, clip_gradients, freeze, make_optimizer
+from vitmods.tasks.base import Task
+from vitmods.train.optim import Ema, clip_gradients, make_optimizer
 from vitmods.util.errors import UserError
 
 
@@ -55,7 +49,7 @@ class Steps:
 
     def infer(self, count: int) -> Work:
         """The outputs of `count` images."""
-        images = self._batch(count).images
+        images = self._batch(count).inputs
 
         def infer() -> None:
             self.model.eval()
@@ -132,54 +126,3 @@ def does_not_fit(count: int, device: torch.device) -> UserError:
         f"{count} images at once do not fit the memory of {device}. Cut the batch into more parts with accumulate, or "
         "choose a smaller model or image size."
     )
-
-
-PART_ON_CPU = 16  # images: more at once are no faster on a CPU and need more memory
-STEP_S = 20.0  # a step that takes longer is cut short after some of its parts, the others taking as long
-
-
-@dataclass(frozen=True)
-class Rehearsal:
-    """Seconds and bytes of one optimizer step."""
-
-    part: int
-    """images that are on the device at once"""
-    parts: int
-    """of a batch"""
-    computed: int
-    """of those, in the step that was timed"""
-    part_s: float
-    """forward and backward of a part"""
-    update_s: float
-    """clipping, optimizer and moving average"""
-    peak: int
-    """most bytes of tensors at once"""
-
-    @property
-    def step_s(self) -> float:
-        return self.parts * self.part_s + self.update_s
-
-
-def rehearse(config: ViTConfig, recipe: Recipe, device: torch.device, task: str = DEFAULT) -> Rehearsal:
-    """Make two steps; the first gives the memory, the second the time.
-
-    Where the recipe does not cut its batches, they are cut into parts that fit: halves until they do on a GPU, 16
-    images on a CPU.
-
-    Raises:
-        UserError: one image, or a part of the size that the recipe says, does not fit the memory of the device.
-    """
-    part = recipe.part_size if recipe.accumulate > 1 or device.type != "cpu" else min(PART_ON_CPU, recipe.part_size)
-    while True:
-        try:
-            made = TASKS[task].from_recipe(recipe)
-            model = made.wrap(vit(config))
-            freeze(model, recipe)
-            steps, parts = Steps(model, made, recipe, device, config), -(-recipe.batch_size // part)
-            peak = steps.peak(part, min(2, parts))
-            return Rehearsal(part, parts, *steps.timed(part, parts, STEP_S), peak)
-        except torch.OutOfMemoryError:
-            if recipe.accumulate > 1 or part == 1:
-                raise does_not_fit(part, device) from None
-        torch.cuda.empty_cache()
-        part = -(-part // 2)

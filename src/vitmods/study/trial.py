@@ -27,6 +27,7 @@ from vitmods.study.store import WARNINGS, StudyFolder, read_json
 from vitmods.study.tuning import AS_IS, VAL, Point
 from vitmods.study.warnings import already_reported
 from vitmods.tasks.base import DEFAULT, TASKS, Task
+from vitmods.tasks.features import without_head
 from vitmods.train import RunOptions, train_trial
 from vitmods.util.files import write_json
 
@@ -48,7 +49,8 @@ def load_images(
     """The data set that image settings describe, augmented so. UserError where its images cannot be used so."""
     options = image_settings(settings)
     task = TASKS[options.pop("task", DEFAULT)]
-    how: dict[str, Any] = {"workers": workers, "cache_dir": cache_dir, "target": task.target, "joint": task.joint}
+    how: dict[str, Any] = {"workers": workers, "cache_dir": cache_dir, "target": task.target}
+    how |= {"joint": task.joint, "joint_view": task.joint_view}
     return data.load(options.pop("data"), augment=augment, **how, **options)
 
 
@@ -90,10 +92,11 @@ def task_of(settings: Mapping[str, Any], recipe: Recipe) -> Task:
     return TASKS[settings.get("task", DEFAULT)].from_recipe(recipe)
 
 
-def with_modules(backbone: nn.Module, task: Task, seed: int) -> Any:
-    """The trained model: with the task's modules, if it has any, drawn from the seed."""
+def with_modules(backbone: nn.Module, task: Task, classes: int, seed: int) -> Any:
+    """The trained model: without its head if the task has no use for it, and with the task's modules, drawn from the
+    seed."""
     torch.manual_seed(seed)
-    return task.wrap(backbone)
+    return task.wrap(backbone if task.uses_head else without_head(backbone), classes)
 
 
 class TrialRunner:
@@ -174,9 +177,9 @@ class TrialRunner:
         start = settings.fixed.get("start")
         config = base_config(settings, dataset.num_classes)
         backbone = build_model(config, trial.arm, trial.seed, start, recipe)
-        model = with_modules(backbone, task, trial.seed)
+        model = with_modules(backbone, task, dataset.num_classes, trial.seed)
         record = {"arm": trial.arm.name, "changes": trial.arm.short, "images": image_settings(settings.fixed)}
-        made = record_of(backbone, config, trial.arm.changes)
+        made = record_of(backbone, config, trial.arm.changes, task.uses_head)
         record |= {"model": made} if made else {}
         record |= {"start": {**start, "arm": trial.arm.start} if trial.arm.start else start} if start else {}
         return train_trial(

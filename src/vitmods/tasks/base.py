@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitmods.data.batch import Batch
-from vitmods.data.dataset import Joint
+from vitmods.data.dataset import Joint, JointView
 from vitmods.recipes import Recipe
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
@@ -23,15 +23,26 @@ TASKS: Registry[type["Task"]] = Registry("task", "vitmods.tasks")
 
 
 @dataclass(frozen=True)
+class Example:
+    """An evaluated image to look at: its position in the split, and pictures uint8 (H, W, 3) of one size by name, of
+    them "image", "annotation" and "prediction"."""
+
+    index: int
+    panels: Mapping[str, NDArray[np.uint8]]
+
+
+@dataclass(frozen=True)
 class Measured:
     """What an evaluation gives.
 
     metrics: the task's, by their names, and `loss`. per_image: (n,) arrays in the order of the images, among them one
-    for each metric that is a mean over images; empty where nothing can be said of a single image.
+    for each metric that is a mean over images; empty where nothing can be said of a single image. examples: a few of
+    the images, where something can be drawn of them.
     """
 
     metrics: dict[str, float]
     per_image: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    examples: tuple[Example, ...] = ()
 
 
 class Task(ABC):
@@ -45,11 +56,17 @@ class Task(ABC):
     title: ClassVar[str]
     """what it does, in a few words"""
     target: ClassVar[str] = "class"
-    """what it asks the data for, of each image: "class" or "labels" (any number of them)"""
+    """what it asks the data for, of each image: "class", "labels" (any number of them), "mask" or "boxes" """
     metrics: ClassVar[tuple[Metric, ...]]
     """of `evaluate`; trials are compared by the first unless the user names another"""
     joint: ClassVar[Joint | None] = None
     """augments images and targets together; None: the data augments images alone, and mixes them, as the recipe says"""
+    joint_view: ClassVar[JointView | None] = None
+    """prepares them together for evaluation; None: the data resizes and crops images alone. To predict, annotations
+    are None"""
+    uses_head: ClassVar[bool] = True
+    """whether the backbone keeps its head, with as many outputs as the data has classes; without, it is taken off
+    before `wrap`"""
 
     @classmethod
     def from_recipe(cls, recipe: Recipe) -> Self:
@@ -71,9 +88,9 @@ class Task(ABC):
         """What guessing reaches by a metric; None: not known. Trials near it have collapsed."""
         return None
 
-    def wrap(self, backbone: nn.Module) -> nn.Module:
-        """The trained model: the backbone itself, or a TaskModel with modules beside it, initialized from torch's
-        random numbers, which are seeded. Its head has as many outputs as the data has classes."""
+    def wrap(self, backbone: nn.Module, classes: int) -> nn.Module:
+        """The trained model for so many classes: the backbone itself, or a TaskModel with modules beside it,
+        initialized from torch's random numbers, which are seeded."""
         return backbone
 
     def begin(self, model: nn.Module) -> None:  # noqa: B027 - most tasks keep nothing
@@ -102,10 +119,19 @@ class Task(ABC):
     def synthetic(self, count: int, shape: tuple[int, int, int], classes: int, recipe: Recipe) -> Batch:
         """A batch of noise that costs what a real one does: `count` images of `shape` (C, H, W), and their targets."""
 
+    def outputs(self, model: nn.Module, batch: Batch) -> Any:
+        """What `predictions` reads, of a batch whose targets are not known."""
+        return model(batch.inputs)
+
     def predictions(self, outputs: Any, classes: tuple[str, ...], top: int = 5) -> list[dict[str, Any]]:
         """What the model's outputs say of each image, JSON-able: `predicted`, the classes by name, and `probabilities`
         of the `top` likeliest, the first first. Raises UserError for a task that does not name its outputs."""
         raise UserError(f"The task {self.name} does not name its outputs: give it `predictions` (docs/tasks.md).")
+
+    def draw(self, image: NDArray[np.uint8], shown: Any, classes: tuple[str, ...]) -> NDArray[np.uint8] | None:
+        """An image uint8 (H, W, 3) as it is in its file with what an annotation, or an entry of `predictions`, says of
+        it drawn into it; None for a task that has nothing to draw."""
+        return None
 
 
 class TaskModel(nn.Module):

@@ -85,7 +85,7 @@ class Classification(Task):
 
     def loss(self, model: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss of the batch, and `top1`: how often the first class is the one with the largest fraction."""
-        logits = model(batch.images).float()
+        logits = model(batch.inputs).float()
         loss = LOSSES[self.loss_name](logits, batch.targets, self.label_smoothing).mean()
         classes = batch.targets.argmax(dim=1) if batch.targets.is_floating_point() else batch.targets
         return loss, {"top1": (logits.detach().argmax(dim=1) == classes).float().mean()}
@@ -110,7 +110,7 @@ class Classification(Task):
         totals: list[Tensor] = []
         columns: dict[str, list[Tensor]] = {}
         for batch in batches:
-            logits = model(batch.images).float()
+            logits = model(batch.inputs).float()
             ranked = first_five(logits) == batch.targets[:, None]
             loss = LOSSES[self.loss_name](logits, batch.targets, 0.0)
             totals.append(torch.stack([ranked[:, 0].sum(), ranked.sum(), loss.sum()]))

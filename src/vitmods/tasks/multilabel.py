@@ -55,7 +55,7 @@ class MultiLabel(Task):
 
     def loss(self, model: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss of the batch; nothing else for the log."""
-        return LOSSES[self.loss_name](model(batch.images).float(), batch.targets, self.label_smoothing).mean(), {}
+        return LOSSES[self.loss_name](model(batch.inputs).float(), batch.targets, self.label_smoothing).mean(), {}
 
     @torch.inference_mode()
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> Measured:
@@ -71,7 +71,7 @@ class MultiLabel(Task):
         """
         logits, targets, losses = [], [], []
         for batch in batches:
-            logits.append(model(batch.images).float())
+            logits.append(model(batch.inputs).float())
             targets.append(batch.targets)
             losses.append(LOSSES[self.loss_name](logits[-1], batch.targets, 0.0))
         if not logits:

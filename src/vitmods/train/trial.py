@@ -169,7 +169,11 @@ def trained_model(folder: Path, backbone: nn.Module) -> nn.Module:
     check_weights(folder / MODULES)
     config = _read_json(folder / CONFIG)
     with torch.random.fork_rng(devices=[]):  # the initial weights are not used
-        model = TASKS[config["task"]].from_recipe(Recipe.from_dict(config["recipe"])).wrap(backbone)
+        model = (
+            TASKS[config["task"]]
+            .from_recipe(Recipe.from_dict(config["recipe"]))
+            .wrap(backbone, len(config["data"]["classes"]))
+        )
     try:
         missing, unexpected = model.load_state_dict(load((folder / MODULES).read_bytes()), strict=False)
     except Exception as error:  # safetensors and torch raise what they like

@@ -82,7 +82,7 @@ def parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def by_sample(dataset: data.ImageDataset, **chosen) -> dict[int, bytes]:
     batches = dataset.train_batches(**{"seed": 1, "epoch": 2, "batch_size": 9, **chosen})
-    return {int(i): x.numpy().tobytes() for batch in batches for i, x in zip(batch.index, batch.images, strict=True)}
+    return {int(i): x.numpy().tobytes() for batch in batches for i, x in zip(batch.index, batch.inputs, strict=True)}
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -98,7 +98,7 @@ def test_a_streamed_set_has_the_images_of_the_set(parquet: Path, workers: int) -
     assert by_sample(streamed) == by_sample(kept)
     for split in kept.splits:
         pairs = zip(kept.eval_batches(split, 4), streamed.eval_batches(split, 4), strict=True)
-        assert all(np.array_equal(a.images, b.images) and np.array_equal(a.targets, b.targets) for a, b in pairs)
+        assert all(np.array_equal(a.inputs, b.inputs) and np.array_equal(a.targets, b.targets) for a, b in pairs)
     assert len(streamed.samples(5)) == 5
 
 
