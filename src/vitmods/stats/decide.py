@@ -202,7 +202,15 @@ def head_to_head(scores: Array, errors: Errors, floor: float = 0.0) -> Contrasts
 
 
 def may_be_best(differences: Array, variance: Array, df: Array, g: int, alpha: float) -> Mask:
-    """(..., g) from what `head_to_head` found (..., pairs), V + I; a pair that cannot be compared rules out no arm."""
+    """(..., g) from what `head_to_head` found (..., pairs), V + I; a pair that cannot be compared rules out no arm.
+
+    With d_ij the mean of arm j minus that of arm i over the seeds that both have, and V_ij + I_ij its variance, arm j
+    may be the best unless some arm i beats it:
+
+        d_ij <= -c1 sqrt(V_ij + I_ij),   c1 the one-sided critical value of g - 1 arms against one
+
+    (Gupta's subset, 1965; the constrained intervals of Hsu, 1981). The true best is in the set in 95 % of studies.
+    """
     c = critical_value(g - 1, df, alpha, one_sided=True)
     limit = c * np.sqrt(variance)
     best = np.ones((*differences.shape[:-1], g), dtype=bool)
