@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ import tyro
 
 from vitmods.cli.options import note, parse
 from vitmods.evals.options import Options
-from vitmods.util.files import progress_console
+from vitmods.util.files import tracked
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
         device=options.device,
         workers=options.data_workers,
         options=options.protocols,
-        progress=_shown,
+        progress=tracked,
     )
     found = each[0] if len(each) == 1 else over_seeds(each)
     if options.out is not None:
@@ -85,14 +85,6 @@ def main(arguments: Sequence[str]) -> int:
         for path in _draw(one, options, prefix):
             note(f"drawn: {path}")
     return 0
-
-
-def _shown(steps: Iterable[Any], total: int, kind: str) -> Iterable[Any]:
-    """A bar on stderr, where that is a terminal."""
-    from rich.progress import track
-
-    console = progress_console()
-    return track(steps, kind, total=total, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _print(found: dict[str, Any], as_json: bool) -> None:
