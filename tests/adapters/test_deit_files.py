@@ -120,7 +120,7 @@ def test_what_is_assumed_is_listed_and_can_be_said(small, tmp_path):
 
 @pytest.mark.parametrize("width", [192, 384, 768, 1024, 1280])
 def test_heads_of_published_widths(width):
-    from vitmods.adapters.infer import heads_of_width
+    from vitmods.adapters.tensors import heads_of_width
 
     names = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}
     with torch.device("meta"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
-from vitmods.stats.critical import critical_value, exceedance
+from vitmods.stats.width import critical_value, exceedance
 
 
 @pytest.mark.parametrize("df", [1, 4, 17.5, np.inf])

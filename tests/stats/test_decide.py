@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import vitmods as vm
-from vitmods.stats.critical import critical_value
 from vitmods.stats.fit import fit
 from vitmods.stats.verdict import Effect, Verdict, verdict_of
-from vitmods.stats.width import against_base
+from vitmods.stats.width import against_base, critical_value
 from vitmods.util.errors import UserError
 
 STUDY = {"g": st.integers(2, 4), "n": st.integers(3, 6), "seed": st.integers(0, 10**6)}

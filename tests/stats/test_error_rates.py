@@ -7,7 +7,7 @@ promise, it is pinned between two bounds.
 import numpy as np
 import pytest
 
-from vitmods.stats.best import head_to_head, may_be_best
+from vitmods.stats.decide import head_to_head, may_be_best
 from vitmods.stats.fit import fit
 from vitmods.stats.images import images_part
 from vitmods.stats.sequential import decided, futile, looks, nominal_level

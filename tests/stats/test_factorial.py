@@ -5,12 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from vitmods.stats.critical import critical_value
 from vitmods.stats.design import plan_factorial
 from vitmods.stats.factorial import LOOKS, NOMINAL, detectable, factorial, intervals
 from vitmods.stats.fit import fit
 from vitmods.stats.verdict import Verdict
-from vitmods.stats.width import against_base
+from vitmods.stats.width import against_base, critical_value
 from vitmods.util.errors import UserError
 
 STUDIES = 2_000

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vitmods.stats.failures import collapsed, less_stable, rate_bound
+from vitmods.stats.gains import collapsed, less_stable, rate_bound
 
 STEADY = np.array([[90.0, 91, 92, 90], [91.0, 90, 90, 92], [90.0, 92, 91, 91]])
 

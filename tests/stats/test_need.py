@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import vitmods as vm
-from vitmods.stats.need import needed
-from vitmods.stats.plan import detectable
+from vitmods.stats.plan import detectable, needed
 from vitmods.stats.sequential import nominal_level
 from vitmods.stats.verdict import Verdict
 

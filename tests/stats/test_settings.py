@@ -219,6 +219,18 @@ def test_an_arm_that_fails_more_often_than_base_is_unstable():
     assert named["dpn"].verdict == Verdict.UNSTABLE
 
 
+def test_an_arm_with_one_seed_has_an_effect_without_a_spread():
+    scores = scores_of({"x": {"a": 2.0, "b": 1.0}, "y": {"a": 2.0, "b": 1.0}})
+    for arms in scores.values():
+        arms["b"] = {0: arms["b"][0]}
+    found = points(scores)
+    assert found["b"].n == 1
+    assert math.isnan(found["b"].sd)
+    assert math.isnan(found["b"].low)
+    assert (found["b"].verdict, found["b"].leans) == (Verdict.OPEN, "")
+    assert found["a"].sd > 0
+
+
 def test_two_seeds_show_something_favorable_on_average_alone():
     effects = {"dpn": 3.0, "rms": 0.0, "dtn": 0.0, "swiglu": 0.0}
     found = points(scores_of(dict.fromkeys(("S/16", "B/16", "Ti/16"), effects), n=2))

@@ -12,8 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmods.adapters.infer import Size, count_blocks, image_size, need
-from vitmods.adapters.tensors import SAME, TRANSPOSED, Coverage, Layout, Row, read_tensors, write_tensors
+from vitmods.adapters.tensors import (
+    SAME,
+    TRANSPOSED,
+    Coverage,
+    Layout,
+    Row,
+    Size,
+    count_blocks,
+    image_size,
+    need,
+    read_tensors,
+    write_tensors,
+)
 from vitmods.adapters.transfer import build, check_readable, fields, refuse_slots
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig, StemConfig

@@ -11,8 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmods.adapters.infer import Size, count_blocks, heads_of_width, image_size, need
-from vitmods.adapters.tensors import Coverage, Row, read_tensors, write_tensors
+from vitmods.adapters.tensors import (
+    Coverage,
+    Row,
+    Size,
+    count_blocks,
+    heads_of_width,
+    image_size,
+    need,
+    read_tensors,
+    write_tensors,
+)
 from vitmods.adapters.transfer import build, check_readable, fields, refuse_slots
 from vitmods.layers.stems.hmlp import hmlp_layers
 from vitmods.model.branch_names import sequential_name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -13,7 +12,6 @@ from typing import Any, Literal, cast
 
 import torch
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -32,6 +30,7 @@ from vitmods.analysis.timing import (
 from vitmods.model.flops import count_params
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors
+from vitmods.util.text import rendered
 
 Kind = Literal["inference", "training"]
 PRODUCT = "matrix product"
@@ -220,14 +219,12 @@ def _machine(device: torch.device) -> dict[str, Any]:
 
 def table(found: Mapping[str, Any], width: int = 100) -> str:
     """What ``bench`` found, for the terminal: one block for each kind of work and batch."""
-    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
-    with console.capture() as capture:
-        for (kind, batch), rows in groupby(found["cells"], key=lambda cell: (cell["kind"], cell["batch"])):
-            console.print(_block(f"{kind}, batch {batch}", list(rows)))
+    cells = groupby(found["cells"], key=lambda cell: (cell["kind"], cell["batch"]))
+    blocks = [rendered(_block(f"{kind}, batch {batch}", list(rows)), width) for (kind, batch), rows in cells]
     machine = found["machine"]
     threads = "" if machine["threads"] is None else f", {machine['threads']} thread"
     note = f"throughput: median over rounds, to the first model [middle half]. {machine['device']}{threads}."
-    return "\n".join([*(line.rstrip() for line in capture.get().splitlines()), note])
+    return "\n".join([*blocks, note])
 
 
 def _block(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:

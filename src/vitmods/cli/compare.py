@@ -78,7 +78,7 @@ class Compare:
     """trained weights to begin with, which say what base is: a trial's folder, a file, or a timm model's name; or a
     study's folder, or one of several checkpoints: then each arm begins with its own"""
     design: Literal["factorial"] | None = None
-    """factorial: arms are switched on and off together, and each is judged on average over the others
+    """factorial: arms are switched on and off together, and each is compared on average over the others
     (docs/factorial.md). None: each arm is compared with base"""
     runs: int | None = None
     """combinations that a factorial study trains, base included; None: 8 of 3 and 4 arms, 16 of more"""
@@ -161,37 +161,13 @@ def main(arguments: Sequence[str]) -> int:
         parts.append(Path(options.base[0]).name if options.start else "-".join(options.base))
     out = options.out or readable_folder(options.dataset.data, *parts)
     study = _study(options)
-    machine = options.machine
-    command = shlex.join(["vitmods", "compare", *arguments])
     if options.retrain is not None:
         return _retrain(study, options, out)
+    how = {**options.machine.how(), "workers": options.workers, "keep_weights": options.keep_weights}
+    how |= {"budget": options.budget, "command": shlex.join(["vitmods", "compare", *arguments])}
     if options.dry_run:
-        estimate = study.dry_run(
-            out,
-            workers=options.workers,
-            device=machine.device,
-            data_workers=machine.data_workers,
-            cache_dir=machine.cache_dir,
-            progress=not machine.quiet,
-            budget=options.budget,
-            keep_weights=options.keep_weights,
-            command=command,
-        )
-        print(estimate)
+        print(study.dry_run(out, **how))
         return 0
-    how: dict[str, Any] = {
-        "workers": options.workers,
-        "device": machine.device,
-        "data_workers": machine.data_workers,
-        "checkpoint_minutes": machine.checkpoint_minutes,
-        "progress": not machine.quiet,
-        "cache_dir": machine.cache_dir,
-        "recompute": machine.recompute,
-        "checkpointing": machine.checkpointing,
-        "budget": options.budget,
-        "keep_weights": options.keep_weights,
-        "command": command,
-    }
     if options.pilot:
         print(study.pilot(out, **how))
         return 0
@@ -241,18 +217,7 @@ def _retrain(study: Study, options: Compare, out: Path) -> int:
         raise UserError("--retrain trains one arm once, after the study: leave --dry-run, --pilot and --budget out.")
     from vitmods.study import Answer
 
-    machine = options.machine
-    found = study.retrain(
-        out,
-        options.retrain or "",
-        device=machine.device,
-        data_workers=machine.data_workers,
-        checkpoint_minutes=machine.checkpoint_minutes,
-        progress=not machine.quiet,
-        cache_dir=machine.cache_dir,
-        recompute=machine.recompute,
-        checkpointing=machine.checkpointing,
-    )
+    found = study.retrain(out, options.retrain or "", **options.machine.how())
     print(found)
     print(f"Report: {Answer.load(out).report()}")
     return 0 if found.finished else FAILED

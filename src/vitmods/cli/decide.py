@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.markdown + options.latex + options.json > 1:
         raise UserError("Give one of --markdown, --latex and --json.")
     from vitmods.stats.decide import decide
-    from vitmods.stats.need import needed
+    from vitmods.stats.plan import needed
 
     found = decide(
         options.scores, options.base, options.margin, unit=options.unit, generalize=options.generalize,
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     if not any(effect.n > 1 for effect in found.effects.values()):
         raise UserError(
-            f"No arm shares two seeds with {options.base}, so there is no spread to judge by. Train {options.base} and "
+            f"No arm shares two seeds with {options.base}, so there is no spread to go by. Train {options.base} and "
             "the arms with the same seeds, 3 or more."
         )
     if options.json:

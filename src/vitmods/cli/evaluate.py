@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from vitmods.cli.options import note, parse
-from vitmods.evals.options import SEVERITIES, SHOTS, Options
-from vitmods.util.files import progress_console
+from vitmods.evals.options import Options
+from vitmods.util.files import tracked
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,7 @@ class Evaluate:
     """train, val or test; None: test, or val where there is no test"""
     data: str | None = None
     """other images, as `vitmods data` takes them; None: the trial's own"""
-    shots: tuple[int, ...] = SHOTS
-    """fewshot: training images of each class"""
-    corruptions: tuple[str, ...] = ()
-    """corruptions: which; none named: the 15 of ImageNet-C"""
-    severities: tuple[int, ...] = SEVERITIES
-    """corruptions: of each, 1 to 5"""
-    textures: Path | None = None
-    """corruptions: the folder of frost's images; None: $VITMODS_FROST"""
+    protocols: Options = field(default_factory=Options)
     batch_size: int = 64
     """images at a time"""
     device: str = "auto"
@@ -66,7 +59,6 @@ class Evaluate:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Evaluate, arguments, "evaluate")
-    asked = Options(options.shots, options.corruptions or None, options.severities, options.textures)
     from vitmods.study.evaluate import evaluate, figure_names, over_seeds
     from vitmods.util.files import make_folder, write_json
 
@@ -81,8 +73,8 @@ def main(arguments: Sequence[str]) -> int:
         batch_size=options.batch_size,
         device=options.device,
         workers=options.data_workers,
-        options=asked,
-        progress=_shown,
+        options=options.protocols,
+        progress=tracked,
     )
     found = each[0] if len(each) == 1 else over_seeds(each)
     if options.out is not None:
@@ -93,14 +85,6 @@ def main(arguments: Sequence[str]) -> int:
         for path in _draw(one, options, prefix):
             note(f"drawn: {path}")
     return 0
-
-
-def _shown(steps: Iterable[Any], total: int, kind: str) -> Iterable[Any]:
-    """A bar on stderr, where that is a terminal."""
-    from rich.progress import track
-
-    console = progress_console()
-    return track(steps, kind, total=total, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _print(found: dict[str, Any], as_json: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -84,6 +84,11 @@ class MachineOptions:
     """keep the input of each block alone for backward: less memory for a quarter more time"""
     quiet: bool = False
     """no progress on the error stream"""
+
+    def how(self) -> dict[str, Any]:
+        """The same as arguments of `Study.run`."""
+        given = asdict(self)
+        return {"progress": not given.pop("quiet"), **given}
 
 
 @dataclass(frozen=True)

@@ -76,12 +76,12 @@ def main(arguments: Sequence[str]) -> int:
 def _dry_run(fixed: dict[str, Any], arm: str, machine: MachineOptions) -> int:
     from vitmods.study.arms import BASE, arm_from_text
     from vitmods.study.plan import Settings
-    from vitmods.study.run import Running, dry_trial
+    from vitmods.study.run import dry_trial
+    from vitmods.study.running import Running
     from vitmods.util.text import duration
 
     settings = Settings(fixed, arms=() if arm == BASE else (arm_from_text(arm),), seeds=(0,))
-    cache = None if machine.cache_dir is None else str(machine.cache_dir)
-    found = dry_trial(settings, Running(None, machine.device, machine.data_workers, cache_dir=cache))
+    found = dry_trial(settings, Running(**machine.how()))
     macs = "" if found.macs is None else f", {found.macs / 1e9:.3g} GMACs an image"
     print(
         f"{found.arm}: {found.params:,} parameters{macs}. A step takes {duration(found.step_s)}, the trial about "
@@ -110,6 +110,7 @@ def run_trial(
     from vitmods.data.split_file import SPLIT_FILE, write_split
     from vitmods.study.arms import BASE, Arm, arm_from_text
     from vitmods.study.plan import Settings, Trial, make_seeds
+    from vitmods.study.running import Running
     from vitmods.study.store import StudyFolder
     from vitmods.study.trial import TrialRunner
     from vitmods.train.distributed import ALONE
@@ -119,19 +120,9 @@ def run_trial(
     together = processes or ALONE
     together.once(folder.refuse_study)
     with folder.lock() if together.first else nullcontext():
-        runner = TrialRunner(
-            folder,
-            settings,
-            machine.device,
-            machine.data_workers,
-            machine.checkpoint_minutes,
-            progress=not machine.quiet,
-            cache_dir=None if machine.cache_dir is None else str(machine.cache_dir),
-            recompute=machine.recompute,
-            checkpointing=machine.checkpointing,
-            processes=together,
-            shard=shard,
-        )
+        how = Running(**machine.how())
+        divided: dict[str, Any] = {"processes": together, "shard": shard}
+        runner = TrialRunner(folder, settings, how.device, progress=how.progress, **how.of_trials(), **divided)
         trial = Trial(Arm(BASE) if arm == BASE else arm_from_text(arm), seed)
         dataset = runner.dataset(settings.recipe_of(trial.arm, trial.point))
         for warning in dataset.summary()["warnings"] if together.first else ():

@@ -1,9 +1,15 @@
-"""Hashes of all images' bytes, so that equal ones are known before the images are split."""
+"""What takes long to find out of files, kept in the user's cache: hashes of all images' bytes, so that equal ones are
+known before the images are split, and lists of what lies in a file."""
 
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from hashlib import sha256
+from os import stat_result
 from pathlib import Path
+from typing import IO, Any, TypeVar
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +25,37 @@ from vitmods.util.files import write_atomically
 
 REMEMBERED = 2000  # images; of fewer the hashes are made in no time and not kept
 UNKNOWN = bytes(16)
+T = TypeVar("T")
+
+
+def remembered(
+    folder: Path | None,
+    name: str,
+    read: Callable[[Path], T],
+    make: Callable[[], T],
+    write: Callable[[IO[bytes], T], Any],
+) -> T:
+    """What the file of that name holds, made and written now where it is not there or not whole.
+
+    What cannot be kept is made each time. folder: None: the user's cache.
+    """
+    try:
+        kept = (folder or user_cache()) / name
+    except UserError:  # there is no place for caches
+        return make()
+    with suppress(OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile):
+        return read(kept)
+    made = make()
+    with suppress(OSError, UserError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, lambda file: write(file, made))
+    return made
+
+
+def file_key(path: Path, status: stat_result, kind: str = "") -> str:
+    """A name for what is known of a file; another once the file changes."""
+    record = f"{kind}{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
+    return sha256(record.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def digests_of(records: Records, cache_dir: Path | None = None) -> NDArray[np.uint8]:
@@ -30,19 +67,15 @@ def digests_of(records: Records, cache_dir: Path | None = None) -> NDArray[np.ui
         return records.digests
     if len(records) < REMEMBERED:
         return _hashed(records)
-    try:
-        kept = (cache_dir or user_cache()) / f"{cache_key(records, Geometry((1, 1)), 0)}.digests.npy"
-        with suppress(OSError, ValueError, EOFError):
-            found: NDArray[np.uint8] = np.load(kept, allow_pickle=False)
-            if found.shape == (len(records), 16) and found.dtype == np.uint8:
-                return found
-    except UserError:  # there is no place for caches
-        return _hashed(records)
-    found = _hashed(records)
-    with suppress(OSError, UserError):  # what cannot be kept is made again
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(kept, lambda file: np.save(file, found))
-    return found
+
+    def read(path: Path) -> NDArray[np.uint8]:
+        found: NDArray[np.uint8] = np.load(path, allow_pickle=False)
+        if found.shape != (len(records), 16) or found.dtype != np.uint8:
+            raise ValueError("these are digests of others")
+        return found
+
+    name = f"{cache_key(records, Geometry((1, 1)), 0)}.digests.npy"
+    return remembered(cache_dir, name, read, lambda: _hashed(records), np.save)
 
 
 def _hashed(records: Records) -> NDArray[np.uint8]:

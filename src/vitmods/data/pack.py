@@ -10,7 +10,7 @@ import fcntl
 import io
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -42,7 +42,7 @@ from vitmods.data.sources import open_source
 from vitmods.data.summary import record, unreadable_text
 from vitmods.data.threads import cores, in_order
 from vitmods.util.errors import UserError, nearest
-from vitmods.util.files import expand_user, make_folder, progress_console, write_atomically, write_json
+from vitmods.util.files import expand_user, make_folder, tracked, write_atomically, write_json
 
 MEGABYTE = 1_000_000
 _REMEDY = (
@@ -125,9 +125,8 @@ def pack(
     folder = make_folder(expand_user(out))
     with alone_in(folder):
         refuse_foreign(folder)
-        packer = _Packer(folder, int(shard_mb * MEGABYTE), workers or cores(), is_packed(folder))
-        with _bar(sum(map(len, chosen.values())), progress) as step:
-            facts = {split: packer.split(split, records, source.classes, step) for split, records in chosen.items()}
+        packer = _Packer(folder, int(shard_mb * MEGABYTE), workers or cores(), is_packed(folder), progress)
+        facts = {split: packer.split(split, records, source.classes) for split, records in chosen.items()}
         bad = [*(record(broken) for broken in source.broken if broken.split in chosen), *packer.unreadable]
         if bad and unreadable == "stop":
             raise UserError(f"{unreadable_text(bad)}\n{_REMEDY}")
@@ -167,6 +166,7 @@ class _Packer:
     workers: int
     finished: bool
     """whether an earlier call came to its end: what it wrote is then never replaced by something else"""
+    progress: bool
     shards: int = 0
     kept: int = 0
     unreadable: list[dict[str, str]] = field(default_factory=list)
@@ -187,10 +187,10 @@ class _Packer:
         trained = {one for one, home in zip(self.digests, self.homes, strict=True) if home == "train"}
         return len(trained & {one for one, home in zip(self.digests, self.homes, strict=True) if home != "train"})
 
-    def split(self, split: str, records: Records, classes: Sequence[str], step: Callable[[], object]) -> dict[str, Any]:
+    def split(self, split: str, records: Records, classes: Sequence[str]) -> dict[str, Any]:
         """Write the shards of one split; what the manifest says of it."""
         counts, shards = [0] * len(classes), []
-        for number, items in enumerate(self._groups(split, records, step)):
+        for number, items in enumerate(self._groups(split, records)):
             shards.append(self._shard(self.folder / f"{split}-{number:06d}.tar", items))
             for item in items:
                 counts[int(item.row.label)] += 1
@@ -204,11 +204,11 @@ class _Packer:
             "shards": shards,
         }
 
-    def _groups(self, split: str, records: Records, step: Callable[[], object]) -> Iterator[list[Item]]:
+    def _groups(self, split: str, records: Records) -> Iterator[list[Item]]:
         """The images of one shard after the other."""
         group: list[Item] = []
         length = EMPTY
-        for item in self._items(split, records, step):
+        for item in self._items(split, records):
             needed = taken(len(item.raw))
             if group and length + needed > self.limit:
                 yield group
@@ -218,7 +218,7 @@ class _Packer:
         if group:
             yield group
 
-    def _items(self, split: str, records: Records, step: Callable[[], object]) -> Iterator[Item]:
+    def _items(self, split: str, records: Records) -> Iterator[Item]:
         """Images in an order drawn from their names, so that a shard has some of every class."""
         order = sorted(range(len(records)), key=lambda i: (text_bits(0, "pack", records.ids[i]), i))
         known = self._known(split)
@@ -232,9 +232,8 @@ class _Packer:
         def some(start: int) -> "list[Item | str]":
             return [read(number) for number in range(start, min(start + _TOGETHER, len(order)))]
 
-        together = in_order(some, range(0, len(order), _TOGETHER), self.workers)
-        for number, item in enumerate(chain.from_iterable(together)):
-            step()
+        found: Iterable[Item | str] = chain.from_iterable(in_order(some, range(0, len(order), _TOGETHER), self.workers))
+        for number, item in enumerate(tracked(found, len(order), f"Packing {split}") if self.progress else found):
             if isinstance(item, Item):
                 yield item
             else:
@@ -296,21 +295,6 @@ def _ending(name: str, raw: bytes) -> str:
         return found
     with Image.open(io.BytesIO(raw)) as image:
         return f".{(image.format or 'img').lower()}"
-
-
-@contextmanager
-def _bar(images: int, progress: bool) -> Iterator[Callable[[], object]]:
-    """Gives a function to call after each image."""
-    if not progress:
-        yield lambda: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = progress_console()
-    columns = (TextColumn("Packing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("Packing", total=images)
-        yield lambda: bar.advance(task)
 
 
 @contextmanager

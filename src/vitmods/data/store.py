@@ -34,7 +34,7 @@ from vitmods.data.records import Raw, Records, printable
 from vitmods.data.threads import cores
 from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
-from vitmods.util.files import progress_console, write_atomically
+from vitmods.util.files import progress_console, tracked, write_atomically
 
 SMALL = 1 << 20  # bytes: a split of so few is decoded in each process; of others all processes map one file
 FEW = 1000  # images that are looked through in each process, where their pixels are not kept
@@ -45,7 +45,7 @@ UNUSED_AFTER = 30 * 24 * 3600  # seconds, after which a cache in the user's fold
 _FORMAT = "vitmods images 3"
 _CHUNK = 512  # images in flight: bounds the memory of decoded images that wait to be written
 _SHOW_PROGRESS = 5000  # images; fewer are read before a progress bar could be seen
-_NOTICE_S = 3.0  # who waits for another process for longer is told
+_NOTICE_S = 3.0  # who waits for another process for longer gets a notice
 _UNKNOWN, _READABLE, _UNREADABLE = range(3)
 _ROW = np.dtype(
     [
@@ -142,18 +142,9 @@ def _decoded(records: Records, geometry: Geometry | None, channels: int) -> "Ite
     # PIL warns of large images and odd metadata; what matters is reported as a reason.
     with warnings.catch_warnings(), ThreadPoolExecutor(cores()) as pool:
         warnings.simplefilter("ignore")
-        for start in _progress(range(0, len(records), _CHUNK), len(records)):
+        chunks, shown = range(0, len(records), _CHUNK), len(records) >= _SHOW_PROGRESS
+        for start in tracked(chunks, len(chunks), f"Reading {len(records):,} images") if shown else chunks:
             yield from pool.map(one, range(start, min(start + _CHUNK, len(records))))
-
-
-def _progress(chunks: range, images: int) -> "Iterator[int]":
-    if images < _SHOW_PROGRESS:
-        yield from chunks
-        return
-    from rich.progress import track
-
-    console = progress_console()
-    yield from track(chunks, f"Reading {images:,} images", console=console, disable=not console.is_terminal)
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,17 @@
 import os
 import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
-from zipfile import BadZipFile
+from typing import IO, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vitmods.data.digests import file_key, remembered
 from vitmods.data.read import Unreadable, reading
 from vitmods.data.records import printable
-from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
 
 _REMEMBERED = 1 << 28  # bytes: a larger file takes long enough to list for the list to be kept
@@ -92,24 +90,21 @@ def open_tar(path: Path) -> Tar:
     The list of a large file is kept in the user's cache folder, since making it reads every header.
     """
     status = path.stat()
-    stamp = sha256(f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}".encode("utf-8", "surrogateescape"))
-    kept = user_cache() / "tars" / f"{stamp.hexdigest()[:32]}.npz"
-    with suppress(OSError, ValueError, KeyError, EOFError, BadZipFile), np.load(kept, allow_pickle=False) as arrays:
+    if status.st_size < _REMEMBERED:
+        return _listed(path)
+    name = f"tars/{file_key(path, status)}.npz"
+    return remembered(None, name, lambda kept: _read(path, kept), lambda: _listed(path), _write)
+
+
+def _read(path: Path, kept: Path) -> Tar:
+    with np.load(kept, allow_pickle=False) as arrays:
         names = arrays["names"].tobytes().decode("utf-8", "surrogateescape").split("\0")
         return Tar(path, tuple(names), arrays["offsets"], arrays["sizes"])
-    tar = _listed(path)
-    if status.st_size >= _REMEMBERED:
-        _keep(tar, kept)
-    return tar
 
 
-def _keep(tar: Tar, kept: Path) -> None:
+def _write(file: IO[bytes], tar: Tar) -> None:
     names = np.frombuffer("\0".join(tar.names).encode("utf-8", "surrogateescape"), dtype=np.uint8)
-    building = kept.with_suffix(".building.npz")
-    with suppress(OSError):  # it is listed again next time
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(building, names=names, offsets=tar.offsets, sizes=tar.sizes)
-        building.replace(kept)
+    np.savez(file, names=names, offsets=tar.offsets, sizes=tar.sizes)
 
 
 @contextmanager

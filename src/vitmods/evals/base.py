@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from vitmods.evals.options import Options
-from vitmods.stats.intervals import Interval
+from vitmods.stats.intervals import Interval, fraction, mean_over_images
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 from vitmods.util.registry import Registry
@@ -59,6 +60,21 @@ class Protocol:
 
 
 PROTOCOLS: Registry[Protocol] = Registry("protocol", "vitmods.evals")
+
+
+def accuracy_of(metric: str, right: NDArray[np.bool_], **detail: Any) -> ProtocolResult:
+    """The fraction of images (n,) that are right, with Wilson's interval."""
+    hits, images = int(right.sum()), len(right)
+    intervals = {metric: fraction(hits, images)}
+    return ProtocolResult({metric: hits / images}, {"images": images, **detail}, intervals, {metric: right})
+
+
+def means_of(per_image: Mapping[str, NDArray[Any]], metrics: Mapping[str, float], **detail: Any) -> ProtocolResult:
+    """Means over images, with their intervals, and other metrics, which have none."""
+    found = {name: mean_over_images(values) for name, values in per_image.items()}
+    intervals = {name: ends for name, ends in found.items() if ends is not None}
+    means = {name: float(values.mean()) for name, values in per_image.items()}
+    return ProtocolResult({**metrics, **means}, detail, intervals, per_image)
 
 
 def training_counts(dataset: ImageDataset, split: str, protocol: str) -> Mapping[str, int]:

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult
+from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult, means_of
 from vitmods.evals.outputs import ModelOutputs
-from vitmods.stats.intervals import mean_over_images
 from vitmods.tasks.metrics import Metric
 
 METRICS = (
@@ -36,17 +35,12 @@ def calibration(outputs: ModelOutputs) -> ProtocolResult:
     top = p.max(dim=1)
     confidence, correct = top.values.numpy(), (top.indices == targets).numpy()
     equal_width, equal_size = bins_of_equal_width(confidence), bins_of_equal_size(confidence)
-    means = {"nll": nll, "brier": brier}
-    return ProtocolResult(
-        metrics={
-            "ece": calibration_error(confidence, correct, equal_width),
-            "adaptive_ece": calibration_error(confidence, correct, equal_size),
-            **{name: float(values.mean()) for name, values in means.items()},
-        },
-        detail={"images": len(targets), "reliability": reliability(confidence, correct, equal_width)},
-        intervals={name: ends for name, values in means.items() if (ends := mean_over_images(values)) is not None},
-        per_image=means,
-    )
+    errors = {
+        "ece": calibration_error(confidence, correct, equal_width),
+        "adaptive_ece": calibration_error(confidence, correct, equal_size),
+    }
+    rows = reliability(confidence, correct, equal_width)
+    return means_of({"nll": nll, "brier": brier}, errors, images=len(targets), reliability=rows)
 
 
 def bins_of_equal_width(confidence: Floats, bins: int = BINS) -> NDArray[np.int64]:

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitmods.data.corruptions import check_corruptions, corrupt
-from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult
+from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult, means_of
 from vitmods.evals.options import SEVERITIES, Options
 from vitmods.evals.outputs import ModelOutputs
-from vitmods.stats.intervals import mean_over_images
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 
@@ -88,14 +87,8 @@ def corruption_error(outputs: ModelOutputs, corrupt: Corrupt = corrupt) -> Proto
     by_image = {"mean_corruption_error": mean, "corruption_increase": mean - clean}
     if is_complete(outputs.options):
         by_image["mce"] = np.mean([wrong[name].mean(axis=0) / error for name, error in ALEXNET.items()], axis=0)
-    intervals = {name: mean_over_images(values) for name, values in by_image.items()}
     errors = {name: rows.mean(axis=1).tolist() for name, rows in wrong.items()}
-    return ProtocolResult(
-        metrics={name: float(values.mean()) for name, values in by_image.items()},
-        detail=_detail(outputs, float(clean.mean()), errors),
-        intervals={name: ends for name, ends in intervals.items() if ends is not None},
-        per_image=by_image,
-    )
+    return means_of(by_image, {}, **_detail(outputs, float(clean.mean()), errors))
 
 
 def _wrong(outputs: ModelOutputs, name: str, corrupt: Corrupt) -> NDArray[np.float64]:

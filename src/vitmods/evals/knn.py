@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult, check_can_learn
+from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult, accuracy_of, check_can_learn
 from vitmods.evals.options import Options
 from vitmods.evals.outputs import ModelOutputs
-from vitmods.stats.intervals import fraction
 from vitmods.tasks.metrics import Metric
 
 if TYPE_CHECKING:
@@ -34,14 +33,8 @@ def knn(outputs: ModelOutputs) -> ProtocolResult:
     train, tested = outputs.features("train"), outputs.features(outputs.split)
     known, labels = train.features.to(outputs.device), train.targets.to(outputs.device)
     scores = vote(known, labels, tested.features.to(outputs.device), len(outputs.dataset.classes))
-    right = scores.argmax(dim=1).cpu() == tested.targets
-    hits, images = int(right.sum()), len(right)
-    return ProtocolResult(
-        metrics={"knn": hits / images},
-        detail={"images": images, "neighbors": min(NEIGHBOURS, len(labels)), "temperature": TEMPERATURE},
-        intervals={"knn": fraction(hits, images)},
-        per_image={"knn": right.numpy()},
-    )
+    right = (scores.argmax(dim=1).cpu() == tested.targets).numpy()
+    return accuracy_of("knn", right, neighbors=min(NEIGHBOURS, len(labels)), temperature=TEMPERATURE)
 
 
 def vote(known: Tensor, labels: Tensor, asked: Tensor, classes: int) -> Tensor:

@@ -23,7 +23,7 @@ class Options:
     severities: tuple[int, ...] = SEVERITIES
     """of each corruption, 1 to 5"""
     textures: Path | None = None
-    """a folder of frost images, which the corruption `frost` blends in"""
+    """a folder of frost images, which the corruption `frost` blends in; None: $VITMODS_FROST"""
 
     def __post_init__(self) -> None:
         for name in ("shots", "corruptions", "severities"):

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from torch import Tensor
 
-from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult, check_can_learn, training_counts
+from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult, accuracy_of, check_can_learn, training_counts
 from vitmods.evals.options import Options
 from vitmods.evals.outputs import Features, ModelOutputs
-from vitmods.stats.intervals import fraction
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 
@@ -48,19 +47,9 @@ def probe(outputs: ModelOutputs) -> ProtocolResult:
         accuracies[l2], fits[l2] = int(fitted.right(evaluated).sum()) / len(evaluated.targets), fitted
     best = max(accuracies, key=accuracies.__getitem__)
     chosen = fits[best] if by else fit(train, classes, best, device)
-    right = chosen.right(tested)
-    hits, images = int(right.sum()), len(right)
-    return ProtocolResult(
-        metrics={"probe": hits / images},
-        detail={
-            "images": images,
-            "l2": best,
-            "chosen_on": by or "a fifth of train",
-            "accuracy_by_l2": [{"l2": l2, "accuracy": value} for l2, value in accuracies.items()],
-        },
-        intervals={"probe": fraction(hits, images)},
-        per_image={"probe": right.numpy()},
-    )
+    by_l2 = [{"l2": l2, "accuracy": value} for l2, value in accuracies.items()]
+    right = chosen.right(tested).numpy()
+    return accuracy_of("probe", right, l2=best, chosen_on=by or "a fifth of train", accuracy_by_l2=by_l2)
 
 
 @dataclass(frozen=True)

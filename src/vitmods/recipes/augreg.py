@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from vitmods.recipes.models import one_of, published, size_and_patch, size_of
 from vitmods.recipes.recipe import Recipe, weight_decay_from_big_vision
-from vitmods.recipes.registry import recipe
+from vitmods.recipes.registry import one_of, published, recipe, size_and_patch, size_of
 
 # level: magnitude of RandAugment's two operations (None: no RandAugment; 0 is not the identity), alpha of mixup
 LEVELS: dict[str, tuple[int | None, float]] = {

@@ -1,4 +1,7 @@
-"""Recipes by name, what is known of each, and a recipe as the shell writes it: `augreg(level=light1,epochs=30)`."""
+"""Recipes by name, what is known of each, and a recipe as the shell writes it: `augreg(level=light1,epochs=30)`.
+
+And what the papers say for some models alone, looked up by the model's name.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
+from vitmods.model.names import parse_name
 from vitmods.recipes.recipe import Recipe
-from vitmods.util.errors import UserError
+from vitmods.util.errors import UserError, nearest
 from vitmods.util.registry import Registry
 from vitmods.util.shorthand import read_settings, split_form
 
@@ -129,3 +133,32 @@ def parse_recipe(text: str, **known: Any) -> Recipe:
     if "model" in taken and "model" in known and known["model"] is None and "model" not in settings:
         raise UserError(f"The recipe {name!r} depends on the model: say which, as in {name}(model=S/16).")
     return function(**{key: value for key, value in known.items() if key in taken} | settings)
+
+
+T = TypeVar("T")
+
+
+def size_of(model: str) -> str:
+    """`B` of `B/16`; with a depth of its own `B36`, with parallel branches `B18x2`. UserError for what is no ViT."""
+    size, depth, parallel, _, _ = parse_name(model)
+    branches = f"x{parallel}" if parallel > 1 else ""
+    return f"{size}{depth or ''}{branches}"
+
+
+def size_and_patch(model: str) -> str:
+    """`S/16`, also of timm's `vit_small_patch16_224`."""
+    return f"{size_of(model)}/{parse_name(model)[3]}"
+
+
+def published(table: Mapping[str, T], key: str, what: str, remedy: str) -> T:
+    """What `table` has for `key`. UserError, with the remedy, where the paper says nothing of that model."""
+    if key not in table:
+        raise UserError(f"There is no published {what} for {key}, only for {', '.join(table)}. {remedy}")
+    return table[key]
+
+
+def one_of(name: str, word: str, known: Mapping[str, T]) -> T:
+    """The entry of that word. UserError naming the nearest."""
+    if word not in known:
+        raise UserError(f"There is no {name} {word!r}. {nearest(word, known)}")
+    return known[word]

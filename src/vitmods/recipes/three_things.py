@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitmods.recipes.deit import imagenet_views
-from vitmods.recipes.models import published, size_of
 from vitmods.recipes.recipe import Recipe
-from vitmods.recipes.registry import recipe
+from vitmods.recipes.registry import published, recipe, size_of
 
 
 def _with_layer_scale(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:

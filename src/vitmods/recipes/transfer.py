@@ -3,9 +3,8 @@
 from typing import Any
 
 from vitmods.recipes.deit import deit
-from vitmods.recipes.models import one_of
 from vitmods.recipes.recipe import Recipe
-from vitmods.recipes.registry import recipe
+from vitmods.recipes.registry import one_of, recipe
 
 _SGD: dict[str, Any] = {
     "epochs": 1000,

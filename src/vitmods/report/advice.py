@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 from vitmods.report.designs import Step, factorial_steps
 from vitmods.report.text import points, ranked
-from vitmods.stats.need import Need, needed
+from vitmods.stats.plan import Need, needed
 from vitmods.stats.sequential import LOOKS
 from vitmods.stats.verdict import Verdict
-from vitmods.study.answer import Answer, ArmAnswer
+from vitmods.study.answer import Answer
 from vitmods.study.arms import BASE
+from vitmods.study.outcome import ArmAnswer
 from vitmods.study.retrain import (
     best_arm,
     cost_of,
@@ -67,7 +68,7 @@ def _stability(answer: Answer) -> Iterator[Step]:
         if effect.verdict == Verdict.UNSTABLE:
             yield Step(
                 f"{arm.name}: {plural(effect.failures, 'trial')} failed, base {effect.base_failures}. Try a lower "
-                "learning rate or a longer warm-up, for base too, before it is judged."
+                "learning rate or a longer warm-up, for base too, before it is given up."
             )
 
 

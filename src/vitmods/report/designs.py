@@ -12,7 +12,8 @@ from typing import NamedTuple
 from vitmods.report.text import numbers, points, ranked_effects, verb
 from vitmods.stats.factorial import LOOKS, NOMINAL, detectable
 from vitmods.stats.verdict import Effect, Verdict
-from vitmods.study.answer import Answer, ArmAnswer, SettingAnswer
+from vitmods.study.answer import Answer
+from vitmods.study.outcome import ArmAnswer, SettingAnswer
 from vitmods.study.state import TrialRecord
 from vitmods.study.tuning import mean_of
 

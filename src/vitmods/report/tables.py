@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,9 +31,10 @@ from vitmods.report.text import (
     verdict_text,
 )
 from vitmods.stats.verdict import Effect, Verdict
-from vitmods.study.answer import VIEWS, Answer, ArmCost
+from vitmods.study.answer import VIEWS, Answer
+from vitmods.study.outcome import ArmCost
 from vitmods.util.errors import UserError
-from vitmods.util.text import single_line
+from vitmods.util.text import rendered, single_line
 
 STYLES = {Verdict.HELPS: "bold green", Verdict.HURTS: "bold red", Verdict.UNSTABLE: "red", Verdict.OPEN: "dim"}
 WIDE = 110
@@ -58,10 +58,7 @@ def print_answer(answer: Answer, console: Console | None = None) -> None:
 @VIEWS.register("text")
 def render(answer: Answer, width: int = 120) -> str:
     """The same as plain text."""
-    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
-    with console.capture() as capture:
-        console.print(answer_table(answer, width), crop=False)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+    return rendered(answer_table(answer, width), width)
 
 
 def answer_table(answer: Answer, width: int = 120) -> Group:

@@ -7,10 +7,11 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vitmods.stats.failures import rate_bound
+from vitmods.stats.gains import rate_bound
 from vitmods.stats.tables import interval, signed
 from vitmods.stats.verdict import POINTS, Effect, Verdict
-from vitmods.study.answer import Answer, ArmAnswer, ArmCost
+from vitmods.study.answer import Answer
+from vitmods.study.outcome import ArmAnswer, ArmCost
 from vitmods.study.tuning import mean_of, show_value
 from vitmods.tasks.metrics import Metric
 from vitmods.util.text import listing, plural
@@ -116,7 +117,7 @@ def doubts(answer: Answer) -> list[str]:
     notes += [f"{arm.name} has no verdict: a trial of it failed." for arm in answer.arms if arm.effect is None]
     known = any(effect.n for effect in answer.headline.values())
     if known and not (answer.complete or answer.looks):
-        notes.append("Verdicts are provisional: this study is judged once, when it is finished.")
+        notes.append("Verdicts are provisional: this study is looked at once, when it is finished.")
     return [*notes, *answer.doubts]
 
 

@@ -22,7 +22,7 @@ ENOUGH_DF = 4  # from which two seeds have an interval
 
 
 @dataclass(frozen=True)
-class Reading:
+class Criteria:
     """How scores are read, as `vitmods.decide` says: what does not matter, their unit and sign, what verdicts claim."""
 
     margin: float
@@ -32,6 +32,7 @@ class Reading:
     chance: float | None
     groups: ArrayLike | None
     alpha: float = ALPHA
+    overlap: float = 0.0  #: n_test / n_train, of seeds that are tested on other parts of the images
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.margin) and self.margin >= 0):
@@ -61,32 +62,37 @@ def effect_of(
     family: int,
     means: Sequence[float],
     failures: Sequence[int],
-    reading: Reading,
-    two_seeds: bool,
+    criteria: Criteria,
+    two_seeds: bool = False,
+    shown: bool | None = None,
 ) -> Effect:
     """Of contrast `i`. `means`, in gains, and `failures`: those without and with what is named. It is unstable if it
-    fails more often. `two_seeds`: these may show something favorable."""
+    fails more often. `two_seeds`: these may show something favorable. `shown`: whether there is an interval; None: by
+    the seeds and degrees of freedom."""
     gain, variance, n, df = (float(x[i]) for x in (found.estimate, half.variance, found.seeds, half.df))
+    known = n > 1 and math.isfinite(variance)
+    if shown is None:
+        shown = n > 2 or (n == 2 and df >= ENOUGH_DF)
     # No spread at all comes from a coarse metric, not from certainty.
-    shown, known = n > 2 or (n == 2 and df >= ENOUGH_DF), math.isfinite(variance)
     total, seeds = (float(x[i]) if shown and 0 < x[i] < math.inf else math.nan for x in (half.total, half.seeds))
     images = math.nan if part is None else float(part.variance[i])
-    new_images = reading.generalize == "images"
-    read, error = (total, math.sqrt(np.nansum([variance, images]))) if new_images else (seeds, math.sqrt(variance))
-    verdict = verdict_of(gain - read, gain + read, reading.margin, failures[1] > failures[0])
+    read, error = seeds, math.sqrt(variance * (1 + n * criteria.overlap))
+    if criteria.generalize == "images":
+        read, error = total, math.sqrt(np.nansum([error**2, images]))
+    verdict = verdict_of(gain - read, gain + read, criteria.margin, failures[1] > failures[0])
     doubtful = n == 2 and shown and not two_seeds
     if doubtful and verdict in FAVORABLE:
         verdict = Verdict.OPEN
-    sign = reading.sign
+    sign = criteria.sign
     return Effect(
         arm=name, effect=sign * gain, low=sign * gain - total, high=sign * gain + total,
         seeds_low=sign * gain - seeds, seeds_high=sign * gain + seeds, verdict=verdict, n=int(n),
         base_mean=sign * means[0], arm_mean=sign * means[1],
         sd=math.sqrt(variance * n / 2) if known else math.nan, df=df if known else math.nan,
         spread_ratio=math.nan, correlation=math.nan, images_sd=math.sqrt(images),
-        failures=int(failures[1]), base_failures=int(failures[0]), margin=reading.margin, family=family,
-        alpha=reading.alpha, unit=reading.unit, images=0 if part is None else part.m,
-        higher_is_better=reading.higher_is_better, generalize=reading.generalize,
+        failures=int(failures[1]), base_failures=int(failures[0]), margin=criteria.margin, family=family,
+        alpha=criteria.alpha, unit=criteria.unit, images=0 if part is None else part.m,
+        higher_is_better=criteria.higher_is_better, generalize=criteria.generalize, overlap=criteria.overlap,
         notes=("assumes that arms vary alike",) if doubtful else (),
         leans=("up" if gain > 0 else "down") if verdict == Verdict.OPEN and known and abs(gain) > error else "",
     )  # fmt: skip

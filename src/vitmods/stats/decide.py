@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,32 +11,27 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vitmods.stats.best import head_to_head, may_be_best, pairs_of
-from vitmods.stats.contrast import ALPHA, ENOUGH_DF, Reading
+from vitmods.stats.contrast import ALPHA, ENOUGH_DF, Criteria, effect_of, mean_of
 from vitmods.stats.decision import Decision, Pair
-from vitmods.stats.failures import less_stable
-from vitmods.stats.fit import Contrasts, Fit
-from vitmods.stats.gains import Gains
+from vitmods.stats.fit import Array, Contrasts, Errors, Fit, Mask, contrasts
+from vitmods.stats.gains import Gains, less_stable
 from vitmods.stats.images import ImagesPart
-from vitmods.stats.parts import over_parts, overlap_of
 from vitmods.stats.read import Scores, Table, means_of, read_csv, table_of
-from vitmods.stats.sequential import futile, looks, nominal_level
-from vitmods.stats.verdict import FAVORABLE, FRACTION, STOPS, Claim, Effect, Verdict, verdict_of
-from vitmods.stats.width import against_base, half_width, total_df
+from vitmods.stats.sequential import futile, last_look, looks, nominal_level
+from vitmods.stats.verdict import FRACTION, STOPS, Claim, Effect, Verdict
+from vitmods.stats.width import against_base, critical_value, half_width, over_parts, overlap_of, total_df
 from vitmods.util.errors import UserError
-from vitmods.util.text import listing, plural
 
 NOISY, FEW_SEEDS = 2.0, 5  # an sd of base over an arm's that, with fewer seeds, intervals may not hold
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Plan(Reading):
+class _Plan(Criteria):
     """What was settled before the scores were seen."""
 
     family: int
     most_seeds: int | None
     too_early: bool  #: before the first look
-    overlap: float  #: n_test / n_train, of seeds that are tested on other parts of the images; else 0
 
 
 def decide(
@@ -108,70 +104,41 @@ def at_look(table: Table, most: int, frozen: Mapping[str, Effect]) -> tuple[Tabl
     Seeds that ended since that look wait for the next one.
     """
     done = min(int(row.sum()) for arm, row in zip(table.arms, table.ended) if arm not in frozen)
-    planned = looks(most)
-    taken = [n for n in planned if n <= done]
-    if not taken:
-        return table, f"no verdict yet: the first of {len(planned)} looks is at {planned[0]} seeds", True
-    n = taken[-1]
+    n, look = last_look(looks(most), done)
+    if not n:
+        return table, look, True
     images = None if table.images is None else table.images[:, :n]
     cut = dataclasses.replace(
         table, seeds=table.seeds[:n], trials=table.trials[:, :n], images=images, diverged=table.diverged[:, :n]
     )
-    return cut, f"look {len(taken)} of {len(planned)}, at {n} seeds", False
+    return cut, look, False
 
 
 def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: _Plan) -> Effect:
     found, part = _one(fitted.against, a - 1), gains.images_part(a)
-    n, gain = int(found.seeds), float(found.estimate)
-    width = against_base(found, part, plan.alpha, plan.family)
+    half = against_base(found, part, plan.alpha, plan.family)
+    if plan.overlap:
+        wider = against_base(over_parts(found, plan.overlap), part, plan.alpha, plan.family)
+        half = dataclasses.replace(half, total=wider.total)
+    n, seeds = int(found.seeds), gains.shared(a)
     shown = (n > 2 or (n == 2 and bool(fitted.errors.df_error >= ENOUGH_DF))) and not plan.too_early
-    wider = against_base(over_parts(found, plan.overlap), part, plan.alpha, plan.family) if plan.overlap else width
-    halves = {"images": float(wider.total), "seeds": float(width.seeds)}
-    # No spread at all comes from a coarse metric, not from certainty.
-    halves = {claim: half if shown and 0 < half < math.inf else math.nan for claim, half in halves.items()}
-    half, images_sd = halves[plan.generalize], math.nan if part is None else math.sqrt(part.variance)
-    failures, base_failures = int(gains.failures[a].sum()), int(gains.failures[0].sum())
-    verdict = verdict_of(gain - half, gain + half, plan.margin, failures > base_failures)
-    notes = []
-    if n == 2 and shown:
-        verdict = Verdict.OPEN if verdict in FAVORABLE else verdict
-        notes.append("assumes that arms vary alike")
-    less, steadier = _stability(a, gains, plan)
-    if less:
+    means = [mean_of(gains.trials[row, seeds]) for row in (0, a)]
+    (base_failed, failed), (base_of, of) = (cells[[0, a]].sum(-1).tolist() for cells in (gains.failures, gains.ended))
+    effect = effect_of(arm, (), found, half, part, plan.family, means, (base_failed, failed), plan, shown=shown)
+    verdict, notes, level = effect.verdict, [*effect.notes], plan.alpha / plan.family
+    if less_stable(failed, of, base_failed, base_of, level):  # a test of its own, beside the interval's
         verdict = Verdict.HURTS
-        notes.append(f"fails: {failures} of {gains.ended[a].sum()}, base {base_failures} of {gains.ended[0].sum()}")
-    if steadier:
+        notes.append(f"fails: {failed} of {of}, base {base_failed} of {base_of}")
+    if less_stable(base_failed, base_of, failed, of, level):
         notes.append("steadier than base")
-    if verdict == Verdict.HURTS and gain - half > -plan.margin:
+    if verdict == Verdict.HURTS and effect.gain - effect.half > -plan.margin:
         notes.append("by less than the margin")
     w = fitted.errors.guarded
-    ratio = math.sqrt(w[a] / w[0]) if w[0] > 0 else math.nan
-    known = n > 1 and math.isfinite(width.variance)
-    error = math.sqrt(wider.variance + (0.0 if part is None or plan.generalize == "seeds" else part.variance))
-    seeds, sign = gains.shared(a), plan.sign
-    ends = {claim: sorted((sign * (gain - half), sign * (gain + half))) for claim, half in halves.items()}
-    means = [float(sign * gains.trials[row, seeds].mean()) if n else math.nan for row in (0, a)]
-    hopeless = plan.most_seeds is not None and verdict not in STOPS and _futile(found, part, plan)
-    return Effect(
-        arm=arm, effect=sign * gain, low=ends["images"][0], high=ends["images"][1],
-        seeds_low=ends["seeds"][0], seeds_high=ends["seeds"][1], verdict=verdict, n=n,
-        base_mean=means[0], arm_mean=means[1],
-        sd=math.sqrt(width.variance * n / 2) if known else math.nan, df=float(width.df) if known else math.nan,
-        spread_ratio=ratio, correlation=float(fitted.correlation[a - 1]), images_sd=images_sd,
-        failures=failures, base_failures=base_failures, margin=plan.margin, family=plan.family, alpha=plan.alpha,
-        unit=plan.unit, images=0 if part is None else part.m, higher_is_better=plan.higher_is_better,
-        generalize=plan.generalize, overlap=plan.overlap, futile=hopeless, notes=tuple(notes),
-        leans=("up" if gain > 0 else "down") if verdict == Verdict.OPEN and known and abs(gain) > error else "",
+    return dataclasses.replace(
+        effect, verdict=verdict, notes=tuple(notes), leans=effect.leans if verdict == Verdict.OPEN else "",
+        spread_ratio=math.sqrt(w[a] / w[0]) if w[0] > 0 else math.nan, correlation=float(fitted.correlation[a - 1]),
+        futile=plan.most_seeds is not None and verdict not in STOPS and _futile(found, part, plan),
     )  # fmt: skip
-
-
-def _stability(a: int, gains: Gains, plan: _Plan) -> tuple[bool, bool]:
-    """Whether the arm fails more often than base, and less often: tests of their own, beside the interval's."""
-    (failed, base_failed), (of, base_of) = (
-        (int(cells[a].sum()), int(cells[0].sum())) for cells in (gains.failures, gains.ended)
-    )
-    level = plan.alpha / plan.family
-    return less_stable(failed, of, base_failed, base_of, level), less_stable(base_failed, base_of, failed, of, level)
 
 
 def _futile(found: Contrasts, part: ImagesPart | None, plan: _Plan) -> bool:
@@ -208,13 +175,7 @@ def _compare_all(
 
 def _notes(arms: tuple[str, ...], gains: Gains, fitted: Fit) -> list[str]:
     """What happened, failures first."""
-    failed, of = gains.failures.sum(-1), gains.ended.sum(-1)
-    found = []
-    if failed[0]:
-        found.append(f"{plural(int(failed[0]), 'trial')} of base failed, so these seeds are left out for all arms")
-    counts = [f"{arm} {count} of {total}" for arm, count, total in zip(arms[1:], failed[1:], of[1:]) if count]
-    if counts:
-        found.append(f"trials diverged or collapsed: {listing(counts)}; effects are of the trials that survived")
+    found = gains.failure_notes(arms, "arms", "effects are of the trials that survived")
     w, n = fitted.errors.guarded, fitted.against.seeds
     if bool(((np.sqrt(w[0]) > NOISY * np.sqrt(w[1:])) & (n > 1) & (n < FEW_SEEDS)).any()):
         found.append(
@@ -226,3 +187,35 @@ def _notes(arms: tuple[str, ...], gains: Gains, fitted: Fit) -> list[str]:
 
 def _one(found: Contrasts, i: int) -> Contrasts:
     return Contrasts(*(getattr(found, field.name)[..., i] for field in dataclasses.fields(found)))
+
+
+def pairs_of(g: int) -> list[tuple[int, int]]:
+    """(i, j) with i < j, in the order of `head_to_head`."""
+    return list(itertools.combinations(range(g), 2))
+
+
+def head_to_head(scores: Array, errors: Errors, floor: float = 0.0) -> Contrasts:
+    """Arm j minus arm i for every pair of studies (..., g, n)."""
+    g = scores.shape[-2]
+    weights = np.array([np.eye(g)[j] - np.eye(g)[i] for i, j in pairs_of(g)])
+    return contrasts(scores, weights, errors, floor)
+
+
+def may_be_best(differences: Array, variance: Array, df: Array, g: int, alpha: float) -> Mask:
+    """(..., g) from what `head_to_head` found (..., pairs), V + I; a pair that cannot be compared rules out no arm.
+
+    With d_ij the mean of arm j minus that of arm i over the seeds that both have, and V_ij + I_ij its variance, arm j
+    may be the best unless some arm i beats it:
+
+        d_ij <= -c1 sqrt(V_ij + I_ij),   c1 the one-sided critical value of g - 1 arms against one
+
+    (Gupta's subset, 1965; the constrained intervals of Hsu, 1981). The true best is in the set in 95 % of studies.
+    """
+    c = critical_value(g - 1, df, alpha, one_sided=True)
+    limit = c * np.sqrt(variance)
+    best = np.ones((*differences.shape[:-1], g), dtype=bool)
+    for row, (i, j) in enumerate(pairs_of(g)):
+        known = limit[..., row] > 0  # no spread at all, or no interval: nothing is shown
+        best[..., i] &= ~(known & (differences[..., row] >= limit[..., row]))
+        best[..., j] &= ~(known & (differences[..., row] <= -limit[..., row]))
+    return best

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitmods.stats import tables
-from vitmods.stats.failures import rate_bound
+from vitmods.stats.gains import rate_bound
 from vitmods.stats.verdict import Claim, Effect
 from vitmods.util.errors import UserError, nearest
 

@@ -3,7 +3,7 @@
 A run is the set of changes that are on; base is the run with none and part of every design. The effect of a change, on
 average over the others, is the mean of the runs that have it minus the mean of the rest. All 2^k runs give all effects.
 A fraction of them, with changes coded +1 (on) and -1 (off), sets some to products of others: these products are its
-generators, and effects whose columns are then equal or opposite cannot be told apart (Box and Hunter, 1961).
+generators, and effects whose columns are then equal or opposite cannot be separated (Box and Hunter, 1961).
 
 Changes that exclude each other leave no such fraction. Then N of the possible runs are chosen so that the determinant
 of X'X is largest, X holding 1 and the k indicators (Fedorov, 1972), by exchanging one run at a time.
@@ -80,7 +80,7 @@ class Design:
 
     @cached_property
     def aliases(self) -> tuple[Words, ...]:
-        """Changes and pairs of changes that cannot be told apart, each as a tuple of one or two names."""
+        """Changes and pairs of changes that cannot be separated, each as a tuple of one or two names."""
         return tuple(words for words in self._contrasts if len(words) > 1)
 
     @property

@@ -21,17 +21,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vitmods.stats import tables
-from vitmods.stats.contrast import ALPHA, ENOUGH_DF, Reading, effect_of, mean_of
+from vitmods.stats import sequential, tables
+from vitmods.stats.contrast import ALPHA, ENOUGH_DF, Criteria, effect_of, mean_of
 from vitmods.stats.design import Design, least_squares
 from vitmods.stats.fit import Array, Contrasts, Mask, contrasts, noise
 from vitmods.stats.images import ImagesPart, images_part
-from vitmods.stats.plan import POWER, STUDIES, Findable
+from vitmods.stats.plan import STUDIES, Findable
 from vitmods.stats.read import Scores, table_of
 from vitmods.stats.verdict import FRACTION, Claim, Effect, Verdict
 from vitmods.stats.width import HalfWidth, half_width
 from vitmods.util.errors import UserError
-from vitmods.util.text import listing, plural
+from vitmods.util.text import listing
 
 LOOKS, NOMINAL = (2, 3, 4, 6, 8), 0.020
 
@@ -42,7 +42,7 @@ class Factorial:
 
     design: Design
     effects: dict[str, Effect]  #: change -> its effect, on average over the others on and off
-    pairs: dict[str, Effect]  #: `dpn x rms`; `dpn x rms or dtn x swiglu` where they cannot be told apart
+    pairs: dict[str, Effect]  #: `dpn x rms`; `dpn x rms or dtn x swiglu` where they cannot be separated
     best: tuple[str, ...]  #: the changes to confirm together, against base on fresh seeds
     best_seen: bool  #: whether `best` is the best run, since changes act on each other; else by the signs of effects
     n: int  #: seeds that all runs have
@@ -110,18 +110,18 @@ def factorial(
         UserError: scores that cannot be compared, or runs that are not in the design.
     """
     alpha = ALPHA if most_seeds is None else NOMINAL
-    reading = Reading(margin, unit, higher_is_better, generalize, chance, groups, alpha)
+    criteria = Criteria(margin, unit, higher_is_better, generalize, chance, groups, alpha)
     names = tuple(design.arms)
     for name in set(scores) - set(names):
         raise UserError(f"The design has no run {name}: its runs are {', '.join(names)}.")
     table = table_of({name: scores.get(name, {}) for name in names}, names[0], failed)
-    gains = reading.gains(table)
+    gains = criteria.gains(table)
     failures = gains.failures.sum(-1)
     kept: Mask = np.asarray(failures == 0)
     kept[0] = True  # the seeds that base lacks are left out for all runs
     seeds, look = at_look(np.asarray(np.isfinite(gains.trials[kept]).all(0)), most_seeds)
     images = None if gains.images is None else gains.images[kept][:, seeds]
-    study = _Study(gains.trials[kept][:, seeds], images, gains.floor, kept, failures, reading)
+    study = _Study(gains.trials[kept][:, seeds], images, gains.floor, kept, failures, criteria)
     effects = study.effects(design.changes, least_squares(design.on[kept]), design.on.T)
     pairs = {}
     if kept.all():
@@ -129,7 +129,8 @@ def factorial(
         pairs = study.effects([" or ".join(map(" x ".join, words)) for words in design.pairs], weights, weights > 0)
     acting = [name for name, pair in pairs.items() if pair.verdict in (Verdict.HELPS, Verdict.HURTS)]
     best = list(design.arms.values())[int(study.means.argmax())] if acting else _best_signs(design, effects)
-    notes = [*_failed(names, failures, table.ended.sum(-1)), *design.warnings]
+    failed_runs = gains.failure_notes(names, "runs", "these runs are left out, which assumes that changes add up")
+    notes = [*failed_runs, *design.warnings]
     if acting:
         notes.append(f"changes act on each other ({listing(acting)}): an effect on base alone may differ")
     return Factorial(
@@ -158,29 +159,20 @@ def detectable(design: Design, n: int, alpha: float = ALPHA) -> Findable:
     scores = np.random.default_rng(0).standard_normal((STUDIES, len(design.runs), n))
     least = np.isclose(design.relative_variance, design.relative_variance.max())
     found, width, _ = intervals(scores, design.weights, alpha)
-    half, d = width.total[:, least], found.estimate[:, least]
-    return Findable(
-        float(np.median(half)), float(np.quantile(half - d, POWER)), float(np.quantile(half + np.abs(d), POWER))
-    )
+    return Findable.of(width.total[:, least], found.estimate[:, least])
 
 
 def looks(most: int) -> tuple[int, ...]:
     """The seeds at which a study of at most `most` seeds is looked at. UserError outside 2 to 8."""
-    if not LOOKS[0] <= most <= LOOKS[-1]:
-        raise UserError(f"A factorial study until decided takes at most {LOOKS[0]} to {LOOKS[-1]} seeds, not {most}.")
-    return (*(n for n in LOOKS if n < most), most)
+    return sequential.looks(most, LOOKS, "factorial study")
 
 
 def at_look(ended: Mask, most: int | None) -> tuple[Mask, str]:
     """The seeds (n,) that count of those that ended in all runs, and which look at the study this is."""
     if most is None:
         return ended, ""
-    planned = looks(most)
-    reached = [n for n in planned if n <= ended.sum()]
-    if not reached:
-        return np.zeros_like(ended), f"no verdict yet: the first of {len(planned)} looks is at {planned[0]} seeds"
-    counted = np.asarray(ended & (np.cumsum(ended) <= reached[-1]))
-    return counted, f"look {len(reached)} of {len(planned)}, at {reached[-1]} seeds"
+    n, look = sequential.last_look(looks(most), int(ended.sum()))
+    return np.asarray(ended & (np.cumsum(ended) <= n)), look
 
 
 @dataclass(frozen=True)
@@ -192,7 +184,7 @@ class _Study:
     floor: float
     kept: Mask  #: (N,)
     failures: Array  #: (N,)
-    reading: Reading
+    criteria: Criteria
 
     @property
     def means(self) -> Array:
@@ -202,7 +194,7 @@ class _Study:
     def effects(self, names: Sequence[str], weights: Array, on: Mask) -> dict[str, Effect]:
         """Of contrasts with `weights` (q, kept) that add the runs `on` (q, N); all zero: it cannot be estimated."""
         if self.trials.size and len(weights):
-            found, half, part = intervals(self.trials, weights, self.reading.alpha, self.images, self.floor)
+            found, half, part = intervals(self.trials, weights, self.criteria.alpha, self.images, self.floor)
         else:
             nan, zero = np.full(len(weights), np.nan), np.zeros(len(weights))
             found, half, part = Contrasts(nan, zero, nan, nan, nan, nan), HalfWidth(nan, nan, nan, nan), None
@@ -212,7 +204,7 @@ class _Study:
             means = mean_of(self.means[~adds[self.kept]]), mean_of(self.means[adds[self.kept]])
             failures = 0, int(self.failures[adds].sum())
             effects[name] = effect_of(
-                name, i, found, half, part, len(names), means, failures, self.reading, two_seeds=True
+                name, i, found, half, part, len(names), means, failures, self.criteria, two_seeds=True
             )
         return effects
 
@@ -224,15 +216,3 @@ def _best_signs(design: Design, effects: Mapping[str, Effect]) -> tuple[str, ...
     rows = [row for size in range(len(good) + 1) for row in combinations(good, size)]
     possible = [row for row in rows if not any(set(pair) <= set(row) for pair in design.conflicts)]
     return max(possible, key=lambda row: sum(gains[name] for name in row))
-
-
-def _failed(names: Sequence[str], failures: Array, ended: Array) -> list[str]:
-    found = []
-    if failures[0]:
-        found.append(f"{plural(int(failures[0]), 'trial')} of base failed, so these seeds are left out for all runs")
-    runs = [f"{name} {count} of {of}" for name, count, of in zip(names[1:], failures[1:], ended[1:]) if count]
-    if runs:
-        found.append(
-            f"trials diverged or collapsed: {listing(runs)}; these runs are left out, which assumes that changes add up"
-        )
-    return found

@@ -1,4 +1,4 @@
-"""What a number of seeds and images can find, before and after a study.
+"""What a number of seeds and images can find, before a study, and what it would take to decide an arm after one.
 
 No power formula: 4,000 simulated studies without an effect go through the very code that makes the intervals, with a
 fixed seed. With d the estimate of an arm and half its half-width, both in sd of one trial, an effect is detectable
@@ -16,10 +16,11 @@ from functools import lru_cache
 import numpy as np
 from scipy import special, stats
 
-from vitmods.stats.critical import critical_value
-from vitmods.stats.fit import fit
+from vitmods.stats.fit import Array, fit
 from vitmods.stats.images import ImagesPart
-from vitmods.stats.width import against_base
+from vitmods.stats.sequential import LOOKS, nominal_level
+from vitmods.stats.verdict import Effect, Verdict
+from vitmods.stats.width import against_base, critical_value
 from vitmods.util.errors import UserError
 from vitmods.util.text import duration, plural
 
@@ -37,6 +38,12 @@ class Findable:
     half: float  #: median half-width of an interval
     effect: float  #: the true effect that 80 % of studies find
     equivalent: float  #: the margin within which 80 % of studies show an arm without effect
+
+    @classmethod
+    def of(cls, half: Array, d: Array) -> Findable:
+        """From the half-widths and estimates of studies without an effect."""
+        found, same = (float(np.quantile(values, POWER)) for values in (half - d, half + np.abs(d)))
+        return cls(float(np.median(half)), found, same)
 
     def __mul__(self, sd: float) -> Findable:
         return Findable(self.half * sd, self.effect * sd, self.equivalent * sd)
@@ -56,12 +63,7 @@ def detectable(k: int, n: int, alpha: float = 0.05, images: float = 0.0) -> Find
         variance = np.full(found.estimate.shape, images**2 * MANY_IMAGES)
         part = ImagesPart(variance, np.zeros_like(variance), n, MANY_IMAGES)
     half = against_base(found, part, alpha, k).total
-    d = found.estimate + images * rng.standard_normal(found.estimate.shape)
-    return Findable(
-        float(np.median(half)),
-        float(np.quantile(half - d, POWER)),
-        float(np.quantile(half + np.abs(d), POWER)),
-    )
+    return Findable.of(half, found.estimate + images * rng.standard_normal(found.estimate.shape))
 
 
 def _shrunk(k: int, n: int, alpha: float, images: float) -> Findable:
@@ -80,15 +82,17 @@ def seeds_for(effect: float, k: int, alpha: float = 0.05, images: float = 0.0, e
         found = detectable(k, n, alpha, round(images, 2))
         return (found.equivalent if equivalent else found.effect) <= abs(effect)
 
-    if not effect or not enough(MOST):
+    return _fewest(enough, 1, MOST) if effect else None
+
+
+def _fewest(enough: Callable[[int], bool], few: int, many: int) -> int | None:
+    """The fewest above `few`, at most `many`, that are enough; None where `many` are not."""
+    if few >= many or not enough(many):
         return None
-    low, high = 1, 2
-    while not enough(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if enough(middle) else (middle, many)
+    return many
 
 
 def images_for(effect: float, images_sd: float, m: int, k: int, alpha: float = 0.05) -> int:
@@ -135,3 +139,62 @@ def seeds_within(
         f"{plural(k, 'arm')} and base x {least} seeds take {needed}, more than {shown(max(budget, 0))}; {fits}. Raise "
         "--budget, compare fewer arms, or train on smaller images (--img-size) or for fewer epochs (--epochs)."
     )
+
+
+@dataclass(frozen=True)
+class Need:
+    """What finds an effect of the size seen; where that is within the margin, what shows that nothing matters.
+
+    seeds, low, high: for the spread seen, and over its 80 % range; None: more than the most of a study, 32
+    images: test images, where no number of seeds would do; else 0
+    """
+
+    effect: Effect
+    seeds: int | None = None
+    low: int | None = None
+    high: int | None = None
+    images: int = 0
+
+    def __str__(self) -> str:
+        effect = self.effect
+        size, unit = f"{abs(effect.effect):.{effect.digits}f}", f" {effect.shown_unit}".rstrip()
+        if self.images:
+            return f"more seeds cannot decide this: it takes about {self.images:,} test images"
+        what = f"to find an effect of the size seen ({size}{unit})"
+        if _is_small(effect):
+            what = f"to rule out a difference of {effect.margin:g}{unit}"
+        if self.seeds is None:
+            return f"{what} takes more than {LOOKS[-1]} seeds: out of reach"
+        return f"{what} takes about {self.seeds} seeds ({self.low} to {self.high or f'more than {LOOKS[-1]}'})"
+
+
+def needed(effect: Effect) -> Need | None:
+    """None for an arm that is decided, or of which too little is known yet, or where seeds are parts of the images.
+
+    More seeds than were planned make a study one that is looked at twice, and its level is that of each look.
+    """
+    if effect.verdict != Verdict.OPEN or effect.overlap or not (effect.sd > 0 and math.isfinite(effect.df)):
+        return None
+    k, small = effect.family, _is_small(effect)
+    sought = effect.margin if small else abs(effect.effect)
+    images_sd = effect.images_sd if effect.generalize == "images" and effect.images > 1 else 0.0
+    if not seeds_can_decide(sought, images_sd, k, effect.alpha):
+        return Need(effect, images=images_for(sought, images_sd, effect.images, k, effect.alpha))
+    low, high = sd_range(effect.sd, effect.df)
+    seeds, few, many = (_seeds(sought / sd, k, images_sd / sd, small, effect.n) for sd in (effect.sd, low, high))
+    return Need(effect, seeds, few, many)
+
+
+def _is_small(effect: Effect) -> bool:
+    return abs(effect.effect) < effect.margin
+
+
+@lru_cache(maxsize=1024)
+def _seeds(sought: float, k: int, images_sd: float, equivalent: bool, done: int) -> int | None:
+    """The fewest seeds, more than `done`, that find `sought`, in sd of one trial; None: more than 32."""
+
+    def enough(n: int) -> bool:
+        found = detectable(k, n, nominal_level(max(n, LOOKS[0])), round(images_sd, 1))
+        return (found.equivalent if equivalent else found.effect) <= sought
+
+    return _fewest(enough, done, LOOKS[-1])

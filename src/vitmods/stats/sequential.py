@@ -8,6 +8,7 @@ valid, and looking is free.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from scipy import special
@@ -23,23 +24,31 @@ NOMINAL = {8: 0.017, 16: 0.010, 32: 0.0075}  # most seeds: level of a look, cali
 FUTILE_FROM, FUTILE_CHANCE = 6, 0.10
 
 
-def looks(most: int) -> tuple[int, ...]:
-    """The seeds at which a study of at most `most` seeds is looked at."""
-    nominal_level(most)
-    return (*(n for n in LOOKS if n < most), most)
+def looks(most: int, steps: Sequence[int] = LOOKS, kind: str = "study") -> tuple[int, ...]:
+    """The seeds at which a study of at most `most` seeds is looked at. UserError for more or fewer than `steps` has."""
+    if not steps[0] <= most <= steps[-1]:
+        raise UserError(f"A {kind} until decided takes at most {steps[0]} to {steps[-1]} seeds, not {most}.")
+    return (*(n for n in steps if n < most), most)
+
+
+def last_look(planned: Sequence[int], done: int) -> tuple[int, str]:
+    """The seeds of the last look that `done` seeds reach (0: of none yet), and which look it is."""
+    taken = [n for n in planned if n <= done]
+    if not taken:
+        return 0, f"no verdict yet: the first of {len(planned)} looks is at {planned[0]} seeds"
+    return taken[-1], f"look {len(taken)} of {len(planned)}, at {taken[-1]} seeds"
 
 
 def nominal_level(most: int) -> float:
     """alpha at each look, of the next larger calibrated maximum. Raises UserError outside 4 to 32 seeds."""
-    if not LOOKS[0] <= most <= LOOKS[-1]:
-        raise UserError(f"A study until decided takes at most {LOOKS[0]} to {LOOKS[-1]} seeds, not {most}.")
+    looks(most)
     return next(level for maximum, level in NOMINAL.items() if most <= maximum)
 
 
 def futile(
     found: Contrasts, images: ImagesPart | None, claim: Claim, margin: float, alpha: float, family: int, most: int
 ) -> Mask:
-    """Arms that are unlikely (below 10 %) to be told from zero, and to be shown equivalent, with all `most` seeds.
+    """Arms that are unlikely (below 10 %) to be clear of zero, and to be shown equivalent, with all `most` seeds.
 
     With half_N the half-width at N = `most` seeds (V scaled by n / N) and b = sqrt(V (1 - n / N)):
 

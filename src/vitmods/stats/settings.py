@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vitmods.stats import tables
-from vitmods.stats.contrast import ALPHA, Reading, effect_of, mean_of
+from vitmods.stats.contrast import ALPHA, Criteria, effect_of, mean_of
 from vitmods.stats.decision import Decision
 from vitmods.stats.fit import Array, Contrasts
 from vitmods.stats.gains import Gains
@@ -95,7 +95,7 @@ def over_settings(
     Raises:
         UserError: fewer than two settings, settings with other arms, scores that cannot be compared.
     """
-    reading = Reading(margin, unit, higher_is_better, generalize, chance, groups)
+    criteria = Criteria(margin, unit, higher_is_better, generalize, chance, groups)
     if len(scores) < 2:
         raise UserError("Give the scores of two settings or more; one alone is for vitmods.decide.")
     first = next(iter(scores.values()))
@@ -104,9 +104,9 @@ def over_settings(
         if set(given) != set(first):
             raise UserError(f"Setting {setting} has other arms than the first: every setting needs all of them.")
         table = table_of({arm: given[arm] for arm in first}, base, (failed or {}).get(setting))
-        gains[setting] = reading.gains(table)
+        gains[setting] = criteria.gains(table)
     arms = [base, *(arm for arm in first if arm != base)]
-    found = {arm: _arm(arm, a, gains, reading) for a, arm in enumerate(arms) if a}
+    found = {arm: _arm(arm, a, gains, criteria) for a, arm in enumerate(arms) if a}
     averages, each, departures = ({arm: effects[i] for arm, effects in found.items()} for i in range(3))
     return OverSettings(
         {arm: effects[arm] for arm, effects in averages.items()}, each, departures,
@@ -169,19 +169,19 @@ def _images_part(images: Sequence[Array], weights: Array) -> ImagesPart | None:
     return ImagesPart(s2_images, np.zeros_like(s2_images), n, m)
 
 
-def _arm(arm: str, a: int, gains: Mapping[str, Gains], reading: Reading) -> list[dict[str, Effect]]:
+def _arm(arm: str, a: int, gains: Mapping[str, Gains], criteria: Criteria) -> list[dict[str, Effect]]:
     """Of arm `a`: its average, its effect in each setting, and its departures."""
     studies, k = list(gains.values()), len(next(iter(gains.values())).trials) - 1
     fits = [one.fit().against for one in studies]
     each = Contrasts(*(np.stack([getattr(one, field.name)[[a - 1]] for one in fits]) for field in fields(Contrasts)))
     images = [(one.images[[a]] - one.images[[0]])[:, one.shared(a)] for one in studies if one.images is not None]
-    found = families(each, images if len(images) == len(studies) else None, k, reading.alpha)
+    found = families(each, images if len(images) == len(studies) else None, k, criteria.alpha)
     means = np.array([[mean_of(one.trials[row, one.shared(a)]) for row in (0, a)] for one in studies])
     failures = np.array([one.failures[[0, a]].sum(-1) for one in studies])
     parts = [(means.mean(0, keepdims=True), failures.sum(0, keepdims=True)), (means, failures), (means, failures)]
     return [
         {
-            name: effect_of(name, (b, 0), *contrast, mean[b], failed[b], reading, two_seeds=len(names) == 1)
+            name: effect_of(name, (b, 0), *contrast, mean[b], failed[b], criteria, two_seeds=len(names) == 1)
             for b, name in enumerate(names)
         }
         for contrast, names, (mean, failed) in zip(found, ((arm,), gains, gains), parts, strict=True)

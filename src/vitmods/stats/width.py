@@ -1,5 +1,17 @@
 """Half-widths of intervals that hold together over a family of contrasts.
 
+The critical value c is the factor between a standard error and the half-width. For K contrasts whose errors are
+(sqrt(rho) z0 + sqrt(1 - rho) z_j) / s, with z standard normal and s = sqrt(chi2 / df) the error of the common standard
+deviation, it solves
+
+    P(max over K of |T_j| > c) = alpha
+
+- rho = 1/2: K arms against one base with equal variances (Dunnett, 1955).
+- rho = 0: any other set of contrasts. By Sidak's inequality (1967) it is valid whatever their correlation.
+- K = 1: Student's t.
+
+The probability is a double integral by fixed quadrature: no random numbers, the same answer on every machine.
+
 With a variance V over seeds that has df_V, the images' part I and a critical value c(df),
 
     h(V, df_V, c) = max(c(df_V) sqrt(V),  c(df) sqrt(V + I)),
@@ -17,14 +29,18 @@ It costs 4 to 5 % of the width, and an arm that follows base closely is then not
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import ArrayLike
+from scipy import interpolate, optimize, special, stats
 
-from vitmods.stats.critical import critical_value
 from vitmods.stats.fit import Array, Contrasts
 from vitmods.stats.images import ImagesPart
+from vitmods.util.errors import UserError
 
 POOLED = 0.8  # of alpha
 
@@ -73,3 +89,89 @@ def _h(variance: Array, df: Array, images: ImagesPart | None, c: Callable[[Array
         return HalfWidth(seeds, seeds, variance, df)
     total = c(total_df(variance, df, images)) * np.sqrt(variance + images.variance)
     return HalfWidth(np.maximum(seeds, total), seeds, variance, df)
+
+
+Z_NODES, S_NODES = 64, 96
+TAIL = 1e-12  # of the distribution of s, left out at both ends
+SLACK = 1e-3  # of the bracket, in log c, for the rounding of the quadrature
+GRID = np.linspace(0, 1, 25) ** 2  # of 1 / df; 0 is the normal limit
+
+
+def critical_value(k: int, df: ArrayLike, alpha: float, rho: float = 0.5, one_sided: bool = False) -> Array:
+    """c for every element of `df` (1 or more, inf allowed; NaN stays NaN), between grid points to about 1e-6.
+
+    `one_sided`: of P(max T_j > c) instead, for the set of arms that may be best.
+    """
+    assert k >= 1, k
+    assert 0 < alpha < 1, alpha
+    degrees = np.maximum(np.asarray(df, dtype=float), 1.0)
+    if k == 1:
+        return np.asarray(special.stdtrit(degrees, 1 - alpha / (1 if one_sided else 2)))
+    return np.asarray(np.exp(_curve(k, alpha, rho, one_sided)(1 / degrees)))
+
+
+@lru_cache(maxsize=512)
+def _curve(k: int, alpha: float, rho: float, one_sided: bool) -> interpolate.CubicSpline:
+    """log c over 1 / df."""
+    return interpolate.CubicSpline(
+        GRID, np.log([_solve(k, 1 / x if x else np.inf, alpha, rho, one_sided) for x in GRID])
+    )
+
+
+def _solve(k: int, df: float, alpha: float, rho: float, one_sided: bool) -> float:
+    """One critical value, between the t quantiles of one contrast and of Bonferroni's inequality."""
+    tails = 1 if one_sided else 2
+    low, high = np.log(special.stdtrit(df, 1 - alpha / tails / np.array([1, k])))
+
+    def excess(log_c: float) -> float:
+        return exceedance(float(np.exp(log_c)), k, df, rho, one_sided) - alpha
+
+    return float(np.exp(optimize.brentq(excess, low - SLACK, high + SLACK, xtol=1e-10)))
+
+
+def exceedance(c: float, k: int, df: float, rho: float, one_sided: bool = False) -> float:
+    """P(max > c): how often at least one of `k` true null contrasts is called different."""
+    z, z_weights = _normal_nodes()
+    s, s_weights = _chi_nodes(df)
+    shift = np.sqrt(rho) * z[:, None]
+    inside = special.ndtr((c * s - shift) / np.sqrt(1 - rho))
+    if not one_sided:
+        inside = inside - special.ndtr((-c * s - shift) / np.sqrt(1 - rho))
+    return float(1 - z_weights @ inside**k @ s_weights)
+
+
+@lru_cache(maxsize=1)
+def _normal_nodes() -> tuple[Array, Array]:
+    nodes, weights = np.polynomial.hermite_e.hermegauss(Z_NODES)
+    return nodes, weights / weights.sum()
+
+
+@lru_cache(maxsize=64)
+def _chi_nodes(df: float) -> tuple[Array, Array]:
+    """Nodes s and weights for the mean over s = sqrt(chi2 / df), by Gauss-Legendre in log s."""
+    if np.isinf(df):
+        return np.ones(1), np.ones(1)
+    ends = np.log(stats.chi2.ppf([TAIL, 1 - TAIL], df) / df) / 2
+    nodes, weights = np.polynomial.legendre.leggauss(S_NODES)
+    log_s = ends.mean() + nodes * np.ptp(ends) / 2
+    square = df * np.exp(2 * log_s)
+    weights = weights * stats.chi2.pdf(square, df) * square
+    return np.exp(log_s), weights / weights.sum()
+
+
+def overlap_of(n_test: float, n_train: float) -> float:
+    """n_test / n_train, where each trial is tested on another part of the images and trained on the rest."""
+    if not (n_test > 0 and n_train > 0):
+        raise UserError(f"n_test and n_train are numbers of images, above 0, not {n_test} and {n_train}.")
+    return n_test / n_train
+
+
+def over_parts(found: Contrasts, overlap: float) -> Contrasts:
+    """The same contrasts with variances for other training sets and other images.
+
+    Trainings that share images vary more over n of them than the spread between them says. Nadeau and Bengio (Machine
+    Learning 52, 2003) take s^2 (1 / n + overlap) as the variance of their mean instead of s^2 / n, which does not
+    shrink to zero with more seeds.
+    """
+    factor = 1 + found.seeds * overlap
+    return dataclasses.replace(found, pooled=found.pooled * factor, own=found.own * factor)

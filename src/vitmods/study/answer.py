@@ -20,12 +20,12 @@ from vitmods.stats.factorial import Factorial
 from vitmods.stats.settings import OverSettings
 from vitmods.stats.verdict import POINTS, Effect
 from vitmods.study.arms import BASE, Arm
-from vitmods.study.doubts import outcome_doubts
-from vitmods.study.looks import Look, looks
+from vitmods.study.doubts import outcome_doubts, outcomes, planning_doubts
+from vitmods.study.outcome import ArmAnswer, ArmCost, BaseCost, PointScores, SettingAnswer, Tuning, costs_of, tuning_of
 from vitmods.study.plan import Settings, Trial
-from vitmods.study.scores import decision_at, factorial_at, over_settings_at
-from vitmods.study.state import HIDDEN, Curve, Evaluated, Selection, StudyState, TrialRecord, at_the_edge, read_curves
-from vitmods.study.store import SCHEMA, Facts, ModelFacts, Sample, StudyFolder, read_object
+from vitmods.study.scores import Look, decision_at, factorial_at, looks, over_settings_at
+from vitmods.study.state import HIDDEN, Curve, Evaluated, StudyState, TrialRecord, read_curves
+from vitmods.study.store import SCHEMA, Facts, Sample, StudyFolder
 from vitmods.study.tuning import AS_IS, Point, mean_of, show_value
 from vitmods.tasks.base import TASKS
 from vitmods.tasks.metrics import Metric
@@ -34,116 +34,9 @@ from vitmods.util.files import write_atomically, write_json
 from vitmods.util.registry import Registry
 from vitmods.util.text import no_formula
 
+__all__ = ["VIEWS", "Answer", "ArmAnswer", "ArmCost", "BaseCost", "Tuning", "evaluated_of", "model_name", "read_answer"]
 VIEWS: Registry[Callable[..., Any]] = Registry("view of an answer", "vitmods.report")
 """text: Answer -> str; html: (Answer, path or None) -> path of what was written"""
-
-
-@dataclass(frozen=True)
-class CostRatio:
-    """arm / base: median over rounds, and the middle half of the rounds."""
-
-    ratio: float
-    low: float
-    high: float
-    batch: int | None = None
-
-
-@dataclass(frozen=True)
-class ArmCost:
-    """What an arm costs, as ratios to base; `flops` None: not known of these models."""
-
-    params: float
-    flops: float | None
-    train_step: CostRatio
-    infer_1: CostRatio
-    infer_n: CostRatio
-    peak_memory: CostRatio
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ArmCost:
-        known: dict[str, Any] = {k: CostRatio(**v) if isinstance(v, Mapping) else v for k, v in values.items()}
-        return cls(**known)
-
-
-@dataclass(frozen=True)
-class BaseCost:
-    """What base costs: numbers of parameters and multiply-adds, seconds, and bytes at the peak of a training step."""
-
-    params: int
-    macs: int | None
-    train_step_s: float
-    infer_1_s: float
-    infer_n_s: float
-    peak_memory_bytes: int
-    train_batch: int
-    infer_batch: int
-
-
-@dataclass(frozen=True)
-class PointScores:
-    """One point of the grid: the metric on val by seed (None where the trial diverged or has not ended), its mean."""
-
-    values: Mapping[str, Any]
-    scores: Mapping[int, float | None]
-    mean: float | None
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """What was tried for an arm and chosen (None: not yet), and the fields whose choice is the first or last tried."""
-
-    chosen: Mapping[str, Any] | None
-    at_the_edge: tuple[str, ...]
-    points: tuple[PointScores, ...]
-
-
-@dataclass(frozen=True)
-class SettingAnswer:
-    """What came out under one setting of a sweep, beside the effects, which `Answer.over_settings` has.
-
-    scores: arm, base too -> seed -> the metric
-    costs:  None where they were not measured
-    """
-
-    name: str
-    values: Mapping[str, Any]
-    scores: Mapping[str, Mapping[int, float | None]]
-    base_cost: BaseCost | None = None
-    costs: Mapping[str, ArmCost] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ArmAnswer:
-    """What came out of one arm; base too, whose effect and cost are None. A sweep's scores are means over settings.
-
-    scores:        seed -> the metric on the answer's images; None where the trial has none
-    other_metrics: metric -> seed -> value, of what was measured beside it
-    trials:        every planned trial; in a tuned study those that its points were compared by stand as on val
-    """
-
-    name: str
-    changes: str
-    recipe: Mapping[str, Any]
-    model: ModelFacts
-    scores: Mapping[int, float | None]
-    other_metrics: Mapping[str, Mapping[int, float]]
-    trials: tuple[TrialRecord, ...]
-    tuning: Tuning | None = None
-    effect: Effect | None = None
-    cost: ArmCost | None = None
-
-    @property
-    def mean(self) -> float | None:
-        """Of the scores there are."""
-        return mean_of(self.scores.values())
-
-    @property
-    def counted(self) -> tuple[TrialRecord, ...]:
-        """The trials that the scores are of."""
-        if self.tuning is None:
-            return self.trials
-        chosen = self.tuning.chosen
-        return tuple(trial for trial in self.trials if trial.point == chosen and trial.seed in self.scores)
 
 
 @dataclass(frozen=True, repr=False)
@@ -345,13 +238,13 @@ def read_answer(
     effects = None if settings.design is None else _factorial(state, taken)
     arms = {arm.name: _arm(state, facts, records, arm) for arm in settings.every_arm}
     base = arms.pop(reference)
-    known_costs = _costs(folder, settings)
+    known_costs = costs_of(folder, settings)
     base_cost, arm_costs = known_costs[settings.sweep.points[0]]
     shows_costs = reference == BASE and "base" not in dict(settings.sweep.fields)
     others = dict.fromkeys(name for arm in (base, *arms.values()) for name in arm.other_metrics)
     shown_decision = _of_changes(decision, effects) if effects else decision
     counted = outcome_doubts(shown_decision, base.counted, _metric_of(curves) if curves else None)
-    doubts = (*_doubts(state, facts), *counted)
+    doubts = (*planning_doubts(state, facts), *counted)
     stopped = {arm for look in taken for arm in look.stopped}
     return Answer(
         created=facts.created,
@@ -371,7 +264,7 @@ def read_answer(
         settings=facts.settings,
         resolved=facts.resolved,
         environment=facts.environment,
-        warnings=(*doubts, *facts.data.get("warnings", ()), *facts.warnings, *_outcomes(state)),
+        warnings=(*doubts, *facts.data.get("warnings", ()), *facts.warnings, *outcomes(state)),
         doubts=doubts,
         other_metrics={name: _metric_of(name) for name in others},
         base_cost=base_cost if shows_costs else None,
@@ -435,7 +328,7 @@ def _arm(state: StudyState, facts: Facts, records: Mapping[Trial, TrialRecord], 
         scores={seed: scores.get(seed) for seed in settings.seeds},
         other_metrics=means,
         trials=tuple(record for trial, record in records.items() if trial.arm == arm),
-        tuning=None if settings.sweep else _tuning(settings, state.selections[AS_IS, arm.name]),
+        tuning=None if settings.sweep else tuning_of(settings, state.selections[AS_IS, arm.name]),
     )
 
 
@@ -454,22 +347,6 @@ def _setting(
     return SettingAnswer(str(setting), setting.to_dict(), scores, base_cost, costs)
 
 
-def _costs(folder: StudyFolder, settings: Settings) -> dict[Point, tuple[BaseCost | None, dict[str, ArmCost]]]:
-    """Under each setting: base's, and those of the arms."""
-    found = {}
-    for point in settings.sweep.points:
-        kept = costs_under(read_object(folder.costs_file), point)
-        arms = {name: ArmCost.from_dict(cost) for name, cost in kept.get("arms", {}).items()}
-        found[point] = BaseCost(**kept["base"]) if kept.get("base") else None, arms
-    return found
-
-
-def costs_under(costs: Mapping[str, Any], setting: Point) -> dict[str, Any]:
-    """Of what costs.json holds, which depends on base alone."""
-    base = setting.to_dict().get("base")
-    return dict(costs if base is None else costs.get(base, {}))
-
-
 def _with_steps_to_base(
     state: StudyState, records: Mapping[Trial, TrialRecord], metric: Metric
 ) -> Iterator[tuple[Trial, TrialRecord]]:
@@ -483,70 +360,6 @@ def _with_steps_to_base(
         target = statistics.fmean(ends.get(trial.setting, [math.inf]))
         reached = (step for step, score in zip(record.curve.step, record.curve.score) if sign * score >= target)
         yield trial, replace(record, steps_to_base=next(reached, None))
-
-
-def _tuning(settings: Settings, selection: Selection) -> Tuning | None:
-    if not settings.grid:
-        return None
-    points = tuple(PointScores(p.to_dict(), scores, mean_of(scores.values())) for p, scores in selection.scores.items())
-    chosen = selection.chosen
-    edge = at_the_edge(settings.grid, chosen) if chosen else []
-    return Tuning(chosen.to_dict() if chosen else None, tuple(edge), points)
-
-
-def _doubts(state: StudyState, facts: Facts) -> Iterator[str]:
-    settings = state.settings
-    first = facts.margins.get(settings.measure.name, settings.margin)
-    if first != settings.margin:
-        yield (
-            f"The margin was changed after the scores were seen: it is {settings.margin:g} and was {first:g}. What it "
-            "decides ('no worse') holds for a margin that was chosen before."
-        )
-    if facts.plan.metric not in ("", settings.measure.name):
-        yield (
-            f"The metric was changed after the scores were seen: it is {settings.measure.name} and was "
-            f"{facts.plan.metric}."
-        )
-    if facts.plan.seeds and facts.plan.generalize != settings.generalize:
-        yield (
-            f"What verdicts are about was changed after the scores were seen: new {settings.generalize}, and it was "
-            f"new {facts.plan.generalize}."
-        )
-    for record in state.records.values():
-        if record.status == "damaged":
-            yield f"{record} is damaged and counts as missing: {record.message}"
-    settings_before = facts.plan
-    if len(settings.seeds) > settings_before.seeds > 1:
-        yield (
-            f"Extended after a first analysis: {settings_before.seeds} seeds were planned, and there are "
-            f"{len(settings.seeds)} now. So 5 to 8 % of such studies claim something false, instead of 5 %."
-        )
-    if settings.same_seeds:
-        yield (
-            "Tuned and reported on the same trials: every score is too good by about half the spread of a trial, that "
-            "of an arm that varies more by more. Leave --same-seeds out for fresh ones."
-        )
-    for selection in state.selections.values():
-        if before := state.chosen_before(selection):
-            yield (
-                f"{selection.arm.name}: {selection.chosen} is chosen now; with other seeds, values or another metric "
-                f"it was {' and '.join(map(str, before))}, which has been evaluated on {state.splits[-1]} too."
-            )
-    seen: dict[str, set[str]] = {}
-    for record in state.records.values():
-        for name, value in record.environment.items():
-            seen.setdefault(name, set()).add(f"{name} {value}")
-    if several := [" and ".join(sorted(values)) for values in seen.values() if len(values) > 1]:
-        yield f"The trials were not all run alike ({'; '.join(several)}): small differences may come from that."
-
-
-def _outcomes(state: StudyState) -> Iterator[str]:
-    """What befell trials; where points are tried, those that are not chosen may diverge."""
-    for trial, record in state.records.items():
-        if record.status == "failed" or (record.status == "diverged" and trial in state.answered):
-            yield f"{record} {record.status}: {record.message}"
-    for record in state.records.values():
-        yield from (f"{record}: {warning}" for warning in record.warnings)
 
 
 def _metric_of(name: str) -> Metric:

@@ -13,7 +13,8 @@ from vitmods.stats.decision import Decision
 from vitmods.stats.plan import images_for, seeds_can_decide
 from vitmods.stats.verdict import POINTS
 from vitmods.study.measure import MARGINS
-from vitmods.study.state import TrialRecord
+from vitmods.study.state import StudyState, TrialRecord
+from vitmods.study.store import Facts
 from vitmods.tasks.metrics import Metric
 from vitmods.util.text import listing
 
@@ -28,6 +29,61 @@ def outcome_doubts(decision: Decision, base: Iterable[TrialRecord], curves: Metr
     yield from _few_images(decision)
     if curves is not None:
         yield from _still_gaining(list(base), curves)
+
+
+def planning_doubts(state: StudyState, facts: Facts) -> Iterator[str]:
+    """What was changed after scores were seen, or is damaged, or too good to be reported."""
+    settings = state.settings
+    first = facts.margins.get(settings.measure.name, settings.margin)
+    if first != settings.margin:
+        yield (
+            f"The margin was changed after the scores were seen: it is {settings.margin:g} and was {first:g}. What it "
+            "decides ('no worse') holds for a margin that was chosen before."
+        )
+    if facts.plan.metric not in ("", settings.measure.name):
+        yield (
+            f"The metric was changed after the scores were seen: it is {settings.measure.name} and was "
+            f"{facts.plan.metric}."
+        )
+    if facts.plan.seeds and facts.plan.generalize != settings.generalize:
+        yield (
+            f"What verdicts are about was changed after the scores were seen: new {settings.generalize}, and it was "
+            f"new {facts.plan.generalize}."
+        )
+    for record in state.records.values():
+        if record.status == "damaged":
+            yield f"{record} is damaged and counts as missing: {record.message}"
+    if len(settings.seeds) > facts.plan.seeds > 1:
+        yield (
+            f"Extended after a first analysis: {facts.plan.seeds} seeds were planned, and there are "
+            f"{len(settings.seeds)} now. So 5 to 8 % of such studies claim something false, instead of 5 %."
+        )
+    if settings.same_seeds:
+        yield (
+            "Tuned and reported on the same trials: every score is too good by about half the spread of a trial, that "
+            "of an arm that varies more by more. Leave --same-seeds out for fresh ones."
+        )
+    for selection in state.selections.values():
+        if before := state.chosen_before(selection):
+            yield (
+                f"{selection.arm.name}: {selection.chosen} is chosen now; with other seeds, values or another metric "
+                f"it was {' and '.join(map(str, before))}, which has been evaluated on {state.splits[-1]} too."
+            )
+    seen: dict[str, set[str]] = {}
+    for record in state.records.values():
+        for name, value in record.environment.items():
+            seen.setdefault(name, set()).add(f"{name} {value}")
+    if several := [" and ".join(sorted(values)) for values in seen.values() if len(values) > 1]:
+        yield f"The trials were not all run alike ({'; '.join(several)}): small differences may come from that."
+
+
+def outcomes(state: StudyState) -> Iterator[str]:
+    """What befell trials; where points are tried, those that are not chosen may diverge."""
+    for trial, record in state.records.items():
+        if record.status == "failed" or (record.status == "diverged" and trial in state.answered):
+            yield f"{record} {record.status}: {record.message}"
+    for record in state.records.values():
+        yield from (f"{record}: {warning}" for warning in record.warnings)
 
 
 def _unequal(decision: Decision) -> Iterator[str]:

@@ -64,11 +64,6 @@ class Smaller:
         return shlex.join(words)
 
 
-def with_seeds(settings: Settings, seeds: tuple[int, ...]) -> Settings:
-    """The same study with other seeds."""
-    return replace(settings, seeds=seeds, tuning_seeds=seeds if settings.same_seeds else settings.tuning_seeds)
-
-
 def planned_within(budget: Budget, estimate: Estimate) -> Estimate:
     """With the most seeds that fit; of a study that runs until it is decided, the largest maximum: 8, 16 or 32.
 
@@ -94,7 +89,7 @@ def planned_within(budget: Budget, estimate: Estimate) -> Estimate:
 
 
 def _fits(budget: Budget, estimate: Estimate, seeds: int) -> bool:
-    trials = sum(max(0, estimate.each * seeds - arm.finished) for arm in estimate.arms) + estimate.tuning_trials
+    trials = sum(arm.left(estimate.each * seeds) for arm in estimate.arms) + estimate.tuning_trials
     return (budget.seconds is None or estimate.seconds(seeds) <= budget.seconds) and (
         budget.trials is None or trials <= budget.trials
     )

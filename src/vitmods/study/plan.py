@@ -171,6 +171,10 @@ class Settings:
         recipe = self.recipe.with_(**dict(Point.from_dict(values).values)).to_dict() if values else self.fixed["recipe"]
         return replace(self, fixed={**self.fixed, **fixed, "recipe": recipe}, sweep=UNTUNED)
 
+    def with_seeds(self, seeds: tuple[int, ...]) -> Settings:
+        """The same study with other seeds."""
+        return replace(self, seeds=seeds, tuning_seeds=seeds if self.same_seeds else self.tuning_seeds)
+
     @property
     def factors(self) -> tuple[Arm, ...]:
         """What is compared: the changes of a factorial study, else the arms."""

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitmods.stats.verdict import Verdict
-from vitmods.study.answer import Answer, ArmAnswer
+from vitmods.study.answer import Answer
+from vitmods.study.outcome import ArmAnswer
 from vitmods.study.plan import Settings, Trial, make_seeds
 from vitmods.study.store import StudyFolder, slug
 from vitmods.study.tuning import AS_IS, Point
@@ -18,7 +19,7 @@ from vitmods.util.errors import UserError, nearest
 from vitmods.util.shorthand import without_options
 
 if TYPE_CHECKING:
-    from vitmods.study.run import Running
+    from vitmods.study.running import Running
 
 RETRAINED = "retrained"
 BEST = "best"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -19,26 +19,27 @@ from vitmods.data.split_file import SPLIT_FILE, write_split
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
 from vitmods.stats.sequential import LOOKS
-from vitmods.study.answer import Answer, costs_under, evaluated_of, model_name, read_answer
+from vitmods.study.answer import Answer, evaluated_of, model_name, read_answer
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.bases import Base
 from vitmods.study.describe import describe_model, environment
 from vitmods.study.edits import Function, base_function, functions_of
 from vitmods.study.evaluation import answer_splits, check_images
 from vitmods.study.executors import Executor, Inline
-from vitmods.study.executors.processes import Processes, visible_gpus
-from vitmods.study.fits import planned_within, smaller, with_seeds
+from vitmods.study.executors.processes import Processes
+from vitmods.study.fits import planned_within, smaller
 from vitmods.study.models import activation_bytes
+from vitmods.study.outcome import costs_under
 from vitmods.study.plan import Evaluation, Settings, Work
 from vitmods.study.progress import Progress, planned
+from vitmods.study.running import Running
 from vitmods.study.schedule import ENDLESS, Budget, Schedule
 from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import Facts, ModelFacts, Plan, StudyFolder, read_object
 from vitmods.study.trial import TrialRunner, base_config, build_model, task_of, with_modules
 from vitmods.study.tuning import AS_IS, Point
 from vitmods.study.warnings import already_reported, few_images, study_warnings
-from vitmods.study.weights import Keep, check_weights_are_there
-from vitmods.train.device import make_fabric, resolve
+from vitmods.study.weights import check_weights_are_there
 from vitmods.train.optim import freeze
 from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream, write_json
@@ -50,67 +51,34 @@ if TYPE_CHECKING:
     from vitmods.study.estimate import ArmEstimate, Estimate
 
 SAMPLES = 12  # images shown in the report
-MOST_WORKERS = 8  # by default; beyond that a machine's memory bandwidth is the limit
-MOST_ON_GPU = 4  # trials; beyond that they wait for each other
 PILOT = 4  # trials of base
 
 
 @dataclass(frozen=True)
-class Running:
-    """How a study is run on this machine; `Study.run` explains each. Nothing here is part of the study."""
+class _Ready:
+    """A study that can be run: its images are read, and every arm's model was made once.
 
-    workers: int | None = None
-    device: str = "auto"
-    data_workers: int = 0
-    checkpoint_minutes: float = 5.0
-    cost_seconds: float = 30.0
-    progress: bool = True
-    cache_dir: str | Path | None = None
-    recompute: bool = False
-    checkpointing: bool = False
-    keep_weights: Keep = "all"
+    models:      what each of them is
+    notices:     what to know of the arms
+    trial_bytes: that a trial takes
+    """
 
-    def __post_init__(self) -> None:
-        if self.cache_dir is not None:
-            object.__setattr__(self, "cache_dir", str(self.cache_dir))  # workers get it as JSON
-        if self.workers is not None and self.workers < 1:
-            raise UserError(f"workers must be at least 1, not {self.workers}.")
-        for name in ("data_workers", "checkpoint_minutes", "cost_seconds"):
-            if not getattr(self, name) >= 0:
-                raise UserError(f"{name} must be at least 0, not {getattr(self, name)}.")
-        if self.keep_weights not in get_args(Keep):
-            raise UserError(f"keep_weights is {', '.join(get_args(Keep))}, not {self.keep_weights!r}.")
-        if self.device not in ("auto", "cpu"):
-            make_fabric(self.device, "32-true")  # a UserError where there is no such device, before any work
+    runner: TrialRunner
+    dataset: ImageDataset
+    how: Running
+    models: dict[str, ModelFacts]
+    notices: list[str]
+    trial_bytes: int
 
     @property
-    def torch_device(self) -> torch.device:
-        return resolve(self.device)
+    def settings(self) -> Settings:
+        """With the content of the images."""
+        return self.runner.settings
 
-    def of_trials(self) -> dict[str, Any]:
-        """How each trial runs, in a worker process too."""
-        names = ("data_workers", "checkpoint_minutes", "cache_dir", "recompute", "checkpointing")
-        return {name: getattr(self, name) for name in names}
-
-    @property
-    def _gpus(self) -> range | list[int]:
-        return range(len(visible_gpus())) if self.device in ("auto", "cuda") else [self.torch_device.index or 0]
-
-    @property
-    def devices(self) -> int:
-        """Trials at a time that do not slow each other down: one a GPU, and as many as there are on a CPU."""
-        return max(1, len(self._gpus)) if self.torch_device.type == "cuda" else MOST_WORKERS
-
-    def workers_for(self, trials: int, trial_bytes: int) -> int:
-        """Trials at a time: as asked for, or as many as fit the GPUs, or as cores and memory allow."""
-        if self.workers is not None:
-            return max(1, min(self.workers, trials))
-        if self.torch_device.type == "cuda":
-            fitting = min(map(_free_gpu_bytes, self._gpus), default=0) // 2 // trial_bytes
-            on_each = max(1, min(fitting, MOST_ON_GPU, torch.get_num_threads() // self.devices))
-            return max(1, min(self.devices * on_each, trials))
-        fitting = _memory_bytes() // 2 // trial_bytes
-        return max(1, min(torch.get_num_threads(), MOST_WORKERS, fitting, trials))
+    def workers(self, trials: int) -> int:
+        """Trials at a time. Functions that this process alone knows are called here, if nothing else is asked for."""
+        here_alone = any(function.module is None for function in _functions(self.settings))
+        return 1 if self.how.workers is None and here_alone else self.how.workers_for(trials, self.trial_bytes)
 
 
 def run_study(
@@ -122,22 +90,19 @@ def run_study(
     with folder.lock():
         settings, is_planned = _as_recorded(folder, settings, seeds_given)
         _say_what_is_planned(folder, settings, how, is_planned or budget == ENDLESS)
-        runner, dataset = _open(folder, settings, how)
-        models, notices, trial_bytes = _survey(runner)
+        ready = _open(folder, settings, how)
         if not is_planned and budget != ENDLESS:
-            found = _estimated(runner, dataset, how, trial_bytes, budget, command)
+            found = _estimated(ready, budget, command)
             if found.refused:
                 raise UserError("\n".join(filter(None, (str(found.refused), str(found.smaller or "")))))
-            runner.settings = found.settings
+            ready.runner.settings = found.settings
             _say(how, found.decides())
-        settings = runner.settings
-        plan = plan_of(settings)
-        facts = _write_facts(folder, settings, dataset, models, how, command, notices, plan, _folds(runner))
-        state = StudyState(folder, settings, evaluated_of(folder, facts))
+        facts = _write_facts(ready, command, plan_of(ready.settings))
+        state = StudyState(folder, ready.settings, evaluated_of(folder, facts))
         check_weights_are_there(state)
-        _work(runner, state, trial_bytes, how, budget)
-        _measure_costs(folder, settings, dataset.num_classes, how)
-        answer = read_answer(folder, facts, settings)
+        _work(ready, state, budget)
+        _measure_costs(ready)
+        answer = read_answer(folder, facts, ready.settings)
         answer.write()
     return answer
 
@@ -154,14 +119,12 @@ def dry_run(
     folder = StudyFolder(path or os.devnull)
     settings, is_planned = _as_recorded(folder, settings, seeds_given)
     _say_what_is_planned(folder, settings, how, is_planned or budget == ENDLESS)
-    runner, dataset = _open(folder, settings, how)
-    _, _, trial_bytes = _survey(runner)
-    return _estimated(runner, dataset, how, trial_bytes, budget, command, fixed=is_planned)
+    return _estimated(_open(folder, settings, how), budget, command, fixed=is_planned)
 
 
 def dry_trial(settings: Settings, how: Running) -> ArmEstimate:
     """What `vitmods train --dry-run` shows: of the last arm of the settings."""
-    from vitmods.study.estimate import Stopwatch
+    from vitmods.study.stopwatch import Stopwatch
 
     runner = TrialRunner(StudyFolder(os.devnull), settings, how.device, **how.of_trials())
     *_, (arm, model, recipe) = _built(settings, AS_IS, runner.dataset(settings.recipe).num_classes)
@@ -184,15 +147,13 @@ def run_pilot(
         settings, is_planned = _as_recorded(folder, settings, seeds_given)
         seeds = settings.seeds if seeds_given or is_planned else tuple(range(PILOT))
         _say(how, f"Pilot: {plural(len(seeds[:PILOT]), 'trial')} of base, in {folder.path}")
-        first = settings if is_planned else with_seeds(settings, seeds[:PILOT])
-        runner, dataset = _open(folder, first, how)
-        models, notices, trial_bytes = _survey(runner)
-        plan = plan_of(settings) if is_planned else Plan()
-        facts = _write_facts(folder, runner.settings, dataset, models, how, command, notices, plan, _folds(runner))
-        alone = with_seeds(replace(runner.settings, arms=(), until_decided=False), seeds[:PILOT])
-        _work(runner, StudyState(folder, alone, evaluated_of(folder, facts)), trial_bytes, how, ENDLESS)
-        runner.settings = with_seeds(runner.settings, settings.seeds)
-        return _estimated(runner, dataset, how, trial_bytes, budget, shown, fixed=is_planned)
+        first = settings if is_planned else settings.with_seeds(seeds[:PILOT])
+        ready = _open(folder, first, how)
+        facts = _write_facts(ready, command, plan_of(settings) if is_planned else Plan())
+        alone = replace(ready.settings, arms=(), until_decided=False).with_seeds(seeds[:PILOT])
+        _work(ready, StudyState(folder, alone, evaluated_of(folder, facts)), ENDLESS)
+        ready.runner.settings = ready.settings.with_seeds(settings.seeds)
+        return _estimated(ready, budget, shown, fixed=is_planned)
 
 
 def _as_recorded(folder: StudyFolder, settings: Settings, seeds_given: bool) -> tuple[Settings, bool]:
@@ -202,25 +163,18 @@ def _as_recorded(folder: StudyFolder, settings: Settings, seeds_given: bool) -> 
     before = facts.plan if facts else Plan()
     if facts is None or seeds_given or not before.seeds or before.until_decided != settings.until_decided:
         return settings, seeds_given or bool(before.seeds)
-    return with_seeds(settings, tuple(facts.settings["seeds"])), True
+    return settings.with_seeds(tuple(facts.settings["seeds"])), True
 
 
-def _estimated(
-    runner: TrialRunner,
-    dataset: ImageDataset,
-    how: Running,
-    trial_bytes: int,
-    budget: Budget,
-    command: str | None,
-    fixed: bool = False,
-) -> Estimate:
+def _estimated(ready: _Ready, budget: Budget, command: str | None, fixed: bool = False) -> Estimate:
     """The estimate of the study with the seeds that fit the budget, unless they are `fixed`; and what would take less
     where it does not fit, or takes long."""
-    from vitmods.study.estimate import LONG_S, estimate
+    from vitmods.study.estimate import LONG_S
+    from vitmods.study.stopwatch import estimate
 
-    settings = runner.settings
+    runner, dataset, how, settings = ready.runner, ready.dataset, ready.how, ready.settings
     state = StudyState(runner.folder, settings, Evaluated(answer_splits(settings, dataset), dataset.num_classes))
-    workers = _workers(how, settings, len(state.missing), trial_bytes)
+    workers = ready.workers(len(state.missing))
     with already_reported():
         points = settings.sweep.points
         built = ((point, *one) for point in points for one in _built(settings, point, dataset.num_classes))
@@ -244,8 +198,9 @@ def _say_what_is_planned(folder: StudyFolder, settings: Settings, how: Running, 
     _say(how, count if is_planned else f"As many seeds as fit the budget, in {folder.path}")
 
 
-def _open(folder: StudyFolder, settings: Settings, how: Running) -> tuple[TrialRunner, ImageDataset]:
-    """The images, and settings that name their content, so that a folder with other images is another study."""
+def _open(folder: StudyFolder, settings: Settings, how: Running) -> _Ready:
+    """Read the images, and make settings that name their content, so that a folder with other images is another study;
+    then look through the arms."""
     folder.refuse_trial()
     facts = folder.facts()
     if facts is not None:  # before the images are read, which may take a while: all that can be known without them
@@ -257,12 +212,7 @@ def _open(folder: StudyFolder, settings: Settings, how: Running) -> tuple[TrialR
         folder.check_same_images(dataset.splits)
     runner.settings = replace(settings, fixed=fixed)
     check_images(runner.settings, dataset)
-    return runner, dataset
-
-
-def _folds(runner: TrialRunner) -> list[ImageDataset]:
-    """The images in each fold, where there are folds; UserError where one of them cannot be made."""
-    return [runner.dataset(runner.settings.recipe, seed=fold) for fold in range(runner.settings.folds)]
+    return _Ready(runner, dataset, how, *_survey(runner))
 
 
 def _built(settings: Settings, setting: Point, num_classes: int) -> Iterator[tuple[Arm, nn.Module, Recipe]]:
@@ -304,7 +254,7 @@ def _survey(runner: TrialRunner) -> tuple[dict[str, ModelFacts], list[str], int]
     texts = [text if len(where) == every else f"{'; '.join(where)}: {text}" for text, where in notices.items()]
     design = runner.settings.design.design.warnings if runner.settings.design else ()  # the answer says them itself
     for text in (*design, *texts):
-        warnings.warn(text, stacklevel=4)
+        warnings.warn(text, stacklevel=5)
     return facts, texts, max(sizes)
 
 
@@ -340,18 +290,12 @@ def _check_extension(before: Plan, settings: Settings) -> None:
         )
 
 
-def _write_facts(
-    folder: StudyFolder,
-    settings: Settings,
-    dataset: ImageDataset,
-    models: dict[str, ModelFacts],
-    how: Running,
-    command: str,
-    notices: Sequence[str],
-    plan: Plan,
-    folds: Sequence[ImageDataset] = (),
-) -> Facts:
-    """study.json, before the first trial: from then on the study can be read, and continued, from its folder."""
+def _write_facts(ready: _Ready, command: str, plan: Plan) -> Facts:
+    """study.json, before the first trial: from then on the study can be read, and continued, from its folder. UserError
+    where a fold cannot be made, too."""
+    runner, dataset, settings = ready.runner, ready.dataset, ready.settings
+    folds = [runner.dataset(settings.recipe, seed=fold) for fold in range(settings.folds)]
+    folder = runner.folder
     folder.check_same_study(settings.to_dict())
     before = folder.facts()
     images = Evaluated(answer_splits(settings, dataset), dataset.num_classes)
@@ -372,11 +316,11 @@ def _write_facts(
         command=command,
         splits=answer_splits(settings, dataset),
         settings=settings.to_dict(),
-        models=models,
+        models=ready.models,
         data=dataset.summary(),
         resolved=asdict(resolve_on(settings.recipe, dataset)),
-        environment=environment(how.torch_device),
-        warnings=tuple(notices),
+        environment=environment(ready.how.torch_device),
+        warnings=tuple(ready.notices),
         margins=margins,
         plan=plan,
         plugins=tuple(plugins()),
@@ -388,16 +332,14 @@ def _write_facts(
     return facts
 
 
-def _work(runner: TrialRunner, state: StudyState, trial_bytes: int, how: Running, budget: Budget) -> None:
+def _work(ready: _Ready, state: StudyState, budget: Budget) -> None:
     """Do what is missing, as far as the budget lasts; what went wrong is written where the result would be."""
-    workers = _workers(how, runner.settings, len(state.missing), trial_bytes)
-    trial_of = {True: lambda work: work.trial, False: lambda work: work}
-    progress = Progress(
-        lambda work: runner.folder.trial(trial_of[isinstance(work, Evaluation)](work)),
-        partial(_steps, runner),
-        workers,
-        quiet=not how.progress,
-    )
+    runner, how, workers = ready.runner, ready.how, ready.workers(len(state.missing))
+
+    def folder_of(work: Work) -> Path:
+        return runner.folder.trial(work.trial if isinstance(work, Evaluation) else work)
+
+    progress = Progress(folder_of, partial(_steps, runner), workers, quiet=not how.progress)
     try:
         schedule = Schedule(state, progress, budget, how.keep_weights)
         if schedule.left:
@@ -426,12 +368,6 @@ def _executor(runner: TrialRunner, how: Running, workers: int) -> Executor:
     )
 
 
-def _workers(how: Running, settings: Settings, trials: int, trial_bytes: int) -> int:
-    """Functions that this process alone knows are called here, if nothing else is asked for."""
-    here_alone = any(function.module is None for function in _functions(settings))
-    return 1 if how.workers is None and here_alone else how.workers_for(trials, trial_bytes)
-
-
 def _functions(settings: Settings) -> list[Function]:
     base = base_function(settings.fixed["base"])
     return [*([base] if base else []), *(one for arm in settings.arms for one in functions_of(arm.changes))]
@@ -450,18 +386,12 @@ def _trial_bytes(model: nn.Module, recipe: Recipe, images: Base) -> int:
     return 600 * 2**20 + 16 * sum(parameter.numel() for parameter in model.parameters()) + activations
 
 
-def _free_gpu_bytes(index: int) -> int:
-    return torch.cuda.mem_get_info(index)[0]
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _measure_costs(folder: StudyFolder, settings: Settings, num_classes: int, how: Running) -> None:
+def _measure_costs(ready: _Ready) -> None:
     """costs.json: each arm once, of a sweep with each base. A later arm is measured beside base again, and base's own
     numbers stay."""
-    kept = read_object(folder.costs_file)
+    settings, how, num_classes = ready.settings, ready.how, ready.dataset.num_classes
+    costs_file = ready.runner.folder.costs_file
+    kept = read_object(costs_file)
     for point in {point.to_dict().get("base"): point for point in reversed(settings.sweep.points)}.values():
         known = {"base": None, "arms": {}, **costs_under(kept, point)}
         names = {arm.name for arm in settings.arms} - set(known["arms"])
@@ -480,4 +410,4 @@ def _measure_costs(folder: StudyFolder, settings: Settings, num_classes: int, ho
         costs["base"] = known["base"] or costs["base"]
         base = point.to_dict().get("base")
         kept = costs if base is None else {**kept, base: costs}
-        write_json(folder.costs_file, kept)
+        write_json(costs_file, kept)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vitmods.study.arms import BASE
-from vitmods.study.looks import Look, looks
 from vitmods.study.plan import Evaluation, Trial, Work
 from vitmods.study.progress import Progress
+from vitmods.study.scores import Look, looks
 from vitmods.study.state import StudyState
 from vitmods.study.tuning import Point
 from vitmods.study.weights import Keep, prune
@@ -63,7 +63,7 @@ class Schedule:
         for trial, record in state.records.items():
             if record.wall_s is not None:
                 self._seconds.setdefault(trial.arm.name, []).append(record.wall_s)
-        self._told = dict.fromkeys(state.settings.sweep.points, 0)
+        self._reported = dict.fromkeys(state.settings.sweep.points, 0)
         self._plan()
 
     def take(self) -> Work | None:
@@ -102,9 +102,9 @@ class Schedule:
         tried = {one.trial if isinstance(one, Evaluation) else one for one in self._given}
         found = {setting: looks(self.state, setting, tried) for setting in self.state.settings.sweep.points}
         for setting, own in found.items():
-            for look in own[self._told[setting] :]:
+            for look in own[self._reported[setting] :]:
                 self._progress.say(_look_text(look))
-            self._told[setting] = len(own)
+            self._reported[setting] = len(own)
         self._wanted = list(self._missing(found))
         self._progress.remaining(self.left)
 

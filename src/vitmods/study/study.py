@@ -196,7 +196,8 @@ class Study:
             KeyboardInterrupt: a signal came; what was trained is saved.
         """
         from vitmods.study.describe import python_call
-        from vitmods.study.run import Running, run_study
+        from vitmods.study.run import run_study
+        from vitmods.study.running import Running
         from vitmods.study.schedule import make_budget
 
         called = command or python_call(self.settings, str(out))
@@ -253,7 +254,7 @@ class Study:
         The others are those of `run`. Raises UserError where the study is not finished, or is another one.
         """
         from vitmods.study.retrain import retrain_study
-        from vitmods.study.run import Running
+        from vitmods.study.running import Running
 
         alone: RunningOptions = {**how, "workers": 1, "cost_seconds": 0.0}
         return retrain_study(self.settings, Path(out), arm, seed, Running(**alone))
@@ -272,7 +273,8 @@ class Study:
         With a budget it is of the study that `run` would plan for it. `command`, of the shell, is what a smaller study
         is proposed as. Writes no file. Raises UserError as `run` does.
         """
-        from vitmods.study.run import Running, dry_run
+        from vitmods.study.run import dry_run
+        from vitmods.study.running import Running
         from vitmods.study.schedule import make_budget
 
         path = None if out is None else Path(out)
@@ -289,7 +291,8 @@ class Study:
         """Train base alone on the first four seeds, which count as trials of the study; then what `dry_run` gives, with
         the spread that is now known. Arguments as in `run` and `dry_run`. Raises as `run` does."""
         from vitmods.study.describe import python_call
-        from vitmods.study.run import Running, run_pilot
+        from vitmods.study.run import run_pilot
+        from vitmods.study.running import Running
         from vitmods.study.schedule import make_budget
 
         called, own = command or python_call(self.settings, str(out)), Running(**how)

@@ -6,16 +6,17 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar
 
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+T = TypeVar("T")
 _REMEDIES = {
     errno.ENOSPC: "the disk is full; free some space and run the same command again to go on",
     errno.EDQUOT: "the disk quota is used up; free some space and run the same command again to go on",
@@ -181,6 +182,14 @@ def progress_console() -> "Console":
     from rich.console import Console
 
     return Console(file=LenientStream(sys.stderr))  # type: ignore[arg-type]
+
+
+def tracked(steps: Iterable[T], total: int, what: str) -> Iterable[T]:
+    """The steps, of which there are so many; with a bar on stderr, where that is a terminal, while they are taken."""
+    from rich.progress import track
+
+    console = progress_console()
+    return track(steps, what, total=total, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -6,7 +6,7 @@ batch of another size, differ in digits that then cannot be seen.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -112,23 +112,21 @@ class Draws:
 
     def normal(self, *shape: int) -> Tensor:
         """Unit normal."""
-        numbers = torch.empty(len(self._generators), *shape)
-        for row, generator in zip(numbers.unbind(), self._generators, strict=True):
-            row.normal_(generator=generator)
-        return numbers.double()
+        return self._draw(torch.empty(len(self._generators), *shape), Tensor.normal_).double()
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
         """Even in [low, high)."""
-        numbers = torch.empty(len(self._generators), *shape)
-        for row, generator in zip(numbers.unbind(), self._generators, strict=True):
-            row.uniform_(generator=generator)
+        numbers = self._draw(torch.empty(len(self._generators), *shape), Tensor.uniform_)
         return numbers.double() * (high - low) + low
 
     def integers(self, low: int, high: int, *shape: int) -> Tensor:
         """int64, even in low ... high - 1."""
         numbers = torch.empty(len(self._generators), *shape, dtype=torch.int64)
+        return self._draw(numbers, Tensor.random_, low, high)
+
+    def _draw(self, numbers: Tensor, fill: Callable[..., Tensor], *limits: int) -> Tensor:
         for row, generator in zip(numbers.unbind(), self._generators, strict=True):
-            row.random_(low, high, generator=generator)
+            fill(row, *limits, generator=generator)
         return numbers
 
     def poisson(self, rates: Tensor) -> Tensor:

@@ -44,6 +44,11 @@ def wnids() -> tuple[str, ...]:
 
 
 @cache
+def _positions() -> dict[str, int]:
+    return {wnid: i for i, wnid in enumerate(wnids())}
+
+
+@cache
 def titles() -> tuple[str, ...]:
     """A readable name for each class, no two alike: the first of its WordNet lemmas, with more where that is shared."""
     lemmas = _info().label_descriptions()
@@ -110,8 +115,7 @@ def _from_devkit(truth: str, meta: Any) -> dict[int, int]:
     from scipy.io import loadmat
 
     synsets = np.atleast_1d(loadmat(meta, squeeze_me=True)["synsets"])
-    position = {wnid: i for i, wnid in enumerate(wnids())}
-    classes = {int(s["ILSVRC2012_ID"]): position.get(str(s["WNID"])) for s in synsets}
+    classes = {int(s["ILSVRC2012_ID"]): _positions().get(str(s["WNID"])) for s in synsets}
     return _numbered([classes.get(int(line)) for line in truth.split()], "the devkit")
 
 
@@ -123,8 +127,7 @@ def _from_list(path: Path) -> dict[int, int]:
     if words and all(len(row) == 2 for row in words):
         return _from_pairs([(row[0], row[1]) for row in words], path)
     if words and all(len(row) == 1 and row[0].startswith("n") for row in words):
-        position = {wnid: i for i, wnid in enumerate(wnids())}
-        return _numbered([position.get(row[0]) for row in words], printable(str(path)))
+        return _numbered([_positions().get(row[0]) for row in words], printable(str(path)))
     raise UserError(
         f"{printable(str(path))} does not say which class each validation image has. Numbers alone do not suffice: "
         f"they count classes in an order that only {DEVKIT}.tar.gz knows. Put that beside it, or a list with lines of "
@@ -133,7 +136,7 @@ def _from_list(path: Path) -> dict[int, int]:
 
 
 def _from_pairs(pairs: list[tuple[str, str]], path: Path) -> dict[int, int]:
-    position = {wnid: i for i, wnid in enumerate(wnids())} | {str(i): i for i in range(len(wnids()))}
+    position = _positions() | {str(i): i for i in range(len(wnids()))}
     found = {number_of(name): position.get(label.split()[0]) for name, label in pairs}
     strange = [f"{name} {label}" for name, label in pairs if None in (number_of(name), position.get(label.split()[0]))]
     if strange:

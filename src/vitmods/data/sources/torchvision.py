@@ -1,4 +1,7 @@
-"""torchvision's classification sets that are on the disk. Nothing is downloaded unless the spec says download=1."""
+"""Sets of other libraries: torchvision's for classification that are on the disk, and scikit-learn's digits.
+
+Nothing is downloaded unless the spec says download=1.
+"""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -161,3 +164,16 @@ def _stamp(root: Path) -> str:
     files = sorted(path for path in root.rglob("*") if path.is_file())
     stats = [(str(path), path.stat()) for path in files]
     return sha256(repr([(path, s.st_size, s.st_mtime_ns) for path, s in stats]).encode("utf-8", "replace")).hexdigest()
+
+
+@data_source("digits", "digits", "scikit-learn's 1,797 handwritten digits, 8 x 8 gray, no download")
+def digits(spec: Spec) -> Source:
+    """All of them (Alpaydin and Kaynak, UCI 1998) as train, for splits to be made of."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
+    n = len(pixels)
+    ids = tuple(f"{i:04d}" for i in range(n))
+    records = Records(ids, bunch.target.astype(np.int64), ids, lambda key: pixels[key], np.arange(n))
+    return Source("digits", tuple(str(name) for name in bunch.target_names), {"train": records})

@@ -7,21 +7,18 @@ import json
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from hashlib import sha256
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined]
 
+from vitmods.data.digests import file_key, remembered
 from vitmods.data.records import ENDINGS, SPLIT_NAMES, Broken, Source, printable
 from vitmods.data.shards import FORMAT, Row, ShardIndex, is_packed, packed, records_of
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.tars import Damaged, Member, members
-from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
-from vitmods.util.files import write_atomically
 
 CLASS_FILES = ("classes.json", "classes.txt")
 MOST_SHARDS = 100_000  # that one pattern may name; ImageNet-21k has about 2,000
@@ -171,15 +168,13 @@ def index_of(shard: Path) -> ShardIndex:
         status = shard.stat()
     except OSError as error:
         raise UserError(f"The shard {printable(str(shard))} cannot be read: {error.strerror}.") from error
-    key = f"{FORMAT}\0{shard.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
-    cached = user_cache() / "shards" / f"{sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}.json"
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return ShardIndex.from_bytes(cached.read_bytes())
-    index = scan(shard)
-    with suppress(OSError, UserError):  # an index that cannot be kept is made again
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(cached, lambda file: file.write(index.to_bytes()))
-    return index
+    return remembered(
+        None,
+        f"shards/{file_key(shard, status, FORMAT)}.json",
+        lambda kept: ShardIndex.from_bytes(kept.read_bytes()),
+        lambda: scan(shard),
+        lambda file, index: file.write(index.to_bytes()),
+    )
 
 
 def scan(shard: Path) -> ShardIndex:

@@ -1,0 +1,84 @@
+"""How a study is run on this machine: where, how many trials at a time, and what is kept."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from vitmods.study.executors.processes import visible_gpus
+from vitmods.study.weights import Keep
+from vitmods.train.device import make_fabric, resolve
+from vitmods.util.errors import UserError
+
+MOST_WORKERS = 8  # by default; beyond that a machine's memory bandwidth is the limit
+MOST_ON_GPU = 4  # trials; beyond that they wait for each other
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a study is run on this machine; `Study.run` explains each. Nothing here is part of the study."""
+
+    workers: int | None = None
+    device: str = "auto"
+    data_workers: int = 0
+    checkpoint_minutes: float = 5.0
+    cost_seconds: float = 30.0
+    progress: bool = True
+    cache_dir: str | Path | None = None
+    recompute: bool = False
+    checkpointing: bool = False
+    keep_weights: Keep = "all"
+
+    def __post_init__(self) -> None:
+        if self.cache_dir is not None:
+            object.__setattr__(self, "cache_dir", str(self.cache_dir))  # workers get it as JSON
+        if self.workers is not None and self.workers < 1:
+            raise UserError(f"workers must be at least 1, not {self.workers}.")
+        for name in ("data_workers", "checkpoint_minutes", "cost_seconds"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"{name} must be at least 0, not {getattr(self, name)}.")
+        if self.keep_weights not in get_args(Keep):
+            raise UserError(f"keep_weights is {', '.join(get_args(Keep))}, not {self.keep_weights!r}.")
+        if self.device not in ("auto", "cpu"):
+            make_fabric(self.device, "32-true")  # a UserError where there is no such device, before any work
+
+    @property
+    def torch_device(self) -> torch.device:
+        return resolve(self.device)
+
+    def of_trials(self) -> dict[str, Any]:
+        """How each trial runs, in a worker process too."""
+        names = ("data_workers", "checkpoint_minutes", "cache_dir", "recompute", "checkpointing")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def _gpus(self) -> range | list[int]:
+        return range(len(visible_gpus())) if self.device in ("auto", "cuda") else [self.torch_device.index or 0]
+
+    @property
+    def devices(self) -> int:
+        """Trials at a time that do not slow each other down: one a GPU, and as many as there are on a CPU."""
+        return max(1, len(self._gpus)) if self.torch_device.type == "cuda" else MOST_WORKERS
+
+    def workers_for(self, trials: int, trial_bytes: int) -> int:
+        """Trials at a time: as asked for, or as many as fit the GPUs, or as cores and memory allow."""
+        if self.workers is not None:
+            return max(1, min(self.workers, trials))
+        if self.torch_device.type == "cuda":
+            fitting = min(map(_free_gpu_bytes, self._gpus), default=0) // 2 // trial_bytes
+            on_each = max(1, min(fitting, MOST_ON_GPU, torch.get_num_threads() // self.devices))
+            return max(1, min(self.devices * on_each, trials))
+        fitting = _memory_bytes() // 2 // trial_bytes
+        return max(1, min(torch.get_num_threads(), MOST_WORKERS, fitting, trials))
+
+
+def _free_gpu_bytes(index: int) -> int:
+    return torch.cuda.mem_get_info(index)[0]
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
