@@ -1,4 +1,5 @@
-"""Who runs the trials (and the evaluations of finished ones): this process, or N worker processes on this machine.
+"""Who runs the trials (and the evaluations of finished ones): this process, N worker processes on this machine, or a
+cluster.
 
 Each takes work from a schedule as long as there is any, tries each piece once and tells what went wrong. A trial that
 fails never stops the others. Results travel through the study's folder, so an executor hands out names and nothing
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vitmods.study.plan import Work
+from vitmods.util.errors import UserError
 
 
 class Source(Protocol):
@@ -32,6 +34,22 @@ class Executor(Protocol):
 
     def run(self, source: Source) -> None:
         """Run each piece once. KeyboardInterrupt passes through."""
+
+
+@dataclass(frozen=True)
+class PerTrial:
+    """What a trial on a cluster needs of a machine."""
+
+    cpus: int = 1
+    """cores, which are also its threads"""
+    gpus: float = 0.0
+    """GPUs; a fraction shares one"""
+    memory_gb: float | None = None
+    """memory that is set aside for it; None: none is"""
+
+    def __post_init__(self) -> None:
+        if self.cpus < 1 or self.gpus < 0 or (self.memory_gb is not None and self.memory_gb <= 0):
+            raise UserError(f"A trial needs a core or more, and no negative numbers: {self}.")
 
 
 @dataclass
