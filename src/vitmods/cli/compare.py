@@ -24,6 +24,7 @@ from vitmods.cli.options import (
 from vitmods.evals.options import Options
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
+from vitmods.study.executors import HERE, ClusterOptions
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class Compare:
     """the difference that does not matter; None: 0.5 points, or 0.01 where the metric is no fraction"""
     workers: int | None = None
     """trials at a time, each in its own process; None: as many as cores, memory or GPUs allow"""
+    cluster: ClusterOptions = HERE
     cost_seconds: float = 30.0
     """how long the measurement of costs may take, about; 0: none"""
     out: Path | None = None
@@ -164,6 +166,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.retrain is not None:
         return _retrain(study, options, out)
     how = {**options.machine.how(), "workers": options.workers, "keep_weights": options.keep_weights}
+    how |= {"cluster": options.cluster}
     how |= {"budget": options.budget, "command": shlex.join(["vitmods", "compare", *arguments])}
     if options.dry_run:
         print(study.dry_run(out, **how))

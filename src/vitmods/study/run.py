@@ -27,6 +27,8 @@ from vitmods.study.edits import Function, base_function, functions_of
 from vitmods.study.evaluation import answer_splits, check_images
 from vitmods.study.executors import Executor, Inline
 from vitmods.study.executors.processes import Processes
+from vitmods.study.executors.ray import RayCluster
+from vitmods.study.executors.slurm import Slurm
 from vitmods.study.fits import planned_within, smaller
 from vitmods.study.models import activation_bytes
 from vitmods.study.outcome import costs_under
@@ -349,7 +351,8 @@ def _work(ready: _Ready, state: StudyState, budget: Budget) -> None:
 
 
 def _executor(runner: TrialRunner, how: Running, workers: int) -> Executor:
-    if workers == 1:
+    cluster = how.cluster
+    if workers == 1 and cluster.executor == "here":
         return Inline(runner)
     check_reachable()
     if here := [function.name for function in _functions(runner.settings) if function.module is None]:
@@ -358,7 +361,7 @@ def _executor(runner: TrialRunner, how: Running, workers: int) -> Executor:
             "reach worker processes. Move it to a module that the script imports, or run with workers=1."
         )
     modules = {str(function.module) for function in _functions(runner.settings)}
-    return Processes(
+    processes = Processes(
         runner.folder,
         workers,
         threads=max(1, torch.get_num_threads() // workers),
@@ -366,6 +369,9 @@ def _executor(runner: TrialRunner, how: Running, workers: int) -> Executor:
         plugins=(*plugins(), *(spelled(sys.modules[name]) for name in sorted(modules))),
         options=how.of_trials(),
     )
+    if cluster.executor == "ray":
+        return RayCluster(processes, cluster, how.workers)
+    return Slurm(processes, cluster, workers) if cluster.executor == "slurm" else processes
 
 
 def _functions(settings: Settings) -> list[Function]:

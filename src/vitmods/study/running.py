@@ -9,12 +9,14 @@ from typing import Any, get_args
 
 import torch
 
+from vitmods.study.executors import HERE, ClusterOptions
 from vitmods.study.executors.processes import visible_gpus
 from vitmods.study.weights import Keep
 from vitmods.train.device import make_fabric, resolve
 from vitmods.util.errors import UserError
 
 MOST_WORKERS = 8  # by default; beyond that a machine's memory bandwidth is the limit
+MOST_ON_CLUSTER = 32  # jobs of Slurm; Ray says itself what there is room for
 MOST_ON_GPU = 4  # trials; beyond that they wait for each other
 
 
@@ -32,6 +34,7 @@ class Running:
     recompute: bool = False
     checkpointing: bool = False
     keep_weights: Keep = "all"
+    cluster: ClusterOptions = HERE
 
     def __post_init__(self) -> None:
         if self.cache_dir is not None:
@@ -68,6 +71,8 @@ class Running:
         """Trials at a time: as asked for, or as many as fit the GPUs, or as cores and memory allow."""
         if self.workers is not None:
             return max(1, min(self.workers, trials))
+        if self.cluster.executor != "here":
+            return max(1, min(MOST_ON_CLUSTER, trials))
         if self.torch_device.type == "cuda":
             fitting = min(map(_free_gpu_bytes, self._gpus), default=0) // 2 // trial_bytes
             on_each = max(1, min(fitting, MOST_ON_GPU, torch.get_num_threads() // self.devices))

@@ -15,6 +15,7 @@ from vitmods.study.arms import BASE, make_arms
 from vitmods.study.checkpoints import adopt, arms_in
 from vitmods.study.defaults import defaults_for
 from vitmods.study.edits import FunctionSpec, base_function
+from vitmods.study.executors import ClusterOptions
 from vitmods.study.factors import make_plan
 from vitmods.study.measure import MARGINS, Measure, make_measure, measure_of
 from vitmods.study.plan import MOST_SEEDS, ImageOptions, Settings, check_plan, make_seeds
@@ -49,6 +50,7 @@ class RunningOptions(TypedDict, total=False):
     recompute: bool
     checkpointing: bool
     keep_weights: Keep
+    cluster: ClusterOptions
 
 
 class Study:
@@ -176,6 +178,7 @@ class Study:
         Args:
             out: the study's folder, made if needed.
             workers: trials at a time, each in its own process; None: as many as cores, memory or GPUs allow.
+            cluster: where trials run instead of here: Ray or Slurm (docs/clusters.md).
             device: "auto", "cpu", "cuda", "cuda:1" or "mps".
             data_workers: threads that prepare images ahead, per trial; 0: none.
             checkpoint_minutes: time between the checkpoints of a trial.

@@ -1,4 +1,5 @@
-"""Who runs the trials (and the evaluations of finished ones): this process, or N worker processes on this machine.
+"""Who runs the trials (and the evaluations of finished ones): this process, N worker processes on this machine, or a
+cluster.
 
 Each takes work from a schedule as long as there is any, tries each piece once and tells what went wrong. A trial that
 fails never stops the others. Results travel through the study's folder, so an executor hands out names and nothing
@@ -9,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from vitmods.study.plan import Work
+from vitmods.util.errors import UserError
+
+if TYPE_CHECKING:
+    from vitmods.study.plan import Work
 
 
 class Source(Protocol):
@@ -32,6 +36,33 @@ class Executor(Protocol):
 
     def run(self, source: Source) -> None:
         """Run each piece once. KeyboardInterrupt passes through."""
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Where trials run, and what one needs of a machine."""
+
+    executor: Literal["here", "ray", "slurm"] = "here"
+    """this machine, a Ray cluster, or jobs of Slurm, whose machines see the study and the images at the same paths"""
+    address: str | None = None
+    """of the Ray cluster, or auto for the one that this machine is part of; None: a cluster of this machine alone"""
+    cpus_per_trial: int = 1
+    """cores of a trial on a cluster, which are also its threads"""
+    gpus_per_trial: float = 0.0
+    """GPUs of a trial on a cluster; with Ray a fraction shares one"""
+    memory_per_trial: float | None = None
+    """GB of memory that the cluster sets aside for a trial; None: none"""
+    job_minutes: int = 60
+    """of a Slurm job, after which it saves its state, is queued again and goes on"""
+
+    def __post_init__(self) -> None:
+        if self.cpus_per_trial < 1 or self.gpus_per_trial < 0 or (self.memory_per_trial or 1) <= 0:
+            raise UserError("A trial on a cluster needs a core or more, and no negative GPUs or memory.")
+        if self.job_minutes < 1:
+            raise UserError(f"job_minutes must be at least 1, not {self.job_minutes}.")
+
+
+HERE = ClusterOptions()
 
 
 @dataclass

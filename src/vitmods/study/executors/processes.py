@@ -43,13 +43,13 @@ class Processes:
             self._run(source, request)
 
     def _run(self, source: Source, request: StopRequest) -> None:
-        workers: dict[Any, _Worker] = {}  # at work, by the pipe that the answers come through
-        free: dict[int, _Worker | None] = dict.fromkeys(range(self.workers))
+        workers: dict[Any, Worker] = {}  # at work, by the pipe that the answers come through
+        free: dict[int, Worker | None] = dict.fromkeys(range(self.workers))
         try:
             while True:
                 while free and (work := source.take()) is not None:
                     index = min(free)
-                    worker = free.pop(index) or self._start(index)
+                    worker = free.pop(index) or self.start(index)
                     workers[worker.answers] = worker
                     worker.give(work)
                 if not workers:
@@ -69,7 +69,8 @@ class Processes:
         for idle in filter(None, free.values()):
             idle.dismiss()
 
-    def _start(self, index: int) -> _Worker:
+    def start(self, index: int) -> Worker:
+        """A worker of its own number, here."""
         log = self.folder.logs / f"worker{index}.txt"
         with disk_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +84,7 @@ class Processes:
                     env=self._environment(index),
                     process_group=0,  # Ctrl-C in a terminal reaches this process alone, which then stops the workers
                 )
-        return _Worker(index, process, log, log.stat().st_size)
+        return Worker(index, process, log, log.stat().st_size)
 
     def _task(self, index: int) -> dict[str, Any]:
         task = {"folder": str(self.folder.path), "index": index, "device": self.device, "plugins": self.plugins}
@@ -101,7 +102,9 @@ class Processes:
 
 
 @dataclass
-class _Worker:
+class Worker:
+    """A process that does one piece of work after the other."""
+
     index: int
     process: subprocess.Popen[bytes]
     log: Path
@@ -115,10 +118,26 @@ class _Worker:
 
     def give(self, work: Work) -> None:
         self.work = work
+        self.send(work.to_dict())
+
+    def send(self, work: dict[str, Any]) -> None:
+        """Ask for a piece of work; `answer` waits for it."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it is dead already: the end of its answers tells
-            self.process.stdin.write(json.dumps(work.to_dict()).encode() + b"\n")
+            self.process.stdin.write(json.dumps(work).encode() + b"\n")
             self.process.stdin.flush()
+
+    def stop(self) -> None:
+        """Let it save its checkpoint and end; kill it where it does not."""
+        self.process.terminate()
+        self._ended()
+
+    def _ended(self) -> None:
+        try:
+            self.process.wait(SAVE_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        self.dismiss()
 
     def answer(self) -> dict[str, Any] | None:
         line = self.answers.readline()
@@ -144,17 +163,13 @@ class _Worker:
         self.process.wait()
 
 
-def _stop(workers: Iterable[_Worker]) -> None:
+def _stop(workers: Iterable[Worker]) -> None:
     """Let every worker save its checkpoint and end; kill the one that does not."""
     stopping = list(workers)
     for worker in stopping:
         worker.process.terminate()
     for worker in stopping:
-        try:
-            worker.process.wait(SAVE_GRACE_S)
-        except subprocess.TimeoutExpired:
-            worker.process.kill()
-        worker.dismiss()
+        worker._ended()
 
 
 def _signal_name(number: int) -> str:

@@ -1,0 +1,116 @@
+"""Studies on a Ray cluster of two nodes, one of which is killed, and as jobs by submitit: as in one process."""
+
+import json
+import threading
+import time
+
+import pytest
+
+import vitmods as vm
+from vitmods.study.executors import ClusterOptions
+from vitmods.study.executors.processes import Processes
+from vitmods.study.executors.slurm import Piece, Slurm
+from vitmods.study.plan import Trial
+from vitmods.study.store import StudyFolder
+from vitmods.util.errors import UserError
+
+RECIPE = vm.recipes.digits().with_(epochs=2)
+
+
+def study(**options):
+    given = {"base": "mu2/2", "arms": ["dpn"], "data": "digits", "recipe": RECIPE, "limit_train": 200, "seeds": 2}
+    return vm.Study(**{**given, **options})
+
+
+QUIET = {"cost_seconds": 0, "progress": False, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    out = tmp_path_factory.mktemp("alone")
+    study().run(out, workers=1, **QUIET)
+    return results(out)
+
+
+def results(out):
+    found = {
+        path.parent.relative_to(out): json.loads(path.read_text()) for path in (out / "trials").rglob("result.json")
+    }
+    return {trial: (one["weights"], one["metrics"], one["status"]) for trial, one in found.items()}
+
+
+@pytest.fixture
+def two_nodes(monkeypatch):
+    """A cluster of a head and a node with a core each, which sees within seconds that a node is gone."""
+    pytest.importorskip("ray")
+    for name, value in {"period_ms": 500, "failure_threshold": 3, "timeout_ms": 1000}.items():
+        monkeypatch.setenv(f"RAY_health_check_{name}", str(value))
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        yield cluster, cluster.add_node(num_cpus=1)
+    finally:
+        cluster.shutdown()
+
+
+def test_a_node_that_is_killed_loses_nothing(two_nodes, alone, tmp_path) -> None:
+    cluster, node = two_nodes
+    killed = []
+
+    def kill():
+        while len(list((tmp_path / "trials").rglob("metrics.jsonl"))) < 2:
+            time.sleep(0.05)
+        cluster.remove_node(node, allow_graceful=False)
+        killed.append(time.monotonic())
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    study().run(tmp_path, cluster=ClusterOptions("ray", cluster.address), **QUIET)
+    thread.join(timeout=10)
+    assert killed
+    assert results(tmp_path) == alone
+    failures = [path for path in (tmp_path / "trials").rglob("*") if "fail" in path.name]
+    assert not failures
+
+
+def test_a_trial_that_needs_more_than_any_node_has_is_one_error(two_nodes, tmp_path) -> None:
+    cluster, _ = two_nodes
+    with pytest.raises(UserError, match="No node of the Ray cluster has room for a trial"):
+        study().run(tmp_path, cluster=ClusterOptions("ray", cluster.address, gpus_per_trial=1), **QUIET)
+
+
+def test_jobs_are_the_study_in_one_process(alone, tmp_path, monkeypatch) -> None:
+    pytest.importorskip("submitit")
+    monkeypatch.setattr("vitmods.study.run.Slurm", lambda *given: Slurm(*given, cluster="local"))
+    study().run(tmp_path, workers=2, cluster=ClusterOptions("slurm"), **QUIET)
+    assert results(tmp_path) == alone
+
+
+def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
+    pytest.importorskip("submitit")
+    long = study(recipe=RECIPE.with_(epochs=60), seeds=1)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    long.run(whole, workers=1, **QUIET)
+    long.run(broken, workers=1, budget=1, **QUIET)
+    trial = Trial(long.settings.arms[0], 0)
+    folder = StudyFolder(broken)
+    piece = Piece(Processes(folder, 1, 1, "cpu"), 0, trial.to_dict())
+    failures = []
+    job = threading.Thread(target=lambda: failures.append(piece()))
+    job.start()
+    while not (folder.trial(trial) / "metrics.jsonl").exists() and job.is_alive():
+        time.sleep(0.05)
+    again = piece.checkpoint()
+    job.join()
+    assert not (folder.trial(trial) / "result.json").exists()
+    assert (folder.trial(trial) / "checkpoint.pt").exists()
+    assert again.function() is None
+    assert results(broken) == results(whole)
+
+
+@pytest.mark.parametrize("options", [{"cpus_per_trial": 0}, {"gpus_per_trial": -1.0}, {"memory_per_trial": -2.0}])
+def test_needs_that_make_no_sense_are_refused(options) -> None:
+    with pytest.raises(UserError, match="A trial on a cluster needs a core or more"):
+        ClusterOptions("ray", **options)
