@@ -53,7 +53,9 @@ def main(out: Path) -> None:
     )
     result = study.run(out / "study", cost_seconds=2)
     print(result)
-    found = vm.predict(out / "study/trials/dpn/seed0", sorted((out / "shapes/images").iterdir())[:4], draw=out / "drawn")
+    found = vm.predict(
+        out / "study/trials/dpn/seed0", sorted((out / "shapes/images").iterdir())[:4], draw=out / "drawn"
+    )
     for one in found:
         parts = ", ".join(f"{name} {fraction:.0%}" for name, fraction in one["pixels"].items())
         print(f"{Path(one['image']).name}: {parts}; {one['drawn']}")

@@ -48,6 +48,18 @@ def test_quickstart_changes_a_model_and_answers_with_two_arms(tmp_path):
 
 
 @pytest.mark.slow
+def test_segmentation_finds_shapes_and_draws_them(tmp_path):
+    said = run(EXAMPLES / "segmentation" / "segmentation.py", tmp_path, "out")
+
+    results = json.loads((tmp_path / "out" / "study" / "results.json").read_text())
+    scores = results["base"]["scores"].values()
+    assert sum(scores) / len(scores) > 0.5, "background alone gives a third at most"
+    assert len(list((tmp_path / "out" / "drawn").iterdir())) == 4
+    assert "What the models find in images" in (tmp_path / "out" / "study" / "report.html").read_text()
+    assert "square" in said
+
+
+@pytest.mark.slow
 def test_two_tasks_are_served_from_one_backbone(tmp_path):
     said = run(EXAMPLES / "two_tasks" / "two_tasks.py", tmp_path, "out")
 

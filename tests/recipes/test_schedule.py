@@ -44,9 +44,14 @@ def test_epoch_cosine_is_what_deit_trains_with(array):
 
 
 def test_without_warmup_it_starts_at_the_top_and_ends_at_the_floor():
-    for schedule in ("cosine", "linear"):
-        ours = rates((0, 5, 10), steps=10, warmup_steps=0, lr=0.5, min_lr=0.1, schedule=schedule)
+    for schedule in ("cosine", "linear", "poly"):
+        ours = rates((0, 5, 10), steps=10, warmup_steps=0, lr=0.5, min_lr=0.1, schedule=schedule, poly_power=1.0)
         assert ours == pytest.approx([0.5, 0.3, 0.1])
+
+
+def test_poly_is_a_power_of_the_steps_that_are_left():
+    ours = rates((0, 4, 9, 10), steps=10, warmup_steps=0, lr=3e-5, schedule="poly")
+    assert ours == pytest.approx([3e-5, 3e-5 * 0.6**0.9, 3e-5 * 0.1**0.9, 0.0])
 
 
 def test_warmup_may_end_between_two_steps():
@@ -65,7 +70,7 @@ def test_the_rates_are_those_of_the_batch_size_but_for_the_warmups_first():
 
 
 def test_the_cooldown_brings_any_schedule_to_zero():
-    for schedule in ("cosine", "linear", "rsqrt", "epoch_cosine"):
+    for schedule in ("cosine", "linear", "poly", "rsqrt", "epoch_cosine"):
         fields = {"steps": 20, "warmup_steps": 0, "schedule": schedule}
         whole, cooled = rates(range(21), **fields), rates(range(21), **fields, cooldown_steps=4)
         assert cooled[:17] == whole[:17]

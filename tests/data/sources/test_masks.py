@@ -180,7 +180,7 @@ def test_folders_that_are_none(tmp_path):
     (tmp_path / "classes.txt").write_text("sky\ntree\n")
     with pytest.raises(UserError, match=r"There is no folder .*images"):
         open_source(f"masks:{tmp_path}")
-    with pytest.raises(UserError, match="no class \"tres\" to ignore"):
+    with pytest.raises(UserError, match='no class "tres" to ignore'):
         open_source(f"masks:{tmp_path}?ignore=tres")
     for name in ("images", "masks"):
         (tmp_path / name).mkdir()
