@@ -60,6 +60,17 @@ def test_segmentation_finds_shapes_and_draws_them(tmp_path):
 
 
 @pytest.mark.slow
+def test_detection_finds_shapes(tmp_path):
+    said = run(EXAMPLES / "detection" / "detection.py", tmp_path, "out")
+
+    results = json.loads((tmp_path / "out" / "study" / "results.json").read_text())
+    scores = results["base"]["scores"].values()
+    assert sum(scores) / len(scores) > 0.25, "nothing is found by chance"
+    assert "What the models find in images" in (tmp_path / "out" / "study" / "report.html").read_text()
+    assert "box AP" in said
+
+
+@pytest.mark.slow
 def test_two_tasks_are_served_from_one_backbone(tmp_path):
     said = run(EXAMPLES / "two_tasks" / "two_tasks.py", tmp_path, "out")
 

@@ -130,10 +130,12 @@ def _config(shown: Shown, options: Show) -> ViTConfig:
 
 
 def _rehearse(shown: Shown, options: Show) -> Rehearsal:
+    from vitmods.recipes import evidence
     from vitmods.study.rehearse import rehearse
     from vitmods.train.device import resolve as device_of
 
-    return rehearse(_config(shown, options), shown.recipe, device_of(options.device))
+    task = evidence(shown.name).task
+    return rehearse(_config(shown, options), shown.recipe, device_of(options.device), task)
 
 
 def _for_programs(shown: Shown, rehearsal: Rehearsal | None) -> dict[str, Any]:

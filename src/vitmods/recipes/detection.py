@@ -23,6 +23,7 @@ from vitmods.recipes.segmentation import IMAGENET_MEAN, IMAGENET_STD
         "here; parameters are drawn by torchvision, and the sizes of anchors are its"
     ),
     images=118_287,
+    task="detection",
     weights="a pyramid (PVT, Swin) of ImageNet-1k",
     trained=True,
 )
@@ -58,6 +59,7 @@ def coco_1x(epochs: int = 12, *, masks: bool = False) -> Recipe:
 
 @recipe(
     data="some hundred images with boxes, from scratch",
+    task="detection",
     expected="none published; ours are in RESULTS.md",
 )
 def small_detection(epochs: int = 30, *, batch_size: int = 4) -> Recipe:

@@ -45,6 +45,8 @@ class Evidence:
     """a ViT that it is usually for; empty: the default of its argument `model`, or any"""
     images: int | None = None
     """training images of the paper's data set"""
+    task: str = "classification"
+    """what it trains"""
     architecture: Mapping[str, Any] | Architecture | None = None
     """fields of a ViTConfig that the paper's models have and the name of the size does not say; or a function of the
     model's name and the recipe's settings that gives them"""

@@ -24,6 +24,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     ),
     model="B/16",
     images=20_210,
+    task="segmentation",
     weights="ViT-B/16 of ImageNet-1k at 224 px, with and without dpn; positions resampled",
     trained=True,
 )
@@ -57,6 +58,7 @@ def ade20k(epochs: int = 128) -> Recipe:
 
 @recipe(
     data="some hundred images with masks, from scratch",
+    task="segmentation",
     expected="none published; ours are in RESULTS.md",
 )
 def small_segmentation(epochs: int = 60, *, batch_size: int = 8) -> Recipe:
