@@ -40,7 +40,7 @@ def epoch_of(dataset: ImageDataset, **chosen) -> list[Batch]:
 
 
 def same(a: Batch, b: Batch) -> bool:
-    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("images", "targets", "index"))
+    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("inputs", "targets", "index"))
 
 
 def all_same(a: list[Batch], b: list[Batch]) -> bool:

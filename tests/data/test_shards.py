@@ -61,7 +61,7 @@ def samples(first: int, count: int, classes: int = 2) -> Members:
 
 def same_batches(a: data.ImageDataset, b: data.ImageDataset) -> bool:
     pairs = zip(*(p.train_batches(seed=3, epoch=1, batch_size=8) for p in (a, b)), strict=True)
-    tensors = ("images", "targets", "index")
+    tensors = ("inputs", "targets", "index")
     return all(torch.equal(getattr(m, name), getattr(n, name)) for m, n in pairs for name in tensors)
 
 

@@ -46,7 +46,7 @@ class MadeUpImages:
         for index in torch.arange(len(every)).split(batch_size):
             dataset = pixels[index]
             dataset = dataset if change is None else change(dataset, index)
-            yield Batch(images=dataset / 255 - 0.5, targets=every[index], index=index)
+            yield Batch(inputs=dataset / 255 - 0.5, targets=every[index], index=index)
 
 
 class SmallModel(nn.Module):

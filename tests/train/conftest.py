@@ -96,7 +96,7 @@ class OneBatchAnEpoch:
         return 1
 
     def train_batches(self, *, seed, epoch, batch_size, start=0):
-        yield Batch(images=torch.zeros(1, 1), targets=torch.zeros(1), index=torch.tensor([epoch]))
+        yield Batch(inputs=torch.zeros(1, 1), targets=torch.zeros(1), index=torch.tensor([epoch]))
 
 
 class Parameters(nn.Module):
