@@ -1,7 +1,8 @@
 """Published design changes, one idea a file. A file put into this folder is found without being listed anywhere."""
 
 from vitmods.changes.base import REGISTRY, Change, Preserves, Weights
-from vitmods.changes.compose import conflicts, parse_changes
+from vitmods.changes.compose import conflicts
+from vitmods.changes.parse import parse_changes
 
 __all__ = ["REGISTRY", "Change", "Preserves", "Weights", "conflicts", "parse_changes"]
 
