@@ -71,6 +71,15 @@ def test_detection_finds_shapes(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_published_table_stands_beside_ours(tmp_path):
+    said = run(EXAMPLES / "published_table" / "published_table.py", tmp_path, "answer")
+
+    assert "Dual PatchNorm, Table 6: difference to Dual PatchNorm, points of top-1" in said
+    assert re.search(r"^pre: here [+-][\d.]+, published -0.2 \(S/32\), .*-0.1 \(B/16\)$", said, re.M)
+    assert (tmp_path / "answer" / "report-dpn.html").stat().st_size > 10_000
+
+
+@pytest.mark.slow
 def test_two_tasks_are_served_from_one_backbone(tmp_path):
     said = run(EXAMPLES / "two_tasks" / "two_tasks.py", tmp_path, "out")
 
