@@ -47,8 +47,8 @@ def main(arguments: Sequence[str]) -> int:
 
     if options.to != "safetensors" and (Path(options.model) / MODULES).exists():
         raise UserError(
-            f"{options.model} has modules beside its ViT, which a graph would lack: write the ViT's weights alone (--to "
-            "safetensors), or use the trial as it is (vitmods predict)."
+            f"{options.model} has modules beside its ViT, which a graph would lack: write the ViT's weights alone "
+            "(--to safetensors), or use the trial as it is (vitmods predict)."
         )
     model = open_checkpoint(options.model)
     if options.img_size is not None:
