@@ -11,6 +11,7 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
 import vitmods as vm
+from vitmods.adapters import from_timm
 from vitmods.data import Batch
 from vitmods.data.masks import IGNORE
 from vitmods.recipes import Recipe, ade20k, default, small_segmentation
@@ -76,6 +77,19 @@ def test_timms_vits_and_pyramids_are_backbones_with_a_gradient_everywhere(name):
     assert model(batch.inputs).shape == (2, 5, 32, 32)
     Segmentation().loss(model, batch)[0].backward()
     assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+@pytest.mark.parametrize("options", [{}, {"global_pool": "map", "class_token": False}, {"global_pool": "avg"}])
+def test_a_timm_model_and_its_counterpart_give_the_same_logits(options):
+    torch.manual_seed(0)
+    theirs = timm.create_model("vit_tiny_patch16_224", img_size=48, num_classes=7, depth=2, **options).eval()
+    ours = from_timm(theirs).eval()
+    made = [Segmentation().wrap(model, 5) for model in (theirs, ours)]
+    made[1].decoder.load_state_dict(made[0].decoder.state_dict())
+    images = torch.randn(2, 3, 48, 48)
+    torch.testing.assert_close(made[1](images), made[0](images), atol=1e-4, rtol=1e-4)
+    Segmentation().loss(made[1], Segmentation().synthetic(2, (3, 48, 48), 5, Recipe()))[0].backward()
+    assert [n for n, p in made[1].named_parameters() if p.requires_grad and p.grad is None] == []
 
 
 def test_every_parameter_is_trained_without_the_final_norm_too():

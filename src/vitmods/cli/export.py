@@ -42,7 +42,14 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(Export, arguments, "export")
     from vitmods.adapters import open_checkpoint
     from vitmods.fast import ENDINGS, export, optimize_for_inference
+    from vitmods.train.trial import MODULES
+    from vitmods.util.errors import UserError
 
+    if options.to != "safetensors" and (Path(options.model) / MODULES).exists():
+        raise UserError(
+            f"{options.model} has modules beside its ViT, which a graph would lack: write the ViT's weights alone "
+            "(--to safetensors), or use the trial as it is (vitmods predict)."
+        )
     model = open_checkpoint(options.model)
     if options.img_size is not None:
         model.set_input_size(rows_and_columns(options.img_size))

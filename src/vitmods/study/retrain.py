@@ -14,7 +14,7 @@ from vitmods.study.outcome import ArmAnswer
 from vitmods.study.plan import Settings, Trial, make_seeds
 from vitmods.study.store import StudyFolder, slug
 from vitmods.study.tuning import AS_IS, Point
-from vitmods.train.trial import WEIGHTS
+from vitmods.train.trial import MODULES, WEIGHTS
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.shorthand import without_options
 
@@ -117,6 +117,9 @@ def estimate_of(answer: Answer, arm: ArmAnswer) -> str:
 
 
 def export_line(folder: Path) -> str:
+    """The command that takes a trial's model further; a task's modules are not exported."""
+    if (folder / MODULES).exists():
+        return f"vitmods predict {shlex.quote(str(folder))} path/to/images"
     return f"vitmods export {shlex.quote(str(folder))} --to onnx"
 
 

@@ -61,8 +61,8 @@ class Segmenter(TaskModel):
     interpolated to the padded image (bilinear, corners not aligned), and what was padded is cut off. Class and register
     tokens are not decoded. A vitmods ViT takes images of any size: its positions are resampled.
 
-    final_norm: whether patch tokens go through a plain ViT's final norm, as in Segmenter's code. Without, it is frozen:
-    nothing reads it.
+    final_norm: whether patch tokens go through a plain ViT's final norm, as in Segmenter's code. What nothing reads is
+    frozen: that norm without, and whatever pools for a head.
     """
 
     def __init__(self, backbone: nn.Module, classes: int, final_norm: bool = True) -> None:
@@ -71,9 +71,10 @@ class Segmenter(TaskModel):
             backbone.set_input_size(dynamic_img_size=True)
         self.decoder = LinearDecoder(feature_channels(backbone), classes)
         self.final_norm, self.stride = final_norm, max(feature_strides(backbone))
-        norm = getattr(backbone, "norm", None)
-        if isinstance(norm, nn.Module) and (not final_norm or len(self.decoder.channels) > 1):
-            norm.requires_grad_(False)
+        reads_norm = final_norm and len(self.decoder.channels) == 1
+        for name in ("attn_pool", "fc_norm", "pre_logits", "head", *([] if reads_norm else ["norm"])):
+            if isinstance(module := getattr(backbone, name, None), nn.Module):
+                module.requires_grad_(False)
 
     def forward(self, images: Tensor) -> Tensor:
         height, width = images.shape[-2:]

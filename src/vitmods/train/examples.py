@@ -17,7 +17,7 @@ FOLDER = "examples"
 
 @dataclass(frozen=True)
 class Examples:
-    """ids: of the images. panels: of each, pictures uint8 (H, W, 3) by name. legend: class -> its color, as #rrggbb."""
+    """ids: of the images. panels: of each, pixels uint8 (H, W, 3) by name. legend: class -> its color, as #rrggbb."""
 
     ids: tuple[str, ...] = ()
     panels: tuple[Mapping[str, NDArray[np.uint8]], ...] = ()
@@ -31,8 +31,8 @@ def write_examples(trial: Path, examples: Sequence[Example], ids: Sequence[str],
     folder = make_folder(trial / FOLDER)
     for i, one in enumerate(examples):
         for name, pixels in one.panels.items():
-            picture = Image.fromarray(pixels)
-            write_atomically(folder / f"{i}-{name}.png", lambda file, picture=picture: picture.save(file, "PNG"))  # type: ignore[misc]
+            image = Image.fromarray(pixels)
+            write_atomically(folder / f"{i}-{name}.png", lambda file, image=image: image.save(file, "PNG"))  # type: ignore[misc]
     named = [{"id": ids[one.index], "panels": list(one.panels)} for one in examples]
     write_json(folder / "examples.json", {"schema": 1, "images": named, "legend": dict(legend)})
 
