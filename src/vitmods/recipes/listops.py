@@ -15,7 +15,7 @@ STEPS = 5_000
     ),
     command=(
         'vitmods compare --task sequence_classification --data "listops:generated?min_length=500&max_length=2000'
-        '&train=96000&val=2000&test=2000" --base LRA-512 --arms "dtn(norms=both)"'
+        '&train=96000&val=2000&test=2000" --base LRA-512 --arms "dtn(norms=both)" --recipe listops'
     ),
     not_stated="how positions of DTN's kernels are made for sequences, and how many seeds there were",
     model="LRA-512",
