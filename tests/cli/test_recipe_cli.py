@@ -96,6 +96,12 @@ def test_options_reach_the_recipe(capsys):
     assert record["resolved"]["steps_per_epoch"] == 100
 
 
+def test_a_recipe_is_rehearsed_with_what_it_trains(capsys):
+    small = ["--model", "mu2/16", "--img-size", 32, "--classes", 3, "--data-size", 8, "--device", "cpu", "--dry-run"]
+    record = json.loads(said(capsys, "recipe", "show", "small_detection(batch_size=2)", *small, "--json"))
+    assert record["rehearsal"]["peak"] > 0
+
+
 def test_two_steps_of_rehearsal(capsys):
     small = ["--model", "mu2/8", "--img-size", 16, "--classes", 7, "--data-size", 1000, "--device", "cpu", "--dry-run"]
     show = ["recipe", "show", "deit(epochs=10,warmup_epochs=2)", "--batch", 40, *small]

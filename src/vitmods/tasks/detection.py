@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitmods.data.batch import Batch
 from vitmods.data.box_views import (
@@ -130,12 +131,18 @@ class Detection(Task):
         pixels = ((image * std + mean)[:, :height, :width] * 255).round().clamp(0, 255).to(torch.uint8)
         shown = pixels.expand(3, -1, -1).permute(1, 2, 0).numpy().copy()
         scale = np.array([width, height, width, height]) / np.array([*target["native"][::-1], *target["native"][::-1]])
-        truth, sure = target["truth"], found["scores"] >= SURE
-        boxes = (found["boxes"][sure].numpy() * scale, found["labels"][sure].numpy())
+        sure = found["scores"] >= SURE
+        boxes, labels = found["boxes"][sure].numpy() * scale, found["labels"][sure].numpy()
+        known = target["boxes"].cpu().numpy(), target["labels"].cpu().numpy()
+        drawn: list[NDArray[np.bool_] | None] = [None, None]
+        if self.masks:
+            chosen = found["masks"][sure]
+            moved = F.interpolate(chosen[None].float(), (height, width))[0] > 0 if len(chosen) else chosen
+            drawn = [target["masks"].cpu()[:, :height, :width].bool().numpy(), moved.numpy()]
         panels = {
             "image": shown,
-            "annotation": with_objects(shown, truth.boxes * scale, truth.labels),
-            "prediction": with_objects(shown, *boxes),
+            "annotation": with_objects(shown, *known, masks=drawn[0]),
+            "prediction": with_objects(shown, boxes, labels, masks=drawn[1]),
         }
         return Example(index, panels)
 
