@@ -278,7 +278,7 @@ def test_a_line_up_is_compared_in_one_command(line_up):
     found, out, _ = line_up
     assert found.returncode == 0, found.stderr
     results = json.loads((out / "results.json").read_text())
-    names = ["batch", "group", "instance", "power", "rms", "scale", "switchable", "dtn"]
+    names = ["batch", "instance", "group", "switchable", "scale", "power", "dtn", "rms"]
     assert [arm["name"] for arm in results["arms"]] == names
     assert results["complete"]
     assert all(f"\n {name} " in found.stdout for name in names)
@@ -290,7 +290,7 @@ def test_small_batches_are_reported_once_and_in_the_report(line_up):
     found, out, _ = line_up
     record = [line for line in found.stderr.splitlines() if "below 8" in line]
     assert len(record) == 1
-    assert record[0].startswith("warning: Arms batch, power, switchable: ")
+    assert record[0].startswith("warning: Arms batch, switchable, power: ")
     assert record[0].removeprefix("warning: ") in json.loads((out / "results.json").read_text())["warnings"]
     assert "below 8" in (out / "report.html").read_text()
 
