@@ -51,13 +51,8 @@ class _ImageArguments:
     """digits, a folder of class folders or of shards, a CSV file of labels, torchvision:NAME?root=FOLDER, hf:NAME, or
     wds:SHARDS"""
     task: str = "classification"
-<<<<<<< HEAD
-    """what is learned of them: classification (one class each), multilabel (any number of labels), segmentation (the
-    class of every pixel)"""
-=======
     """what is learned of them: classification (one class each), multilabel (any number of labels), segmentation
-    (masks), detection (boxes) or instance_segmentation (a mask for each object)"""
->>>>>>> det
+    (masks), detection (boxes), instance_segmentation (a mask for each object) or sequence_classification"""
     img_size: tuple[int, ...] = (8,)
     """image side, or rows and columns, in pixels"""
     in_chans: int = 1
