@@ -10,6 +10,9 @@ from vitmods.tasks.huggingface_pvt import pvt_encoder, pvt_info, pvt_maps
 from vitmods.util.errors import UserError
 
 
+_FOR_A_HEAD = ("attn_pool", "fc_norm", "pre_logits")
+
+
 def feature_maps(backbone: nn.Module, images: Tensor, norm: bool = True) -> list[Tensor]:
     """(B, C, rows, columns) each, from fine to coarse: one of a plain ViT, its patch tokens after the last block; one a
     stage of a pyramid.
@@ -65,7 +68,11 @@ def _of_maps(backbone: nn.Module, name: str) -> list[int]:
 
 
 def without_head(backbone: nn.Module) -> nn.Module:
-    """The same model, changed in place, that ends in features. UserError for a model whose head is not known."""
+    """The same model, changed in place, that ends in features; what only a head would read is frozen. UserError for a
+    model whose head is not known."""
+    for name in _FOR_A_HEAD:
+        if isinstance(module := getattr(backbone, name, None), nn.Module):
+            module.requires_grad_(False)
     if hasattr(backbone, "reset_classifier"):
         backbone.reset_classifier(0)  # type: ignore[operator]
         return backbone
