@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from vitmods.tasks.huggingface_pvt import pvt_encoder, pvt_info, pvt_maps
 from vitmods.util.errors import UserError
 
-
 _FOR_A_HEAD = ("attn_pool", "fc_norm", "pre_logits")
 
 
