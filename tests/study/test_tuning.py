@@ -125,3 +125,11 @@ def test_a_choice_at_the_end_of_what_was_tried_is_reported():
     grid = make_grid({"lr": (3e-4, 1e-4, 1e-3), "optimizer": ("sgd", "adamw"), "weight_decay": 0.1}, "val")
     assert at_the_edge(grid, Point((("lr", 1e-4), ("optimizer", "sgd"), ("weight_decay", 0.1)))) == ["lr"]
     assert at_the_edge(grid, Point((("lr", 3e-4), ("optimizer", "sgd"), ("weight_decay", 0.1)))) == []
+
+
+def test_a_model_is_shown_without_its_options_and_kept_apart_from_others_of_its_name():
+    first, second = (Point((("base", f"hf-text:big_bird?hidden_size={n}&num_hidden_layers=2"),)) for n in (32, 64))
+    assert str(first).startswith("base=hf-text:big_bird?…")
+    assert len({str(first), str(second)}) == 2
+    assert first.spelled == "base=hf-text:big_bird?hidden_size=32&num_hidden_layers=2"
+    assert str(Point((("base", "timm:pvt_v2_b0?drop_rate=0.1"),))) == "base=timm:pvt_v2_b0?drop_rate=0.1"

@@ -77,7 +77,7 @@ def slug(name: str, also: str = "") -> str:
 
 
 def _folder_of(point: Point) -> list[str]:
-    return [slug(str(point), "=.,")] if point else []
+    return [slug(point.spelled, "=.,")] if point else []
 
 
 def _hashes(splits: Mapping[str, Split]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:

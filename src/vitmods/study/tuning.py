@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from hashlib import sha256
 from itertools import product
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -18,6 +19,7 @@ from vitmods.recipes.recipe import tupled
 from vitmods.util.errors import UserError, nearest
 
 VAL = "val"
+_BRIEF = 20  # characters of a model's options that are shown wherever its name is
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,11 @@ class Point:
     values: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
+        return ",".join(f"{name}={_brief(show_value(value))}" for name, value in self.values)
+
+    @property
+    def spelled(self) -> str:
+        """The same with all options of models, which `str` leaves out."""
         return ",".join(f"{name}={show_value(value)}" for name, value in self.values)
 
     def __bool__(self) -> bool:
@@ -215,6 +222,12 @@ def _called(kind: Any) -> str:
     if options:
         return " or ".join("none" if option is NoneType else _called(option) for option in options)
     return {int: "a whole number", float: "a number"}.get(kind, "a word")
+
+
+def _brief(value: str) -> str:
+    """A model's name without its options, but for a mark by which others of that name are told apart."""
+    name, asked, options = value.partition("?")
+    return f"{name}?…{sha256(options.encode()).hexdigest()[:4]}" if asked and len(options) > _BRIEF else value
 
 
 def show_value(value: Any) -> str:
