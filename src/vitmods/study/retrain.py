@@ -12,8 +12,9 @@ from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer
 from vitmods.study.outcome import ArmAnswer
 from vitmods.study.plan import Settings, Trial, make_seeds
-from vitmods.study.store import StudyFolder, slug
+from vitmods.study.store import StudyFolder, read_json, slug
 from vitmods.study.tuning import AS_IS, Point
+from vitmods.tasks.base import DEFAULT, TASKS
 from vitmods.train.trial import MODULES, WEIGHTS
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.shorthand import without_options
@@ -117,7 +118,10 @@ def estimate_of(answer: Answer, arm: ArmAnswer) -> str:
 
 
 def export_line(folder: Path) -> str:
-    """The command that takes a trial's model further; a task's modules are not exported."""
+    """The command that takes a trial's model further; a task's modules and models of sequences are not exported."""
+    task = TASKS.get((read_json(folder / "config.json") or {}).get("task", DEFAULT))
+    if task is not None and task.inputs != "images":
+        return f"vitmods predict {shlex.quote(str(folder))} path/to/sequences.txt"
     if (folder / MODULES).exists():
         return f"vitmods predict {shlex.quote(str(folder))} path/to/images"
     return f"vitmods export {shlex.quote(str(folder))} --to onnx"
