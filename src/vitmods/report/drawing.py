@@ -124,6 +124,7 @@ def _through(config: Config) -> list[Box]:
     rows, columns = _pair(config.get("patch_size", "?"))
     final = _norm("final_norm", config.get("final_norm"))
     pool = [Box("pool", POOLS.get(config.get("pool", "token"), str(config.get("pool"))))]
+    ends = [*(pool + final if config.get("norm_after_pool") else final + pool), Box("head", "head")]
     return [
         *(
             []
@@ -134,8 +135,7 @@ def _through(config: Config) -> list[Box]:
         *([Box("position", POSITIONS[config["position"]])] if config.get("position", "learn") in POSITIONS else []),
         *_norm("position_norm", config.get("position_norm")),
         *_blocks(config),
-        *(pool + final if config.get("norm_after_pool") else final + pool),
-        Box("head", "head"),
+        *(ends if config.get("num_classes", 1) else [*final, Box("head", "the task's modules")]),
     ]
 
 
