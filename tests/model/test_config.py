@@ -71,6 +71,7 @@ def configs(draw):
         "pool_norm": draw(maybe_norm),
         "representation": draw(st.booleans()),
         "head_bias": draw(st.floats(-10, 10)),
+        "head_hidden": draw(st.none() | st.integers(1, 8)),
         "head_dim": draw(st.none() | st.integers(1, 8)),
         "dynamic_img_size": draw(st.booleans()),
         "mlp_kind": draw(st.sampled_from(sorted(MLPS))),

@@ -69,6 +69,7 @@ class ViT(Intermediates):
         dim = config.embed_dim
         self.patch_embed = make_stem(config)
         self.patch_embed.strict_img_size = not config.dynamic_img_size
+        self._reads_tokens = config.reads_tokens
         self._grid: Grid | None = None  # of the images that are in the model, where they may have any size
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, config.reg_tokens, dim)) if config.reg_tokens else None
@@ -233,7 +234,7 @@ class ViT(Intermediates):
         """Images -> tokens with positions (B, prefix + T, C), or (B, prefix + K, C) where ``keep`` is (B, K)."""
         keep_whole(images)
         config = self.vit_config
-        if config.dynamic_img_size or config.reads_tokens:
+        if config.dynamic_img_size or self._reads_tokens:
             self._grid = grid_of_images(self, images)
         x = self.patch_embed(images) if keep is None else visible_patches(self, images, keep, mask)
         if mask is not None:
@@ -255,7 +256,7 @@ class ViT(Intermediates):
         assert self.pos_embed is not None
         config = self.vit_config
         positions: Tensor = self.pos_embed[:, config.num_prefix_tokens if config.position_on_prefix else 0 :]
-        if config.reads_tokens:
+        if self._reads_tokens:
             return positions[:, : images.shape[-1]]
         if not config.dynamic_img_size:
             return positions

@@ -37,8 +37,8 @@ def batch_moments(mean: Tensor, var: Tensor, length: Tensor | int) -> tuple[Tens
     """Moments over the tokens of all processes from those of each image, (B, 1, C) -> (1, 1, C), and the number of
     those tokens (1,). ``length`` is how many an image has, or each of them (B, 1, 1); processes may have batches of
     different size."""
-    if isinstance(length, int):
-        length = torch.full_like(mean[..., :1], length)
+    if not (isinstance(length, Tensor) and length.ndim):  # torch.jit.trace makes a tensor of every length
+        length = torch.ones_like(mean[..., :1]) * length
     tokens = sum_over_processes(length.sum().view(1)).clamp_min(1)
     center = sum_over_processes((length * mean).sum(0, keepdim=True)) / tokens
     spread = (length * (var + (mean - center).square())).sum(0, keepdim=True)

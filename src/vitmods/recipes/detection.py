@@ -10,8 +10,8 @@ from vitmods.recipes.segmentation import IMAGENET_MEAN, IMAGENET_STD
     '"Pyramid Vision Transformer" (arXiv:2102.12122)',
     data="COCO 2017 at 800 px (--img-size 800 1333), from weights of ImageNet-1k",
     expected=(
-        "AP on val2017: RetinaNet 36.7 (PVT-Tiny) and 40.4 (PVT-Small), with dtn 38.0 and 41.8; Mask R-CNN, boxes 36.7 "
-        "and 40.4, with dtn 38.1 and 41.7; its masks 35.1 and 37.8, with dtn 36.3 and 39.0"
+        "AP on val2017. RetinaNet: PVT-Tiny 36.7, with dtn 38.0, PVT-Small 40.4, with dtn 41.8. Boxes of Mask R-CNN: "
+        "PVT-Tiny 36.7, with dtn 38.1, PVT-Small 40.4, with dtn 41.7; its masks with dtn: PVT-Tiny 36.3, PVT-Small 39.0"
     ),
     command=(
         "vitmods compare --task detection --data coco:path/to/coco --base hf:path/to/pvt-tiny --img-size 800 1333 "

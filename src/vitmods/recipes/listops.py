@@ -10,8 +10,8 @@ STEPS = 5_000
     paper='Tay et al., "Long Range Arena" (arXiv:2011.04006); used by Shao et al., "Dynamic Token Normalization", 4.2',
     data="Long ListOps: 96,000 sequences of 500 to 2,000 tokens",
     expected=(
-        "accuracy with LayerNorm: Transformer 36.4, BigBird 36.7, Reformer 37.3; with DTN 37.0, 37.5, 37.8 (Shao et "
-        "al., Table 4)"
+        "accuracy (Shao et al., Table 4): Transformer 36.4 with LayerNorm and 37.0 with DTN, BigBird 36.7 and 37.5, "
+        "Reformer 37.3 and 37.8"
     ),
     command=(
         'vitmods compare --task sequence_classification --data "listops:generated?min_length=500&max_length=2000'
