@@ -4,3 +4,8 @@ import signal
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items):
+    """What forks comes first, before any test has started threads of autograd in this process."""
+    items.sort(key=lambda item: item.get_closest_marker("forks") is None)

@@ -77,7 +77,7 @@ def test_every_command_has_help_with_examples(command, capsys):
     text = capsys.readouterr().out
     assert f"usage: vitmods {command}" in text
     assert f"  vitmods {command}" in text
-    assert text.count("(default: ") >= (1 if command in ("changes", "recipes", "report") else 3)
+    assert text.count("(default: ") >= (1 if command in ("changes", "paper", "recipes", "report") else 3)
 
 
 def test_help_shows_the_defaults_of_the_images_and_the_recipe(capsys, tmp_path):
@@ -479,7 +479,7 @@ def test_a_full_disk_is_one_error(tmp_path, capsys, monkeypatch):
 
 def test_what_the_defaults_follow_from_is_read_before_all_else():
     line = ["--arms", "a", "b", "--data=x=y", "--from", "runs/x", "--epochs", "3", "-h"]
-    assert asked_for(line, "compare") == Asked(data="x=y", start="runs/x", epochs=3, help=True)
+    assert asked_for(line, "compare") == Asked(data="x=y", start="runs/x", arms=("a", "b"), epochs=3, help=True)
     assert asked_for([], "compare") == Asked()
 
 

@@ -181,6 +181,7 @@ def run_ddp(rank, address, out):
     dist.destroy_process_group()
 
 
+@pytest.mark.forks
 def test_two_processes_train_as_one_without_a_search_for_unused_parameters(tmp_path):
     mp.start_processes(run_ddp, (f"file://{tmp_path}/store", str(tmp_path)), nprocs=2, start_method="fork")
     torch.manual_seed(0)

@@ -9,6 +9,8 @@ import torch.multiprocessing as mp
 
 from vitmods.layers.norms import BatchNorm, PowerNorm, SwitchableNorm
 
+pytestmark = pytest.mark.forks
+
 NORMS = {"batch": BatchNorm, "power": PowerNorm, "switchable": SwitchableNorm}
 STEPS = 2
 

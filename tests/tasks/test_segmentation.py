@@ -62,7 +62,7 @@ def test_patch_tokens_alone_are_decoded_padded_and_cut(final_norm):
     backbone = model.backbone
     tokens = backbone._embed(padded)
     for index in range(len(backbone.blocks)):
-        tokens = backbone._run(index, tokens)
+        tokens = backbone.blocks[index](tokens)
     tokens = backbone.norm(tokens) if final_norm else tokens
     scores = model.decoder.head(tokens[:, 3:]).mT.unflatten(2, (4, 5))
     expected = F.interpolate(scores, (16, 20), mode="bilinear", align_corners=False)[..., :14, :17]

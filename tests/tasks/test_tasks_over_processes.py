@@ -18,6 +18,8 @@ from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner
 from vitmods.train import Processes
 
+pytestmark = pytest.mark.forks
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PYRAMID = "timm:pvt_v2_b0?embed_dims=(8,16,24,32)&num_heads=(1,2,3,4)&depths=(1,1,1,1)"
 

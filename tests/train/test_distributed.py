@@ -23,6 +23,8 @@ from vitmods.train.distributed import PeerEnded
 from vitmods.train.loop import TrialRun
 from vitmods.util.errors import UserError
 
+pytestmark = pytest.mark.forks
+
 PLAIN = Recipe().with_(epochs=2, batch_size=40, lr=2e-3, crop="pad", eval_crop=1.0, clip_norm=1.0)
 BUSY = PLAIN.with_(mixup=0.4, cutmix=1.0, ema=0.9, accumulate=2, randaugment=(1, 5.0), erasing=0.3)
 RECIPES = {"plain": PLAIN, "busy": BUSY, "sgd": PLAIN.with_(optimizer="sgd", moment="bfloat16")}
