@@ -9,6 +9,7 @@ import pytest
 import vitmods as vm
 from vitmods.study.executors import ClusterOptions
 from vitmods.study.executors.processes import Processes
+from vitmods.study.executors.ray import RayCluster, Run
 from vitmods.study.executors.slurm import Piece, Slurm
 from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
@@ -75,10 +76,10 @@ def test_a_node_that_is_killed_loses_nothing(two_nodes, alone, tmp_path) -> None
     assert not failures
 
 
-def test_a_trial_that_needs_more_than_any_node_has_is_one_error(two_nodes, tmp_path) -> None:
-    cluster, _ = two_nodes
+def test_a_trial_that_needs_more_than_any_node_has_is_one_error() -> None:
+    cluster = RayCluster(None, ClusterOptions("ray", cpus_per_trial=4))
     with pytest.raises(UserError, match="No node of the Ray cluster has room for a trial"):
-        study().run(tmp_path, cluster=ClusterOptions("ray", cluster.address, gpus_per_trial=1), **QUIET)
+        Run(cluster, Machines({"CPU": 3}, {"CPU": 3}), None, None)._room()
 
 
 def test_jobs_are_the_study_in_one_process(alone, tmp_path, monkeypatch) -> None:
@@ -108,6 +109,36 @@ def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
     assert (folder.trial(trial) / "checkpoint.pt").exists()
     assert again.function() is None
     assert results(broken) == results(whole)
+
+
+def test_options_that_an_executor_does_not_read_are_refused() -> None:
+    with pytest.raises(UserError, match="gpus_per_trial says nothing to the executor here"):
+        ClusterOptions(gpus_per_trial=1)
+    with pytest.raises(UserError, match="address says nothing to the executor slurm"):
+        ClusterOptions("slurm", "auto")
+
+
+class Machines:
+    """What a Ray cluster says of its nodes."""
+
+    def __init__(self, *nodes):
+        self._nodes = nodes
+
+    def nodes(self):
+        return [{"Alive": True, "Resources": one} for one in self._nodes]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "options", "room"),
+    [
+        (({"CPU": 3}, {"CPU": 3}), {"cpus_per_trial": 2}, 2),  # a trial does not spread over nodes
+        (({"CPU": 8, "GPU": 1},), {"gpus_per_trial": 0.2}, 5),
+        (({"CPU": 8, "memory": 5e9}, {"CPU": 1, "memory": 1e9}), {"memory_per_trial": 2.0}, 2),
+    ],
+)
+def test_there_is_room_on_each_node_by_itself(nodes, options, room) -> None:
+    cluster = RayCluster(None, ClusterOptions("ray", **options))
+    assert Run(cluster, Machines(*nodes), None, None)._room() == room
 
 
 @pytest.mark.parametrize("options", [{"cpus_per_trial": 0}, {"gpus_per_trial": -1.0}, {"memory_per_trial": -2.0}])

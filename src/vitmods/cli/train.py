@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitmods.cli.options import DataOptions, MachineOptions, asked_for, defaults_from, parse, readable_folder
 from vitmods.recipes import Recipe
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.train.distributed import Processes
@@ -61,6 +62,8 @@ def main(arguments: Sequence[str]) -> int:
     name = readable_folder(options.dataset.data, options.base, "train", options.arm, f"seed{options.seed}")
     out = options.out or name
     fixed = _fixed(options.base, options.dataset, options.training)
+    if options.dry_run and (options.devices != 1 or options.shard):
+        raise UserError("--dry-run times one process: leave --devices and --shard out.")
     if options.dry_run:
         return _dry_run(fixed, options.arm, options.machine)
     from vitmods.train.distributed import join, launched

@@ -10,8 +10,8 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     paper='Kumar et al., "Dual PatchNorm" (arXiv:2302.01327), section 6.3 and appendix G',
     data="ADE20K at 512 px, from weights of ImageNet-1k",
     expected=(
-        "mean IoU of B/16, ten seeds (Table 5): 45.6 ± 0.08 with all images, 40.8 ± 0.1 with a half, 36.9 ± 0.13 with a "
-        "quarter, 32.6 ± 0.09 with an eighth, 27.3 ± 0.09 with a sixteenth; with Dual PatchNorm 46.1 ± 0.11, 41.9 ± "
+        "mean IoU of B/16, ten seeds (Table 5): 45.6 ± 0.08 with all images, 40.8 ± 0.1 with a half, 36.9 ± 0.13 with "
+        "a quarter, 32.6 ± 0.09 with an eighth, 27.3 ± 0.09 with a sixteenth; with Dual PatchNorm 46.1 ± 0.11, 41.9 ± "
         "0.09, 38.0 ± 0.11, 33.7 ± 0.11, 28.0 ± 0.21"
     ),
     command=(

@@ -71,8 +71,7 @@ class Segmenter(TaskModel):
             backbone.set_input_size(dynamic_img_size=True)
         self.decoder = LinearDecoder(feature_channels(backbone), classes)
         self.final_norm, self.stride = final_norm, max(feature_strides(backbone))
-        reads_norm = final_norm and len(self.decoder.channels) == 1
-        for name in ("attn_pool", "fc_norm", "pre_logits", "head", *([] if reads_norm else ["norm"])):
+        for name in ("attn_pool", "fc_norm", "pre_logits", "head", *([] if final_norm else ["norm"])):
             if isinstance(module := getattr(backbone, name, None), nn.Module):
                 module.requires_grad_(False)
 
@@ -163,8 +162,8 @@ class Segmentation(Task):
         over all images; the mean over classes that occur or were predicted. `image_miou`: the same of each image over
         the classes that it has, mean over images. `loss`: mean over pixels of the negative log-probability.
 
-        Of each image: `image_miou`, and `pixel_accuracy` times its labelled pixels over those of an image on average,
-        so that the mean over images is that over pixels. In `detail` the IoU of each class.
+        Of each image: `image_miou`, and `pixel_accuracy` in the linear form of a ratio, A + (right - A pixels) / (mean
+        pixels): its mean over images is the accuracy A over pixels. In `detail` the IoU of each class.
 
         Args:
             model: a Segmenter in evaluation mode, on the device of the batches.
@@ -260,7 +259,9 @@ def measured(counts: Tensor, loss: float, examples: tuple[Example, ...] = ()) ->
     iou = right.sum(dim=0) / (predicted + wanted - right).sum(dim=0)  # nan: neither there nor predicted
     has = wanted > 0
     of_image = torch.where(has, right / (predicted + wanted - right), 0.0).sum(dim=1) / has.sum(dim=1)
-    accuracy = right.sum(dim=1) / (wanted.sum() / len(wanted))
+    # A ratio's linear form: its mean over images is the ratio, and its spread that of the ratio.
+    whole, pixels = right.sum() / wanted.sum(), wanted.sum(dim=1)
+    accuracy = whole + (right.sum(dim=1) - whole * pixels) / (wanted.sum() / len(wanted))
     metrics = {
         "miou": iou.nanmean().item(),
         "image_miou": of_image.mean().item(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -144,9 +145,11 @@ class Together:
         if not self._alone and not shard:
             from torch.nn.parallel import DistributedDataParallel
 
-            self._loss = DistributedDataParallel(
-                self._loss, broadcast_buffers=False, find_unused_parameters=_skips_branches(model)
-            )
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")  # its successor is torch 2.13's
+                self._loss = DistributedDataParallel(
+                    self._loss, broadcast_buffers=False, find_unused_parameters=_skips_branches(model)
+                )
 
     def __call__(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         found: tuple[Tensor, dict[str, Tensor]] = self._loss(batch)

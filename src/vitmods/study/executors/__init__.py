@@ -60,6 +60,14 @@ class ClusterOptions:
             raise UserError("A trial on a cluster needs a core or more, and no negative GPUs or memory.")
         if self.job_minutes < 1:
             raise UserError(f"job_minutes must be at least 1, not {self.job_minutes}.")
+        unread = {
+            "here": ("address", "cpus_per_trial", "gpus_per_trial", "memory_per_trial", "job_minutes"),
+            "ray": ("job_minutes",),
+            "slurm": ("address",),
+        }[self.executor]
+        for name in unread:
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise UserError(f"{name} says nothing to the executor {self.executor}: leave it out, or name another.")
 
 
 HERE = ClusterOptions()

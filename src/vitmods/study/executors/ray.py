@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
 from collections import Counter, deque
@@ -64,7 +65,7 @@ class RayCluster:
             self._connect(ray)
         try:
             with stop_on_signals() as request:
-                _Run(self, ray, source, request).run()
+                Run(self, ray, source, request).run()
         finally:
             if own:
                 ray.shutdown()
@@ -73,9 +74,7 @@ class RayCluster:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
         quiet |= {} if self.options.address else {"include_dashboard": False}
         try:
-            ray.init(
-                address=self.options.address, **quiet, **({} if self.options.address else {"include_dashboard": False})
-            )
+            ray.init(address=self.options.address, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
             reason = str(error).partition("\n")[0]
             raise UserError(
@@ -83,7 +82,7 @@ class RayCluster:
             ) from error
 
 
-class _Run:
+class Run:
     """One run over the cluster."""
 
     def __init__(self, cluster: RayCluster, ray: Any, source: Source, request: StopRequest) -> None:
@@ -100,6 +99,9 @@ class _Run:
                 while len(self._at_work) < self._room() and (work := self._next()) is not None:
                     node = self._idle.pop() if self._idle else self._node()
                     self._at_work[node.run.remote(work.to_dict())] = node, work
+                for node in self._idle:  # its cores may be what a trial on another node waits for
+                    self._ray.kill(node)
+                self._idle.clear()
                 if not self._at_work:
                     return
                 ready, _ = self._ray.wait(list(self._at_work), timeout=_POLL_S)
@@ -118,6 +120,8 @@ class _Run:
         node, work = self._at_work.pop(answer)
         try:
             failure = self._ray.get(answer)
+        except self._ray.exceptions.RayTaskError as error:  # of the actor itself: a trial's own failures are answers
+            failure = " ".join(str(error).split())[-500:]
         except self._ray.exceptions.RayError as error:
             self._lost[work] += 1
             if self._lost[work] <= self._cluster.retries:
@@ -130,13 +134,17 @@ class _Run:
 
     def _room(self) -> int:
         """Trials that the cluster can run now."""
-        each, there = self._cluster.options, self._ray.cluster_resources()
-        room = [there.get("CPU", 0) // each.cpus_per_trial]
-        room += [there.get("GPU", 0) // each.gpus_per_trial] if each.gpus_per_trial else []
-        room += [there.get("memory", 0) // (each.memory_per_trial * 1e9)] if each.memory_per_trial else []
-        if not self._at_work and min(room) < 1:
-            raise UserError(f"No node of the Ray cluster has room for a trial: it has {there} in all.")
-        return int(min([*room, self._cluster.at_once or room[0]]))
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        room = sum(map(self._on_node, nodes))
+        if not self._at_work and not room:
+            raise UserError(f"No node of the Ray cluster has room for a trial: the nodes have {nodes}.")
+        return min(room, self._cluster.at_once or room)
+
+    def _on_node(self, has: dict[str, float]) -> int:
+        """Trials that fit one node: a trial does not spread over several."""
+        each = self._cluster.options
+        asked = {"CPU": each.cpus_per_trial, "GPU": each.gpus_per_trial, "memory": 1e9 * (each.memory_per_trial or 0)}
+        return min(math.floor(has.get(name, 0) / count + 1e-9) for name, count in asked.items() if count)
 
     def _node(self) -> Any:
         each = self._cluster.options

@@ -15,6 +15,7 @@ from vitmods.train.interrupt import StopRequest, stop_on_signals
 from vitmods.util.errors import UserError
 
 _POLL_S = 0.5
+_REQUEUED = 10_000  # times that a job whose time is over is queued again
 _SAVE_S = 120  # before the time limit, in which a trial writes its checkpoint
 
 
@@ -89,13 +90,18 @@ class Slurm:
             raise
 
     def _executor(self) -> Any:
+        if self.options.gpus_per_trial % 1:
+            raise UserError("A job of Slurm has whole GPUs: give --gpus-per-trial a whole number, or use Ray.")
+        if 60 * self.options.job_minutes < 3 * _SAVE_S:
+            raise UserError(f"A job saves its state {_SAVE_S // 60} minutes before its end: give it 6 minutes or more.")
         try:
             import submitit
         except ImportError as error:
             raise UserError(f"The executor slurm needs submitit ({error}): pip install 'vitmods[slurm]'.") from error
         folder = Path(self.processes.folder.logs) / "slurm"
         try:
-            executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster)
+            endless = {"slurm_max_num_timeout": _REQUEUED} if self.cluster == "slurm" else {}
+            executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster, **endless)
         except RuntimeError as error:
             raise UserError(f"There is no Slurm here ({error}): run this where `sbatch` is found.") from error
         limits: dict[str, Any] = {
