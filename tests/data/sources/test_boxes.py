@@ -100,6 +100,10 @@ def outside(split, content):
     content["annotations"][1]["bbox"] = [50, 8, 20, 5]
 
 
+def at_the_edge(split, content):
+    content["annotations"][1]["bbox"] = [64, 8, 0.5, 5]
+
+
 def strange_category(split, content):
     content["annotations"][0]["category_id"] = 99
 
@@ -122,6 +126,7 @@ def no_outline(split, content):
         (other_size, "is 48 x 64 pixels, and its boxes are for 40 x 64"),
         (empty_box, "a box of dog is empty: 10, 8, 10, 13"),
         (outside, "a box of cat is outside of 64 x 48 pixels"),
+        (at_the_edge, "a box of cat is empty in 64 x 48 pixels: 64, 8, 64.5, 13"),
         (strange_category, "is of category 99, which there is not"),
         (without_image, "annotation 0 is of image 77, not listed"),
         (no_file, "lost.png: No such file"),
@@ -241,7 +246,8 @@ def test_yolo_gives_fractions_polygons_and_images_without_objects(tmp_path):
     [
         ("5 0.5 0.5 0.1 0.1", "line 1 of 0.txt is of class 5, and there are 2"),
         ("0 0.5 0.5 0.1", "neither four numbers nor a polygon"),
-        ("0 0.9 0.5 0.5 0.1", "is outside of"),
+        ("0 0.9 0.5 0.5 0.1", "is outside of its image"),
+        ("0 1.004 0.5 0.008 0.1", "is empty in its image"),
         ("zero 0.5 0.5 0.1 0.1", "line 1 of 0.txt is no object"),
     ],
 )

@@ -19,6 +19,7 @@ from vitmods.util.errors import UserError, nearest
 
 OPTIONS = ("classes", "agnostic")
 OVERHANG = 1.0  # pixels that a box may stand out by: rounding, or pixels counted from 1
+FRACTION_OVERHANG = 0.01  # the same of a box in fractions of the sides
 
 
 @dataclass
@@ -49,16 +50,28 @@ class Found:
         """One more object. A box that cannot be one makes the image unfit."""
         left, top, right, bottom = map(float, box)
         height, width = self.size or (1, 1)
-        most = OVERHANG if self.size else 0.01
+        most = OVERHANG if self.size else FRACTION_OVERHANG
+        cut = (max(left, 0.0), max(top, 0.0), min(right, width), min(bottom, height))
         if not np.isfinite([left, top, right, bottom]).all() or right <= left or bottom <= top:
             self.wrong = self.wrong or f"a box of {label} is empty: {_numbers(box)}"
         elif left < -most or top < -most or right > width + most or bottom > height + most:
-            self.wrong = self.wrong or f"a box of {label} is outside of {width} x {height} pixels: {_numbers(box)}"
-        self.boxes.append((max(left, 0.0), max(top, 0.0), min(right, width), min(bottom, height)))
+            self.wrong = self.wrong or f"a box of {label} is outside of {self._extent()}: {_numbers(box)}"
+        elif _empty(cut):
+            self.wrong = self.wrong or f"a box of {label} is empty in {self._extent()}: {_numbers(box)}"
+        self.boxes.append(cut)
         self.labels.append(label)
         self.crowd.append(crowd)
         self.area.append(area)
         self.segments.append(segment)
+
+    def _extent(self) -> str:
+        return "its image" if self.size is None else f"{self.size[1]} x {self.size[0]} pixels"
+
+
+def _empty(box: Sequence[float]) -> bool:
+    """As it is kept, in float32."""
+    left, top, right, bottom = np.array(box, dtype=np.float32).tolist()
+    return bool(right <= left or bottom <= top)
 
 
 def _numbers(box: Sequence[float]) -> str:
