@@ -144,6 +144,15 @@ def test_what_is_wrong_is_one_error_before_training_or_left_out(tmp_path, change
     assert left.summary()["left_out"] == 2
 
 
+def test_a_first_image_that_is_missing_loses_no_other(tmp_path):
+    coco(tmp_path)
+    image(tmp_path / "images" / "0.png", seed=99)  # not where most of them are
+    (tmp_path / "train" / "0.png").unlink()
+    found = loaded(f"coco:{tmp_path}?allow=missing", unreadable="skip")
+    assert found.splits["train"].ids == ("train/1.png", "train/2.png")
+    assert [one["path"] for one in found.summary()["unreadable"]] == ["train/0.png"]
+
+
 def test_what_makes_a_whole_set_unusable_is_said_at_once(tmp_path):
     coco(tmp_path)
     whole = (tmp_path / "val.json").read_text()

@@ -9,6 +9,7 @@ objects, which are neither trained on nor counted as wrong.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from vitmods.data.sources.objects import OPTIONS, Found, source_of_boxes
 from vitmods.util.errors import UserError
 
 LAYOUT = "Expected annotations/instances_train2017.json with train2017/, or train.json with train/ or images/."
+_LOOKED_FOR = 100  # images, to find the folder that they are in
 
 
 @dataclass(frozen=True)
@@ -127,13 +129,14 @@ def _images(split: str, root: Path, file: _File, broken: list[Broken]) -> list[F
 
 
 def _folder(split: str, root: Path, file: _File) -> Path:
-    """The folder that the first image is in; the likeliest one where none has it."""
+    """The folder that has the most of the first images; FOLDER where none has any."""
     words = SPLIT_NAMES[split]
     year = file.path.stem.rpartition("_")[2]  # instances_train2017
     places = [root / year, *(root / word for word in words), *(root / "images" / word for word in words)]
     places += [root / "images", file.path.parent, root]
-    first = str(file.images[0].get("file_name", "")) if file.images else ""
-    return next((place for place in places if first and (place / first).is_file()), root)
+    names = [str(image.get("file_name", "")) for image in file.images[:_LOOKED_FOR]]
+    held = [sum(os.path.isfile(place / name) for name in names) for place in places]
+    return places[held.index(max(held))] if any(held) else root
 
 
 def _add(image: Found, annotation: Mapping[str, Any], classes: Mapping[int, str]) -> None:
