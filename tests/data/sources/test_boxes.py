@@ -291,6 +291,16 @@ def test_a_table_of_boxes_and_images_without_one(tmp_path):
         assert any(part in reason for reason in reasons)
 
 
+def test_a_line_with_bad_numbers_takes_its_image_along(tmp_path):
+    good = "0.png,train,64,48,cat,10,8,30,24\n2.png,train,64,48,cat,1,1,9,9\n1.png,val,64,48,cat,1,1,9,9\n"
+    bad = "0.png,train,64,48,dog,ten,0,5,5\n3.png,val,64,,cat,1,1,9,9\n3.png,val,64,48,cat,1,1,9,9\n"
+    source = open_source(f"boxes:{table(tmp_path, good + bad)}")
+    assert [part.ids for part in source.splits.values()] == [("images/2.png",), ("images/1.png",)]
+    assert [(one.split, one.path) for one in source.broken] == [("train", "images/0.png"), ("val", "images/3.png")]
+    assert source.broken[0].reason == "line 5 of boxes.csv: could not convert string to float: 'ten'"
+    assert source.broken[1].reason.startswith("line 6 of boxes.csv: ")
+
+
 def test_the_same_objects_have_the_same_stamp_and_others_another():
     def objects(left: float) -> Objects:
         boxes = np.array([[left, 0, 9, 9]], dtype=np.float32)
