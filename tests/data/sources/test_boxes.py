@@ -144,6 +144,49 @@ def test_what_is_wrong_is_one_error_before_training_or_left_out(tmp_path, change
     assert left.summary()["left_out"] == 2
 
 
+@pytest.mark.parametrize(
+    "runs",
+    [
+        {"size": [48, 40], "counts": [0, 48, 48 * 39]},
+        {"size": list(SIZE), "counts": [0, 48, 48]},
+        {"size": list(SIZE), "counts": [0, 48, -48, 48 * 64]},
+        {"size": list(SIZE), "counts": [0, 48, 48 * 64]},
+        {"size": list(SIZE), "counts": "35<"},
+        {"size": list(SIZE), "counts": "zz~"},
+        {"size": list(SIZE), "counts": 3},
+        {"size": list(SIZE)},
+    ],
+)
+def test_run_lengths_that_are_not_of_the_image_are_found_when_they_are_read(tmp_path, runs):
+    def change(split, content):
+        content["annotations"][2]["segmentation"] = runs
+
+    broken = open_source(f"coco:{coco(tmp_path, change)}").broken
+    assert [tuple(one) for one in broken] == [
+        (split, f"{split}/1.png", "annotation 9 has an outline that is none, or not of 64 x 48 pixels")
+        for split in ("train", "val")
+    ]
+
+
+def test_an_area_that_is_not_said_is_that_of_the_outline_or_of_the_box(tmp_path):
+    from faster_coco_eval.core import mask
+
+    packed = mask.frPyObjects({"size": list(SIZE), "counts": [0, 30, 48 * 64 - 30]}, *SIZE)
+
+    def change(split, content):
+        first, second, crowd = content["annotations"]
+        first.update(area=None, segmentation=[[10, 8, 30, 8, 10, 24]])
+        second.update(area=None, segmentation=[])
+        crowd["segmentation"] = {"size": list(SIZE), "counts": packed["counts"].decode()}
+
+    first, second, _ = open_source(f"coco:{coco(tmp_path, change)}").splits["train"].annotations
+    assert first.area.tolist() == [first.masks().sum()]
+    assert 130 < first.area[0] < 190  # half of the box
+    assert second.area.tolist() == [320, 30]
+    triangle = open_source(f"yolo:{yolo(tmp_path / 'yolo', ['0 0.25 0.25 0.75 0.25 0.25 0.75'])}")
+    np.testing.assert_allclose(triangle.splits["train"].annotations[0].at(SIZE).area, [48 * 64 / 8], rtol=1e-6)
+
+
 def test_a_first_image_that_is_missing_loses_no_other(tmp_path):
     coco(tmp_path)
     image(tmp_path / "images" / "0.png", seed=99)  # not where most of them are
@@ -257,6 +300,7 @@ def test_yolo_gives_fractions_polygons_and_images_without_objects(tmp_path):
         ("0 0.5 0.5 0.1", "neither four numbers nor a polygon"),
         ("0 0.9 0.5 0.5 0.1", "is outside of its image"),
         ("0 1.004 0.5 0.008 0.1", "is empty in its image"),
+        ("0 0.5 0.5 0.0000001 0.1", "is empty in its image"),
         ("zero 0.5 0.5 0.1 0.1", "line 1 of 0.txt is no object"),
     ],
 )

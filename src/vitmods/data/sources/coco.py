@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vitmods.data.objects import drawn
 from vitmods.data.records import SPLIT_NAMES, SPLITS, Broken, Source, printable
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.sources.objects import OPTIONS, Found, source_of_boxes
@@ -152,16 +153,32 @@ def _add(image: Found, annotation: Mapping[str, Any], classes: Mapping[int, str]
         image.wrong = image.wrong or f"annotation {annotation.get('id')} {reason}"
         return
     segment = annotation.get("segmentation") or None
-    if segment is not None and not _is_outline(segment):
-        image.wrong = image.wrong or f"annotation {annotation.get('id')} has an outline that is none"
+    if segment is not None and not _is_outline(segment, image.size):
+        image.wrong = image.wrong or f"annotation {annotation.get('id')} has an outline that is none, or not of {image.extent()}"
         segment = None
     image.add((left, top, left + width, top + height), label, crowd=crowd, area=area, segment=segment)
 
 
-def _is_outline(segment: Any) -> bool:
+def _is_outline(segment: Any, size: tuple[int, int] | None) -> bool:
     if isinstance(segment, dict):
-        return {"size", "counts"} <= set(segment)
+        return size is not None and _are_runs(segment, size)
     return isinstance(segment, list) and all(
         isinstance(one, list) and len(one) >= 6 and len(one) % 2 == 0 and all(isinstance(v, int | float) for v in one)
         for one in segment
     )
+
+
+def _are_runs(runs: dict[str, Any], size: tuple[int, int]) -> bool:
+    """Whether they fill an image of this height and width."""
+    counts = runs.get("counts")
+    if runs.get("size") != list(size):
+        return False
+    if isinstance(counts, list):
+        return all(isinstance(one, int) and one >= 0 for one in counts) and sum(counts) == size[0] * size[1]
+    if not isinstance(counts, str):
+        return False
+    try:
+        drawn(runs, size)
+    except (ValueError, RuntimeError):  # the packed form is of other lengths, or cut off
+        return False
+    return True
