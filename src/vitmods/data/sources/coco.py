@@ -154,7 +154,9 @@ def _add(image: Found, annotation: Mapping[str, Any], classes: Mapping[int, str]
         return
     segment = annotation.get("segmentation") or None
     if segment is not None and not _is_outline(segment, image.size):
-        image.wrong = image.wrong or f"annotation {annotation.get('id')} has an outline that is none, or not of {image.extent()}"
+        image.wrong = (
+            image.wrong or f"annotation {annotation.get('id')} has an outline that is none, or not of {image.extent()}"
+        )
         segment = None
     image.add((left, top, left + width, top + height), label, crowd=crowd, area=area, segment=segment)
 
