@@ -145,13 +145,25 @@ def test_a_folder_of_long_range_arenas_files(folder):
     ("rows", "words"),
     [
         ([("( [MAX 2 ) ]", 2), ("( [MUL 2 ) ]", 2)], r"train.tsv, line 3: '\[MUL' is no token"),
-        ([("2", 12)], "line 2: an expression in the column Source"),
+        ([("2", 12)], "1 line cannot be used:\n.*line 2: it needs an expression in the column Source"),
+        ([("2", 12)] * 30, r"(?s)30 lines cannot be used:.* line 21: .*and 10 more"),
+        (
+            [("2", 1), ("", 1), ("2 a", 1)],
+            r"2 lines cannot be used:\n.*train.tsv, line 3: .*\n.*line 4: 'a' is no token",
+        ),
         ([("()", 1)], "there are no tokens"),
     ],
 )
 def test_lines_that_are_none_are_named(folder, rows, words):
     write(folder, "train", rows)
     with pytest.raises(UserError, match=words):
+        load(f"listops:{folder}", 4)
+
+
+@pytest.mark.parametrize("content", [b"Source\tTarget\n\xff\xfe\t1\n", b"Source\tTarget\n" + b"2" * 200_000 + b"\t2\n"])
+def test_files_that_are_no_table_are_named(folder, content):
+    (folder / "basic_val.tsv").write_bytes(content)
+    with pytest.raises(UserError, match=r"basic_val.tsv cannot be read as a table in UTF-8 \("):
         load(f"listops:{folder}", 4)
 
 

@@ -74,16 +74,28 @@ def _scaled(segment: Segment, native: tuple[int, int]) -> Segment:
 
 def drawn(segment: Segment, size: tuple[int, int]) -> NDArray[np.bool_]:
     """The mask (height, width) of an outline, as COCO's own tools draw it."""
+    mask: NDArray[np.bool_] = np.asarray(coco_masks().decode(_runs(segment, size))).astype(np.bool_)
+    return mask
+
+
+def outline_area(segment: Segment, size: tuple[int, int] | None) -> float:
+    """Of its mask, in pixels; where no size is known, of its polygons, as a fraction of the image."""
+    if size is not None:
+        return float(coco_masks().area(_runs(segment, size)))
+    assert not isinstance(segment, Mapping)
+    corners = [np.reshape(polygon, (-1, 2)).T for polygon in segment]
+    return sum(abs(float(x @ np.roll(y, -1) - y @ np.roll(x, -1))) / 2 for x, y in corners)
+
+
+def _runs(segment: Segment, size: tuple[int, int]) -> Any:
+    """COCO's packed run lengths of an outline."""
     code = coco_masks()
     height, width = size
     if isinstance(segment, Mapping):
         packed = isinstance(segment["counts"], str | bytes)
-        runs = dict(segment) if packed else code.frPyObjects(dict(segment), height, width)
-    else:
-        polygons = [list(map(float, polygon)) for polygon in segment]
-        runs = code.merge(code.frPyObjects(polygons, height, width))
-    mask: NDArray[np.bool_] = np.asarray(code.decode(runs)).astype(np.bool_)
-    return mask
+        return dict(segment) if packed else code.frPyObjects(dict(segment), height, width)
+    polygons = [list(map(float, polygon)) for polygon in segment]
+    return code.merge(code.frPyObjects(polygons, height, width))
 
 
 def with_instances(source: Source) -> Source:

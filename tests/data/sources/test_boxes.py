@@ -100,6 +100,10 @@ def outside(split, content):
     content["annotations"][1]["bbox"] = [50, 8, 20, 5]
 
 
+def at_the_edge(split, content):
+    content["annotations"][1]["bbox"] = [64, 8, 0.5, 5]
+
+
 def strange_category(split, content):
     content["annotations"][0]["category_id"] = 99
 
@@ -122,6 +126,7 @@ def no_outline(split, content):
         (other_size, "is 48 x 64 pixels, and its boxes are for 40 x 64"),
         (empty_box, "a box of dog is empty: 10, 8, 10, 13"),
         (outside, "a box of cat is outside of 64 x 48 pixels"),
+        (at_the_edge, "a box of cat is empty in 64 x 48 pixels: 64, 8, 64.5, 13"),
         (strange_category, "is of category 99, which there is not"),
         (without_image, "annotation 0 is of image 77, not listed"),
         (no_file, "lost.png: No such file"),
@@ -137,6 +142,58 @@ def test_what_is_wrong_is_one_error_before_training_or_left_out(tmp_path, change
     left = loaded(f"coco:{tmp_path}?allow=missing", unreadable="skip")
     assert len(left.train) == (3 if change is without_image else 2)
     assert left.summary()["left_out"] == 2
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        {"size": [48, 40], "counts": [0, 48, 48 * 39]},
+        {"size": list(SIZE), "counts": [0, 48, 48]},
+        {"size": list(SIZE), "counts": [0, 48, -48, 48 * 64]},
+        {"size": list(SIZE), "counts": [0, 48, 48 * 64]},
+        {"size": list(SIZE), "counts": "35<"},
+        {"size": list(SIZE), "counts": "zz~"},
+        {"size": list(SIZE), "counts": 3},
+        {"size": list(SIZE)},
+    ],
+)
+def test_run_lengths_that_are_not_of_the_image_are_found_when_they_are_read(tmp_path, runs):
+    def change(split, content):
+        content["annotations"][2]["segmentation"] = runs
+
+    broken = open_source(f"coco:{coco(tmp_path, change)}").broken
+    assert [tuple(one) for one in broken] == [
+        (split, f"{split}/1.png", "annotation 9 has an outline that is none, or not of 64 x 48 pixels")
+        for split in ("train", "val")
+    ]
+
+
+def test_an_area_that_is_not_said_is_that_of_the_outline_or_of_the_box(tmp_path):
+    from faster_coco_eval.core import mask
+
+    packed = mask.frPyObjects({"size": list(SIZE), "counts": [0, 30, 48 * 64 - 30]}, *SIZE)
+
+    def change(split, content):
+        first, second, crowd = content["annotations"]
+        first.update(area=None, segmentation=[[10, 8, 30, 8, 10, 24]])
+        second.update(area=None, segmentation=[])
+        crowd["segmentation"] = {"size": list(SIZE), "counts": packed["counts"].decode()}
+
+    first, second, _ = open_source(f"coco:{coco(tmp_path, change)}").splits["train"].annotations
+    assert first.area.tolist() == [first.masks().sum()]
+    assert 130 < first.area[0] < 190  # half of the box
+    assert second.area.tolist() == [320, 30]
+    triangle = open_source(f"yolo:{yolo(tmp_path / 'yolo', ['0 0.25 0.25 0.75 0.25 0.25 0.75'])}")
+    np.testing.assert_allclose(triangle.splits["train"].annotations[0].at(SIZE).area, [48 * 64 / 8], rtol=1e-6)
+
+
+def test_a_first_image_that_is_missing_loses_no_other(tmp_path):
+    coco(tmp_path)
+    image(tmp_path / "images" / "0.png", seed=99)  # not where most of them are
+    (tmp_path / "train" / "0.png").unlink()
+    found = loaded(f"coco:{tmp_path}?allow=missing", unreadable="skip")
+    assert found.splits["train"].ids == ("train/1.png", "train/2.png")
+    assert [one["path"] for one in found.summary()["unreadable"]] == ["train/0.png"]
 
 
 def test_what_makes_a_whole_set_unusable_is_said_at_once(tmp_path):
@@ -241,7 +298,9 @@ def test_yolo_gives_fractions_polygons_and_images_without_objects(tmp_path):
     [
         ("5 0.5 0.5 0.1 0.1", "line 1 of 0.txt is of class 5, and there are 2"),
         ("0 0.5 0.5 0.1", "neither four numbers nor a polygon"),
-        ("0 0.9 0.5 0.5 0.1", "is outside of"),
+        ("0 0.9 0.5 0.5 0.1", "is outside of its image"),
+        ("0 1.004 0.5 0.008 0.1", "is empty in its image"),
+        ("0 0.5 0.5 0.0000001 0.1", "is empty in its image"),
         ("zero 0.5 0.5 0.1 0.1", "line 1 of 0.txt is no object"),
     ],
 )
@@ -274,6 +333,16 @@ def test_a_table_of_boxes_and_images_without_one(tmp_path):
     assert len(reasons) == 3
     for part in ("is empty", "another split or size", "'trian' is none of"):
         assert any(part in reason for reason in reasons)
+
+
+def test_a_line_with_bad_numbers_takes_its_image_along(tmp_path):
+    good = "0.png,train,64,48,cat,10,8,30,24\n2.png,train,64,48,cat,1,1,9,9\n1.png,val,64,48,cat,1,1,9,9\n"
+    bad = "0.png,train,64,48,dog,ten,0,5,5\n3.png,val,64,,cat,1,1,9,9\n3.png,val,64,48,cat,1,1,9,9\n"
+    source = open_source(f"boxes:{table(tmp_path, good + bad)}")
+    assert [part.ids for part in source.splits.values()] == [("images/2.png",), ("images/1.png",)]
+    assert [(one.split, one.path) for one in source.broken] == [("train", "images/0.png"), ("val", "images/3.png")]
+    assert source.broken[0].reason == "line 5 of boxes.csv: could not convert string to float: 'ten'"
+    assert source.broken[1].reason.startswith("line 6 of boxes.csv: ")
 
 
 def test_the_same_objects_have_the_same_stamp_and_others_another():

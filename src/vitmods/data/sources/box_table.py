@@ -38,13 +38,14 @@ def boxes(spec: Spec) -> Source:
     broken: list[Broken] = []
     folder = root / "images" if (root / "images").is_dir() else root
     for line, row in rows:
-        where = f"{BOXES}, line {line}"
+        name = row["image"]
         try:
-            name, split = row["image"], _split(row)
+            split = _split(row)
             size = int(row["height"]), int(row["width"])
             corners = [float(row[corner]) for corner in CORNERS]
         except ValueError as error:
-            broken.append(Broken("train", where, str(error)))
+            image = images.setdefault(name, (_said(row) or "train", Found(folder / name, None)))[1]
+            image.wrong = image.wrong or f"line {line} of {BOXES}: {error}"
             continue
         before, image = images.setdefault(name, (split, Found(folder / name, size)))
         if before != split or image.size != size:
@@ -90,8 +91,11 @@ def _classes(path: Path) -> list[str]:
 
 
 def _split(row: dict[str, str]) -> str:
-    word = row.get("split", "train").lower()
-    found = next((split for split, words in SPLIT_NAMES.items() if word in words), None)
-    if found is None:
-        raise ValueError(f"the split {word!r} is none of train, val and test")
+    if (found := _said(row)) is None:
+        raise ValueError(f"the split {row['split']!r} is none of train, val and test")
     return found
+
+
+def _said(row: dict[str, str]) -> str | None:
+    word = row.get("split", "train").lower()
+    return next((split for split, words in SPLIT_NAMES.items() if word in words), None)

@@ -9,17 +9,20 @@ objects, which are neither trained on nor counted as wrong.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vitmods.data.objects import drawn
 from vitmods.data.records import SPLIT_NAMES, SPLITS, Broken, Source, printable
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.sources.objects import OPTIONS, Found, source_of_boxes
 from vitmods.util.errors import UserError
 
 LAYOUT = "Expected annotations/instances_train2017.json with train2017/, or train.json with train/ or images/."
+_LOOKED_FOR = 100  # images, to find the folder that they are in
 
 
 @dataclass(frozen=True)
@@ -127,13 +130,14 @@ def _images(split: str, root: Path, file: _File, broken: list[Broken]) -> list[F
 
 
 def _folder(split: str, root: Path, file: _File) -> Path:
-    """The folder that the first image is in; the likeliest one where none has it."""
+    """The folder that has the most of the first images; FOLDER where none has any."""
     words = SPLIT_NAMES[split]
     year = file.path.stem.rpartition("_")[2]  # instances_train2017
     places = [root / year, *(root / word for word in words), *(root / "images" / word for word in words)]
     places += [root / "images", file.path.parent, root]
-    first = str(file.images[0].get("file_name", "")) if file.images else ""
-    return next((place for place in places if first and (place / first).is_file()), root)
+    names = [str(image.get("file_name", "")) for image in file.images[:_LOOKED_FOR]]
+    held = [sum(os.path.isfile(place / name) for name in names) for place in places]
+    return places[held.index(max(held))] if any(held) else root
 
 
 def _add(image: Found, annotation: Mapping[str, Any], classes: Mapping[int, str]) -> None:
@@ -149,16 +153,34 @@ def _add(image: Found, annotation: Mapping[str, Any], classes: Mapping[int, str]
         image.wrong = image.wrong or f"annotation {annotation.get('id')} {reason}"
         return
     segment = annotation.get("segmentation") or None
-    if segment is not None and not _is_outline(segment):
-        image.wrong = image.wrong or f"annotation {annotation.get('id')} has an outline that is none"
+    if segment is not None and not _is_outline(segment, image.size):
+        image.wrong = (
+            image.wrong or f"annotation {annotation.get('id')} has an outline that is none, or not of {image.extent()}"
+        )
         segment = None
     image.add((left, top, left + width, top + height), label, crowd=crowd, area=area, segment=segment)
 
 
-def _is_outline(segment: Any) -> bool:
+def _is_outline(segment: Any, size: tuple[int, int] | None) -> bool:
     if isinstance(segment, dict):
-        return {"size", "counts"} <= set(segment)
+        return size is not None and _are_runs(segment, size)
     return isinstance(segment, list) and all(
         isinstance(one, list) and len(one) >= 6 and len(one) % 2 == 0 and all(isinstance(v, int | float) for v in one)
         for one in segment
     )
+
+
+def _are_runs(runs: dict[str, Any], size: tuple[int, int]) -> bool:
+    """Whether they fill an image of this height and width."""
+    counts = runs.get("counts")
+    if runs.get("size") != list(size):
+        return False
+    if isinstance(counts, list):
+        return all(isinstance(one, int) and one >= 0 for one in counts) and sum(counts) == size[0] * size[1]
+    if not isinstance(counts, str):
+        return False
+    try:
+        drawn(runs, size)
+    except (ValueError, RuntimeError):  # the packed form is of other lengths, or cut off
+        return False
+    return True

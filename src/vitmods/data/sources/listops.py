@@ -29,6 +29,7 @@ VOCABULARY = (*"0123456789", *OPERATIONS, "]")
 DEEPEST, MOST_ARGUMENTS, OPERATION_SHARE = 10, 10, 0.25
 CLOSE = len(VOCABULARY)
 _FORMAT = 1  # of what is kept
+_LISTED = 20  # wrong lines named in an error
 
 
 class TooLong(Exception):
@@ -102,7 +103,13 @@ def listops(spec: Spec) -> Source:
     if spec.options:
         raise UserError(f'"{spec}": options are of listops:generated alone; a folder has what its files have.')
     folder = expand_user(spec.rest)
-    return _source(spec, {name: _read(folder / f"basic_{name}.tsv") for name in ("train", "val", "test")})
+    wrong: list[str] = []
+    found = {name: _read(folder / f"basic_{name}.tsv", wrong) for name in ("train", "val", "test")}
+    if wrong:
+        more = [f"and {len(wrong) - _LISTED} more"] if len(wrong) > _LISTED else []
+        many = "line" if len(wrong) == 1 else "lines"
+        raise UserError("\n  ".join([f"{len(wrong)} {many} cannot be used:", *wrong[:_LISTED], *more]))
+    return _source(spec, found)
 
 
 Sequences = tuple[list[NDArray[np.int16]], NDArray[np.int64]]
@@ -175,19 +182,27 @@ def _draw(wanted: Wanted) -> tuple[list[NDArray[np.int16]], NDArray[np.int64]]:
     return [np.array(tokens, np.int16) for tokens in seen], np.array(values, np.int64)
 
 
-def _read(path: Path) -> Sequences:
-    """A file with the columns Source and Target."""
+def _read(path: Path, wrong: list[str]) -> Sequences:
+    """A file with the columns Source and Target. What its lines lack is added to `wrong`."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file, delimiter="\t"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error}). Give the folder with basic_train.tsv.") from error
+            reader = csv.DictReader(file, delimiter="\t")
+            rows = [(reader.line_num, row) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(
+            f"{printable(str(path))} cannot be read as a table in UTF-8 ({error}). Give the folder with "
+            "basic_train.tsv, as Long Range Arena writes it."
+        ) from error
     tokens: list[NDArray[np.int16]] = []
     values: list[int] = []
-    for number, row in enumerate(rows, 2):
-        text, value = row.get("Source"), row.get("Target")
+    for number, row in rows:
+        text, value, where = row.get("Source"), row.get("Target"), f"{printable(path.name)}, line {number}"
         if not text or value not in tuple("0123456789"):
-            raise UserError(f"{path}, line {number}: an expression in the column Source and a digit in Target, please.")
-        tokens.append(encode(text, VOCABULARY, f"{path}, line {number}").astype(np.int16))
-        values.append(int(value))
+            wrong.append(f"{where}: it needs an expression in the column Source and a digit in Target")
+            continue
+        try:
+            tokens.append(encode(text, VOCABULARY, where).astype(np.int16))
+            values.append(int(value))
+        except UserError as error:
+            wrong.append(str(error))
     return tokens, np.array(values, np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 
 from vitmods.data.geometry import LONGEST
 from vitmods.data.multilabel import with_rarest
-from vitmods.data.objects import Objects, Segment
+from vitmods.data.objects import Objects, Segment, outline_area
 from vitmods.data.read import Unreadable
 from vitmods.data.records import SPLITS, Broken, Raw, Records, Source, printable
 from vitmods.data.sources import Spec
@@ -19,6 +19,8 @@ from vitmods.util.errors import UserError, nearest
 
 OPTIONS = ("classes", "agnostic")
 OVERHANG = 1.0  # pixels that a box may stand out by: rounding, or pixels counted from 1
+THINNEST = 1e-3  # pixels that a box has at least: float32 loses less where it is scaled and mirrored
+FRACTION_OVERHANG = 0.01  # the same of a box in fractions of the sides
 
 
 @dataclass
@@ -49,16 +51,23 @@ class Found:
         """One more object. A box that cannot be one makes the image unfit."""
         left, top, right, bottom = map(float, box)
         height, width = self.size or (1, 1)
-        most = OVERHANG if self.size else 0.01
+        most = OVERHANG if self.size else FRACTION_OVERHANG
+        cut = (max(left, 0.0), max(top, 0.0), min(right, width), min(bottom, height))
         if not np.isfinite([left, top, right, bottom]).all() or right <= left or bottom <= top:
             self.wrong = self.wrong or f"a box of {label} is empty: {_numbers(box)}"
         elif left < -most or top < -most or right > width + most or bottom > height + most:
-            self.wrong = self.wrong or f"a box of {label} is outside of {width} x {height} pixels: {_numbers(box)}"
-        self.boxes.append((max(left, 0.0), max(top, 0.0), min(right, width), min(bottom, height)))
+            self.wrong = self.wrong or f"a box of {label} is outside of {self.extent()}: {_numbers(box)}"
+        elif min(cut[2] - cut[0], cut[3] - cut[1]) < (THINNEST if self.size else THINNEST / 1000):
+            self.wrong = self.wrong or f"a box of {label} is empty in {self.extent()}: {_numbers(box)}"
+        self.boxes.append(cut)
         self.labels.append(label)
         self.crowd.append(crowd)
         self.area.append(area)
         self.segments.append(segment)
+
+    def extent(self) -> str:
+        """Width and height in words."""
+        return "its image" if self.size is None else f"{self.size[1]} x {self.size[0]} pixels"
 
 
 def _numbers(box: Sequence[float]) -> str:
@@ -136,14 +145,18 @@ def _objects(image: Found, number: Mapping[str, int]) -> Objects:
     kept = [i for i, label in enumerate(image.labels) if label in number]
     boxes = np.array([image.boxes[i] for i in kept], dtype=np.float32).reshape(-1, 4)
     sides = boxes[:, 2:] - boxes[:, :2]
-    own = sides.prod(axis=1).tolist()
-    area = [own[row] if (known := image.area[i]) is None else known for row, i in enumerate(kept)]
+    area = sides.prod(axis=1)
+    for row, i in enumerate(kept):
+        if (known := image.area[i]) is not None:
+            area[row] = known
+        elif segment := image.segments[i]:
+            area[row] = outline_area(segment, image.size)
     segments = tuple(one for i in kept if (one := image.segments[i]))
     return Objects(
         boxes,
         np.array([number[image.labels[i]] for i in kept], dtype=np.int64),
         np.array([image.crowd[i] for i in kept], dtype=np.bool_),
-        np.array(area, dtype=np.float32),
+        area,
         image.size,
         segments if len(segments) == len(kept) else None,
     )
