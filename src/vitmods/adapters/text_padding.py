@@ -1,4 +1,4 @@
-"""The attention mask that a model of text is called with, told to the norms inside that read other tokens."""
+"""The attention mask that a model of text is called with, for the norms inside that read other tokens."""
 
 import inspect
 from collections.abc import Callable

@@ -28,7 +28,7 @@ TASKS: Registry[type["Task"]] = Registry("task", "vitmods.tasks")
 
 @dataclass(frozen=True)
 class Example:
-    """An evaluated image to look at: its position in the split, and pictures uint8 (H, W, 3) of one size by name, of
+    """An evaluated image to look at: its position in the split, and drawings uint8 (H, W, 3) of one size by name, of
     them "image", "annotation" and "prediction"."""
 
     index: int
