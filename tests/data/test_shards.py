@@ -245,7 +245,7 @@ BROKEN = {
 def test_broken_members(tmp_path: Path, members: Members, member: str, reason: str, stream: int) -> None:
     write_tar(tmp_path / "set" / "part-0.tar", members)
     spec = f"wds:{tmp_path / 'set'}?stream={stream}"
-    with pytest.raises(UserError, match="images? cannot be used") as caught:
+    with pytest.raises(UserError, match=r"images? cannot be used") as caught:
         load(spec)
     assert f"part-0.tar: {member}: {reason}" in str(caught.value)
     skipped = load(spec, unreadable="skip").summary()
