@@ -27,8 +27,8 @@ def test_check_tells_problems_instead_of_raising(make_folder) -> None:
         'There is one class only, "cat <b>": comparing needs at least two, each in a folder of its own.'
     ]
     assert "Problem: There is one class only" in checked.text
-    assert "1 image cannot be read:\n  cat <b>/bad.jpg: not an image" in checked.text
-    assert "Warning: 1 images that cannot be read" in checked.text
+    assert "1 image cannot be used:\n  cat <b>/bad.jpg: not an image" in checked.text
+    assert "Warning: 1 images that cannot be used" in checked.text
 
 
 def test_check_agrees_with_load(make_folder) -> None:

@@ -33,7 +33,7 @@ def test_unreadable_images_stop_with_count_paths_and_remedy(spoiled: Path) -> No
     with pytest.raises(UserError) as caught:
         load(spoiled)
     text = str(caught.value)
-    assert "3 images cannot be read" in text
+    assert "3 images cannot be used" in text
     assert "cat/empty.jpg: the file is empty (0 bytes)" in text
     assert "cat/text.jpg: not an image in a known format" in text
     assert "dog/cut <b>.png: " in text
@@ -46,7 +46,7 @@ def test_skipping_leaves_them_out_and_says_so(spoiled: Path, tmp_path: Path) -> 
         summary = dataset.summary()
         assert summary["left_out"] == 3
         assert {item["path"] for item in summary["unreadable"]} == {"cat/empty.jpg", "cat/text.jpg", "dog/cut <b>.png"}
-        assert any("3 images that cannot be read were left out" in text for text in summary["warnings"])
+        assert any("3 images that cannot be used were left out" in text for text in summary["warnings"])
         assert sum(len(split) for split in dataset.splits.values()) == 40
         assert sum(split["count"] for split in summary["splits"].values()) == 40
         assert "cat/empty.jpg" not in [i for split in dataset.splits.values() for i in split.ids]
@@ -56,7 +56,7 @@ def test_long_lists_are_cut_in_the_error_and_whole_in_the_summary(make_folder) -
     root = make_folder({"cat": 9, "dog": 9})
     for i in range(30):
         (root / "cat" / f"bad{i}.jpg").write_bytes(b"")
-    with pytest.raises(UserError, match=r"30 images cannot be read(.|\n)*and 10 more"):
+    with pytest.raises(UserError, match=r"30 images cannot be used(.|\n)*and 10 more"):
         load(root)
     assert len(load(root, unreadable="skip").summary()["unreadable"]) == 30
 

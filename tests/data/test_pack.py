@@ -185,7 +185,7 @@ def test_unreadable_images_stop_it_with_one_error(pets: Path, tmp_path: Path) ->
     with pytest.raises(UserError) as caught:
         pack(pets, tmp_path / "out")
     text = str(caught.value)
-    assert "2 images cannot be read" in text
+    assert "2 images cannot be used" in text
     assert "train/cat/empty.jpg: the file is empty" in text
     assert "test/cat/text.jpg: not an image" in text
     assert "--unreadable skip" in text
@@ -202,7 +202,7 @@ def test_unreadable_images_are_left_out_and_listed(pets: Path, tmp_path: Path) -
     packed = pack(pets, tmp_path / "out", unreadable="skip")
     assert {item["path"] for item in packed.manifest["unreadable"]} == {"train/cat/empty.jpg", "test/cat/text.jpg"}
     assert packed.manifest["splits"]["train"]["per_class"] == {"cat": 20, "dog.x": 16}
-    assert "2 images cannot be read" in str(packed)
+    assert "2 images cannot be used" in str(packed)
 
 
 @pytest.mark.parametrize("change", ["settings", "images"])

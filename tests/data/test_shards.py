@@ -98,7 +98,7 @@ def test_an_image_that_is_not_what_was_packed(pets: Path, tmp_path: Path) -> Non
     pack(pets, out, shard_mb=0.02)
     row = json.loads((out / "train-000001.json").read_text())["images"][2]
     damage(out / "train-000001.tar", row[3] + row[4] // 2)
-    with pytest.raises(UserError, match=r"1 image cannot be read:\n") as caught:
+    with pytest.raises(UserError, match=r"1 image cannot be used:\n") as caught:
         load(out)
     assert f"{row[0]}: damaged in the shard train-000001.tar at byte {row[3]:,}: the checksum differs" in str(
         caught.value
@@ -144,7 +144,7 @@ def test_incomplete_shards(pets: Path, tmp_path: Path, spoil, message: str) -> N
 def test_left_out_images_are_reported(pets: Path, tmp_path: Path) -> None:
     (pets / "cat" / "bad.png").write_bytes(b"")
     pack(pets, tmp_path / "out", unreadable="skip")
-    assert open_source(tmp_path / "out").warnings == ["1 images that cannot be read were left out when it was packed."]
+    assert open_source(tmp_path / "out").warnings == ["1 images that cannot be used were left out when it was packed."]
 
 
 def test_shards_from_elsewhere(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ BROKEN = {
 def test_broken_members(tmp_path: Path, members: Members, member: str, reason: str, stream: int) -> None:
     write_tar(tmp_path / "set" / "part-0.tar", members)
     spec = f"wds:{tmp_path / 'set'}?stream={stream}"
-    with pytest.raises(UserError, match="cannot be read") as caught:
+    with pytest.raises(UserError, match=r"images? cannot be used") as caught:
         load(spec)
     assert f"part-0.tar: {member}: {reason}" in str(caught.value)
     skipped = load(spec, unreadable="skip").summary()

@@ -108,7 +108,7 @@ def with_instances(source: Source) -> Source:
     for split, records in source.splits.items():
         fit = [isinstance(one, Objects) and one.segments is not None for one in records.annotations or ()]
         broken += [
-            Broken(split, name, "has boxes without masks")
+            Broken(split, name, "has boxes without masks: leave it out, or use --task detection")
             for name, kept in zip(records.ids, fit, strict=True)
             if not kept
         ]

@@ -118,7 +118,7 @@ def _listed(folder: Path, manifest: dict[str, Any]) -> Source:
     source = Source(manifest["name"], tuple(manifest["classes"]), splits)
     left_out = manifest["unreadable"]
     if left_out:
-        source.warnings.append(f"{len(left_out)} images that cannot be read were left out when it was packed.")
+        source.warnings.append(f"{len(left_out)} images that cannot be used were left out when it was packed.")
     source.verify = lambda: _verify(listed)
     return source
 

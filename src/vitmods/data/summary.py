@@ -93,7 +93,7 @@ def record(broken: Broken) -> dict[str, str]:
 
 def unreadable_text(bad: list[dict[str, str]]) -> str:
     """Count and paths, one a line."""
-    lines = [f"{len(bad)} {'image' if len(bad) == 1 else 'images'} cannot be read:"]
+    lines = [f"{len(bad)} {'image' if len(bad) == 1 else 'images'} cannot be used:"]
     lines += [f"  {item['path']}: {item['reason']}" for item in bad[:_LISTED]]
     if len(bad) > _LISTED:
         lines.append(f"  and {len(bad) - _LISTED} more")
@@ -248,4 +248,4 @@ def _allowing(source: Source, what: str) -> str:
 
 
 def _left_out(bad: list[dict[str, str]]) -> list[str]:
-    return [f"{len(bad)} images that cannot be read were left out."] if bad else []
+    return [f"{len(bad)} images that cannot be used were left out."] if bad else []

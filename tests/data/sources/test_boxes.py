@@ -137,7 +137,7 @@ def test_what_is_wrong_is_one_error_before_training_or_left_out(tmp_path, change
     coco(tmp_path, change)
     with pytest.raises(UserError) as error:
         loaded(f"coco:{tmp_path}?allow=missing")
-    assert "2 images cannot be read" in str(error.value).replace("\n", " ")
+    assert "2 images cannot be used" in str(error.value).replace("\n", " ")
     assert (reason if "is 48" not in reason else "is 64 x 48 pixels, and its boxes are for 64 x 40") in str(error.value)
     left = loaded(f"coco:{tmp_path}?allow=missing", unreadable="skip")
     assert len(left.train) == (3 if change is without_image else 2)
@@ -240,6 +240,14 @@ def test_a_set_without_masks_says_so_where_they_are_needed(tmp_path):
 
     with pytest.raises(UserError, match=r"has boxes and no masks.*--task detection"):
         loaded(f"coco:{coco(tmp_path, boxes_alone)}", target="instances")
+
+
+def test_images_without_masks_among_others_are_proposed_for_detection(tmp_path):
+    def one_without(split, content):
+        del content["annotations"][0]["segmentation"]
+
+    with pytest.raises(UserError, match=r"train/0.png: has boxes without masks: .*--task detection"):
+        loaded(f"coco:{coco(tmp_path, one_without)}?allow=missing", target="instances")
 
 
 VOC = """<annotation><size><width>64</width><height>48</height></size>

@@ -64,7 +64,7 @@ def test_a_broken_image_is_unreadable(tmp_path: Path) -> None:
     raw = rows.cast_column("image", datasets.Image(decode=False)).to_list()
     raw[3]["image"]["bytes"] = raw[3]["image"]["bytes"][:40]
     datasets.Dataset.from_list(raw, features=rows.features).save_to_disk(tmp_path / "saved")
-    with pytest.raises(UserError, match=r"1 image cannot be read:\n  train\[3\]: "):
+    with pytest.raises(UserError, match=r"1 image cannot be used:\n  train\[3\]: "):
         data.load(f"hf:{tmp_path / 'saved'}", img_size=9, augment=plain().augment)
 
 

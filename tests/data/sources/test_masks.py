@@ -123,7 +123,7 @@ def test_what_cannot_be_used_is_listed_before_training_or_left_out(tmp_path):
     with pytest.raises(UserError) as error:
         load(f"masks:{root}")
     for line in (
-        "9 images cannot be read",
+        "9 images cannot be used",
         "train/0.jpg: its mask is 11 x 16, the image 12 x 16",
         "train/1.jpg: its mask holds the value 7, which classes.txt does not know",
         "train/2.jpg: its mask has colors",

@@ -2,8 +2,8 @@
 
     FOLDER/Annotations/0001.xml, FOLDER/JPEGImages/0001.jpg, FOLDER/ImageSets/Main/train.txt, val.txt, test.txt
 
-Corners are pixels counted from 1, both inside of the box. Objects that are marked difficult are neither trained on nor
-counted as wrong, as in VOC's own evaluation.
+Corners are pixels counted from 1, both inside of the box. Objects that are marked difficult are taken as COCO's crowds:
+they are not trained on, and what is found in their boxes is neither right nor wrong.
 """
 
 import os
