@@ -1,6 +1,6 @@
 """ImageDataset: images ready for training and evaluation."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -84,8 +84,29 @@ class Split:
         return len(self.ids)
 
 
+class SplitDataset:
+    """What data sets of images and of sequences say alike of their classes and splits."""
+
+    classes: tuple[str, ...]
+    splits: Mapping[str, Any]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def eval_split(self) -> str:
+        """The split whose numbers are reported: test, or val where there is no test."""
+        return "test" if "test" in self.splits else "val"
+
+    @property
+    def val_split(self) -> str:
+        """The split to choose by: val, or test where there is no val."""
+        return "val" if "val" in self.splits else "test"
+
+
 @dataclass(frozen=True)
-class ImageDataset:
+class ImageDataset(SplitDataset):
     """A data set at one image size, with one augmentation.
 
     Order, augmentation and mixing are pure functions of (seed, epoch, sample or batch number): workers, prefetching and
@@ -112,25 +133,11 @@ class ImageDataset:
     joint_view: JointView | None = None
 
     @property
-    def num_classes(self) -> int:
-        return len(self.classes)
-
-    @property
     def train(self) -> Split:
         """The split to train on. UserError where the set is for evaluation only."""
         if "train" not in self.splits:
             raise UserError(f"{self.name} is an evaluation set: it has no images to train on. Train on another set.")
         return self.splits["train"]
-
-    @property
-    def eval_split(self) -> str:
-        """The split whose numbers are reported: test, or val where there is no test."""
-        return "test" if "test" in self.splits else "val"
-
-    @property
-    def val_split(self) -> str:
-        """The split to choose by: val, or test where there is no val."""
-        return "val" if "val" in self.splits else "test"
 
     def summary(self) -> dict[str, Any]:
         """What was found, in plain types for JSON: see docs/data.md for the fields."""

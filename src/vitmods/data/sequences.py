@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from vitmods.data.batch import Batch
 from vitmods.data.boxes import Ints
+from vitmods.data.dataset import SplitDataset
 from vitmods.data.read import digest
 from vitmods.data.records import Records, Source, printable
 from vitmods.data.rng import permutation
@@ -71,7 +72,7 @@ class SequenceSplit:
 
 
 @dataclass(frozen=True)
-class SequenceDataset:
+class SequenceDataset(SplitDataset):
     """A data set of sequences, of which the model reads the first `longest` tokens.
 
     A batch has its sequences filled up with PADDING to the longest of them. Their order is a function of seed and epoch
@@ -89,20 +90,6 @@ class SequenceDataset:
     world_size: int = 1
     class_map: tuple[int, ...] | None = field(default=None, init=False)
     target: str = field(default="class", init=False)
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.classes)
-
-    @property
-    def eval_split(self) -> str:
-        """The split whose numbers are reported: test, or val where there is no test."""
-        return "test" if "test" in self.splits else "val"
-
-    @property
-    def val_split(self) -> str:
-        """The split to choose by: val, or test where there is no val."""
-        return "val" if "val" in self.splits else "test"
 
     def summary(self) -> dict[str, Any]:
         """What was found, in plain types for JSON."""

@@ -225,7 +225,7 @@ def _called(kind: Any) -> str:
 
 
 def _brief(value: str) -> str:
-    """A model's name without its options, but for a mark by which others of that name are told apart."""
+    """A model's name without its options, but for a mark that sets it apart from others of that name."""
     name, asked, options = value.partition("?")
     return f"{name}?…{sha256(options.encode()).hexdigest()[:4]}" if asked and len(options) > _BRIEF else value
 

@@ -26,7 +26,7 @@ from vitmods.tasks.detection_metrics import NAMES, AveragePrecision, image_ap50
 from vitmods.tasks.detectors import Detector, Found, MaskRCNNDetector, RetinaNetDetector, group_norm
 from vitmods.tasks.drawing import with_objects
 from vitmods.tasks.metrics import Metric
-from vitmods.tasks.overlay import palette
+from vitmods.tasks.overlay import legend, pixels_of
 from vitmods.tasks.pyramid import MakeNorm
 from vitmods.util.errors import UserError
 
@@ -127,9 +127,7 @@ class Detection(Task):
     def _example(self, index: int, image: Tensor, found: dict[str, Tensor], target: dict[str, Any]) -> Example:
         """As the model sees it: boxes are moved from the file's pixels to the view's."""
         height, width = target["size"]
-        mean, std = (torch.tensor(one).reshape(-1, 1, 1) for one in (self.augment.mean, self.augment.std))
-        pixels = ((image * std + mean)[:, :height, :width] * 255).round().clamp(0, 255).to(torch.uint8)
-        shown = pixels.expand(3, -1, -1).permute(1, 2, 0).numpy().copy()
+        shown = pixels_of(image[:, :height, :width], self.augment.mean, self.augment.std)
         scale = np.array([width, height, width, height]) / np.array([*target["native"][::-1], *target["native"][::-1]])
         sure = found["scores"] >= SURE
         boxes, labels = found["boxes"][sure].numpy() * scale, found["labels"][sure].numpy()
@@ -171,8 +169,7 @@ class Detection(Task):
 
     def legend(self, classes: tuple[str, ...]) -> dict[str, str]:
         """The palette's."""
-        colors = palette(len(classes)).tolist()
-        return {name: f"#{r:02x}{g:02x}{b:02x}" for name, (r, g, b) in zip(classes, colors, strict=True)}
+        return legend(classes)
 
     def draw(self, image: NDArray[np.uint8], shown: Any, classes: tuple[str, ...]) -> NDArray[np.uint8]:
         """Boxes with class and score, and masks, of what `predictions` is sure of, or of an annotation."""

@@ -23,7 +23,7 @@ from vitmods.recipes import Recipe
 from vitmods.tasks.base import FOR_BOXES, TASKS, Example, Measured, Task, TaskModel, noise
 from vitmods.tasks.features import feature_channels, feature_maps, feature_strides
 from vitmods.tasks.metrics import Metric
-from vitmods.tasks.overlay import overlay, palette
+from vitmods.tasks.overlay import legend, overlay, pixels_of
 from vitmods.tasks.sliding import Windows
 from vitmods.util.errors import UserError
 
@@ -220,8 +220,7 @@ class Segmentation(Task):
 
     def legend(self, classes: tuple[str, ...]) -> dict[str, str]:
         """The palette's."""
-        colors = [f"#{bytes(color).hex()}" for color in palette(len(classes))]
-        return dict(zip(classes, colors, strict=True))
+        return legend(classes)
 
     def _probabilities(self, model: nn.Module, batch: Batch) -> Iterator[Tensor]:
         """Of each image (K, native height, native width)."""
@@ -236,10 +235,7 @@ class Segmentation(Task):
     def _example(self, batch: Batch, i: int, predicted: Tensor) -> Example:
         """In the size that the model sees."""
         height, width = batch.targets["size"][i].tolist()
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
-        pixels = batch.inputs[i, :, :height, :width].float().cpu() * std + mean
-        image = np.ascontiguousarray((255 * pixels).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0))
-        image = np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image
+        image = pixels_of(batch.inputs[i, :, :height, :width], self.mean, self.std)
         drawn = {"image": image}
         for name, labels in (("annotation", batch.targets["mask"][i]), ("prediction", predicted)):
             small = F.interpolate(labels[None, None].cpu(), (height, width), mode="nearest-exact")[0, 0]
