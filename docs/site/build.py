@@ -7,6 +7,7 @@ warning is an error, and so are a link that leads nowhere and a page that loads 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -39,10 +40,11 @@ def pages(root: Path = ROOT) -> list[Path]:
 def stage(root: Path, to: Path) -> None:
     """A copy of the pages and of the files that they link to, with what is generated."""
     for page in pages(root):
+        to_a_page = functools.partial(_to_a_page, root, page)
         text = (root / page).read_text(encoding="utf-8")
         for target in _targets(text):
             _copy_linked(root, page, target, to)
-        text = outside_fences(text, lambda part: LINK.sub(lambda link: _to_a_page(root, page, link), part))
+        text = outside_fences(text, functools.partial(LINK.sub, to_a_page))
         text = DRAWING.sub(lambda found: drawing(found[1]), text)
         if page == INDEX:
             text += "\n" + "\n".join(toctrees(text, root))
@@ -107,7 +109,7 @@ def drawing(arm: str) -> str:
         changed = change.edit(changed)
     svg = draw(json.loads(changed.to_json()), json.loads(base.to_json()), text)
     caption = f"<code>{text}</code> on {base_name or 'S/16'}: what it adds or alters is marked."
-    return f"```{{raw}} html\n<figure class=\"block-drawing\">{svg}<figcaption>{caption}</figcaption></figure>\n```"
+    return f'```{{raw}} html\n<figure class="block-drawing">{svg}<figcaption>{caption}</figcaption></figure>\n```'
 
 
 def _write(path: Path, text: str) -> None:

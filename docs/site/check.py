@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src", "embed": "src",
-         "object": "data", "use": "href", "image": "href"}  # fmt: skip
+LOADS = dict.fromkeys(("script", "img", "iframe", "source", "video", "audio", "embed"), "src")
+LOADS |= {"object": "data", "use": "href", "image": "href"}
 NOT_LOADED = {"search", "canonical", "author", "license", "help", "index", "next", "prev"}  # of <link rel=...>
 
 
@@ -37,10 +37,15 @@ class Page(HTMLParser):
 
 def problems(site: Path) -> list[str]:
     """A line for each thing that is wrong with a site."""
-    pages = {path.resolve(): Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
-    return [f"{path.relative_to(site.resolve())}: {text}" for path, page in pages.items() for text in _of_page(path, page, pages)] + [
-        f"{sheet.relative_to(site)}: loads {url}" for sheet in sorted(site.rglob("*.css")) for url in _urls_of(sheet.read_text(encoding="utf-8")) if _is_outside(url)
+    site = site.resolve()
+    pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
+    found = [
+        f"{path.relative_to(site)}: {text}" for path, page in pages.items() for text in _of_page(path, page, pages)
     ]
+    for sheet in sorted(site.rglob("*.css")):
+        outside = filter(_is_outside, _urls_of(sheet.read_text(encoding="utf-8")))
+        found += [f"{sheet.relative_to(site)}: loads {url}" for url in outside]
+    return found
 
 
 def _of_page(path: Path, page: Page, pages: dict[Path, Page]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Docstrings as the house writes them, for Sphinx: plain text with `names`, and lists of fields as `name: what it is`."""
+"""Docstrings as the house writes them, for Sphinx: plain text with `names`, and fields as `name: what it is`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-FIELD = re.compile(r"[\w`, *]+:\s+\S")
+FIELD = re.compile(r"[a-z_]\w*(, [a-z_]\w*)*:\s+\S")
 CODE = re.compile(r"(``.+?``|`[^`]+`|:\w+:`[^`]+`)")
 
 

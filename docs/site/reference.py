@@ -42,7 +42,13 @@ def _is_change(value: Any) -> bool:
 
 def _page(package: str, seen: dict[int, str]) -> str:
     title = "vitmods" if package == "vitmods" else f"vitmods.{package}"
-    lines = [title, "=" * len(title), "", *inspect.cleandoc(importlib.import_module(title).__doc__ or "").splitlines(), ""]
+    lines = [
+        title,
+        "=" * len(title),
+        "",
+        *inspect.cleandoc(importlib.import_module(title).__doc__ or "").splitlines(),
+        "",
+    ]
     for name, value in public(package).items():
         top = package in FROM_THE_TOP and _is_change(value) and hasattr(importlib.import_module("vitmods"), name)
         full = f"vitmods.{name}" if top else f"{title}.{name}"
