@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -37,7 +37,7 @@ def pages(root: Path = ROOT) -> list[Path]:
     return sorted(page.relative_to(root) for page in found)
 
 
-def stage(root: Path, to: Path) -> None:
+def stage(root: Path, to: Path, packages: Sequence[str]) -> None:
     """A copy of the pages and of the files that they link to, with what is generated."""
     for page in pages(root):
         to_a_page = functools.partial(_to_a_page, root, page)
@@ -47,7 +47,7 @@ def stage(root: Path, to: Path) -> None:
         text = outside_fences(text, functools.partial(LINK.sub, to_a_page))
         text = DRAWING.sub(lambda found: drawing(found[1]), text)
         if page == INDEX:
-            text += "\n" + "\n".join(toctrees(text, root))
+            text += "\n" + "\n".join(toctrees(text, root, packages))
         _write(to / page, text)
 
 
@@ -79,7 +79,7 @@ def _to_a_page(root: Path, page: Path, link: re.Match[str]) -> str:
     return link[0]
 
 
-def toctrees(index: str, root: Path) -> Iterator[str]:
+def toctrees(index: str, root: Path, packages: Sequence[str]) -> Iterator[str]:
     """The navigation: a group for each heading of the index, with the pages that are linked under it, then those of the
     changes and the reference. A page that the index does not name is an orphan, which fails the build."""
     for section in re.split(r"^## ", index, flags=re.M)[1:]:
@@ -90,7 +90,7 @@ def toctrees(index: str, root: Path) -> Iterator[str]:
         if "docs/changes" in entries:
             cards = sorted(page.stem for page in (root / "docs" / "changes").glob("*.md"))
             yield _toctree("The changes", ["/docs/changes", *(f"/docs/changes/{name}" for name in cards)])
-    yield _toctree("Reference", [f"/docs/api/{name}" for name in reference.PACKAGES])
+    yield _toctree("Reference", [f"/docs/api/{name}" for name in packages])
 
 
 def _toctree(title: str, entries: list[str]) -> str:
@@ -135,15 +135,15 @@ def style() -> str:
     )
 
 
-def build(out: Path, root: Path = ROOT) -> list[str]:
+def build(out: Path, root: Path = ROOT, packages: Sequence[str] = reference.PACKAGES) -> list[str]:
     """Builds the site into a folder that is made anew; returns what is wrong with it, nothing if it is right."""
     from sphinx.application import Sphinx
     from sphinx.errors import SphinxError
 
     with tempfile.TemporaryDirectory() as temporary:
         source = Path(temporary)
-        stage(root, source)
-        for name, text in reference.pages():
+        stage(root, source, packages)
+        for name, text in reference.pages(packages):
             _write(source / "docs" / "api" / f"{name}.rst", text)
         for name in ("conf.py", "docstrings.py", "mathml.py"):
             shutil.copyfile(HERE / name, source / name)

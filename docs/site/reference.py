@@ -8,7 +8,7 @@ import inspect
 import itertools
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ FROM_THE_TOP = {"changes"}
 """packages whose classes are public as names of vitmods itself"""
 
 
-def pages() -> Iterator[tuple[str, str]]:
+def pages(packages: Sequence[str] = PACKAGES) -> Iterator[tuple[str, str]]:
     """(name, text) of each page. A name that two packages have is documented where it comes first."""
     seen: dict[int, str] = {}
-    for package in PACKAGES:
+    for package in packages:
         yield package, _page(package, seen)
 
 
