@@ -8,6 +8,7 @@ warning is an error, and so are a link that leads nowhere and a page that loads 
 from __future__ import annotations
 
 import functools
+import io
 import json
 import os
 import re
@@ -90,7 +91,8 @@ def toctrees(index: str, root: Path, packages: Sequence[str]) -> Iterator[str]:
         if "docs/changes" in entries:
             cards = sorted(page.stem for page in (root / "docs" / "changes").glob("*.md"))
             yield _toctree("The changes", ["/docs/changes", *(f"/docs/changes/{name}" for name in cards)])
-    yield _toctree("Reference", [f"/docs/api/{name}" for name in packages])
+    if packages:
+        yield _toctree("Reference", [f"/docs/api/{name}" for name in packages])
 
 
 def _toctree(title: str, entries: list[str]) -> str:
@@ -139,7 +141,10 @@ def build(out: Path, root: Path = ROOT, packages: Sequence[str] = reference.PACK
     """Builds the site into a folder that is made anew; returns what is wrong with it, nothing if it is right."""
     from sphinx.application import Sphinx
     from sphinx.errors import SphinxError
+    from sphinx.util.console import strip_escape_sequences
+    from sphinx.util.docutils import docutils_namespace, patch_docutils
 
+    said = io.StringIO()
     with tempfile.TemporaryDirectory() as temporary:
         source = Path(temporary)
         stage(root, source, packages)
@@ -152,12 +157,13 @@ def build(out: Path, root: Path = ROOT, packages: Sequence[str] = reference.PACK
         shutil.rmtree(out, ignore_errors=True)
         os.environ["TZ"] = "UTC"
         try:
-            app = Sphinx(source, source, out, source / ".doctrees", "html", warningiserror=True, status=None)
-            app.build()
+            with patch_docutils(source), docutils_namespace():
+                app = Sphinx(source, source, out, source / ".doctrees", "html", status=None, warning=said)
+                app.build()
         except SphinxError as error:
             return [str(error)]
-        if app.statuscode:
-            return [f"Sphinx ended with {app.statuscode}; its warnings are above."]
+        if said.getvalue():
+            return strip_escape_sequences(said.getvalue()).replace(f"{source}/", "").splitlines()
     shutil.rmtree(out / ".doctrees", ignore_errors=True)
     return check.problems(out)
 
