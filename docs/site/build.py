@@ -87,12 +87,20 @@ def toctrees(index: str, root: Path, packages: Sequence[str]) -> Iterator[str]:
         title, _, text = section.partition("\n")
         linked = dict.fromkeys(os.path.normpath(Path("docs") / target) for target in _targets(text))
         entries = [name.removesuffix(".md") for name in linked if name.endswith(".md") and (root / name).is_file()]
-        yield _toctree(title, [f"/{name}" for name in entries if name != "docs/changes"])
+        yield _toctree(title, [_entry(name) for name in entries if name != "docs/changes"])
         if "docs/changes" in entries:
             cards = sorted(page.stem for page in (root / "docs" / "changes").glob("*.md"))
             yield _toctree("The changes", ["/docs/changes", *(f"/docs/changes/{name}" for name in cards)])
     if packages:
         yield _toctree("Reference", [f"/docs/api/{name}" for name in packages])
+
+
+def _entry(name: str) -> str:
+    """A page in the navigation, by its own title; README and examples by what they are."""
+    if name == "README":
+        return "README </README>"
+    folder = re.fullmatch(r"examples/(\w+)/README", name)
+    return f"Example: {folder[1].replace('_', ' ')} </{name}>" if folder else f"/{name}"
 
 
 def _toctree(title: str, entries: list[str]) -> str:

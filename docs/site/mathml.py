@@ -16,11 +16,12 @@ logger = logging.getLogger(__name__)
 def mathml(formula: str, display: str, place: Any) -> str:
     """A formula as MathML. What is unknown in it is a warning, which fails the build."""
     try:
-        made = convert(" ".join(formula.split()), display=display)
+        plain = " ".join(formula.split()).replace("{aligned}", "{align*}")  # the same where there is no text beside it
+        made = convert(plain, display=display)
     except Exception as error:  # a parser's errors have no common base
         logger.warning("the formula %r cannot be read: %r", formula, error, location=place)
         return ""
-    if unknown := re.findall(r"\\\w+", made):
+    if unknown := re.findall(r"\\\w+|<mi>&</mi>", made):
         logger.warning("the formula %r has unknown commands: %s", formula, ", ".join(unknown), location=place)
     return made
 

@@ -171,9 +171,9 @@ def _branch(config: Config, which: str) -> Iterator[Box]:
     if attention and config.get("key_drop"):
         yield Box("key_drop", "drops keys", "slot")
     core = "attention + place" if config.get("positional") else "attention"
-    usual = {"mlp": ACTIVATIONS[config.get("activation", "gelu")], "swiglu": "gated SiLU"}
+    known = {"mlp": f"linear, {ACTIVATIONS[config.get('activation', 'gelu')]}", "swiglu": "gated SiLU"}
     kind = config.get("mlp_kind", "mlp")
-    yield Box(f"{which}.core", core if attention else f"linear, {usual.get(kind, kind)}")
+    yield Box(f"{which}.core", core if attention else known.get(kind, kind))
     if attention and config.get("head_scale"):
         yield Box("head_scale", "scale of heads", "slot")
     yield from _norm(f"{which}.inner", slots.get("inner"))
