@@ -62,7 +62,9 @@ def _page(package: str, seen: dict[int, str]) -> str:
 
 def _entry(full: str, value: Any) -> list[str]:
     if isinstance(value, type):
-        return [f".. autoclass:: {full}", *([] if _is_change(value) else ["   :members:"])]
+        if _is_change(value) and hasattr(value, "name"):
+            return [f".. autoclass:: {full}", "", f"   :doc:`Its card </docs/changes/{value.name}>`"]
+        return [f".. autoclass:: {full}", "   :members:"]
     if inspect.isroutine(value):
         return [f".. autofunction:: {full}"]
     name = full.rpartition(".")[2]
