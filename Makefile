@@ -15,7 +15,7 @@ READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help venv demo test test-long lint pytest format lock clean
+.PHONY: help venv demo test test-long lint pytest format lock clean docs
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -36,13 +36,16 @@ demo: $(READY)  ## compare four changes of a ViT trained without warm-up, on han
 	$(BIN)/vitmods compare --data digits --base mu6/2 --arms layerscale dpn rms "post=placement(attn=post,mlp=post)" \
 		--epochs 10 --warmup-epochs 0 --seeds 4 --cost-seconds 10 --out runs/demo
 
-test: lint pytest  ## lint, types, import contract and all tests
+test: lint docs pytest  ## lint, types, import contract, the site and all tests
 
 lint: $(READY)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(READY)  ## the documentation as a site without outside parts, in build/site; every warning is an error
+	OMP_NUM_THREADS=1 $(BIN)/python docs/site/build.py build/site
 
 # One thread in each of the test processes: more than one process on all cores is slower and not repeatable.
 pytest: $(READY)  ## all tests, in WORKERS processes; PYTEST_ARGS="tests/train -x" for some

@@ -18,7 +18,9 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class DualPatchNorm(Change):
-    """``x = LN1(W LN0(patch) + b)`` in the stem, then positions (Dual PatchNorm, section 4.2).
+    r"""Two norms in the stem, before the positions are added (Dual PatchNorm, section 4.2).
+
+    .. math:: x = \mathrm{LN}_1(W \, \mathrm{LN}_0(p) + b)
 
     LN0 acts on the values of one patch, LN1 on the channels of its token. Rows of the paper's Table 6:
 

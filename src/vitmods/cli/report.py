@@ -19,13 +19,14 @@ class Report:
     examples:
       vitmods report runs/digits-mu3-2
       vitmods report runs/digits-mu3-2 --out answer.html
+      vitmods report runs/digits-mu3-2 --out answer.svg     (an image: the sentence and the intervals)
       vitmods report runs/digits-mu3-2 --reference dpn --out against-dpn.html     (all others, base too, against dpn)
     """
 
     folder: Annotated[Path, tyro.conf.Positional]
     """the study's folder"""
     out: Path | None = None
-    """where the report goes; None: report.html in the folder"""
+    """where the report goes, .html, or .svg for an image of the verdicts; None: report.html in the folder"""
     reference: str = "base"
     """the arm that all others are compared with"""
 

@@ -179,7 +179,7 @@ class Answer:
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the report as one HTML file, by default report.html in the study's folder (report-dpn.html of one with
-        the reference dpn); returns its path.
+        the reference dpn), or as an image of the verdicts if the name ends with .svg; returns its path.
 
         results.json and results.csv, which are always against base, are written with it. Where the report goes
         elsewhere, a study that cannot be written to is only warned of. UserError if the report cannot be written.

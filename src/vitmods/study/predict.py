@@ -52,7 +52,7 @@ def predict(
     Args:
         checkpoint: a trial's folder; what `vitmods.adapters.open_checkpoint` opens; or a file that `vitmods.export`
             wrote, .onnx (needs the extra `onnx`) and .pt2 too, which run on the CPU.
-        images: files, folders (with all below them) and patterns as "photos/**/*.jpg"; of sequences text files,
+        images: files, folders (with all below them) and patterns as `photos/**/*.jpg`; of sequences text files,
             with one a line.
         top: how many of the likeliest classes are named.
         unreadable: "stop" at an image that cannot be read, or "skip" it with a warning.

@@ -38,14 +38,20 @@ def _macs(grid: Grid, width: int, dense: bool) -> int:
     macs=_macs,
 )
 class DynamicTokenNorm(nn.Module):
-    """``y = gamma (x - mu) / sqrt(s2 + eps) + beta`` with, for each head h (equations 4 to 7),
+    r"""Normalizes a token by its own statistics and those of the tokens around it, for each head (equations 4 to 7).
 
-    ``mu = lambda_mean mu_LN + (1 - lambda_mean) P x``,
-    ``s2 = lambda_var s2_LN + (1 - lambda_var) (P x^2 - (P x)^2)``,
-    ``P[i, j] = softmax_j(a . [dx^2 + dy^2, dx, dy])`` over the tokens of the grid, dx in columns and dy in rows,
+    .. math::
 
-    and ``lambda = sigmoid(omega)``. mu_LN and s2_LN are LayerNorm's, over all channels of a token, biased. P is
-    separable and never formed, so the cost grows as T (rows + columns), exactly.
+        \begin{align*}
+        y &= \gamma \, \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta \\
+        \mu &= \lambda_\mu \, \mu_{LN} + (1 - \lambda_\mu) \, P x \\
+        \sigma^2 &= \lambda_\sigma \, \sigma^2_{LN} + (1 - \lambda_\sigma) \, (P x^2 - (P x)^2) \\
+        P_{ij} &= \mathrm{softmax}_j (a_1 (dx^2 + dy^2) + a_2 \, dx + a_3 \, dy)
+        \end{align*}
+
+    Every lambda is the sigmoid of an omega; dx is in columns and dy in rows of the grid. Statistics with LN are
+    LayerNorm's, over all channels of a token, biased. P is separable and never formed, so the cost grows as
+    T (rows + columns), exactly.
 
     Shapes: (B, N, C) with N = ``prefix_tokens`` + rows * columns, or (B, rows, columns, C) for any grid; the output as
     the input, in its type, statistics in float32. Prefix tokens get LayerNorm's statistics and lend none. A sequence
