@@ -301,6 +301,7 @@ _TABLES.add(
         column="{base} {arm}",
         data="sun397:path/to/sun397",
         recipe="sun397",
+        images=76_128,
         options="--tune lr=1e-3,3e-4,1e-4 --tune weight_decay=0.03,0.1 --tune dropout=0,0.1 --tune-on val",
         differs=(
             "of the first row; the others: --tune mixup=0,0.2,0.5 with RandAugment of magnitude 0, 5, 10 and 15",
