@@ -78,7 +78,7 @@ def test_a_table_is_run_with_the_options_of_compare(capsys, tmp_path, monkeypatc
     few = ["--limit-train", "64", "--limit-val", "30", "--epochs", "1", "--seeds", "2", "--device", "cpu"]
     said(capsys, "paper", "run", "dtn-table10", "--base", "mu2/2", *few, "--workers", "1", "--cost-seconds", "0")
     answer = Answer.load(tmp_path / "runs" / "digits-dtn-table10-mu2-2")
-    assert set(answer.effects) == {"gpsa", "dtn"}
+    assert set(answer.effects) == {"gpsa", "dtn", "dtn-no-rpe"}
 
 
 def test_arms_of_a_table_in_compare(capsys, tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ COUNTS = {
     "dpn-table5": (10, 0),
     "dpn-table6": (30, 0),
     "dpn-table7": (12, 0),
+    "dpn-appendix-a": (0, 0),
     "dtn-table1": (66, 0),
     "dtn-table2": (18, 0),
     "dtn-table3": (16, 0),

@@ -309,3 +309,23 @@ _TABLES.add(
         ),
     ),
 )
+_TABLES.add(
+    "appendix-a",
+    "Whitened patches",
+    where="Appendix A",
+    scale="not stated",
+    notes=(
+        "No number is printed, and no formula: here ZCA whitening, see docs/changes/dpn.md.",
+        "The prototype had a norm right after the whitened patches; the norm alone was then found to be enough.",
+    ),
+    study=replace(
+        _DPN,
+        arms={
+            "whitened patches": "whiten=dpn(before=whiten,after=false)",
+            "the prototype": "whiten-norm=dpn(before=whiten_norm,after=false)",
+            "the norm alone": "pre=dpn(after=false)",
+            "DPN": "dpn",
+        },
+        base="pixels",
+    ),
+)

@@ -303,16 +303,22 @@ _TABLES.add(
         DTN without RPE + MHSA | 81.4   | 75.9
         DTN + MHSA             | 81.7   | 76.3
     """,
-    notes=("How P enters attention is not stated: here by ConViT's gate. DTN without positions is not defined.",),
+    notes=(
+        "How P enters attention is not stated: here by ConViT's gate.",
+        "What P is in DTN without relative positions is not stated: here all tokens count alike, P = 1 / T.",
+    ),
     study=replace(
         _DTN,
-        arms={"LN + MHSA with Eqn 6": "gpsa", "DTN + MHSA": "dtn"},
+        arms={
+            "LN + MHSA with Eqn 6": "gpsa",
+            "DTN without RPE + MHSA": "dtn-no-rpe=dtn(kernel=uniform)",
+            "DTN + MHSA": "dtn",
+        },
         base="LN + MHSA",
         bases={"ViT-S*": "S*/16"},
         row="{arm}",
         column="{base}",
     ),
-    needs=("DTN without relative positions: the paper does not say what P is then.",),
 )
 _TABLES.add(
     "table10b",

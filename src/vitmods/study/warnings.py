@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from vitmods.layers.norms import PowerNorm
 from vitmods.layers.norms.contract import SMALL_BATCH, RunningNorm, SmallBatchWarning
+from vitmods.layers.norms.whitening import NotFittedWarning
 from vitmods.model.vit import ViT
 from vitmods.recipes.length import resolve_on
 
@@ -96,4 +97,5 @@ def already_reported() -> Iterator[None]:
     """No trial repeats what `study_warnings` says."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmallBatchWarning)
+        warnings.simplefilter("ignore", NotFittedWarning)  # trials compute it
         yield

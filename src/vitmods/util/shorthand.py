@@ -39,7 +39,7 @@ def read_settings(name: str, kind: str, inside: str, types: Mapping[str, Any]) -
     Args:
         name, kind: of what is set, for errors: `dpn`, `change`.
         inside: the text in the parentheses.
-        types: setting -> its type: bool, int, float, anything else a word, each perhaps `| None`.
+        types: setting -> its type: bool, int, float, anything else a word, each perhaps `| None`; or bool or a word.
 
     Raises:
         UserError: there is no such setting (the nearest is named), it is given twice, or its value is of another type.
@@ -58,6 +58,8 @@ def read_settings(name: str, kind: str, inside: str, types: Mapping[str, Any]) -
 
 def _value(what: str, kind: Any, text: str) -> Any:
     wanted = next((t for t in typing.get_args(kind) if t in (int, float)), kind)  # of "int | None"
+    if bool in typing.get_args(kind) and text.lower() in ("true", "false"):  # of "bool | a word"
+        return text.lower() == "true"
     if wanted is bool:
         if text.lower() not in ("true", "false"):
             raise UserError(f"{what} is true or false, got '{text}'.")
