@@ -121,4 +121,6 @@ REGISTRY: Registry[type[Change]] = Registry("change", "vitmods.changes", advice=
 
 
 def _spell(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"({','.join(map(_spell, value))})"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -31,7 +31,7 @@ class Parallel(Change):
     published = (
         "ImageNet-1k top-1, ViT-B of 36 blocks to 18 x 2: at 300 epochs 82.9 to 83.3, with LayerScale 83.9 to 83.8; at "
         "400 epochs 83.4 to 83.4, with LayerScale 84.1 to 84.1 (Table 2). Of 24 blocks Ti and S are better in "
-        "sequence, of 12 nothing is stated (section 3.3)"
+        "sequence, of 12 nothing is stated (Figure 2)"
     )
     short_forms = {"sequential": {"branches": 1}}  # noqa: RUF012
 

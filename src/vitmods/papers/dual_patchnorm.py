@@ -133,7 +133,7 @@ _TABLES.add(
         L/16 | 77.3 ± 0.00 | 77.9 ± 0.06 | 80.9 ± 0.03 | 81.4 ± 0.06
     """,
     notes=("The caption says 200K steps; the table and the text say 220K.",),
-    needs=("JFT-4B is not public, and its learning rate is not stated.",),
+    needs=("JFT-4B is not public, and its learning rate is not stated: of other large sets `--recipe jft`.",),
 )
 _TABLES.add(
     "table2-finetune",
