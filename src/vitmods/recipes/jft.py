@@ -11,7 +11,7 @@ from vitmods.recipes.registry import recipe
     expected=(
         "25-shot top-1 on ImageNet-1k after 220,000 steps B/32 63.8 ± 0.03, B/16 72.1 ± 0.09, L/16 77.3 ± 0.00; with "
         "Dual PatchNorm B/32 65.2 ± 0.03, B/16 72.4 ± 0.07, L/16 77.9 ± 0.06. After 1.1M steps B/32 70.7 ± 0.1, B/16 "
-        "76.9 ± 0.03, L/16 80.9 ± 0.06; with Dual PatchNorm B/32 71.1 ± 0.09, B/16 76.6 ± 0.03, L/16 81.4 ± 0.06"
+        "76.9 ± 0.03, L/16 80.9 ± 0.03; with Dual PatchNorm B/32 71.1 ± 0.09, B/16 76.6 ± 0.03, L/16 81.4 ± 0.06"
     ),
     command="vitmods train --data path/to/images --base B/16 --img-size 224 --recipe jft --accumulate 16",
     not_stated=(

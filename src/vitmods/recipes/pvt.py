@@ -30,8 +30,8 @@ DEPTHS: dict[str, dict[str, Any]] = {
     ),
     not_stated=(
         "by Dynamic Token Normalization anything; of PVT's own its ten epochs of cooldown, at the smallest rate, are "
-        "left out, and drop path is 0.1 or 0.3 by the model: size=small is PVT-Tiny and -Small, large is -Medium, -Large "
-        "and PVTv2-B3"
+        "left out, and drop path is 0.1 or 0.3 by the model: size=small is PVT-Tiny and -Small, large is -Medium, "
+        "-Large and PVTv2-B3"
     ),
     model="Ti/16",
     images=1_281_167,
