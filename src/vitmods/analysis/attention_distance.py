@@ -98,7 +98,7 @@ def _has_kernel(module: nn.Module) -> bool:
 
 
 def _of_kernel(module: Any, grid: Grid, spacing: tuple[float, float]) -> Tensor:
-    pool = module.mixing.pool if isinstance(module, DynamicTokenNorm) else 1
+    pool = module.mixing.pools[0] if isinstance(module, DynamicTokenNorm) else 1
     grid, spacing = (grid[0] // pool, grid[1] // pool), (spacing[0] * pool, spacing[1] * pool)
     heads = zip(*module.kernels(grid), strict=True)
     return torch.stack([mean_distance(torch.kron(py, px), grid, spacing) for px, py in heads])

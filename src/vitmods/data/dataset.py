@@ -211,6 +211,14 @@ class ImageDataset(SplitDataset):
         starts = [start for start in range(0, n, batch_size) if self.rank < min(batch_size, n - start)]
         return in_order(make, starts, self.workers)
 
+    def plain_images(self, split: str, most: int, batch_size: int) -> Iterator[Tensor]:
+        """Up to `most` images of a split, evenly spread over it, as evaluation sees them: float32 (B, C, H, W), all of
+        them in every process."""
+        count = len(self.splits[split])
+        chosen = np.linspace(0, count - 1, min(most, count)).round().astype(np.int64)
+        for start in range(0, len(chosen), batch_size):
+            yield self._normalized(self._views(self.splits[split], chosen[start : start + batch_size])[0])
+
     def _order(self, seed: int, epoch: int) -> Ints:
         """The order (n,) in which an epoch visits the training images."""
         return permutation(seed, epoch, len(self.train))

@@ -26,6 +26,7 @@ from vitmods.train import checkpoint
 from vitmods.train.device import device_name
 from vitmods.train.distributed import PeerEnded, whole_state
 from vitmods.train.examples import write_examples
+from vitmods.train.fitting import fit_to_images
 from vitmods.train.interrupt import StopRequest, stop_on_signals
 from vitmods.train.logs import Diverged, ProgressBar
 from vitmods.train.loop import Images, RunOptions, TrialRun
@@ -76,6 +77,7 @@ def train_trial(
     length = resolve_on(recipe, ds)
     out = make_folder(Path(out))
     settings = {"seed": seed, "eval_every_epochs": how.eval_every_epochs, "task": task.name, **(record or {})}
+    settings |= fit_to_images(model, ds)
     config = _config(model, ds, recipe, settings)
     config |= {"resolved": asdict(length), "environment": _environment(how)}
     processes = how.processes
