@@ -36,8 +36,10 @@ class Batch:
         if count == 1:
             yield self
             return
-        for positions in torch.arange(len(self)).tensor_split(count):
-            part = slice(int(positions[0]), int(positions[-1]) + 1)
+        size, more = divmod(len(self), count)  # the first parts have one more
+        for number in range(count):
+            start = number * size + min(number, more)
+            part = slice(start, start + size + (number < more))
             yield type(self)(*(_sliced(value, part) for value in vars(self).values()))
 
 
