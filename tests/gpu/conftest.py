@@ -25,8 +25,8 @@ class FakeCuda(FakeTensorMode):
 def fake_cuda(monkeypatch):
     """FakeTensorMode whose tensors may be on "cuda" where there is no GPU, backward included.
 
-    Operations check devices and types, and reading a number (`.item()`, `if tensor:`) raises. The engine of autograd asks
-    the driver for streams of the device that a tensor names: in C++ it gets the answer "cpu", in Python "cuda:0".
+    Operations check devices and types, and reading a number (`.item()`, `if tensor:`) raises. The engine of autograd
+    asks the driver for streams of the device that a tensor names: in C++ it gets the answer "cpu", in Python "cuda:0".
     """
     asked = torch.ops.prim.device.default
     dispatch = FakeTensor.__dict__["__torch_dispatch__"].__func__

@@ -11,16 +11,19 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 import vitmods as vm
+from vitmods import data
 from vitmods.changes.compose import edit
+from vitmods.data.batch import Batch
 from vitmods.fast import memory
 from vitmods.layers.norms import NORMS
 from vitmods.layers.stems import STEMS, TokenStem
 from vitmods.model.config import ViTConfig
-from vitmods.recipes import RECIPES, Recipe
+from vitmods.recipes import RECIPES, Augment, Recipe
 from vitmods.recipes.recipe import Optimizer
 from vitmods.tasks import Classification
 from vitmods.tasks.base import TASKS, make_task
 from vitmods.tasks.features import without_head
+from vitmods.train.loop import on_its_way
 
 RECIPE = Recipe().with_(epochs=2, batch_size=4, clip_norm=1.0)
 
@@ -152,6 +155,34 @@ def test_sequences_with_padding_make_a_step(run_on_fake):
     batch = task.synthetic(4, (16, 1, 32), 5, RECIPE)
     batch.inputs[1, 20:] = 0
     run_on_fake(model, task, RECIPE, batch)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_images_reach_the_gpu_as_bytes_and_are_made_ready_there(run_on_fake, monkeypatch, accumulate):
+    augment = Augment(mixup=0.2, cutmix=1.0, erasing=1.0)
+    images = data.load("digits", img_size=(8, 8), in_chans=1, augment=augment, limit_train=64).as_uint8()
+    batch = next(images.train_batches(seed=0, epoch=0, batch_size=8))
+    sent, to = [], torch.Tensor.to
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda tensor, *given, **how: sent.append(tensor) or to(tensor, *given, **how)
+    )
+    model = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=10)
+    run_on_fake(model, Classification(), RECIPE.with_(batch_size=8, accumulate=accumulate), batch, ("bf16-mixed",))
+    images_sent = [
+        tensor for tensor in sent if tensor.ndim == 4 and tensor.device.type == "cpu" and tensor.shape[0] == 8
+    ]
+    assert images_sent
+    assert all(tensor.dtype == torch.uint8 for tensor in images_sent)
+
+
+def test_batches_are_pinned_ahead_for_a_gpu_and_left_alone_on_a_cpu(monkeypatch):
+    pinned = []
+    monkeypatch.setattr("vitmods.data.batch.Batch.pinned", lambda batch: pinned.append(batch) or batch)
+    batches = [Batch(torch.zeros(1), torch.zeros(1), torch.tensor([i])) for i in range(4)]
+    given = iter(batches)
+    assert on_its_way(given, torch.device("cpu")) is given
+    assert list(on_its_way(given, torch.device("cuda"))) == batches
+    assert pinned == batches
 
 
 def test_a_number_that_is_read_is_an_error(run_on_fake):

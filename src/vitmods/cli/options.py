@@ -72,8 +72,9 @@ class MachineOptions:
 
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps"""
-    data_workers: int = 0
-    """threads that prepare images ahead, per trial"""
+    data_workers: int | None = None
+    """threads that prepare images ahead, per trial; None: none on a CPU, as many as there are cores, at most 8, for a
+    GPU"""
     checkpoint_minutes: float = 5.0
     """time between checkpoints of a trial"""
     cache_dir: Path | None = None

@@ -26,7 +26,7 @@ class Running:
 
     workers: int | None = None
     device: str = "auto"
-    data_workers: int = 0
+    data_workers: int | None = None
     checkpoint_minutes: float = 5.0
     cost_seconds: float = 30.0
     progress: bool = True
@@ -42,7 +42,7 @@ class Running:
         if self.workers is not None and self.workers < 1:
             raise UserError(f"workers must be at least 1, not {self.workers}.")
         for name in ("data_workers", "checkpoint_minutes", "cost_seconds"):
-            if not getattr(self, name) >= 0:
+            if getattr(self, name) is not None and not getattr(self, name) >= 0:
                 raise UserError(f"{name} must be at least 0, not {getattr(self, name)}.")
         if self.keep_weights not in get_args(Keep):
             raise UserError(f"keep_weights is {', '.join(get_args(Keep))}, not {self.keep_weights!r}.")

@@ -42,7 +42,7 @@ class RunningOptions(TypedDict, total=False):
 
     workers: int | None
     device: str
-    data_workers: int
+    data_workers: int | None
     checkpoint_minutes: float
     cost_seconds: float
     progress: bool
@@ -180,7 +180,8 @@ class Study:
             workers: trials at a time, each in its own process; None: as many as cores, memory or GPUs allow.
             cluster: where trials run instead of here: Ray or Slurm (docs/clusters.md).
             device: "auto", "cpu", "cuda", "cuda:1" or "mps".
-            data_workers: threads that prepare images ahead, per trial; 0: none.
+            data_workers: threads that prepare images ahead, per trial; 0: none; None: none on a CPU, and for a GPU as many
+                as there are cores, at most 8.
             checkpoint_minutes: time between the checkpoints of a trial.
             cost_seconds: how long the measurement of costs may take, about; 0: costs are not measured.
             progress: a line a trial on stderr, and a bar if that is a terminal.

@@ -30,6 +30,7 @@ from vitmods.study.warnings import already_reported
 from vitmods.tasks.base import DEFAULT, TASKS, Task, make_task
 from vitmods.tasks.features import without_head
 from vitmods.train import RunOptions, train_trial
+from vitmods.train.device import usual_workers
 from vitmods.train.distributed import ALONE, Processes
 from vitmods.util.files import write_json
 
@@ -118,7 +119,7 @@ class TrialRunner:
         folder: StudyFolder,
         settings: Settings,
         device: str = "auto",
-        data_workers: int = 0,
+        data_workers: int | None = None,
         checkpoint_minutes: float = 5.0,
         progress: bool = False,
         recompute: bool = False,
@@ -128,7 +129,8 @@ class TrialRunner:
         shard: bool = False,
     ):
         self.folder, self.settings = folder, settings
-        self.data_workers, self._cache_dir = data_workers, cache_dir
+        self.data_workers = usual_workers(device) if data_workers is None else data_workers
+        self._cache_dir = cache_dir
         self.how = RunOptions(
             device,
             checkpoint_every_minutes=checkpoint_minutes,

@@ -7,6 +7,8 @@ import torch
 
 from vitmods.util.errors import UserError
 
+MOST_WORKERS = 8  # threads that prepare images, by default
+
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
@@ -60,3 +62,8 @@ def device_name(device: str) -> str:
     if found.type == "cuda" and torch.cuda.is_available():
         return torch.cuda.get_device_name(found.index or 0)
     return found.type
+
+
+def usual_workers(device: str) -> int:
+    """Threads that prepare images: none for a CPU, which trains meanwhile; for a GPU as many as torch takes cores."""
+    return 0 if resolve(device).type == "cpu" else min(MOST_WORKERS, torch.get_num_threads())

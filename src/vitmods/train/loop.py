@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitmods.data.batch import Batch
+from vitmods.data.batch import Batch, for_device
+from vitmods.data.threads import ahead
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import lr_at, resolve_on
 from vitmods.tasks.base import Example, Task, TaskModel
@@ -126,7 +127,7 @@ class TrialRun:
         seed: int = 0,
         how: RunOptions | None = None,
     ) -> None:
-        self.task, self.ds, self.recipe, self.seed, self.folder = task, ds, recipe, seed, folder
+        self.task, self.recipe, self.seed, self.folder = task, recipe, seed, folder
         self.how = how or RunOptions()
         self.length = resolve_on(recipe, ds)
         self.log_every = min(50, max(5, self.length.steps // 100))
@@ -135,8 +136,10 @@ class TrialRun:
 
         self.processes = self.how.processes
         _check_batch(recipe, ds, self.processes)
-        self.train_ds = ds if self.processes.size == 1 else ds.for_process(self.processes.rank, self.processes.size)
         self.fabric = make_fabric(self.how.device, recipe.precision, self.processes)
+        self.ds = for_device(ds, self.fabric.device)
+        alone = self.processes.size == 1
+        self.train_ds = self.ds if alone else self.ds.for_process(self.processes.rank, self.processes.size)
         self.model = self.fabric.to_device(model)
         self.how.save_memory(self.model)
         freeze(self.model, recipe)
@@ -210,7 +213,7 @@ class TrialRun:
         return metrics
 
     def _train(self, request: StopRequest, bar: ProgressBar) -> None:
-        batches = self._batches()
+        batches = on_its_way(self._batches(), self.fabric.device)
         self.model.train()
         while True:
             # Between two steps, in this order: a checkpoint says which evaluation it has behind it.
@@ -269,7 +272,8 @@ class TrialRun:
         is computed in; `batch` is what this process has of it. Gives the statistics of these images, divided by the
         number of all."""
         totals: dict[str, Tensor] = {}
-        parts = list(batch.parts(self.recipe.accumulate))
+        whole = batch if batch.left is None else batch.moved(self.fabric.device)  # bytes: all of them fit
+        parts = list(whole.parts(self.recipe.accumulate))
         for number, part in enumerate(parts, 1):
             fraction = len(part) / (len(batch) * self.processes.size)
             with self._loss.part(last=number == len(parts)):
@@ -344,7 +348,7 @@ class TrialRun:
         return found.metrics
 
     def _eval_batches(self, split: str, request: StopRequest, index: list[Tensor]) -> Iterable[Batch]:
-        for batch in self.ds.eval_batches(split, self.recipe.part_size):
+        for batch in on_its_way(self.ds.eval_batches(split, self.recipe.part_size), self.fabric.device):
             self._agreed(request)
             request.check()
             index.append(batch.index)
@@ -413,6 +417,13 @@ class TrialRun:
         self._wall_before = state["wall_s"]
         found: int = state["metrics_bytes"]
         return found
+
+
+def on_its_way(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """The same batches; for a GPU made ahead in a thread, and pinned, so that it copies while the host goes on."""
+    if device.type == "cpu":
+        return batches
+    return ahead(batches, Batch.pinned if device.type == "cuda" else lambda batch: batch)
 
 
 def _check_batch(recipe: Recipe, ds: Images, processes: Processes) -> None:

@@ -131,8 +131,8 @@ class Stem(nn.Module):
         return torch.randn(count, self.in_chans, *self.img_size, generator=generator)
 
     def forward(self, images: Tensor, keep: Tensor | None = None, drawn: bool = False) -> Tensor:
-        """Images (B, channels, height, width) to tokens (B, T, C), or (B, K, C) of the patches ``keep`` (B, K) alone, whose
-        values are not looked at where the model has ``drawn`` them itself."""
+        """Images (B, channels, height, width) to tokens (B, T, C), or (B, K, C) of the patches ``keep`` (B, K) alone,
+        whose values are not looked at where the model has ``drawn`` them itself."""
         self._check(images)
         if keep is None:
             return self._format(self.finish(self.project(images)), images)
