@@ -68,7 +68,7 @@ class DataOptions(SplitArguments, _ImageArguments):
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """How it is run here. None of this changes what comes out."""
+    """How it is run here. None of this changes what comes out, but for rounding."""
 
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps"""
@@ -83,6 +83,10 @@ class MachineOptions:
     """keep less of each block for backward: 0.6 of the activations for 1.02 to 1.04 of the time"""
     checkpointing: bool = False
     """keep the input of each block alone for backward: less memory for a quarter more time"""
+    tf32: bool = False
+    """float32 products with 10 bits of mantissa, on a GPU that has them: several times as fast"""
+    compile: bool = False
+    """training steps by torch.compile: the first takes a minute, the others less time on a GPU"""
     quiet: bool = False
     """no progress on the error stream"""
 

@@ -73,7 +73,7 @@ class Left:
 
 
 def erasing(count: int, channels: int, positions: Ints, boxes: Ints, noise: Sequence[Tensor]) -> tuple[Erased, Tensor]:
-    """`Left.erased` and `Left.noise` of `count` images: boxes (E, 4) of those at `positions` (E,), each with its noise."""
+    """`Left.erased` and `Left.noise` of `count` images: boxes (E, 4) of those at `positions` (E,), with their noise."""
     erased: list[tuple[int, int, int, int, int] | None] = [None] * count
     start = 0
     for position, (top, left, height, width) in zip(positions.tolist(), boxes.tolist(), strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -111,7 +111,8 @@ def with_modules(backbone: nn.Module, task: Task, classes: int, seed: int) -> An
 class TrialRunner:
     """Runs trials of one study, one after the other; the images are read once.
 
-    All but folder and settings decide how a trial is run, never what comes out.
+    All but folder and settings decide how a trial is run, never what comes out. ways: those `vitmods.train.loop.WAYS`
+    that are on.
     """
 
     def __init__(
@@ -122,8 +123,7 @@ class TrialRunner:
         data_workers: int | None = None,
         checkpoint_minutes: float = 5.0,
         progress: bool = False,
-        recompute: bool = False,
-        checkpointing: bool = False,
+        ways: Sequence[str] = (),
         cache_dir: str | None = None,
         processes: Processes = ALONE,
         shard: bool = False,
@@ -135,10 +135,9 @@ class TrialRunner:
             device,
             checkpoint_every_minutes=checkpoint_minutes,
             progress=progress,
-            recompute=recompute,
-            checkpointing=checkpointing,
             processes=processes,
             shard=shard,
+            **dict.fromkeys(ways, True),
         )
         self._datasets: dict[tuple[Augment, str], ImageDataset] = {}
 

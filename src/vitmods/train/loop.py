@@ -20,7 +20,7 @@ from vitmods.recipes import Recipe
 from vitmods.recipes.length import lr_at, resolve_on
 from vitmods.tasks.base import Example, Task, TaskModel
 from vitmods.train import checkpoint
-from vitmods.train.device import make_fabric
+from vitmods.train.device import check_tf32, make_fabric, tf32_products
 from vitmods.train.distributed import (
     ALONE,
     Divided,
@@ -66,6 +66,16 @@ class Images(Protocol):
     def summary(self) -> dict[str, Any]: ...
 
 
+WAYS = ("recompute", "checkpointing", "tf32", "compile")
+"""Fields of RunOptions that are on or off"""
+
+
+def check_ways(recompute: bool, checkpointing: bool, tf32: bool, compile: bool) -> None:
+    """Raise UserError where one would be of no effect."""
+    if recompute and compile:
+        raise UserError("torch.compile chooses itself what to make again: leave --recompute or --compile out.")
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """How a trial is run, which never changes what its weights become."""
@@ -92,8 +102,15 @@ class RunOptions:
     """those that train the model together (`vitmods.train.join`): each batch is divided among them"""
     shard: bool = False
     """divide weights, gradients and optimizer state among the processes too (FSDP2); needs two or more"""
+    tf32: bool = False
+    """float32 products of a GPU with 10 bits of mantissa, several times as fast; needs one that has them"""
+    compile: bool = False
+    """make training steps by torch.compile, which takes about a minute before the first; evaluation is not compiled"""
 
     def __post_init__(self) -> None:
+        check_ways(**{way: getattr(self, way) for way in WAYS})
+        if self.shard and self.compile:
+            raise UserError("A model that is divided among processes is not compiled: leave --shard or --compile out.")
         if self.shard and self.processes.size == 1:
             raise UserError("shard divides a model among processes, and here is one: add devices, or leave it out.")
 
@@ -137,6 +154,8 @@ class TrialRun:
         self.processes = self.how.processes
         _check_batch(recipe, ds, self.processes)
         self.fabric = make_fabric(self.how.device, recipe.precision, self.processes)
+        if self.how.tf32:
+            check_tf32(self.fabric.device)
         self.ds = for_device(ds, self.fabric.device)
         alone = self.processes.size == 1
         self.train_ds = self.ds if alone else self.ds.for_process(self.processes.rank, self.processes.size)
@@ -152,7 +171,7 @@ class TrialRun:
         self.optimizer = make_optimizer(self.model, recipe)
         check_every_parameter_is_trained(self.model, self.optimizer)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self._loss = Together(task, self.model, self.processes, self.how.shard)
+        self._loss = Together(task, self.model, self.processes, self.how.shard, self.how.compile)
 
         self.step = 0
         self.evaluated_at = 0
@@ -199,8 +218,9 @@ class TrialRun:
             UserError: the disk is full or may not be written.
         """
         try:
-            self._train(request, bar)
-            metrics = self._final_metrics(request)
+            with tf32_products(self.how.tf32):
+                self._train(request, bar)
+                metrics = self._final_metrics(request)
         except Interrupted as interruption:
             self.save()
             raise Interrupted(
