@@ -4,8 +4,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
-from typing import TypeVar
+from itertools import count, islice
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 
@@ -34,3 +34,17 @@ def in_order(make: Callable[[int], Item], numbers: Iterable[int], workers: int) 
             yield item
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def ahead(items: Iterator[Item], prepare: Callable[[Item], Item]) -> Iterator[Item]:
+    """The items in their order, taken and prepared by a thread that stays two ahead of the consumer."""
+    end: Any = object()
+
+    def take(_: int) -> Item:
+        item = next(items, end)
+        return item if item is end else prepare(item)
+
+    for item in in_order(take, count(), 1):
+        if item is end:
+            return
+        yield item

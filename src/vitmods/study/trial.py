@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -30,6 +30,7 @@ from vitmods.study.warnings import already_reported
 from vitmods.tasks.base import DEFAULT, TASKS, Task, make_task
 from vitmods.tasks.features import without_head
 from vitmods.train import RunOptions, train_trial
+from vitmods.train.device import usual_workers
 from vitmods.train.distributed import ALONE, Processes
 from vitmods.util.files import write_json
 
@@ -110,7 +111,8 @@ def with_modules(backbone: nn.Module, task: Task, classes: int, seed: int) -> An
 class TrialRunner:
     """Runs trials of one study, one after the other; the images are read once.
 
-    All but folder and settings decide how a trial is run, never what comes out.
+    All but folder and settings decide how a trial is run, never what comes out. ways: those `vitmods.train.loop.WAYS`
+    that are on.
     """
 
     def __init__(
@@ -118,25 +120,24 @@ class TrialRunner:
         folder: StudyFolder,
         settings: Settings,
         device: str = "auto",
-        data_workers: int = 0,
+        data_workers: int | None = None,
         checkpoint_minutes: float = 5.0,
         progress: bool = False,
-        recompute: bool = False,
-        checkpointing: bool = False,
+        ways: Sequence[str] = (),
         cache_dir: str | None = None,
         processes: Processes = ALONE,
         shard: bool = False,
     ):
         self.folder, self.settings = folder, settings
-        self.data_workers, self._cache_dir = data_workers, cache_dir
+        self.data_workers = usual_workers(device) if data_workers is None else data_workers
+        self._cache_dir = cache_dir
         self.how = RunOptions(
             device,
             checkpoint_every_minutes=checkpoint_minutes,
             progress=progress,
-            recompute=recompute,
-            checkpointing=checkpointing,
             processes=processes,
             shard=shard,
+            **dict.fromkeys(ways, True),
         )
         self._datasets: dict[tuple[Augment, str], ImageDataset] = {}
 

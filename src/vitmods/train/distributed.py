@@ -138,8 +138,11 @@ class Together:
     """The loss of a model that several processes train: gradients become the mean over processes in the last part of
     each step. Alone: the loss."""
 
-    def __init__(self, task: Task, model: nn.Module, processes: Processes, shard: bool) -> None:
+    def __init__(self, task: Task, model: nn.Module, processes: Processes, shard: bool, compile: bool = False) -> None:
         self._loss: Any = StepLoss(task, model)
+        if compile:
+            torch.compiler.reset()  # beyond eight trials of one process it would silently stop compiling
+            self._loss.compile()
         self._model, self._shard = model, shard
         self._alone = processes.size == 1
         if not self._alone and not shard:

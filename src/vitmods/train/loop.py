@@ -14,12 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitmods.data.batch import Batch
+from vitmods.data.batch import Batch, for_device
+from vitmods.data.threads import ahead
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import lr_at, resolve_on
 from vitmods.tasks.base import Example, Task, TaskModel
 from vitmods.train import checkpoint
-from vitmods.train.device import make_fabric
+from vitmods.train.device import check_tf32, make_fabric, tf32_products
 from vitmods.train.distributed import (
     ALONE,
     Divided,
@@ -66,6 +67,16 @@ class Images(Protocol):
     def summary(self) -> dict[str, Any]: ...
 
 
+WAYS = ("recompute", "checkpointing", "tf32", "compile")
+"""Fields of RunOptions that are on or off"""
+
+
+def check_ways(recompute: bool, checkpointing: bool, tf32: bool, compile: bool) -> None:
+    """Raise UserError where one would be of no effect."""
+    if recompute and compile:
+        raise UserError("torch.compile chooses itself what to make again: leave --recompute or --compile out.")
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """How a trial is run, which never changes what its weights become."""
@@ -92,8 +103,15 @@ class RunOptions:
     """those that train the model together (`vitmods.train.join`): each batch is divided among them"""
     shard: bool = False
     """divide weights, gradients and optimizer state among the processes too (FSDP2); needs two or more"""
+    tf32: bool = False
+    """float32 products of a GPU with 10 bits of mantissa, several times as fast; needs one that has them"""
+    compile: bool = False
+    """make training steps by torch.compile, which takes about a minute before the first; evaluation is not compiled"""
 
     def __post_init__(self) -> None:
+        check_ways(**{way: getattr(self, way) for way in WAYS})
+        if self.shard and self.compile:
+            raise UserError("A model that is divided among processes is not compiled: leave --shard or --compile out.")
         if self.shard and self.processes.size == 1:
             raise UserError("shard divides a model among processes, and here is one: add devices, or leave it out.")
 
@@ -127,7 +145,7 @@ class TrialRun:
         seed: int = 0,
         how: RunOptions | None = None,
     ) -> None:
-        self.task, self.ds, self.recipe, self.seed, self.folder = task, ds, recipe, seed, folder
+        self.task, self.recipe, self.seed, self.folder = task, recipe, seed, folder
         self.how = how or RunOptions()
         self.length = resolve_on(recipe, ds)
         self.log_every = min(50, max(5, self.length.steps // 100))
@@ -136,8 +154,12 @@ class TrialRun:
 
         self.processes = self.how.processes
         _check_batch(recipe, ds, self.processes)
-        self.train_ds = ds if self.processes.size == 1 else ds.for_process(self.processes.rank, self.processes.size)
         self.fabric = make_fabric(self.how.device, recipe.precision, self.processes)
+        if self.how.tf32:
+            check_tf32(self.fabric.device)
+        self.ds = for_device(ds, self.fabric.device)
+        alone = self.processes.size == 1
+        self.train_ds = self.ds if alone else self.ds.for_process(self.processes.rank, self.processes.size)
         self.model = self.fabric.to_device(model)
         self.how.save_memory(self.model)
         freeze(self.model, recipe)
@@ -150,7 +172,7 @@ class TrialRun:
         self.optimizer = make_optimizer(self.model, recipe)
         check_every_parameter_is_trained(self.model, self.optimizer)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self._loss = Together(task, self.model, self.processes, self.how.shard)
+        self._loss = Together(task, self.model, self.processes, self.how.shard, self.how.compile)
 
         self.step = 0
         self.evaluated_at = 0
@@ -197,8 +219,9 @@ class TrialRun:
             UserError: the disk is full or may not be written.
         """
         try:
-            self._train(request, bar)
-            metrics = self._final_metrics(request)
+            with tf32_products(self.how.tf32):
+                self._train(request, bar)
+                metrics = self._final_metrics(request)
         except Interrupted as interruption:
             self.save()
             raise Interrupted(
@@ -211,7 +234,7 @@ class TrialRun:
         return metrics
 
     def _train(self, request: StopRequest, bar: ProgressBar) -> None:
-        batches = self._batches()
+        batches = on_its_way(self._batches(), self.fabric.device)
         self.model.train()
         while True:
             # Between two steps, in this order: a checkpoint says which evaluation it has behind it.
@@ -270,7 +293,8 @@ class TrialRun:
         is computed in; `batch` is what this process has of it. Gives the statistics of these images, divided by the
         number of all."""
         totals: dict[str, Tensor] = {}
-        parts = list(batch.parts(self.recipe.accumulate))
+        whole = batch if batch.left is None else batch.moved(self.fabric.device)  # bytes: all of them fit
+        parts = list(whole.parts(self.recipe.accumulate))
         for number, part in enumerate(parts, 1):
             fraction = len(part) / (len(batch) * self.processes.size)
             with self._loss.part(last=number == len(parts)):
@@ -345,7 +369,7 @@ class TrialRun:
         return found.metrics
 
     def _eval_batches(self, split: str, request: StopRequest, index: list[Tensor]) -> Iterable[Batch]:
-        for batch in self.ds.eval_batches(split, self.recipe.part_size):
+        for batch in on_its_way(self.ds.eval_batches(split, self.recipe.part_size), self.fabric.device):
             self._agreed(request)
             request.check()
             index.append(batch.index)
@@ -414,6 +438,13 @@ class TrialRun:
         self._wall_before = state["wall_s"]
         found: int = state["metrics_bytes"]
         return found
+
+
+def on_its_way(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """The same batches; for a GPU made ahead in a thread, and pinned, so that it copies while the host goes on."""
+    if device.type == "cpu":
+        return batches
+    return ahead(batches, Batch.pinned if device.type == "cuda" else lambda batch: batch)
 
 
 def _check_batch(recipe: Recipe, ds: Images, processes: Processes) -> None:

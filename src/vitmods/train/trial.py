@@ -29,7 +29,7 @@ from vitmods.train.examples import write_examples
 from vitmods.train.fitting import fit_to_images
 from vitmods.train.interrupt import StopRequest, stop_on_signals
 from vitmods.train.logs import Diverged, ProgressBar
-from vitmods.train.loop import Images, RunOptions, TrialRun
+from vitmods.train.loop import WAYS, Images, RunOptions, TrialRun
 from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights, checksum, make_folder, write_atomically, write_json
 
@@ -124,6 +124,20 @@ def _outcome(run: TrialRun, request: StopRequest, bar: ProgressBar) -> dict[str,
         "epochs": run.step / run.length.steps_per_epoch,
         "wall_s": round(run.wall_s, 3),
         "params": sum(p.numel() for p in run.model.parameters()),
+        "how": _ways_of(run),
+    }
+
+
+def _ways_of(run: TrialRun) -> dict[str, Any]:
+    """How it was run, as far as it may change the last digits or the speed."""
+    how = run.how
+    ways = {way: getattr(how, way) for way in WAYS}
+    return {
+        "device": device_name(str(run.fabric.device)),
+        "precision": run.recipe.precision,
+        **ways,
+        "processes": how.processes.size,
+        "shard": how.shard,
     }
 
 
@@ -137,7 +151,7 @@ def _write_findings(run: TrialRun) -> None:
 
 
 def _result(identity: dict[str, Any], status: str, **values: Any) -> dict[str, Any]:
-    empty = dict.fromkeys(("message", "steps", "epochs", "wall_s", "params"))
+    empty = dict.fromkeys(("message", "steps", "epochs", "wall_s", "params", "how"))
     return {"schema": 1, "status": status, **identity, "metrics": {}, **empty, **values}
 
 
@@ -284,8 +298,7 @@ def _environment(how: RunOptions) -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
         "device": device_name(how.device),
-        "recompute": how.recompute,
-        "checkpointing": how.checkpointing,
+        **{way: getattr(how, way) for way in WAYS},
         "processes": how.processes.size,
         "shard": how.shard,
         "threads": torch.get_num_threads(),

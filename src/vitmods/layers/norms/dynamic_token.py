@@ -174,7 +174,10 @@ class DynamicTokenNorm(nn.Module):
     def _normalize(self, x: Tensor, grid: Grid, padding: Tensor | None) -> Tensor:
         """(B, T, C) on a grid"""
         wide, m = upcast(x), self.mixing
-        if padding is not None and (grid[0] > 1 or self.a is None or max(m.pools) > 1):
+        refused = padding is not None and (grid[0] > 1 or self.a is None or max(m.pools) > 1)
+        if refused and not torch.compiler.is_compiling() and padding is not None and not padding.any():
+            padding = None
+        elif refused:
             raise UserError(
                 "Padding is left out of sequences with learned kernels alone: dtn(kernel=..., band=..., window=..., "
                 "pool=...) and grids of several rows take batches without padding."
