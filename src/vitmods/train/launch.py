@@ -20,8 +20,9 @@ _POLL_S = 0.1
 def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     """Run `python -m MODULE ARGUMENTS` in so many processes that can `join`; their exit code.
 
-    Where one fails, the others are asked to stop and its code is given back; one that was killed is named on stderr. Ctrl-C reaches all; SIGTERM and SIGHUP
-    are passed on. Threads are divided among them unless OMP_NUM_THREADS says how many there are.
+    Where one fails, the others are asked to stop and its code is given back; one that was killed is named on stderr.
+    Ctrl-C reaches all; SIGTERM and SIGHUP are passed on. Threads are divided among them unless OMP_NUM_THREADS says how
+    many there are.
 
     Raises:
         UserError: fewer than two processes.
@@ -70,8 +71,8 @@ def _failed(started: Sequence[subprocess.Popen[bytes]]) -> int:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         guess = " (out of memory?)" if -code == signal.SIGKILL else ""
         print(
-            f"Process {rank} of {len(started)} was killed by {name}{guess}; the others end. What was saved is there: the "
-            "same command goes on.",
+            f"Process {rank} of {len(started)} was killed by {name}{guess}; the others end. What was saved is there: "
+            "the same command goes on.",
             file=sys.stderr,
         )
         return code

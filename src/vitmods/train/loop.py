@@ -356,7 +356,7 @@ class TrialRun:
         return minutes is not None and time.perf_counter() - self._saved >= 60 * minutes
 
     def save(self) -> None:
-        """Write the checkpoint: in the first process, or each its part of a divided model. The rows of metrics.jsonl that
+        """Write the checkpoint: the first process, or each its part of a divided model. The rows of metrics.jsonl that
         it counts are put on the disk first."""
         length, state = self.metrics.sync(), self.state_dict()
         state |= {"metrics_bytes": length, "wall_s": self.wall_s}

@@ -4,10 +4,10 @@ A step has a folder of its own, `checkpoint/<step>`:
 
 rank<r>.safetensors  what process r holds of the divided tensors
 state.pt             all else, written by the first process
-index.json           shapes, the rows that each file has, checksums; written last, so that a folder without it never counts
+index.json           shapes, the rows that each file has, checksums; written last: a folder without it never counts
 
-Any number of processes can load them, one too. PyTorch's own distributed checkpoints keep their index as a pickle, which
-runs code when it is loaded, and its safetensors form has no place for anything but tensors; these have neither fault.
+Any number of processes can load them, one too. PyTorch's own distributed checkpoints keep their index as a pickle,
+which runs code when it is loaded, and its safetensors form has no place for anything but tensors.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def _finish(
     unseen = [_file(rank) for rank in range(len(parts)) if not (place / _file(rank)).exists()]
     if unseen:
         raise UserError(
-            f"{', '.join(unseen)} of other processes cannot be seen in {place}: the folder of a divided model has to be "
-            "shared by all machines."
+            f"{', '.join(unseen)} of other processes cannot be seen in {place}: all machines have to share the folder "
+            "of a divided model."
         )
     buffer = BytesIO()
     torch.save(rest, buffer)
