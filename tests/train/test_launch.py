@@ -50,9 +50,9 @@ def test_one_that_ends_badly_ends_all(modules, capfd, number, code):
     began = time.monotonic()
     assert launch("ends", [str(int(number))], 3) == code
     assert time.monotonic() - began < 20
-    told = capfd.readouterr().err
-    assert told.count("Process 1 of 3 was killed by") == (1 if number else 0)
-    assert ("SIGKILL (out of memory?)" in told) == (number == signal.SIGKILL)
+    printed = capfd.readouterr().err
+    assert printed.count("Process 1 of 3 was killed by") == (1 if number else 0)
+    assert ("SIGKILL (out of memory?)" in printed) == (number == signal.SIGKILL)
 
 
 def test_what_several_say_is_said_once(modules, capfd):

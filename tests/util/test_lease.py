@@ -63,9 +63,9 @@ def test_one_that_gives_no_sign_of_life_is_taken_over(make, place, capsys):
     began = time.monotonic()
     second.take()
     assert time.monotonic() - began > 0.6
-    told = capsys.readouterr().err
-    assert "on one holds runs/x: waiting up to" in told
-    assert "on one is gone: this run takes runs/x over" in told
+    printed = capsys.readouterr().err
+    assert "on one holds runs/x: waiting up to" in printed
+    assert "on one is gone: this run takes runs/x over" in printed
     assert json.loads(place().read())["host"] == "two"
     with pytest.raises(UserError, match="on two"):
         third.take()

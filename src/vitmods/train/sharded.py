@@ -50,7 +50,8 @@ class StoredTensor:
         """Rows (stop - start, ...), on the CPU; of the files only what is asked for."""
         from safetensors import safe_open
 
-        found, first = [], 0
+        found: list[Tensor] = []
+        first = 0
         for rank, count in enumerate(self.rows):
             low, high = max(start, first) - first, min(stop, first + count) - first
             if low < high or (count and not found and first + count == self.shape[0]):  # of none, the type at least

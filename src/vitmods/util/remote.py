@@ -134,15 +134,15 @@ class Mirror:
             _note((self.folder / name).parent, {name.rpartition("/")[2]: None})
 
     def _send_until(self, ended: threading.Event) -> None:
-        told = False
+        reported = False
         while not ended.wait(SEND_EVERY_S):
             try:
                 self.send(final=False)
-                told = False
+                reported = False
             except UserError as error:
-                if not told:
+                if not reported:
                     _say(f"{error} The work goes on.")
-                told = True
+                reported = True
             except OSError:  # a file or folder that goes while it is looked at
                 continue
 
@@ -222,7 +222,7 @@ class Mirror:
             if not whole:
                 self._fs.makedirs(remote.rpartition("/")[0], exist_ok=True)
             with self._fs.open(target, "wb") as out:
-                shutil.copyfileobj(_Limited(file, status.st_size), out, 1 << 20)  # type: ignore[misc]
+                shutil.copyfileobj(_Limited(file, status.st_size), out, 1 << 20)
             if not whole:
                 self._fs.mv(target, remote)
             self._fs.invalidate_cache()
@@ -267,7 +267,7 @@ class _Limited:
     def __init__(self, file: IO[bytes], size: int) -> None:
         self._file, self._left = file, size
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int = 1 << 20) -> bytes:
         found = self._file.read(min(size, self._left))
         self._left -= len(found)
         return found
