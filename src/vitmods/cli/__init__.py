@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from vitmods import __version__
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import UserError, nearest, said
 from vitmods.util.files import lenient_output
 
 COMMANDS = {
@@ -87,7 +87,9 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:
         if debug:
             raise
-        _say(_explain(error), arguments[0])
+        message = _explain(error)
+        if not said(message, getattr(error, "repeats", False)):  # by another process of the same training
+            _say(message, arguments[0])
         return USAGE
 
 

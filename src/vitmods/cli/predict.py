@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from vitmods.cli.options import parse
+from vitmods.util.remote import brought
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Predict:
     """
 
     checkpoint: Annotated[str, tyro.conf.Positional]
-    """a trial's folder, a file of weights, a timm model with published weights, or what `vitmods export` wrote"""
+    """a trial's folder or address, a file of weights, a timm model with published weights, or what `vitmods export`
+    wrote"""
     images: Annotated[tuple[str, ...], tyro.conf.Positional]
     """files, folders with all below them, or patterns in quotes"""
     top: int = 5
@@ -61,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.out is not None:
         make_folder(options.out.parent)
     found = predict(
-        options.checkpoint,
+        brought(options.checkpoint),
         options.images,
         top=options.top,
         unreadable=options.unreadable,

@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from vitmods.cli.options import parse
+from vitmods.util.address import named
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Report:
     """
 
     folder: Annotated[Path, tyro.conf.Positional]
-    """the study's folder"""
+    """the study's folder or address"""
     out: Path | None = None
     """where the report goes, .html, or .svg for an image of the verdicts; None: report.html in the folder"""
     reference: str = "base"
@@ -40,5 +41,5 @@ def main(arguments: Sequence[str]) -> int:
     answer = Answer.load(options.folder, options.reference)
     report = answer.report(options.out)
     print_answer(answer)
-    print(f"\nReport: {report}")
+    print(f"\nReport: {named(report)}")
     return 0

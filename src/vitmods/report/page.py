@@ -29,7 +29,9 @@ from vitmods.study.state import NLL
 from vitmods.study.store import slug
 from vitmods.study.tuning import mean_of
 from vitmods.tasks.metrics import Metric
+from vitmods.util.address import place
 from vitmods.util.files import disk_errors, write_atomically
+from vitmods.util.remote import publish
 from vitmods.util.text import plural
 
 
@@ -44,11 +46,12 @@ def write_report(answer: Answer, out: str | Path | None = None) -> Path:
         UserError: the file cannot be written.
     """
     name = "report" if answer.base.name == BASE else f"report-{slug(answer.base.name)}"
-    path = Path(out) if out is not None else answer.path / f"{name}.html"
+    path = place(out) if out is not None else answer.path / f"{name}.html"
     page = picture(answer) if path.suffix.lower() == ".svg" else render(answer)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda file: file.write(page.encode()))
+    publish(path)
     return path
 
 

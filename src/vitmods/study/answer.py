@@ -90,12 +90,13 @@ class Answer:
 
     @classmethod
     def load(cls, path: str | Path, reference: str = BASE) -> Answer:
-        """The answer of the study in a folder, finished or not, from its trials.
+        """The answer of the study in a folder or at an address, finished or not, from its trials.
 
         reference: the arm that all others, base too, are compared with. UserError where there is no study, or no such
         arm.
         """
         folder = StudyFolder(path)
+        folder.refresh()
         return read_answer(folder, folder.known_facts(), reference=reference)
 
     @property

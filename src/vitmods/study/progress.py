@@ -88,7 +88,7 @@ class Progress:
         return bar
 
 
-def planned(trials: int, done: int, at_most: bool, folder: Path) -> str:
+def planned(trials: int, done: int, at_most: bool, folder: Path | str) -> str:
     """The first line: how much there is to do."""
     before = f", {done} are done" if done else ""
     return f"{'At most ' if at_most else ''}{plural(trials, 'trial')}{before}, in {folder}"

@@ -12,6 +12,7 @@ retrained/<arm>/                a trial on all images, after the study; not part
 results.json  results.csv       rebuilt from the trials at any time
 split.csv                       each image with its split, label and group
 samples.npz  images.npz         a few images for the report; hashes of all, to say which have changed
+.lock  .lease                   held while a run is at work: on this machine, and against others
 logs/worker<i>.txt              what a worker process printed; worker<i>.lock is held as long as it lives
 """
 
@@ -23,7 +24,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,9 +35,12 @@ from numpy.typing import NDArray
 
 from vitmods.study.plan import Evaluation, Trial, Work, differences
 from vitmods.study.tuning import Point
+from vitmods.util.address import named, place
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors, make_folder, write_atomically, write_json
+from vitmods.util.lease import LEASE, FilePlace, leased
 from vitmods.util.registry import check_plugins
+from vitmods.util.remote import mirror_of
 
 if TYPE_CHECKING:
     from vitmods.data.dataset import Split
@@ -168,7 +172,8 @@ class StudyFolder:
     """The paths and files of one study."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        """path: a folder, or an address that fsspec opens; the files are then its copy here."""
+        self.path = place(path)
 
     def __repr__(self) -> str:
         return f"StudyFolder({str(self.path)!r})"
@@ -351,9 +356,10 @@ class StudyFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder against a second run, once no worker of a killed one writes any more.
+        """Hold the folder against a second run, once no worker of a killed one writes any more; of an address, bring
+        what is there and send what is written.
 
-        The kernel frees a lock when its process is gone, so a killed run never leaves a stale one.
+        On this machine by a lock, which the kernel frees when its process is gone; against others by a lease.
         """
         path = make_folder(self.path) / ".lock"
         lock = FileLock(path)
@@ -368,10 +374,21 @@ class StudyFolder:
             ) from None
         try:
             path.write_text(f"{os.getpid()}\n")
-            self._wait_for_workers()
-            yield
+            mirror = mirror_of(self.path)
+            noted = mirror.lease() if mirror else FilePlace(self.path / LEASE)
+            with leased(noted, named(self.path), self.path) as lease:
+                self._wait_for_workers()
+                with mirror.kept(lease) if mirror else nullcontext():
+                    yield
         finally:
             lock.release()
+
+    def refresh(self) -> None:
+        """Bring what is new at the address; nothing for a folder that is no copy of one, or held by a run here."""
+        mirror = mirror_of(self.path)
+        if mirror is not None:
+            with suppress(Timeout), FileLock(make_folder(self.path) / ".lock", timeout=0):
+                mirror.fetch()
 
     def _wait_for_workers(self) -> None:
         for index in range(len(list(self.logs.glob("worker*.lock")))):

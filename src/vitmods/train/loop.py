@@ -19,7 +19,7 @@ from vitmods.data.threads import ahead
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import lr_at, resolve_on
 from vitmods.tasks.base import Example, Task, TaskModel
-from vitmods.train import checkpoint
+from vitmods.train import checkpoint, sharded
 from vitmods.train.device import check_tf32, make_fabric, tf32_products
 from vitmods.train.distributed import (
     ALONE,
@@ -29,7 +29,6 @@ from vitmods.train.distributed import (
     load_optimizer,
     load_weights,
     shard,
-    whole_state,
 )
 from vitmods.train.interrupt import Interrupted, StopRequest
 from vitmods.train.logs import Diverged, MetricsFile, NoMetrics, ProgressBar, Window
@@ -382,30 +381,32 @@ class TrialRun:
         return minutes is not None and time.perf_counter() - self._saved >= 60 * minutes
 
     def save(self) -> None:
-        """Write the checkpoint, in the first process. The rows of metrics.jsonl that it counts are put on the disk
-        first."""
+        """Write the checkpoint: the first process, or each its part of a divided model. The rows of metrics.jsonl that
+        it counts are put on the disk first."""
         length, state = self.metrics.sync(), self.state_dict()
         state |= {"metrics_bytes": length, "wall_s": self.wall_s}
-        self.processes.once(lambda: checkpoint.save(self.folder, state))
+        if self.how.shard:
+            sharded.save(self.folder, state, self.processes)
+        else:
+            self.processes.once(lambda: checkpoint.save(self.folder, state))
         self._saved = time.perf_counter()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the numbers of all later steps depend on, whole in the first process. Tensors and plain values only."""
+        """What the numbers of all later steps depend on, what is divided as it is. Tensors and plain values only."""
         cuda = self.fabric.device.type == "cuda"
         random = {
             "rng_cpu": torch.get_rng_state(),
             "rng_cuda": torch.cuda.get_rng_state(self.fabric.device) if cuda else None,
         }
         others = self.processes.gathered(random)[1:]
-        whole = partial(whole_state, keep=self.processes.first)
         return {
             "format": FORMAT,
             "step": self.step,
             "evaluated_at": self.evaluated_at,
             "last_evaluation": self.last_evaluation,
-            "model": whole(self.model.state_dict()),
-            "optimizer": whole(self.optimizer.state_dict()),
-            "ema": None if self.ema is None else whole(self.ema.state_dict()),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "ema": None if self.ema is None else self.ema.state_dict(),
             "task": self.task.state_dict(),
             **random,
             "rng_others": others,
@@ -414,7 +415,9 @@ class TrialRun:
 
     def _restore(self) -> int:
         """Take up the newest checkpoint, if there is one; the length of metrics.jsonl that belongs to it."""
-        state = self.processes.in_turn(lambda: checkpoint.load(self.folder))
+        state = sharded.load(self.folder, self.processes)
+        if state is None:
+            state = self.processes.in_turn(lambda: checkpoint.load(self.folder))
         if state is None:
             return 0
         if state["format"] != FORMAT:

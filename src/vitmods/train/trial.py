@@ -24,7 +24,7 @@ from vitmods.recipes.length import resolve_on
 from vitmods.tasks.base import DEFAULT, TASKS, Task, TaskModel
 from vitmods.train import checkpoint
 from vitmods.train.device import device_name
-from vitmods.train.distributed import PeerEnded, whole_state
+from vitmods.train.distributed import PeerEnded, peer_ended, whole_state
 from vitmods.train.examples import write_examples
 from vitmods.train.fitting import fit_to_images
 from vitmods.train.interrupt import StopRequest, stop_on_signals
@@ -96,6 +96,8 @@ def train_trial(
         except PeerEnded:
             raise  # the other one has written why
         except Exception as error:
+            if ended := peer_ended(error):
+                raise ended from error
             with suppress(Exception):  # the error itself matters more than its record
                 write_json(out / RESULT, _result(identity, "failed", message=f"{type(error).__name__}: {error}"))
             raise
