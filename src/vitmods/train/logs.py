@@ -111,8 +111,11 @@ class MetricsFile:
         self._board = TensorBoard(tensorboard, self.rows()) if tensorboard else None
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows so far."""
-        return [json.loads(line) for line in self.path.read_bytes().splitlines()]
+        """The rows so far. UserError where one is damaged."""
+        try:
+            return [json.loads(line) for line in self.path.read_bytes().splitlines()]
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{self.path} is damaged ({error}). Delete its folder to train again.") from error
 
     def write(self, row: dict[str, Any]) -> None:
         with disk_errors(self.path):
