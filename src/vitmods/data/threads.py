@@ -117,6 +117,6 @@ def _late(threads: Iterable[threading.Thread], limit: float) -> UserError:
     busy = sorted((_reading[t.ident][1], t.name, _reading[t.ident][0]) for t in threads if t.ident in _reading)
     found = "; ".join(f"{name} has been at {what} for {now - since:.0f} s" for since, name, what in busy[:3])
     return UserError(
-        f"No images for {limit:g} s: {found or 'their threads do not come to an end'}. Look whether the disk or the network "
-        f"answers; {PATIENCE_SETTING} says how many seconds to wait, 0 for ever."
+        f"No images for {limit:g} s: {found or 'their threads do not come to an end'}. Look whether the disk or "
+        f"the network answers; {PATIENCE_SETTING} says how many seconds to wait, 0 for ever."
     )
