@@ -15,7 +15,7 @@ READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help venv demo test lint pytest format lock clean
+.PHONY: help venv demo test lint pytest soak format lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -47,6 +47,9 @@ lint: $(READY)  ## ruff, mypy, import-linter
 # One thread in each of the test processes: more than one process on all cores is slower and not repeatable.
 pytest: $(READY)  ## all tests, in WORKERS processes; PYTEST_ARGS="tests/train -x" for some
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+soak: $(READY)  ## 200 tiny trials with memory and descriptors watched, then 20 kills of a whole study; under 40 minutes
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --out benchmarks/results
 
 format: $(READY)  ## let ruff fix what it can
 	$(BIN)/ruff check --fix .

@@ -400,7 +400,8 @@ class StudyFolder:
                 f"Another run is at work in {self.path}{who}. Wait for it or end it, then run the same command."
             ) from None
         try:
-            path.write_text(f"{os.getpid()}\n")
+            with disk_errors(path):
+                path.write_text(f"{os.getpid()}\n")
             self._wait_for_workers()
             yield
         finally:
