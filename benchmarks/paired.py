@@ -86,6 +86,11 @@ def report(name: str, results: dict[str, Any], out: Path | None) -> None:
         for variant, row in rows.items():
             text = "  ".join(f"{k} {v:.4g}" for k, v in row.items())
             print(f"  {variant:<28} {text}")
+    write(name, results, out)
+
+
+def write(name: str, results: dict[str, Any], out: Path | None) -> None:
+    """As JSON with the machine in the file's name; nothing without a folder."""
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         info = machine()

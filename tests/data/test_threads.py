@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from vitmods.data.threads import ahead, in_order
+from vitmods.data.threads import PATIENCE_SETTING, ahead, busy_with, in_order
+from vitmods.util.errors import UserError
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -77,3 +78,50 @@ def test_an_error_in_the_thread_is_the_consumers():
     assert next(found) == 1
     with pytest.raises(ValueError, match="broken"):
         next(found)
+
+
+def test_a_thread_that_hangs_is_an_error_that_names_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PATIENCE_SETTING, "0.2")
+    answered = threading.Event()
+
+    def make(n: int) -> int:
+        with busy_with(f"train/{n}.png"):
+            if n == 2:
+                answered.wait()
+            return n
+
+    items = in_order(make, range(9), 2)
+    assert [next(items) for _ in range(2)] == [0, 1]
+    started = time.monotonic()
+    with pytest.raises(UserError, match=r"No images for 0\.2 s: images_\d has been at train/2\.png for .* 0 for ever"):
+        next(items)
+    assert time.monotonic() - started < 2, "the consumer waits for the thread that hangs"
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("images"))
+    answered.set()
+
+
+@pytest.mark.parametrize(("setting", "waits"), [("0", True), ("", True), ("0.05", False)])
+def test_a_slow_item_is_waited_for_as_long_as_the_setting_says(
+    setting: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PATIENCE_SETTING, setting)
+    items = in_order(lambda n: time.sleep(0.3) or n, range(1), 1)
+    if waits:
+        assert list(items) == [0]
+        return
+    with pytest.raises(UserError, match="their threads do not come to an end"):
+        next(items)
+
+
+def test_a_setting_that_is_no_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PATIENCE_SETTING, "soon")
+    with pytest.raises(UserError, match="VITMODS_DATA_TIMEOUT is a number of seconds"):
+        next(in_order(lambda n: n, range(1), 1))
+
+
+def test_a_time_out_of_an_item_itself_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(n: int) -> int:
+        raise TimeoutError("of the network")
+
+    with pytest.raises(TimeoutError, match="of the network"):
+        next(in_order(make, range(1), 1))

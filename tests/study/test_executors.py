@@ -10,7 +10,7 @@ import pytest
 
 from vitmods.study.arms import Arm
 from vitmods.study.executors import Inline, describe
-from vitmods.study.executors.processes import Processes
+from vitmods.study.executors.processes import OUT_OF_MEMORY, Processes
 from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
 
@@ -119,7 +119,7 @@ def test_every_trial_goes_to_one_worker_with_its_share_of_threads(pool):
 
 
 def test_a_killed_worker_loses_its_trial_alone(pool):
-    assert ran(pool(die_at=1)) == {TRIALS[1]: "its worker process was killed by SIGKILL (out of memory?)"}
+    assert ran(pool(die_at=1)) == {TRIALS[1]: f"its worker process was killed by SIGKILL: {OUT_OF_MEMORY}"}
     assert sorted(int(seed) for _, seed, _ in pool.record()) == [0, 1, 2, 3]
 
 

@@ -1,4 +1,4 @@
-"""A study through the real command line, killed three times and restarted, ends in the numbers of an unbroken one."""
+"""A study by the real command line loses a worker, then its parent, then is stopped: it ends in the same numbers."""
 
 import json
 import os
@@ -9,6 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+
+from vitmods.cli import main as shell
+from vitmods.train import checkpoint
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
 
@@ -24,7 +28,7 @@ COMMAND = [
     "--seeds",
     "1",
     "--epochs",
-    "10",
+    "20",
 ]
 COMMAND += ["--workers", "2", "--device", "cpu", "--cost-seconds", "0", "--checkpoint-minutes", "0.002"]
 
@@ -79,16 +83,38 @@ def without_times(value):
     return [without_times(inner) for inner in value] if isinstance(value, list) else value
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As the workers of the command have."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def finish(out):
+    """The same command to its end, in this process."""
+    assert shell([*COMMAND[COMMAND.index("compare") :], "--workers", "1", "--quiet", "--out", str(out)]) == 0
+
+
 @pytest.mark.slow
 def test_a_killed_study_ends_in_the_same_numbers(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert start(whole).wait() == 0, whole.with_suffix(".log").read_text()
+    finish(whole)
 
-    # The command alone is killed: its workers must notice, and write nothing more.
+    # A worker that is killed loses its trial alone.
     run = start(broken)
-    wait_for(lambda: any(step >= 20 for step in steps(broken)), run)
+    wait_for(lambda: len(steps(broken)) == 2 and min(steps(broken)) >= 20, run)
     workers = children(run.pid)
     assert len(workers) == 2
+    os.kill(workers[0], signal.SIGKILL)
+    wait_for(lambda: list(broken.glob("trials/*/*/result.json")), run)
+    (failed,) = [json.loads(path.read_text()) for path in broken.glob("trials/*/*/result.json")]
+    assert failed["status"] == "failed"
+    assert "killed by SIGKILL" in failed["message"]
+    assert "killed by SIGKILL" in broken.with_suffix(".log").read_text()
+
+    # The command alone is killed: its worker must notice, and write nothing more.
     run.kill()
     run.wait()
     end = time.monotonic() + 5
@@ -99,25 +125,22 @@ def test_a_killed_study_ends_in_the_same_numbers(tmp_path):
     time.sleep(0.5)
     assert files(broken) == left
 
-    # The whole tree is killed at once, later.
+    # All processes are told to end, as by systemd or Slurm: each trial is saved at its last step, within 30 seconds.
     run = start(broken)
-    wait_for(lambda: any(step >= 60 for step in steps(broken)), run)
-    for pid in [run.pid, *children(run.pid)]:
-        os.kill(pid, signal.SIGKILL)
-    run.wait()
+    before = max(steps(broken), default=0)
+    wait_for(lambda: len(steps(broken)) == 2 and max(steps(broken)) > before, run)
+    for pid in (run.pid, *children(run.pid)):
+        os.kill(pid, signal.SIGTERM)
+    begin = time.monotonic()
+    assert run.wait() == 128 + signal.SIGTERM
+    assert time.monotonic() - begin < 30
+    for path in broken.glob("trials/*/*/checkpoint.pt"):
+        last = json.loads((path.parent / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+        assert checkpoint.load(path.parent)["step"] >= last
+    assert "go on with: vitmods compare" in broken.with_suffix(".log").read_text()
     assert not (broken / "results.json").exists()
 
-    # A worker that is killed loses its trial alone, which is reported.
-    run = start(broken)
-    wait_for(lambda: any(step >= 100 for step in steps(broken)), run)
-    os.kill(children(run.pid)[0], signal.SIGKILL)
-    assert run.wait() == 1
-    record = json.loads((broken / "results.json").read_text())
-    trials = [*record["base"]["trials"], *record["arms"][0]["trials"]]
-    assert sorted(trial["status"] for trial in trials) == ["failed", "finished"]
-    assert "killed by SIGKILL" in broken.with_suffix(".log").read_text()
-
-    assert start(broken).wait() == 0, broken.with_suffix(".log").read_text()
+    finish(broken)
     answers = [without_times(json.loads((out / "results.json").read_text())) for out in (whole, broken)]
     assert answers[0] == answers[1]
     assert answers[0]["complete"]

@@ -480,7 +480,7 @@ def test_changed_images_are_counted(tmp_path):
     draw("train", "cat", 9, 1)
     draw("train", "dog", 0, 7)
     draw("test", "dog", 1, 2).unlink()
-    with pytest.raises(UserError, match="a study of other images: since it began 1 added, 1 removed, 1 changed"):
+    with pytest.raises(UserError, match="is of other images: since it began 1 added, 1 removed, 1 changed"):
         run(study, tmp_path / "out")
 
 

@@ -22,9 +22,10 @@ torch.set_num_threads(1)  # before anything is computed: children are forked
 import lightning_fabric  # noqa: E402, F401 - imported before the forks
 import tensorboard.summary.writer.record_writer  # noqa: E402, F401
 
+import vitmods as vm  # noqa: E402
 from vitmods import data  # noqa: E402
 from vitmods.tasks import Classification  # noqa: E402
-from vitmods.train import TrialRun, checkpoint, logs, trial  # noqa: E402
+from vitmods.train import TrialRun, checkpoint, logs, loop, trial  # noqa: E402
 from vitmods.util import files  # noqa: E402
 
 spec = importlib.util.spec_from_file_location("bench", Path(__file__).with_name("conftest.py"))
@@ -183,6 +184,34 @@ def boards_have_each_row_once(bench, out):
     return sorted(seen) == sorted(names)
 
 
+def run_study(out):
+    """Two trials of 30 steps, with a checkpoint after each."""
+    loop.SAVE_FRACTION = 1.0
+    recipe = vm.recipes.plain(epochs=30).with_(batch_size=64)
+    study = vm.Study("mu2/4", ["dpn"], data="digits", recipe=recipe, limit_train=64, seeds=1)
+    study.run(out, workers=1, device="cpu", cost_seconds=0, progress=False, checkpoint_minutes=0)
+
+
+def kill_study(folder):
+    """A study that dies at 20 random steps is, in the end, the one that nobody killed."""
+    assert wait_for(in_child(lambda: run_study(folder / "whole"))) == 0
+    kills = []
+    for count in [pick(1, 5) for _ in range(20)]:
+
+        def killed(count=count):
+            before(TrialRun, "_train_step", count)
+            run_study(folder / "broken")
+
+        kills.append(wait_for(in_child(killed)) == -signal.SIGKILL)
+    assert not (folder / "broken" / "results.json").exists()
+    finished = wait_for(in_child(lambda: run_study(folder / "broken"))) == 0
+    found = [
+        {path.relative_to(out): path.read_bytes() for path in out.rglob("model.safetensors")}
+        for out in (folder / "whole", folder / "broken")
+    ]
+    print(json.dumps({"case": "a study, 20 times", "killed": all(kills), "same": finished and found[0] == found[1]}))
+
+
 def main(folder):
     dataset = data.load("digits", img_size=(8, 8), in_chans=1, augment=RECIPE.augment, limit_train=160)
     bench = bench_module.Bench(dataset)
@@ -217,6 +246,7 @@ def main(folder):
                 shutil.rmtree(out)
                 seconds /= 2
         report(f"any moment, {number}", bench, out, kills > 0, expected)
+    kill_study(folder)
 
 
 if __name__ == "__main__":

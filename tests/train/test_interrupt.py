@@ -50,6 +50,14 @@ def test_a_second_ctrl_c_is_not_held_back():
     assert not isinstance(caught.value, Interrupted)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_of_a_process_manager_does_not_cut_off_the_answer_to_the_first(number, request):
+    """Slurm and systemd signal every process, and a study signals its workers."""
+    not_ignored(request, number)
+    with pytest.raises(Interrupted, match=number.name):
+        work(signal.SIGTERM, number, number, answer=True)
+
+
 def test_a_signal_that_nobody_answered_has_its_usual_effect_at_the_end():
     work.reached_the_end = False
     with pytest.raises(KeyboardInterrupt):

@@ -1,8 +1,10 @@
+import dataclasses
 import json
 import resource
 import signal
 import subprocess
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -169,6 +171,7 @@ def infinite_gradient(value):
     return loss + ((loss - loss.detach()) ** 2 + 0.0).sqrt(), statistics
 
 
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 @pytest.mark.parametrize(
     ("action", "clip_norm", "words"),
     [
@@ -177,8 +180,8 @@ def infinite_gradient(value):
         (infinite_gradient, None, "the loss was not finite at step 8"),
     ],
 )
-def test_a_loss_or_gradient_that_is_not_finite_is_an_outcome(bench, tmp_path, action, clip_norm, words):
-    recipe = bench.recipe(clip_norm=clip_norm)
+def test_a_loss_or_gradient_that_is_not_finite_is_an_outcome(bench, tmp_path, action, clip_norm, words, precision):
+    recipe = bench.recipe(clip_norm=clip_norm, precision=precision)
     # No evaluation in between: it too would notice.
     result = bench.train(tmp_path, recipe=recipe, task=Hooked().at(action, step=7), eval_every_epochs=3)
     assert (result["status"], result["message"], result["metrics"]) == ("diverged", words, {})
@@ -186,6 +189,38 @@ def test_a_loss_or_gradient_that_is_not_finite_is_an_outcome(bench, tmp_path, ac
     assert not (tmp_path / "model.safetensors").exists()
     assert all(row["step"] < 7 for row in bench.rows(tmp_path))
     assert bench.train(tmp_path, recipe=recipe, eval_every_epochs=3) == result, "a divergence was tried again"
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_weights_that_are_not_finite_after_the_last_step_are_an_outcome(bench, tmp_path, precision):
+    """A gradient at the last step shows in no loss where all images are trained on, and none is evaluated."""
+    everything = dataclasses.replace(bench.dataset, splits={"train": bench.dataset.splits["train"]})
+    alone = dataclasses.replace(bench, dataset=everything)
+    recipe = bench.recipe(clip_norm=None, precision=precision)
+    result = alone.train(tmp_path, recipe=recipe, task=Hooked().at(infinite_gradient, step=12))
+    assert (result["status"], result["message"]) == ("diverged", "the weights were not finite after step 12")
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(("save_s", "steps"), [(0, list(range(1, 13))), (30, [1, 11])])
+def test_checkpoints_by_the_clock_take_a_twentieth_of_the_time_on_a_slow_disk(
+    bench, tmp_path, monkeypatch, save_s, steps
+):
+    clock, saved = [0.0], []
+
+    class Minute(Classification):
+        def loss(self, model, batch):
+            clock[0] += 60
+            return super().loss(model, batch)
+
+    def save(folder, state):
+        saved.append(state["step"])
+        clock[0] += save_s
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    monkeypatch.setattr("vitmods.train.loop.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    bench.train(tmp_path, task=Minute(), checkpoint_every_minutes=0.1)
+    assert saved == steps
 
 
 def test_a_loss_that_is_not_finite_in_evaluation_is_an_outcome(bench, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from vitmods.util.address import address_of, named, place
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
+    from vitmods.data import ImageDataset
+    from vitmods.study.store import StudyFolder
     from vitmods.train.distributed import Processes
 
 
@@ -113,12 +116,11 @@ def run_trial(
     shard: bool = False,
 ) -> dict[str, Any]:
     """Train one arm in a folder of its own, or go on; what result.json holds."""
-    from vitmods.data.split_file import SPLIT_FILE, write_split
     from vitmods.study.arms import BASE, Arm, arm_from_text
     from vitmods.study.plan import Settings, Trial, make_seeds
     from vitmods.study.running import Running
     from vitmods.study.store import StudyFolder
-    from vitmods.study.trial import TrialRunner
+    from vitmods.study.trial import TrialRunner, image_settings
     from vitmods.train.distributed import ALONE
 
     settings = Settings(fixed, arms=(), seeds=make_seeds([seed]))
@@ -136,8 +138,20 @@ def run_trial(
         dataset = runner.dataset(settings.recipe_of(trial.arm, trial.point))
         for warning in dataset.summary()["warnings"] if together.first else ():
             print(f"Warning: {warning}", file=sys.stderr)
-        together.once(partial(write_split, out / SPLIT_FILE, dataset))
+        together.once(partial(_keep_images, folder, dataset, image_settings(fixed)))
         return runner.train(trial, out)
+
+
+def _keep_images(folder: StudyFolder, dataset: ImageDataset, settings: dict[str, Any]) -> None:
+    """Note which images the trial is of. UserError, with what has changed, where it began with others by the same
+    settings."""
+    from vitmods.data.split_file import SPLIT_FILE, write_split
+    from vitmods.study.store import read_object
+
+    if read_object(folder.path / "config.json").get("images") == json.loads(json.dumps(settings)):
+        folder.check_same_images(dataset.splits)
+    folder.write_images(dataset.splits)
+    write_split(folder.path / SPLIT_FILE, dataset)
 
 
 def show(result: dict[str, Any], out: Path) -> int:

@@ -3,7 +3,6 @@ known before the images are split, and lists of what lies in a file."""
 
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import sha256
 from os import stat_result
@@ -16,9 +15,9 @@ from numpy.typing import NDArray
 
 from vitmods.data.geometry import Geometry
 from vitmods.data.read import Unreadable, digest, reading
-from vitmods.data.records import Records
+from vitmods.data.records import Records, printable
 from vitmods.data.store import cache_key
-from vitmods.data.threads import cores
+from vitmods.data.threads import AHEAD, busy_with, cores, in_order
 from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_atomically
@@ -79,14 +78,15 @@ def digests_of(records: Records, cache_dir: Path | None = None) -> NDArray[np.ui
 
 
 def _hashed(records: Records) -> NDArray[np.uint8]:
-    def one(key: int) -> bytes:
+    def one(position: int) -> bytes:
         try:
-            with reading():
-                raw = records.fetch(key)
+            with reading(), busy_with(printable(records.ids[position])):
+                raw = records.fetch(int(records.keys[position]))
                 return digest(raw) if not isinstance(raw, bytes) or raw else UNKNOWN
         except Unreadable:
             return UNKNOWN
 
-    with warnings.catch_warnings(), ThreadPoolExecutor(cores()) as pool:
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return np.frombuffer(b"".join(pool.map(one, records.keys.tolist())), dtype=np.uint8).reshape(-1, 16)
+        found = b"".join(in_order(one, range(len(records)), cores(), ahead=AHEAD))
+    return np.frombuffer(found, dtype=np.uint8).reshape(-1, 16)

@@ -3,7 +3,6 @@
 import json
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +17,7 @@ from vitmods.data.geometry import middle
 from vitmods.data.read import Unreadable, digest, opened, reading, size_in_header
 from vitmods.data.records import Broken, Records, printable
 from vitmods.data.sources.folder import file_records
-from vitmods.data.threads import cores
+from vitmods.data.threads import AHEAD, busy_with, cores, in_order
 from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_atomically
@@ -141,6 +140,10 @@ def _remembered(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
 
 def _look(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
     def one(position: int) -> _Seen:
+        with busy_with(printable(images.ids[position])):
+            return seen(position)
+
+    def seen(position: int) -> _Seen:
         try:
             raw = masks.fetch(position)
             assert isinstance(raw, bytes)
@@ -161,6 +164,6 @@ def _look(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
         meanings = repr(coding.meanings).encode()
         return _Seen("", sha256(digest(raw) + meanings).hexdigest()[:32], classes)
 
-    with warnings.catch_warnings(), ThreadPoolExecutor(cores()) as pool:
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return list(pool.map(one, range(len(images))))
+        return list(in_order(one, range(len(images)), cores(), ahead=AHEAD))

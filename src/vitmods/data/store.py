@@ -14,7 +14,6 @@ import time
 import warnings
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,7 +30,7 @@ from numpy.typing import NDArray
 from vitmods.data.geometry import Geometry
 from vitmods.data.read import Unreadable, decode, digest
 from vitmods.data.records import Raw, Records, printable
-from vitmods.data.threads import cores
+from vitmods.data.threads import AHEAD, busy_with, cores, in_order
 from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
 from vitmods.util.files import progress_console, tracked, write_atomically
@@ -132,19 +131,20 @@ def _decoded(records: Records, geometry: Geometry | None, channels: int) -> "Ite
 
     def one(position: int) -> "_Decoded | str":
         try:
-            raw = records.fetch(int(records.keys[position]))
-            image = decode(raw, channels)
+            with busy_with(printable(records.ids[position])):
+                raw = records.fetch(int(records.keys[position]))
+                image = decode(raw, channels)
         except Unreadable as error:
             return str(error)
         kept = image if geometry is None else np.ascontiguousarray(geometry.store(image))
         return _Decoded(_NO_PIXELS if geometry is None else kept, kept.shape, image.shape[1:], digest(raw))
 
     # PIL warns of large images and odd metadata; what matters is reported as a reason.
-    with warnings.catch_warnings(), ThreadPoolExecutor(cores()) as pool:
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         chunks, shown = range(0, len(records), _CHUNK), len(records) >= _SHOW_PROGRESS
         for start in tracked(chunks, len(chunks), f"Reading {len(records):,} images") if shown else chunks:
-            yield from pool.map(one, range(start, min(start + _CHUNK, len(records))))
+            yield from in_order(one, range(start, min(start + _CHUNK, len(records))), cores(), ahead=AHEAD)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from vitmods.data.read import Unreadable, decode
 from vitmods.data.records import Records, Streaming, printable
 from vitmods.data.sampler import shard_order
 from vitmods.data.store import Index, Store, estimate, open_store
+from vitmods.data.threads import busy_with
 from vitmods.util.errors import UserError
 
 STREAM_ABOVE = 64 << 30  # bytes; a larger split, decoded, is not kept unless asked for
@@ -34,7 +35,8 @@ class LazyStore(Store):
     def image(self, i: int) -> NDArray[np.uint8]:
         """Image i (C, H, W) as a store would have it. Raises UserError if it can no longer be read."""
         try:
-            return self.geometry.store(decode(self.records.fetch(int(self.records.keys[i])), self.channels))
+            with busy_with(printable(self.records.ids[i])):
+                return self.geometry.store(decode(self.records.fetch(int(self.records.keys[i])), self.channels))
         except Unreadable as error:
             name = printable(self.records.ids[i])
             raise UserError(f"{name} cannot be read any more: {error}. Repair it and go on.") from error

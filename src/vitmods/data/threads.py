@@ -1,13 +1,24 @@
-"""Work ahead in threads, with the results in order."""
+"""Work ahead in threads, with the results in order; and a time-out for what is read meanwhile."""
 
 import os
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import contextmanager
 from itertools import count, islice
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from vitmods.util.errors import UserError
+
 Item = TypeVar("Item")
+PATIENCE_S = 1800.0  # that an image or a batch may take
+PATIENCE_SETTING = "VITMODS_DATA_TIMEOUT"
+AHEAD = 64  # images, where they are read for themselves and not in batches
+END_S = 5.0  # that threads may take to finish what they are at
+_reading: dict[int, tuple[str, float]] = {}  # thread -> what it reads, and since when
 
 
 def cores() -> int:
@@ -15,25 +26,79 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def in_order(make: Callable[[int], Item], numbers: Iterable[int], workers: int) -> Iterator[Item]:
-    """make(number) for each number, in order, by `workers` threads that stay one item more ahead; 0: in this thread.
+def patience() -> float | None:
+    """Seconds to wait for an image or a batch; None: for ever. UserError where the setting is no number."""
+    text = os.environ.get(PATIENCE_SETTING, "").strip()
+    try:
+        seconds = float(text) if text else PATIENCE_S
+    except ValueError:
+        raise UserError(f"{PATIENCE_SETTING} is a number of seconds, or 0 for no time-out, not {text!r}.") from None
+    return seconds if seconds > 0 else None
+
+
+@contextmanager
+def busy_with(name: str) -> Iterator[None]:
+    """While inside, this thread reads `name`: what a time-out tells."""
+    thread = threading.get_ident()
+    _reading[thread] = name, time.monotonic()
+    try:
+        yield
+    finally:
+        del _reading[thread]
+
+
+def in_order(
+    make: Callable[[int], Item], numbers: Iterable[int], workers: int, ahead: int | None = None
+) -> Iterator[Item]:
+    """make(number) for each number, in order, by `workers` threads that stay `ahead` items ahead; 0: in this thread.
 
     Threads suffice since the work is done by numpy and torch, which let others run meanwhile. Items that are ready when
-    the consumer stops are dropped.
+    the consumer stops are dropped. ahead: None: one more than there are workers.
+
+    Raises:
+        UserError: an item was not there in time; names what its threads read. (What is read in this thread, without
+            workers, has no time-out.)
     """
     if workers <= 0:
         yield from map(make, numbers)
         return
-    waiting = iter(numbers)
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="images")
+    limit, waiting = patience(), iter(numbers)
+    tasks: SimpleQueue[tuple[Future[Item], int] | None] = SimpleQueue()
+    # Daemons: one that hangs in the disk must not keep the process from ending.
+    threads = [
+        threading.Thread(target=_work, args=(make, tasks), name=f"images_{i}", daemon=True) for i in range(workers)
+    ]
+    for thread in threads:
+        thread.start()
+    line: deque[Future[Item]] = deque()
+
+    def add(count: int) -> None:
+        for number in islice(waiting, count):
+            line.append(Future())
+            tasks.put((line[-1], number))
+
+    end_s = END_S
     try:
-        ahead: deque[Future[Item]] = deque(pool.submit(make, n) for n in islice(waiting, workers + 1))
-        while ahead:
-            item = ahead.popleft().result()
-            ahead.extend(pool.submit(make, n) for n in islice(waiting, 1))
+        add(workers + 1 if ahead is None else ahead)
+        while line:
+            try:
+                item = line[0].result(limit)
+            except TimeoutError:
+                if line[0].done():  # it is the item's own
+                    raise
+                end_s = 0.0
+                raise _late(threads, limit or 0.0) from None
+            line.popleft()
+            add(1)
             yield item
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        for future in line:
+            future.cancel()
+        for _ in threads:
+            tasks.put(None)
+        end = time.monotonic() + end_s
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 def ahead(items: Iterator[Item], prepare: Callable[[Item], Item]) -> Iterator[Item]:
@@ -48,3 +113,24 @@ def ahead(items: Iterator[Item], prepare: Callable[[Item], Item]) -> Iterator[It
         if item is end:
             return
         yield item
+
+
+def _work(make: Callable[[int], Any], tasks: "SimpleQueue[tuple[Future[Any], int] | None]") -> None:
+    while (task := tasks.get()) is not None:
+        future, number = task
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            future.set_result(make(number))
+        except BaseException as error:
+            future.set_exception(error)
+
+
+def _late(threads: Iterable[threading.Thread], limit: float) -> UserError:
+    now = time.monotonic()
+    busy = sorted((_reading[t.ident][1], t.name, _reading[t.ident][0]) for t in threads if t.ident in _reading)
+    found = "; ".join(f"{name} has been at {what} for {now - since:.0f} s" for since, name, what in busy[:3])
+    return UserError(
+        f"No images for {limit:g} s: {found or 'their threads do not come to an end'}. Look whether the disk or "
+        f"the network answers; {PATIENCE_SETTING} says how many seconds to wait, 0 for ever."
+    )

@@ -199,7 +199,7 @@ def evaluated_of(folder: StudyFolder, facts: Facts) -> Evaluated:
     """What the answer of the study is about."""
     classes, planned = len(facts.data["classes"]), facts.plan.seeds
     if not facts.settings.get("folds"):
-        groups = folder.groups(facts.splits)
+        groups = folder.groups({split: facts.data["splits"][split]["count"] for split in facts.splits})
         return Evaluated(facts.splits, classes, groups, planned, looked=facts.plan.until_decided)
     test, train = (facts.data["splits"][name]["count"] for name in ("test", "train"))
     return Evaluated(facts.splits, classes, planned=planned, sizes=(test, train))
@@ -304,8 +304,12 @@ def _confirmed(folder: StudyFolder, found: Factorial) -> Effect | None:
     """What the best combination did on fresh seeds; None: it was not trained on them, or not on all."""
     name = "+".join(found.best)
     path = folder.confirmation(name)
-    facts = path.facts() if found.best else None
-    answer = read_answer(path, facts) if facts else None
+    try:
+        facts = path.facts() if found.best else None
+        answer = read_answer(path, facts) if facts else None
+    except UserError as error:  # the study itself is not damaged
+        warnings.warn(f"What was confirmed is not known: {error}", stacklevel=2)
+        return None
     return answer.effects.get(name) if answer and answer.complete else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -125,11 +126,30 @@ class ArmAnswer:
         return tuple(trial for trial in self.trials if trial.point == chosen and trial.seed in self.scores)
 
 
-def costs_of(folder: StudyFolder, settings: Settings) -> dict[Point, tuple[BaseCost | None, dict[str, ArmCost]]]:
+Costs = dict[Point, tuple[BaseCost | None, dict[str, ArmCost]]]
+
+
+def costs_of(folder: StudyFolder, settings: Settings) -> Costs:
     """Under each setting: base's, and those of the arms."""
-    found = {}
+    return _parsed(read_costs(folder, settings), settings)
+
+
+def read_costs(folder: StudyFolder, settings: Settings) -> dict[str, Any]:
+    """What costs.json holds; nothing, with a warning, where it is damaged: the effects do not depend on it."""
+    try:
+        kept = read_object(folder.costs_file)
+        _parsed(kept, settings)
+    except (AttributeError, TypeError, ValueError) as error:
+        text = f"{folder.costs_file} is damaged ({error}): what the arms cost is not known until the same command"
+        warnings.warn(f"{text} measures it again.", stacklevel=2)
+        return {}
+    return kept
+
+
+def _parsed(costs: Mapping[str, Any], settings: Settings) -> Costs:
+    found: Costs = {}
     for point in settings.sweep.points:
-        kept = costs_under(read_object(folder.costs_file), point)
+        kept = costs_under(costs, point)
         arms = {name: ArmCost.from_dict(cost) for name, cost in kept.get("arms", {}).items()}
         found[point] = BaseCost(**kept["base"]) if kept.get("base") else None, arms
     return found

@@ -9,9 +9,10 @@ import torch
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import vit
 from vitmods.recipes import Recipe
-from vitmods.study.steps import Steps, does_not_fit
+from vitmods.study.steps import Steps
 from vitmods.tasks.base import DEFAULT, make_task
 from vitmods.tasks.features import without_head
+from vitmods.train.memory import does_not_fit, is_out_of_memory
 from vitmods.train.optim import freeze
 
 PART_ON_CPU = 16  # images: more at once are no faster on a CPU and need more memory
@@ -59,7 +60,9 @@ def rehearse(config: ViTConfig, recipe: Recipe, device: torch.device, task: str 
             steps, parts = Steps(model, made, recipe, device, config), -(-recipe.batch_size // part)
             peak = steps.peak(part, min(2, parts))
             return Rehearsal(part, parts, *steps.timed(part, parts, STEP_S), peak)
-        except torch.OutOfMemoryError:
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
             if recipe.accumulate > 1 or part == 1:
                 raise does_not_fit(part, device) from None
         torch.cuda.empty_cache()

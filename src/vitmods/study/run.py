@@ -31,13 +31,13 @@ from vitmods.study.executors.ray import RayCluster
 from vitmods.study.executors.slurm import Slurm
 from vitmods.study.fits import planned_within, smaller
 from vitmods.study.models import activation_bytes
-from vitmods.study.outcome import costs_under
+from vitmods.study.outcome import costs_under, read_costs
 from vitmods.study.plan import Evaluation, Settings, Work
 from vitmods.study.progress import Progress, planned
 from vitmods.study.running import Running
 from vitmods.study.schedule import ENDLESS, Budget, Schedule
 from vitmods.study.state import Evaluated, StudyState
-from vitmods.study.store import Facts, ModelFacts, Plan, StudyFolder, read_object
+from vitmods.study.store import Facts, ModelFacts, Plan, StudyFolder
 from vitmods.study.trial import TrialRunner, base_config, build_model, task_of, with_modules
 from vitmods.study.tuning import AS_IS, Point
 from vitmods.study.warnings import already_reported, few_images, study_warnings
@@ -310,6 +310,9 @@ def _write_facts(ready: _Ready, command: str, plan: Plan) -> Facts:
     if before and before.plan.seeds and any(record.ended or record.wall_s is not None for record in arms):
         _check_extension(before.plan, settings)
         plan = before.plan
+    if folder.images() is None or not (folder.path / SPLIT_FILE).exists():  # a new study, or one with a damaged file
+        folder.write_images(dataset.splits)
+        write_split(folder.path / SPLIT_FILE, dataset, folds)
     if before is not None and before.settings == settings.to_dict() and before.plan == plan:
         return before
     margins = {**before.margins} if before else {}
@@ -331,8 +334,6 @@ def _write_facts(ready: _Ready, command: str, plan: Plan) -> Facts:
         plugins=tuple(plugins()),
     )
     folder.write_samples(dataset.samples(SAMPLES))
-    folder.write_images(dataset.splits)
-    write_split(folder.path / SPLIT_FILE, dataset, folds)
     write_json(folder.settings_file, facts.to_dict())
     return facts
 
@@ -404,7 +405,7 @@ def _measure_costs(ready: _Ready) -> None:
     numbers stay."""
     settings, how, num_classes = ready.settings, ready.how, ready.dataset.num_classes
     costs_file = ready.runner.folder.costs_file
-    kept = read_object(costs_file)
+    kept = read_costs(ready.runner.folder, settings)
     for point in {point.to_dict().get("base"): point for point in reversed(settings.sweep.points)}.values():
         known = {"base": None, "arms": {}, **costs_under(kept, point)}
         names = {arm.name for arm in settings.arms} - set(known["arms"])

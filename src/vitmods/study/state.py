@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from vitmods.study.arms import Arm
 from vitmods.study.measure import Measure, options_from
 from vitmods.study.plan import Evaluation, Settings, Trial
-from vitmods.study.store import WARNINGS, StudyFolder, read_json, read_object
+from vitmods.study.store import StudyFolder, read_object, read_warnings
 from vitmods.study.tuning import AS_IS, VAL, Grid, Point, choose
 from vitmods.train.trial import read_scores
 from vitmods.util.errors import UserError
@@ -215,7 +215,7 @@ def read_trial(folder: StudyFolder, trial: Trial, splits: Sequence[str], measure
     try:
         result, found = read_object(path / "result.json"), folder.found(trial, split)
         environment = read_object(path / "config.json").get("environment", {})
-        warned = tuple(map(str, read_json(path / WARNINGS) or ()))
+        warned = tuple(read_warnings(path))
         status, message = _status(result, path), result.get("message")
         asked = [
             one["metrics"] for one in found["protocols"].values() if options_from(one["options"]) == measure.options
@@ -280,7 +280,7 @@ def read_curves(path: Path, metrics: Iterable[str]) -> dict[str, Curve]:
 def _row(line: str) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except ValueError:  # the last line of a trial that is being written, or was killed
+    except (ValueError, RecursionError):  # the last line of a trial that is being written, or was killed
         return None
     return row if isinstance(row, dict) and row.get("split") == VAL and "step" in row else None
 

@@ -14,7 +14,6 @@ from vitmods.recipes import Recipe
 from vitmods.study.bases import Base
 from vitmods.tasks.base import Task
 from vitmods.train.optim import Ema, clip_gradients, make_optimizer
-from vitmods.util.errors import UserError
 
 
 class Steps:
@@ -126,11 +125,3 @@ class Steps:
             yield from (*model.parameters(), *model.buffers())
         for state in self.optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
-
-
-def does_not_fit(count: int, device: torch.device) -> UserError:
-    """So many images at once are too many."""
-    return UserError(
-        f"{count} images at once do not fit the memory of {device}. Cut the batch into more parts with accumulate, or "
-        "choose a smaller model or image size."
-    )

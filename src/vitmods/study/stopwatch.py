@@ -22,9 +22,10 @@ from vitmods.study.estimate import ArmEstimate, Estimate, factorial_design
 from vitmods.study.models import macs_of
 from vitmods.study.spread import known_spread
 from vitmods.study.state import StudyState
-from vitmods.study.steps import Steps, does_not_fit
+from vitmods.study.steps import Steps
 from vitmods.study.trial import TrialRunner, base_config, task_of
 from vitmods.study.tuning import AS_IS, Point
+from vitmods.train.memory import does_not_fit, is_out_of_memory
 from vitmods.util.text import duration
 
 if TYPE_CHECKING:
@@ -119,8 +120,10 @@ class Stopwatch:
         torch.set_num_threads(self._threads)
         try:
             return self._time(arm, model, recipe, points, finished, setting)
-        except torch.OutOfMemoryError:
-            raise does_not_fit(recipe.part_size, self._device) from None
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise does_not_fit(recipe.part_size, self._device) from None
+            raise
         finally:
             torch.set_num_threads(threads)
 

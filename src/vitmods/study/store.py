@@ -33,6 +33,8 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
+from vitmods.data.groups import read_columns
+from vitmods.data.split_file import SPLIT_FILE
 from vitmods.study.plan import Evaluation, Trial, Work, differences
 from vitmods.study.tuning import Point
 from vitmods.util.address import named, place
@@ -67,6 +69,14 @@ def read_object(path: Path) -> dict[str, Any]:
     if found is not None and not isinstance(found, dict):
         raise UserError(f"{path} is damaged (no object). Remove it and run the same command again.")
     return found or {}
+
+
+def read_warnings(trial: Path) -> list[str]:
+    """What the report should tell about a trial; a damaged file is one thing more to tell, and no reason to lose it."""
+    try:
+        return [str(text) for text in read_json(trial / WARNINGS) or ()]
+    except (UserError, TypeError):
+        return [f"{WARNINGS} is damaged: what was warned of in this trial is not known any more."]
 
 
 def slug(name: str, also: str = "") -> str:
@@ -312,25 +322,51 @@ class StudyFolder:
         arrays = {"names": names, "contents": contents, **{name: np.array(own) for name, own in named.items()}}
         write_atomically(self.path / "images.npz", lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
 
-    def groups(self, splits: Sequence[str]) -> NDArray[Any] | None:
-        """(n,) of the images of these splits, one after the other; None: each stands for itself."""
+    def images(self) -> dict[str, NDArray[Any]] | None:
+        """What `write_images` wrote; None where it is missing or damaged."""
         try:
             with np.load(self.path / "images.npz", allow_pickle=False) as arrays:
-                found = [arrays[name] for split in splits if (name := f"groups_{split}") in arrays]
-        except FileNotFoundError:
+                found = dict(arrays)
+            return found if {"names", "contents"} <= set(found) else None
+        except Exception:  # whatever numpy, zipfile and zlib raise: what it says is elsewhere too, less handy
             return None
-        except Exception as error:
-            raise UserError(f"{self.path / 'images.npz'} is damaged ({error}). Remove it and run again.") from error
-        return np.concatenate(found) if len(found) == len(splits) else None
+
+    def groups(self, counts: Mapping[str, int]) -> NDArray[Any] | None:
+        """(n,) of the images of these splits, one after the other; None: each stands for itself.
+
+        counts: split -> number of its images. UserError where both files that know it are damaged.
+        """
+        known = self.images()
+        if known is None:
+            return self._groups_listed(counts)
+        found = [known[name] for split in counts if (name := f"groups_{split}") in known]
+        return np.concatenate(found) if len(found) == len(counts) else None
+
+    def _groups_listed(self, counts: Mapping[str, int]) -> NDArray[Any] | None:
+        """The same by split.csv; None where there is neither file."""
+        path = self.path / SPLIT_FILE
+        if not path.exists() and not (self.path / "images.npz").exists():
+            return None
+        try:
+            listed = read_columns(path, ("image", "split", "group"))
+            rows = [row for split in counts for row in listed if row["split"] == split]
+            if len(rows) != sum(counts.values()):
+                raise UserError(f"{path} does not have all images.")
+        except UserError as error:
+            raise UserError(
+                f"{self.path / 'images.npz'} is damaged, and {SPLIT_FILE} cannot take its place: {error} Run the same "
+                "command again, which writes both."
+            ) from error
+        alone = all(row["group"] == row["image"] for row in rows)
+        return None if alone else np.array([row["group"] for row in rows])
 
     def check_same_images(self, splits: Mapping[str, Split]) -> None:
         """UserError with how many images were added, removed and changed since `write_images`, if any; also a label
         that changed is a change, and what moved to another split was removed there and added here."""
-        try:
-            with np.load(self.path / "images.npz", allow_pickle=False) as arrays:
-                before, then = arrays["names"], arrays["contents"]
-        except Exception:  # without it the fingerprint alone tells, as one of the settings
+        known = self.images()
+        if known is None:  # without it the fingerprint alone tells, as one of the settings
             return
+        before, then = known["names"], known["contents"]
         names, contents = _hashes(splits)
         _, old, new = np.intersect1d(before, names, return_indices=True)
         changed = int((then[old] != contents[new]).sum())
@@ -338,17 +374,14 @@ class StudyFolder:
         if any(counts.values()):
             found = ", ".join(f"{count:,} {what}" for what, count in counts.items())
             raise UserError(
-                f"{self.path} holds a study of other images: since it began {found}. Put the old ones back to go on "
-                "with it, or choose another folder with --out."
+                f"{self.path} is of other images: since it began {found}. Put the old ones back to go on with it, or "
+                "choose another folder with --out."
             )
 
     def holds_images(self, splits: Mapping[str, Split]) -> bool:
         """Whether these are the images and labels of `write_images`, in any splits; also where that is not known."""
-        try:
-            with np.load(self.path / "images.npz", allow_pickle=False) as arrays:
-                return np.array_equal(np.sort(arrays["contents"]), np.sort(_hashes(splits)[1]))
-        except Exception:  # as in `check_same_images`
-            return True
+        known = self.images()
+        return known is None or np.array_equal(np.sort(known["contents"]), np.sort(_hashes(splits)[1]))
 
     def worker_lock(self, index: int) -> FileLock:
         """Held by a worker process for as long as it lives."""
@@ -373,7 +406,8 @@ class StudyFolder:
                 f"Another run is at work in {self.path}{who}. Wait for it or end it, then run the same command."
             ) from None
         try:
-            path.write_text(f"{os.getpid()}\n")
+            with disk_errors(path):
+                path.write_text(f"{os.getpid()}\n")
             mirror = mirror_of(self.path)
             noted = mirror.lease() if mirror else FilePlace(self.path / LEASE)
             with leased(noted, named(self.path), self.path) as lease:

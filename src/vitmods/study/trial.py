@@ -24,7 +24,7 @@ from vitmods.study.models import edited, record_of
 from vitmods.study.plan import Evaluation, ImageOptions, Settings, Trial, Work
 from vitmods.study.start import Start
 from vitmods.study.state import read_trial
-from vitmods.study.store import WARNINGS, StudyFolder, read_json
+from vitmods.study.store import WARNINGS, StudyFolder, read_warnings
 from vitmods.study.tuning import AS_IS, VAL, Point
 from vitmods.study.warnings import already_reported
 from vitmods.tasks.base import DEFAULT, TASKS, Task, make_task
@@ -215,4 +215,4 @@ def _keep_warnings(out: Path, caught: list[warnings.WarningMessage]) -> None:
         str(warning.message) for warning in caught if Path(vitmods.__file__).parent in Path(warning.filename).parents
     ]
     if ours:
-        write_json(out / WARNINGS, [*(read_json(out / WARNINGS) or []), *ours])
+        write_json(out / WARNINGS, [*read_warnings(out), *ours])

@@ -36,8 +36,9 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """While inside, the first SIGINT, SIGTERM or SIGHUP (the terminal is gone) is noted in the request; a second one
-    has its usual effect. A SIGHUP that is ignored, as under nohup, stays so.
+    """While inside, SIGINT, SIGTERM and SIGHUP (the terminal is gone) are noted in the request. A second Ctrl-C has its
+    usual effect; a second SIGTERM has none: Slurm, systemd and a study that stops its workers send one each, and the
+    first one is being answered. A SIGHUP that is ignored, as under nohup, stays so.
 
     A signal that nobody answered by the end (by raising Interrupted) has its usual effect then.
 
@@ -55,8 +56,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
     def note(signum: int, frame: FrameType | None) -> None:
         request.signum = signum
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
 
     for number in before:
         signal.signal(number, note)

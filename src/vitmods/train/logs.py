@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
@@ -102,17 +103,21 @@ class MetricsFile:
 
     def __init__(self, path: Path, length: int, tensorboard: Path | None) -> None:
         self.path = path
-        with disk_errors(path):
-            self._file = open(path, "ab")  # noqa: SIM115 - closed by close()
+        with disk_errors(path), ExitStack() as opened:
+            self._file = opened.enter_context(open(path, "ab"))
             if self._file.tell() < length:
                 raise UserError(f"{path} is shorter than its checkpoint says. Delete its folder to train again.")
             self._file.truncate(length)
             self._file.seek(length)  # cutting a file does not move the position that sync() tells
-        self._board = TensorBoard(tensorboard, self.rows()) if tensorboard else None
+            self._board = TensorBoard(tensorboard, self.rows()) if tensorboard else None
+            opened.pop_all()  # closed by close(), unless something went wrong
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows so far."""
-        return [json.loads(line) for line in self.path.read_bytes().splitlines()]
+        """The rows so far. UserError where one is damaged."""
+        try:
+            return [json.loads(line) for line in self.path.read_bytes().splitlines()]
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{self.path} is damaged ({error}). Delete its folder to train again.") from error
 
     def write(self, row: dict[str, Any]) -> None:
         with disk_errors(self.path):
@@ -128,10 +133,12 @@ class MetricsFile:
             return self._file.tell()
 
     def close(self) -> None:
-        with disk_errors(self.path):
-            self._file.close()
-        if self._board is not None:
-            self._board.close()
+        try:
+            with disk_errors(self.path):
+                self._file.close()
+        finally:
+            if self._board is not None:
+                self._board.close()
 
 
 class TensorBoard:
@@ -151,11 +158,13 @@ class TensorBoard:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
             name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-            self._file = open(folder / name, "wb")  # noqa: SIM115 - closed by close()
-            self._records = RecordWriter(self._file)
-            self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
-        for row in rows:
-            self.write(row)
+            with ExitStack() as opened:
+                self._file = opened.enter_context(open(folder / name, "wb"))
+                self._records = RecordWriter(self._file)
+                self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
+                for row in rows:
+                    self.write(row)
+                opened.pop_all()  # closed by close(), unless something went wrong
 
     def write(self, row: dict[str, Any]) -> None:
         scalars = {f"{row['split']}/{name}": row[name] for name in row if name not in ("step", "epoch", "split")}

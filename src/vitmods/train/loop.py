@@ -44,6 +44,7 @@ from vitmods.util.errors import UserError
 
 METRICS = "metrics.jsonl"
 FORMAT = 2  # of the checkpoint
+SAVE_FRACTION = 0.05  # of the time, at most, goes into checkpoints that are due by the clock
 
 
 class Images(Protocol):
@@ -85,7 +86,8 @@ class RunOptions:
     checkpoint_every_steps: int | None = None
     """a checkpoint after so many steps; None: by time alone"""
     checkpoint_every_minutes: float | None = 5.0
-    """a checkpoint after so many minutes; None: by steps alone"""
+    """a checkpoint after so many minutes, or later where writing takes more than a twentieth of them; None: by steps
+    alone"""
     eval_every_epochs: int = 1
     """how often `ds.val_split` is evaluated, but at most 100 times (an epoch of a small set may be one step), and ten
     where that would be more than half as many images as are trained on; always after the last step. Metrics.jsonl then
@@ -180,7 +182,7 @@ class TrialRun:
         """split -> those of its last evaluation"""
         self._scored: dict[str, tuple[list[Tensor], Mapping[str, NDArray[Any]]]] = {}
         self._window = Window(self.processes)
-        self._wall_before = self._waited = 0.0
+        self._wall_before = self._waited = self._save_s = 0.0
         torch.manual_seed(seed)
         task.begin(self.model)
         _seed_apart(seed, 0, self.processes)
@@ -378,11 +380,15 @@ class TrialRun:
         steps, minutes = self.how.checkpoint_every_steps, self.how.checkpoint_every_minutes
         if steps is not None and self.step > 0 and self.step % steps == 0:
             return True
-        return minutes is not None and time.perf_counter() - self._saved >= 60 * minutes
+        if minutes is None:
+            return False
+        least = self._save_s * (1 / SAVE_FRACTION - 1)  # a slow disk: training comes first
+        return time.perf_counter() - self._saved >= max(60 * minutes, least)
 
     def save(self) -> None:
         """Write the checkpoint: the first process, or each its part of a divided model. The rows of metrics.jsonl that
         it counts are put on the disk first."""
+        began = time.perf_counter()
         length, state = self.metrics.sync(), self.state_dict()
         state |= {"metrics_bytes": length, "wall_s": self.wall_s}
         if self.how.shard:
@@ -390,6 +396,7 @@ class TrialRun:
         else:
             self.processes.once(lambda: checkpoint.save(self.folder, state))
         self._saved = time.perf_counter()
+        self._save_s = self._saved - began
 
     def state_dict(self) -> dict[str, Any]:
         """What the numbers of all later steps depend on, what is divided as it is. Tensors and plain values only."""

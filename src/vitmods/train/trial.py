@@ -23,13 +23,14 @@ from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
 from vitmods.tasks.base import DEFAULT, TASKS, Task, TaskModel
 from vitmods.train import checkpoint
-from vitmods.train.device import device_name
+from vitmods.train.device import device_name, resolve
 from vitmods.train.distributed import PeerEnded, peer_ended, whole_state
 from vitmods.train.examples import write_examples
 from vitmods.train.fitting import fit_to_images
 from vitmods.train.interrupt import StopRequest, stop_on_signals
 from vitmods.train.logs import Diverged, ProgressBar
 from vitmods.train.loop import WAYS, Images, RunOptions, TrialRun
+from vitmods.train.memory import does_not_fit, is_out_of_memory
 from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights, checksum, make_folder, write_atomically, write_json
 
@@ -98,9 +99,12 @@ def train_trial(
         except Exception as error:
             if ended := peer_ended(error):
                 raise ended from error
+            found = does_not_fit(recipe.part_size, resolve(how.device)) if is_out_of_memory(error) else error
             with suppress(Exception):  # the error itself matters more than its record
-                write_json(out / RESULT, _result(identity, "failed", message=f"{type(error).__name__}: {error}"))
-            raise
+                write_json(out / RESULT, _result(identity, "failed", message=_reason(found)))
+            if found is error:
+                raise
+            raise found from error
     if result["status"] == "finished" and processes.first:
         checkpoint.remove(out)
     return result
@@ -112,6 +116,7 @@ def _outcome(run: TrialRun, request: StopRequest, bar: ProgressBar) -> dict[str,
         metrics = run.run(request, bar)
         processes = run.processes
         tensors = whole_state(run.evaluated_model.state_dict(), keep=processes.first)
+        _check_finite(run, tensors)
         weights = processes.once(lambda: _save_weights(run.evaluated_model, tensors, run.folder))
         if processes.first:
             _write_findings(run)
@@ -141,6 +146,18 @@ def _ways_of(run: TrialRun) -> dict[str, Any]:
         "processes": how.processes.size,
         "shard": how.shard,
     }
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+
+
+def _check_finite(run: TrialRun, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise Diverged, in every process, where trained weights are not finite: no loss came after the last step."""
+    names = [name for name, _ in run.evaluated_model.named_parameters()] if run.processes.first else []
+    wrong = any(name in tensors and not torch.isfinite(tensors[name]).all() for name in names)
+    if any(run.processes.agree(wrong)):
+        raise Diverged(f"the weights were not finite after step {run.step}")
 
 
 def _write_findings(run: TrialRun) -> None:

@@ -21,6 +21,7 @@ from vitmods.train.interrupt import StopRequest, stop_on_signals
 from vitmods.util.files import disk_errors
 
 SAVE_GRACE_S = 60.0  # how long an interrupted worker may take to write its checkpoint before it is killed
+OUT_OF_MEMORY = "out of memory? Run fewer workers, or cut the batch into more parts with accumulate."
 
 
 @dataclass
@@ -149,7 +150,7 @@ class Worker:
         self.dismiss()
         if code < 0:
             reason = f"its worker process was killed by {_signal_name(-code)}"
-            return f"{reason} (out of memory?)" if -code == signal.SIGKILL else reason
+            return f"{reason}: {OUT_OF_MEMORY}" if -code == signal.SIGKILL else reason
         with open(self.log, "rb") as log:
             log.seek(self.log_start)
             lines = log.read().decode(errors="replace").strip().splitlines()

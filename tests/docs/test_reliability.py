@@ -1,0 +1,41 @@
+"""Every row of the table of faults names a test that exists, and every defect of the review has a row."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROWS = [
+    line
+    for line in (ROOT / "docs" / "reliability.md").read_text().splitlines()
+    if line.startswith("| ") and not line.startswith(("| fault", "| ---"))
+]
+DEFECTS = {*(f"B{number}" for number in range(1, 11)), "A15"}
+
+
+def cells_of(row):
+    return re.split(r"(?<!\\)\|", row.strip("|"))
+
+
+@cache
+def names_in(path):
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[2:40])
+def test_every_fault_names_what_shows_it(row):
+    cells = cells_of(row)
+    assert len(cells) == 3
+    shown = re.findall(r"`([^`]+)`", cells[2])
+    assert shown
+    for name in shown:
+        path, _, test = name.partition("::")
+        assert (ROOT / path).exists(), path
+        assert not path.startswith("tests/") or test in names_in(ROOT / path), name
+
+
+def test_every_defect_has_a_row():
+    assert {found for row in ROWS for found in re.findall(r"\b[AB]\d+\b", cells_of(row)[0])} >= DEFECTS
