@@ -18,7 +18,6 @@ logs/worker<i>.txt              what a worker process printed; worker<i>.lock is
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import warnings
@@ -34,6 +33,7 @@ from numpy.typing import NDArray
 
 from vitmods.study.plan import Evaluation, Trial, Work, differences
 from vitmods.study.tuning import Point
+from vitmods.util import limits
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors, make_folder, write_atomically, write_json
 from vitmods.util.registry import check_plugins
@@ -50,10 +50,10 @@ Sample = tuple[str, NDArray[np.uint8]]
 def read_json(path: Path) -> Any | None:
     """The parsed file, or None where there is none. UserError when it is no JSON (every file here is written whole)."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return limits.read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}). Remove it and run the same command again.") from error
 
 
@@ -288,9 +288,9 @@ class StudyFolder:
         if not path.is_file():
             return []
         try:
-            with np.load(path, allow_pickle=False) as arrays:
-                names = [str(name) for name in arrays["names"]]
-                images = [arrays[f"image{i}"] for i in range(len(names))]
+            arrays = limits.read_npz(path)
+            names = [str(name) for name in arrays["names"]]
+            images = [arrays[f"image{i}"] for i in range(len(names))]
             if not all(image.dtype == np.uint8 and image.ndim in (2, 3) and image.size for image in images):
                 raise ValueError("a part of it is no image")
         except Exception as error:  # decoration: whatever numpy, zipfile and zlib raise, the report does without
@@ -310,8 +310,8 @@ class StudyFolder:
     def groups(self, splits: Sequence[str]) -> NDArray[Any] | None:
         """(n,) of the images of these splits, one after the other; None: each stands for itself."""
         try:
-            with np.load(self.path / "images.npz", allow_pickle=False) as arrays:
-                found = [arrays[name] for split in splits if (name := f"groups_{split}") in arrays]
+            arrays = limits.read_npz(self.path / "images.npz")
+            found = [arrays[name] for split in splits if (name := f"groups_{split}") in arrays]
         except FileNotFoundError:
             return None
         except Exception as error:
@@ -322,8 +322,8 @@ class StudyFolder:
         """UserError with how many images were added, removed and changed since `write_images`, if any; also a label
         that changed is a change, and what moved to another split was removed there and added here."""
         try:
-            with np.load(self.path / "images.npz", allow_pickle=False) as arrays:
-                before, then = arrays["names"], arrays["contents"]
+            arrays = limits.read_npz(self.path / "images.npz", ["names", "contents"])
+            before, then = arrays["names"], arrays["contents"]
         except Exception:  # without it the fingerprint alone tells, as one of the settings
             return
         names, contents = _hashes(splits)
@@ -340,8 +340,8 @@ class StudyFolder:
     def holds_images(self, splits: Mapping[str, Split]) -> bool:
         """Whether these are the images and labels of `write_images`, in any splits; also where that is not known."""
         try:
-            with np.load(self.path / "images.npz", allow_pickle=False) as arrays:
-                return np.array_equal(np.sort(arrays["contents"]), np.sort(_hashes(splits)[1]))
+            contents = limits.read_npz(self.path / "images.npz", ["contents"])["contents"]
+            return np.array_equal(np.sort(contents), np.sort(_hashes(splits)[1]))
         except Exception:  # as in `check_same_images`
             return True
 

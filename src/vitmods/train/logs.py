@@ -20,6 +20,7 @@ from vitmods.tasks.metrics import Metric
 from vitmods.train.distributed import ALONE, Processes
 from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream, disk_errors, progress_console
+from vitmods.util.limits import parse_json
 
 WORTH_TELLING = 0.05  # fraction of the time in which the model waits for images
 _MUST_BE_FINITE = {"loss": "loss", "grad_norm": "gradient"}
@@ -112,7 +113,7 @@ class MetricsFile:
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows so far."""
-        return [json.loads(line) for line in self.path.read_bytes().splitlines()]
+        return [parse_json(line) for line in self.path.read_bytes().splitlines()]
 
     def write(self, row: dict[str, Any]) -> None:
         with disk_errors(self.path):

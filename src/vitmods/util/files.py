@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar
 
 from vitmods.util.errors import UserError
+from vitmods.util.limits import read_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,7 +106,7 @@ def checksum(path: Path) -> str:
 def check_weights(path: Path) -> None:
     """UserError where a file of weights is not what the result.json beside it says; without such a record it passes."""
     try:
-        known = json.loads(path.with_name("result.json").read_text(encoding="utf-8"))["weights"].get(path.name)
+        known = read_json(path.with_name("result.json"))["weights"].get(path.name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return
     if known is not None and checksum(path) != known:
@@ -118,7 +119,7 @@ def check_weights(path: Path) -> None:
 def check_weights_kept(folder: Path) -> None:
     """UserError where a trial has ended, and its weights are not there any more."""
     try:
-        ended = json.loads((folder / "result.json").read_text(encoding="utf-8"))["weights"]
+        ended = read_json(folder / "result.json")["weights"]
     except (OSError, ValueError, KeyError, TypeError):
         return
     if ended and not (folder / "model.safetensors").exists():
