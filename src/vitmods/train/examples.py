@@ -1,5 +1,6 @@
 """The evaluated images of a trial that can be looked at: PNG files in its folder, and what their colors mean."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from vitmods.util.files import make_folder, write_atomically, write_json
 from vitmods.util.limits import read_bytes, read_json
 
 FOLDER = "examples"
+_COLOR = re.compile("#[0-9a-f]{6}")
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,9 @@ def read_examples(trial: Path) -> Examples:
             {name: _pixels(folder / f"{i}-{name}.png") for name in one["panels"]}
             for i, one in enumerate(found["images"])
         )
-        return Examples(tuple(one["id"] for one in found["images"]), panels, found["legend"])
-    except (OSError, ValueError, KeyError, TypeError, Unreadable):
+        legend = {str(name): color for name, color in found["legend"].items() if _COLOR.fullmatch(color)}
+        return Examples(tuple(str(one["id"]) for one in found["images"]), panels, legend)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, Unreadable):
         return Examples()
 
 

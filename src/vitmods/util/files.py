@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar
 
 from vitmods.util.errors import UserError
 from vitmods.util.limits import read_json
+from vitmods.util.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,11 +37,19 @@ _REMEDIES = {
 
 
 def expand_user(path: str | Path) -> Path:
-    """The path with ~ and ~user replaced. UserError where there is no such home."""
+    """The path with ~ and ~user replaced. UserError where there is no such home, or for a name that no file can have."""
     try:
-        return Path(path).expanduser()
+        found = Path(path).expanduser()
     except RuntimeError:
         raise UserError(f"There is no home folder for {path}: write the path without ~, or set HOME.") from None
+    try:
+        os.stat(found)
+    except ValueError:  # a zero byte, or half of a surrogate pair
+        raise UserError(f"No file can be called {printable(str(path))[:60]}: correct the name.") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UserError(f"The name {printable(str(path))[:60]}... is too long for this system.") from None
+    return found
 
 
 @contextmanager

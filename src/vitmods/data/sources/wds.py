@@ -22,7 +22,7 @@ from vitmods.util.limits import MOST_NAMES, check_bytes, parse_json, read_text
 
 CLASS_FILES = ("classes.json", "classes.txt")
 _LABELS = ("cls", "json")
-_MOST_BRACES = 20
+_MOST_BRACES, _LONGEST = 20, 1000  # of a pattern
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?\d+)?\}")
 
 
@@ -96,9 +96,11 @@ def expand(pattern: str) -> list[str]:
     for text in _RANGE.findall(pattern):  # a range that is too long has too many names before they are combined
         first, last = (int(end[:10]) for end in text)
         if abs(last - first) >= MOST_NAMES or max(map(len, text)) > 10:
-            raise UserError(f"{printable(f'{{{text[0][:20]}..{text[1][:20]}}}')} names more than {MOST_NAMES:,} files. {advice}")
-    if pattern.count("{") > _MOST_BRACES:
-        raise UserError(f"{printable(pattern[:60])} has more than {_MOST_BRACES} braces. {advice}")
+            raise UserError(
+                f"{printable(f'{{{text[0][:20]}..{text[1][:20]}}}')} names more than {MOST_NAMES:,} files. {advice}"
+            )
+    if pattern.count("{") > _MOST_BRACES or len(pattern) > _LONGEST:
+        raise UserError(f"{printable(pattern[:60])}... has too many braces, or is too long. {advice}")
     try:
         found = list(islice(braceexpand(pattern, escape=False), MOST_NAMES + 1))
     except UnbalancedBracesError:
