@@ -14,6 +14,7 @@ from typing import TextIO
 from vitmods import __version__
 from vitmods.util.errors import UserError, nearest, said
 from vitmods.util.files import lenient_output
+from vitmods.util.text import printable
 
 COMMANDS = {
     "compare": "train a base ViT and changed ones with paired seeds; say which change helps and what it costs",
@@ -139,8 +140,13 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+    _print_error(f"warning: {message}")
 
 
 def _say(message: str, command: str = "") -> None:
-    print(f"vitmods {command}: {message}" if command else f"\n{message}", file=sys.stderr)
+    _print_error(f"vitmods {command}: {message}" if command else f"\n{message}")
+
+
+def _print_error(text: str) -> None:
+    """Whatever names are in it: their control characters do not reach the terminal."""
+    print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)

@@ -48,6 +48,8 @@ class Predict:
     """images at a time"""
     draw: Path | None = None
     """write the images, with what was found in them drawn in, to this folder; for tasks that find something"""
+    trust: bool = False
+    """open a program of torch.export (.pt2) too, which can run code that its author put there"""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps"""
     data_workers: int = 0
@@ -71,6 +73,7 @@ def main(arguments: Sequence[str]) -> int:
         device=options.device,
         workers=options.data_workers,
         draw=options.draw,
+        trust=options.trust,
     )
     found = [{name: value for name, value in one.items() if name != "mask"} for one in found]  # pixels are no text
     kind = options.format or ("table" if options.out is None and sys.stdout.isatty() else "csv")

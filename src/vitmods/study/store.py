@@ -19,7 +19,6 @@ logs/worker<i>.txt              what a worker process printed; worker<i>.lock is
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import warnings
@@ -37,6 +36,7 @@ from vitmods.data.groups import read_columns
 from vitmods.data.split_file import SPLIT_FILE
 from vitmods.study.plan import Evaluation, Trial, Work, differences
 from vitmods.study.tuning import Point
+from vitmods.util import limits
 from vitmods.util.address import named, place
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors, make_folder, write_atomically, write_json
@@ -56,10 +56,10 @@ Sample = tuple[str, NDArray[np.uint8]]
 def read_json(path: Path) -> Any | None:
     """The parsed file, or None where there is none. UserError when it is no JSON (every file here is written whole)."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return limits.read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}). Remove it and run the same command again.") from error
 
 
@@ -303,9 +303,9 @@ class StudyFolder:
         if not path.is_file():
             return []
         try:
-            with np.load(path, allow_pickle=False) as arrays:
-                names = [str(name) for name in arrays["names"]]
-                images = [arrays[f"image{i}"] for i in range(len(names))]
+            arrays = limits.read_npz(path)
+            names = [str(name) for name in arrays["names"]]
+            images = [arrays[f"image{i}"] for i in range(len(names))]
             if not all(image.dtype == np.uint8 and image.ndim in (2, 3) and image.size for image in images):
                 raise ValueError("a part of it is no image")
         except Exception as error:  # decoration: whatever numpy, zipfile and zlib raise, the report does without
@@ -325,8 +325,7 @@ class StudyFolder:
     def images(self) -> dict[str, NDArray[Any]] | None:
         """What `write_images` wrote; None where it is missing or damaged."""
         try:
-            with np.load(self.path / "images.npz", allow_pickle=False) as arrays:
-                found = dict(arrays)
+            found = limits.read_npz(self.path / "images.npz")
             return found if {"names", "contents"} <= set(found) else None
         except Exception:  # whatever numpy, zipfile and zlib raise: what it says is elsewhere too, less handy
             return None

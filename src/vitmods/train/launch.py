@@ -18,7 +18,7 @@ _POLL_S = 0.1
 
 
 def launch(module: str, arguments: Sequence[str], processes: int) -> int:
-    """Run `python -m MODULE ARGUMENTS` in so many processes that can `join`; their exit code.
+    """Run `python -P -m MODULE ARGUMENTS` in so many processes that can `join`; their exit code.
 
     Where one fails, the others are asked to stop and its code is given back; one that was killed is named on stderr.
     Ctrl-C reaches all; SIGTERM and SIGHUP are passed on. Threads are divided among them unless OMP_NUM_THREADS says how
@@ -32,9 +32,11 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     threads = str(max(1, (os.cpu_count() or 1) // processes))
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(processes)}
     shared |= {"LOCAL_WORLD_SIZE": str(processes)}
-    command = [sys.executable, "-m", module, *arguments]
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    # -P: what lies where the user stands is not imported; what is on sys.path here is on theirs.
+    command = [sys.executable, "-P", "-m", module, *arguments]
     with tempfile.TemporaryDirectory() as said_in:
-        environment = {"OMP_NUM_THREADS": threads, **os.environ, **shared, SAID_IN: said_in}
+        environment = {"OMP_NUM_THREADS": threads, **os.environ, **shared, SAID_IN: said_in, "PYTHONPATH": path}
         started = [
             subprocess.Popen(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
             for rank in range(processes)

@@ -21,6 +21,7 @@ from vitmods.tasks.metrics import Metric
 from vitmods.train.distributed import ALONE, Processes
 from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream, disk_errors, progress_console
+from vitmods.util.limits import parse_json
 
 WORTH_TELLING = 0.05  # fraction of the time in which the model waits for images
 _MUST_BE_FINITE = {"loss": "loss", "grad_norm": "gradient"}
@@ -115,8 +116,8 @@ class MetricsFile:
     def rows(self) -> list[dict[str, Any]]:
         """The rows so far. UserError where one is damaged."""
         try:
-            return [json.loads(line) for line in self.path.read_bytes().splitlines()]
-        except (ValueError, RecursionError) as error:
+            return [parse_json(line) for line in self.path.read_bytes().splitlines()]
+        except ValueError as error:
             raise UserError(f"{self.path} is damaged ({error}). Delete its folder to train again.") from error
 
     def write(self, row: dict[str, Any]) -> None:

@@ -3,8 +3,6 @@
 import json
 import platform
 import warnings
-import zipfile
-import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -33,6 +31,7 @@ from vitmods.train.loop import WAYS, Images, RunOptions, TrialRun
 from vitmods.train.memory import does_not_fit, is_out_of_memory
 from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights, checksum, make_folder, write_atomically, write_json
+from vitmods.util.limits import read_json, read_npz
 
 _IDENTIFIES_DATA = ("name", "classes", "splits", "split_origin", "fingerprint", "vocabulary")  # but not where it lies
 CONFIG, RESULT, WEIGHTS = "config.json", "result.json", "model.safetensors"
@@ -202,11 +201,10 @@ def write_scores(path: Path, scores: Mapping[str, NDArray[Any]]) -> None:
 def read_scores(path: Path) -> dict[str, NDArray[Any]]:
     """The inverse; empty where there is no such file. UserError where it is damaged."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
+        return read_npz(path)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}). Delete its folder to train again.") from error
 
 
@@ -286,7 +284,7 @@ def _drop_path_of(model: nn.Module) -> SimpleNamespace:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        found: dict[str, Any] = read_json(path)
         return found
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}). Delete its folder to train again.") from error
