@@ -82,6 +82,8 @@ class MachineOptions:
     """keep less of each block for backward: 0.6 of the activations for 1.02 to 1.04 of the time"""
     checkpointing: bool = False
     """keep the input of each block alone for backward: less memory for a quarter more time"""
+    log: tuple[str, ...] = ()
+    """loggers that get each trial's numbers beside TensorBoard: wandb, mlflow, trackio"""
     quiet: bool = False
     """no progress on the error stream"""
 

@@ -51,6 +51,7 @@ class RunningOptions(TypedDict, total=False):
     checkpointing: bool
     keep_weights: Keep
     cluster: ClusterOptions
+    log: str | Iterable[str]
 
 
 class Study:
@@ -192,6 +193,8 @@ class Study:
                 `out` keeps its own.
             keep_weights: final weights that stay in the folder: of "all" trials, of the "best" of each arm, or "none"
                 (docs/study.md).
+            log: loggers that get each trial's rows, and the verdicts of a complete study: "wandb", "mlflow", "trackio"
+                (docs/training.md).
             command: the shell command that the report names; None: the Python call.
 
         Raises:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -24,13 +25,14 @@ from vitmods.study.models import edited, record_of
 from vitmods.study.plan import Evaluation, ImageOptions, Settings, Trial, Work
 from vitmods.study.start import Start
 from vitmods.study.state import read_trial
-from vitmods.study.store import WARNINGS, StudyFolder, read_json
+from vitmods.study.store import WARNINGS, Facts, StudyFolder, read_json
 from vitmods.study.tuning import AS_IS, VAL, Point
 from vitmods.study.warnings import already_reported
 from vitmods.tasks.base import DEFAULT, TASKS, Task, make_task
 from vitmods.tasks.features import without_head
 from vitmods.train import RunOptions, train_trial
 from vitmods.train.distributed import ALONE, Processes
+from vitmods.train.loggers import LoggedRun, LogTo, key_of
 from vitmods.util.files import write_json
 
 if TYPE_CHECKING:
@@ -126,6 +128,7 @@ class TrialRunner:
         cache_dir: str | None = None,
         processes: Processes = ALONE,
         shard: bool = False,
+        log: Sequence[str] = (),
     ):
         self.folder, self.settings = folder, settings
         self.data_workers, self._cache_dir = data_workers, cache_dir
@@ -137,6 +140,7 @@ class TrialRunner:
             checkpointing=checkpointing,
             processes=processes,
             shard=shard,
+            log=LogTo(tuple(log)),
         )
         self._datasets: dict[tuple[Augment, str], ImageDataset] = {}
 
@@ -201,9 +205,26 @@ class TrialRunner:
             recipe,
             seed=trial.seed,
             out=out,
-            how=self.how,
+            how=self._logged(trial, out),
             record=record,
         )
+
+    def _logged(self, trial: Trial, out: Path) -> RunOptions:
+        """With what loggers know of a trial; of one in no study, what its folder tells."""
+        facts = self.folder.facts() if self.how.log.names else None
+        if facts is None:
+            return self.how
+        fields = {"seed": trial.seed, **trial.point.to_dict(), **trial.setting.to_dict()}
+        run = logged_run(self.folder, facts, trial.arm, out.relative_to(self.folder.path).as_posix(), fields)
+        return replace(self.how, log=replace(self.how.log, run=replace(run, name=str(trial))))
+
+
+def logged_run(folder: StudyFolder, facts: Facts, arm: Arm, what: str, fields: Mapping[str, Any]) -> LoggedRun:
+    """A trial or another thing of a study as loggers know it."""
+    study, base = folder.path.resolve().name, facts.settings["base"]
+    about = {"study": study, "arm": arm.name, "changes": arm.text, "data": facts.settings["data"]}
+    about |= {"base": base} if isinstance(base, str) else {}
+    return LoggedRun(study, what, key_of(study, facts.created, what), {**about, **fields})
 
 
 def _keep_warnings(out: Path, caught: list[warnings.WarningMessage]) -> None:
