@@ -33,10 +33,10 @@ def runs():
 
 def test_trials_and_verdicts_of_a_study(tmp_path, runs):
     recipe = vm.recipes.digits(epochs=1).with_(warmup_epochs=0)
-    study = vm.Study("mu/4", {"patch": "dpn"}, recipe=recipe, seeds=2, limit_train=128)
+    study = vm.Study("mu/4", {"patch": "dpn"}, recipe=recipe, seeds=3, limit_train=128)
     answer = study.run(tmp_path / "pets", log="notebook", **RUN)
     told = {rows[0].name: rows for rows in runs.values()}
-    assert set(told) == {"base, seed 0", "base, seed 1", "patch, seed 0", "patch, seed 1", "verdict of patch"}
+    assert set(told) == {*(f"{arm}, seed {k}" for arm in ("base", "patch") for k in range(3)), "verdict of patch"}
     trial, *rows, last = told["patch, seed 1"]
     about = {"study": "pets", "arm": "patch", "seed": 1, "changes": "dpn", "data": "digits", "base": "mu/4"}
     assert (trial.study, trial.kind, trial.fields) == ("pets", "trial", about)

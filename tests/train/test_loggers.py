@@ -47,9 +47,7 @@ def test_a_logger_gets_every_row_once_though_the_trial_was_stopped_between_check
     assert rows[-1] == ("stopped", {})
     checkpoint = tmp_path / "checkpoint.pt"
     assert checkpoint.exists()
-    (tmp_path / "checkpoint.previous.pt").replace(
-        checkpoint
-    )  # as after a power cut: the rows of steps 5 to 7 come again
+    (tmp_path / "checkpoint.previous.pt").replace(checkpoint)  # as after a power cut: steps come again
     before = len(logged(tmp_path))
     result = bench.train(tmp_path, **ASKED)
     (run, *told) = rows
@@ -121,7 +119,7 @@ def test_a_service_that_never_answers_is_left_alone(monkeypatch):
 
 
 def test_unknown_and_missing_loggers_are_refused_before_any_work():
-    with pytest.raises(UserError, match="no logger 'wandbb'. Did you mean 'wandb'"):
+    with pytest.raises(UserError, match=r"no logger 'wandbb'\. Did you mean 'wandb'"):
         Running(log="wandbb")
     LOGGERS.add("lost", LoggerKind(object, needs="no_such_library"))
     try:
@@ -192,7 +190,7 @@ def test_wandb_writes_offline_into_the_trials_folder(tmp_path, monkeypatch):
 
 
 def scanned(path):
-    """The records of a small .wandb file: 7 bytes, then blocks of LevelDB's log with the length at the bytes 4 and 5."""
+    """The records of a small .wandb file: 7 bytes, then a block of LevelDB's log, lengths at the bytes 4 and 5."""
     from wandb.proto import wandb_internal_pb2
 
     content = path.read_bytes()

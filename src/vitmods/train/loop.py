@@ -31,7 +31,7 @@ from vitmods.train.distributed import (
     whole_state,
 )
 from vitmods.train.interrupt import Interrupted, StopRequest
-from vitmods.train.loggers import LogTo, open_logs
+from vitmods.train.loggers import NO_LOGS, LogTo, open_logs
 from vitmods.train.logs import Diverged, MetricsFile, NoMetrics, ProgressBar, Window
 from vitmods.train.optim import (
     Ema,
@@ -84,7 +84,7 @@ class RunOptions:
     """show a progress bar if there is a terminal"""
     tensorboard: bool = True
     """write TensorBoard logs to `tb/`"""
-    log: LogTo = LogTo()
+    log: LogTo = NO_LOGS
     """loggers that get the rows too, as `LogTo(("wandb",))`"""
     recompute: bool = False
     """keep fewer activations for backward, by making cheap ones again (`vitmods.fast.recompute`)"""

@@ -87,6 +87,9 @@ class LogTo:
     run: LoggedRun | None = None
 
 
+NO_LOGS = LogTo()
+
+
 def check_loggers(names: str | Iterable[str]) -> tuple[str, ...]:
     """The names of loggers, each once. UserError where one is not known, not installed, or has no account here."""
     chosen = tuple(dict.fromkeys([names] if isinstance(names, str) else names))

@@ -1,7 +1,7 @@
 """Weights & Biases: a run a trial, with its fields as config. WANDB_MODE, WANDB_ENTITY, WANDB_DIR and the like hold.
 
-Offline, the files of a trial lie in `wandb/` of its folder, and `wandb sync` sends them. When a trial goes on, W&B takes
-up its run; offline the newest of its folders has all rows.
+Offline, the files of a trial lie in `wandb/` of its folder, and `wandb sync` sends them. When a trial goes on, W&B
+takes up its run; offline the newest of its folders has all rows.
 """
 
 from __future__ import annotations
