@@ -42,7 +42,7 @@ def test_timm_and_we_open_the_folder_with_the_same_outputs(study, tmp_path, arm,
     assert type(theirs).__module__ == ("timm.models.vision_transformer" if arm == "rms" else "vitmods.model.vit")
     torch.testing.assert_close(theirs(IMAGES), expected, rtol=0, atol=1e-6)
     data = timm.data.resolve_model_data_config(theirs)
-    assert (data["input_size"], data["mean"], data["std"]) == ((1, 8, 8), (0.25,), (0.75,))
+    assert [list(data[name]) for name in ("input_size", "mean", "std")] == [[1, 8, 8], [0.25], [0.75]]
     assert timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=7)(IMAGES).shape == (3, 7)
     ours = vm.from_pretrained(folder)
     assert torch.equal(ours(IMAGES), expected)
@@ -173,7 +173,7 @@ def test_what_the_hub_refuses_is_an_error_with_the_remedy(study, monkeypatch):
         raise LocalTokenNotFoundError("no token here")
 
     monkeypatch.setattr("huggingface_hub.HfApi.create_repo", refuse)
-    with pytest.raises(UserError, match="no token here.*hf auth login"):
+    with pytest.raises(UserError, match=r"no token here.*hf auth login"):
         vm.push_to_hub(study / "trials" / "rms" / "seed0", "me/rms")
 
 
@@ -211,7 +211,7 @@ def test_what_cannot_be_is_refused(study, tmp_path, capsys):
         ("qknorm+layerscale", True),
         ("subln", False),
         ("dyt", False),
-        ("norm(kind=layer,eps=1e-5)", False),
+        ("placement(attn=post,mlp=post)", False),
     ],
 )
 def test_timm_is_named_exactly_where_it_can_express_the_model(changes, is_timms):
