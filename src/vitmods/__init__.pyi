@@ -35,6 +35,9 @@ from .model.config import ViTConfig as ViTConfig
 from .model.vit import ViT as ViT
 from .model.vit import vit as vit
 from .recipes import Recipe as Recipe
+from .report.hub import from_pretrained as from_pretrained
+from .report.hub import push_to_hub as push_to_hub
+from .report.hub import save_pretrained as save_pretrained
 from .stats.decide import decide as decide
 from .study import Study as Study
 from .study.predict import predict as predict

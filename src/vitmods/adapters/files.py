@@ -87,7 +87,7 @@ def _read(path: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
 
 def _read_weights(path: Path, weights: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
     tensors = _tensors(weights)
-    if _is_timms(weights):
+    if _is_timms(weights) and not own.is_own(weights):
         from vitmods.adapters.timm import read_saved
 
         _refuse_settings(path, settings)

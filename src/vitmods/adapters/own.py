@@ -59,6 +59,11 @@ def own_description(weights: Path) -> Description | None:
         raise UserError(f"{where} cannot be read; it may be damaged: {error}") from error
 
 
+def is_own(weights: Path) -> bool:
+    """Whether a file of weights says itself that it is ours, whatever lies beside it."""
+    return weights.suffix == ".safetensors" and KEY in _metadata(weights)
+
+
 def read_own(source: str, tensors: Mapping[str, Tensor], record: Description) -> tuple[ViT, Coverage]:
     """A ViT, and the account of its tensors. Raises UserError when they do not fit the config."""
     config = ViTConfig.from_dict(record.config)

@@ -31,7 +31,7 @@ COMMANDS = {
     "diff": "show what an arm alters in a model, without training",
     "data": "check a folder of images and show what was found; `data pack`: write it as shards",
     "bench": "speed and memory of models side by side, paired and interleaved",
-    "export": "write a model for other programs: torch, ONNX or safetensors",
+    "export": "write a model for other programs: torch, ONNX, safetensors, or a folder for the Hub",
 }
 
 HELP = """\

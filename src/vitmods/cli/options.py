@@ -87,6 +87,8 @@ class MachineOptions:
     """float32 products with 10 bits of mantissa, on a GPU that has them: several times as fast"""
     compile: bool = False
     """training steps by torch.compile: the first takes a minute, the others less time on a GPU"""
+    log: tuple[str, ...] = ()
+    """loggers that get each trial's numbers beside TensorBoard: wandb, mlflow, trackio"""
     quiet: bool = False
     """no progress on the error stream"""
 

@@ -40,6 +40,7 @@ from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import Facts, ModelFacts, Plan, StudyFolder
 from vitmods.study.trial import TrialRunner, base_config, build_model, task_of, with_modules
 from vitmods.study.tuning import AS_IS, Point
+from vitmods.study.verdict_logs import log_verdicts
 from vitmods.study.warnings import already_reported, few_images, study_warnings
 from vitmods.study.weights import check_weights_are_there
 from vitmods.train.optim import freeze
@@ -107,6 +108,8 @@ def run_study(
         _measure_costs(ready)
         answer = read_answer(folder, facts, ready.settings)
         answer.write()
+        if how.log and answer.complete:
+            log_verdicts(how.log, folder, facts, ready.settings, answer)
     return answer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -13,6 +14,7 @@ from vitmods.study.executors import HERE, ClusterOptions
 from vitmods.study.executors.processes import visible_gpus
 from vitmods.study.weights import Keep
 from vitmods.train.device import check_tf32, make_fabric, resolve
+from vitmods.train.loggers import check_loggers
 from vitmods.train.loop import WAYS, check_ways
 from vitmods.util.errors import UserError
 
@@ -38,10 +40,12 @@ class Running:
     compile: bool = False
     keep_weights: Keep = "all"
     cluster: ClusterOptions = HERE
+    log: str | Iterable[str] = ()
 
     def __post_init__(self) -> None:
         if self.cache_dir is not None:
             object.__setattr__(self, "cache_dir", str(self.cache_dir))  # workers get it as JSON
+        object.__setattr__(self, "log", check_loggers(self.log))
         if self.workers is not None and self.workers < 1:
             raise UserError(f"workers must be at least 1, not {self.workers}.")
         for name in ("data_workers", "checkpoint_minutes", "cost_seconds"):
@@ -61,7 +65,7 @@ class Running:
 
     def of_trials(self) -> dict[str, Any]:
         """How each trial runs, in a worker process too."""
-        names = ("data_workers", "checkpoint_minutes", "cache_dir")
+        names = ("data_workers", "checkpoint_minutes", "cache_dir", "log")
         return {**{name: getattr(self, name) for name in names}, "ways": [way for way in WAYS if getattr(self, way)]}
 
     @property

@@ -53,6 +53,7 @@ class RunningOptions(TypedDict, total=False):
     compile: bool
     keep_weights: Keep
     cluster: ClusterOptions
+    log: str | Iterable[str]
 
 
 class Study:
@@ -197,6 +198,8 @@ class Study:
                 `out` keeps its own.
             keep_weights: final weights that stay in the folder: of "all" trials, of the "best" of each arm, or "none"
                 (docs/study.md).
+            log: loggers that get each trial's rows, and the verdicts of a complete study: "wandb", "mlflow", "trackio"
+                (docs/training.md).
             command: the shell command that the report names; None: the Python call.
 
         Raises:

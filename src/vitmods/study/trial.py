@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -24,7 +25,7 @@ from vitmods.study.models import edited, record_of
 from vitmods.study.plan import Evaluation, ImageOptions, Settings, Trial, Work
 from vitmods.study.start import Start
 from vitmods.study.state import read_trial
-from vitmods.study.store import WARNINGS, StudyFolder, read_warnings
+from vitmods.study.store import WARNINGS, Facts, StudyFolder, read_warnings
 from vitmods.study.tuning import AS_IS, VAL, Point
 from vitmods.study.warnings import already_reported
 from vitmods.tasks.base import DEFAULT, TASKS, Task, make_task
@@ -32,6 +33,7 @@ from vitmods.tasks.features import without_head
 from vitmods.train import RunOptions, train_trial
 from vitmods.train.device import usual_workers
 from vitmods.train.distributed import ALONE, Processes
+from vitmods.train.loggers import LoggedRun, LogTo, key_of
 from vitmods.util.files import write_json
 
 if TYPE_CHECKING:
@@ -127,6 +129,7 @@ class TrialRunner:
         cache_dir: str | None = None,
         processes: Processes = ALONE,
         shard: bool = False,
+        log: Sequence[str] = (),
     ):
         self.folder, self.settings = folder, settings
         self.data_workers = usual_workers(device) if data_workers is None else data_workers
@@ -138,6 +141,7 @@ class TrialRunner:
             processes=processes,
             shard=shard,
             **dict.fromkeys(ways, True),
+            log=LogTo(tuple(log)),
         )
         self._datasets: dict[tuple[Augment, str], ImageDataset] = {}
 
@@ -202,9 +206,26 @@ class TrialRunner:
             recipe,
             seed=trial.seed,
             out=out,
-            how=self.how,
+            how=self._logged(trial, out),
             record=record,
         )
+
+    def _logged(self, trial: Trial, out: Path) -> RunOptions:
+        """With what loggers know of a trial; of one in no study, what its folder tells."""
+        facts = self.folder.facts() if self.how.log.names else None
+        if facts is None:
+            return self.how
+        fields = {"seed": trial.seed, **trial.point.to_dict(), **trial.setting.to_dict()}
+        run = logged_run(self.folder, facts, trial.arm, out.relative_to(self.folder.path).as_posix(), fields)
+        return replace(self.how, log=replace(self.how.log, run=replace(run, name=str(trial))))
+
+
+def logged_run(folder: StudyFolder, facts: Facts, arm: Arm, what: str, fields: Mapping[str, Any]) -> LoggedRun:
+    """A trial or another thing of a study as loggers know it."""
+    study, base = folder.path.resolve().name, facts.settings["base"]
+    about = {"study": study, "arm": arm.name, "changes": arm.text, "data": facts.settings["data"]}
+    about |= {"base": base} if isinstance(base, str) else {}
+    return LoggedRun(study, what, key_of(study, facts.created, what), {**about, **fields})
 
 
 def _keep_warnings(out: Path, caught: list[warnings.WarningMessage]) -> None:

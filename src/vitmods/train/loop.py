@@ -31,6 +31,7 @@ from vitmods.train.distributed import (
     shard,
 )
 from vitmods.train.interrupt import Interrupted, StopRequest
+from vitmods.train.loggers import NO_LOGS, LogTo, open_logs
 from vitmods.train.logs import Diverged, MetricsFile, NoMetrics, ProgressBar, Window
 from vitmods.train.optim import (
     Ema,
@@ -96,6 +97,8 @@ class RunOptions:
     """show a progress bar if there is a terminal"""
     tensorboard: bool = True
     """write TensorBoard logs to `tb/`"""
+    log: LogTo = NO_LOGS
+    """loggers that get the rows too, as `LogTo(("wandb",))`"""
     recompute: bool = False
     """keep fewer activations for backward, by making cheap ones again (`vitmods.fast.recompute`)"""
     checkpointing: bool = False
@@ -188,7 +191,10 @@ class TrialRun:
         _seed_apart(seed, 0, self.processes)
         metrics_length = self._restore()
         board = folder / "tb" if self.how.tensorboard else None
-        self.metrics = MetricsFile(folder / METRICS, metrics_length, board) if self.processes.first else NoMetrics()
+        self.metrics: MetricsFile | NoMetrics = NoMetrics()
+        if self.processes.first:
+            opened = partial(open_logs, self.how.log, folder, seed) if self.how.log.names else None
+            self.metrics = MetricsFile(folder / METRICS, metrics_length, board, opened)
         self._started = self._saved = self._logged = time.perf_counter()
 
     @property
@@ -219,11 +225,17 @@ class TrialRun:
             Interrupted: a signal came; the checkpoint is written.
             UserError: the disk is full or may not be written.
         """
+        status, metrics = "failed", dict[str, float]()
         try:
             with tf32_products(self.how.tf32):
                 self._train(request, bar)
                 metrics = self._final_metrics(request)
+            status = "finished"
+        except Diverged:
+            status = "diverged"
+            raise
         except Interrupted as interruption:
+            status = "stopped"
             self.save()
             raise Interrupted(
                 f"{interruption} at step {self.step} of {self.length.steps}. The state is saved in {self.folder}; run "
@@ -231,7 +243,8 @@ class TrialRun:
                 interruption.signum,
             ) from None
         finally:
-            self.metrics.close()
+            final = {f"{self.ds.eval_split}/{name}": value for name, value in metrics.items()}
+            self.metrics.close(status, final)
         return metrics
 
     def _train(self, request: StopRequest, bar: ProgressBar) -> None:
