@@ -82,6 +82,9 @@ class MachineOptions:
     """keep less of each block for backward: 0.6 of the activations for 1.02 to 1.04 of the time"""
     checkpointing: bool = False
     """keep the input of each block alone for backward: less memory for a quarter more time"""
+    record: tuple[Literal["gradients", "lambdas"], ...] = ()
+    """what to log of the inside of models, for figures: the norm of each layer's gradient, and the trade-off of dynamic
+    token norms (docs/analysis.md)"""
     quiet: bool = False
     """no progress on the error stream"""
 

@@ -13,6 +13,7 @@ from vitmods.study.executors import HERE, ClusterOptions
 from vitmods.study.executors.processes import visible_gpus
 from vitmods.study.weights import Keep
 from vitmods.train.device import make_fabric, resolve
+from vitmods.train.record import check_recorded
 from vitmods.util.errors import UserError
 
 MOST_WORKERS = 8  # by default; beyond that a machine's memory bandwidth is the limit
@@ -33,6 +34,7 @@ class Running:
     cache_dir: str | Path | None = None
     recompute: bool = False
     checkpointing: bool = False
+    record: tuple[str, ...] = ()
     keep_weights: Keep = "all"
     cluster: ClusterOptions = HERE
 
@@ -44,6 +46,7 @@ class Running:
         for name in ("data_workers", "checkpoint_minutes", "cost_seconds"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"{name} must be at least 0, not {getattr(self, name)}.")
+        check_recorded(self.record)
         if self.keep_weights not in get_args(Keep):
             raise UserError(f"keep_weights is {', '.join(get_args(Keep))}, not {self.keep_weights!r}.")
         if self.device not in ("auto", "cpu"):
@@ -55,7 +58,7 @@ class Running:
 
     def of_trials(self) -> dict[str, Any]:
         """How each trial runs, in a worker process too."""
-        names = ("data_workers", "checkpoint_minutes", "cache_dir", "recompute", "checkpointing")
+        names = ("data_workers", "checkpoint_minutes", "cache_dir", "recompute", "checkpointing", "record")
         return {name: getattr(self, name) for name in names}
 
     @property

@@ -49,6 +49,7 @@ class RunningOptions(TypedDict, total=False):
     cache_dir: str | Path | None
     recompute: bool
     checkpointing: bool
+    record: tuple[str, ...]
     keep_weights: Keep
     cluster: ClusterOptions
 
@@ -187,6 +188,7 @@ class Study:
             cache_dir: where decoded images are kept for all trials and later runs; None: the user's cache folder.
             recompute: keep less of each block for backward, at nearly the same speed (`vitmods.fast.recompute`).
             checkpointing: keep the input of each block alone, for a quarter more time (`vitmods.fast.checkpoint`).
+            record: what trials log of the inside of their models, "gradients" or "lambdas" (docs/analysis.md).
             budget: how much this run may take: "2h", "30m" (no trial begins that is expected to end later), or a number
                 of trials; None: no end. Without `seeds` as many are planned as fit, at least 3; a study that is in
                 `out` keeps its own.

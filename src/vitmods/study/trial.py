@@ -30,7 +30,6 @@ from vitmods.study.warnings import already_reported
 from vitmods.tasks.base import DEFAULT, TASKS, Task, make_task
 from vitmods.tasks.features import without_head
 from vitmods.train import RunOptions, train_trial
-from vitmods.train.distributed import ALONE, Processes
 from vitmods.util.files import write_json
 
 if TYPE_CHECKING:
@@ -121,22 +120,17 @@ class TrialRunner:
         data_workers: int = 0,
         checkpoint_minutes: float = 5.0,
         progress: bool = False,
-        recompute: bool = False,
-        checkpointing: bool = False,
         cache_dir: str | None = None,
-        processes: Processes = ALONE,
-        shard: bool = False,
+        **options: Any,
     ):
+        """options: others of `RunOptions`."""
         self.folder, self.settings = folder, settings
         self.data_workers, self._cache_dir = data_workers, cache_dir
         self.how = RunOptions(
             device,
             checkpoint_every_minutes=checkpoint_minutes,
             progress=progress,
-            recompute=recompute,
-            checkpointing=checkpointing,
-            processes=processes,
-            shard=shard,
+            **options,
         )
         self._datasets: dict[tuple[Augment, str], ImageDataset] = {}
 

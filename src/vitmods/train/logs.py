@@ -18,11 +18,13 @@ from torch import Tensor
 
 from vitmods.tasks.metrics import Metric
 from vitmods.train.distributed import ALONE, Processes
+from vitmods.train.record import GRADIENT
 from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream, disk_errors, progress_console
 
 WORTH_TELLING = 0.05  # fraction of the time in which the model waits for images
-_MUST_BE_FINITE = {"loss": "loss", "grad_norm": "gradient"}
+_MUST_BE_FINITE = {"loss": "loss", "grad_norm": "gradient", GRADIENT: "gradient"}
+"""the beginning of a statistic's name -> what it is of"""
 
 
 class Diverged(Exception):
@@ -54,8 +56,10 @@ class Window:
         self._steps, self.images = [], 0
         bad = [
             (i, words)
-            for name, words in _MUST_BE_FINITE.items()
-            for i, value in enumerate(columns.get(name, []))
+            for beginning, words in _MUST_BE_FINITE.items()
+            for name in columns
+            if name == beginning or (beginning.endswith("/") and name.startswith(beginning))
+            for i, value in enumerate(columns[name])
             if not math.isfinite(value)
         ]
         if bad:
@@ -77,7 +81,7 @@ class Window:
     def _columns(self) -> dict[str, list[float]]:
         if not self._steps:
             return {}
-        names = list(self._steps[0])
+        names = [name for name in self._steps[0] if all(name in step for step in self._steps)]
         table = torch.stack([torch.stack([step[name].float() for name in names]) for step in self._steps])
         table = self._processes.total(table)
         return dict(zip(names, table.T.tolist(), strict=True))
@@ -158,7 +162,8 @@ class TensorBoard:
             self.write(row)
 
     def write(self, row: dict[str, Any]) -> None:
-        scalars = {f"{row['split']}/{name}": row[name] for name in row if name not in ("step", "epoch", "split")}
+        kept = {name: value for name, value in row.items() if isinstance(value, int | float)}
+        scalars = {f"{row['split']}/{name}": kept[name] for name in kept if name not in ("step", "epoch")}
         values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         event = self._event(wall_time=time.time(), step=row["step"], summary=self._summary(value=values))
         with disk_errors(self.folder):
