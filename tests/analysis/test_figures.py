@@ -60,7 +60,7 @@ def rows(changed=1.0):
 def examined(name="base", changes="", **facts):
     model = build(changes)
     config = vm_config(model)
-    known = {"start": build(changes), "images": images(), "record": rows(), "score": 80.0, "metric": "top1"}
+    known = {"start": build(changes), "images": images(), "record": rows(), "score": 80.0}
     return Examined(name, model, config=config, seconds=0.1, **(known | facts))
 
 
@@ -345,7 +345,7 @@ def test_a_figure_shows_its_data(name, together, short_timing):
     assert all(model in texts for model in found) or name == "branches" or len(found) == 1
     table = list(csv.DictReader(io.StringIO(kind.csv(found))))
     sizes = [v.numel() for arrays in found.values() for part, v in arrays.items() if part not in kind.columns]
-    assert len(table) == sum(sizes)
+    assert len(table) == sum(sizes) > 0
     assert all(math.isfinite(float(row[kind.columns[-1]])) for row in table)
     assert {"title", "source", "see"} <= {key for key, value in vars(kind).items() if value}
 

@@ -46,7 +46,7 @@ class Examined:
     images:  (B, channels, height, width) as the model takes them; None: none were given
     record:  the rows of metrics.jsonl, as the training wrote them
     config:  of a vitmods ViT, as JSON has it
-    score:   of the study's metric, as it is shown, with its `metric`; None: not of a study
+    score:   of the study's metric, as it is shown; None: not of a study
     block:   number of the block, from 0 on, of figures that show a single one
     seconds: how long each timing may take, about
     """
@@ -58,7 +58,6 @@ class Examined:
     record: Sequence[Mapping[str, Any]] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     score: float | None = None
-    metric: str = ""
     block: int = 0
     seconds: float = 10.0
 
@@ -192,11 +191,11 @@ def plain(axes: Any, x: str = "", y: str = "", title: str = "") -> Any:
     """A quiet frame with labels; the axes again."""
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(LINE)
-    axes.tick_params(colors=MUTED, length=0, pad=4, labelsize=10)
-    axes.set_xlabel(x, color=MUTED, fontsize=11)
-    axes.set_ylabel(y, color=MUTED, fontsize=11)
+    axes.tick_params(colors=MUTED, length=0, pad=4, labelsize=11)
+    axes.set_xlabel(x, color=MUTED, fontsize=12)
+    axes.set_ylabel(y, color=MUTED, fontsize=12)
     if title:
-        axes.set_title(title, color=INK, fontsize=11, loc="left", parse_math=False)
+        axes.set_title(title, color=INK, fontsize=12, loc="left", parse_math=False)
     axes.grid(axis="y", color=LINE, lw=0.8)
     axes.set_axisbelow(True)
     return axes
@@ -207,7 +206,7 @@ def legend(drawn: Any, handles: Sequence[Any], columns: int = 3) -> None:
     if len(handles) > 1:
         names = [handle.get_label() for handle in handles]
         drawn.legend(handles, names, loc="outside lower left", ncols=min(columns, len(names)), frameon=False,
-                     fontsize=11, labelcolor=INK)  # fmt: skip
+                     fontsize=12, labelcolor=INK)  # fmt: skip
 
 
 def mosaic(maps: Sequence[Tensor]) -> np.ndarray:
@@ -233,7 +232,7 @@ def show_mosaic(axes: Any, maps: Sequence[Tensor], rows: Sequence[str], columns:
     axes.set_yticks([i * (h + gap) + (h - 1) / 2 for i in range(len(rows))], rows)
     for side in axes.spines.values():
         side.set_visible(False)
-    axes.tick_params(colors=MUTED, length=0, pad=3, labelsize=10)
+    axes.tick_params(colors=MUTED, length=0, pad=3, labelsize=11)
     return image
 
 
@@ -241,7 +240,7 @@ def scale_bar(drawn: Any, image: Any, axes: Any, label: str) -> None:
     """What the colors mean."""
     bar = drawn.colorbar(image, ax=axes, location="bottom", shrink=0.6, aspect=40, pad=0.02)
     bar.outline.set_visible(False)
-    bar.ax.tick_params(colors=MUTED, length=0, labelsize=10)
+    bar.ax.tick_params(colors=MUTED, length=0, labelsize=11)
     bar.set_label(label, color=MUTED, fontsize=11)
 
 

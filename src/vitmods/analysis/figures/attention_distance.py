@@ -124,7 +124,7 @@ def draw_distances(models: Mapping[str, Arrays], unit: Unit = "patches") -> Any:
     ``models`` maps a name to what ``attention_distance`` or ``kernel_distance`` gave in ``unit``. Save it with
     ``savefig("distances.svg")``.
     """
-    drawn = blank(620, 330)
+    drawn = blank(440, 310)
     axes = plain(drawn.add_subplot(), "layer", f"mean attention distance, {unit}")
     shade, shape = colors(list(models)), markers(list(models))
     lines = []
@@ -132,9 +132,11 @@ def draw_distances(models: Mapping[str, Arrays], unit: Unit = "patches") -> Any:
         heads = [values.detach().float().cpu() for values in layers.values()]
         aside = 0.07 * (number - (len(models) - 1) / 2)  # dots of several models stand beside each other
         places = [layer + aside for layer in range(1, len(heads) + 1)]
-        lines += axes.plot(places, [float(h.mean()) for h in heads], color=shade[name], lw=1.6, label=name)
+        lines += axes.plot(
+            places, [float(h.mean()) for h in heads], color=shade[name], marker=shape[name], ms=6, lw=1.6, label=name
+        )
         for place, values in zip(places, heads, strict=True):
-            axes.plot([place] * len(values), values.tolist(), shape[name], color=shade[name], ms=4, alpha=0.6, mew=0)
+            axes.plot([place] * len(values), values.tolist(), shape[name], color=shade[name], ms=4, alpha=0.5, mew=0)
     axes.set_ylim(bottom=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
     legend(drawn, lines)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vitmods.analysis.figure import Arrays, Examined, NotHere, blank, colors, figure_kind, markers, plain
+from vitmods.analysis.figure import INK, Arrays, Examined, NotHere, blank, colors, figure_kind, markers, plain
 
 Point = dict[str, float]
 
@@ -56,16 +56,15 @@ def _beside(config: Mapping[str, Any]) -> str:
     source="Three things everyone should know about ViTs, Figures 1 to 3",
     needs="scores",
     columns=("quantity", "value"),
-    see="Left: models of the same blocks (pairs of attention and MLP), put side by side in one, two or more "
-    "branches. Right, where numbers of blocks differ: the score by blocks, in sequence and in parallel. In "
-    "the paper two branches are best for 36 and 60 blocks, and small models of up to 24 blocks are better in "
-    "sequence.",
+    see="Models of the same blocks (pairs of attention and MLP), put side by side in one, two or more branches; where "
+    "numbers of blocks differ, also the score by blocks, in sequence and in parallel. In the paper two branches are best "
+    "for 36 and 60 blocks, and small models of up to 24 blocks are better in sequence.",
 )
 def draw_branches(found: Mapping[str, Arrays]) -> Any:
     """A line for each width and number of blocks; beside it, if blocks differ, a line for each number of branches."""
     points = [{name: float(value) for name, value in arrays.items()} for arrays in found.values()]
     by_blocks = len({(p["width"], p["blocks"]) for p in points}) > 1
-    drawn = blank(640 if by_blocks else 420, 330)
+    drawn = blank(640 if by_blocks else 440, 310)
     left, *right = drawn.subplots(1, 1 + by_blocks, squeeze=False, sharey=True)[0]
     plain(left, "branches", "score")
     _lines(left, points, lambda p: f"{p['blocks']:.0f} blocks of width {p['width']:.0f}", "branches")
@@ -87,4 +86,4 @@ def _lines(axes: Any, points: Sequence[Point], label: Any, x: str) -> None:
     for name, own in groups.items():
         axes.plot([p[x] for p in own], [p["score"] for p in own], color=shade[name], marker=shape[name], ms=6, lw=1.6,
                   label=name)  # fmt: skip
-    axes.legend(frameon=False, fontsize=10)
+    axes.legend(frameon=False, fontsize=10, labelcolor=INK)

@@ -66,7 +66,7 @@ def _columns(record: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, dict[str,
 )
 def draw_gradients(found: Mapping[str, Arrays]) -> Any:
     """A line a model: the stem, the blocks in order, the head."""
-    drawn = blank(620, 330)
+    drawn = blank(440, 310)
     axes = plain(drawn.add_subplot(), "layer", "gradient norm")
     layers = list(max(found.values(), key=len))
     shade, shape = colors(list(found)), markers(list(found))
@@ -101,7 +101,7 @@ def _thin(axes: Any, count: int) -> None:
 )
 def draw_stem_gradient(found: Mapping[str, Arrays]) -> Any:
     """A line a model over steps."""
-    drawn = blank(620, 330)
+    drawn = blank(440, 310)
     axes = plain(drawn.add_subplot(), "step", "gradient norm of the stem")
     shade, shape = colors(list(found)), markers(list(found))
     lines = []

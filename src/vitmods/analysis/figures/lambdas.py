@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmods.analysis.figure import Arrays, Examined, NotHere, blank, figure_kind, legend, plain, short
+from vitmods.analysis.figure import MUTED, PALETTE, Arrays, Examined, NotHere, blank, figure_kind, legend, plain, short
 from vitmods.model.vit import ViT
 from vitmods.train.record import LAMBDA, lambdas_of
 
 LINES = ("-", "--", ":", "-.")
-SHADES = "viridis"
 STATISTICS = ("mean", "variance")
 
 
@@ -93,7 +92,7 @@ def draw_lambdas(found: Mapping[str, Arrays]) -> Any:
             handles = lines if len(lines) > len(handles) else handles
         row[0].set_ylabel(f"λ, {what}", fontsize=11)
     grid[0][0].set_ylim(-0.03, 1.03)
-    drawn.supxlabel("epoch", fontsize=11)
+    drawn.supxlabel("epoch", fontsize=11, color=MUTED)
     legend(drawn, handles, columns=6)
     return drawn
 
@@ -103,12 +102,9 @@ def _layers(arrays: Arrays, what: str) -> dict[str, Tensor]:
 
 
 def _draw_heads(axes: Any, epochs: list[float], values: Tensor) -> list[Any]:
-    from matplotlib import colormaps
-
-    heads, lines = values.shape[1], []
-    for head in range(heads):
-        shade = colormaps[SHADES](0.85 * head / max(1, heads - 1))
-        dot = "o" if len(epochs) < 3 else None
-        how = {"color": shade, "ls": LINES[head % len(LINES)], "lw": 1.5, "marker": dot, "ms": 3}
-        lines += axes.plot(epochs, values[:, head].tolist(), label=f"head {head + 1}", **how)
+    lines, shades = [], PALETTE[1:]
+    for head in range(values.shape[1]):
+        turn, place = divmod(head, len(shades))
+        how = {"color": shades[place], "ls": LINES[turn % len(LINES)], "marker": "o" if len(epochs) < 3 else None}
+        lines += axes.plot(epochs, values[:, head].tolist(), label=f"head {head + 1}", lw=1.5, ms=3, **how)
     return lines

@@ -55,7 +55,7 @@ def _stems(models: Sequence[Examined]) -> tuple[dict[str, Arrays], dict[str, str
 )
 def draw_stems(found: Mapping[str, Arrays]) -> Any:
     """A labeled point a model."""
-    drawn = blank(560, 330)
+    drawn = blank(440, 310)
     macs = {name: float(one["macs"]) for name, one in found.items()}
     unit, word = next((u, w) for u, w in ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")) if max(macs.values()) >= u)
     axes = plain(drawn.add_subplot(), f"multiply-adds of an image, {word}", "score")

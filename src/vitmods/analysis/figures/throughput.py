@@ -58,14 +58,14 @@ def _has_logits(model: Any) -> bool:
     title="Images a second against the batch size",
     source="Three things everyone should know about ViTs, Table 4",
     needs="time",
-    columns=("quantity", "batch", "images a second"),
+    columns=("quantity", "batch", "rate"),
     see="Speed of inference on this machine, models timed in turns. Parallel branches need fewer steps one after "
     "another, and gain in the paper at small batches on a GPU (up to 46 %); at large ones, and on a CPU, "
     "there is nothing to gain.",
 )
 def draw_throughput(found: Mapping[str, Arrays]) -> Any:
     """A line a model, both axes with logarithms."""
-    drawn = blank(560, 330)
+    drawn = blank(440, 310)
     axes = plain(drawn.add_subplot(), "batch", "images a second")
     shade, shape = colors(list(found)), markers(list(found))
     lines = []

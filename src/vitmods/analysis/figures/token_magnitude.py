@@ -22,6 +22,10 @@ from vitmods.analysis.figure import (
 from vitmods.model.vit import ViT
 
 
+MOST_BESIDE = 4
+"""heads of models that stand beside each other"""
+
+
 def token_magnitudes(model: ViT, images: Tensor, block: int = 0) -> dict[str, Tensor]:
     """The norm of each patch token's channels of each head, on the grid: `before` and `after` the norm before attention
     of a block, (H, rows, columns), of the first image.
@@ -67,13 +71,17 @@ def _magnitudes(model: ViT, x: Tensor) -> Tensor:
 def draw_magnitudes(found: Mapping[str, Arrays]) -> Any:
     """Two rows of maps a model. Colors are shares of the largest token of a row."""
     heads = max(len(maps["before"]) for maps in found.values())
-    drawn = blank(max(340, 90 + 76 * heads), 40 + 205 * len(found))
-    rows = drawn.subplots(len(found), 1, squeeze=False)[:, 0]
-    for axes, (name, maps) in zip(rows, found.items(), strict=True):
+    across = 2 if heads <= MOST_BESIDE and len(found) > 1 else 1
+    down = -(-len(found) // across)
+    drawn = blank(max(340, across * (60 + 76 * heads)), 60 + 195 * down)
+    panels = drawn.subplots(down, across, squeeze=False).ravel()
+    for axes in panels[len(found) :]:
+        axes.set_visible(False)
+    for axes, (name, maps) in zip(panels, found.items()):
         scaled = [maps[place] / maps[place].max().clamp_min(1e-12) for place in ("before", "after")]
         numbers = [str(i + 1) for i in range(len(maps["before"]))]
         image = show_mosaic(axes, scaled, ["before", "after"], numbers, vmin=0, vmax=1)
         axes.set_title(name, color=INK, fontsize=11, loc="left", parse_math=False)
-    axes.set_xlabel("head", color=INK, fontsize=11)
-    scale_bar(drawn, image, list(rows), "magnitude, of the largest in the row")
+        axes.set_xlabel("head", color=INK, fontsize=11)
+    scale_bar(drawn, image, list(panels), "magnitude, of the largest in the row")
     return drawn

@@ -62,19 +62,20 @@ def draw_components(found: Mapping[str, Arrays]) -> Any:
     after = max(float(parts["after"].abs().max()) for parts in found.values())
     for number, (name, parts) in enumerate(found.items()):
         for row, place in zip(grid[2 * number :], ("before", "after")):
+            titles = [str(i + 1) if place == "before" else "" for i in range(heads)]
             reach = 1.08 * (after if place == "after" else float(parts[place].abs().max())) or 1.0
-            _draw_row(row, parts[place], reach, shade[name])
+            _draw_row(row, parts[place], reach, shade[name], titles)
             row[0].set_ylabel(place, fontsize=11)
         grid[2 * number][0].set_title(f"{name}: head 1", fontsize=11, loc="left", parse_math=False)
     return drawn
 
 
-def _draw_row(row: Any, heads: Tensor, reach: float, shade: str) -> None:
+def _draw_row(row: Any, heads: Tensor, reach: float, shade: str, titles: list[str]) -> None:
     for axes in row[len(heads) :]:
         axes.set_visible(False)
     for index, (axes, points) in enumerate(zip(row, heads)):
-        plain(axes, title=str(index + 1))
-        axes.plot(*points.T.tolist(), "o", color=shade, ms=2.6, alpha=0.55, mew=0, rasterized=len(points) > 400)
+        plain(axes, title=titles[index])
+        axes.plot(*points.T.tolist(), "o", color=shade, ms=3.4, alpha=0.7, mew=0, rasterized=len(points) > 400)
         axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=[], aspect="equal")
         axes.locator_params(axis="y", nbins=3)
         axes.tick_params(labelleft=index == 0)

@@ -104,7 +104,7 @@ def _mixed_mean(norm: DynamicTokenNorm, x: Tensor) -> Tensor:
 )
 def draw_variation(found: Mapping[str, Arrays]) -> Any:
     """A line a model over layers with a band."""
-    drawn = blank(620, 330)
+    drawn = blank(440, 310)
     axes = plain(drawn.add_subplot(), "layer", "|(x − mean) / x|")
     shade, shape = colors(list(found)), markers(list(found))
     lines = []
