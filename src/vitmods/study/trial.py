@@ -196,7 +196,7 @@ class TrialRunner:
             seed=trial.seed,
             out=out,
             how=self.how,
-            record=record,
+            about=record,
         )
 
 

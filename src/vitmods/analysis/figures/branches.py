@@ -57,8 +57,8 @@ def _beside(config: Mapping[str, Any]) -> str:
     needs="scores",
     columns=("quantity", "value"),
     see="Models of the same blocks (pairs of attention and MLP), put side by side in one, two or more branches; where "
-    "numbers of blocks differ, also the score by blocks, in sequence and in parallel. In the paper two branches are best "
-    "for 36 and 60 blocks, and small models of up to 24 blocks are better in sequence.",
+    "numbers of blocks differ, also the score by blocks, in sequence and in parallel. In the paper two branches are "
+    "best for 36 and 60 blocks, and small models of up to 24 blocks are better in sequence.",
 )
 def draw_branches(found: Mapping[str, Arrays]) -> Any:
     """A line for each width and number of blocks; beside it, if blocks differ, a line for each number of branches."""

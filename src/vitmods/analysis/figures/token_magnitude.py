@@ -21,7 +21,6 @@ from vitmods.analysis.figure import (
 )
 from vitmods.model.vit import ViT
 
-
 MOST_BESIDE = 4
 """heads of models that stand beside each other"""
 
