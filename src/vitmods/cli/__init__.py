@@ -20,6 +20,7 @@ COMMANDS = {
     "compare": "train a base ViT and changed ones with paired seeds; say which change helps and what it costs",
     "train": "train one arm with one seed",
     "finetune": "adapt trained weights to other images: all of them, or attention alone",
+    "analyse": "look inside models: the figures of the papers, with numbers and captions",
     "evaluate": "evaluate trained weights: accuracy, calibration, few-shot, corruptions",
     "predict": "name the classes of images by a trained model, with probabilities",
     "report": "rebuild results and report.html from a study's folder",

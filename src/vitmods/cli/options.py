@@ -89,6 +89,9 @@ class MachineOptions:
     """training steps by torch.compile: the first takes a minute, the others less time on a GPU"""
     log: tuple[str, ...] = ()
     """loggers that get each trial's numbers beside TensorBoard: wandb, mlflow, trackio"""
+    record: tuple[Literal["gradients", "lambdas"], ...] = ()
+    """what to log of the inside of models, for figures: the norm of each layer's gradient, and the trade-off of dynamic
+    token norms (docs/analysis.md)"""
     quiet: bool = False
     """no progress on the error stream"""
 

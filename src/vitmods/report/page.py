@@ -17,6 +17,7 @@ from vitmods.report.advice import what_now
 from vitmods.report.designs import Row, Step, all_steps_to_base, factor_arms, several_bases, short_name, sweep_rows
 from vitmods.report.drawing import draw
 from vitmods.report.figures import axes_of, curve_panel, forest, lines, sweep_panel, tuning_panel
+from vitmods.report.gallery import Shown, inside_the_models
 from vitmods.report.published import Comparison, comparison
 from vitmods.report.summary import picture
 from vitmods.report.svg import Inliner
@@ -318,6 +319,11 @@ class Page:
 
     def drawing(self, view: ArmView) -> Markup:
         return draw(view.arm.model.config, self.answer.base.model.config, view.name)
+
+    @cached_property
+    def inside(self) -> list[Shown]:
+        """Figures of what trials recorded and of their weights."""
+        return inside_the_models(self.answer, self.inline)
 
     @cached_property
     def samples(self) -> list[dict[str, str | bool]]:

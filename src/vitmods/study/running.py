@@ -16,6 +16,7 @@ from vitmods.study.weights import Keep
 from vitmods.train.device import check_tf32, make_fabric, resolve
 from vitmods.train.loggers import check_loggers
 from vitmods.train.loop import WAYS, check_ways
+from vitmods.train.record import check_recorded
 from vitmods.util.errors import UserError
 
 MOST_WORKERS = 8  # by default; beyond that a machine's memory bandwidth is the limit
@@ -38,6 +39,7 @@ class Running:
     checkpointing: bool = False
     tf32: bool = False
     compile: bool = False
+    record: tuple[str, ...] = ()
     keep_weights: Keep = "all"
     cluster: ClusterOptions = HERE
     log: str | Iterable[str] = ()
@@ -51,6 +53,7 @@ class Running:
         for name in ("data_workers", "checkpoint_minutes", "cost_seconds"):
             if getattr(self, name) is not None and not getattr(self, name) >= 0:
                 raise UserError(f"{name} must be at least 0, not {getattr(self, name)}.")
+        check_recorded(self.record)
         if self.keep_weights not in get_args(Keep):
             raise UserError(f"keep_weights is {', '.join(get_args(Keep))}, not {self.keep_weights!r}.")
         check_ways(**{way: getattr(self, way) for way in WAYS})
@@ -65,7 +68,7 @@ class Running:
 
     def of_trials(self) -> dict[str, Any]:
         """How each trial runs, in a worker process too."""
-        names = ("data_workers", "checkpoint_minutes", "cache_dir", "log")
+        names = ("data_workers", "checkpoint_minutes", "cache_dir", "log", "record")
         return {**{name: getattr(self, name) for name in names}, "ways": [way for way in WAYS if getattr(self, way)]}
 
     @property

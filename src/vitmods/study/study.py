@@ -51,6 +51,7 @@ class RunningOptions(TypedDict, total=False):
     checkpointing: bool
     tf32: bool
     compile: bool
+    record: tuple[str, ...]
     keep_weights: Keep
     cluster: ClusterOptions
     log: str | Iterable[str]
@@ -193,6 +194,7 @@ class Study:
             checkpointing: keep the input of each block alone, for a quarter more time (`vitmods.fast.checkpoint`).
             tf32: float32 products with 10 bits of mantissa, on a GPU that has them.
             compile: training steps by torch.compile.
+            record: what trials log of the inside of their models, "gradients" or "lambdas" (docs/analysis.md).
             budget: how much this run may take: "2h", "30m" (no trial begins that is expected to end later), or a number
                 of trials; None: no end. Without `seeds` as many are planned as fit, at least 3; a study that is in
                 `out` keeps its own.

@@ -130,6 +130,7 @@ class TrialRunner:
         processes: Processes = ALONE,
         shard: bool = False,
         log: Sequence[str] = (),
+        record: Sequence[str] = (),
     ):
         self.folder, self.settings = folder, settings
         self.data_workers = usual_workers(device) if data_workers is None else data_workers
@@ -142,6 +143,7 @@ class TrialRunner:
             shard=shard,
             **dict.fromkeys(ways, True),
             log=LogTo(tuple(log)),
+            record=tuple(record),
         )
         self._datasets: dict[tuple[Augment, str], ImageDataset] = {}
 
@@ -207,7 +209,7 @@ class TrialRunner:
             seed=trial.seed,
             out=out,
             how=self._logged(trial, out),
-            record=record,
+            about=record,
         )
 
     def _logged(self, trial: Trial, out: Path) -> RunOptions:

@@ -20,12 +20,14 @@ from torch import Tensor
 from vitmods.tasks.metrics import Metric
 from vitmods.train.distributed import ALONE, Processes
 from vitmods.train.loggers import Logs, scalars_of
+from vitmods.train.record import GRADIENT
 from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream, disk_errors, progress_console
 from vitmods.util.limits import parse_json
 
 WORTH_TELLING = 0.05  # fraction of the time in which the model waits for images
-_MUST_BE_FINITE = {"loss": "loss", "grad_norm": "gradient"}
+_MUST_BE_FINITE = {"loss": "loss", "grad_norm": "gradient", GRADIENT: "gradient"}
+"""the beginning of a statistic's name -> what it is of"""
 
 
 class Diverged(Exception):
@@ -57,8 +59,10 @@ class Window:
         self._steps, self.images = [], 0
         bad = [
             (i, words)
-            for name, words in _MUST_BE_FINITE.items()
-            for i, value in enumerate(columns.get(name, []))
+            for beginning, words in _MUST_BE_FINITE.items()
+            for name in columns
+            if name == beginning or (beginning.endswith("/") and name.startswith(beginning))
+            for i, value in enumerate(columns[name])
             if not math.isfinite(value)
         ]
         if bad:
@@ -80,7 +84,7 @@ class Window:
     def _columns(self) -> dict[str, list[float]]:
         if not self._steps:
             return {}
-        names = list(self._steps[0])
+        names = [name for name in self._steps[0] if all(name in step for step in self._steps)]
         table = torch.stack([torch.stack([step[name].float() for name in names]) for step in self._steps])
         table = self._processes.total(table)
         return dict(zip(names, table.T.tolist(), strict=True))

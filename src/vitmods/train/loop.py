@@ -41,6 +41,7 @@ from vitmods.train.optim import (
     make_optimizer,
     without_gradient,
 )
+from vitmods.train.record import Recorder, check_recorded
 from vitmods.util.errors import UserError
 
 METRICS = "metrics.jsonl"
@@ -111,11 +112,16 @@ class RunOptions:
     """float32 products of a GPU with 10 bits of mantissa, several times as fast; needs one that has them"""
     compile: bool = False
     """make training steps by torch.compile, which takes about a minute before the first; evaluation is not compiled"""
+    record: tuple[str, ...] = ()
+    """what metrics.jsonl keeps of the inside of the model too, gradients and lambdas (`vitmods.train.record`)"""
 
     def __post_init__(self) -> None:
         check_ways(**{way: getattr(self, way) for way in WAYS})
+        check_recorded(self.record)
         if self.shard and self.compile:
             raise UserError("A model that is divided among processes is not compiled: leave --shard or --compile out.")
+        if self.shard and "gradients" in self.record:
+            raise UserError("Gradients of a divided model are not recorded: leave shard out, or record lambdas alone.")
         if self.shard and self.processes.size == 1:
             raise UserError("shard divides a model among processes, and here is one: add devices, or leave it out.")
 
@@ -176,6 +182,7 @@ class TrialRun:
         self.optimizer = make_optimizer(self.model, recipe)
         check_every_parameter_is_trained(self.model, self.optimizer)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self._recorder = Recorder(self.model, self.how.record, self.processes.size)
         self._loss = Together(task, self.model, self.processes, self.how.shard, self.how.compile)
 
         self.step = 0
@@ -289,7 +296,7 @@ class TrialRun:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
         self.optimizer.zero_grad(set_to_none=True)
-        statistics = self._backward(batch)
+        statistics = self._backward(batch) | self._recorder.gradients()
         if self.recipe.optimizer.clip_norm is not None:
             norm = clip_gradients(self.parameters, self.recipe.optimizer.clip_norm)
             statistics["grad_norm"] = norm / self.processes.size  # statistics are parts of a sum over processes
@@ -356,6 +363,8 @@ class TrialRun:
     def _evaluate(self, request: StopRequest) -> None:
         metrics = self._metrics(self.ds.val_split, request)
         self.metrics.write({**self._row("val"), **metrics})
+        if lambdas := self._recorder.lambdas(self.evaluated_model):
+            self.metrics.write({**self._row("record"), **lambdas})
         self.evaluated_at, self.last_evaluation = self.step, metrics
 
     def _final_metrics(self, request: StopRequest) -> dict[str, float]:

@@ -47,7 +47,7 @@ def train_trial(
     seed: int = 0,
     out: Path | str,
     how: RunOptions | None = None,
-    record: Mapping[str, Any] | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Train `model` in the folder `out`, or go on where an earlier call was stopped; what result.json holds.
 
@@ -65,7 +65,7 @@ def train_trial(
             with the scores of each image, `examples/` (where the task draws any), `tb/` and, written last,
             `result.json` with the checksums of the weights.
         how: device, checkpoints, progress.
-        record: goes into config.json; `arm` and `changes` are the study's.
+        about: goes into config.json; `arm` and `changes` are the study's.
 
     Raises:
         UserError: the recipe does not fit the images or the model, the folder holds a trial with other settings or
@@ -76,7 +76,7 @@ def train_trial(
     _check_model(model, recipe)
     length = resolve_on(recipe, ds)
     out = make_folder(Path(out))
-    settings = {"seed": seed, "eval_every_epochs": how.eval_every_epochs, "task": task.name, **(record or {})}
+    settings = {"seed": seed, "eval_every_epochs": how.eval_every_epochs, "task": task.name, **(about or {})}
     settings |= fit_to_images(model, ds)
     config = _config(model, ds, recipe, settings)
     config |= {"resolved": asdict(length), "environment": _environment(how)}

@@ -107,8 +107,9 @@ def key_of(*parts: str) -> str:
 
 
 def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """A row of metrics.jsonl as numbers by name: `train/loss`, `val/top1`, ..."""
-    return {f"{row['split']}/{name}": row[name] for name in row if name not in ("step", "epoch", "split")}
+    """The numbers of a row of metrics.jsonl by name: `train/loss`, `val/top1`, ..."""
+    numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+    return {f"{row['split']}/{name}": numbers[name] for name in numbers if name not in ("step", "epoch")}
 
 
 class Logs:
