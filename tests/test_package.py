@@ -27,7 +27,7 @@ def run(code):
 )
 def test_describing_models_needs_no_torch(statement):
     """... unless a kind of norm is named, whose facts lie beside its code."""
-    heavy = "{'torch', 'timm', 'torchvision', 'scipy', 'sklearn', 'matplotlib', 'lightning_fabric', 'PIL'}"
+    heavy = "{'torch', 'timm', 'torchvision', 'scipy', 'sklearn', 'matplotlib', 'PIL'}"
     assert run(f"{statement}\nimport sys\nprint(sorted({heavy} & set(sys.modules)))") == "[]\n"
 
 

@@ -44,23 +44,17 @@ def fake_cuda(monkeypatch):
     return FakeCuda(allow_non_fake_inputs=True)
 
 
-class FakeFabric:
-    """What the loop asks of Lightning's Fabric."""
+class FakePlacement:
+    """Where the loop computes."""
 
     device = CUDA
 
     def __init__(self, precision):
         self.precision = precision
 
-    def to_device(self, model):
-        return model.to(CUDA)
-
     def autocast(self):
         dtype = HALF[self.precision]
         return nullcontext() if dtype is None else torch.autocast("cuda", dtype)
-
-    def backward(self, loss):
-        loss.backward()
 
 
 @pytest.fixture
@@ -69,7 +63,7 @@ def run_on_fake(fake_cuda, monkeypatch, tmp_path):
     from vitmods.train.loop import RunOptions, TrialRun
 
     def run(model, task, recipe, batch, precisions=tuple(HALF), **how):
-        monkeypatch.setattr("vitmods.train.loop.make_fabric", lambda *_: FakeFabric("32-true"))
+        monkeypatch.setattr("vitmods.train.loop.place", lambda *_: FakePlacement("32-true"))
         images = SimpleNamespace(
             eval_split="val", val_split="val", splits={"train": range(64)}, steps_per_epoch=lambda _: 9
         )
@@ -78,7 +72,7 @@ def run_on_fake(fake_cuda, monkeypatch, tmp_path):
             trial = TrialRun(model, task, images, recipe, folder=tmp_path, how=options)
             trial.metrics.close()
             for precision in precisions:
-                trial.fabric.precision = precision
+                trial.placement.precision = precision
                 trial._train_step(batch)
             parameters = list(trial.model.parameters())
             assert all(type(p) is FakeTensor and p.device == CUDA for p in parameters)

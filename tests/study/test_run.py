@@ -283,7 +283,7 @@ def test_workers_by_default_fit_cores_memory_and_trials(monkeypatch):
 def test_a_named_gpu_is_not_shared_out_to_several_workers(tmp_path, monkeypatch):
     monkeypatch.setattr("vitmods.study.running.visible_gpus", lambda: ["0", "1"])
     monkeypatch.setattr("vitmods.study.executors.processes.visible_gpus", lambda: ["0", "1"])
-    monkeypatch.setattr("vitmods.study.running.make_fabric", lambda device, precision: None)
+    monkeypatch.setattr("vitmods.study.running.place", lambda device: None)
     settings = make().settings
     runner = TrialRunner(StudyFolder(tmp_path), settings)
 
@@ -303,7 +303,7 @@ def test_a_named_gpu_is_not_shared_out_to_several_workers(tmp_path, monkeypatch)
 def test_small_trials_share_a_gpu_as_far_as_its_memory_goes(monkeypatch, free, workers):
     """Half of the free memory of the GPU that has least, and at most four."""
     monkeypatch.setattr("vitmods.study.running.visible_gpus", lambda: ["0", "1"])
-    monkeypatch.setattr("vitmods.study.running.make_fabric", lambda device, precision: None)
+    monkeypatch.setattr("vitmods.study.running.place", lambda device: None)
     monkeypatch.setattr("vitmods.study.running._free_gpu_bytes", lambda gpu: (99, free)[gpu] * 2**30)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
     how = Running(device="cuda")

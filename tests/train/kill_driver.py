@@ -19,7 +19,6 @@ import torch
 
 torch.set_num_threads(1)  # before anything is computed: children are forked
 
-import lightning_fabric  # noqa: E402, F401 - imported before the forks
 import tensorboard.summary.writer.record_writer  # noqa: E402, F401
 
 import vitmods as vm  # noqa: E402

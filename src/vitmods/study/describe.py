@@ -21,7 +21,7 @@ from vitmods.study.plan import Settings
 from vitmods.study.store import ChangeFacts, ModelFacts
 from vitmods.study.tuning import VAL
 
-PACKAGES = ("vitmods", "torch", "torchvision", "timm", "lightning-fabric", "numpy")
+PACKAGES = ("vitmods", "torch", "torchvision", "timm", "numpy")
 
 
 def describe_model(settings: Settings, arm: Arm, model: nn.Module, images: Base) -> ModelFacts:

@@ -19,7 +19,7 @@ from vitmods.study.measure import measure_of
 from vitmods.study.opened import Opened, open_trained
 from vitmods.study.trial import load_images
 from vitmods.tasks.base import DEFAULT, make_task
-from vitmods.train.device import make_fabric
+from vitmods.train.device import place
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def evaluate(
             warnings.warn("the images are no longer those that the trial was trained on.", stacklevel=2)
     found = []
     for opened, dataset in everything:
-        fabric, where = make_fabric(device, opened.recipe.precision), split or dataset.eval_split
-        model = fabric.to_device(opened.model)
+        placement, where = place(device, opened.recipe.precision), split or dataset.eval_split
+        model = opened.model.to(placement.device)
         if chosen:
             results = run_protocols(
                 model,
@@ -90,15 +90,15 @@ def evaluate(
                 names,
                 split=where,
                 batch_size=batch_size,
-                device=fabric.device,
+                device=placement.device,
                 options=options,
-                autocast=fabric.autocast,
+                autocast=placement.autocast,
                 progress=progress,
             )
         else:
             made = make_task(task, opened.recipe)
-            with fabric.autocast():
-                results = {task: own_evaluation(made, model.eval(), dataset, where, batch_size, fabric.device)}
+            with placement.autocast():
+                results = {task: own_evaluation(made, model.eval(), dataset, where, batch_size, placement.device)}
         found.append(_record(opened, dataset, where, results))
     return found
 

@@ -19,7 +19,7 @@ from vitmods.stats.intervals import mean_over_images
 from vitmods.study.start import open_trial
 from vitmods.study.store import read_json
 from vitmods.study.tuning import VAL
-from vitmods.train.device import make_fabric
+from vitmods.train.device import place
 from vitmods.train.trial import read_scores, write_scores
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
@@ -120,8 +120,8 @@ def evaluate_trial(
     Raises:
         UserError: the images or the options do not allow the protocol.
     """
-    fabric = make_fabric(device, recipe.precision)
-    model, protocol = fabric.to_device(open_trial(folder)), measure.metric.protocol
+    placement = place(device, recipe.precision)
+    model, protocol = open_trial(folder).to(placement.device), measure.metric.protocol
     if protocol:
         result = run_protocols(
             model,
@@ -129,13 +129,13 @@ def evaluate_trial(
             [protocol],
             split=split,
             batch_size=recipe.part_size,
-            device=fabric.device,
+            device=placement.device,
             options=measure.options,
-            autocast=fabric.autocast,
+            autocast=placement.autocast,
         )[protocol]
     else:  # what the task's own evaluation alone gives
-        with fabric.autocast():
-            result = own_evaluation(task, model.eval(), dataset, split, recipe.part_size, fabric.device)
+        with placement.autocast():
+            result = own_evaluation(task, model.eval(), dataset, split, recipe.part_size, placement.device)
     if measure.name not in result.metrics:
         raise UserError(
             f"The {protocol or task.name} evaluation gives no {measure.name} with these options; compare another "

@@ -30,7 +30,7 @@ from vitmods.study.exported import GRAPHS, Graph, open_graph
 from vitmods.study.opened import Opened, open_trained
 from vitmods.study.predict_sequences import predict_sequences
 from vitmods.tasks.base import DEFAULT, TASKS, Task
-from vitmods.train.device import make_fabric
+from vitmods.train.device import place
 from vitmods.train.trial import WEIGHTS
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user, make_folder, write_atomically
@@ -83,10 +83,10 @@ def predict(
     task = kind.from_recipe(kind.fitted(opened.recipe))
     if draw is not None and kind.draw is Task.draw:
         raise UserError(f"The task {kind.name} has nothing to draw: leave the folder for drawings out.")
-    fabric = make_fabric("cpu" if isinstance(opened.model, Graph) else device, opened.recipe.precision)
-    model = fabric.to_device(opened.model)
+    placement = place("cpu" if isinstance(opened.model, Graph) else device, opened.recipe.precision)
+    model = opened.model.to(placement.device)
     if opened.vocabulary is not None:
-        return predict_sequences(opened, paths, task, fabric, top, batch_size)
+        return predict_sequences(opened, paths, task, placement, top, batch_size)
     names, found, skipped, images_read = opened.classes, [], [], _read(opened, kind.target, paths, workers)
     drawings = None if draw is None else _Drawings(make_folder(expand_user(draw)), task, paths)
     while part := list(islice(images_read, batch_size)):
@@ -98,9 +98,9 @@ def predict(
                     raise UserError(f"{skipped[0]}. Repair or remove it, or leave it out with --unreadable skip.")
         if not read:
             continue
-        with torch.inference_mode(), fabric.autocast():
+        with torch.inference_mode(), placement.autocast():
             batch = _batch(opened, task, [one for _, one in read])
-            outputs = task.outputs(model, batch.to(fabric.device))
+            outputs = task.outputs(model, batch.to(placement.device))
         if names is None:
             names = tuple(map(str, range(outputs.shape[1])))
             warnings.warn(f"{opened.source} does not name its classes: they are numbers from 0.", stacklevel=2)

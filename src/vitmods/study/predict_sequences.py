@@ -18,11 +18,11 @@ from vitmods.util.errors import UserError
 from vitmods.util.limits import read_text
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
+    from vitmods.train.device import Placement
 
 
 def predict_sequences(
-    opened: Opened, paths: Sequence[Path], task: Task, fabric: Fabric, top: int, batch_size: int
+    opened: Opened, paths: Sequence[Path], task: Task, placement: Placement, top: int, batch_size: int
 ) -> list[dict[str, Any]]:
     """Of each line of text files that is not empty, named FILE:NUMBER, what the model says."""
     longest, words, sequences = int(opened.settings["img_size"][-1]), opened.vocabulary or (), {}
@@ -39,13 +39,13 @@ def predict_sequences(
         warnings.warn(f"{len(long)} sequences are cut to {longest} tokens: {', '.join(long[:5])}", stacklevel=3)
     if not sequences:
         raise UserError("There is no sequence: give text files with one a line.")
-    model, found = fabric.to_device(opened.model), list[dict[str, Any]]()
+    model, found = opened.model.to(placement.device), list[dict[str, Any]]()
     for start in range(0, len(sequences), batch_size):
         names = list(sequences)[start : start + batch_size]
         tokens = padded_together([sequences[name][:longest] for name in names])
         index = torch.arange(len(names))
-        with torch.inference_mode(), fabric.autocast():
-            outputs = task.outputs(model, Batch(tokens, index, index).to(fabric.device))
+        with torch.inference_mode(), placement.autocast():
+            outputs = task.outputs(model, Batch(tokens, index, index).to(placement.device))
         rows = task.predictions(outputs.cpu(), opened.classes or (), top)
         found += [{"image": name, **row} for name, row in zip(names, rows, strict=True)]
     return found

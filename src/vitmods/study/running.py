@@ -13,7 +13,7 @@ import torch
 from vitmods.study.executors import HERE, ClusterOptions
 from vitmods.study.executors.processes import visible_gpus
 from vitmods.study.weights import Keep
-from vitmods.train.device import check_tf32, make_fabric, resolve
+from vitmods.train.device import check_tf32, place, resolve
 from vitmods.train.loggers import check_loggers
 from vitmods.train.loop import WAYS, check_ways
 from vitmods.train.record import check_recorded
@@ -60,7 +60,7 @@ class Running:
         if self.tf32:
             check_tf32(self.torch_device)
         if self.device not in ("auto", "cpu"):
-            make_fabric(self.device, "32-true")  # a UserError where there is no such device, before any work
+            place(self.device)  # a UserError where there is no such device, before any work
 
     @property
     def torch_device(self) -> torch.device:

@@ -1,26 +1,37 @@
 """Where a trial computes."""
 
-import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from vitmods.util.errors import UserError
 
-MOST_WORKERS = 8  # threads that prepare images, by default
-
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
-
     from vitmods.train.distributed import Processes
 
+MOST_WORKERS = 8  # threads that prepare images, by default
 
-def make_fabric(
-    device: str, precision: Literal["32-true", "bf16-mixed"], processes: "Processes | None" = None
-) -> "Fabric":
-    """Lightning Fabric on the device of this process.
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a model computes, and how precisely."""
+
+    device: torch.device
+    precision: Literal["32-true", "bf16-mixed"]
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """In which losses and outputs are computed."""
+        mixed = self.precision == "bf16-mixed"
+        return torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext()
+
+
+def place(
+    device: str, precision: Literal["32-true", "bf16-mixed"] = "32-true", processes: "Processes | None" = None
+) -> Placement:
+    """Where this process computes.
 
     Args:
         device: "auto" (the fastest there is), "cpu", "cuda", "cuda:1", "mps".
@@ -29,19 +40,21 @@ def make_fabric(
     Raises:
         UserError: there is no such device here.
     """
-    from lightning_fabric import Fabric  # two seconds
-
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces bfloat16 at every start
     if processes is not None and processes.size > 1 and resolve(device).type == "cuda":
         device = f"cuda:{processes.local_rank}"
-    accelerator, _, number = device.partition(":")
-    try:
-        fabric = Fabric(accelerator=accelerator, devices=[int(number)] if number else 1, precision=precision)
-    except (ValueError, RuntimeError) as error:  # Fabric's exceptions have these as bases
-        reason = str(error).rstrip(".")
-        raise UserError(f"device {device!r} cannot be used here: {reason}. Try --device auto or cpu.") from error
-    fabric.launch()
-    return fabric
+    found = resolve(device)
+    present = torch.accelerator.current_accelerator(check_available=True)
+    if found.type == "cpu":
+        count = 1
+    else:
+        count = torch.accelerator.device_count() if present is not None and present.type == found.type else 0
+    if (found.index or 0) >= count:
+        have = f"there are {count} of its kind" if count else f"there is no {found.type}"
+        raise UserError(f"device {device!r} cannot be used here: {have}. Try --device auto or cpu.")
+    if found.type == "cuda":
+        found = torch.device("cuda", found.index or 0)
+        torch.cuda.set_device(found)
+    return Placement(found, precision)
 
 
 def resolve(device: str) -> torch.device:

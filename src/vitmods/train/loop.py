@@ -20,7 +20,7 @@ from vitmods.recipes import Recipe
 from vitmods.recipes.length import lr_at, resolve_on
 from vitmods.tasks.base import Example, Task, TaskModel
 from vitmods.train import checkpoint, sharded
-from vitmods.train.device import check_tf32, make_fabric, tf32_products
+from vitmods.train.device import check_tf32, place, tf32_products
 from vitmods.train.distributed import (
     ALONE,
     Divided,
@@ -164,16 +164,16 @@ class TrialRun:
 
         self.processes = self.how.processes
         _check_batch(recipe, ds, self.processes)
-        self.fabric = make_fabric(self.how.device, recipe.precision, self.processes)
+        self.placement = place(self.how.device, recipe.precision, self.processes)
         if self.how.tf32:
-            check_tf32(self.fabric.device)
-        self.ds = for_device(ds, self.fabric.device)
+            check_tf32(self.placement.device)
+        self.ds = for_device(ds, self.placement.device)
         alone = self.processes.size == 1
         self.train_ds = self.ds if alone else self.ds.for_process(self.processes.rank, self.processes.size)
-        self.model = self.fabric.to_device(model)
+        self.model = model.to(self.placement.device)
         self.how.save_memory(self.model)
         freeze(self.model, recipe)
-        divide = partial(shard, processes=self.processes, device=self.fabric.device) if self.how.shard else None
+        divide = partial(shard, processes=self.processes, device=self.placement.device) if self.how.shard else None
         self.ema = Ema(self.model, recipe.ema, divide) if recipe.ema is not None else None
         if divide is not None:
             divide(self.model)
@@ -255,7 +255,7 @@ class TrialRun:
         return metrics
 
     def _train(self, request: StopRequest, bar: ProgressBar) -> None:
-        batches = on_its_way(self._batches(), self.fabric.device)
+        batches = on_its_way(self._batches(), self.placement.device)
         self.model.train()
         while True:
             # Between two steps, in this order: a checkpoint says which evaluation it has behind it.
@@ -314,19 +314,19 @@ class TrialRun:
         is computed in; `batch` is what this process has of it. Gives the statistics of these images, divided by the
         number of all."""
         totals: dict[str, Tensor] = {}
-        whole = batch if batch.left is None else batch.moved(self.fabric.device)  # bytes: all of them fit
+        whole = batch if batch.left is None else batch.moved(self.placement.device)  # bytes: all of them fit
         parts = list(whole.parts(self.recipe.accumulate))
         for number, part in enumerate(parts, 1):
             fraction = len(part) / (len(batch) * self.processes.size)
             with self._loss.part(last=number == len(parts)):
-                with self.fabric.autocast():
-                    loss, statistics = self._loss(part.to(self.fabric.device))
+                with self.placement.autocast():
+                    loss, statistics = self._loss(part.to(self.placement.device))
                 statistics["loss"] = loss.detach()
                 if fraction == 1:
-                    self.fabric.backward(loss)
+                    loss.backward()
                     return statistics
                 # Over processes the mean of gradients is taken, and not their sum.
-                self.fabric.backward(loss * (fraction * self.processes.size))
+                (loss * (fraction * self.processes.size)).backward()
             for name, value in statistics.items():
                 totals[name] = totals.get(name, 0) + value * fraction
         return totals
@@ -381,7 +381,7 @@ class TrialRun:
         index: list[Tensor] = []
         batches = self._eval_batches(split, request, index)
         self.model.eval()
-        with self.fabric.autocast():
+        with self.placement.autocast():
             model = self.evaluated_model
             divided = self.processes.size > 1 and self.task.divides
             found = self.task.evaluate(Divided(model, self.processes) if divided else model, batches)
@@ -392,11 +392,11 @@ class TrialRun:
         return found.metrics
 
     def _eval_batches(self, split: str, request: StopRequest, index: list[Tensor]) -> Iterable[Batch]:
-        for batch in on_its_way(self.ds.eval_batches(split, self.recipe.part_size), self.fabric.device):
+        for batch in on_its_way(self.ds.eval_batches(split, self.recipe.part_size), self.placement.device):
             self._agreed(request)
             request.check()
             index.append(batch.index)
-            yield batch.to(self.fabric.device)
+            yield batch.to(self.placement.device)
 
     def _checkpoint_is_due(self) -> bool:
         steps, minutes = self.how.checkpoint_every_steps, self.how.checkpoint_every_minutes
@@ -422,10 +422,10 @@ class TrialRun:
 
     def state_dict(self) -> dict[str, Any]:
         """What the numbers of all later steps depend on, what is divided as it is. Tensors and plain values only."""
-        cuda = self.fabric.device.type == "cuda"
+        cuda = self.placement.device.type == "cuda"
         random = {
             "rng_cpu": torch.get_rng_state(),
-            "rng_cuda": torch.cuda.get_rng_state(self.fabric.device) if cuda else None,
+            "rng_cuda": torch.cuda.get_rng_state(self.placement.device) if cuda else None,
         }
         others = self.processes.gathered(random)[1:]
         return {
@@ -462,11 +462,11 @@ class TrialRun:
         if len(random) == self.processes.size:
             mine = random[self.processes.rank]
             torch.set_rng_state(mine["rng_cpu"])
-            if mine["rng_cuda"] is not None and self.fabric.device.type == "cuda":
-                torch.cuda.set_rng_state(mine["rng_cuda"], self.fabric.device)
+            if mine["rng_cuda"] is not None and self.placement.device.type == "cuda":
+                torch.cuda.set_rng_state(mine["rng_cuda"], self.placement.device)
         else:  # another number of processes than before
             _seed_apart(self.seed, self.step, self.processes)
-        self._window.load_state_dict(state["window"], self.fabric.device)
+        self._window.load_state_dict(state["window"], self.placement.device)
         self._wall_before = state["wall_s"]
         found: int = state["metrics_bytes"]
         return found

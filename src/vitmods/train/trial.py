@@ -139,7 +139,7 @@ def _ways_of(run: TrialRun) -> dict[str, Any]:
     how = run.how
     ways = {way: getattr(how, way) for way in WAYS}
     return {
-        "device": device_name(str(run.fabric.device)),
+        "device": device_name(str(run.placement.device)),
         "precision": run.recipe.precision,
         **ways,
         "processes": how.processes.size,
