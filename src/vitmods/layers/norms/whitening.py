@@ -93,6 +93,7 @@ class Whitening(nn.Module):
         self.get_buffer("mean").copy_(shift + moved)
         self.get_buffer("matrix").copy_(directions * scale @ directions.T)
         self.get_buffer("patches").fill_(count)
+        self._warned = True  # there is nothing to warn of, and to look would wait for the device
 
     def forward(self, x: Tensor) -> Tensor:
         self._warn()
