@@ -1,0 +1,28 @@
+"""`classes.txt`: the names of the classes, one a line."""
+
+from collections import Counter
+from pathlib import Path
+
+from vitmods.data.records import printable
+from vitmods.util.errors import UserError
+
+CLASSES = "classes.txt"
+
+
+def class_names(path: Path) -> list[str]:
+    """The lines of the file that are not empty, in their order; none where there is no such file.
+
+    Raises:
+        UserError: it is no text in UTF-8, or names a class twice.
+    """
+    if not path.is_file():
+        return []
+    shown = printable(str(path))
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{shown} cannot be read as text in UTF-8, one class a line: {error}.") from error
+    names = [line.strip() for line in lines if line.strip()]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise UserError(f"{shown} names {printable(twice[0])} twice: leave one out.")
+    return names
