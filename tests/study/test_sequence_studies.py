@@ -98,3 +98,9 @@ def test_from_the_command_line_to_the_report(tmp_path, capsys):
     assert "images" in capsys.readouterr().err
     assert main(["data", SPEC]) == 0
     assert "Tokens: shortest" in capsys.readouterr().out
+
+
+def test_leaving_out_what_cannot_be_read_is_refused(capsys, tmp_path):
+    command = ["compare", "--task", "sequence_classification", "--data", SPEC, "--arms", "layerscale"]
+    assert main([*command, "--unreadable", "skip", "--out", str(tmp_path / "x"), "--dry-run", "--quiet"]) == 2
+    assert "leave unreadable=skip out" in capsys.readouterr().err

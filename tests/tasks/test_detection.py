@@ -245,6 +245,16 @@ def test_average_precision_of_a_case_by_hand():
     assert "ap_large" not in found
 
 
+def test_average_precision_of_each_class():
+    metric = AveragePrecision(masks=False)
+    boxes = [[0, 0, 40, 40], [50, 50, 90, 90], [0, 50, 40, 90]]
+    metric.add(detections([*boxes[:2], [0, 0, 9, 9]], [0, 2, 1], [0.9, 0.8, 0.7]), truth(boxes, [0, 2, 2]))
+    found = metric.of_classes(4)
+    assert found == {"ap": pytest.approx([1.0, None, 51 / 101, None])}
+    assert metric.result()["ap"] == pytest.approx((1 + 51 / 101) / 2)
+    assert AveragePrecision(masks=True).of_classes(2) == {"ap": [None, None], "mask_ap": [None, None]}
+
+
 def test_overlap_decides_which_thresholds_a_box_passes():
     metric = AveragePrecision(masks=False)
     metric.add(detections([[0, 0, 40, 31]], [0], [0.9]), truth([[0, 0, 40, 40]], [0]))  # overlap 0.775

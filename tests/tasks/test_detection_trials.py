@@ -112,6 +112,9 @@ def test_a_trial_is_evaluated_again(study, capsys):
     expected = json.loads((trial / "result.json").read_text())["metrics"]
     for name in ("ap", "ap50", "image_ap50"):
         assert found["metrics"][name] == pytest.approx(expected[name])
+    (detail,) = found["protocols"].values()
+    assert set(detail["ap"]) == {"disc", "square"}
+    assert sum(detail["ap"].values()) / 2 == pytest.approx(expected["ap"])
 
 
 def test_masks_are_trained_from_the_shell_by_a_plain_vit_and_drawn(shapes, tmp_path, capsys):

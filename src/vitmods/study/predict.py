@@ -23,6 +23,7 @@ from vitmods.data.geometry import Geometry, middle
 from vitmods.data.load import geometry_of
 from vitmods.data.read import Unreadable, decode, reading
 from vitmods.data.records import printable
+from vitmods.data.sequences import refuse_skipping
 from vitmods.data.sources.folder import images_below
 from vitmods.data.threads import in_order
 from vitmods.study.checkpoints import seeds_in
@@ -86,6 +87,7 @@ def predict(
     placement = place("cpu" if isinstance(opened.model, Graph) else device, opened.recipe.precision)
     model = opened.model.to(placement.device)
     if opened.vocabulary is not None:
+        refuse_skipping(unreadable)
         return predict_sequences(opened, paths, task, placement, top, batch_size)
     names, found, skipped, images_read = opened.classes, [], [], _read(opened, kind.target, paths, workers)
     drawings = None if draw is None else _Drawings(make_folder(expand_user(draw)), task, paths)

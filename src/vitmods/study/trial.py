@@ -15,6 +15,7 @@ from torch import nn
 
 import vitmods
 from vitmods import data
+from vitmods.data.sequences import refuse_skipping
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import vit
 from vitmods.recipes import Augment, Recipe
@@ -55,7 +56,7 @@ def load_images(
     options = image_settings(settings)
     task = TASKS[options.pop("task", DEFAULT)]
     if task.inputs == "tokens":
-        options.pop("unreadable", None)
+        refuse_skipping(options.pop("unreadable", "stop"))
         sequences = data.load_sequences(options.pop("data"), workers=workers, target=task.target, **options)
         return cast("ImageDataset", sequences)  # it has what studies ask of images
     how: dict[str, Any] = {"workers": workers, "cache_dir": cache_dir, "target": task.target}

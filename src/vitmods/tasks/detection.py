@@ -92,7 +92,7 @@ class Detection(Task):
         the numbers of its objects and of its detections with a score of 0.3 or more.
 
         Sizes (`ap_small`, ...) that no object has are left out; without any object in all images `ap`, `ap50` and
-        `ap75` are 0.
+        `ap75` are 0. In detail `ap` of each class, and `mask_ap`.
 
         Args:
             model: a `Detector` in evaluation mode, on the device of the batches.
@@ -122,7 +122,8 @@ class Detection(Task):
         images = sum(weights)
         metrics = {**precision.result(), "image_ap50": math.fsum(columns["image_ap50"]) / images}
         loss = math.fsum(loss * weight for loss, weight in zip(losses, weights, strict=True)) / images
-        return Measured({**metrics, "loss": loss}, per_image, tuple(examples))
+        detail = precision.of_classes(model.classes)
+        return Measured({**metrics, "loss": loss}, per_image, tuple(examples), detail)
 
     def _example(self, index: int, image: Tensor, found: dict[str, Tensor], target: dict[str, Any]) -> Example:
         """As the model sees it: boxes are moved from the file's pixels to the view's."""

@@ -1,5 +1,6 @@
 """How good detections are: COCO's average precisions over all images, and a score of each image."""
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class AveragePrecision:
             from torchmetrics.detection import MeanAveragePrecision
 
             kinds: Any = ("bbox", "segm") if masks else "bbox"
-            self._metric = MeanAveragePrecision(iou_type=kinds, backend="faster_coco_eval")
+            self._metric = MeanAveragePrecision(iou_type=kinds, class_metrics=True, backend="faster_coco_eval")
         except ImportError as error:
             raise UserError(
                 f"Average precision of boxes needs torchmetrics and faster-coco-eval ({error}): pip install "
@@ -56,15 +57,33 @@ class AveragePrecision:
 
     def result(self) -> dict[str, float]:
         """By name; of masks with `mask_` before it."""
-        values: dict[str, Any] = self._metric.compute() if self._objects else {}
-        kinds = {"": "bbox_" if self._masks else "", **({"mask_": "segm_"} if self._masks else {})}
+        values = self._values
         found = {
             f"{ours}{name}": float(values.get(f"{theirs}{theirs_name}", 0.0))
-            for ours, theirs in kinds.items()
+            for ours, theirs in self._kinds.items()
             for name, theirs_name in NAMES.items()
             if self._objects or not name.endswith(("small", "medium", "large"))
         }
         return {name: value for name, value in found.items() if value >= 0}
+
+    def of_classes(self, classes: int) -> dict[str, list[float | None]]:
+        """`ap`, and of masks `mask_ap`, of each class; None of one without an object."""
+        known, found = np.atleast_1d(self._values.get("classes", np.zeros(0))).tolist(), {}
+        for ours, theirs in self._kinds.items():
+            values = np.atleast_1d(self._values.get(f"{theirs}map_per_class", np.zeros(0))).tolist()
+            by_class = {int(k): value for k, value in zip(known, values, strict=True) if value >= 0}
+            found[f"{ours}ap"] = [by_class.get(k) for k in range(classes)]
+        return found
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
+        """What torchmetrics computes, once all images are there."""
+        return self._metric.compute() if self._objects else {}
+
+    @property
+    def _kinds(self) -> dict[str, str]:
+        """Beginnings of names: ours -> torchmetrics'."""
+        return {"": "bbox_", "mask_": "segm_"} if self._masks else {"": ""}
 
 
 def image_ap50(found: dict[str, Tensor], truth: Objects) -> float:

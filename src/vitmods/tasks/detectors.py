@@ -36,6 +36,7 @@ class Detector(TaskModel):
 
     also_forward: ClassVar[tuple[str, ...]] = ("measure", "detect")
     neck: Neck
+    classes: int
 
     def forward(self, images: Tensor, targets: Targets | None = None) -> Any:
         """The losses by name; without targets the detections, as if nothing were padded."""
@@ -77,6 +78,7 @@ class RetinaNetDetector(Detector):
 
     def __init__(self, backbone: nn.Module, classes: int, channels: int, norm: MakeNorm | None = None) -> None:
         super().__init__(backbone)
+        self.classes = classes
         self.neck = Neck(backbone, channels, "retinanet", norm)
         head = RetinaNetHead(channels, 9, classes, norm_layer=norm)  # three sizes and three aspects of anchors
         self.detector = RetinaNet(_Maps(channels), classes, head=head, detections_per_img=MOST)
@@ -106,6 +108,7 @@ class MaskRCNNDetector(Detector):
 
     def __init__(self, backbone: nn.Module, classes: int, channels: int, norm: MakeNorm | None = None) -> None:
         super().__init__(backbone)
+        self.classes = classes
         self.neck = Neck(backbone, channels, "rcnn", norm)
         anchors = AnchorGenerator(tuple((side,) for side in (32, 64, 128, 256, 512)), ((0.5, 1.0, 2.0),) * 5)
         self.detector = MaskRCNN(

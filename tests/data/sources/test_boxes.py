@@ -368,3 +368,40 @@ def test_run_lengths_and_their_compressed_form_are_one_mask():
     packed = mask.frPyObjects(plain, 4, 5)
     np.testing.assert_array_equal(drawn(plain, (4, 5)), drawn(packed, (4, 5)))
     assert drawn(plain, (4, 5)).sum() == 5
+
+
+def test_a_forgotten_name_of_the_source_is_told(tmp_path):
+    folder = coco(tmp_path / "coco")
+    with pytest.raises(UserError, match=rf"It looks like coco:{folder}: write that"):
+        loaded(folder)
+    for part in ("train", "trainannot", "val", "valannot"):
+        image(tmp_path / "camvid" / part / "0.png", seed=1)
+    with pytest.raises(UserError, match="It looks like camvid:"):
+        loaded(tmp_path / "camvid", target="mask")
+    for part in ("images", "masks"):
+        image(tmp_path / "own" / part / "0.png", seed=1)
+    with pytest.raises(UserError, match="It looks like masks:"):
+        loaded(tmp_path / "own", target="mask")
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "train.json").write_text("{}")
+    with pytest.raises(UserError) as error:
+        loaded(tmp_path / "alone")
+    assert str(error.value).count("looks like") == 1
+
+
+@pytest.mark.parametrize("spec", ["boxes:{}", "yolo:{}", "masks:{}", "{}/labels.csv"])
+def test_classes_are_named_once_in_classes_txt(tmp_path, spec):
+    """The same reader for all that have that file."""
+    for part in ("images", "masks", "labels"):
+        image(tmp_path / part / "0.png", seed=1)
+    (tmp_path / "labels" / "0.txt").write_text("")
+    (tmp_path / "boxes.csv").write_text("image,width,height,label,xmin,ymin,xmax,ymax\n0.png,64,48,cat,1,1,9,9\n")
+    (tmp_path / "labels.csv").write_text("file,labels\nimages/0.png,cat\n")
+    (tmp_path / "classes.txt").write_text("\ufeffcat\n\ndog\n", encoding="utf-8")
+    assert open_source(spec.format(tmp_path)).classes == ("cat", "dog")
+    (tmp_path / "classes.txt").write_text("cat\ndog\ncat\n")
+    with pytest.raises(UserError, match="names cat twice"):
+        open_source(spec.format(tmp_path))
+    (tmp_path / "classes.txt").write_bytes(b"\xff\xfecat")
+    with pytest.raises(UserError, match="cannot be read as text in UTF-8"):
+        open_source(spec.format(tmp_path))

