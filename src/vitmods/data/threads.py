@@ -40,11 +40,15 @@ def patience() -> float | None:
 def busy_with(name: str) -> Iterator[None]:
     """While inside, this thread reads `name`: what a time-out tells."""
     thread = threading.get_ident()
+    before = _reading.get(thread)
     _reading[thread] = name, time.monotonic()
     try:
         yield
     finally:
-        del _reading[thread]
+        if before is None:
+            del _reading[thread]
+        else:
+            _reading[thread] = before
 
 
 def in_order(

@@ -155,7 +155,7 @@ def _check_finite(run: TrialRun, tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise Diverged, in every process, where trained weights are not finite: no loss came after the last step."""
     names = [name for name, _ in run.evaluated_model.named_parameters()] if run.processes.first else []
     wrong = any(name in tensors and not torch.isfinite(tensors[name]).all() for name in names)
-    if any(run.processes.agree(wrong)):
+    if any(run.processes.agree(int(wrong))):
         raise Diverged(f"the weights were not finite after step {run.step}")
 
 
