@@ -15,10 +15,10 @@ READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help venv demo test lint pytest format lock clean
+.PHONY: help venv demo test lint pytest gpu-check format lock clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 venv: $(READY)  ## make .venv with the locked dependencies and vitmods itself
 
@@ -47,6 +47,9 @@ lint: $(READY)  ## ruff, mypy, import-linter
 # One thread in each of the test processes: more than one process on all cores is slower and not repeatable.
 pytest: $(READY)  ## all tests, in WORKERS processes; PYTEST_ARGS="tests/train -x" for some
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+gpu-check: $(READY)  ## on a machine with a GPU, ten minutes: its tests and the table of goals, in one file to send back
+	$(BIN)/python benchmarks/gpu_check.py
 
 format: $(READY)  ## let ruff fix what it can
 	$(BIN)/ruff check --fix .

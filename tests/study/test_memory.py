@@ -37,7 +37,7 @@ DIVIDED = Recipe().with_(epochs=1, batch_size=40, crop="none", eval_crop=1.0, em
 
 
 def train(out, processes, shard):
-    images = data.load("digits", img_size=(8, 8), in_chans=1, augment=DIVIDED.augment, limit_train=120)
+    images = data.load("digits", img_size=(8, 8), in_chans=1, augment=DIVIDED.augment, limit_train=80)
     torch.manual_seed(7)
     model = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=10)
     options = RunOptions("cpu", tensorboard=False, progress=False, processes=processes, shard=shard)
