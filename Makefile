@@ -15,7 +15,7 @@ READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help venv demo test test-long lint pytest format lock clean docs soak
+.PHONY: help venv demo test test-long lint docs pytest soak gpu-check format lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -53,8 +53,12 @@ pytest: $(READY)  ## all tests, in WORKERS processes; PYTEST_ARGS="tests/train -
 
 test-long: $(READY)  ## simulations and repetitions that are too long for every run
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m long $(PYTEST_ARGS)
+
 soak: $(READY)  ## 200 tiny trials with memory and descriptors watched, then 20 kills of a whole study; under 40 minutes
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --out benchmarks/results
+
+gpu-check: $(READY)  ## on a machine with a GPU, ten minutes: its tests and the table of goals, in one file to send back
+	$(BIN)/python benchmarks/gpu_check.py
 
 format: $(READY)  ## let ruff fix what it can
 	$(BIN)/ruff check --fix .

@@ -57,7 +57,8 @@ class Train:
     shard: bool = False
     """divide weights and optimizer among the processes too (FSDP2): for models that do not fit one device"""
     dry_run: bool = False
-    """train nothing: show the model's size, and the time of a step and of the trial"""
+    """train nothing: show the model's size and the time of a step and of the trial; with several devices, the memory
+    that each of them needs, which takes none of it"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -68,10 +69,8 @@ def main(arguments: Sequence[str]) -> int:
     name = readable_folder(options.dataset.data, options.base, "train", options.arm, f"seed{options.seed}")
     out = options.out or name
     fixed = _fixed(options.base, options.dataset, options.training)
-    if options.dry_run and (options.devices != 1 or options.shard):
-        raise UserError("--dry-run times one process: leave --devices and --shard out.")
     if options.dry_run:
-        return _dry_run(fixed, options.arm, options.machine)
+        return _dry_run(fixed, options)
     from vitmods.train.distributed import join, launched
     from vitmods.train.launch import launch
 
@@ -82,15 +81,22 @@ def main(arguments: Sequence[str]) -> int:
     return show(result, out) if processes.first else int(result["status"] == "diverged")
 
 
-def _dry_run(fixed: dict[str, Any], arm: str, machine: MachineOptions) -> int:
+def _dry_run(fixed: dict[str, Any], options: Train) -> int:
     from vitmods.study.arms import BASE, arm_from_text
     from vitmods.study.plan import Settings
     from vitmods.study.run import dry_trial
     from vitmods.study.running import Running
-    from vitmods.util.text import duration
+    from vitmods.util.text import duration, plural
 
+    arm, how = options.arm, Running(**options.machine.how())
     settings = Settings(fixed, arms=() if arm == BASE else (arm_from_text(arm),), seeds=(0,))
-    found = dry_trial(settings, Running(**machine.how()))
+    if options.devices > 1 or options.shard:
+        from vitmods.study.memory import trial_memory
+
+        for name, memory in trial_memory(settings, how, options.devices, options.shard).items():
+            print(f"On each of {plural(options.devices, 'device')}, {name}: {memory}.")
+        return 0
+    found = dry_trial(settings, how)
     macs = "" if found.macs is None else f", {found.macs / 1e9:.3g} GMACs an image"
     print(
         f"{found.arm}: {found.params:,} parameters{macs}. A step takes {duration(found.step_s)}, the trial about "

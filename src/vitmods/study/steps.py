@@ -29,7 +29,9 @@ class Steps:
 
     def __init__(self, model: nn.Module, task: Task, recipe: Recipe, device: torch.device, images: Base):
         self._beside = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-        self.model, self.recipe, self.device, self._images = model.to(device), recipe, device, images
+        there = all(tensor.device == device for tensor in (*model.parameters(), *model.buffers()))
+        self.model = model if there else model.to(device)  # tensors without numbers are moved once at most
+        self.recipe, self.device, self._images = recipe, device, images
         self.task = copy.copy(task)
         self.task.begin(model)
         self.optimizer = make_optimizer(model, recipe)
@@ -87,7 +89,7 @@ class Steps:
     def peak(self, count: int, parts: int = 1) -> int:
         """Bytes at the peak of a training step; models that are on the device beside this one are left out."""
         self.timed(count)  # the optimizer's state is made
-        found = peak_bytes(lambda: self.timed(count, parts, float("inf")), self._alive(), self.device)
+        found = peak_bytes(lambda: self.timed(count, parts, float("inf")), self.alive(), self.device)
         return found - self._beside
 
     def infer_peak(self, count: int) -> int:
@@ -120,7 +122,8 @@ class Steps:
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16-mixed")
 
-    def _alive(self) -> Iterator[Tensor]:
+    def alive(self) -> Iterator[Tensor]:
+        """What stays between steps, but for gradients."""
         for model in (self.model, *((self.ema.model,) if self.ema else ())):
             yield from (*model.parameters(), *model.buffers())
         for state in self.optimizer.state.values():

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from vitmods.finetune import train_only
 from vitmods.finetune.roles import ALL
@@ -121,7 +122,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         sgd = recipe.optimizer.name == "sgd"
         return BFloat16SGD(groups, lr, recipe.optimizer.momentum) if sgd else BFloat16AdamW(groups, **adam)
     parameters = [parameter for group in groups for parameter in group["params"]]
-    fused = all(parameter.is_floating_point() and parameter.device.type in _FUSED for parameter in parameters)
+    fused = all(p.is_floating_point() and p.device.type in _FUSED and type(p) is not FakeTensor for p in parameters)
     how: dict[str, Any] = {"fused": fused, "foreach": None if fused else True}
     if recipe.optimizer.name == "sgd":
         return torch.optim.SGD(groups, lr, momentum=recipe.optimizer.momentum, **how)

@@ -1,0 +1,161 @@
+"""What a trial keeps on each device, told before anything of that size is made: a step by tensors without numbers."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from vitmods.analysis.timing import peak_bytes
+from vitmods.changes import Change
+from vitmods.changes.compose import edit
+from vitmods.model.config import ViTConfig
+from vitmods.model.vit import ViT
+from vitmods.recipes import Recipe
+from vitmods.study.plan import Settings
+from vitmods.study.running import Running
+from vitmods.study.steps import Steps
+from vitmods.study.store import StudyFolder
+from vitmods.study.trial import TrialRunner, base_config
+from vitmods.tasks.base import DEFAULT, TaskModel, make_task
+from vitmods.tasks.features import without_head
+from vitmods.train.loop import RunOptions
+from vitmods.train.optim import freeze
+from vitmods.util.errors import UserError
+from vitmods.util.text import size
+
+SAVING = ("recompute", "checkpointing")
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device at the peak of a step, by what takes them. The allocator's gaps, the driver and buffers of
+    communication come on top: about a tenth, and a GB."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    average: int
+    """the moving average of the weights, if there is one"""
+    whole: int
+    """of a divided model: blocks that are whole while they compute, and their gradients until they are divided"""
+    activations: int
+    """all else at the peak: what is kept for backward, the batch, and what operations make on their way"""
+    part: int
+    """images that are on the device at once"""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.average + self.whole + self.activations
+
+    def __str__(self) -> str:
+        named = {
+            "weights": self.weights,
+            "gradients": self.gradients,
+            "optimizer": self.optimizer,
+            "moving average": self.average,
+            "whole blocks": self.whole,
+            f"activations of {self.part} images at once": self.activations,
+        }
+        parts = ", ".join(f"{name} {size(count)}" for name, count in named.items() if count)
+        return f"{size(self.total)}: {parts}"
+
+
+def memory_of(
+    config: ViTConfig, recipe: Recipe, task: str = DEFAULT, devices: int = 1, how: RunOptions | None = None,
+    shard: bool = False,
+) -> Memory:  # fmt: skip
+    """What a trial of this model takes of each device. Nothing is computed, and no memory of that size is needed.
+
+    Activations are those of `recipe.precision` on a GPU, where attention keeps no weights of its own.
+
+    Args:
+        config: the model, changes included.
+        recipe: gives the batch, which is divided among the devices and by `accumulate`, the optimizer, what is trained.
+        task: its name.
+        devices: processes that train together, a device each.
+        how: `recompute` and `checkpointing` are read.
+        shard: divide weights, gradients, optimizer and moving average too (FSDP2).
+
+    Raises:
+        UserError: a batch that cannot be divided, or a model that cannot be run so.
+    """
+    if recipe.batch_size % devices:
+        raise UserError(
+            f"A batch of {recipe.batch_size} images cannot be divided evenly among {devices} processes: set batch_size "
+            f"to a multiple of {devices}."
+        )
+    if shard and devices == 1:
+        raise UserError("shard divides a model among processes, and here is one: add devices, or leave it out.")
+    part = -(-recipe.batch_size // (devices * recipe.accumulate))
+    config = config.with_(**recipe.model.to_config())
+    made = make_task(task, recipe)
+    with torch.device("meta"):
+        backbone = ViT(config)
+        model = made.wrap(backbone if made.uses_head else without_head(backbone), config.num_classes)
+    freeze(model, recipe)
+    (how or RunOptions("cpu")).save_memory(model)
+    with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # to copy a model, in PyTorch
+        steps = Steps(model.to_empty(device="cpu"), made, recipe, CPU, config)
+        steps.timed(part)  # the optimizer's state is made
+        peak = peak_bytes(lambda: steps.timed(part, min(2, recipe.accumulate)), steps.alive(), CPU)
+        weights = _bytes([*steps.model.parameters(), *steps.model.buffers()])
+        gradients = _bytes([p for p in steps.model.parameters() if p.requires_grad])
+        states = [value for state in steps.optimizer.state.values() for value in state.values()]
+        optimizer = _bytes([value for value in states if isinstance(value, torch.Tensor)])
+        average = _bytes([*steps.ema.model.parameters(), *steps.ema.model.buffers()]) if steps.ema else 0
+        average -= _bytes([p for p in steps.model.parameters() if not p.requires_grad]) if steps.ema else 0
+    beside = max(0, peak - weights - gradients - optimizer - average)
+    if not shard:
+        return Memory(weights, gradients, optimizer, average, 0, beside, part)
+    divided = [-(-count // devices) for count in (weights, gradients, optimizer, average)]
+    return Memory(*divided, _whole(model), beside, part)
+
+
+def trial_memory(settings: Settings, how: Running, devices: int = 1, shard: bool = False) -> dict[str, Memory]:
+    """What a trial of the last arm takes of each device: as `how` says, and in other ways that save memory.
+
+    Raises:
+        UserError: the model is not one that a ViTConfig describes, or as for `memory_of`.
+    """
+    arm, recipe = settings.every_arm[-1], settings.recipe
+    images = TrialRunner(StudyFolder(os.devnull), settings, how.device, **how.of_trials()).dataset(recipe)
+    config = base_config(settings, images.num_classes)
+    changes = [change for change in arm.changes if isinstance(change, Change)]
+    if not isinstance(config, ViTConfig) or len(changes) < len(arm.changes):
+        raise UserError("Memory is told of vitmods' ViTs and their changes alone: leave --devices and --shard out.")
+    config, asked = edit(config, changes), {way: getattr(how, way) for way in SAVING}
+    ways = {"as asked": asked}
+    for way, on in asked.items():
+        if not on and not (way == "recompute" and how.compile):
+            ways[f"with --{way}"] = {**asked, way: True}
+    found = {}
+    for name, on in ways.items():
+        with nullcontext() if name == "as asked" else suppress(UserError):  # of a model that cannot be run so
+            options = RunOptions("cpu", **on)
+            task = settings.fixed.get("task", DEFAULT)
+            found[name] = memory_of(config, settings.recipe_of(arm), task, devices, options, shard)
+    return found
+
+
+def _whole(model: nn.Module) -> int:
+    """What FSDP2 has of whole parameters at a time: the block that computes, the next one that is gathered meanwhile,
+    what lies outside of blocks, and a block's gradients twice, as they are and in the order in which they are sent."""
+    backbone = model.backbone if isinstance(model, TaskModel) else model
+    blocks = [list(block.parameters()) for block in getattr(backbone, "blocks", ())]
+    inside = {id(p) for block in blocks for p in block}
+    outside = [p for p in model.parameters() if id(p) not in inside]
+    largest = max((_bytes(block) for block in blocks), default=0)
+    trained = max((_bytes([p for p in block if p.requires_grad]) for block in blocks), default=0)
+    return 2 * largest + _bytes(outside) + 2 * trained
+
+
+def _bytes(tensors: list[torch.Tensor] | list[nn.Parameter]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

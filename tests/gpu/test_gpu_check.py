@@ -1,0 +1,73 @@
+"""`make gpu-check` where there is no GPU: it says so, and its rehearsal goes through all of it and judges nothing."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def script():
+    path = Path(__file__).parents[2] / "benchmarks/gpu_check.py"
+    spec = importlib.util.spec_from_file_location("gpu_check", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_rehearsal_measures_all_and_judges_nothing(script, tmp_path, capsys):
+    assert script.main(["--device", "cpu", "--quick", "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("gpu_check-rehearsal-*.json")
+    content = json.loads(path.read_text())
+    assert content["rehearsal"] is True
+    assert content["tests"]["passed"] is None
+    assert len(content["measured"]) == 8
+    assert {row["met"] for row in content["measured"]} == {None}
+    for row in content["measured"]:
+        assert 0 <= row["low"] <= row["value"] <= row["high"]
+    shown = capsys.readouterr().out
+    assert "A rehearsal with tiny models" in shown
+    assert "send it back" not in shown
+    assert shown.count("not judged") == 7
+
+
+def test_without_a_gpu_nothing_is_checked(script, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert script.main(["--out", str(tmp_path / "out")]) == 2
+    assert "no CUDA GPU here" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(SystemExit, match="2"):
+        script.main(["--device", "cpu"])
+
+
+def test_a_measurement_that_fails_is_in_the_file_and_the_others_go_on(script, tmp_path, monkeypatch):
+    def broken(run):
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(script, "MEASUREMENTS", (broken, script.Check.stem))
+    assert script.main(["--device", "cpu", "--quick", "--out", str(tmp_path)]) == 1
+    (path,) = tmp_path.glob("*.json")
+    rows = json.loads(path.read_text())["measured"]
+    assert [row["name"] for row in rows] == ["dual patchnorm stem over plain, train", "broken"]
+    assert rows[1]["error"] == "RuntimeError: no kernel image is available"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "slower_is_met", "faster_is_met"), [(1.0, True, False), (0.5, True, True), (1.2, False, False)]
+)
+def test_goals_are_judged_by_their_side(script, monkeypatch, ratio, slower_is_met, faster_is_met):
+    """The time of the other model over that of base; as throughput the inverse."""
+    run = script.Check(torch.device("cpu"), script.FULL)
+    base, other = object(), object()
+
+    def measured(first, second):
+        found = ratio if (first, second) == (base, other) else 1 / ratio
+        return script.Ratio(found, found, found)
+
+    monkeypatch.setattr(run, "_ratio", measured)
+    run.most("time", 1.1, base, other)
+    run.least("throughput", 1.8, base, other)
+    assert [one.met for one in run.found] == [slower_is_met, faster_is_met]
+    assert ("MISSED" in script.line(run.found[0])) != slower_is_met

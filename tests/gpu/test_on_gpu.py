@@ -1,0 +1,99 @@
+"""On a real GPU: the same numbers as on a CPU, up to rounding, and the ways of running that only a GPU has."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods import data
+from vitmods.data.batch import for_device
+from vitmods.recipes import Augment, Recipe
+from vitmods.tasks import Classification
+from vitmods.train import RunOptions, train_trial
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+CUDA = torch.device("cuda")
+CHANGES = ["", "dpn", "dtn(norms=both)", "rms", "parallel", "normformer", "batchnorm", "hmlp", "qknorm", "swiglu"]
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+def test_outputs_and_gradients_are_those_of_a_cpu(changes):
+    torch.manual_seed(0)
+    model = vm.vit("mu2/4", img_size=16, num_classes=5)
+    model = vm.apply(model, *vm.parse_changes(changes)) if changes else model
+    images = torch.randn(8, 3, 16, 16)
+    found = {}
+    for device in ("cpu", "cuda"):
+        model = model.to(device)
+        model.zero_grad(set_to_none=True)
+        out = model(images.to(device))
+        out.square().mean().backward()
+        found[device] = [out.detach().cpu(), *(p.grad.cpu() for p in model.parameters())]
+    for one, other in zip(found["cpu"], found["cuda"], strict=True):
+        torch.testing.assert_close(other, one, atol=2e-4, rtol=2e-3)
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_near(changes, dtype):
+    torch.manual_seed(0)
+    model = vm.vit("mu2/4", img_size=16, num_classes=5)
+    model = (vm.apply(model, *vm.parse_changes(changes)) if changes else model).to(CUDA).eval()
+    images = torch.randn(8, 3, 16, 16, device=CUDA)
+    with torch.autocast("cuda", dtype):
+        half = model(images).float()
+    half.square().mean().backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+    torch.testing.assert_close(half, model(images), atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("fields", [{"erasing": 0.8, "mixup": 0.8}, {"cutmix": 1.0}, {}], ids=str)
+def test_images_that_are_made_ready_on_the_gpu_are_those_of_the_cpu(fields):
+    images = data.load("digits", img_size=(8, 8), in_chans=1, augment=Augment(**fields), limit_train=96)
+    how = {"seed": 3, "epoch": 1, "batch_size": 24}
+    pairs = zip(images.train_batches(**how), for_device(images, CUDA).train_batches(**how), strict=True)
+    for ready, raw in pairs:
+        assert raw.inputs.dtype == torch.uint8
+        found = raw.pinned().to(CUDA)
+        assert found.inputs.device.type == "cuda"
+        torch.testing.assert_close(found.inputs.cpu(), ready.inputs, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "ways"),
+    [
+        ({}, {}),
+        ({"precision": "bf16-mixed", "ema": 0.9}, {"compile": True}),
+        ({}, {"tf32": True, "checkpointing": True}),
+    ],
+    ids=str,
+)
+def test_a_trial_learns_as_on_a_cpu(tmp_path, fields, ways):
+    recipe = Recipe().with_(epochs=6, batch_size=64, lr=2e-3, crop="pad", eval_crop=1.0, **fields)
+    images = data.load("digits", img_size=(8, 8), in_chans=1, augment=recipe.augment)
+    accuracy = {}
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(7)
+        model = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=10)
+        how = RunOptions(device, tensorboard=False, progress=False, **(ways if device == "cuda" else {}))
+        given = dataclasses.replace(images, workers=2 if device == "cuda" else 0)
+        result = train_trial(model, Classification.from_recipe(recipe), given, recipe, out=tmp_path / device, how=how)
+        accuracy[device] = result["metrics"]["top1"]
+    assert accuracy["cpu"] > 0.5
+    assert accuracy["cuda"] == pytest.approx(accuracy["cpu"], abs=0.06)
+
+
+def test_a_step_reads_no_number():
+    """What waits for the device raises while it is made."""
+    model = vm.vit("mu2/4", img_size=16, num_classes=5, patch_drop=0.5).to(CUDA).train()
+    images = torch.randn(8, 3, 16, 16, device=CUDA)
+    model(images).sum().backward()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        model(images).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
