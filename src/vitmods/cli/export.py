@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from vitmods.cli.options import parse, rows_and_columns
+from vitmods.util.remote import brought
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Export:
     """
 
     model: Annotated[str, tyro.conf.Positional]
-    """a trial's folder, a file of weights (.safetensors, .pth, .npz), or a timm model with published weights"""
+    """a trial's folder or address, a file of weights (.safetensors, .pth, .npz), or a timm model with published weights"""
     to: Literal["torch", "onnx", "safetensors"] = "onnx"
     """torch (torch.export, .pt2), onnx (needs the extra onnx), safetensors (weights and config)"""
     out: Path | None = None
@@ -45,12 +46,13 @@ def main(arguments: Sequence[str]) -> int:
     from vitmods.train.trial import MODULES
     from vitmods.util.errors import UserError
 
-    if options.to != "safetensors" and (Path(options.model) / MODULES).exists():
+    name = brought(options.model)
+    if options.to != "safetensors" and (Path(name) / MODULES).exists():
         raise UserError(
             f"{options.model} has modules beside its ViT, which a graph would lack: write the ViT's weights alone "
             "(--to safetensors), or use the trial as it is (vitmods predict)."
         )
-    model = open_checkpoint(options.model)
+    model = open_checkpoint(name)
     if options.img_size is not None:
         model.set_input_size(rows_and_columns(options.img_size))
     if options.optimize:
