@@ -102,16 +102,20 @@ def test_another_machine_reads_it_and_adds_to_it_without_training_again(there, o
     monkeypatch.setattr(TrialRun, "_train_step", lambda run, batch: (trained.append(run.seed), step(run, batch)))
     before = Answer.load(there)
     assert before.complete
+    assert not list(place(there).rglob("*.safetensors"))  # an answer needs none
     after = study(seeds=2).run(there, **QUIET)
     assert set(trained) == {1}
     assert len(after.base.scores) == 2
     assert (Path(there[len("file://") :]) / "trials/dpn/seed1/result.json").exists()
+    assert len(list(place(there).rglob("*.safetensors"))) == 4
+    assert len(list(Path(there[len("file://") :]).rglob("*.safetensors"))) == 4
     on("three")
     assert cli.main(["report", there]) == 0
     assert f"Report: {there}/report.html" in capsys.readouterr().out
     trial = f"{there}/trials/dpn/seed1"
     assert cli.main(["evaluate", trial, "--device", "cpu"]) == 0
     assert json.loads(capsys.readouterr().out)["split"] == "test"
+    assert f"vitmods export {there}/trials/" in (place(there) / "report.html").read_text()
     on("four")
     image = Path(there[len("file://") :]) / "image.png"
     from PIL import Image

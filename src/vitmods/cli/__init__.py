@@ -82,7 +82,8 @@ def _run(arguments: list[str]) -> int:
             load_plugins(plugins)
         return _dispatch(arguments)
     except KeyboardInterrupt as stop:
-        _say(f"Stopped. What was done is saved; go on with: {shlex.join(['vitmods', *given])}")
+        if not said(message := f"Stopped. What was done is saved; go on with: {shlex.join(['vitmods', *given])}"):
+            _say(message)
         return getattr(stop, "exit_code", INTERRUPTED)
     except SystemExit as stop:  # tyro's, after help or an error that it printed
         return int(stop.code or 0)

@@ -11,6 +11,7 @@ import tyro
 
 from vitmods.cli.options import parse, rows_and_columns
 from vitmods.util.errors import UserError
+from vitmods.util.remote import brought
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Export:
     """
 
     model: Annotated[str, tyro.conf.Positional]
-    """a trial's folder, a file of weights (.safetensors, .pth, .npz), or a timm model with published weights"""
+    """a trial's folder or address, a file of weights (.safetensors, .pth, .npz), or a timm model with published weights"""
     to: Literal["torch", "onnx", "safetensors", "hub"] = "onnx"
     """torch (torch.export, .pt2), onnx (needs the extra onnx), safetensors (weights and config), hub (a folder with
     weights, timm's config and a model card: docs/sharing.md)"""
@@ -57,12 +58,13 @@ def main(arguments: Sequence[str]) -> int:
     from vitmods.fast import ENDINGS, export, optimize_for_inference
     from vitmods.train.trial import MODULES
 
-    if options.to != "safetensors" and (Path(options.model) / MODULES).exists():
+    name = brought(options.model)
+    if options.to != "safetensors" and (Path(name) / MODULES).exists():
         raise UserError(
             f"{options.model} has modules beside its ViT, which a graph would lack: write the ViT's weights alone "
             "(--to safetensors), or use the trial as it is (vitmods predict)."
         )
-    model = open_checkpoint(options.model)
+    model = open_checkpoint(name)
     if options.img_size is not None:
         model.set_input_size(rows_and_columns(options.img_size))
     if options.optimize:

@@ -25,6 +25,7 @@ from vitmods.study.retrain import (
 )
 from vitmods.study.tuning import mean_of
 from vitmods.train.trial import WEIGHTS
+from vitmods.util.remote import is_there
 from vitmods.util.shorthand import without_options
 from vitmods.util.text import duration, listing, plural
 
@@ -129,7 +130,7 @@ def _deploy(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
         yield Step(text, export_line(folder))
         return
     folders = [answer.path / trial.folder for trial in chosen.counted if trial.status == "finished"]
-    kept = [folder for folder in folders if not folder.is_dir() or (folder / WEIGHTS).exists()]
+    kept = next((folder for folder in folders if not folder.is_dir() or is_there(folder / WEIGHTS)), None)
     name, any_seed = chosen.name, "any seed will do: the best one on the test images would look too good"
     again = bool(folders) and answer.complete
     if again:
@@ -138,8 +139,8 @@ def _deploy(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
             "this study is the estimate.",
             retrain_command(answer.command, name),
         )
-    if kept:
+    if kept is not None:
         how = f"Or take a trial of this study; {any_seed}." if again else f"To deploy {name}, {any_seed}."
-        yield Step(how, export_line(kept[0]))
+        yield Step(how, export_line(kept))
     elif folders and not again:
         yield Step(f"To deploy {name}, train it again: this study kept no weights of it.")

@@ -16,7 +16,9 @@ from vitmods.study.store import StudyFolder, read_json, slug
 from vitmods.study.tuning import AS_IS, Point
 from vitmods.tasks.base import DEFAULT, TASKS
 from vitmods.train.trial import MODULES, WEIGHTS
+from vitmods.util.address import named
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.remote import is_there
 from vitmods.util.shorthand import without_options
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ class Retrained:
         if not self.finished:
             return f"{self.arm} on all images {self.result['status']}: {self.result['message']}"
         return (
-            f"{self.arm} is trained on all images: {self.folder}\n"
+            f"{self.arm} is trained on all images: {named(self.folder)}\n"
             f"How good it is cannot be measured on images that it was trained on. {self.estimate}\n"
             f"To deploy it: {export_line(self.folder)}"
         )
@@ -123,15 +125,15 @@ def export_line(folder: Path) -> str:
     """The command that takes a trial's model further; a task's modules and models of sequences are not exported."""
     task = TASKS.get((read_json(folder / "config.json") or {}).get("task", DEFAULT))
     if task is not None and task.inputs != "images":
-        return f"vitmods predict {shlex.quote(str(folder))} path/to/sequences.txt"
-    if (folder / MODULES).exists():
-        return f"vitmods predict {shlex.quote(str(folder))} path/to/images"
-    return f"vitmods export {shlex.quote(str(folder))} --to onnx"
+        return f"vitmods predict {shlex.quote(named(folder))} path/to/sequences.txt"
+    if is_there(folder / MODULES):
+        return f"vitmods predict {shlex.quote(named(folder))} path/to/images"
+    return f"vitmods export {shlex.quote(named(folder))} --to onnx"
 
 
 def is_retrained(study: Path, arm: str) -> bool:
     """Whether its weights are there."""
-    return (retrained_folder(study, arm) / WEIGHTS).is_file()
+    return is_there(retrained_folder(study, arm) / WEIGHTS)
 
 
 def retrain_command(command: str, arm: str) -> str:

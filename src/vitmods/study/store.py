@@ -417,11 +417,12 @@ class StudyFolder:
             lock.release()
 
     def refresh(self) -> None:
-        """Bring what is new at the address; nothing for a folder that is no copy of one, or held by a run here."""
+        """Bring what an answer is read from, if it is new at the address; nothing for a folder that is no copy of one,
+        or held by a run here."""
         mirror = mirror_of(self.path)
         if mirror is not None:
             with suppress(Timeout), FileLock(make_folder(self.path) / ".lock", timeout=0):
-                mirror.fetch()
+                mirror.fetch(weights=False)
 
     def _wait_for_workers(self) -> None:
         for index in range(len(list(self.logs.glob("worker*.lock")))):

@@ -51,6 +51,14 @@ def mirror_of(folder: Path) -> Mirror | None:
     return None if address is None else Mirror(folder, address)
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is such a file, in a folder or at the address that the folder is a copy of."""
+    if path.exists():
+        return True
+    mirror = mirror_of(path.parent)
+    return mirror is not None and mirror.has(path.name)
+
+
 def publish(path: Path) -> None:
     """Send a file that was written into a copy, with what else is new in its folder; nothing for other files."""
     mirror = mirror_of(path.parent)
@@ -106,9 +114,13 @@ class Mirror:
         sender.join()
         self.send()
 
-    def fetch(self) -> None:
+    def fetch(self, weights: bool = True) -> None:
         """Bring what is new there, and remove what was removed there. Where both sides have changed the files of a
-        folder, those of this side are set aside."""
+        folder, those of this side are set aside.
+
+        weights: those of a study's trials and their checkpoints too, which is most of it; to read an answer nothing
+            needs them.
+        """
         listed = self._listed()
         self._there = set(listed)
         if not listed:  # an empty address is no reason to remove anything here
@@ -120,7 +132,11 @@ class Mirror:
             there.setdefault(parent, {})[base] = version
         here = {path.relative_to(self.folder).as_posix() for path in _folders(self.folder)}
         for parent in sorted({*there, *("" if one == "." else one for one in here)}):
-            self._fetch_folder(parent, there.get(parent, {}))
+            self._fetch_folder(parent, there.get(parent, {}), weights)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file of that name at the address."""
+        return bool(self._tried(partial(self._fs.exists, f"{self._root}/{name}")))
 
     def send(self, final: bool = True) -> None:
         """Send what has changed here, folder by folder; unless it is `final`, without what still grows."""
@@ -146,7 +162,7 @@ class Mirror:
             except OSError:  # a file or folder that goes while it is looked at
                 continue
 
-    def _fetch_folder(self, parent: str, there: Mapping[str, str]) -> None:
+    def _fetch_folder(self, parent: str, there: Mapping[str, str], weights: bool) -> None:
         folder, sent = self.folder / parent, _sent(self.folder / parent)
         stamps = {name: _stamp(folder / name) for name in {*there, *sent}}
         changed = {name for name, stamp in stamps.items() if stamp and (name not in sent or stamp != sent[name][:2])}
@@ -161,9 +177,10 @@ class Mirror:
                     path.rename(aside / path.name)
             changed, new = set(), set(there)
         wanted = (new - changed) | {name for name in there if not (folder / name).exists()}
+        wanted = {name for name in wanted if weights or not _is_large(Path(parent, name))}
         for name in sorted(wanted, key=_order):
             self._bring(folder / name)
-        _note(folder, {name: self._as_sent(folder / name, there[name]) for name in new | wanted})
+        _note(folder, {name: self._as_sent(folder / name, there[name]) for name in (new & changed) | wanted})
         for name in sent.keys() - there.keys() - changed:
             (folder / name).unlink(missing_ok=True)
             _note(folder, {name: None})
@@ -301,6 +318,10 @@ def _is_sent(path: Path) -> bool:
         and path.name != ".lock"
         and not _stays(path)
     )
+
+
+def _is_large(path: Path) -> bool:
+    return path.parts[0] == "trials" and (path.suffix in (".safetensors", ".pt") or "checkpoint" in path.parts)
 
 
 def _grows(folder: Path) -> bool:
