@@ -32,6 +32,8 @@ def facts_of(run: Path, name: str, title: str, says: str, order: int) -> dict[st
     answer = Answer.load(run)
     if not answer.complete:
         sys.exit(f"{run} is not finished: {text.headline(answer)}. Run its command again first.")
+    if not answer.command.startswith("vitmods "):
+        sys.exit(f"{run} was started from Python; the gallery shows commands: run it with `vitmods compare`.")
     answer.report(HERE / f"{name}.svg")
     environment = answer.environment
     return {

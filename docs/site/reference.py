@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("vitmods", "changes", "study", "adapters", "finetune", "fast", "recipes", "data", "tasks", "train", "evals",
-            "analysis", "report", "papers", "model", "layers")  # fmt: skip
+            "analysis", "report", "papers", "layers")  # fmt: skip
 FROM_THE_TOP = {"changes"}
 """packages whose classes are public as names of vitmods itself"""
 

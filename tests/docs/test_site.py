@@ -113,6 +113,7 @@ def test_public_names_are_in_the_reference(build):
         assert f".. autoclass:: vitmods.{kind.__name__}\n" in text["changes"], name
     assert "``segmentation``" in text["tasks"], "what a registry has"
     named = {line.rpartition(".")[2] for page in text.values() for line in page.splitlines() if ":: vitmods." in line}
+    assert all(map(build.reference.public, build.reference.PACKAGES)), "a page without names"
     modules = {name for name in vm.__all__ if hasattr(getattr(vm, name), "__path__")}
     assert set(vm.__all__) - modules - {"__version__"} <= named
 

@@ -172,7 +172,7 @@ def _branch(config: Config, which: str) -> Iterator[Box]:
         yield Box("key_drop", "drops keys", "slot")
     core = "attention + place" if config.get("positional") else "attention"
     known = {"mlp": f"linear, {ACTIVATIONS[config.get('activation', 'gelu')]}", "swiglu": "gated SiLU"}
-    kind = config.get("mlp_kind", "mlp")
+    kind = str(config.get("mlp_kind", "mlp"))
     yield Box(f"{which}.core", core if attention else known.get(kind, kind))
     if attention and config.get("head_scale"):
         yield Box("head_scale", "scale of heads", "slot")

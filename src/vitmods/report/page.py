@@ -19,7 +19,7 @@ from vitmods.report.drawing import draw
 from vitmods.report.figures import axes_of, curve_panel, forest, lines, sweep_panel, tuning_panel
 from vitmods.report.gallery import Shown, inside_the_models
 from vitmods.report.published import Comparison, comparison
-from vitmods.report.summary import picture
+from vitmods.report.summary import summary
 from vitmods.report.svg import Inliner
 from vitmods.stats.decision import Pair
 from vitmods.stats.tables import signed
@@ -48,7 +48,7 @@ def write_report(answer: Answer, out: str | Path | None = None) -> Path:
     """
     name = "report" if answer.base.name == BASE else f"report-{slug(answer.base.name)}"
     path = place(out) if out is not None else answer.path / f"{name}.html"
-    page = picture(answer) if path.suffix.lower() == ".svg" else render(answer)
+    page = summary(answer) if path.suffix.lower() == ".svg" else render(answer)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda file: file.write(page.encode()))

@@ -22,7 +22,7 @@ _RULES = (
 )
 
 
-def picture(answer: Answer) -> str:
+def summary(answer: Answer) -> str:
     """A stand-alone SVG file, which follows the reader's light or dark setting. The same answer gives the same text."""
     effects = [effect for effect in text.ranked_effects(answer) if effect.n]
     lines = textwrap.wrap(text.headline(answer), LETTERS)
