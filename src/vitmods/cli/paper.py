@@ -131,6 +131,8 @@ def _show(table: Table) -> None:
     from rich.table import Table as Grid
     from rich.text import Text
 
+    from vitmods.papers.cost import full_scale
+
     console = Console()
     console.print(Text(f"{table.name}: {table.title}", style="bold"))
     console.print(Text(f"{table.paper.authors}: {table.paper.title}, {table.where}. {table.paper.url}", style="dim"))
@@ -170,3 +172,5 @@ def _show(table: Table) -> None:
         own, full = study.commands(table.name)
         print(f"\nOn your images, with --base and --img-size as you like; --dry-run says how long it takes:\n  {own}")
         print(f"At the paper's scale, with the first of its bases:\n  {full}")
+        if cost := full_scale(study):
+            print(f"All of its bases: {cost}.")
