@@ -57,8 +57,8 @@ def vitmods_vit(
 ) -> nn.Module:
     """Any ViT of this library by its config, as the folders that `vitmods.save_pretrained` writes name it.
 
-    vitmods_config: as the JSON of a ViTConfig has it; None: the default model. num_classes, img_size and in_chans may be
-    others.
+    vitmods_config: as the JSON of a ViTConfig has it; None: the default model. num_classes, img_size and in_chans may
+    be others.
     """
 
     def build(**given: Any) -> ViT:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from vitmods.util.errors import UserError
@@ -15,32 +15,51 @@ if TYPE_CHECKING:
     from vitmods.papers.table import Table
     from vitmods.recipes import Recipe
 
-SUSTAINED = 1e14
-"""FLOPs a second that a GPU is taken to keep up: about a third of an A100's peak in bfloat16"""
-PASSES = 6
+STEP = 6
 """FLOPs of a training step for each multiply-add of the forward: two, forward and twice as many backward"""
-_DAY = 86_400.0
+PEAK = 989e12
+"""FLOPs a second of an H100 SXM in dense bfloat16, by its data sheet; not measured by us"""
+UTILIZATION = (0.2, 0.4)
+"""of the peak, in a ViT's training: an assumption"""
 
 
 @dataclass(frozen=True)
 class FullScale:
-    """Trials, and the FLOPs of all of them; None, and why, where something is not known."""
+    """Trials, and the FLOPs of training all of them; None, and why, where something is not known."""
 
     trials: int
     flops: float | None
     why: str = ""
 
-    @property
-    def gpu_days(self) -> float | None:
-        return None if self.flops is None else self.flops / SUSTAINED / _DAY
+    def gpu_hours(
+        self, peak: float = PEAK, utilization: tuple[float, float] = UTILIZATION
+    ) -> tuple[float, float] | None:
+        """From the higher to the lower utilization: hours of one accelerator with this peak, in FLOPs a second."""
+        if self.flops is None:
+            return None
+        low, high = utilization
+        return self.flops / (peak * high) / 3600, self.flops / (peak * low) / 3600
 
     def __str__(self) -> str:
-        if self.flops is None:
+        hours = self.gpu_hours()
+        if hours is None:
             return f"{self.trials:,} trials; their cost is not known: {self.why}"
+        low, high = map(_round, hours)
         return (
-            f"{self.trials:,} trials, about {self.flops:.2g} FLOPs, {self.gpu_days:,.2g} days of one GPU that keeps up "
-            f"{SUSTAINED / 1e12:.0f} TFLOP/s"
+            f"{self.trials:,} trials, {self.flops:.2g} FLOPs: about {low} to {high} GPU hours at "
+            f"{100 * UTILIZATION[0]:.0f} to {100 * UTILIZATION[1]:.0f} % of {PEAK / 1e12:.0f} TFLOP/s. By arithmetic; "
+            "not run by us (docs/scaling.md)"
         )
+
+
+def training_flops(macs: float, images: float) -> float:
+    """Of a training that sees so many views; norms, optimizer and evaluation left out."""
+    return STEP * macs * images
+
+
+def _round(hours: float) -> str:
+    digits = 2 - math.ceil(math.log10(hours)) if hours > 0 else 0
+    return f"{round(hours, digits):,.{max(0, digits)}f}"
 
 
 def full_scale(table: Table) -> FullScale:
@@ -51,14 +70,14 @@ def full_scale(table: Table) -> FullScale:
     """
     study = table.study
     assert study is not None
-    points = prod(len(values.split(",")) for values in re.findall(r"--tune [\w.]+=(\S+)", study.options))
-    arms, settings = len(study.every_arm) + 1, prod(map(len, study.sweep.values()))
+    points = math.prod(len(values.split(",")) for values in re.findall(r"--tune [\w.]+=(\S+)", study.options))
+    arms, settings = len(study.every_arm) + 1, math.prod(map(len, study.sweep.values()))
     trials = arms * len(study.bases) * settings * points * study.seeds
     try:
-        images = sum(macs * seen for macs, seen in _models(table, study))
+        flops = sum(training_flops(macs, seen) for macs, seen in _models(table, study))
     except UserError as error:
         return FullScale(trials, None, str(error))
-    return FullScale(trials, PASSES * images * points * study.seeds)
+    return FullScale(trials, flops * points * study.seeds)
 
 
 def _models(table: Table, study: TableStudy) -> Iterator[tuple[float, float]]:

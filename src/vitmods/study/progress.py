@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,14 @@ class Progress:
         """folder: of a piece of work; steps: that it has; workers: at a time."""
         self._folder, self._steps, self._workers, self._quiet = folder, steps, workers, quiet
         self._finished = self._past_steps = 0
-        self._left: Sequence[Work] = ()
+        self._left: Collection[Work] = ()
         self._started: dict[Work, float] = {}
         self._seconds: list[float] = []
         self._stream = LenientStream(sys.stderr)
         shown = workers > 1 and not quiet and self._stream.isatty() and not os.environ.get("CI")
         self._bar = self._make_bar() if shown else None
 
-    def remaining(self, left: Sequence[Work]) -> None:
+    def remaining(self, left: Collection[Work]) -> None:
         """What is to be done yet, as far as it is known now."""
         self._left = left
         self.waiting()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -348,7 +348,7 @@ def _work(ready: _Ready, state: StudyState, budget: Budget) -> None:
     def folder_of(work: Work) -> Path:
         return runner.folder.trial(work.trial if isinstance(work, Evaluation) else work)
 
-    progress = Progress(folder_of, partial(_steps, runner), workers, quiet=not how.progress)
+    progress = Progress(folder_of, _steps_of(runner), workers, quiet=not how.progress)
     try:
         schedule = Schedule(state, progress, budget, how.keep_weights)
         if schedule.left:
@@ -390,11 +390,20 @@ def _functions(settings: Settings) -> list[Function]:
     return [*([base] if base else []), *(one for arm in settings.arms for one in functions_of(arm.changes))]
 
 
-def _steps(runner: TrialRunner, work: Work) -> int:
-    if isinstance(work, Evaluation):
-        return 1
-    recipe = runner.settings.at(work.setting).recipe_of(work.arm, work.point)
-    return resolve_on(recipe, runner.dataset(recipe, work.setting, work.seed)).steps
+def _steps_of(runner: TrialRunner) -> Callable[[Work], int]:
+    """The steps of a piece of work, found once for what differs in the seed alone: a bar asks for all, often."""
+    known: dict[tuple[Any, ...], int] = {}
+
+    def steps(work: Work) -> int:
+        if isinstance(work, Evaluation):
+            return 1
+        kind = work.arm.name, work.point, work.setting, work.seed % (runner.settings.folds or 1)
+        if kind not in known:
+            recipe = runner.settings.at(work.setting).recipe_of(work.arm, work.point)
+            known[kind] = resolve_on(recipe, runner.dataset(recipe, work.setting, work.seed)).steps
+        return known[kind]
+
+    return steps
 
 
 def _trial_bytes(model: nn.Module, recipe: Recipe, images: Base) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -58,29 +59,30 @@ class Schedule:
         self.state, self._progress, self._budget, self._keep = state, progress, budget or ENDLESS, keep
         self._started = time.monotonic()
         self._given: set[Work] = set()
-        self._at_work = 0
+        self._at_work: set[Work] = set()
+        self._ended = 0
         self._seconds: dict[str, list[float]] = {}
         for trial, record in state.records.items():
             if record.wall_s is not None:
                 self._seconds.setdefault(trial.arm.name, []).append(record.wall_s)
-        self._reported = dict.fromkeys(state.settings.sweep.points, 0)
+        self._looks: dict[Point, list[Look]] = {point: [] for point in state.settings.sweep.points}
         self._plan()
 
     def take(self) -> Work | None:
         """The next piece; None where there is none now. There may be one once another has ended."""
-        work = next((one for one in self._wanted if one not in self._given), None)
-        if work is None or not self._affordable(work):
+        if not self._wanted or not self._affordable(self._wanted[0]):
             return None
+        work = self._wanted.popleft()
         self._given.add(work)
-        self._at_work += 1
+        self._at_work.add(work)
         self._progress.started(work)
-        self._progress.remaining(self.left)
+        self._progress.remaining(self._wanted)
         return work
 
     @property
     def left(self) -> list[Work]:
         """What is not done, as far as it is known now."""
-        return [work for work in self._wanted if work not in self._given]
+        return list(self._wanted)
 
     def ended(self, work: Work, failure: str | None) -> None:
         """Book what came of a piece of work; None: it went well."""
@@ -89,10 +91,28 @@ class Schedule:
         if failure is not None:
             self.state.folder.record_failure(work, split, failure)
         self.state.read_again(trial)
-        prune(self.state, self._keep)
-        self._at_work -= 1
+        prune(self.state, self._keep, trial if self._ended else None)  # what an earlier run kept, once
+        self._ended += 1
+        self._at_work.remove(work)
         self._seconds.setdefault(trial.arm.name, []).append(self._progress.ended(work, failure, self.state))
-        self._plan()
+        if self._may_change(trial):
+            self._plan()
+
+    def _may_change(self, ended: Trial) -> bool:
+        """Whether the end of a trial may change what comes next: a point may be chosen by it, a look be due, or an arm
+        be lost. Planning anew looks at all trials, which after each of 1,000 would take longer than reading them."""
+        settings = self.state.settings
+        record = self.state.answered.get(ended)
+        if settings.grid or (settings.until_decided and (record is None or not record.ended)):
+            return True
+        if not settings.until_decided:
+            return False
+        done = len(self._looks[ended.setting])
+        if done == len(settings.looks):
+            return False
+        needed = {seed: place for place, seed in enumerate(settings.seeds)}
+        waited = (one.trial if isinstance(one, Evaluation) else one for one in (*self._at_work, *self._wanted))
+        return all(needed[one.seed] >= settings.looks[done] for one in waited)
 
     def waiting(self) -> None:
         """While nothing else happens."""
@@ -100,13 +120,12 @@ class Schedule:
 
     def _plan(self) -> None:
         tried = {one.trial if isinstance(one, Evaluation) else one for one in self._given}
-        found = {setting: looks(self.state, setting, tried) for setting in self.state.settings.sweep.points}
-        for setting, own in found.items():
-            for look in own[self._reported[setting] :]:
+        for setting, before in self._looks.items():
+            own = self._looks[setting] = looks(self.state, setting, tried, before)
+            for look in own[len(before) :]:
                 self._progress.say(_look_text(look))
-            self._reported[setting] = len(own)
-        self._wanted = list(self._missing(found))
-        self._progress.remaining(self.left)
+        self._wanted = deque(one for one in self._missing(self._looks) if one not in self._given)
+        self._progress.remaining(self._wanted)
 
     def _missing(self, found: dict[Point, list[Look]]) -> Iterator[Work]:
         state = self.state

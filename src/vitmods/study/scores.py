@@ -143,23 +143,31 @@ class Look:
     stopped: tuple[str, ...]
 
 
-def looks(state: StudyState, setting: Point = AS_IS, retried: Container[Trial] | None = None) -> list[Look]:
+def looks(
+    state: StudyState, setting: Point = AS_IS, retried: Container[Trial] | None = None, known: Sequence[Look] = ()
+) -> list[Look]:
     """The looks of a study that runs until it is decided, as far as its trials reach; none of a fixed one.
 
     An arm one of whose trials failed, e.g. for want of memory, is left out of a look: no verdict waits for it.
 
     Args:
         retried: trials that a run has tried; those that failed before it are waited for. None: not waited for.
+        known: the first looks, as an earlier call of the same run gave them.
     """
     settings = state.settings
-    frozen: dict[str, Effect] = {}
-    found: list[Look] = []
-    for count in settings.looks:
+    found = list(known)
+    stopped_at = ((arm, look.decision.effects[arm]) for look in known if not settings.design for arm in look.stopped)
+    frozen: dict[str, Effect] = dict(stopped_at)
+    if known and (known[-1].stopped if settings.design else len(frozen) == len(settings.arms)):
+        return found
+    for count in settings.looks[len(known) :]:
         seeds = settings.seeds[:count]
         records = {arm.name: records_of_arm(state, setting, arm.name, seeds) for arm in settings.every_arm}
         failed = {
             arm for arm, own in records.items() if arm not in frozen and any(_failed(*one, retried) for one in own)
         }
+        if found and len(frozen) + len(failed - {BASE}) == len(settings.arms):
+            break
         waited = [own for arm, own in records.items() if arm not in failed and arm not in frozen]
         if (
             BASE in failed

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from vitmods.study.plan import Trial
-from vitmods.study.state import StudyState, read_curves
+from vitmods.study.state import Selection, StudyState, read_curves
 from vitmods.tasks.base import TASKS
 from vitmods.train.trial import MODULES, WEIGHTS
 from vitmods.util.errors import UserError
@@ -22,8 +22,9 @@ from vitmods.util.text import listing, plural
 Keep = Literal["all", "best", "none"]
 
 
-def prune(state: StudyState, keep: Keep) -> None:
-    """Delete the weights that `keep` does not ask for, as far as nothing of the study needs them any more.
+def prune(state: StudyState, keep: Keep, ended: Trial | None = None) -> None:
+    """Delete the weights that `keep` does not ask for, as far as nothing of the study needs them any more; of the arm
+    of one trial that has ended alone, where it is given.
 
     `best` keeps one trial of each arm: of its finished seeds (at the chosen point) the one with the best score in the
     last evaluation of its training, which is on val where there is val. The score is the study's metric where training
@@ -31,17 +32,22 @@ def prune(state: StudyState, keep: Keep) -> None:
     """
     if keep == "all":
         return
-    records = state.records
-    for selection in state.selections.values():
-        if selection.chosen is None:
-            continue
-        own = [one for one in records if (one.arm, one.setting) == (selection.arm, selection.setting)]
-        done = [one for one in own if records[one].ended]  # a chosen one that is not evaluated yet has not ended
-        best = _best(state, [one for one in done if one in state.answered]) if keep == "best" else None
-        for trial in done:
-            if trial != best:
-                for name in (WEIGHTS, MODULES):
-                    (state.folder.trial(trial) / name).unlink(missing_ok=True)
+    selections = state.selections
+    for one in selections.values() if ended is None else [selections[ended.setting, ended.arm.name]]:
+        if one.chosen is not None:
+            _prune_arm(state, keep, one)
+
+
+def _prune_arm(state: StudyState, keep: Keep, selection: Selection) -> None:
+    place = selection.arm.name, selection.setting
+    own = dict.fromkeys(one for one in (*state.tried, *state.answered) if (one.arm.name, one.setting) == place)
+    # As it counts for the answer, where it does: a chosen one that is not evaluated yet has not ended.
+    done = [one for one in own if (state.answered.get(one) or state.tried[one]).ended]
+    best = _best(state, [one for one in done if one in state.answered]) if keep == "best" else None
+    for trial in done:
+        if trial != best:
+            for name in (WEIGHTS, MODULES):
+                (state.folder.trial(trial) / name).unlink(missing_ok=True)
 
 
 def check_weights_are_there(state: StudyState) -> None:
