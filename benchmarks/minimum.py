@@ -1,4 +1,4 @@
-"""Print the lowest versions that pyproject.toml allows, as pins: `make minimum-lock` keeps them in requirements-minimum.txt.
+"""Print the lowest versions that pyproject.toml allows, as pins: `make minimum-lock`.
 
 What users install is pinned: the dependencies and all extras but `dev`.
 """
@@ -7,7 +7,9 @@ import tomllib
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
-HEADER = "# The lowest versions that pyproject.toml allows; `make minimum-lock` writes this file, `make test-minimum` uses it.\n"
+HEADER = (
+    "# The lowest versions that pyproject.toml allows, for `make test-minimum`; `make minimum-lock` writes this file.\n"
+)
 
 
 def pins() -> str:

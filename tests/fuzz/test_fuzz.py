@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from .families import FAMILIES, READERS, files, run
+from .families import FAMILIES, run
 
 COUNTS = {"expressions": 300, "recipes": 200, "configs": 300, "files": 400}
 

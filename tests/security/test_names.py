@@ -18,7 +18,15 @@ from vitmods.report.tables import print_predictions
 from vitmods.tasks.drawing import with_objects
 from vitmods.train.examples import read_examples
 
-NAMES = ("=cmd|' /C calc'!A0", "[red]x[/red]", "<script>alert(1)</script>", "a\x1b[2Jb", "c\nd,e", "f\u202eg", "$\\frac{$")
+NAMES = (
+    "=cmd|' /C calc'!A0",
+    "[red]x[/red]",
+    "<script>alert(1)</script>",
+    "a\x1b[2Jb",
+    "c\nd,e",
+    "f\u202eg",
+    "$\\frac{$",
+)
 
 
 @pytest.fixture
@@ -69,7 +77,7 @@ def test_errors_and_warnings(tmp_path, capsys):
 def test_examples_of_a_trial_bring_colors_and_no_style(tmp_path):
     (tmp_path / "examples").mkdir()
     Image.new("RGB", (4, 4)).save(tmp_path / "examples/0-found.png")
-    legend = {name: "#00ff00" for name in NAMES} | {"styled": "red;position:fixed", "no text": 3}
+    legend = dict.fromkeys(NAMES, "#00ff00") | {"styled": "red;position:fixed", "no text": 3}
     about = {"schema": 1, "images": [{"id": NAMES[2], "panels": ["found"]}], "legend": legend}
     path = tmp_path / "examples/examples.json"
     path.write_text(json.dumps(about))
@@ -95,7 +103,10 @@ def test_drawings_and_figures_take_any_name(tmp_path):
     image, boxes = np.zeros((40, 40, 3), np.uint8), np.array([[1, 1, 30, 30]] * len(NAMES), np.float64)
     assert with_objects(image, boxes, np.arange(len(NAMES)), NAMES).any()
     matrix = np.eye(len(NAMES)).tolist()
-    found = {"protocols": {"confusion": {"matrix": matrix, "classes": NAMES, "images": 7}}, "metrics": {"balanced_accuracy": 1.0}}
+    found = {
+        "protocols": {"confusion": {"matrix": matrix, "classes": NAMES, "images": 7}},
+        "metrics": {"balanced_accuracy": 1.0},
+    }
     drawn = draw_evaluation(found, tmp_path / "figures")
     assert drawn
     assert all("<script>" not in path.read_text() for path in drawn if path.suffix == ".svg")
