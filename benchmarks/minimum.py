@@ -8,7 +8,7 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 HEADER = (
-    "# The lowest versions that pyproject.toml allows, for `make test-minimum`; `make minimum-lock` writes this file.\n"
+    "# The lowest versions that pyproject.toml allows; `make minimum-lock` writes this file\n"
 )
 
 
