@@ -15,7 +15,7 @@ READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help venv demo test test-long lint docs pytest soak gpu-check format lock clean
+.PHONY: help venv demo test test-long lint docs pytest soak gpu-check format lock clean test-minimum fuzz minimum-lock
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +59,30 @@ soak: $(READY)  ## 200 tiny trials with memory and descriptors watched, then 20 
 
 gpu-check: $(READY)  ## on a machine with a GPU, ten minutes: its tests and the table of goals, in one file to send back
 	$(BIN)/python benchmarks/gpu_check.py
+# The lowest versions that pyproject.toml allows, in an environment of their own. torch.compile is left out: torch 2.11
+# takes some of our models in parts, which is slower and gives the same numbers.
+MINIMUM := .venv-minimum
+MINIMUM_TESTS := tests/security tests/fuzz tests/adapters/test_untrusted_weights.py tests/adapters/test_saved_folders.py \
+	tests/adapters/test_own_files.py tests/adapters/test_timm_equal.py tests/adapters/test_huggingface_equal.py \
+	tests/changes/test_apply.py tests/model/test_config.py tests/data/test_read.py tests/data/sources \
+	tests/study/test_predict.py tests/study/test_store.py tests/report/test_report.py tests/finetune/test_delta.py
+
+$(MINIMUM)/.ready: requirements-minimum.txt
+	$(PYTHON) -m venv $(MINIMUM)
+	$(MINIMUM)/bin/python -m pip install --quiet --requirement requirements-minimum.txt \
+		pytest pytest-xdist hypothesis webdataset hatchling editables
+	$(MINIMUM)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+test-minimum: $(MINIMUM)/.ready  ## files from outside, adapters, sources and a small study, with the lowest versions allowed
+	OMP_NUM_THREADS=1 $(MINIMUM)/bin/python -m pytest --numprocesses $(WORKERS) -p no:cacheprovider \
+		-k "not compile and not inductor and not one_graph" $(MINIMUM_TESTS)
+	out=$$(mktemp -d) && $(MINIMUM)/bin/vitmods compare --data digits --base mu1/2 --arms dpn rms --epochs 1 --seeds 2 \
+		--cost-seconds 0 --device cpu --out "$$out/study" && rm -r "$$out"
+
+FUZZ_SECONDS ?= 600
+fuzz: $(READY)  ## hostile input for all readers, FUZZ_SECONDS of CPU time for each of four kinds (finds more with atheris)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/fuzz.py --seconds $(FUZZ_SECONDS)
 
 format: $(READY)  ## let ruff fix what it can
 	$(BIN)/ruff check --fix .
@@ -70,5 +94,8 @@ lock:  ## rebuild requirements.lock from pyproject.toml (needs uv)
 	$(UV) pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
 		--quiet --no-emit-index-url --no-annotate --no-header --output-file requirements.lock
 
+minimum-lock:  ## write requirements-minimum.txt from pyproject.toml
+	$(PYTHON) benchmarks/minimum.py > requirements-minimum.txt
+
 clean:  ## remove the environment and what tools have cached; runs/ stays
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf $(VENV) $(MINIMUM) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

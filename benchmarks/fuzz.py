@@ -1,9 +1,9 @@
 """Fuzz what reads input from outside: `make fuzz`, or python benchmarks/fuzz.py --seconds 600 expressions files.
 
 Each family of tests/fuzz gets so many seconds of CPU time in a process of its own. Where atheris is installed
-(`pip install atheris`) it looks for inputs that reach new code; otherwise inputs are drawn at random. An input fails that
-raises anything but UserError, or takes more than 2 s, or 500 MB. The command prints the inputs that failed, each kind of
-failure once.
+(`pip install atheris`) it looks for inputs that reach new code; otherwise inputs are drawn at random. An input fails
+that raises anything but UserError, or takes more than 2 s, or 500 MB. The command prints the inputs that failed, each
+kind of failure once.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """No file of the package reads what comes from outside in a way that could run it, or without the limits."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,15 @@ def test_nothing_is_run_or_read_without_limits():
 def test_the_search_finds_what_it_looks_for(text):
     assert problems(text, "any.py")
     assert problems(text, LIMITS) or text.startswith("json")
+
+
+def test_every_promise_names_tests_that_there_are():
+    text = (ROOT.parents[1] / "SECURITY.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "](tests" in line]
+    assert len(rows) > 10
+    for row in rows:
+        files = [ROOT.parents[1] / path for path in re.findall(r"\]\(([^)#]+)\)", row)]
+        assert all(path.is_file() for path in files), row
+        content = "".join(path.read_text() for path in files)
+        for name in re.findall(r"`(test_\w+)", row):
+            assert f"def {name}" in content, f"{name} of {row[:60]}"

@@ -118,7 +118,10 @@ def _listed(folder: Path, manifest: dict[str, Any]) -> Source:
         indexes = [_packed_index(path, shard) for path, shard in files.items()]
         listed |= files
         splits[split] = records_of(list(files), [index.rows for index in indexes])
-    source = Source(manifest["name"], tuple(manifest["classes"]), splits)
+    name, classes = manifest["name"], tuple(manifest["classes"])
+    if not all(isinstance(word, str) for word in (name, *classes)):
+        raise TypeError("its name and classes are no words")
+    source = Source(name, classes, splits)
     left_out = manifest["unreadable"]
     if left_out:
         source.warnings.append(f"{len(left_out)} images that cannot be used were left out when it was packed.")

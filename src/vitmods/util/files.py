@@ -37,7 +37,7 @@ _REMEDIES = {
 
 
 def expand_user(path: str | Path) -> Path:
-    """The path with ~ and ~user replaced. UserError where there is no such home, or for a name that no file can have."""
+    """The path with ~ and ~user replaced. UserError where there is no such home, or no file can be called so."""
     try:
         found = Path(path).expanduser()
     except RuntimeError:
