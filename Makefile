@@ -15,10 +15,10 @@ READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help venv demo test lint pytest soak format lock clean
+.PHONY: help venv demo test test-long lint pytest format lock clean docs soak
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 venv: $(READY)  ## make .venv with the locked dependencies and vitmods itself
 
@@ -36,7 +36,7 @@ demo: $(READY)  ## compare four changes of a ViT trained without warm-up, on han
 	$(BIN)/vitmods compare --data digits --base mu6/2 --arms layerscale dpn rms "post=placement(attn=post,mlp=post)" \
 		--epochs 10 --warmup-epochs 0 --seeds 4 --cost-seconds 10 --out runs/demo
 
-test: lint pytest  ## lint, types, import contract and all tests
+test: lint docs pytest  ## lint, types, import contract, the site and all tests
 
 lint: $(READY)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
@@ -44,10 +44,15 @@ lint: $(READY)  ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(READY)  ## the documentation as a site without outside parts, in build/site; every warning is an error
+	OMP_NUM_THREADS=1 $(BIN)/python docs/site/build.py build/site
+
 # One thread in each of the test processes: more than one process on all cores is slower and not repeatable.
 pytest: $(READY)  ## all tests, in WORKERS processes; PYTEST_ARGS="tests/train -x" for some
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
+test-long: $(READY)  ## simulations and repetitions that are too long for every run
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m long $(PYTEST_ARGS)
 soak: $(READY)  ## 200 tiny trials with memory and descriptors watched, then 20 kills of a whole study; under 40 minutes
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --out benchmarks/results
 

@@ -21,6 +21,7 @@ from .changes.patch_dropout import PatchDropout as PatchDropout
 from .changes.placement import Placement as Placement
 from .changes.positional_attention import PositionalAttention as PositionalAttention
 from .changes.qk_norm import QKNorm as QKNorm
+from .changes.size import Size as Size
 from .changes.stem import Stem as Stem
 from .changes.subln import SubLN as SubLN
 from .changes.swiglu import SwiGLU as SwiGLU
@@ -34,6 +35,9 @@ from .model.config import ViTConfig as ViTConfig
 from .model.vit import ViT as ViT
 from .model.vit import vit as vit
 from .recipes import Recipe as Recipe
+from .report.hub import from_pretrained as from_pretrained
+from .report.hub import push_to_hub as push_to_hub
+from .report.hub import save_pretrained as save_pretrained
 from .stats.decide import decide as decide
 from .study import Study as Study
 from .study.predict import predict as predict

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import vitmods as vm
 from vitmods.adapters import norm_sites
 from vitmods.layers import norms
+from vitmods.study.edits import parse_edits
 from vitmods.util.errors import NoEffect, UserError
 
 DTN = vm.DynamicTokenNorm()
@@ -467,3 +468,23 @@ def test_the_trial_leaves_both_models_as_they_were():
     assert new.training
     assert not any(m._forward_pre_hooks for name, m in new.named_modules() if name), "the model alone sees masks"
     assert all(not buffer.any() for name, buffer in new.named_buffers() if name.endswith("running_mean"))
+
+
+def test_each_stage_of_a_pyramid_pools_by_its_side():
+    """As in the released code: 4, 2, 1, 1 on grids of 56, 28, 14 and 7; here half of each."""
+    (edit,) = parse_edits("replace(dtn(pool=(4,2,1,1),norms=both))")
+    assert str(edit) == "replace(dtn(pool=(4,2,1,1),norms=both))"
+    sizes = {"embed_dim": 8, "depths": (1, 1, 1, 1), "num_heads": (2, 2, 2, 2), "window_size": 2}
+    swin = timm.create_model("swin_tiny_patch4_window7_224", img_size=64, num_classes=5, **sizes)
+    model = vm.replace_norms(swin, edit.change).model
+    pools = [layer.blocks[0].norm1.mixing.pool for layer in model.layers]
+    assert pools == [4, 2, 1, 1]
+    images = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    exact = vm.replace_norms(swin, vm.DynamicTokenNorm(norms="both")).model
+    assert (model.eval()(images) - exact.eval()(images)).abs().max() > 1e-6
+    with pytest.raises(UserError, match="has 3 sides, and the model 4 stages"):
+        vm.replace_norms(swin, vm.DynamicTokenNorm(pool=(4, 2, 1)))
+    with pytest.raises(UserError, match="a ViT has none"):
+        vm.apply(vm.vit("mu2/4", img_size=8), vm.DynamicTokenNorm(pool=(2, 1)))
+    with pytest.raises(UserError, match="is 1"):
+        vm.DynamicTokenNorm(pool=(2, 0))

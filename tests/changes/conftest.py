@@ -28,6 +28,8 @@ MORE = [
     "stem(kind=linear,norm=batch,gelu=true)",
     "swiglu(hidden=40)",
     "qknorm(norm=rms)",
+    "dpn(before=whiten)",
+    "size(wider=0.5,deeper=2)",
 ]
 
 

@@ -47,7 +47,7 @@ def test_short_forms(text, changes):
         ("sub-ln", "'subln'"),
         ("zzzzzz", "Known: .*dpn.*`vitmods changes`"),
         ("dpn(befor=false)", "'before'"),
-        ("dpn(before=maybe)", "true or false.*'maybe'"),
+        ("dpn(after=maybe)", "true or false.*'maybe'"),
         ("dpn(eps=small)", "number.*'small'"),
         ("dpn(norm=rmsnorm)", "'rms'"),
         ("norm", "kind"),

@@ -4,8 +4,11 @@ import json
 
 import pytest
 
+import vitmods as vm
 from vitmods.cli import main
+from vitmods.model.flops import count_macs
 from vitmods.papers import TABLES
+from vitmods.papers.cost import full_scale
 from vitmods.study import Answer
 
 
@@ -39,9 +42,35 @@ def test_a_table_is_shown_as_printed_and_with_its_slips(capsys, monkeypatch):
         assert words in text
     text = said(capsys, "paper", "show", "tt-table3").out
     assert "82.2 ± 0.06" in text
-    for hidden in ("2077", "82.3", "82.6", "83.9 ", "3217"):
-        assert hidden not in text.replace("83.9 is that of Table 2", "")
+    assert not any(hidden in text for hidden in ("2077", "82.3", "82.6"))
+    text = said(capsys, "paper", "show", "tt-table3-l24").out
+    assert not any(hidden in text.replace("83.9 is that of Table 2", "") for hidden in ("83.9 ", "3217"))
     assert json.loads(said(capsys, "paper", "show", "dpn-table6", "--json").out)["runs"]
+
+
+def test_the_cost_at_full_scale_is_counted(capsys):
+    """DTN's ablation by hand: S* has 5.74 G multiply-adds a forward, six FLOPs a training step each."""
+    cost = full_scale(TABLES["dtn-table8"])
+    assert cost.trials == 15
+    assert cost.flops == pytest.approx(15 * 6 * 5.74e9 * 300 * 1_281_167, rel=0.02)
+    steps = full_scale(TABLES["dpn-table1-21k"])  # of 93,000 and 930,000, by --sweep
+    images = 4096 * (93_000 + 930_000)
+    macs = sum(count_macs(vm.ViTConfig.from_name(size)) for size in TABLES["dpn-table1-21k"].study.bases.values())
+    assert steps.flops == pytest.approx(2 * 6 * images * macs, rel=0.001)
+    assert "Swin-S" in full_scale(TABLES["dtn-table10b"]).why
+    for table in TABLES.values():
+        if table.study and not table.study.start and not any(":" in base for base in table.study.bases.values()):
+            assert full_scale(table).flops or "plain" in full_scale(table).why, table.name
+    assert f"With all of them: {cost}." in " ".join(said(capsys, "paper", "show", "dtn-table8").out.split("\n"))
+
+
+def test_a_table_of_speeds_is_run_by_bench(capsys):
+    models = ["--models", "apart:mu2x2/8", "fast:mu2x2/8"]
+    text = said(capsys, "paper", "run", "tt-table4", *models, "--img-size", 16, "--batch=1", "--seconds", 0).out
+    assert "inference, batch 1\n" in text
+    assert not any(words in text for words in ("batch 2", "training,"))
+    assert "569" in text
+    assert "no parallel branches" in refused(capsys, "bench", "--models", "apart:mu2/8", "--img-size", 16)
 
 
 def test_a_table_is_run_with_the_options_of_compare(capsys, tmp_path, monkeypatch):
@@ -49,7 +78,7 @@ def test_a_table_is_run_with_the_options_of_compare(capsys, tmp_path, monkeypatc
     few = ["--limit-train", "64", "--limit-val", "30", "--epochs", "1", "--seeds", "2", "--device", "cpu"]
     said(capsys, "paper", "run", "dtn-table10", "--base", "mu2/2", *few, "--workers", "1", "--cost-seconds", "0")
     answer = Answer.load(tmp_path / "runs" / "digits-dtn-table10-mu2-2")
-    assert set(answer.effects) == {"gpsa", "dtn"}
+    assert set(answer.effects) == {"gpsa", "dtn", "dtn-no-rpe"}
 
 
 def test_arms_of_a_table_in_compare(capsys, tmp_path, monkeypatch):

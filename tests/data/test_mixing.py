@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torchvision.transforms import v2
 
-from vitmods.data.augment import _beta, blend, cut_in, mix
+from vitmods.data.augment import Mixing, _beta, blend, mix
 from vitmods.data.rng import Stream, uniform
 
 
@@ -48,9 +48,10 @@ def test_blend_is_torchvisions_mixup(kept: float) -> None:
     torch.testing.assert_close(blend(targets, targets.roll(1, 0), kept), reference.transform(labels, params))
 
 
-def test_cut_in_is_torchvisions_cutmix() -> None:
+def test_pasting_is_torchvisions_cutmix() -> None:
     images, labels = batch()
-    mixed, kept = cut_in(images, images.roll(1, 0), 0.6, (0.4, 0.9))
+    how = Mixing.pasted((images.shape[2], images.shape[3]), 0.6, (0.4, 0.9))
+    mixed, kept = how.images(images, images.roll(1, 0)), how.kept
     changed = (mixed != images).any(dim=(0, 1))
     rows, columns = changed.any(1).nonzero()[:, 0], changed.any(0).nonzero()[:, 0]
     box = (int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from vitmods.data.threads import PATIENCE_SETTING, busy_with, in_order
+from vitmods.data.threads import PATIENCE_SETTING, ahead, busy_with, in_order
 from vitmods.util.errors import UserError
 
 
@@ -48,6 +48,36 @@ def test_threads_end_with_the_consumer() -> None:
     while any(thread.name.startswith("images") for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_thread_takes_and_prepares_items_ahead_in_their_order():
+    taken, release = [], threading.Event()
+
+    def items():
+        for number in range(6):
+            taken.append((number, threading.current_thread().name))
+            if number == 3:
+                release.set()
+            yield number
+
+    found = ahead(items(), lambda number: 10 * number)
+    assert next(found) == 0
+    assert next(found) == 10
+    assert release.wait(10)  # two more are taken while the consumer holds the second
+    assert list(found) == [20, 30, 40, 50]
+    assert {name for _, name in taken} != {threading.current_thread().name}
+    assert [number for number, _ in taken] == list(range(6))
+
+
+def test_an_error_in_the_thread_is_the_consumers():
+    def items():
+        yield 1
+        raise ValueError("this image is broken")
+
+    found = ahead(items(), lambda number: number)
+    assert next(found) == 1
+    with pytest.raises(ValueError, match="broken"):
+        next(found)
 
 
 def test_a_thread_that_hangs_is_an_error_that_names_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,7 +225,7 @@ def test_a_misquote_is_found():
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_what_a_change_says_is_published(name):
-    rows = [line for line in (ROOT / "README.md").read_text().splitlines() if f"](docs/changes/{name}.md)" in line]
+    rows = [line for line in (ROOT / "docs/changes.md").read_text().splitlines() if f"](changes/{name}.md)" in line]
     quoted = [row for row in rows if row.startswith("|")] + [REGISTRY[name].published]
     assert len(quoted) == 2
     for text in quoted:

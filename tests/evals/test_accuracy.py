@@ -75,6 +75,7 @@ def test_the_protocol_counts_each_class(outputs_of, made_up, small_model):
     assert [row["images"] for row in rows.values()] == [30, 5, 60]
     recalls = recall_score(targets, predicted, average=None)
     assert [row["accuracy"] for row in rows.values()] == pytest.approx(recalls)
+    assert found.metrics["worst_class_accuracy"] == pytest.approx(min(recalls))
     assert all(low <= found.metrics[name] <= high for name, (low, high) in found.intervals.items())
 
 

@@ -44,12 +44,14 @@ def test_the_arms_of_a_table_make_a_study(table):
 
 @pytest.mark.parametrize("text", OURS)
 def test_every_arm_is_another_model(text):
-    old = base()
+    old = base(num_heads=4)
     new = vm.apply(old, *OURS[text].changes)
     images = torch.randn(4, 3, 32, 32)
     old.head.weight.data.normal_()  # a new head gives zeros
-    new.head.weight.data.copy_(old.head.weight.data)
-    kept = "only_learnable" in text  # begins as the identity
+    new.head.weight.data.normal_()
+    if new.head.weight.shape == old.head.weight.shape:
+        new.head.weight.data.copy_(old.head.weight.data)
+    kept = "only_learnable" in text or "whiten=" in text  # begin as the identity
     assert ((new(images) - old(images)).abs().max() > 1e-3) != kept
     new(images).square().sum().backward()
     assert all(parameter.grad is not None for parameter in new.parameters())
@@ -106,8 +108,8 @@ def test_the_nine_placements_are_all_there():
 def test_every_cell_that_a_study_makes_again_is_one_of_the_table(table):
     """Each label and template leads to a row and a column, and the bases have the rows' sizes."""
     found = {arm: published(table, text.partition("=")[0]) for arm, text in table.study.arms.items()}
-    if table.printed:
-        assert all(found.values())
+    if table.printed:  # B12 of tt-table3: a cell that was lost
+        assert {arm for arm, numbers in found.items() if not numbers} <= {"B12x1"}
     for model in table.study.bases.values():
         if ":" not in model and table.study.task == "classification":
             vm.ViTConfig.from_name(model)

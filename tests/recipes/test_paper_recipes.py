@@ -182,6 +182,18 @@ EXPECTED = [
     ("deit", {}, DEIT),
     ("deit_384", {}, {**DEIT, "epochs": 30, "batch_size": 512, "lr": 5e-6, "lr_batch": 512, "weight_decay": 1e-8}
         | {"warmup_epochs": 0.0, "warmup_lr": 0.0, "min_lr": 5e-6}),
+    # Dynamic Token Normalization, appendix B.1, and its released code
+    ("dtn", {}, {**DEIT, "lr": 5e-4, "lr_batch": 1024}),
+    ("dtn", {"released": True}, {**DEIT, "mixup": 0.0, "cutmix": 0.0, "erasing": 0.0}),
+    # the main.py of PVT and of LeViT, Swin's config.py
+    ("pvt", {}, {**DEIT, "ema": None, "dropout": None, "init": None}),
+    ("pvt", {"size": "large"}, {"drop_path": 0.3, "clip_norm": 1.0, "ema": None, "lr": 1e-3}),
+    ("swin", {}, {**DEIT, "schedule": "cosine", "warmup_epochs": 20.0, "clip_norm": 5.0, "drop_path": 0.2, "repeats": 1}
+        | {"ema": None, "dropout": None}),
+    ("swin", {"size": "S"}, {"drop_path": 0.3, "epochs": 300, "weight_decay": 0.05}),
+    ("levit", {}, {**DEIT, "epochs": 1000, "weight_decay": 0.025, "dropout": None, "drop_path": None}),
+    # Dual PatchNorm, section 5.1
+    ("jft", {}, {"steps": 220_000, "batch_size": 4096, "randaugment": None, "mixup": 0.0, **FREE}),
     ("a2", {"model": "Ti/16"}, {**A2, "epochs": 300, "lr": 4e-3, "drop_path": 0.0}),
     ("a2", {"model": "S/16"}, {**A2, "epochs": 300, "lr": 4e-3, "drop_path": 0.05}),
     ("a2", {}, {**A2, "epochs": 300, "lr": 3e-3, "drop_path": 0.1}),

@@ -40,7 +40,7 @@ def test_a_papers_recipe_names_the_paper_and_a_command_that_exists(name, capsys)
 def test_the_model_of_a_recipe_can_be_built(name):
     model = usual_model(name)
     config = vm.ViTConfig.from_name(model, img_size=224, **architecture(name, model, {}))
-    assert config.pool == ("avg" if name in ("augreg_21k", "better_plain") else "token")
+    assert config.pool == ("avg" if name in ("augreg_21k", "better_plain", "jft") else "token")
     assert config.representation == (name in ("augreg", "better_plain", "sun397"))
 
 
@@ -48,6 +48,7 @@ def test_models_of_settings_and_sizes_that_differ():
     assert "representation" not in architecture("augreg", "S/32", {})
     assert architecture("a2", "B/16", {"layerscale": True}) == {"layer_scale": 1e-4}
     assert architecture("deit", "S/16", {}) == {}
+    assert architecture("dtn", "S*/16", {}) == {"qkv_bias": False}
     assert [usual_model(name) for name in ("augreg", "better_plain", "small_data")] == ["B/16", "S/16", "Ti/16"]
 
 

@@ -14,7 +14,7 @@ from vitmods.stats.sequential import decided, futile, looks, nominal_level
 from vitmods.stats.width import against_base
 
 MANY = 20_000  # studies of which each takes microseconds
-FAST = [pytest.param(2_000, id="2000"), pytest.param(20_000, id="20000", marks=pytest.mark.slow)]
+FAST = [pytest.param(2_000, id="2000"), pytest.param(20_000, id="20000", marks=pytest.mark.long)]
 
 
 def bound(promised, studies):

@@ -10,7 +10,7 @@ from vitmods.stats.intervals import nadeau_bengio_variance
 from vitmods.stats.width import against_base, over_parts, overlap_of
 from vitmods.util.errors import UserError
 
-STUDIES = [pytest.param(2_000, id="2000"), pytest.param(20_000, id="20000", marks=pytest.mark.slow)]
+STUDIES = [pytest.param(2_000, id="2000"), pytest.param(20_000, id="20000", marks=pytest.mark.long)]
 
 
 def scores_of(array):

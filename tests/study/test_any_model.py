@@ -181,11 +181,17 @@ def test_a_trial_whose_function_is_gone_says_so(finished, tmp_path):
         open_trial(finished[2] / "trials/wide/seed0")
     folder = shutil.copytree(finished[2] / "trials/relu/seed0", tmp_path / "seed0")
     config = json.loads((folder / "config.json").read_text())
-    config["model"]["edits"] = "python(antigravity:anything)"
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="import antigravity first, in the shell --plugin antigravity"):
+    wrong = {"antigravity": "Python's own", "not_here": "import not_here first, in the shell --plugin not_here"}
+    for module, words in wrong.items():
+        config["model"]["edits"] = f"python({module}:anything)"
+        (folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(UserError, match=words):
+            open_trial(folder)
+        assert module not in sys.modules
+    called = {"base": "python:numpy:save", "num_classes": str(tmp_path / "mark"), "img_size": ["a", "b"]}
+    (folder / "config.json").write_text(json.dumps({**config, "model": {**config["model"], **called}}))
+    with pytest.raises(UserError, match="whole numbers"):  # else it would be called with whatever the file says
         open_trial(folder)
-    assert "antigravity" not in sys.modules
     config["model"] |= {"edits": "", "base": f"{SWIN}&mlp_ratio=2.0"}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="another model than the one that was trained"):

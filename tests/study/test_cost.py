@@ -109,6 +109,13 @@ def test_costs_are_ratios_to_base(costs):
         assert deeper[kind]["low"] <= deeper[kind]["ratio"] <= deeper[kind]["high"]
     assert deeper["peak_memory"]["ratio"] > 1.3
     assert found["base"]["train_batch"] == 16
+    assert same["infer_memory"]["ratio"] == 1
+    weights = [sum(4 * p.numel() for p in models[name].parameters()) for name in ("base", "deeper")]
+    here = [found["base"]["infer_memory_bytes"], deeper["infer_memory"]["ratio"] * found["base"]["infer_memory_bytes"]]
+    # deeper is its weights alone: activations are gone after each block
+    assert here[1] - here[0] == pytest.approx(weights[1] - weights[0], rel=0.01)
+    hidden = 4 * found["base"]["infer_batch"] * 65 * 128  # the MLP's, before GELU
+    assert here[0] > weights[0] + hidden
 
 
 def test_costs_are_plain_and_finite(costs):

@@ -81,7 +81,7 @@ def test_other_checkpoints_need_images(tmp_path, two_classes):
     with pytest.warns(UserWarning, match="does not name its classes"):
         (found,) = evaluate(str(weights), ["top1", "knn"], data=two_classes, device="cpu")
     assert found["images"] == 4
-    assert set(found["metrics"]) == {"top1", "top5", "balanced_accuracy", "knn"}
+    assert set(found["metrics"]) == {"top1", "top5", "balanced_accuracy", "worst_class_accuracy", "knn"}
 
 
 def test_images_of_other_classes_are_for_features_alone(tmp_path, two_classes):

@@ -50,6 +50,18 @@ def test_a_warm_up_that_outlasts_the_trial_is_reported(record, dataset):
     assert record([f"norm(kind=power,warmup={10 * steps - 1})"], epochs=10) == []
 
 
+def test_parallel_branches_of_a_shallow_model_are_advised_against(record):
+    (advice,) = record(["parallel", "dpn"])
+    assert advice.startswith("Arm parallel, parallel: its paper has gains in deep models")
+    assert advice.endswith("Here are 2 blocks of width 32.")
+    change = vm.Parallel()
+    said = {name: bool(change.advice(vm.ViTConfig.from_name(name))) for name in ("S12x2/16", "B12x2/16", "S18x2/16")}
+    assert said == {"S12x2/16": True, "B12x2/16": False, "S18x2/16": False}
+    base = vm.vit("mu2/4", img_size=8)
+    assert "advice" in str(vm.diff(base, vm.apply(base, change)))
+    assert "advice" not in str(vm.diff(base, vm.apply(base, vm.DualPatchNorm())))
+
+
 def test_the_norms_own_warning_is_not_repeated():
     norm = vm.apply(vm.vit("mu2/4", img_size=8), vm.Norm("batch"))
     with warnings.catch_warnings(record=True) as caught:

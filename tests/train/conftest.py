@@ -41,7 +41,7 @@ class Bench:
     def train(self, out, model=None, recipe=None, task=None, **options):
         recipe = recipe or self.recipe()
         task = task or Classification.from_recipe(recipe)
-        given = {name: options.pop(name) for name in ("seed", "record") if name in options}
+        given = {name: options.pop(name) for name in ("seed", "about") if name in options}
         how = RunOptions(**{"device": "cpu", "tensorboard": False, **options})
         return train_trial(model or self.model(), task, self.images_for(recipe), recipe, out=out, how=how, **given)
 

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +20,11 @@ import vitmods as vm
 from vitmods import data
 from vitmods.recipes import Recipe
 from vitmods.tasks import Classification
-from vitmods.train import Interrupted, Processes, RunOptions, train_trial
-from vitmods.train.distributed import PeerEnded
+from vitmods.train import Interrupted, Processes, RunOptions, sharded, train_trial
+from vitmods.train.distributed import ALONE, PeerEnded
 from vitmods.train.loop import TrialRun
 from vitmods.util.errors import UserError
+from vitmods.util.files import checksum
 
 pytestmark = pytest.mark.forks
 
@@ -31,6 +34,7 @@ RECIPES = {"plain": PLAIN, "busy": BUSY, "sgd": PLAIN.with_(optimizer="sgd", mom
 MODELS = {"plain": (), "busy": (vm.Norm("batch"),), "sgd": (vm.DualPatchNorm(),)}
 KINDS = {2: ("plain", "busy", "sgd"), 4: ("busy",)}
 STOP = 5
+DIVIDED = "stopped-sharded"
 
 
 def trial(out: Path, kind: str, processes: Processes = Processes(), **how: object) -> dict:  # noqa: B008
@@ -43,12 +47,40 @@ def trial(out: Path, kind: str, processes: Processes = Processes(), **how: objec
     return train_trial(model, Classification.from_recipe(recipe), images, recipe, out=out, how=options)
 
 
+@contextmanager
+def nothing_whole(final=False):
+    """No process may put a divided tensor together; but for the weights at the end, which are written by one."""
+    from torch.distributed.tensor import DTensor
+
+    gather = DTensor.full_tensor
+
+    def refused(tensor, *_, **__):
+        if tensor.ndim == 0:  # a gradient's norm
+            return gather(tensor)
+        raise AssertionError("a tensor was made whole")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.distributed.tensor.distribute_tensor", refused)
+        if not final:
+            patch.setattr(DTensor, "full_tensor", refused)
+        yield
+
+
+def copies(source: Path, target: Path) -> None:
+    """Of the trials that were stopped, to go on in another way."""
+    names = {"two": DIVIDED, "whole-later": DIVIDED, "divided-later": "stopped", "kept": DIVIDED}
+    for name, of in names.items() if source == target else [("four", DIVIDED)]:
+        shutil.copytree(source / of, target / name)
+
+
 def work(rank: int, size: int, store: str, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     processes, out = Processes(rank, size, rank), Path(folder)
     for kind in KINDS[size]:
         trial(out / kind, kind, processes)
+    if size == 4:
+        trial(out / "four", "busy", processes, shard=True)
     if size == 2:
         for kind in ("plain", "busy"):
             trial(out / f"sharded-{kind}", kind, processes, shard=True)
@@ -60,10 +92,15 @@ def work(rank: int, size: int, store: str, folder: str) -> None:
             step(run, batch)
 
         TrialRun._train_step = one_is_asked_to_stop
-        for name, how in (("stopped", {}), ("stopped-sharded", {"shard": True})):
-            with pytest.raises(Interrupted):
+        for name, how in (("stopped", {}), (DIVIDED, {"shard": True, "checkpoint_every_steps": 2})):
+            with pytest.raises(Interrupted), nothing_whole() if how else nullcontext():
                 trial(out / name, "busy", processes, **how)
         TrialRun._train_step = step
+        processes.once(lambda: copies(out, out))
+        with nothing_whole(final=True):
+            trial(out / "two", "busy", processes, shard=True)
+        trial(out / "divided-later", "busy", processes, shard=True)
+        trial(out / "whole-later", "busy", processes)
         errors = []
         for name in ("odd", "bad"):
             try:
@@ -94,7 +131,10 @@ def together(tmp_path_factory):
 
     def start(size: int) -> Path:
         if size not in done:
+            before = start(2) if size == 4 else None
             done[size] = tmp_path_factory.mktemp(f"together{size}")
+            if before:
+                copies(before, done[size])
             arguments = (size, str(done[size] / "store"), str(done[size]))
             mp.start_processes(work, arguments, nprocs=size, start_method="fork")
         return done[size]
@@ -144,6 +184,78 @@ def test_a_signal_to_one_process_stops_all_and_one_process_can_go_on(alone, toge
     check_same(alone / "busy", two / name)
 
 
+@pytest.mark.parametrize(("size", "name"), [(2, "two"), (4, "four"), (2, "divided-later"), (2, "whole-later")])
+def test_a_divided_checkpoint_goes_on_in_any_number_of_processes(alone, together, size, name) -> None:
+    check_same(alone / "busy", together(size) / name)
+    if name == "two":  # the same number of processes: the same bits
+        weights = [(together(2) / one / "model.safetensors").read_bytes() for one in (name, "sharded-busy")]
+        assert weights[0] == weights[1]
+    assert not (together(size) / name / "checkpoint").exists()
+
+
+def test_each_process_writes_its_part_and_two_checkpoints_stay(together) -> None:
+    place = together(2) / "kept/checkpoint"
+    assert sorted(path.name for path in place.iterdir()) == ["4", "6"]
+    files = [load_file(place / f"6/rank{rank}.safetensors") for rank in range(2)]
+    index = json.loads((place / "6/index.json").read_text())["tensors"]
+    assert {name.split("/")[0] for name in index} == {"model", "optimizer", "ema"}
+    for name, one in index.items():
+        rows = [len(file[name]) if name in file else 0 for file in files]
+        assert rows == one["rows"]
+        assert sum(rows) == one["shape"][0]
+    sizes = [sum(tensor.numel() for tensor in file.values()) for file in files]
+    assert max(sizes) < 0.52 * sum(sizes)
+    rest = torch.load(place / "6/state.pt", weights_only=True)
+    assert rest["model"]["blocks.0.attn.qkv.weight"] == {"divided tensor": "model/blocks.0.attn.qkv.weight"}
+
+
+@pytest.mark.parametrize("damage", ["flipped bit", "cut", "missing", "state", "index", "unfinished", "code"])
+def test_a_damaged_part_falls_back_to_the_checkpoint_before(together, tmp_path, damage) -> None:
+    shutil.copytree(together(2) / "kept", tmp_path / "one")
+    newest = tmp_path / "one/checkpoint/6"
+    part, state, index = (newest / name for name in ("rank1.safetensors", "state.pt", "index.json"))
+    if damage in ("flipped bit", "cut"):
+        content = bytearray(part.read_bytes())
+        content[len(content) // 2] ^= 1
+        part.write_bytes(content if damage == "flipped bit" else content[:1000])
+    elif damage == "missing":
+        part.unlink()
+    elif damage == "state":
+        state.write_bytes(state.read_bytes()[:-9])
+    elif damage == "index":
+        index.write_text(index.read_text()[:-9])
+    elif damage == "unfinished":  # killed before the last file: it never counted
+        index.unlink()
+    else:
+        torch.save({"step": Evil()}, state)
+        record = json.loads(index.read_text())
+        record["checksums"]["state.pt"] = checksum(state)
+        index.write_text(json.dumps(record))
+    with nullcontext() if damage == "unfinished" else pytest.warns(UserWarning, match="is damaged"):
+        found = sharded.load(tmp_path / "one", ALONE)
+    assert found["step"] == 4
+    name = "blocks.0.attn.qkv.weight"
+    stored = found["model"][name]
+    whole = stored.read(0, stored.shape[0])
+    parts = [load_file(tmp_path / f"one/checkpoint/4/rank{rank}.safetensors")[f"model/{name}"] for rank in range(2)]
+    assert torch.equal(whole, torch.cat(parts))
+    assert torch.equal(stored.read(50, 60), whole[50:60])
+    assert stored.read(7, 7).shape == (0, *whole.shape[1:])
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("hello",)
+
+
+def test_checkpoints_that_are_all_damaged_are_an_error(together, tmp_path) -> None:
+    shutil.copytree(together(2) / "kept", tmp_path / "one")
+    for part in tmp_path.glob("one/checkpoint/*/rank0.safetensors"):
+        part.unlink()
+    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(UserError, match="Delete that folder"):
+        sharded.load(tmp_path / "one", ALONE)
+
+
 def test_errors_are_those_of_all(together) -> None:
     two = together(2)
     first, second = (json.loads((two / f"errors{rank}.json").read_text()) for rank in range(2))
@@ -157,6 +269,80 @@ def test_sharding_needs_several_processes() -> None:
         RunOptions("cpu", shard=True)
 
 
+KILLS = {  # in the middle of a step, and with half of a checkpoint's part written
+    2: {"busy": {}, "sharded-busy": {"shard": True}},
+    4: {"busy": {}},
+}
+
+
+def work_that_is_killed(rank: int, size: int, store: str, out: Path, how: dict) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    if rank == 1 and how:
+        write, done = sharded._write, []
+
+        def half_written(path, tensors):
+            done.append(write(path, tensors))
+            if len(done) == 3:
+                os.truncate(path, path.stat().st_size // 2)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return done[-1]
+
+        sharded._write = half_written
+    elif rank == 1:
+        loss = Classification.loss
+        calls = []
+
+        def second_part_of_a_step(*args):
+            calls.append(1)
+            if len(calls) == 2 * STOP:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return loss(*args)
+
+        Classification.loss = second_part_of_a_step
+    try:
+        trial(out, "busy", Processes(rank, size, rank), checkpoint_every_steps=2, **how)
+    except PeerEnded as error:
+        (out / f"ended{rank}").write_text(str(error))
+        os._exit(3)
+
+
+def work_that_goes_on(rank: int, size: int, store: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    for name, how in KILLS[size].items():
+        trial(Path(folder) / name, "busy", Processes(rank, size, rank), checkpoint_every_steps=2, **how)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_killed_process_ends_all_and_the_same_command_goes_on(together, tmp_path, size) -> None:
+    whole = together(size)
+    for name, how in KILLS[size].items():
+        arguments = [(rank, size, str(tmp_path / f"store-{name}"), tmp_path / name, how) for rank in range(size)]
+        started = [mp.get_context("fork").Process(target=work_that_is_killed, args=each) for each in arguments]
+        for process in started:
+            process.start()
+        for process in started:
+            process.join(60)
+        assert [process.exitcode for process in started] == [3, -signal.SIGKILL, *[3] * (size - 2)]
+        texts = {path.read_text() for path in (tmp_path / name).glob("ended*")}
+        assert len(texts) == 1
+        assert "has ended without a word" in texts.pop()
+        assert not (tmp_path / name / "result.json").exists()
+        if how:
+            assert sorted(path.parent.name for path in tmp_path.glob(f"{name}/checkpoint/*/index.json")) == ["2", "4"]
+            assert (tmp_path / name / "checkpoint/6/rank1.safetensors").exists()
+    mp.start_processes(
+        work_that_goes_on, (size, str(tmp_path / "again"), str(tmp_path)), nprocs=size, start_method="fork"
+    )
+    for name in KILLS[size]:
+        check_same(whole / name, tmp_path / name)
+        if size == 2:  # of more, DDP's first step after a start adds in another order than its later ones
+            ours, theirs = ((one / name / "model.safetensors").read_bytes() for one in (tmp_path, whole))
+            assert ours == theirs
+
+
 def command(out: Path, *options: str, **environment: str) -> subprocess.CompletedProcess:
     given = ["--data", "digits", "--base", "mu2/2", "--epochs", "1", "--limit-train", "160", "--batch-size", "40"]
     return subprocess.run(
@@ -168,12 +354,28 @@ def command(out: Path, *options: str, **environment: str) -> subprocess.Complete
     )
 
 
-def test_the_command_starts_its_processes_and_one_of_them_speaks(tmp_path) -> None:
-    done = command(tmp_path / "run", "--devices", "2")
+KILLER = """
+import os, signal
+from vitmods.train import TrialRun
+step = TrialRun._train_step
+def dies(run, batch):
+    if run.step == 2 and os.environ["RANK"] == os.environ.get("DIES"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    step(run, batch)
+TrialRun._train_step = dies
+"""
+
+
+def test_the_command_starts_its_processes_and_goes_on_after_a_kill(tmp_path) -> None:
+    (tmp_path / "killer.py").write_text(KILLER)
+    given = ["--devices", "2", "--shard", "--checkpoint-minutes", "0", "--plugin", str(tmp_path / "killer.py")]
+    killed = command(tmp_path / "run", *given, DIES="1")
+    assert killed.returncode == 128 + signal.SIGKILL, killed.stderr
+    assert killed.stderr.count("Process 1 of 2 was killed by SIGKILL") == 1
+    assert killed.stderr.count("has ended without a word") <= 1
+    assert "Traceback" not in killed.stderr
+    assert (tmp_path / "run/checkpoint/2/index.json").exists()
+    done = command(tmp_path / "run", *given)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Weights:") == 1
     assert json.loads((tmp_path / "run/config.json").read_text())["environment"]["processes"] == 2
-    failed = command(tmp_path / "other", "--devices", "2", "--base", "nonsense")
-    assert failed.returncode == 2
-    assert "nonsense" in failed.stderr
-    assert "Traceback" not in failed.stderr

@@ -48,7 +48,7 @@ def unbroken(bench, tmp_path_factory):
 def test_a_finished_trial_is_a_folder(bench, tmp_path):
     model, out = bench.model(drop_path=0.1), tmp_path / "dpn" / "seed2"
     before = torch.get_rng_state()
-    result = bench.train(out, model, seed=2, tensorboard=True, record={"arm": "dpn", "changes": "dpn"})
+    result = bench.train(out, model, seed=2, tensorboard=True, about={"arm": "dpn", "changes": "dpn"})
     assert torch.equal(before, torch.get_rng_state()), "torch's random numbers outside changed"
     assert {path.name for path in out.iterdir()} == {
         "config.json",

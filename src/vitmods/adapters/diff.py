@@ -28,6 +28,8 @@ class Diff:
     images: str
     changes: tuple[str, ...]
     papers: tuple[str, ...]
+    advice: tuple[str, ...] = ()
+    """what the papers advise against in a model like this"""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -41,6 +43,7 @@ class Diff:
             "images": self.images,
             "changes": list(self.changes),
             "papers": list(self.papers),
+            "advice": list(self.advice),
         }
 
     def __str__(self) -> str:
@@ -51,6 +54,7 @@ class Diff:
             *((kind, names) for kind in ("added", "removed", "changed") for names in _group(getattr(self, kind))),
             ("preserves", f"{self.preserves} (outputs on {self.images} differ by {self.drift:.1e} of the largest)"),
             *(("paper", paper) for paper in self.papers),
+            *(("advice", advice) for advice in self.advice),
         ]
         lines, last = [], ""
         for label, text in rows:
@@ -94,6 +98,7 @@ def diff(old: nn.Module, new: nn.Module, images: torch.Tensor | None = None) -> 
         images="random images" if images is None else f"{len(images)} given images",
         changes=tuple(map(str, changes)),
         papers=tuple(dict.fromkeys(change.describe()["paper"] for change in changes)),
+        advice=tuple(f"{change}: {advice}" for change in changes if (advice := change.advice(after.vit_config))),
     )
 
 

@@ -1,7 +1,6 @@
 """Files of other libraries, read without running anything that they hold, and written."""
 
 import argparse
-import json
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -18,8 +17,9 @@ from vitmods.adapters.tensors import Coverage
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights, check_weights_kept, write_atomically
+from vitmods.util.limits import check_zip, read_json, read_npz
+from vitmods.util.text import printable
 
-_MOST_TIMES = 100  # that weights in a .npz are larger than the file; zeros pack to a thousandth
 _TORCH = (".pth", ".pt", ".bin", ".ckpt")
 
 
@@ -87,7 +87,7 @@ def _read(path: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
 
 def _read_weights(path: Path, weights: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
     tensors = _tensors(weights)
-    if _is_timms(weights):
+    if _is_timms(weights) and not own.is_own(weights):
         from vitmods.adapters.timm import read_saved
 
         _refuse_settings(path, settings)
@@ -145,24 +145,29 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     odd = [name for name, value in found.items() if not isinstance(value, Tensor)]
     if odd or not found:
         raise UserError(f"{path.name} is no set of named tensors: {', '.join(map(str, odd[:5])) or 'it is empty'}.")
+    for name, tensor in found.items():
+        _check_tensor(name, tensor)
     return {name: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for name, t in found.items()}
 
 
+def _check_tensor(name: str, tensor: Tensor) -> None:
+    """Raise UserError for a tensor that is no plain one, or says that it has more elements than the file: one number
+    can be repeated a million times without a byte more, until somebody copies it."""
+    plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+    if not plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        raise UserError(
+            f"The tensor {printable(str(name)[:80])} is no plain one with all of its elements: save it again."
+        )
+
+
 def _from_npz(path: Path) -> dict[str, Tensor]:
-    with zipfile.ZipFile(path) as archive:
-        unpacked = sum(member.file_size for member in archive.infolist())
-    if unpacked > _MOST_TIMES * path.stat().st_size:
-        raise ValueError(f"it would unpack to {unpacked / 2**30:.1f} GiB, more than weights can be packed")
-    with np.load(path, allow_pickle=False) as arrays:
-        return {name: _from_array(arrays[name]) for name in arrays.files}
+    return {name: _from_array(array) for name, array in read_npz(path, small=0).items()}
 
 
 def _from_array(array: Any) -> Tensor:
-    if not isinstance(array, np.ndarray):  # numpy gives the bytes of what is no array
-        raise ValueError("a part of it is no array")
     if array.dtype == np.dtype("V2"):  # bfloat16, which numpy does not know
-        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(array.copy())
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def _from_safetensors(path: Path) -> dict[str, Tensor]:
@@ -179,6 +184,8 @@ def _from_safetensors(path: Path) -> dict[str, Tensor]:
 def _from_torch(path: Path) -> dict[str, Tensor]:
     """Weights alone, never other code; the arguments that DeiT's main.py saves along are plain values."""
     try:
+        if zipfile.is_zipfile(path):
+            check_zip(path, small=0)
         with torch.serialization.safe_globals([argparse.Namespace]):
             found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -198,8 +205,8 @@ def _from_torch(path: Path) -> dict[str, Tensor]:
 def _hugging_face_config(weights: Path) -> dict[str, Any]:
     path = weights.with_name("config.json")
     try:
-        values: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
+        values: dict[str, Any] = read_json(path)
+    except (OSError, ValueError):
         raise UserError(
             f"{weights.name} needs a readable config.json beside it, as save_pretrained writes it."
         ) from None
@@ -210,8 +217,8 @@ def _is_timms(weights: Path) -> bool:
     """Whether the config.json beside weights is timm's, as ``timm.models.save_for_hf`` writes it."""
     path = weights.with_name("config.json")
     try:
-        record = json.loads(path.read_text()) if path.is_file() else None
-    except (OSError, ValueError, RecursionError):
+        record = read_json(path) if path.is_file() else None
+    except (OSError, ValueError):
         return False  # whoever needs the file says what is wrong with it
     return isinstance(record, dict) and isinstance(record.get("architecture"), str)
 
@@ -225,14 +232,14 @@ def _pixels_beside(weights: Path) -> dict[str, tuple[float, ...]]:
     if not path.is_file():
         return {}
     try:
-        record: dict[str, Any] = json.loads(path.read_text())
+        record: dict[str, Any] = read_json(path)
         if not record.get("do_normalize", True):
             return {"mean": (0.0,) * 3, "std": (1.0,) * 3}
         found = {
             name: tuple(map(float, record[f"image_{name}"])) for name in ("mean", "std") if f"image_{name}" in record
         }
         scale = float(record.get("rescale_factor", 1 / 255)) if record.get("do_rescale", True) else 1.0
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise UserError(
             f"{path} cannot be read ({error}). Repair it, or remove it and give --mean and --std."
         ) from error

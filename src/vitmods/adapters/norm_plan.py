@@ -58,6 +58,11 @@ class NormPlan:
 
     def __init__(self, anatomy: Anatomy, change: Norm | DynamicTokenNorm, where: Where | None) -> None:
         self.anatomy, self.change, self.where = anatomy, change, where
+        if isinstance(change, DynamicTokenNorm) and len(change.pools) not in (1, anatomy.stages):
+            raise UserError(
+                f"dtn(pool=...) has {len(change.pools)} sides, and the model {anatomy.stages} stages: give one for "
+                "each, or one number for all."
+            )
         edited = change.edit_norm(NormConfig())
         assert edited is not None
         facts = edited.facts

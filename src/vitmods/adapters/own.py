@@ -14,6 +14,7 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_atomically
+from vitmods.util.limits import parse_json, read_json
 
 KEY, SEEN = "vitmods_config", "vitmods_pixels"
 _SEEN = ("mean", "std", "crop_pct", "interpolation", "label_names", "task")
@@ -35,9 +36,9 @@ def own_description(weights: Path) -> Description | None:
     beside = weights.with_name("config.json")
     try:
         if KEY in metadata:
-            config, seen = json.loads(metadata[KEY]), json.loads(metadata.get(SEEN, "{}"))
+            config, seen = parse_json(metadata[KEY]), parse_json(metadata.get(SEEN, "{}"))
         elif beside.is_file():  # a trial's
-            record = json.loads(beside.read_text())
+            record = read_json(beside)
             config, seen = record.get("model"), _seen_by_trial(record)
         else:
             return None
@@ -53,9 +54,14 @@ def own_description(weights: Path) -> Description | None:
         return Description(config, {name: _read(name, seen[name]) for name in _SEEN if name in seen})
     except UserError:
         raise
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         where = weights if KEY in metadata else beside
         raise UserError(f"{where} cannot be read; it may be damaged: {error}") from error
+
+
+def is_own(weights: Path) -> bool:
+    """Whether a file of weights says itself that it is ours, whatever lies beside it."""
+    return weights.suffix == ".safetensors" and KEY in _metadata(weights)
 
 
 def read_own(source: str, tensors: Mapping[str, Tensor], record: Description) -> tuple[ViT, Coverage]:

@@ -167,7 +167,8 @@ def _swap(model: nn.Module, site: NormSite, new: nn.Module) -> None:
 def _make(old: nn.Module, site: NormSite, change: Norm | DynamicTokenNorm, grid: tuple[int, int] | None) -> nn.Module:
     """The new norm with the old one's gain and bias, device, type and frozen parameters."""
     own = dict(old.named_parameters(recurse=False))
-    config = change.edit_norm(NormConfig("layer", eps=float(old.eps), affine=bool(own)))  # type: ignore[arg-type]
+    slot = NormConfig("layer", eps=float(old.eps), affine=bool(own))  # type: ignore[arg-type]
+    config = change.edit_norm(slot, site.stage) if isinstance(change, DynamicTokenNorm) else change.edit_norm(slot)
     assert config is not None
     new: nn.Module = norm_factory(config, num_heads=site.heads, grid_size=grid)(site.dim)
     if own:

@@ -59,16 +59,23 @@ def read_saved(weights: Path, tensors: Mapping[str, Tensor]) -> tuple[ViT, Cover
     return read(model)
 
 
+def timm_counterpart(config: ViTConfig) -> dict[str, Any]:
+    """The arguments of timm's VisionTransformer that make a model of this config. UserError naming the slots for which
+    timm has no counterpart."""
+    refuse_slots("timm's VisionTransformer", config, _counterpart(config))
+    return _arguments(config)
+
+
 def to_timm(model: ViT) -> timm_vit.VisionTransformer:
     """A timm VisionTransformer with the function, weights, device, type and mode of a ViT, checked on random images.
 
     Raises UserError naming the slots for which timm has no counterpart.
     """
     target, config = "timm's VisionTransformer", model.vit_config
-    refuse_slots(target, config, _counterpart(config))
+    arguments = timm_counterpart(config)
     check_readable("The model", model)
     with torch.random.fork_rng(devices=[]):
-        new = timm_vit.VisionTransformer(**_arguments(config))
+        new = timm_vit.VisionTransformer(**arguments)
     export_model(target, model, new, _rows(config), _look)
     new.set_grad_checkpointing(model.grad_checkpointing)
     new.pretrained_cfg = new.default_cfg = dict(model.pretrained_cfg)  # type: ignore[assignment]

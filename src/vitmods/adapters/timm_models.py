@@ -1,8 +1,9 @@
 """vitmods models in timm's registry: after ``import vitmods.adapters.timm_models``, ``timm.create_model`` knows
 ``vitmods_tiny_patch16_224`` and its sisters. And our block and stems, for timm's VisionTransformer."""
 
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from vitmods.changes import parse_changes
 from vitmods.changes.compose import edit
 from vitmods.layers import Attention, AttentionSlots, Block, BlockConfig, BranchNorms, LayerNorm, Mlp, Stem, StemSize
 from vitmods.model.build import timm_cfg
+from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
 
@@ -47,6 +49,31 @@ def create(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
         own = timm_cfg(model.vit_config, model.patch_embed)
         fitting = {key: own[key] for key in ("input_size", "num_classes", "first_conv")}
         model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **fitting}
+    return model
+
+
+def vitmods_vit(
+    pretrained: bool = False, vitmods_config: Mapping[str, Any] | None = None, **arguments: Any
+) -> nn.Module:
+    """Any ViT of this library by its config, as the folders that `vitmods.save_pretrained` writes name it.
+
+    vitmods_config: as the JSON of a ViTConfig has it; None: the default model. num_classes, img_size and in_chans may be
+    others.
+    """
+
+    def build(**given: Any) -> ViT:
+        known = dict(vitmods_config or json.loads(ViTConfig().to_json()))
+        shape = {name: given.pop(name) for name in ("num_classes", "img_size", "in_chans") if name in given}
+        device, dtype = given.pop("device", None), given.pop("dtype", None)
+        if given:
+            raise TypeError(f"vitmods_vit has no arguments {', '.join(given)}: its config says all of it.")
+        with torch.device(device or torch.get_default_device()):
+            return ViT(ViTConfig.from_dict({**known, **shape})).to(dtype=dtype)
+
+    features = {"out_indices": arguments.pop("out_indices", 3), "feature_cls": "getter"}
+    model: nn.Module = build_model_with_cfg(
+        build, "vitmods_vit", pretrained, feature_cfg=features, kwargs_filter=("global_pool",), **arguments
+    )
     return model
 
 
@@ -174,5 +201,6 @@ default_cfgs = generate_default_cfgs(
         for name in NAMES
     }
 )
+register_model(vitmods_vit)
 for _name in NAMES:
     _register(f"vitmods_{_name}")

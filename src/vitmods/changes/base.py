@@ -82,6 +82,11 @@ class Change:
         """Patterns (fnmatch) of old weights that have no place in the new model. Any other loss is an error."""
         return ()
 
+    def advice(self, config: ViTConfig) -> str:
+        """What its paper advises against in a model with this config, which has the change; empty: nothing. Studies say
+        it once before they train."""
+        return ""
+
     @classmethod
     def settings(cls) -> dict[str, Any]:
         """Setting of the shell -> its default; None where there is none."""
@@ -116,4 +121,6 @@ REGISTRY: Registry[type[Change]] = Registry("change", "vitmods.changes", advice=
 
 
 def _spell(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"({','.join(map(_spell, value))})"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -14,11 +14,14 @@ _KINDS: dict[str, dict[str, Any]] = {
     "only_learnable": {"kind": "scale_shift"},
     "no_learnable": {"kind": "layer", "affine": False},
 }
+_WHITENINGS: dict[str, tuple[tuple[str, Any], ...]] = {"whiten": (), "whiten_norm": (("norm", True),)}
 
 
 @dataclass(frozen=True)
 class DualPatchNorm(Change):
-    """``x = LN1(W LN0(patch) + b)`` in the stem, then positions (Dual PatchNorm, section 4.2).
+    r"""Two norms in the stem, before the positions are added (Dual PatchNorm, section 4.2).
+
+    .. math:: x = \mathrm{LN}_1(W \, \mathrm{LN}_0(p) + b)
 
     LN0 acts on the values of one patch, LN1 on the channels of its token. Rows of the paper's Table 6:
 
@@ -26,6 +29,10 @@ class DualPatchNorm(Change):
       Post PosEmb ``before=False, after=False, after_position=True`` (``class_token`` says whether the class token
       passes through that norm; the paper does not),
     - RMSNorm, Only learnable, No learnable: ``norm="rms"``, ``"only_learnable"``, ``"no_learnable"``.
+
+    - Appendix A: ``before="whiten"`` decorrelates the patches by a fixed matrix, which trials compute from training
+      images before the first step and ``model.patch_embed.fit(images)`` computes elsewhere; ``"whiten_norm"`` has LN0
+      behind it, as the authors' prototype.
 
     When the input size changes later, nothing happens to the norms. When the patch size changes, the gain and bias of
     LN0 are resized bilinearly like small images, and the projection by the rule of FlexiViT: a good start, not the
@@ -44,7 +51,7 @@ class DualPatchNorm(Change):
     )
     short_forms = {"dual_patchnorm": {}}  # noqa: RUF012
 
-    before: bool = True
+    before: bool | Literal["whiten", "whiten_norm"] = True
     after: bool = True
     after_position: bool = False
     norm: Literal["layer", "rms", "only_learnable", "no_learnable"] = "layer"
@@ -54,6 +61,11 @@ class DualPatchNorm(Change):
     def __post_init__(self) -> None:
         if self.norm not in _KINDS:
             raise UserError(f"dpn(norm=...) cannot be '{self.norm}'. {nearest(self.norm, _KINDS)}")
+        if not isinstance(self.before, bool) and self.before not in _WHITENINGS:
+            hint = nearest(str(self.before), ("true", "false", *_WHITENINGS))
+            raise UserError(f"dpn(before=...) cannot be '{self.before}'. {hint}")
+        if self.before == "whiten_norm" and self.norm != "layer":
+            raise UserError("dpn(before=whiten_norm) has a LayerNorm behind: leave norm out, or take before=whiten.")
         if not (self.before or self.after or self.after_position):
             raise UserError("dpn without any norm changes nothing: leave before, after or after_position on.")
         if self.class_token and not self.after_position:
@@ -64,7 +76,7 @@ class DualPatchNorm(Change):
     @property
     def preserves(self) -> Preserves:
         # A learned scale and shift starts as the identity.
-        return "function" if self.norm == "only_learnable" else "weights"
+        return "function" if self.norm == "only_learnable" and isinstance(self.before, bool) else "weights"
 
     @property
     def fills(self) -> frozenset[Slot]:
@@ -77,9 +89,12 @@ class DualPatchNorm(Change):
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         norm = NormConfig(eps=self.eps, **_KINDS[self.norm])
+        before = norm
+        if not isinstance(self.before, bool):
+            before = NormConfig("whiten", self.eps, options=_WHITENINGS[self.before])
         stem = replace(
             config.stem,
-            before=norm if self.before else config.stem.before,
+            before=before if self.before else config.stem.before,
             after=norm if self.after else config.stem.after,
         )
         if not self.after_position:

@@ -48,6 +48,8 @@ class DynamicTokenNorm(Change, TokenMixing):
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         blocks = first_blocks(self.name, self.blocks, config)
+        if not isinstance(self.pool, int):
+            raise UserError(f"'{self}' has a side for each stage of a pyramid, and a ViT has none: give one number.")
         if any(side % self.pool for side in config.grid):
             rows, columns = config.grid
             raise UserError(f"dtn(pool={self.pool}) does not divide the grid of {rows} x {columns} tokens.")
@@ -55,10 +57,12 @@ class DynamicTokenNorm(Change, TokenMixing):
         attn, mlp = edited if self.norms == "both" else (edited[0], config.mlp)
         return join_late(config.with_(first_blocks=FirstBlocks(blocks, attn, mlp)))
 
-    def edit_norm(self, norm: NormConfig) -> NormConfig:
-        """What a norm becomes, wherever it is."""
-        options = tuple((field.name, getattr(self, field.name)) for field in fields(TokenMixing))
-        return NormConfig("dynamic_token", self.eps, norm.affine, options=options)
+    def edit_norm(self, norm: NormConfig, stage: int | None = None) -> NormConfig:
+        """What a norm becomes, wherever it is; in a stage of a pyramid with that stage's ``pool``."""
+        options = {field.name: getattr(self, field.name) for field in fields(TokenMixing)}
+        if len(self.pools) > 1:
+            options["pool"] = self.pools[stage] if stage is not None else 1
+        return NormConfig("dynamic_token", self.eps, norm.affine, options=tuple(options.items()))
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
         return carry_positions(weights, old)

@@ -12,13 +12,15 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from vitmods import __version__
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import UserError, nearest, said
 from vitmods.util.files import lenient_output
+from vitmods.util.text import printable
 
 COMMANDS = {
     "compare": "train a base ViT and changed ones with paired seeds; say which change helps and what it costs",
     "train": "train one arm with one seed",
     "finetune": "adapt trained weights to other images: all of them, or attention alone",
+    "analyse": "look inside models: the figures of the papers, with numbers and captions",
     "evaluate": "evaluate trained weights: accuracy, calibration, few-shot, corruptions",
     "predict": "name the classes of images by a trained model, with probabilities",
     "report": "rebuild results and report.html from a study's folder",
@@ -30,7 +32,7 @@ COMMANDS = {
     "diff": "show what an arm alters in a model, without training",
     "data": "check a folder of images and show what was found; `data pack`: write it as shards",
     "bench": "speed and memory of models side by side, paired and interleaved",
-    "export": "write a model for other programs: torch, ONNX or safetensors",
+    "export": "write a model for other programs: torch, ONNX, safetensors, or a folder for the Hub",
 }
 
 HELP = """\
@@ -87,7 +89,9 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:
         if debug:
             raise
-        _say(_explain(error), arguments[0])
+        message = _explain(error)
+        if not said(message, getattr(error, "repeats", False)):  # by another process of the same training
+            _say(message, arguments[0])
         return USAGE
 
 
@@ -137,8 +141,13 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+    _print_error(f"warning: {message}")
 
 
 def _say(message: str, command: str = "") -> None:
-    print(f"vitmods {command}: {message}" if command else f"\n{message}", file=sys.stderr)
+    _print_error(f"vitmods {command}: {message}" if command else f"\n{message}")
+
+
+def _print_error(text: str) -> None:
+    """Whatever names are in it: their control characters do not reach the terminal."""
+    print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)

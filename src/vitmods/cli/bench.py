@@ -21,7 +21,8 @@ class Bench:
     """Time models against the first one: paired, interleaved, after a warm-up, on one CPU thread or a GPU.
 
     A model is a size with changes or none (S/16, S/16+dpn), timm:NAME, torchvision:NAME, hf:FOLDER, or a file or
-    folder of weights. With fast: in front (fast:S/16) it is optimized for inference first.
+    folder of weights. With fast: in front (fast:S/16) it is optimized for inference first; with apart: too, but its
+    parallel branches stay one after another (apart:S18x2/16 fast:S18x2/16).
 
     examples:
       vitmods bench --models S/16 fast:S/16 timm:vit_small_patch16_224 --batch 1 8
@@ -89,5 +90,10 @@ def _open(name: str, size: tuple[int, int]) -> nn.Module:
     from vitmods.adapters import open_model
     from vitmods.fast import optimize_for_inference
 
-    model = open_model(name.removeprefix("fast:"), size)
-    return optimize_for_inference(model) if name.startswith("fast:") else model
+    way = next((prefix for prefix in ("fast", "apart") if name.startswith(f"{prefix}:")), "")
+    model = open_model(name.removeprefix(f"{way}:"), size)
+    if not way:
+        return model
+    if way == "apart" and getattr(getattr(model, "vit_config", None), "parallel", 1) == 1:
+        raise UserError(f"{name}: this model has no parallel branches to leave apart. Write fast: in front instead.")
+    return optimize_for_inference(model, join_branches=way == "fast")

@@ -25,6 +25,7 @@ from vitmods.evals.options import Options
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
 from vitmods.study.executors import HERE, ClusterOptions
+from vitmods.util.address import named
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class Compare:
     cost_seconds: float = 30.0
     """how long the measurement of costs may take, about; 0: none"""
     out: Path | None = None
-    """the study's folder; None: runs/DATA-BASE"""
+    """the study's folder, or an address as s3://bucket/folder (docs/clusters.md); None: runs/DATA-BASE"""
     keep_weights: Literal["all", "best", "none"] = "all"
     """final weights that stay in the folder: of all trials, of the best seed of each arm on val, or none; another
     --metric, `evaluate`, `predict` and --from need those that they read (docs/study.md)"""
@@ -222,7 +223,7 @@ def _retrain(study: Study, options: Compare, out: Path) -> int:
 
     found = study.retrain(out, options.retrain or "", **options.machine.how())
     print(found)
-    print(f"Report: {Answer.load(out).report()}")
+    print(f"Report: {named(Answer.load(out).report())}")
     return 0 if found.finished else FAILED
 
 
@@ -231,7 +232,7 @@ def _show(result: Answer) -> int:
 
     report = result.report()
     print_answer(result)
-    print(f"\nReport: {report}")
+    print(f"\nReport: {named(report)}")
     if result.complete:
         return 0
     for failure in result.failed:

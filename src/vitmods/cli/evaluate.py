@@ -14,6 +14,7 @@ import tyro
 from vitmods.cli.options import note, parse
 from vitmods.evals.options import Options
 from vitmods.util.files import tracked
+from vitmods.util.remote import brought
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Evaluate:
     """
 
     checkpoints: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """trials, or folders of seed0, seed1, ...; or, with --data, files of weights, Hugging Face folders, timm's names"""
+    """trials (folders or addresses), or folders of seed0, seed1, ...; or, with --data, files of weights, Hugging Face
+    folders, timm's names"""
     protocol: tuple[str, ...] = ()
     """any of top1, calibration, confusion, fewshot, probe, knn, corruptions, average_precision; none named: what trials
     of that task are compared by"""
@@ -66,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         if folder is not None:
             make_folder(folder)
     each = evaluate(
-        options.checkpoints,
+        [brought(one) for one in options.checkpoints],
         options.protocol or None,
         split=options.split,
         data=options.data,

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from vitmods.cli.options import parse, rows_and_columns
+from vitmods.util.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -21,29 +22,40 @@ class Export:
     examples:
       vitmods export runs/digits-mu3-2/trials/dpn/seed0 --to onnx
       vitmods export model.safetensors --to torch --optimize --batch 1 --out model.pt2
+      vitmods export runs/digits-mu3-2/trials/dpn/seed0 --to hub --out pets-dpn
+      vitmods export runs/digits-mu3-2/trials/dpn/seed0 --to hub --push me/pets-dpn --license apache-2.0
     """
 
     model: Annotated[str, tyro.conf.Positional]
     """a trial's folder, a file of weights (.safetensors, .pth, .npz), or a timm model with published weights"""
-    to: Literal["torch", "onnx", "safetensors"] = "onnx"
-    """torch (torch.export, .pt2), onnx (needs the extra onnx), safetensors (weights and config)"""
+    to: Literal["torch", "onnx", "safetensors", "hub"] = "onnx"
+    """torch (torch.export, .pt2), onnx (needs the extra onnx), safetensors (weights and config), hub (a folder with
+    weights, timm's config and a model card: docs/sharing.md)"""
     out: Path | None = None
-    """the file; None: model.pt2, model.onnx or model.safetensors here"""
+    """the file, or the folder of hub; None: model.pt2, model.onnx, model.safetensors or model here"""
     batch: int | None = None
     """images at a time; None: any number"""
     img_size: tuple[int, ...] | None = None
     """another image side, or rows and columns: positions are resampled and baked in"""
     optimize: bool = False
     """fold norms' gains, LayerScale and BatchNorm into the linear maps first"""
+    push: str | None = None
+    """hub: USER/NAME on Hugging Face's Hub, which gets it instead of a folder here"""
+    study: Path | None = None
+    """hub: the study whose result the card tells; None: that which the trial lies in"""
+    license: str | None = None
+    """hub: of the weights, as the Hub spells it; None: the card says none"""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Export, arguments, "export")
+    _check(options)
+    if options.to == "hub":
+        return _share(options)
     from vitmods.adapters import open_checkpoint
     from vitmods.fast import ENDINGS, export, optimize_for_inference
     from vitmods.train.trial import MODULES
-    from vitmods.util.errors import UserError
 
     if options.to != "safetensors" and (Path(options.model) / MODULES).exists():
         raise UserError(
@@ -58,4 +70,26 @@ def main(arguments: Sequence[str]) -> int:
     out = options.out or Path("model" + ENDINGS[options.to])
     difference = export(model, out, options.to, options.batch)
     print(f"{out}: {out.stat().st_size / 1e6:.1f} MB; read back, outputs differ by {difference:.1e} of the largest")
+    return 0
+
+
+def _check(options: Export) -> None:
+    """UserError for options that the format does not read."""
+    hub = options.to == "hub"
+    unread = {"batch": hub, "img_size": hub, "optimize": hub, "push": not hub, "study": not hub, "license": not hub}
+    for name, is_unread in unread.items():
+        if is_unread and getattr(options, name) not in (None, False):
+            raise UserError(f"--{name.replace('_', '-')} says nothing to --to {options.to}: leave it out.")
+    if options.push and options.out:
+        raise UserError("--push uploads, --out writes a folder here: give one of the two.")
+
+
+def _share(options: Export) -> int:
+    from vitmods.report.hub import push_to_hub, save_pretrained
+
+    if options.push is not None:
+        print(push_to_hub(options.model, options.push, study=options.study, license=options.license))
+        return 0
+    folder = save_pretrained(options.model, options.out or "model", study=options.study, license=options.license)
+    print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     return 0

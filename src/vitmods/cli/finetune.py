@@ -12,7 +12,9 @@ from vitmods.cli.train import run_trial, show
 from vitmods.recipes import Recipe
 from vitmods.study.arms import BASE
 from vitmods.study.checkpoints import arms_in
+from vitmods.util.address import named, place
 from vitmods.util.errors import UserError
+from vitmods.util.remote import publish
 
 DELTA = "delta.safetensors"
 
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     default = Finetune(model or "", dataset, recipe.with_(train="attention"), MachineOptions(), recipe=name)
     options = parse(Finetune, arguments, "finetune", default)
     words = (Path(options.model).name, "finetune", options.training.train, f"seed{options.seed}")
-    out = options.out or readable_folder(options.dataset.data, *words)
+    out = place(options.out) if options.out else readable_folder(options.dataset.data, *words)
     code = show(_train(options, out), out)
     if code == 0:
         _save(options, out)
@@ -87,5 +89,6 @@ def _save(options: Finetune, out: Path) -> None:
 
     model = open_trial(out)
     delta = save_delta(model, open_checkpoint(options.model), out / DELTA)
-    print(f"Of that, {options.model} has all but {delta.nbytes / 1e6:.3g} MB: {out / DELTA}")
+    publish(out / DELTA)
+    print(f"Of that, {options.model} has all but {delta.nbytes / 1e6:.3g} MB: {named(out / DELTA)}")
     print(train_only(model, options.training.train))

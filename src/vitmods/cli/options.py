@@ -68,12 +68,13 @@ class DataOptions(SplitArguments, _ImageArguments):
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """How it is run here. None of this changes what comes out."""
+    """How it is run here. None of this changes what comes out, but for rounding."""
 
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps"""
-    data_workers: int = 0
-    """threads that prepare images ahead, per trial"""
+    data_workers: int | None = None
+    """threads that prepare images ahead, per trial; None: none on a CPU, as many as there are cores, at most 8, for a
+    GPU"""
     checkpoint_minutes: float = 5.0
     """time between checkpoints of a trial"""
     cache_dir: Path | None = None
@@ -82,6 +83,15 @@ class MachineOptions:
     """keep less of each block for backward: 0.6 of the activations for 1.02 to 1.04 of the time"""
     checkpointing: bool = False
     """keep the input of each block alone for backward: less memory for a quarter more time"""
+    tf32: bool = False
+    """float32 products with 10 bits of mantissa, on a GPU that has them: several times as fast"""
+    compile: bool = False
+    """training steps by torch.compile: the first takes a minute, the others less time on a GPU"""
+    log: tuple[str, ...] = ()
+    """loggers that get each trial's numbers beside TensorBoard: wandb, mlflow, trackio"""
+    record: tuple[Literal["gradients", "lambdas"], ...] = ()
+    """what to log of the inside of models, for figures: the norm of each layer's gradient, and the trade-off of dynamic
+    token norms (docs/analysis.md)"""
     quiet: bool = False
     """no progress on the error stream"""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -74,7 +75,22 @@ def _run(arguments: list[str]) -> int:
         return compare.main(["--help"])
     if not arguments or arguments[0].startswith("-"):
         raise UserError("Say which table: `vitmods paper run dpn-table6 --data ...`. `vitmods paper` lists all.")
+    from vitmods.papers import TABLES
+
+    if (table := TABLES[arguments[0]]).bench:
+        return _bench(table, arguments[1:])
     return compare.main(["--arms", f"paper:{arguments[0]}", *arguments[1:]])
+
+
+def _bench(table: Table, arguments: list[str]) -> int:
+    """The table's comparison of speed, with what is given in place of its own options, and then the table."""
+    from vitmods.cli import bench
+
+    given = {word.partition("=")[0] for word in arguments}
+    own = [option for option in re.findall(r"--\S+(?: (?!--)\S+)*", table.bench) if option.split(" ")[0] not in given]
+    code = bench.main([*(word for option in own for word in option.split(" ")), *arguments])
+    _show(table)
+    return code
 
 
 def missing(table: Table) -> tuple[list[str], list[str]]:
@@ -84,7 +100,7 @@ def missing(table: Table) -> tuple[list[str], list[str]]:
 
     study = table.study
     if study is None:
-        return list(table.needs), []
+        return ([], list(table.needs)) if table.bench else (list(table.needs), [])
     if study.task not in TASKS:
         return [f"The task {study.task} is not built yet."], list(table.needs)
     parts = list(table.needs)
@@ -94,9 +110,15 @@ def missing(table: Table) -> tuple[list[str], list[str]]:
 
 
 def _described(table: Table) -> dict[str, Any]:
+    from vitmods.papers.cost import full_scale
+
     blocked, parts = missing(table)
-    commands = table.study.commands(table.name) if table.study and not blocked else ()
-    about = {"runs": not blocked, "missing": blocked + parts, "commands": list(commands)}
+    commands: tuple[str, ...] = (f"vitmods paper run {table.name}",) if table.bench else ()
+    about: dict[str, Any] = {"runs": not blocked, "missing": blocked + parts}
+    if table.study and not blocked:
+        commands = table.study.commands(table.name)
+        about |= {"full_scale": asdict(full_scale(table))}
+    about |= {"commands": list(commands)}
     return {**table.describe(), **about, "claims": [asdict(claim) for claim in table.paper.claims]}
 
 
@@ -131,16 +153,20 @@ def _show(table: Table) -> None:
     from rich.table import Table as Grid
     from rich.text import Text
 
+    from vitmods.papers.cost import full_scale
+
     console = Console()
     console.print(Text(f"{table.name}: {table.title}", style="bold"))
     console.print(Text(f"{table.paper.authors}: {table.paper.title}, {table.where}. {table.paper.url}", style="dim"))
     console.print(Text(f"{table.data}; {table.unit}; {table.scale}."))
     if table.printed:
         grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
-        grid.add_column("", no_wrap=True)
+        grid.add_column("", min_width=max(map(len, table.rows)))
         for column in table.columns:
             unit = table.unit_of(column)
-            grid.add_column(column if unit == table.unit else f"{column} ({unit})", justify="right", no_wrap=True)
+            widest = max(len(table.shown(row, column)) for row in table.rows)
+            name = column if unit == table.unit else f"{column} ({unit})"
+            grid.add_column(name, justify="right", min_width=widest, overflow="fold")
         for row in table.rows:
             grid.add_row(Text(row), *(table.shown(row, column) for column in table.columns))
         console.print(grid)
@@ -170,3 +196,6 @@ def _show(table: Table) -> None:
         own, full = study.commands(table.name)
         print(f"\nOn your images, with --base and --img-size as you like; --dry-run says how long it takes:\n  {own}")
         print(f"At the paper's scale, with the first of its bases:\n  {full}")
+        print(f"With all of them: {full_scale(table)}.")
+    if table.bench:
+        print(f"\nOn your machine; --models, --batch and --img-size as you like:\n  vitmods paper run {table.name}")

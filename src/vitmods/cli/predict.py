@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from vitmods.cli.options import parse
+from vitmods.util.remote import brought
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Predict:
     """
 
     checkpoint: Annotated[str, tyro.conf.Positional]
-    """a trial's folder, a file of weights, a timm model with published weights, or what `vitmods export` wrote"""
+    """a trial's folder or address, a file of weights, a timm model with published weights, or what `vitmods export`
+    wrote"""
     images: Annotated[tuple[str, ...], tyro.conf.Positional]
     """files, folders with all below them, or patterns in quotes"""
     top: int = 5
@@ -46,6 +48,8 @@ class Predict:
     """images at a time"""
     draw: Path | None = None
     """write the images, with what was found in them drawn in, to this folder; for tasks that find something"""
+    trust: bool = False
+    """open a program of torch.export (.pt2) too, which can run code that its author put there"""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps"""
     data_workers: int = 0
@@ -61,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.out is not None:
         make_folder(options.out.parent)
     found = predict(
-        options.checkpoint,
+        brought(options.checkpoint),
         options.images,
         top=options.top,
         unreadable=options.unreadable,
@@ -69,6 +73,7 @@ def main(arguments: Sequence[str]) -> int:
         device=options.device,
         workers=options.data_workers,
         draw=options.draw,
+        trust=options.trust,
     )
     found = [{name: value for name, value in one.items() if name != "mask"} for one in found]  # pixels are no text
     kind = options.format or ("table" if options.out is None and sys.stdout.isatty() else "csv")

@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from vitmods.cli.options import parse
+from vitmods.util.address import named
 
 
 @dataclass(frozen=True)
@@ -19,13 +20,14 @@ class Report:
     examples:
       vitmods report runs/digits-mu3-2
       vitmods report runs/digits-mu3-2 --out answer.html
+      vitmods report runs/digits-mu3-2 --out answer.svg     (an image: the sentence and the intervals)
       vitmods report runs/digits-mu3-2 --reference dpn --out against-dpn.html     (all others, base too, against dpn)
     """
 
     folder: Annotated[Path, tyro.conf.Positional]
-    """the study's folder"""
+    """the study's folder or address"""
     out: Path | None = None
-    """where the report goes; None: report.html in the folder"""
+    """where the report goes, .html, or .svg for an image of the verdicts; None: report.html in the folder"""
     reference: str = "base"
     """the arm that all others are compared with"""
 
@@ -39,5 +41,5 @@ def main(arguments: Sequence[str]) -> int:
     answer = Answer.load(options.folder, options.reference)
     report = answer.report(options.out)
     print_answer(answer)
-    print(f"\nReport: {report}")
+    print(f"\nReport: {named(report)}")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitmods.cli.options import DataOptions, MachineOptions, asked_for, defaults_from, parse, readable_folder
 from vitmods.recipes import Recipe
+from vitmods.util.address import address_of, named, place
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,7 +50,8 @@ class Train:
     recipe: str = "digits"
     """where the training options start from: plain, deit, augreg(level=light1), ...; `vitmods recipes` lists them"""
     out: Path | None = None
-    """the trial's folder; None: runs/DATA-BASE-train-ARM-seedSEED"""
+    """the trial's folder, or an address as s3://bucket/folder (docs/clusters.md); None:
+    runs/DATA-BASE-train-ARM-seedSEED"""
     devices: int = 1
     """processes that train together, each on a GPU of its own or on the CPU; torchrun does it on several machines"""
     shard: bool = False
@@ -123,8 +126,11 @@ def run_trial(
     settings = Settings(fixed, arms=(), seeds=make_seeds([seed]))
     folder = StudyFolder(out)
     together = processes or ALONE
-    together.once(folder.refuse_study)
+    out = folder.path
+    if (address := address_of(out)) and together.size > int(os.environ.get("LOCAL_WORLD_SIZE", together.size)):
+        raise UserError(f"Processes on several machines share a folder, which {address} is not: name one with --out.")
     with folder.lock() if together.first else nullcontext():
+        together.once(folder.refuse_study)
         how = Running(**machine.how())
         divided: dict[str, Any] = {"processes": together, "shard": shard}
         runner = TrialRunner(folder, settings, how.device, progress=how.progress, **how.of_trials(), **divided)
@@ -154,5 +160,5 @@ def show(result: dict[str, Any], out: Path) -> int:
         print(f"diverged: {result['message']}")
         return 1
     metrics = ", ".join(f"{metric} {value:.4f}" for metric, value in result["metrics"].items())
-    print(f"{result['split']}: {metrics}\nWeights: {out}/model.safetensors")
+    print(f"{result['split']}: {metrics}\nWeights: {named(place(out))}/model.safetensors")
     return 0

@@ -1,6 +1,8 @@
 """What augmentation does to a batch, once its numbers are drawn, and mixing. Images are (B, C, H, W)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -64,12 +66,47 @@ def per_channel(values: Sequence[float], channels: int) -> Tensor:
 
 def erase(pixels: Tensor, positions: Ints, boxes: Ints, seeds: NDArray[np.uint64]) -> Tensor:
     """Fill each box (E, 4) of the images at `positions` (E,) with unit normal noise of its own seed, in place."""
-    for position, box, seed in zip(positions.tolist(), boxes.tolist(), seeds.tolist(), strict=True):
-        top, left, height, width = box
-        noise = torch.Generator().manual_seed(seed >> 1)  # torch takes 63 bits
-        box_size = (pixels.shape[1], height, width)
-        pixels[position, :, top : top + height, left : left + width] = torch.randn(box_size, generator=noise)
+    noise = box_noise(pixels.shape[1], boxes, seeds)
+    for position, (top, left, height, width), one in zip(positions.tolist(), boxes.tolist(), noise, strict=True):
+        pixels[position, :, top : top + height, left : left + width] = one
     return pixels
+
+
+def box_noise(channels: int, boxes: Ints, seeds: NDArray[np.uint64]) -> list[Tensor]:
+    """For each box unit normal noise of its own seed, (channels, height, width)."""
+    found = []
+    for (_, _, height, width), seed in zip(boxes.tolist(), seeds.tolist(), strict=True):
+        generator = torch.Generator().manual_seed(seed >> 1)  # torch takes 63 bits
+        found.append(torch.randn((channels, height, width), generator=generator))
+    return found
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """How the images of a batch are mixed with their predecessors: `kept` of each stays; box: where the predecessor's
+    pixels are pasted (CutMix), None: everywhere, blended (mixup)."""
+
+    kept: float
+    box: tuple[slice, slice] | None = None
+
+    @classmethod
+    def pasted(cls, size: tuple[int, int], kept: float, at: tuple[float, float]) -> Self:
+        """With a box of about 1 - kept of the area of images of `size`; `kept` becomes the area that stays."""
+        top, left, height, width = cutmix_box(size, kept, at)
+        box = (slice(top, top + height), slice(left, left + width))
+        return cls(1.0 - height * width / (size[0] * size[1]), box)
+
+    def images(self, images: Tensor, before: Tensor) -> Tensor:
+        """(B, C, H, W) each."""
+        if self.box is None:
+            return blend(images, before, self.kept)
+        mixed, box = images.clone(), (..., *self.box)
+        mixed[box] = before[box]
+        return mixed
+
+    def targets(self, targets: Tensor, before: Tensor) -> Tensor:
+        """(B, K) each."""
+        return blend(targets, before, self.kept)
 
 
 def mix(
@@ -96,20 +133,30 @@ def mix(
     ICCV 2019. With one image in the batch there is no partner and only the targets change their form.
     """
 
+    size = (images.shape[-2], images.shape[-1])
+    how = draw_mixing(size, mixup=mixup, cutmix=cutmix, seed=seed, epoch=epoch, batch=batch)
+    return how.images(*_pairs(images, predecessors)), mix_targets(how, labels, classes, predecessors)
+
+
+def draw_mixing(size: tuple[int, int], *, mixup: float, cutmix: float, seed: int, epoch: int, batch: int) -> Mixing:
+    """How the batch of that number is mixed, its images being of `size`."""
+
     def draw(stream: Stream) -> float:
         return float(uniform(seed, stream, epoch, batch))
 
-    targets = labels if labels.is_floating_point() else one_hot(labels, classes).float()
     use_cutmix = cutmix > 0 and (mixup == 0 or draw(Stream.MIX_KIND) < 0.5)
     kept = _beta(cutmix if use_cutmix else mixup, draw(Stream.MIX_LAMBDA))
     if use_cutmix:
-        images, kept = cut_in(*_pairs(images, predecessors), kept, (draw(Stream.MIX_TOP), draw(Stream.MIX_LEFT)))
-    else:
-        # As in big_vision the larger share is the image's own. The order of a batch is random, and exchanging the
-        # shares exchanges an image with its successor: the mixed images of a batch are distributed as without this.
-        kept = max(kept, 1 - kept)
-        images = blend(*_pairs(images, predecessors), kept)
-    return images, blend(*_pairs(targets, predecessors), kept)
+        return Mixing.pasted(size, kept, (draw(Stream.MIX_TOP), draw(Stream.MIX_LEFT)))
+    # As in big_vision the larger share is the image's own. The order of a batch is random, and exchanging the shares
+    # exchanges an image with its successor: the mixed images of a batch are distributed as without this.
+    return Mixing(max(kept, 1 - kept))
+
+
+def mix_targets(how: Mixing, labels: Tensor, classes: int, predecessors: bool = False) -> Tensor:
+    """Targets (B, K) of mixed images, of labels as `mix` takes them."""
+    targets = labels if labels.is_floating_point() else one_hot(labels, classes).float()
+    return how.targets(*_pairs(targets, predecessors))
 
 
 def _pairs(values: Tensor, predecessors: bool) -> tuple[Tensor, Tensor]:
@@ -123,16 +170,6 @@ def _pairs(values: Tensor, predecessors: bool) -> tuple[Tensor, Tensor]:
 def blend(values: Tensor, before: Tensor, kept: float) -> Tensor:
     """kept * value + (1 - kept) * predecessor's value, along the batch."""
     return torch.lerp(before, values, kept)
-
-
-def cut_in(images: Tensor, before: Tensor, kept: float, at: tuple[float, float]) -> tuple[Tensor, float]:
-    """Paste the predecessor's pixels into a box of about 1 - kept of the area; also returns the area that is kept."""
-    height, width = images.shape[-2:]
-    top, left, box_h, box_w = cutmix_box((height, width), kept, at)
-    box = (..., slice(top, top + box_h), slice(left, left + box_w))
-    mixed = images.clone()
-    mixed[box] = before[box]
-    return mixed, 1.0 - box_h * box_w / (height * width)
 
 
 def _beta(alpha: float, draw: float) -> float:

@@ -1,11 +1,15 @@
 """One batch, as the data makes it, the loop moves it and a task reads it."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
+
+from vitmods.data.raw import Left
+
+Data = TypeVar("Data")
 
 
 @dataclass(frozen=True)
@@ -16,19 +20,37 @@ class Batch:
     the data for: a tensor whose first axis counts images (classes int64 (B,), fractions of classes or labels float32
     (B, K), masks int64 (B, H, W)), a list with an entry an image (boxes), or a dict or tuple of those. index: int64
     (B,), positions in the split. views: further views of the same images, each (B, C, h, w) in a size of its own.
+    left: where images and views are uint8 still, what `to` makes inputs of them by; tasks never see such a batch.
     """
 
     inputs: Tensor
     targets: Any
     index: Tensor
     views: tuple[Tensor, ...] = ()
+    left: Left | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def to(self, device: torch.device) -> Self:
-        """The batch on a device; the same tensors if they are there already."""
-        return type(self)(*(_moved(value, device) for value in vars(self).values()))
+        """The batch on a device, ready for the model; the same tensors if they are there already."""
+        moved = self.moved(device)
+        if (left := moved.left) is None:
+            return moved
+        views = tuple(map(left.normalized, moved.views))
+        return type(self)(left.images(moved.inputs), moved.targets, moved.index, views)
+
+    def moved(self, device: torch.device) -> Self:
+        """The same, images as uint8 if they are: a part of them may be made ready, by `to`, after the other."""
+        found = self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
+        return found if found.left is None else replace(found, left=found.left.with_before(found.inputs))
+
+    def pinned(self) -> Self:
+        """In memory from which a GPU copies while the host goes on."""
+        return self._mapped(lambda tensor: tensor.pin_memory())
+
+    def _mapped(self, made: Callable[[Tensor], Tensor]) -> Self:
+        return type(self)(*(_mapped(value, made) for value in vars(self).values()))
 
     def parts(self, count: int) -> Iterator[Self]:
         """At most `count` parts of nearly the same size, one after the other."""
@@ -36,21 +58,34 @@ class Batch:
         if count == 1:
             yield self
             return
-        for positions in torch.arange(len(self)).tensor_split(count):
-            part = slice(int(positions[0]), int(positions[-1]) + 1)
+        size, more = divmod(len(self), count)  # the first parts have one more
+        for number in range(count):
+            start = number * size + min(number, more)
+            part = slice(start, start + size + (number < more))
             yield type(self)(*(_sliced(value, part) for value in vars(self).values()))
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def for_device(dataset: Data, device: torch.device) -> Data:
+    """A data set whose batches reach a CUDA device as uint8, if it can (`as_uint8`); elsewhere the set itself."""
+    can = device.type == "cuda" and hasattr(dataset, "as_uint8")
+    found: Data = dataset.as_uint8() if can else dataset  # type: ignore[attr-defined]
+    return found
+
+
+def _mapped(value: Any, made: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
+        return made(value)
+    if isinstance(value, Left):
+        return value.tensors(made)
     if isinstance(value, dict):
-        return {name: _moved(inner, device) for name, inner in value.items()}
-    return type(value)(_moved(inner, device) for inner in value) if isinstance(value, list | tuple) else value
+        return {name: _mapped(inner, made) for name, inner in value.items()}
+    return type(value)(_mapped(inner, made) for inner in value) if isinstance(value, list | tuple) else value
 
 
 def _sliced(value: Any, part: slice) -> Any:
     """Of tensors and lists, which count images, some; of dicts and tuples, what they hold of these."""
+    if value is None or isinstance(value, Left):
+        return value and value.part(part)
     if isinstance(value, dict):
         return {name: _sliced(inner, part) for name, inner in value.items()}
     return tuple(_sliced(inner, part) for inner in value) if isinstance(value, tuple) else value[part]

@@ -10,11 +10,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.data.augment import erase, flip, mix, normalize, pad_crop, per_channel, resized_crops
+from vitmods.data.augment import (
+    box_noise,
+    draw_mixing,
+    erase,
+    flip,
+    mix,
+    mix_targets,
+    normalize,
+    pad_crop,
+    per_channel,
+    resized_crops,
+)
 from vitmods.data.batch import Batch
 from vitmods.data.boxes import Ints, crop_boxes, erase_boxes, inception_boxes
 from vitmods.data.geometry import Geometry
 from vitmods.data.randaugment import randaugment
+from vitmods.data.raw import Left, erasing
 from vitmods.data.rng import Stream, bits, permutation, uniform
 from vitmods.data.sampler import apart, positions, repeated
 from vitmods.data.store import Store
@@ -131,6 +143,11 @@ class ImageDataset(SplitDataset):
     target: str = "class"
     joint: Joint | None = None
     joint_view: JointView | None = None
+    uint8: bool = False
+
+    def as_uint8(self) -> Self:
+        """The same set, whose batches hold images as uint8 until `Batch.to` makes inputs of them on the device."""
+        return replace(self, uint8=True)
 
     @property
     def train(self) -> Split:
@@ -205,11 +222,19 @@ class ImageDataset(SplitDataset):
             pixels, targets = self._views(self.splits[split], index)
             if change is not None:
                 pixels = change(pixels, torch.from_numpy(index))
-            return Batch(self._normalized(pixels), targets, torch.from_numpy(index))
+            return self._made(pixels, targets, torch.from_numpy(index))
 
         n = len(self.splits[split])
         starts = [start for start in range(0, n, batch_size) if self.rank < min(batch_size, n - start)]
         return in_order(make, starts, self.workers)
+
+    def plain_images(self, split: str, most: int, batch_size: int) -> Iterator[Tensor]:
+        """Up to `most` images of a split, evenly spread over it, as evaluation sees them: float32 (B, C, H, W), all of
+        them in every process."""
+        count = len(self.splits[split])
+        chosen = np.linspace(0, count - 1, min(most, count)).round().astype(np.int64)
+        for start in range(0, len(chosen), batch_size):
+            yield self._normalized(self._views(self.splits[split], chosen[start : start + batch_size])[0])
 
     def _order(self, seed: int, epoch: int) -> Ints:
         """The order (n,) in which an epoch visits the training images."""
@@ -231,6 +256,8 @@ class ImageDataset(SplitDataset):
             pixels = flip(pixels, uniform(seed, Stream.FLIP, epoch, views) < augment.flip)
         if augment.randaugment is not None:
             pixels = randaugment(pixels, seed, epoch, views, augment)
+        if self.uint8:
+            return self._left_to_device(pixels, views, seed, epoch, number)
         images = self._normalized(pixels)
         if augment.erasing > 0:
             erased, boxes = erase_boxes(seed, epoch, views, self.img_size, augment.erasing)
@@ -243,13 +270,32 @@ class ImageDataset(SplitDataset):
         mixed = mix(images, batch.targets, self.num_classes, **drawn, predecessors=others)  # type: ignore[arg-type]
         return Batch(*mixed, batch.index[: len(mixed[0])])
 
+    def _left_to_device(self, pixels: Tensor, views: Ints, seed: int, epoch: int, number: int) -> Batch:
+        """The same batch, with what follows RandAugment drawn and not yet done."""
+        augment, index, others = self.augment, positions(views), self.world_size > 1
+        left, targets = Left(*self._mean_and_std), self._targets("train", index)
+        if augment.erasing > 0:
+            erased, boxes = erase_boxes(seed, epoch, views, self.img_size, augment.erasing)
+            noise = box_noise(pixels.shape[1], boxes, bits(seed, Stream.ERASE_NOISE, epoch, views[erased]))
+            where, values = erasing(len(pixels), pixels.shape[1], erased, boxes, noise)
+            left = replace(left, erased=where, noise=values)
+        if augment.mixup > 0 or augment.cutmix > 0:
+            drawn = {"mixup": augment.mixup, "cutmix": augment.cutmix, "seed": seed, "epoch": epoch, "batch": number}
+            how = draw_mixing((pixels.shape[-2], pixels.shape[-1]), **drawn)  # type: ignore[arg-type]
+            targets, left = mix_targets(how, targets, self.num_classes, others), replace(left, mixing=how)
+            if others:  # the second half are the predecessors
+                own = len(pixels) // 2
+                left = replace(left, before=pixels[own:], before_erased=left.erased[own:], erased=left.erased[:own])
+                pixels, index = pixels[:own], index[:own]
+        return Batch(pixels, targets, torch.from_numpy(index), left=left)
+
     def _joint_batch(self, joint: Joint, views: Ints, seed: int, epoch: int) -> Batch:
         index = positions(views)
         stored = [self.train.store.image(i) for i in index.tolist()]
         draw = Draw(seed, epoch, views, index, self.augment, self.img_size)
         pixels, targets = joint(stored, self._targets("train", index), draw)
-        first, *others = map(self._normalized, pixels)
-        return Batch(first, targets, torch.from_numpy(index), tuple(others))
+        first, *others = pixels
+        return self._made(first, targets, torch.from_numpy(index), tuple(others))
 
     def _cropped(self, views: Ints, seed: int, epoch: int) -> Tensor:
         """Training views, uint8 (B, C, H, W), which the caller may change."""
@@ -284,6 +330,12 @@ class ImageDataset(SplitDataset):
             return split.geometry.view(torch.from_numpy(stack)).contiguous()
         pixels = (torch.from_numpy(split.store.image(i).copy())[None] for i in index.tolist())
         return torch.cat([split.geometry.view(image) for image in pixels])
+
+    def _made(self, pixels: Tensor, targets: Any, index: Tensor, views: tuple[Tensor, ...] = ()) -> Batch:
+        """The batch of images that are normalized and nothing else, or will be."""
+        if self.uint8:
+            return Batch(pixels, targets, index, views, Left(*self._mean_and_std))
+        return Batch(self._normalized(pixels), targets, index, tuple(map(self._normalized, views)))
 
     def _normalized(self, pixels: Tensor) -> Tensor:
         return normalize(pixels, *self._mean_and_std)

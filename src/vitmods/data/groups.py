@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from vitmods.data.records import printable
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user
+from vitmods.util.limits import open_table, table
 
 SUGGESTED = (
     r"([^/]+)[-_.](?:frame|tile|crop|f)?[-_]?\d+\.[^./]+$",
@@ -101,8 +102,8 @@ def read_columns(path: str | Path, columns: Iterable[str]) -> list[dict[str, str
     """The rows of a CSV file that has these columns, and maybe others. UserError where it has not, or is none."""
     shown = printable(str(path))
     try:
-        with open(expand_user(path), newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-            reader = csv.DictReader(file, restval="", strict=True)
+        with open_table(expand_user(path), errors="surrogateescape") as file:
+            reader = table(file, restval="", strict=True)
             reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
             if missing := [name for name in columns if name not in reader.fieldnames]:
                 raise UserError(
@@ -114,6 +115,8 @@ def read_columns(path: str | Path, columns: Iterable[str]) -> list[dict[str, str
                 if None in row:
                     raise UserError(f"Line {reader.line_num} of {shown} has more columns than its first line.")
                 rows.append(row)
+    except UserError:
+        raise
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{shown} cannot be read as a CSV file: {error}.") from error
     names = Counter(row.get("image", "") for row in rows)

@@ -21,6 +21,7 @@ from vitmods.data.threads import AHEAD, busy_with, cores, in_order
 from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_atomically
+from vitmods.util.limits import read_bytes, read_json
 
 IGNORE = 255
 """the class of pixels that are neither trained on nor evaluated"""
@@ -81,7 +82,7 @@ class MaskFile:
         """Classes (H, W), IGNORE where there is none. UserError where the file can no longer be read."""
         try:
             with reading():
-                raw = self.path.read_bytes()
+                raw = read_bytes(self.path, "image")
             return self.coding.read(raw)
         except Unreadable as error:
             raise UserError(f"{printable(str(self.path))} cannot be read any more: {error}. Repair it.") from error
@@ -129,7 +130,7 @@ def _remembered(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
     except UserError:  # there is no place for caches
         return _look(images, masks, coding)
     with suppress(OSError, ValueError, TypeError):
-        rows = json.loads(kept.read_text())
+        rows = read_json(kept, "JSON")
         return [_Seen(reason, stamp, tuple(classes)) for reason, stamp, classes in rows]
     found = _look(images, masks, coding)
     with suppress(OSError, UserError):  # what cannot be kept is made again

@@ -1,12 +1,13 @@
 """What a source of images offers: names, labels and a way to fetch each image."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Union
 
 import numpy as np
 from numpy.typing import NDArray
+
+from vitmods.util.text import printable as printable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -165,12 +166,3 @@ ALLOWED = {
     "overlap": "images of val or test that are in train too",
     "missing": "classes of val or test without a training image",
 }
-
-
-_UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
-
-
-def printable(name: str) -> str:
-    """A name that any terminal, table and UTF-8 file can take: bytes that are not text, and what moves the cursor, ends
-    a line or turns the direction of writing, become backslash codes."""
-    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], name)

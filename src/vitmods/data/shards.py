@@ -22,6 +22,7 @@ from vitmods.data.records import Records, Source, printable
 from vitmods.data.tars import read_at
 from vitmods.data.threads import cores
 from vitmods.util.errors import UserError
+from vitmods.util.limits import parse_json, read_json
 
 MANIFEST, MANIFEST_FORMAT = "manifest.json", "vitmods shards 1"
 FORMAT = "vitmods shard 1"
@@ -64,7 +65,7 @@ class ShardIndex(NamedTuple):
     @classmethod
     def from_bytes(cls, content: bytes) -> "ShardIndex":
         """Inverse of to_bytes. Raises ValueError, KeyError or TypeError on others."""
-        values = json.loads(content)
+        values = parse_json(content)
         if values["format"] != FORMAT:
             raise ValueError(f"format {values['format']!r}, not {FORMAT!r}")
         return cls(tuple(Row(*row) for row in values["images"]), tuple((m, r) for m, r in values["broken"]))
@@ -74,9 +75,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """What `vitmods data pack` wrote last. Raises UserError if it cannot be read."""
     path = folder / MANIFEST
     try:
-        manifest: dict[str, Any] = json.loads(path.read_bytes())
+        manifest: dict[str, Any] = read_json(path, "JSON")
         found = manifest["format"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{printable(str(path))} cannot be read ({error}). {_AGAIN}") from error
     if found != MANIFEST_FORMAT:
         raise UserError(f"{printable(str(path))} is of the format {found!r}; this version reads {MANIFEST_FORMAT!r}.")
@@ -102,7 +103,9 @@ def packed(folder: Path) -> Source:
     manifest = read_manifest(folder)
     try:
         return _listed(folder, manifest)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
         where = printable(str(folder / MANIFEST))
         raise UserError(f"{where} does not list what was packed ({error!r}). {_AGAIN}") from error
 

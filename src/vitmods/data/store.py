@@ -20,7 +20,6 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -34,6 +33,7 @@ from vitmods.data.threads import AHEAD, busy_with, cores, in_order
 from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
 from vitmods.util.files import progress_console, tracked, write_atomically
+from vitmods.util.limits import parse_json, read_npz
 
 SMALL = 1 << 20  # bytes: a split of so few is decoded in each process; of others all processes map one file
 FEW = 1000  # images that are looked through in each process, where their pixels are not kept
@@ -254,11 +254,11 @@ def _some(records: Records) -> Iterator[tuple[int, Raw]]:
 def _read_table(folder: Path) -> _Table | None:
     """None where there is none, or it or its pixels are cut off."""
     try:
-        with np.load(folder / "index.npz", allow_pickle=False) as arrays:
-            reasons = {int(row): reason for row, reason in json.loads(arrays["reasons"].tobytes()).items()}
-            table = _Table(arrays["rows"], reasons, int(arrays["end"]))
+        arrays = read_npz(folder / "index.npz", ["rows", "reasons", "end"])
+        reasons = {int(row): reason for row, reason in parse_json(arrays["reasons"].tobytes()).items()}
+        table = _Table(arrays["rows"], reasons, int(arrays["end"]))
         whole = table.rows.dtype == _ROW and os.path.getsize(folder / "pixels.bin") >= table.end
-    except (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, zlib.error, BadZipFile):
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
     return table if whole else None
 

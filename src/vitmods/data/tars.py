@@ -15,6 +15,7 @@ from vitmods.data.digests import file_key, remembered
 from vitmods.data.read import Unreadable, reading
 from vitmods.data.records import printable
 from vitmods.util.errors import UserError
+from vitmods.util.limits import read_npz
 
 _REMEMBERED = 1 << 28  # bytes: a larger file takes long enough to list for the list to be kept
 
@@ -43,8 +44,11 @@ def members(file: BinaryIO, start: int = 0, end: int | None = None) -> Iterator[
     end, last = os.fstat(file.fileno()).st_size if end is None else end, ""
     file.seek(start)
     with tarfile.open(fileobj=file, mode="r:") as tar:
-        while (member := tar.next()) is not None and member.offset < end:
-            last = member.name
+        before = start - 1
+        while (member := _next(tar, last)) is not None and member.offset < end:
+            if member.size < 0 or member.offset <= before:  # tarfile would read the same headers for ever
+                raise Damaged(printable(last), f"a header behind it, at byte {member.offset:,}, is damaged")
+            last, before = member.name, member.offset
             if member.offset_data + member.size > end:
                 raise Damaged(printable(last), "the tar file is cut off within it; what follows is lost")
             if member.isfile():
@@ -57,6 +61,18 @@ def members(file: BinaryIO, start: int = 0, end: int | None = None) -> Iterator[
     if after:
         raise Damaged(where, f"the header at byte {tar.offset:,} is damaged; what follows is lost")
     raise Damaged(where, "the tar file lacks the end mark: it is cut off", lost=False)
+
+
+def _next(tar: tarfile.TarFile, last: str) -> tarfile.TarInfo | None:
+    """The next member; whatever tarfile makes of a header that is none becomes Damaged."""
+    try:
+        return tar.next()
+    except (OSError, tarfile.TarError):
+        raise
+    except Exception as error:  # ValueError, OverflowError, RecursionError of headers that follow headers, ...
+        raise Damaged(
+            f"after {printable(last)}" if last else "at its start", f"a header is damaged: {error}"
+        ) from error
 
 
 def read_at(path: Path, offset: int, size: int) -> bytes:
@@ -97,9 +113,9 @@ def open_tar(path: Path) -> Tar:
 
 
 def _read(path: Path, kept: Path) -> Tar:
-    with np.load(kept, allow_pickle=False) as arrays:
-        names = arrays["names"].tobytes().decode("utf-8", "surrogateescape").split("\0")
-        return Tar(path, tuple(names), arrays["offsets"], arrays["sizes"])
+    arrays = read_npz(kept, ["names", "offsets", "sizes"])
+    names = arrays["names"].tobytes().decode("utf-8", "surrogateescape").split("\0")
+    return Tar(path, tuple(names), arrays["offsets"], arrays["sizes"])
 
 
 def _write(file: IO[bytes], tar: Tar) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from itertools import islice
+from itertools import count, islice
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -103,6 +103,20 @@ def in_order(
         end = time.monotonic() + end_s
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
+
+
+def ahead(items: Iterator[Item], prepare: Callable[[Item], Item]) -> Iterator[Item]:
+    """The items in their order, taken and prepared by a thread that stays two ahead of the consumer."""
+    end: Any = object()
+
+    def take(_: int) -> Item:
+        item = next(items, end)
+        return item if item is end else prepare(item)
+
+    for item in in_order(take, count(), 1):
+        if item is end:
+            return
+        yield item
 
 
 def _work(make: Callable[[int], Any], tasks: "SimpleQueue[tuple[Future[Any], int] | None]") -> None:

@@ -18,15 +18,21 @@ from vitmods.stats.intervals import fraction, mean_of_fractions, wilson
 from vitmods.tasks.classification import Classification, first_five
 from vitmods.tasks.metrics import Metric
 
-METRICS = (*Classification.metrics, Metric("balanced_accuracy", "balanced accuracy", "top1"))
+METRICS = (
+    *Classification.metrics,
+    Metric("balanced_accuracy", "balanced accuracy", "top1"),
+    Metric("worst_class_accuracy", "accuracy of the worst class", "top1"),
+)
 
 Ints = NDArray[np.int64]
 
 
 def accuracy(outputs: ModelOutputs) -> ProtocolResult:
-    """The protocol: fractions of images with Wilson's intervals, and the mean over classes of the fraction in each.
+    """The protocol: fractions of images with Wilson's intervals, and the mean and the smallest over classes of the
+    fraction in each.
 
-    Classes without an image are in no mean.
+    Classes without an image are in neither. The smallest has no interval: of few images a class it is lower than the
+    worst class is, as the smallest of noisy numbers.
     """
     ranked, targets = first_five(outputs.logits), outputs.targets
     label_sets = outputs.dataset.splits[outputs.split].label_sets
@@ -45,6 +51,7 @@ def accuracy(outputs: ModelOutputs) -> ProtocolResult:
             "top1": float(first.mean()),
             "top5": float(five.mean()),
             "balanced_accuracy": float((hits[seen] / images[seen]).mean()),
+            "worst_class_accuracy": float((hits[seen] / images[seen]).min()),
         },
         detail={"images": count, "per_class": _per_class(classes, hits, images)},
         intervals={

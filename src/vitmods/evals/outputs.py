@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from vitmods.data.batch import for_device
 from vitmods.evals.options import Options
 from vitmods.tasks.base import TaskModel
 from vitmods.util.errors import UserError
@@ -105,7 +106,8 @@ class ModelOutputs:
         count = math.ceil(self.dataset.summary()["splits"][split]["count"] / self.batch_size)
         reader = _read_by_head(self.model) if head_of(self.model) is not None else nullcontext(list[Tensor]())
         with reader as read:
-            for batch in self.progress(self.dataset.eval_batches(split, self.batch_size), count, split):
+            batches = for_device(self.dataset, self.device).eval_batches(split, self.batch_size)
+            for batch in self.progress(batches, count, split):
                 with self.autocast():
                     found = self.model(batch.to(self.device).inputs).float()
                 if split == self.split:  # of the training images they would fill the memory, and nobody asks

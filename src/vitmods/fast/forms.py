@@ -60,7 +60,8 @@ class Forms:
         self, block: Any, x: Tensor, read: Read | None = None, recomputes: bool = False, recomputes_frozen: bool = False
     ) -> Tensor:
         out: Tensor
-        surviving = self.surviving and block.training and eager(x) and x.device.type == "cpu" and x.shape[0] > 1
+        chooses = type(x) is Tensor and x.device.type == "cpu" and x.shape[0] > 1  # reads which images survive
+        surviving = self.surviving and block.training and chooses and eager(x)
         parts = _parts(block) if read or surviving or recomputes or recomputes_frozen else None
         if parts is None:
             out = block(x)

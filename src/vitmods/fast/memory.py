@@ -147,13 +147,13 @@ def _made_again(value: Tensor, make: Callable[[Tensor], Tensor], source: Tensor)
     Gradients flow to where the value came from. All else is kept as ever: by the hooks that stand around, or as it is,
     with an error if it is written to before backward.
     """
-    place, size, kind = value.data_ptr(), value.numel(), value.device.type
+    place, size, kind = _place(value), value.numel(), value.device.type
     autocast = partial(torch.autocast, kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
     keep, give = torch._C._autograd._top_saved_tensors_default_hooks(False) or (_keep, _give)
     again: list[Any] = []  # the source, kept once
 
     def pack(kept: Tensor) -> Any:
-        if kept.data_ptr() != place or kept.numel() != size:
+        if kept.numel() != size or _place(kept) != place:
             return None, keep(kept)
         if not again:
             again.append(keep(source))
@@ -168,6 +168,11 @@ def _made_again(value: Tensor, make: Callable[[Tensor], Tensor], source: Tensor)
             return make(tensor).as_strided(*form)
 
     return saved_tensors_hooks(pack, unpack)
+
+
+def _place(tensor: Tensor) -> tuple[int, int]:
+    """Where a tensor begins, of those that are alive: a fake one has no address."""
+    return tensor.untyped_storage()._cdata, int(tensor.storage_offset())
 
 
 def _keep(tensor: Tensor) -> tuple[Tensor, int]:

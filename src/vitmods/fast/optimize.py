@@ -13,7 +13,7 @@ from vitmods.model.vit import ViT
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
-def optimize_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -> ViT:
+def optimize_for_inference(model: nn.Module, dtype: torch.dtype | None = None, join_branches: bool = True) -> ViT:
     """A new model in evaluation mode with the same outputs and fewer, faster operations; the old one is untouched.
 
     Gains, biases and LayerScale are folded into the linear maps beside them, BatchNorm altogether. Linear maps have
@@ -26,6 +26,7 @@ def optimize_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -
     Args:
         model: a vitmods ViT, or one of timm, Hugging Face or torchvision (imported exactly).
         dtype: cast to this type after folding, as torch.bfloat16; None keeps the model's.
+        join_branches: False leaves parallel branches one after another, to compare the two (Three Things, Table 4).
 
     Raises UserError for a model that cannot be read, AssertionError if the outputs on random images differ by more
     than 1e-5 of the largest (a bug).
@@ -34,7 +35,7 @@ def optimize_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -
     branches = old.vit_config.parallel
     named = {sequential_name(name, branches): value for name, value in old.state_dict().items()}
     folded, weights = fold(old.vit_config.unrolled, named)
-    merged = merge_branches(folded, weights, branches) if branches > 1 else None
+    merged = merge_branches(folded, weights, branches) if branches > 1 and join_branches else None
     config, weights = merged or (folded.rolled(branches), weights)
     reference = next(old.parameters())
     new = ViT(config).to(device=reference.device, dtype=reference.dtype)

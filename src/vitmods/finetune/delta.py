@@ -16,6 +16,7 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_atomically
+from vitmods.util.limits import parse_json
 
 FORMAT = "vitmods-delta-1"
 _BESIDE = "task:"  # before the names of the modules' tensors
@@ -142,10 +143,10 @@ def read_delta(path: str | Path) -> Delta:
         raise UserError(f"{path.name} is no delta of this version of vitmods: save_delta writes one.")
     try:
         config = ViTConfig.from_json(metadata["config"])
-        digests, base = dict(json.loads(metadata["digests"])), metadata["base"]
-        names = [str(name) for name in json.loads(metadata["own"])]
-        beside = {str(name): value for name, value in json.loads(metadata.get("modules", "{}")).items()}
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        digests, base = dict(parse_json(metadata["digests"])), metadata["base"]
+        names = [str(name) for name in parse_json(metadata["own"])]
+        beside = {str(name): value for name, value in parse_json(metadata.get("modules", "{}")).items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path.name} is damaged: what it says of its model cannot be read ({error}).") from error
     modules = {name.removeprefix(_BESIDE): own.pop(name) for name in [*own] if name.startswith(_BESIDE)}
     missing = [name for name in names if name not in own] + [name for name in beside if name not in modules]

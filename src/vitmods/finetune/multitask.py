@@ -12,7 +12,7 @@ from vitmods.util.errors import UserError, nearest
 
 
 class MultiTask(nn.Module):
-    """Serves several fine-tuned models that fraction what they have in common; for inference.
+    """Serves several fine-tuned models that have most weights in common; for inference.
 
     ``multi["pets"]`` is the ViT of a task, with its own head, positions and resolution; ``multi(images, "pets")`` calls
     it. Going from task to task copies nothing, outputs are those of the separate models bit for bit, and ``to`` keeps

@@ -46,7 +46,7 @@ class BlockConfig:
 
 
 class Block(nn.Module):
-    """Attention and MLP branches around a residual stream; (B, N, C) in and out.
+    """Attention and MLP branches around a residual stream; (B, N, C) in and out::
 
         x ──┬─ norm1 ─ attn ─ norm1_branch ─ ls1 ─ drop_path1 ─ + ─ norm1_after ─┐
             └───────────────────────────────────────────────────┘                │

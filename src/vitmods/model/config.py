@@ -9,6 +9,7 @@ from typing import Any, Literal
 from vitmods.model.names import MODELS, SIZES, parse_name
 from vitmods.model.slots import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig, check_types
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.limits import parse_json
 
 __all__ = ["BranchConfig", "FirstBlocks", "NormConfig", "PositionalConfig", "StemConfig", "ViTConfig"]
 
@@ -162,7 +163,7 @@ class ViTConfig:
     @classmethod
     def from_json(cls, text: str) -> "ViTConfig":
         """The inverse of ``to_json``. Raises UserError on fields that this version does not know, or of other types."""
-        return cls.from_dict(json.loads(text))
+        return cls.from_dict(parse_json(text))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ViTConfig":

@@ -31,7 +31,13 @@ def count_macs(config: ViTConfig, dense_norms: bool = False) -> int:
         pool += 2 * c * (config.pool_mlp_dim or config.mlp_dim)
     hidden = config.head_hidden or (c if config.representation else 0)
     head = (hidden or c) * config.num_classes + c * hidden
-    return blocks + config.stem.facts.macs(stem_size(config)) + pool + head
+    return blocks + _stem_macs(config) + pool + head
+
+
+def _stem_macs(config: ViTConfig) -> int:
+    """Products of the stem, and of the norm on the pixels of a patch where it has any (whitening)."""
+    size, before = stem_size(config), config.stem.before
+    return config.stem.facts.macs(size) + (before.facts.macs(config.grid, size.values, False) if before else 0)
 
 
 def count_published(config: ViTConfig) -> int:

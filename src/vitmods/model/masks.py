@@ -48,8 +48,8 @@ def patch_dropout(model: "ViT", images: Tensor) -> Tensor | None:
     return order[:, :kept].sort(dim=1).values
 
 
-def visible_patches(model: "ViT", images: Tensor, keep: Tensor, mask: Tensor | None) -> Tensor:
-    """Tokens of the visible patches alone, (B, K, C)."""
+def visible_patches(model: "ViT", images: Tensor, keep: Tensor, mask: Tensor | None, drawn: bool) -> Tensor:
+    """Tokens of the visible patches alone, (B, K, C); ``drawn`` by the model itself, or the caller's."""
     if mask is not None:
         raise UserError("Give keep (visible patches alone) or mask (mask tokens in their place), not both.")
     on_grid = {type(module).__name__ for module in reads_grid(model)}
@@ -58,7 +58,7 @@ def visible_patches(model: "ViT", images: Tensor, keep: Tensor, mask: Tensor | N
             f"{', '.join(sorted(on_grid))} reads the whole grid of patches, which visible ones alone do not form: "
             "use mask, which keeps all tokens in place."
         )
-    visible: Tensor = model.patch_embed(images, keep)
+    visible: Tensor = model.patch_embed(images, keep, drawn=True) if drawn else model.patch_embed(images, keep)
     return visible
 
 

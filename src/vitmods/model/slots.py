@@ -46,6 +46,7 @@ def _types(config: Any) -> dict[str, tuple[tuple[type, ...], str]]:
 class Slot(StrEnum):
     """The places of a ViT that a change may claim, so that two changes of one arm do not alter the same."""
 
+    SIZE = "depth, width and heads"
     STEM = "stem"
     STEM_BEFORE = "stem norm before"
     STEM_AFTER = "stem norm after"

@@ -208,7 +208,7 @@ class ViT(Intermediates):
         if self.pos_embed is not None and self.vit_config.position != "learn":
             table = initial_positions(self.vit_config)
             assert table is not None
-            self._set_positions(table.to(self.pos_embed))
+            self._set_positions(table.to(self.pos_embed.device, self.pos_embed.dtype))
         return self
 
     def _set_positions(self, positions: Tensor | None) -> None:
@@ -224,19 +224,23 @@ class ViT(Intermediates):
         images = self.patch_embed.as_images(images)
         padding, last = self.patch_embed.padding(images), len(self.blocks) - 1
         with self._around(padding):
-            x = self._embed(images, patch_dropout(self, images) if keep is None and mask is None else keep, mask)
+            drawn = patch_dropout(self, images) if keep is None and mask is None else None
+            x = self._embed(images, keep if drawn is None else drawn, mask, drawn is not None)
             for i in range(last + 1):
                 x = self._run_masked(i, x, Masks(attn_mask, is_causal, padding), for_head=for_head and i == last)
             tokens: Tensor = self.norm(x)
         return tokens
 
-    def _embed(self, images: Tensor, keep: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """Images -> tokens with positions (B, prefix + T, C), or (B, prefix + K, C) where ``keep`` is (B, K)."""
+    def _embed(
+        self, images: Tensor, keep: Tensor | None = None, mask: Tensor | None = None, drawn: bool = False
+    ) -> Tensor:
+        """Images -> tokens with positions (B, prefix + T, C), or (B, prefix + K, C) where ``keep``, the caller's or
+        ``drawn`` here, is (B, K)."""
         keep_whole(images)
         config = self.vit_config
         if config.dynamic_img_size or self._reads_tokens:
             self._grid = grid_of_images(self, images)
-        x = self.patch_embed(images) if keep is None else visible_patches(self, images, keep, mask)
+        x = self.patch_embed(images) if keep is None else visible_patches(self, images, keep, mask, drawn)
         if mask is not None:
             x = masked(self, x, mask)
         if self.pos_embed is not None:

@@ -26,6 +26,7 @@ from vitmods.ops.separable import Layout
 TAIL = 69.0  # exp(-69) is 1e-30: beside weights that sum to 1, nothing in float32 nor in float64
 BLOCK = 64  # rows
 NUMBERS = 1 << 22  # weights of a head that are held at a time
+ON_DEVICE = 1 << 27  # weights that an accelerator holds at a time; where there are more, kernels are read first
 FAINT = 1e-12  # a sum of weights that is made anew, since what was taken as 0 may count
 
 
@@ -34,8 +35,8 @@ def sequence_norm(
     padding: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """As ``separable_norm``, of sequences x (B, T, C) and the kernels' parameters a (H, 3), of which the first two
-    matter; padding (B, T) is True for tokens that lend nothing. Where torch compiles, traces or transforms, kernels are
-    whole matrices. Backward makes everything again from x."""
+    matter; padding (B, T) is True for tokens that lend nothing. Where torch compiles, traces or transforms, and on
+    accelerators up to ``ON_DEVICE``, kernels are whole matrices. Backward makes everything again from x."""
     form = partial(composed, layout=layout, padding=padding)
     values = (x, a, mix_mean, mix_var, weight, bias)
     if torch.compiler.is_compiling() or transformed():
@@ -89,7 +90,7 @@ def composed(
 def moments(a: Tensor, x: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
     """P x and P x^2 of x (B, T, H, D) for each head, kept (B, T, 1) being 0 for padding."""
     both = torch.cat([x, x * x], dim=-1)
-    if torch.compiler.is_compiling() or transformed():
+    if torch.compiler.is_compiling() or transformed() or _on_device(x, kept):
         m, q = _whole(a, both, kept).chunk(2, -1)
         return m, q
     weighed = both if kept is None else torch.cat([both * kept[..., None], kept[..., None].expand_as(x[..., :1])], -1)
@@ -103,6 +104,12 @@ def moments(a: Tensor, x: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
         found.append(out.transpose(0, 1))
     m, q = torch.stack(found, dim=2).chunk(2, -1)
     return m, q
+
+
+def _on_device(x: Tensor, kept: Tensor | None) -> bool:
+    """Whether an accelerator takes whole matrices: it would wait while the host reads how far a kernel reaches."""
+    images, length, heads, _ = x.shape
+    return x.device.type != "cpu" and heads * length**2 * (1 if kept is None else images) <= ON_DEVICE
 
 
 def _window(quadratic: float, linear: float, length: int) -> tuple[int, int] | None:

@@ -26,7 +26,8 @@ class TokenMixing:
         band: instead of a learned kernel, equal weights in a band of P: over the ``band`` (odd) tokens around a token
             in the order of the sequence, |i - j| <= (band - 1) / 2 (Figure 4).
         window: instead of a learned kernel, equal weights in a square of ``window`` (odd) tokens a side on the grid.
-        pool: average-pool the tokens by this side before statistics across tokens are taken (section 3.3).
+        pool: average-pool the tokens by this side before statistics across tokens are taken (section 3.3). A side for
+            each stage of a pyramid, as (4, 2, 1, 1), is for ``replace_norms``.
 
     Raises UserError for what does not fit, and for a setting that another one leaves without effect.
     """
@@ -40,7 +41,7 @@ class TokenMixing:
     statistics: Literal["both", "mean", "variance"] = "both"
     band: int | None = None
     window: int | None = None
-    pool: int = 1
+    pool: int | tuple[int, ...] = 1
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -57,9 +58,15 @@ class TokenMixing:
             side = getattr(self, name)
             if side is not None and (side < 1 or side % 2 == 0):
                 raise UserError(f"dtn({name}=...) is an odd number of tokens, got {side}.")
-        if self.pool < 1:
+        if not isinstance(self.pool, int):
+            object.__setattr__(self, "pool", tuple(self.pool))
+        if not self.pools or min(self.pools) < 1:
             raise UserError(f"dtn(pool=...) is 1 (none) or more, got {self.pool}.")
-        others = {"window": self.window is not None, "kernel=uniform": self.kernel == "uniform", "pool": self.pool > 1}
+        others = {
+            "window": self.window is not None,
+            "kernel=uniform": self.kernel == "uniform",
+            "pool": max(self.pools) > 1,
+        }
         chosen = ["band"] * (self.band is not None) + [name for name, given in others.items() if given]
         if len(chosen) > 1 and chosen[0] != "kernel=uniform":
             raise UserError(f"dtn({chosen[0]}=...) has a kernel of its own: leave {chosen[1]} out, or {chosen[0]}.")
@@ -68,6 +75,11 @@ class TokenMixing:
             raise UserError(f"dtn({starts[0]}=...) is of learned kernels, and here is none: leave it out.")
         if len(starts) > 1:
             raise UserError("dtn(init=noise) has no offsets: leave offsets out, or init.")
+
+    @property
+    def pools(self) -> tuple[int, ...]:
+        """``pool`` of each stage, of one where it is one number."""
+        return (self.pool,) if isinstance(self.pool, int) else self.pool
 
     @property
     def learns_kernel(self) -> bool:

@@ -133,7 +133,7 @@ _TABLES.add(
         L/16 | 77.3 ± 0.00 | 77.9 ± 0.06 | 80.9 ± 0.03 | 81.4 ± 0.06
     """,
     notes=("The caption says 200K steps; the table and the text say 220K.",),
-    needs=("JFT-4B is not public, and its learning rate is not stated.",),
+    needs=("JFT-4B is not public, and its learning rate is not stated: of other large sets `--recipe jft`.",),
 )
 _TABLES.add(
     "table2-finetune",
@@ -301,10 +301,31 @@ _TABLES.add(
         column="{base} {arm}",
         data="sun397:path/to/sun397",
         recipe="sun397",
+        images=76_128,
         options="--tune lr=1e-3,3e-4,1e-4 --tune weight_decay=0.03,0.1 --tune dropout=0,0.1 --tune-on val",
         differs=(
             "of the first row; the others: --tune mixup=0,0.2,0.5 with RandAugment of magnitude 0, 5, 10 and 15",
             "the epochs of the first two rows are not stated",
         ),
+    ),
+)
+_TABLES.add(
+    "appendix-a",
+    "Whitened patches",
+    where="Appendix A",
+    scale="not stated",
+    notes=(
+        "No number is printed, and no formula: here ZCA whitening, see docs/changes/dpn.md.",
+        "The prototype had a norm right after the whitened patches; the norm alone was then found to be enough.",
+    ),
+    study=replace(
+        _DPN,
+        arms={
+            "whitened patches": "whiten=dpn(before=whiten,after=false)",
+            "the prototype": "whiten-norm=dpn(before=whiten_norm,after=false)",
+            "the norm alone": "pre=dpn(after=false)",
+            "DPN": "dpn",
+        },
+        base="pixels",
     ),
 )

@@ -47,7 +47,7 @@ _SEQUENCE = {
     "ScaleNorm": "scale=replace(scalenorm)",
     "DTN": "dtn=replace(dtn)",
 }
-_DTN = TableStudy(arms={"DTN": "dtn"}, base="LN", bases=_MODELS, recipe="deit", options="--accumulate 4")
+_DTN = TableStudy(arms={"DTN": "dtn"}, base="LN", bases=_MODELS, recipe="dtn", options="--accumulate 4")
 _FOREIGN = replace(_DTN, arms={"DTN": "dtn=replace(dtn)"})
 _TABLES = Tables(
     PAPER, {"data": "ImageNet-1k", "unit": "top-1, %", "scale": "300 epochs; neither runs nor ± are stated"}
@@ -81,7 +81,7 @@ _TABLES.add(
         bases={"ViT-T*": "T*/16", "ViT-S": "S/16", "ViT-S*": "S*/16", "ViT-B": "B/16", "ViT-B*": "B*/16"},
         row="{base}, {arm}",
         column="top-1",
-        differs=("the paper's rate is 0.0005 at a batch of 1,024, half of DeiT's; its code scales it to 0.001",),
+        differs=("the rate is the paper's; as its code trains: --recipe 'dtn(released=true)'",),
     ),
 )
 _TABLES.add(
@@ -102,9 +102,13 @@ _TABLES.add(
     study=replace(
         _FOREIGN,
         bases={"Swin-T": "timm:swin_tiny_patch4_window7_224"},
+        recipe="swin",
         row="{base}, {arm}",
         column="top-1",
-        differs=("PVT: --base hf:FOLDER, with a folder of Hugging Face's PVT; Swin's own recipe is not here",),
+        differs=(
+            "PVT: --base hf:FOLDER, with a folder of Hugging Face's PVT, and --recipe pvt",
+            "statistics across tokens are exact here; pooled as there: dtn=replace(dtn(pool=(4,2,1,1)))",
+        ),
     ),
 )
 _TABLES.add(
@@ -287,9 +291,10 @@ _TABLES.add(
     study=replace(
         _FOREIGN,
         bases={"Swin-S": "timm:swin_small_patch4_window7_224", "PVTv2-B3": "timm:pvt_v2_b3"},
+        recipe="swin(size=S)",
         row="{base}, {arm}",
         column="top-1",
-        differs=("PVT-Large: --base hf:FOLDER", "the recipes of Swin and PVT are not here"),
+        differs=("PVT-Large: --base hf:FOLDER", "of PVTs: --recipe 'pvt(size=large)'"),
     ),
 )
 _TABLES.add(
@@ -303,16 +308,22 @@ _TABLES.add(
         DTN without RPE + MHSA | 81.4   | 75.9
         DTN + MHSA             | 81.7   | 76.3
     """,
-    notes=("How P enters attention is not stated: here by ConViT's gate. DTN without positions is not defined.",),
+    notes=(
+        "How P enters attention is not stated: here by ConViT's gate.",
+        "What P is in DTN without relative positions is not stated: here all tokens count alike, P = 1 / T.",
+    ),
     study=replace(
         _DTN,
-        arms={"LN + MHSA with Eqn 6": "gpsa", "DTN + MHSA": "dtn"},
+        arms={
+            "LN + MHSA with Eqn 6": "gpsa",
+            "DTN without RPE + MHSA": "dtn-no-rpe=dtn(kernel=uniform)",
+            "DTN + MHSA": "dtn",
+        },
         base="LN + MHSA",
         bases={"ViT-S*": "S*/16"},
         row="{arm}",
         column="{base}",
     ),
-    needs=("DTN without relative positions: the paper does not say what P is then.",),
 )
 _TABLES.add(
     "table10b",
@@ -324,7 +335,7 @@ _TABLES.add(
         LeViT-128S | 76.7 | 77.3
     """,
     notes=("LeViT-128S's baseline is 76.6 in Table 12. LeViT has BatchNorm, and no LayerNorm.",),
-    study=replace(_FOREIGN, bases={"Swin-S": "timm:swin_small_patch4_window7_224"}),
+    study=replace(_FOREIGN, bases={"Swin-S": "timm:swin_small_patch4_window7_224"}, recipe="swin(size=S)"),
     needs=("DTN in LeViT, whose norms are BatchNorms of its convolutions: the paper does not say where it goes.",),
 )
 _TABLES.add(
@@ -384,9 +395,10 @@ _TABLES.add(
     study=replace(
         _DTN,
         bases={"T2T-ViTt-14": "T2T-14"},
+        recipe="deit",
         row="{base}, {arm}",
         column="top-1",
-        differs=("Swin: paper:dtn-table2 and dtn-table9",),
+        differs=("Swin: paper:dtn-table2 and dtn-table9", "T2T-ViT's own training is not here: DeiT's"),
     ),
     needs=("DTN in LeViT, whose norms are BatchNorms of its convolutions: the paper does not say where it goes.",),
 )

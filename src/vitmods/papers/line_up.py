@@ -28,6 +28,7 @@ class TableStudy:
     start: what trained weights it begins with, with `--from`; empty: new ones.
     own: data of the user's, as the shell writes them.
     data, recipe, img_size, seeds, options: the same at the paper's scale; an img_size of 0 follows from the data.
+    images: that are trained on there, where the recipe does not say it.
     differs: what is otherwise than in the paper there too.
     """
 
@@ -47,6 +48,7 @@ class TableStudy:
     recipe: str = ""
     img_size: int = 224
     seeds: int = 3
+    images: int | None = None
     options: str = ""
     differs: tuple[str, ...] = ()
 

@@ -93,6 +93,7 @@ class Table:
     study: what makes it again; None: nothing does yet.
     needs: what is missing for all of it, or for what the study leaves out.
     also: a short name of its arms beside `paper:NAME`.
+    bench: options of `vitmods bench`, where it is a comparison of speed.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Table:
     study: TableStudy | None = None
     needs: tuple[str, ...] = ()
     also: str = ""
+    bench: str = ""
 
     def __getitem__(self, cell: tuple[str, str]) -> Number | None:
         """The number in (row, column), sure or not; None where there is none. UserError for an unknown row or column,

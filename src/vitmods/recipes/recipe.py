@@ -285,10 +285,15 @@ class Recipe:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The recipe that `to_dict` described; fields that are missing keep their defaults, unknown ones raise."""
         flat: dict[str, Any] = {}
-        for name, value in values.items():
-            part = value if isinstance(value, Mapping) and name in _PARTS else None
-            flat |= {name: value} if part is None else {name if leaf == "name" else leaf: v for leaf, v in part.items()}
-        return cls().with_(**flat)
+        try:
+            for name, value in values.items():
+                part = value if isinstance(value, Mapping) and name in _PARTS else {"name": value}
+                flat |= {name if leaf == "name" else leaf: v for leaf, v in part.items()}
+            return cls().with_(**flat)
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"These settings describe no recipe: {error}.") from error
 
 
 _PARTS = {

@@ -134,6 +134,7 @@ def _through(config: Config) -> list[Box]:
         *_stem(config["stem"]),
         *([Box("position", POSITIONS[config["position"]])] if config.get("position", "learn") in POSITIONS else []),
         *_norm("position_norm", config.get("position_norm")),
+        *([Box("patch_drop", "drops patches", "slot")] if config.get("patch_drop") else []),
         *_blocks(config),
         *(ends if config.get("num_classes", 1) else [*final, Box("head", "the task's modules")]),
     ]
@@ -167,8 +168,12 @@ def _branch(config: Config, which: str) -> Iterator[Box]:
     yield from _norm(f"{which}.before", slots.get("before"))
     if attention and config.get("qk_norm"):
         yield Box("qk_norm", f"{_norm_text(config['qk_norm'])} on q, k", "slot")
+    if attention and config.get("key_drop"):
+        yield Box("key_drop", "drops keys", "slot")
     core = "attention + place" if config.get("positional") else "attention"
-    yield Box(f"{which}.core", core if attention else "linear, " + ACTIVATIONS[config.get("activation", "gelu")])
+    known = {"mlp": f"linear, {ACTIVATIONS[config.get('activation', 'gelu')]}", "swiglu": "gated SiLU"}
+    kind = config.get("mlp_kind", "mlp")
+    yield Box(f"{which}.core", core if attention else known.get(kind, kind))
     if attention and config.get("head_scale"):
         yield Box("head_scale", "scale of heads", "slot")
     yield from _norm(f"{which}.inner", slots.get("inner"))

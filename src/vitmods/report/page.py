@@ -17,7 +17,9 @@ from vitmods.report.advice import what_now
 from vitmods.report.designs import Row, Step, all_steps_to_base, factor_arms, several_bases, short_name, sweep_rows
 from vitmods.report.drawing import draw
 from vitmods.report.figures import axes_of, curve_panel, forest, lines, sweep_panel, tuning_panel
+from vitmods.report.gallery import Shown, inside_the_models
 from vitmods.report.published import Comparison, comparison
+from vitmods.report.summary import picture
 from vitmods.report.svg import Inliner
 from vitmods.stats.decision import Pair
 from vitmods.stats.tables import signed
@@ -28,7 +30,9 @@ from vitmods.study.state import NLL
 from vitmods.study.store import slug
 from vitmods.study.tuning import mean_of
 from vitmods.tasks.metrics import Metric
+from vitmods.util.address import place
 from vitmods.util.files import disk_errors, write_atomically
+from vitmods.util.remote import publish
 from vitmods.util.text import plural
 
 
@@ -36,17 +40,19 @@ from vitmods.util.text import plural
 def write_report(answer: Answer, out: str | Path | None = None) -> Path:
     """Write the report of a study, finished or not, as one HTML file without outside parts; returns its path.
 
-    `out` None: report.html in the study's folder, or report-dpn.html of one with the reference dpn.
+    `out` None: report.html in the study's folder, or report-dpn.html of one with the reference dpn. A name that ends
+    with .svg gets the sentence and the interval plot alone, as an image.
 
     Raises:
         UserError: the file cannot be written.
     """
     name = "report" if answer.base.name == BASE else f"report-{slug(answer.base.name)}"
-    path = Path(out) if out is not None else answer.path / f"{name}.html"
-    page = render(answer)
+    path = place(out) if out is not None else answer.path / f"{name}.html"
+    page = picture(answer) if path.suffix.lower() == ".svg" else render(answer)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda file: file.write(page.encode()))
+    publish(path)
     return path
 
 
@@ -313,6 +319,11 @@ class Page:
 
     def drawing(self, view: ArmView) -> Markup:
         return draw(view.arm.model.config, self.answer.base.model.config, view.name)
+
+    @cached_property
+    def inside(self) -> list[Shown]:
+        """Figures of what trials recorded and of their weights."""
+        return inside_the_models(self.answer, self.inline)
 
     @cached_property
     def samples(self) -> list[dict[str, str | bool]]:

@@ -13,24 +13,47 @@ from typing import Any
 
 from markupsafe import Markup
 
+from vitmods.analysis.figure import INK, LINE, MUTED, PALETTE
+
 # Matplotlib knows no CSS variables, so it draws with stand-ins that no other color of a figure equals.
 _NAMES = ("ink", "muted", "line", "band", "base", "arm", "helps", "hurts", "same", "open", "paper")
 COLOUR = {name: f"#0102{i:02x}" for i, name in enumerate(_NAMES, 16)}
 _VARIABLE = {value: f"var(--{name})" for name, value in COLOUR.items()}
+# Those of figures of models, which are files of their own too.
+_VARIABLE |= {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)", "#ffffff": "var(--paper)"}
+_VARIABLE |= {value: f"var(--s{i})" for i, value in enumerate(PALETTE)}
 
 
 @contextmanager
 def figure(width: float, height: float) -> Iterator[Any]:
     """An empty figure; sizes are in SVG units, of which a page shows about one per CSS pixel."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context():
-        mpl.rcdefaults()  # the reader's own matplotlibrc must not change the report
+    with fixed_settings():
+        yield Figure(figsize=(width / 72, height / 72), dpi=72)
+
+
+@contextmanager
+def fixed_settings() -> Iterator[None]:
+    """Matplotlib's settings for a while, whatever the reader's own say."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(), warnings.catch_warnings():
+        # Matplotlib's own font lacks many scripts; the browser's do not.
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)
+        mpl.rcdefaults()
         mpl.rcParams.update(
             {"svg.fonttype": "none", "svg.hashsalt": "vitmods", "path.simplify": True, "axes.unicode_minus": True}
         )
-        yield Figure(figsize=(width / 72, height / 72), dpi=72)
+        yield
+
+
+def standalone(drawn: Any) -> str:
+    """A figure as a file of its own, on white paper."""
+    buffer = io.StringIO()
+    with fixed_settings():
+        drawn.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
 
 
 class Inliner:
@@ -42,9 +65,7 @@ class Inliner:
     def __call__(self, drawn: Any, label: str, css_class: str = "") -> Markup:
         """The SVG element of a matplotlib figure. `label` is what a screen reader says."""
         buffer = io.StringIO()
-        with warnings.catch_warnings():
-            # Matplotlib's own font lacks many scripts; the browser's do not.
-            warnings.filterwarnings("ignore", "Glyph", UserWarning)
+        with fixed_settings():
             drawn.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
         return Markup(compact(buffer.getvalue(), f"f{next(self._numbers)}-", label, css_class))
 
@@ -68,7 +89,7 @@ def _clean_tag(tag: str, prefix: str) -> str:
     tag = re.sub(r'xlink:href="#', f'href="#{prefix}', tag)
     tag = re.sub(r"font: ((?:[a-z]+ |\d+ )*)([\d.]+)px [^;\"]*", r"font-size: \2px", tag)  # matplotlib before 3.10
     tag = re.sub(r"font-family: [^;\"]*; ?| transform=\"rotate\(-?0 [^\"]*\"", "", tag)
-    tag = re.sub(r"#0102[0-9a-f]{2}", lambda color: _VARIABLE.get(color[0], color[0]), tag)
+    tag = re.sub(r"#[0-9a-f]{6}\b", lambda color: _VARIABLE.get(color[0], color[0]), tag)
     if re.fullmatch(r'<g id="[^"]*"(/?)>', tag):
         tag = "" if tag.endswith("/>") else "<g>"  # ids of groups serve nobody here
     return re.sub(r"\s+", " ", _rounded(tag))

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 
 from vitmods.stats.fit import Array, Mask
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.limits import open_table, table
 
 Scores = Mapping[str, Mapping[int, ArrayLike | None]]
 
@@ -119,8 +120,8 @@ def read_csv(path: str | Path) -> dict[str, dict[int, Any]]:
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """(file and line, the line by column)."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restval="")
+        with open_table(path) as file:
+            reader = table(file, restval="")
             columns = reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
             for column in ("arm", "seed", "score"):
                 if column not in columns:
@@ -128,7 +129,9 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
                     raise UserError(f"{path}: there is no column {column} ({has}); the columns are arm,seed,score.")
             for row in reader:
                 yield f"{path}, line {reader.line_num}", {name: row[name].strip() for name in columns}
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UserError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{path} cannot be read as CSV: {error}.") from error
 
 

@@ -90,12 +90,13 @@ class Answer:
 
     @classmethod
     def load(cls, path: str | Path, reference: str = BASE) -> Answer:
-        """The answer of the study in a folder, finished or not, from its trials.
+        """The answer of the study in a folder or at an address, finished or not, from its trials.
 
         reference: the arm that all others, base too, are compared with. UserError where there is no study, or no such
         arm.
         """
         folder = StudyFolder(path)
+        folder.refresh()
         return read_answer(folder, folder.known_facts(), reference=reference)
 
     @property
@@ -179,7 +180,7 @@ class Answer:
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the report as one HTML file, by default report.html in the study's folder (report-dpn.html of one with
-        the reference dpn); returns its path.
+        the reference dpn), or as an image of the verdicts if the name ends with .svg; returns its path.
 
         results.json and results.csv, which are always against base, are written with it. Where the report goes
         elsewhere, a study that cannot be written to is only warned of. UserError if the report cannot be written.

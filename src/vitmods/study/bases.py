@@ -39,6 +39,14 @@ class ForeignBase:
     in_chans: int
     call: Callable[..., nn.Module] | None = None
 
+    def __post_init__(self) -> None:
+        # They are arguments of the function, and may come from a file that somebody else wrote.
+        numbers = (self.num_classes, *self.img_size, self.in_chans)
+        if not all(isinstance(number, int) and 0 <= number < 2**31 for number in numbers):
+            raise UserError(
+                f"{self.spec}: classes, sides and channels of images are whole numbers, not {numbers!r:.60}."
+            )
+
     def build(self, settings: ModelSettings | None = None, pretrained: bool = True) -> nn.Module:
         """The model, initialized from torch's random numbers.
 
@@ -104,6 +112,8 @@ def _from_timm(base: ForeignBase, name: str, trained: bool, options: Options) ->
 
     if not timm.is_model(name):
         raise UserError(f"timm has no model '{name}'. {nearest(name, timm.list_models())}")
+    if "checkpoint_path" in options:
+        raise UserError(f"{base.spec}: leave checkpoint_path out, and give weights as --from FILE.")
     drop_path = options.pop("drop_path", None)
     options |= {} if drop_path is None else {"drop_path_rate": drop_path}
     model: nn.Module = timm.create_model(
@@ -223,5 +233,5 @@ def _literal(text: str) -> Any:
         return words[text.lower()]
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text

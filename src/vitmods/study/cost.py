@@ -49,8 +49,8 @@ def measure(
 
     Returns:
         `base`: params, macs (None: not known of that model), train_step_s, infer_1_s, infer_n_s, peak_memory_bytes,
-        train_batch, infer_batch; `arms`: name -> params and flops (ratios), and train_step, infer_1, infer_n,
-        peak_memory (Ratio as a dict);
+        infer_memory_bytes, train_batch, infer_batch; `arms`: name -> params and flops (ratios), and train_step,
+        infer_1, infer_n, peak_memory and infer_memory (Ratio as a dict);
         and how it was measured: device, threads, clock, rounds (the fewest of an arm).
     """
     waiting = iter(models)
@@ -78,6 +78,7 @@ def measure(
             "macs": base.macs,
             **{f"{kind}_s": statistics.median(seconds) for kind, seconds in kinds.items()},
             "peak_memory_bytes": base.peak,
+            "infer_memory_bytes": base.infer_peak,
             "train_batch": base.batches["train_step"],
             "infer_batch": base.batches["infer_n"],
         },
@@ -97,6 +98,7 @@ class _Timed:
         self.params, self.macs = count_params(steps.model), macs_of(steps.model, images)
         self.batches: dict[str, int] = base.batches if base else _batches(steps)
         self.peak = steps.peak(self.batches["train_step"])
+        self.infer_peak = steps.infer_peak(self.batches["infer_n"])
         make = {"train_step": steps.train, "infer_1": steps.infer, "infer_n": steps.infer}
         self.calls: dict[str, Work] = {kind: make[kind](batch) for kind, batch in self.batches.items()}
         for call in self.calls.values():
@@ -113,12 +115,13 @@ class _Timed:
         timed = {kind: asdict(Ratio.of_rounds([t[name] / t[BASE] for t in own])) for kind, own in rounds.items()}
         for kind in ("train_step", "infer_n"):
             timed[kind]["batch"] = self.batches[kind]
-        memory = self.peak / base.peak
+        memory, inference = self.peak / base.peak, self.infer_peak / base.infer_peak
         return {
             "params": self.params / base.params,
             "flops": self.macs / base.macs if self.macs and base.macs else None,
             **timed,
             "peak_memory": {**asdict(Ratio(memory, memory, memory)), "batch": self.batches["train_step"]},
+            "infer_memory": {**asdict(Ratio(inference, inference, inference)), "batch": self.batches["infer_n"]},
         }
 
 

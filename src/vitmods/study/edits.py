@@ -128,6 +128,8 @@ class Function:
                 "alone: run that again. A function of a module that can be imported is known everywhere."
             )
         path = self.name.partition(":")[2]
+        if self.module.partition(".")[0] in sys.stdlib_module_names:
+            raise UserError(f"{self.name} is a function of Python's own, and makes no model: name one of yours.")
         if self.module not in sys.modules:
             raise UserError(
                 f"{self.name} is not known: import {self.module} first, in the shell --plugin {self.module}."

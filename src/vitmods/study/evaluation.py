@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from vitmods.data.batch import for_device
 from vitmods.evals.base import ProtocolResult
 from vitmods.evals.protocols import check_protocols, run_protocols
 from vitmods.recipes.length import resolve_on
@@ -41,6 +42,10 @@ class EvaluatedOnVal:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)
+
+    def as_uint8(self) -> EvaluatedOnVal:
+        """For a GPU."""
+        return EvaluatedOnVal(self._dataset.as_uint8())
 
     def eval_batches(self, split: str, batch_size: int) -> Iterator[Batch]:
         assert split != "test", "a trial must not see test before the choice"
@@ -79,7 +84,8 @@ def own_evaluation(
     task: Task, model: nn.Module, dataset: ImageDataset, split: str, batch_size: int, device: torch.device
 ) -> ProtocolResult:
     """What the task's own evaluation finds of a model in evaluation mode, on `device`: as of a protocol."""
-    found = task.evaluate(model, (batch.to(device) for batch in dataset.eval_batches(split, batch_size)))
+    batches = for_device(dataset, device).eval_batches(split, batch_size)
+    found = task.evaluate(model, (batch.to(device) for batch in batches))
     names = {metric.name for metric in task.metrics}
     means = {name: mean_over_images(found.per_image[name]) for name in found.per_image if name in names}
     return ProtocolResult(

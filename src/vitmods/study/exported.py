@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import zipfile
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from vitmods.fast.export import EXTRA
 from vitmods.study.opened import Opened, prepared_by
 from vitmods.util.errors import UserError
+from vitmods.util.limits import parse_json
 
 
 class Graph(nn.Module):
@@ -32,10 +32,16 @@ class Graph(nn.Module):
         return torch.cat([self._run(part) for part in padded.split(self._batch)])[: len(images)]
 
 
-def open_graph(path: Path) -> Opened:
-    """A file that `vitmods.export` wrote. UserError where it is none, or cannot be run here."""
+def open_graph(path: Path, trust: bool = False) -> Opened:
+    """A file that `vitmods.export` wrote. UserError where it is none, or cannot be run here; or where it is a program
+    of torch.export, and `trust` does not say that its author may run code here, which such a file can."""
     if not path.is_file():
         raise UserError(f"There is no {path}.")
+    if path.suffix in PROGRAMS and not trust:
+        raise UserError(
+            f"{path} is a program: opening it can run code that its author put there. If you trust its origin, say so "
+            "with --trust (trust=True in Python); or export to .onnx or .safetensors, which cannot."
+        )
     try:
         graph, known = GRAPHS[path.suffix](path)
     except UserError:
@@ -64,7 +70,7 @@ def _read_onnx(path: Path) -> tuple[Graph, dict[str, Any]]:
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:  # of another program
         return text
 
@@ -76,8 +82,10 @@ def _read_program(path: Path) -> tuple[Graph, dict[str, Any]]:
     program = torch.export.load(path, extra_files=extra)
     taken = next(node for node in program.graph.nodes if node.name in program.graph_signature.user_inputs)
     batch = taken.meta["val"].shape[0]
-    return Graph(program.module(), batch if isinstance(batch, int) else None), json.loads(extra[EXTRA] or "{}")
+    return Graph(program.module(), batch if isinstance(batch, int) else None), parse_json(extra[EXTRA] or "{}")
 
 
 GRAPHS = {".onnx": _read_onnx, ".pt2": _read_program}
 """ending -> how such a file is read"""
+PROGRAMS = (".pt2",)
+"""endings of those that can run code: torch unpickles parts of them and evaluates expressions in them"""

@@ -132,13 +132,20 @@ def rebuilt(record: Mapping[str, Any]) -> nn.Module:
     Raises:
         UserError: what it was made with is not there any more, or makes another model.
     """
-    base = make_base(record["base"], record["num_classes"], record["img_size"], record["in_chans"])
+    try:
+        if not isinstance(record["base"], str | dict):
+            raise TypeError("base is no model")
+        base = make_base(record["base"], record["num_classes"], record["img_size"], record["in_chans"])
+        edits, head, tensors = parse_edits(record["edits"]), record.get("head", True), record["tensors"]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"It does not say how its model was made ({error!r}): copy config.json anew.") from error
     with torch.random.fork_rng(devices=[]):
         model = base.build(pretrained=False) if isinstance(base, ForeignBase) else vit(base)
-        head = record.get("head", True)
-        model = edited(model, parse_edits(record["edits"]), base, head)
+        model = edited(model, edits, base, head)
         model = model if head else without_head(model)
-    if _names_and_shapes(model) != record["tensors"]:
+    if _names_and_shapes(model) != tensors:
         raise UserError(
             f"{base_name(record['base'])} is another model than the one that was trained: its tensors differ."
         )

@@ -15,6 +15,8 @@ from vitmods.study.checkpoints import is_checkpoint
 from vitmods.study.start import open_trial
 from vitmods.study.store import read_object, slug
 from vitmods.study.trial import IMAGE_SETTINGS
+from vitmods.util.errors import UserError
+from vitmods.util.text import printable
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,14 @@ def open_trained(source: str) -> Opened:
     if folder.is_dir() and not is_checkpoint(folder):
         open_trial(folder)  # says what is missing
     if "recipe" in config and "images" in config:
-        settings = {name: value for name, value in config["images"].items() if name in IMAGE_SETTINGS}
-        known = config["data"]
-        name, recipe = slug(f"{config['arm']}-seed{config['seed']}"), Recipe.from_dict(config["recipe"])
-        words = tuple(known["vocabulary"]) if known.get("vocabulary") else None
-        classes, mark = tuple(known["classes"]), known["fingerprint"]
+        try:
+            settings = {name: value for name, value in config["images"].items() if name in IMAGE_SETTINGS}
+            known = config["data"]
+            name, recipe = slug(f"{config['arm']}-seed{config['seed']}"), Recipe.from_dict(config["recipe"])
+            words = tuple(known["vocabulary"]) if known.get("vocabulary") else None
+            classes, mark = tuple(map(printable, known["classes"])), known["fingerprint"]
+        except (AttributeError, KeyError, TypeError) as error:
+            raise UserError(f"{folder / 'config.json'} is damaged ({error!r}): copy the folder again.") from error
         return Opened(source, name, open_trial(folder), recipe, settings, classes, mark, words)
     model = open_checkpoint(source)
     shape = model.vit_config
@@ -63,5 +68,5 @@ def prepared_by(source: str, model: nn.Module, known: Mapping[str, Any]) -> Open
     recipe = Recipe().with_(**{name: value for name, value in view.items() if value})
     in_chans, *img_size = known["input_size"]
     settings = {"img_size": img_size, "in_chans": in_chans, **({"task": known["task"]} if known.get("task") else {})}
-    classes = tuple(known["label_names"]) if known.get("label_names") else None
+    classes = tuple(printable(str(name)) for name in known["label_names"]) if known.get("label_names") else None
     return Opened(source, slug(Path(source).stem), model, recipe, settings, classes)

@@ -34,6 +34,8 @@ class ArmCost:
     infer_1: CostRatio
     infer_n: CostRatio
     peak_memory: CostRatio
+    infer_memory: CostRatio | None = None
+    """of the batch of `infer_n`; None in studies that did not measure it"""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ArmCost:
@@ -43,7 +45,8 @@ class ArmCost:
 
 @dataclass(frozen=True)
 class BaseCost:
-    """What base costs: numbers of parameters and multiply-adds, seconds, and bytes at the peak of a training step."""
+    """What base costs: numbers of parameters and multiply-adds, seconds, and bytes at the peaks of training and of
+    inference."""
 
     params: int
     macs: int | None
@@ -53,6 +56,7 @@ class BaseCost:
     peak_memory_bytes: int
     train_batch: int
     infer_batch: int
+    infer_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from vitmods.train.device import make_fabric
 from vitmods.train.trial import WEIGHTS
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user, make_folder, write_atomically
+from vitmods.util.limits import read_bytes
 
 
 def predict(
@@ -46,13 +47,14 @@ def predict(
     device: str = "auto",
     workers: int = 0,
     draw: str | Path | None = None,
+    trust: bool = False,
 ) -> list[dict[str, Any]]:
     """What a trained model says of images that are prepared as its evaluation prepares them.
 
     Args:
         checkpoint: a trial's folder; what `vitmods.adapters.open_checkpoint` opens; or a file that `vitmods.export`
             wrote, .onnx (needs the extra `onnx`) and .pt2 too, which run on the CPU.
-        images: files, folders (with all below them) and patterns as "photos/**/*.jpg"; of sequences text files,
+        images: files, folders (with all below them) and patterns as `photos/**/*.jpg`; of sequences text files,
             with one a line.
         top: how many of the likeliest classes are named.
         unreadable: "stop" at an image that cannot be read, or "skip" it with a warning.
@@ -60,6 +62,7 @@ def predict(
         device: where; see `vitmods.train.train_trial`.
         workers: threads that prepare images ahead.
         draw: a folder for the images with what was found in them drawn in, as PNG; None: they are not drawn.
+        trust: whether a checkpoint that can run code, a program of torch.export (.pt2), may do so.
 
     Returns:
         Of each image: `image`, its path; `predicted`, the class, or of several labels all of probability 1/2 or more;
@@ -75,7 +78,7 @@ def predict(
     if unreadable not in ("stop", "skip"):
         raise UserError(f'unreadable must be "stop" or "skip", not "{unreadable}".')
     paths = _files([images] if isinstance(images, str | Path) else images)
-    opened = _open(str(checkpoint), device)
+    opened = _open(str(checkpoint), device, trust)
     kind = TASKS[opened.settings.get("task", DEFAULT)]
     task = kind.from_recipe(kind.fitted(opened.recipe))
     if draw is not None and kind.draw is Task.draw:
@@ -132,13 +135,13 @@ def _files(images: Sequence[str | Path]) -> list[Path]:
     return list(found)
 
 
-def _open(source: str, device: str) -> Opened:
+def _open(source: str, device: str, trust: bool) -> Opened:
     """UserError where there is nothing to open, or the model takes what images do not have."""
     suffix = Path(source).suffix
     if suffix in GRAPHS:
         if device not in ("auto", "cpu"):
             raise UserError(f"{source} runs on the CPU here: leave --device out, or give the weights.")
-        opened = open_graph(Path(source))
+        opened = open_graph(Path(source), trust)
     else:
         seeds = seeds_in(source)
         seeds = [one for one in seeds if (Path(one) / WEIGHTS).is_file()] or seeds[:1]
@@ -165,7 +168,7 @@ def _read(opened: Opened, target: str, paths: Sequence[Path], workers: int) -> I
     def one(number: int) -> tuple[Path, _Stored | str]:
         try:
             with reading():
-                raw = paths[number].read_bytes()
+                raw = read_bytes(paths[number], "image")
             image = decode(raw, opened.settings["in_chans"])
         except Unreadable as error:
             return paths[number], str(error)
@@ -205,7 +208,7 @@ class _Drawings:
         }
 
     def write(self, path: Path, row: dict[str, Any], classes: tuple[str, ...]) -> Path:
-        image = middle(decode(path.read_bytes(), 3))
+        image = middle(decode(read_bytes(path, "image"), 3))
         drawn = self.task.draw(np.ascontiguousarray(image.transpose(1, 2, 0)), row, classes)
         assert drawn is not None
         where = self.folder / f"{self.names[path]}.png"

@@ -15,6 +15,7 @@ from vitmods.data.sequences import encode, padded_together
 from vitmods.study.opened import Opened
 from vitmods.tasks.base import Task
 from vitmods.util.errors import UserError
+from vitmods.util.limits import read_text
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -27,8 +28,8 @@ def predict_sequences(
     longest, words, sequences = int(opened.settings["img_size"][-1]), opened.vocabulary or (), {}
     for path in paths:
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
+            lines = read_text(path).splitlines()
+        except (OSError, ValueError) as error:
             raise UserError(f"{printable(str(path))} is no text file, with a sequence a line: {error}") from error
         for number, line in enumerate(lines, 1):
             if line.strip():

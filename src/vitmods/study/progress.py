@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import Any
 from vitmods.study.plan import Evaluation, Work
 from vitmods.study.state import StudyState
 from vitmods.util.files import LenientStream, progress_console
+from vitmods.util.limits import parse_json
 from vitmods.util.text import duration, plural
 
 _TAIL = 1024  # bytes that surely hold the last whole row of a metrics.jsonl
@@ -88,7 +88,7 @@ class Progress:
         return bar
 
 
-def planned(trials: int, done: int, at_most: bool, folder: Path) -> str:
+def planned(trials: int, done: int, at_most: bool, folder: Path | str) -> str:
     """The first line: how much there is to do."""
     before = f", {done} are done" if done else ""
     return f"{'At most ' if at_most else ''}{plural(trials, 'trial')}{before}, in {folder}"
@@ -116,7 +116,7 @@ def _last_step(metrics: Path) -> int:
         return 0
     for line in reversed(lines):
         try:
-            return int(json.loads(line)["step"])
-        except ValueError:  # a row that is being written, or the cut one at the start
+            return int(parse_json(line)["step"])
+        except (KeyError, TypeError, ValueError):  # a row that is being written, or the cut one at the start
             continue
     return 0

@@ -58,6 +58,8 @@ def retrain_study(settings: Settings, path: Path, arm: str, seed: int, how: Runn
     from vitmods.study.trial import TrialRunner  # torch, which a report does without
 
     folder = StudyFolder(path)
+    path = folder.path
+    folder.refresh()
     if folder.facts() is None:
         raise UserError(f"There is no study in {folder.path} yet: first run the same command without --retrain.")
     facts = folder.known_facts()

@@ -40,9 +40,11 @@ from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import Facts, ModelFacts, Plan, StudyFolder
 from vitmods.study.trial import TrialRunner, base_config, build_model, task_of, with_modules
 from vitmods.study.tuning import AS_IS, Point
+from vitmods.study.verdict_logs import log_verdicts
 from vitmods.study.warnings import already_reported, few_images, study_warnings
 from vitmods.study.weights import check_weights_are_there
 from vitmods.train.optim import freeze
+from vitmods.util.address import address_of, named
 from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream, write_json
 from vitmods.util.registry import check_reachable, plugins, spelled
@@ -106,6 +108,8 @@ def run_study(
         _measure_costs(ready)
         answer = read_answer(folder, facts, ready.settings)
         answer.write()
+        if how.log and answer.complete:
+            log_verdicts(how.log, folder, facts, ready.settings, answer)
     return answer
 
 
@@ -119,6 +123,7 @@ def dry_run(
 ) -> Estimate:
     """What `Study.dry_run` does."""
     folder = StudyFolder(path or os.devnull)
+    folder.refresh()
     settings, is_planned = _as_recorded(folder, settings, seeds_given)
     _say_what_is_planned(folder, settings, how, is_planned or budget == ENDLESS)
     return _estimated(_open(folder, settings, how), budget, command, fixed=is_planned)
@@ -148,7 +153,7 @@ def run_pilot(
     with folder.lock():
         settings, is_planned = _as_recorded(folder, settings, seeds_given)
         seeds = settings.seeds if seeds_given or is_planned else tuple(range(PILOT))
-        _say(how, f"Pilot: {plural(len(seeds[:PILOT]), 'trial')} of base, in {folder.path}")
+        _say(how, f"Pilot: {plural(len(seeds[:PILOT]), 'trial')} of base, in {named(folder.path)}")
         first = settings if is_planned else settings.with_seeds(seeds[:PILOT])
         ready = _open(folder, first, how)
         facts = _write_facts(ready, command, plan_of(settings) if is_planned else Plan())
@@ -196,8 +201,9 @@ def _say(how: Running, line: str) -> None:
 def _say_what_is_planned(folder: StudyFolder, settings: Settings, how: Running, is_planned: bool) -> None:
     """At once: reading the images may take a while."""
     done = len(list(folder.path.glob("trials/**/result.json")))
-    count = planned(settings.planned, done, settings.until_decided, folder.path)
-    _say(how, count if is_planned else f"As many seeds as fit the budget, in {folder.path}")
+    where = named(folder.path)
+    count = planned(settings.planned, done, settings.until_decided, where)
+    _say(how, count if is_planned else f"As many seeds as fit the budget, in {where}")
 
 
 def _open(folder: StudyFolder, settings: Settings, how: Running) -> _Ready:
@@ -355,6 +361,10 @@ def _executor(runner: TrialRunner, how: Running, workers: int) -> Executor:
     cluster = how.cluster
     if workers == 1 and cluster.executor == "here":
         return Inline(runner)
+    if cluster.executor != "here" and (address := address_of(runner.folder.path)):
+        raise UserError(
+            f"The machines of a cluster work in one folder, which {address} is not: name one that they share by --out."
+        )
     check_reachable()
     if here := [function.name for function in _functions(runner.settings) if function.module is None]:
         raise UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -12,7 +13,10 @@ import torch
 from vitmods.study.executors import HERE, ClusterOptions
 from vitmods.study.executors.processes import visible_gpus
 from vitmods.study.weights import Keep
-from vitmods.train.device import make_fabric, resolve
+from vitmods.train.device import check_tf32, make_fabric, resolve
+from vitmods.train.loggers import check_loggers
+from vitmods.train.loop import WAYS, check_ways
+from vitmods.train.record import check_recorded
 from vitmods.util.errors import UserError
 
 MOST_WORKERS = 8  # by default; beyond that a machine's memory bandwidth is the limit
@@ -26,26 +30,35 @@ class Running:
 
     workers: int | None = None
     device: str = "auto"
-    data_workers: int = 0
+    data_workers: int | None = None
     checkpoint_minutes: float = 5.0
     cost_seconds: float = 30.0
     progress: bool = True
     cache_dir: str | Path | None = None
     recompute: bool = False
     checkpointing: bool = False
+    tf32: bool = False
+    compile: bool = False
+    record: tuple[str, ...] = ()
     keep_weights: Keep = "all"
     cluster: ClusterOptions = HERE
+    log: str | Iterable[str] = ()
 
     def __post_init__(self) -> None:
         if self.cache_dir is not None:
             object.__setattr__(self, "cache_dir", str(self.cache_dir))  # workers get it as JSON
+        object.__setattr__(self, "log", check_loggers(self.log))
         if self.workers is not None and self.workers < 1:
             raise UserError(f"workers must be at least 1, not {self.workers}.")
         for name in ("data_workers", "checkpoint_minutes", "cost_seconds"):
-            if not getattr(self, name) >= 0:
+            if getattr(self, name) is not None and not getattr(self, name) >= 0:
                 raise UserError(f"{name} must be at least 0, not {getattr(self, name)}.")
+        check_recorded(self.record)
         if self.keep_weights not in get_args(Keep):
             raise UserError(f"keep_weights is {', '.join(get_args(Keep))}, not {self.keep_weights!r}.")
+        check_ways(**{way: getattr(self, way) for way in WAYS})
+        if self.tf32:
+            check_tf32(self.torch_device)
         if self.device not in ("auto", "cpu"):
             make_fabric(self.device, "32-true")  # a UserError where there is no such device, before any work
 
@@ -55,8 +68,8 @@ class Running:
 
     def of_trials(self) -> dict[str, Any]:
         """How each trial runs, in a worker process too."""
-        names = ("data_workers", "checkpoint_minutes", "cache_dir", "recompute", "checkpointing")
-        return {name: getattr(self, name) for name in names}
+        names = ("data_workers", "checkpoint_minutes", "cache_dir", "log", "record")
+        return {**{name: getattr(self, name) for name in names}, "ways": [way for way in WAYS if getattr(self, way)]}
 
     @property
     def _gpus(self) -> range | list[int]:

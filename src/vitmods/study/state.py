@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from vitmods.study.store import StudyFolder, read_object, read_warnings
 from vitmods.study.tuning import AS_IS, VAL, Grid, Point, choose
 from vitmods.train.trial import read_scores
 from vitmods.util.errors import UserError
+from vitmods.util.limits import parse_json
 
 Status = Literal["finished", "diverged", "failed", "damaged", "unfinished"]
 NLL = "nll"  #: shown beside any metric, where it is known of each image
@@ -279,8 +279,8 @@ def read_curves(path: Path, metrics: Iterable[str]) -> dict[str, Curve]:
 
 def _row(line: str) -> dict[str, Any] | None:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):  # the last line of a trial that is being written, or was killed
+        row = parse_json(line)
+    except ValueError:  # the last line of a trial that is being written, or was killed
         return None
     return row if isinstance(row, dict) and row.get("split") == VAL and "step" in row else None
 

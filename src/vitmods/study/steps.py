@@ -90,6 +90,14 @@ class Steps:
         found = peak_bytes(lambda: self.timed(count, parts, float("inf")), self._alive(), self.device)
         return found - self._beside
 
+    def infer_peak(self, count: int) -> int:
+        """Bytes at the peak of `count` images' outputs: the weights and what stands beside them, without the images,
+        and without what training keeps."""
+        own = [*self.model.parameters(), *self.model.buffers()]
+        infer, weights = self.infer(count), sum(tensor.nbytes for tensor in own)
+        beside = torch.cuda.memory_allocated(self.device) - weights if self.device.type == "cuda" else 0
+        return peak_bytes(infer, own, self.device) - beside
+
     def _part(self, batch: Batch, parts: int) -> None:
         self.model.train()
         with self._autocast():

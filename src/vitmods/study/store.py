@@ -12,18 +12,18 @@ retrained/<arm>/                a trial on all images, after the study; not part
 results.json  results.csv       rebuilt from the trials at any time
 split.csv                       each image with its split, label and group
 samples.npz  images.npz         a few images for the report; hashes of all, to say which have changed
+.lock  .lease                   held while a run is at work: on this machine, and against others
 logs/worker<i>.txt              what a worker process printed; worker<i>.lock is held as long as it lives
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,9 +36,13 @@ from vitmods.data.groups import read_columns
 from vitmods.data.split_file import SPLIT_FILE
 from vitmods.study.plan import Evaluation, Trial, Work, differences
 from vitmods.study.tuning import Point
+from vitmods.util import limits
+from vitmods.util.address import named, place
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors, make_folder, write_atomically, write_json
+from vitmods.util.lease import LEASE, FilePlace, leased
 from vitmods.util.registry import check_plugins
+from vitmods.util.remote import mirror_of
 
 if TYPE_CHECKING:
     from vitmods.data.dataset import Split
@@ -52,10 +56,10 @@ Sample = tuple[str, NDArray[np.uint8]]
 def read_json(path: Path) -> Any | None:
     """The parsed file, or None where there is none. UserError when it is no JSON (every file here is written whole)."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return limits.read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}). Remove it and run the same command again.") from error
 
 
@@ -178,7 +182,8 @@ class StudyFolder:
     """The paths and files of one study."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        """path: a folder, or an address that fsspec opens; the files are then its copy here."""
+        self.path = place(path)
 
     def __repr__(self) -> str:
         return f"StudyFolder({str(self.path)!r})"
@@ -298,9 +303,9 @@ class StudyFolder:
         if not path.is_file():
             return []
         try:
-            with np.load(path, allow_pickle=False) as arrays:
-                names = [str(name) for name in arrays["names"]]
-                images = [arrays[f"image{i}"] for i in range(len(names))]
+            arrays = limits.read_npz(path)
+            names = [str(name) for name in arrays["names"]]
+            images = [arrays[f"image{i}"] for i in range(len(names))]
             if not all(image.dtype == np.uint8 and image.ndim in (2, 3) and image.size for image in images):
                 raise ValueError("a part of it is no image")
         except Exception as error:  # decoration: whatever numpy, zipfile and zlib raise, the report does without
@@ -320,8 +325,7 @@ class StudyFolder:
     def images(self) -> dict[str, NDArray[Any]] | None:
         """What `write_images` wrote; None where it is missing or damaged."""
         try:
-            with np.load(self.path / "images.npz", allow_pickle=False) as arrays:
-                found = dict(arrays)
+            found = limits.read_npz(self.path / "images.npz")
             return found if {"names", "contents"} <= set(found) else None
         except Exception:  # whatever numpy, zipfile and zlib raise: what it says is elsewhere too, less handy
             return None
@@ -384,9 +388,10 @@ class StudyFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder against a second run, once no worker of a killed one writes any more.
+        """Hold the folder against a second run, once no worker of a killed one writes any more; of an address, bring
+        what is there and send what is written.
 
-        The kernel frees a lock when its process is gone, so a killed run never leaves a stale one.
+        On this machine by a lock, which the kernel frees when its process is gone; against others by a lease.
         """
         path = make_folder(self.path) / ".lock"
         lock = FileLock(path)
@@ -402,10 +407,21 @@ class StudyFolder:
         try:
             with disk_errors(path):
                 path.write_text(f"{os.getpid()}\n")
-            self._wait_for_workers()
-            yield
+            mirror = mirror_of(self.path)
+            noted = mirror.lease() if mirror else FilePlace(self.path / LEASE)
+            with leased(noted, named(self.path), self.path) as lease:
+                self._wait_for_workers()
+                with mirror.kept(lease) if mirror else nullcontext():
+                    yield
         finally:
             lock.release()
+
+    def refresh(self) -> None:
+        """Bring what is new at the address; nothing for a folder that is no copy of one, or held by a run here."""
+        mirror = mirror_of(self.path)
+        if mirror is not None:
+            with suppress(Timeout), FileLock(make_folder(self.path) / ".lock", timeout=0):
+                mirror.fetch()
 
     def _wait_for_workers(self) -> None:
         for index in range(len(list(self.logs.glob("worker*.lock")))):

@@ -42,15 +42,19 @@ class RunningOptions(TypedDict, total=False):
 
     workers: int | None
     device: str
-    data_workers: int
+    data_workers: int | None
     checkpoint_minutes: float
     cost_seconds: float
     progress: bool
     cache_dir: str | Path | None
     recompute: bool
     checkpointing: bool
+    tf32: bool
+    compile: bool
+    record: tuple[str, ...]
     keep_weights: Keep
     cluster: ClusterOptions
+    log: str | Iterable[str]
 
 
 class Study:
@@ -180,18 +184,24 @@ class Study:
             workers: trials at a time, each in its own process; None: as many as cores, memory or GPUs allow.
             cluster: where trials run instead of here: Ray or Slurm (docs/clusters.md).
             device: "auto", "cpu", "cuda", "cuda:1" or "mps".
-            data_workers: threads that prepare images ahead, per trial; 0: none.
+            data_workers: threads that prepare images ahead, per trial; 0: none; None: none on a CPU, and for a GPU as
+                many as there are cores, at most 8.
             checkpoint_minutes: time between the checkpoints of a trial.
             cost_seconds: how long the measurement of costs may take, about; 0: costs are not measured.
             progress: a line a trial on stderr, and a bar if that is a terminal.
             cache_dir: where decoded images are kept for all trials and later runs; None: the user's cache folder.
             recompute: keep less of each block for backward, at nearly the same speed (`vitmods.fast.recompute`).
             checkpointing: keep the input of each block alone, for a quarter more time (`vitmods.fast.checkpoint`).
+            tf32: float32 products with 10 bits of mantissa, on a GPU that has them.
+            compile: training steps by torch.compile.
+            record: what trials log of the inside of their models, "gradients" or "lambdas" (docs/analysis.md).
             budget: how much this run may take: "2h", "30m" (no trial begins that is expected to end later), or a number
                 of trials; None: no end. Without `seeds` as many are planned as fit, at least 3; a study that is in
                 `out` keeps its own.
             keep_weights: final weights that stay in the folder: of "all" trials, of the "best" of each arm, or "none"
                 (docs/study.md).
+            log: loggers that get each trial's rows, and the verdicts of a complete study: "wandb", "mlflow", "trackio"
+                (docs/training.md).
             command: the shell command that the report names; None: the Python call.
 
         Raises:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -24,13 +25,15 @@ from vitmods.study.models import edited, record_of
 from vitmods.study.plan import Evaluation, ImageOptions, Settings, Trial, Work
 from vitmods.study.start import Start
 from vitmods.study.state import read_trial
-from vitmods.study.store import WARNINGS, StudyFolder, read_warnings
+from vitmods.study.store import WARNINGS, Facts, StudyFolder, read_warnings
 from vitmods.study.tuning import AS_IS, VAL, Point
 from vitmods.study.warnings import already_reported
 from vitmods.tasks.base import DEFAULT, TASKS, Task, make_task
 from vitmods.tasks.features import without_head
 from vitmods.train import RunOptions, train_trial
+from vitmods.train.device import usual_workers
 from vitmods.train.distributed import ALONE, Processes
+from vitmods.train.loggers import LoggedRun, LogTo, key_of
 from vitmods.util.files import write_json
 
 if TYPE_CHECKING:
@@ -110,7 +113,8 @@ def with_modules(backbone: nn.Module, task: Task, classes: int, seed: int) -> An
 class TrialRunner:
     """Runs trials of one study, one after the other; the images are read once.
 
-    All but folder and settings decide how a trial is run, never what comes out.
+    All but folder and settings decide how a trial is run, never what comes out. ways: those `vitmods.train.loop.WAYS`
+    that are on.
     """
 
     def __init__(
@@ -118,25 +122,28 @@ class TrialRunner:
         folder: StudyFolder,
         settings: Settings,
         device: str = "auto",
-        data_workers: int = 0,
+        data_workers: int | None = None,
         checkpoint_minutes: float = 5.0,
         progress: bool = False,
-        recompute: bool = False,
-        checkpointing: bool = False,
+        ways: Sequence[str] = (),
         cache_dir: str | None = None,
         processes: Processes = ALONE,
         shard: bool = False,
+        log: Sequence[str] = (),
+        record: Sequence[str] = (),
     ):
         self.folder, self.settings = folder, settings
-        self.data_workers, self._cache_dir = data_workers, cache_dir
+        self.data_workers = usual_workers(device) if data_workers is None else data_workers
+        self._cache_dir = cache_dir
         self.how = RunOptions(
             device,
             checkpoint_every_minutes=checkpoint_minutes,
             progress=progress,
-            recompute=recompute,
-            checkpointing=checkpointing,
             processes=processes,
             shard=shard,
+            **dict.fromkeys(ways, True),
+            log=LogTo(tuple(log)),
+            record=tuple(record),
         )
         self._datasets: dict[tuple[Augment, str], ImageDataset] = {}
 
@@ -201,9 +208,26 @@ class TrialRunner:
             recipe,
             seed=trial.seed,
             out=out,
-            how=self.how,
-            record=record,
+            how=self._logged(trial, out),
+            about=record,
         )
+
+    def _logged(self, trial: Trial, out: Path) -> RunOptions:
+        """With what loggers know of a trial; of one in no study, what its folder tells."""
+        facts = self.folder.facts() if self.how.log.names else None
+        if facts is None:
+            return self.how
+        fields = {"seed": trial.seed, **trial.point.to_dict(), **trial.setting.to_dict()}
+        run = logged_run(self.folder, facts, trial.arm, out.relative_to(self.folder.path).as_posix(), fields)
+        return replace(self.how, log=replace(self.how.log, run=replace(run, name=str(trial))))
+
+
+def logged_run(folder: StudyFolder, facts: Facts, arm: Arm, what: str, fields: Mapping[str, Any]) -> LoggedRun:
+    """A trial or another thing of a study as loggers know it."""
+    study, base = folder.path.resolve().name, facts.settings["base"]
+    about = {"study": study, "arm": arm.name, "changes": arm.text, "data": facts.settings["data"]}
+    about |= {"base": base} if isinstance(base, str) else {}
+    return LoggedRun(study, what, key_of(study, facts.created, what), {**about, **fields})
 
 
 def _keep_warnings(out: Path, caught: list[warnings.WarningMessage]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from vitmods.layers.norms import PowerNorm
 from vitmods.layers.norms.contract import SMALL_BATCH, RunningNorm, SmallBatchWarning
+from vitmods.layers.norms.whitening import NotFittedWarning
 from vitmods.model.vit import ViT
 from vitmods.recipes.length import resolve_on
 
@@ -44,6 +45,7 @@ def study_warnings(arms: Iterable[tuple[str, nn.Module, Recipe]], dataset: Image
     small: dict[int, list[str]] = {}
     long: dict[tuple[int, int], list[str]] = {}
     converted: dict[str, list[str]] = {}
+    advised: dict[str, list[str]] = {}
     base = ""
     for arm, model, recipe in arms:
         base = base or type(model).__name__
@@ -54,6 +56,10 @@ def study_warnings(arms: Iterable[tuple[str, nn.Module, Recipe]], dataset: Image
         warmup = max((norm.warmup for norm in model.modules() if isinstance(norm, PowerNorm)), default=0)
         if batch < SMALL_BATCH and any(map(_gathers, model.modules())):
             small.setdefault(batch, []).append(arm)
+        if isinstance(model, ViT):
+            for change in model.changes:
+                if advice := change.advice(model.vit_config):
+                    advised.setdefault(f"{change}: {advice}", []).append(arm)
         if warmup >= steps * recipe.accumulate:
             long.setdefault((warmup, steps * recipe.accumulate), []).append(arm)
     return [
@@ -73,6 +79,7 @@ def study_warnings(arms: Iterable[tuple[str, nn.Module, Recipe]], dataset: Image
             "another warm-up."
             for (warmup, steps), arms in long.items()
         ),
+        *(f"{_arms(arms)}, {advice}" for advice, arms in advised.items()),
     ]
 
 
@@ -90,4 +97,5 @@ def already_reported() -> Iterator[None]:
     """No trial repeats what `study_warnings` says."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmallBatchWarning)
+        warnings.simplefilter("ignore", NotFittedWarning)  # trials compute it
         yield

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torchvision.ops import box_iou
 
 from vitmods.data.objects import Objects
 from vitmods.util.errors import UserError
@@ -91,6 +90,8 @@ def image_ap50(found: dict[str, Tensor], truth: Objects) -> float:
 
 def _right(boxes: Tensor, labels: NDArray[np.int64], truth: Objects) -> NDArray[np.int8]:
     """Of each detection, the likeliest first: 1 right, -1 wrong, 0 not counted."""
+    from torchvision.ops import box_iou  # seconds
+
     known = torch.from_numpy(truth.boxes)
     overlap = box_iou(boxes, known).numpy() * (labels[:, None] == truth.labels[None])
     inside = _inside(boxes, known).numpy() * (labels[:, None] == truth.labels[None])

@@ -1,6 +1,7 @@
 """Checkpoints: one file and the good one before it, verified when read."""
 
 import os
+import shutil
 import warnings
 import zipfile
 from pathlib import Path
@@ -12,6 +13,7 @@ from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors, write_atomically
 
 NAME, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
+DIVIDED = "checkpoint"  # the folder of those that several processes write together (`vitmods.train.sharded`)
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:
@@ -21,6 +23,7 @@ def save(folder: Path, state: dict[str, Any]) -> None:
         UserError: the disk is full or may not be written; the checkpoints on it are as they were.
     """
     write_atomically(folder / NAME, lambda file: torch.save(state, file), keep_previous=folder / PREVIOUS)
+    shutil.rmtree(folder / DIVIDED, ignore_errors=True)
 
 
 def load(folder: Path) -> dict[str, Any] | None:
@@ -49,6 +52,7 @@ def remove(folder: Path) -> None:
     """Delete the checkpoints of a finished trial: its final weights are in `model.safetensors`."""
     for name in (NAME, PREVIOUS, NAME + ".tmp"):
         (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / DIVIDED, ignore_errors=True)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,11 +1,15 @@
 """Where a trial computes."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from vitmods.util.errors import UserError
+
+MOST_WORKERS = 8  # threads that prepare images, by default
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -60,3 +64,28 @@ def device_name(device: str) -> str:
     if found.type == "cuda" and torch.cuda.is_available():
         return torch.cuda.get_device_name(found.index or 0)
     return found.type
+
+
+def check_tf32(device: torch.device) -> None:
+    """Raise UserError where a device has no TF32."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+        raise UserError(f"{device_name(str(device))} has no TF32, as NVIDIA GPUs since Ampere do: leave --tf32 out.")
+
+
+@contextmanager
+def tf32_products(on: bool) -> Iterator[None]:
+    """Inside, float32 products of CUDA devices are made in TF32 if `on`; otherwise they are as they were."""
+    switches = (torch.backends.cuda.matmul, torch.backends.cudnn.conv) if on else ()
+    before = [switch.fp32_precision for switch in switches]
+    try:
+        for switch in switches:
+            switch.fp32_precision = "tf32"
+        yield
+    finally:
+        for switch, precision in zip(switches, before, strict=True):
+            switch.fp32_precision = precision
+
+
+def usual_workers(device: str) -> int:
+    """Threads that prepare images: none for a CPU, which trains meanwhile; for a GPU as many as torch takes cores."""
+    return 0 if resolve(device).type == "cpu" else min(MOST_WORKERS, torch.get_num_threads())

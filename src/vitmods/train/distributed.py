@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,19 @@ PATIENCE = timedelta(minutes=30)  # that processes wait for one that reads image
 
 
 class PeerEnded(UserError):
-    """Another process of the trial has ended; it says why."""
+    """Another process of the trial has ended; it says why, unless it was killed."""
+
+    repeats = True  # what another one has said: `vitmods.util.errors.said`
+
+
+def peer_ended(error: BaseException) -> PeerEnded | None:
+    """The error of a sum over processes that one of them has left, as what it means; None for any other error."""
+    if not (isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))):
+        return None
+    return PeerEnded(
+        "Another process of this trial has ended without a word (killed, or out of memory?). What was saved is there: "
+        "the same command goes on."
+    )
 
 
 @dataclass(frozen=True)
@@ -96,8 +108,9 @@ class Processes:
         try:
             work()
         except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-            raise PeerEnded(f"Another process of this trial has ended, and says why: {reason}") from error
+            if ended := peer_ended(error):
+                raise ended from error
+            raise
 
 
 ALONE = Processes()
@@ -138,8 +151,11 @@ class Together:
     """The loss of a model that several processes train: gradients become the mean over processes in the last part of
     each step. Alone: the loss."""
 
-    def __init__(self, task: Task, model: nn.Module, processes: Processes, shard: bool) -> None:
+    def __init__(self, task: Task, model: nn.Module, processes: Processes, shard: bool, compile: bool = False) -> None:
         self._loss: Any = StepLoss(task, model)
+        if compile:
+            torch.compiler.reset()  # beyond eight trials of one process it would silently stop compiling
+            self._loss.compile()
         self._model, self._shard = model, shard
         self._alone = processes.size == 1
         if not self._alone and not shard:
@@ -218,17 +234,33 @@ def whole_state(state: Any, keep: bool) -> Any:
     return found.cpu() if keep else None
 
 
-def divided_as(value: Any, like: Any) -> Any:
-    """A whole tensor divided as `like` is; anything else as it is."""
-    if not (isinstance(value, Tensor) and hasattr(like, "placements") and value.shape == like.shape):
-        return value
-    from torch.distributed.tensor import distribute_tensor
+class Stored(Protocol):
+    """A tensor that lies in files, of which a process reads the rows that it needs."""
 
-    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
+    @property
+    def shape(self) -> torch.Size: ...
+    def read(self, start: int, stop: int) -> Tensor: ...
+
+
+def divided_as(value: Any, like: Any) -> Any:
+    """A whole tensor, or one in files, divided as `like` is; anything else as it is."""
+    stored = not isinstance(value, Tensor) and hasattr(value, "read")
+    if not (hasattr(like, "placements") and getattr(value, "shape", None) == like.shape):
+        return value.read(0, value.shape[0]) if stored else value
+    if not stored:
+        from torch.distributed.tensor import distribute_tensor
+
+        return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
+    from torch.distributed.tensor import DTensor
+
+    rows, mesh = value.shape[0], like.device_mesh
+    start = min(rows, mesh.get_local_rank() * -(-rows // mesh.size()))  # FSDP2 divides as torch.chunk
+    mine = value.read(start, start + len(local(like))).to(like.device)
+    return DTensor.from_local(mine, mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
 def load_weights(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """load_state_dict of whole tensors into a model that may be divided."""
+    """load_state_dict of whole tensors, or of those in files, into a model that may be divided."""
     now = model.state_dict()
     model.load_state_dict({name: divided_as(value, now.get(name)) for name, value in state.items()})
 

@@ -1,6 +1,6 @@
 """The evaluated images of a trial that can be looked at: PNG files in its folder, and what their colors mean."""
 
-import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitmods.data.read import Unreadable, decode
 from vitmods.tasks.base import Example
 from vitmods.util.files import make_folder, write_atomically, write_json
+from vitmods.util.limits import read_bytes, read_json
 
 FOLDER = "examples"
+_COLOR = re.compile("#[0-9a-f]{6}")
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,16 @@ def read_examples(trial: Path) -> Examples:
     """The inverse; empty where there are none, or where a file is missing or damaged."""
     folder = trial / FOLDER
     try:
-        found = json.loads((folder / "examples.json").read_text(encoding="utf-8"))
+        found = read_json(folder / "examples.json")
         panels = tuple(
-            {name: np.array(Image.open(folder / f"{i}-{name}.png").convert("RGB")) for name in one["panels"]}
+            {name: _pixels(folder / f"{i}-{name}.png") for name in one["panels"]}
             for i, one in enumerate(found["images"])
         )
-        return Examples(tuple(one["id"] for one in found["images"]), panels, found["legend"])
-    except (OSError, ValueError, KeyError, TypeError):
+        legend = {str(name): color for name, color in found["legend"].items() if _COLOR.fullmatch(color)}
+        return Examples(tuple(str(one["id"]) for one in found["images"]), panels, legend)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, Unreadable):
         return Examples()
+
+
+def _pixels(path: Path) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(decode(read_bytes(path, "settings"), 3).transpose(1, 2, 0))

@@ -7,20 +7,22 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 
-from vitmods.util.errors import UserError
+from vitmods.util.errors import SAID_IN, UserError
 
 GRACE_S = 30.0  # that the others have to save and stop once one has ended
 _POLL_S = 0.1
 
 
 def launch(module: str, arguments: Sequence[str], processes: int) -> int:
-    """Run `python -m MODULE ARGUMENTS` in so many processes that can `join`; their exit code.
+    """Run `python -P -m MODULE ARGUMENTS` in so many processes that can `join`; their exit code.
 
-    Where one fails, the others are asked to stop and its code is given back. Ctrl-C reaches all; SIGTERM and SIGHUP
-    are passed on. Threads are divided among them unless OMP_NUM_THREADS says how many there are.
+    Where one fails, the others are asked to stop and its code is given back; one that was killed is named on stderr.
+    Ctrl-C reaches all; SIGTERM and SIGHUP are passed on. Threads are divided among them unless OMP_NUM_THREADS says how
+    many there are.
 
     Raises:
         UserError: fewer than two processes.
@@ -30,34 +32,53 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     threads = str(max(1, (os.cpu_count() or 1) // processes))
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(processes)}
     shared |= {"LOCAL_WORLD_SIZE": str(processes)}
-    environment = {"OMP_NUM_THREADS": threads, **os.environ, **shared}
-    command = [sys.executable, "-m", module, *arguments]
-    started = [
-        subprocess.Popen(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(processes)
-    ]
-    passed_on = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
-    for number in passed_on:
-        # The terminal sends SIGINT to all of them itself.
-        signal.signal(number, lambda n, _: None if n == signal.SIGINT else _send(started, n))
-    try:
-        return _wait(started)
-    finally:
-        for number, handler in passed_on.items():
-            signal.signal(number, handler or signal.SIG_DFL)
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    # -P: what lies where the user stands is not imported; what is on sys.path here is on theirs.
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    with tempfile.TemporaryDirectory() as said_in:
+        environment = {"OMP_NUM_THREADS": threads, **os.environ, **shared, SAID_IN: said_in, "PYTHONPATH": path}
+        started = [
+            subprocess.Popen(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(processes)
+        ]
+        passed_on = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+        for number in passed_on:
+            # The terminal sends SIGINT to all of them itself.
+            signal.signal(number, lambda n, _: None if n == signal.SIGINT else _send(started, n))
+        try:
+            return _wait(started)
+        finally:
+            for number, handler in passed_on.items():
+                signal.signal(number, handler or signal.SIG_DFL)
 
 
 def _wait(started: Sequence[subprocess.Popen[bytes]]) -> int:
     failed, deadline = 0, float("inf")
     while any(process.poll() is None for process in started):
-        if not failed and (failed := next((p.returncode for p in started if p.returncode), 0)):
+        if not failed and (failed := _failed(started)):
             _send(started, signal.SIGTERM)
             deadline = time.monotonic() + GRACE_S
         if time.monotonic() > deadline:
             _send(started, signal.SIGKILL)
         time.sleep(_POLL_S)
-    failed = failed or next((p.returncode for p in started if p.returncode), 0)
+    failed = failed or _failed(started)
     return 128 - failed if failed < 0 else failed  # a shell's code for a signal
+
+
+def _failed(started: Sequence[subprocess.Popen[bytes]]) -> int:
+    """The code of one that has ended badly; 0: none has. A signal, which the process cannot tell itself, is told."""
+    codes = [process.poll() or 0 for process in started]
+    rank, code = min(enumerate(codes), key=lambda one: one[1])  # a signal comes first: the others end because of it
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        guess = " (out of memory?)" if -code == signal.SIGKILL else ""
+        print(
+            f"Process {rank} of {len(started)} was killed by {name}{guess}; the others end. What was saved is there: "
+            "the same command goes on.",
+            file=sys.stderr,
+        )
+        return code
+    return next(filter(None, codes), 0)
 
 
 def _send(started: Sequence[subprocess.Popen[bytes]], number: int) -> None:

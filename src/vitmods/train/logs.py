@@ -7,7 +7,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from operator import itemgetter
 from pathlib import Path
@@ -19,11 +19,15 @@ from torch import Tensor
 
 from vitmods.tasks.metrics import Metric
 from vitmods.train.distributed import ALONE, Processes
+from vitmods.train.loggers import Logs, scalars_of
+from vitmods.train.record import GRADIENT
 from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream, disk_errors, progress_console
+from vitmods.util.limits import parse_json
 
 WORTH_TELLING = 0.05  # fraction of the time in which the model waits for images
-_MUST_BE_FINITE = {"loss": "loss", "grad_norm": "gradient"}
+_MUST_BE_FINITE = {"loss": "loss", "grad_norm": "gradient", GRADIENT: "gradient"}
+"""the beginning of a statistic's name -> what it is of"""
 
 
 class Diverged(Exception):
@@ -55,8 +59,10 @@ class Window:
         self._steps, self.images = [], 0
         bad = [
             (i, words)
-            for name, words in _MUST_BE_FINITE.items()
-            for i, value in enumerate(columns.get(name, []))
+            for beginning, words in _MUST_BE_FINITE.items()
+            for name in columns
+            if name == beginning or (beginning.endswith("/") and name.startswith(beginning))
+            for i, value in enumerate(columns[name])
             if not math.isfinite(value)
         ]
         if bad:
@@ -78,7 +84,7 @@ class Window:
     def _columns(self) -> dict[str, list[float]]:
         if not self._steps:
             return {}
-        names = list(self._steps[0])
+        names = [name for name in self._steps[0] if all(name in step for step in self._steps)]
         table = torch.stack([torch.stack([step[name].float() for name in names]) for step in self._steps])
         table = self._processes.total(table)
         return dict(zip(names, table.T.tolist(), strict=True))
@@ -91,32 +97,41 @@ class NoMetrics:
     def sync(self) -> int:
         return 0
 
-    def close(self) -> None: ...
+    def close(self, status: str = "finished", scalars: Mapping[str, float] | None = None) -> None: ...
 
 
 class MetricsFile:
     """metrics.jsonl: one JSON object a line, in the order of the steps.
 
     The file is cut to `length` bytes when opened: what was written after the checkpoint that a trial resumes from
-    comes again. A TensorBoard log in `tensorboard`, if given, is rebuilt from the rows that stay.
+    comes again. A TensorBoard log in `tensorboard`, if given, is rebuilt from the rows that stay. `open_logs`, if
+    given, gets these rows and how many there were before the cut, and opens loggers for those that follow.
     """
 
-    def __init__(self, path: Path, length: int, tensorboard: Path | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        length: int,
+        tensorboard: Path | None,
+        open_logs: Callable[[Sequence[Mapping[str, Any]], int], Logs] | None = None,
+    ) -> None:
         self.path = path
         with disk_errors(path), ExitStack() as opened:
+            known = path.read_bytes().count(b"\n") if open_logs and path.exists() else 0
             self._file = opened.enter_context(open(path, "ab"))
             if self._file.tell() < length:
                 raise UserError(f"{path} is shorter than its checkpoint says. Delete its folder to train again.")
             self._file.truncate(length)
             self._file.seek(length)  # cutting a file does not move the position that sync() tells
             self._board = TensorBoard(tensorboard, self.rows()) if tensorboard else None
+            self._logs = open_logs(self.rows(), known) if open_logs else None
             opened.pop_all()  # closed by close(), unless something went wrong
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows so far. UserError where one is damaged."""
         try:
-            return [json.loads(line) for line in self.path.read_bytes().splitlines()]
-        except (ValueError, RecursionError) as error:
+            return [parse_json(line) for line in self.path.read_bytes().splitlines()]
+        except ValueError as error:
             raise UserError(f"{self.path} is damaged ({error}). Delete its folder to train again.") from error
 
     def write(self, row: dict[str, Any]) -> None:
@@ -125,6 +140,8 @@ class MetricsFile:
             self._file.flush()
         if self._board is not None:
             self._board.write(row)
+        if self._logs is not None:
+            self._logs.write(row)
 
     def sync(self) -> int:
         """Put all rows on the disk; the length of the file in bytes."""
@@ -132,7 +149,10 @@ class MetricsFile:
             os.fsync(self._file.fileno())
             return self._file.tell()
 
-    def close(self) -> None:
+    def close(self, status: str = "finished", scalars: Mapping[str, float] | None = None) -> None:
+        """Loggers are given how the trial ended, and its last numbers."""
+        if self._logs is not None:
+            self._logs.close(status, scalars or {})
         try:
             with disk_errors(self.path):
                 self._file.close()
@@ -167,8 +187,7 @@ class TensorBoard:
                 opened.pop_all()  # closed by close(), unless something went wrong
 
     def write(self, row: dict[str, Any]) -> None:
-        scalars = {f"{row['split']}/{name}": row[name] for name in row if name not in ("step", "epoch", "split")}
-        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars_of(row).items()]
         event = self._event(wall_time=time.time(), step=row["step"], summary=self._summary(value=values))
         with disk_errors(self.folder):
             self._add(event)

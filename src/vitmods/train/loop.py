@@ -14,12 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitmods.data.batch import Batch
+from vitmods.data.batch import Batch, for_device
+from vitmods.data.threads import ahead
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import lr_at, resolve_on
 from vitmods.tasks.base import Example, Task, TaskModel
-from vitmods.train import checkpoint
-from vitmods.train.device import make_fabric
+from vitmods.train import checkpoint, sharded
+from vitmods.train.device import check_tf32, make_fabric, tf32_products
 from vitmods.train.distributed import (
     ALONE,
     Divided,
@@ -28,9 +29,9 @@ from vitmods.train.distributed import (
     load_optimizer,
     load_weights,
     shard,
-    whole_state,
 )
 from vitmods.train.interrupt import Interrupted, StopRequest
+from vitmods.train.loggers import NO_LOGS, LogTo, open_logs
 from vitmods.train.logs import Diverged, MetricsFile, NoMetrics, ProgressBar, Window
 from vitmods.train.optim import (
     Ema,
@@ -40,6 +41,7 @@ from vitmods.train.optim import (
     make_optimizer,
     without_gradient,
 )
+from vitmods.train.record import Recorder, check_recorded
 from vitmods.util.errors import UserError
 
 METRICS = "metrics.jsonl"
@@ -62,8 +64,19 @@ class Images(Protocol):
     def steps_per_epoch(self, batch_size: int) -> int: ...
     def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]: ...
     def eval_batches(self, split: str, batch_size: int) -> Iterator[Batch]: ...
+    def plain_images(self, split: str, most: int, batch_size: int) -> Iterator[Tensor]: ...
     def for_process(self, rank: int, world_size: int) -> Self: ...
     def summary(self) -> dict[str, Any]: ...
+
+
+WAYS = ("recompute", "checkpointing", "tf32", "compile")
+"""Fields of RunOptions that are on or off"""
+
+
+def check_ways(recompute: bool, checkpointing: bool, tf32: bool, compile: bool) -> None:
+    """Raise UserError where one would be of no effect."""
+    if recompute and compile:
+        raise UserError("torch.compile chooses itself what to make again: leave --recompute or --compile out.")
 
 
 @dataclass(frozen=True)
@@ -85,6 +98,8 @@ class RunOptions:
     """show a progress bar if there is a terminal"""
     tensorboard: bool = True
     """write TensorBoard logs to `tb/`"""
+    log: LogTo = NO_LOGS
+    """loggers that get the rows too, as `LogTo(("wandb",))`"""
     recompute: bool = False
     """keep fewer activations for backward, by making cheap ones again (`vitmods.fast.recompute`)"""
     checkpointing: bool = False
@@ -93,8 +108,20 @@ class RunOptions:
     """those that train the model together (`vitmods.train.join`): each batch is divided among them"""
     shard: bool = False
     """divide weights, gradients and optimizer state among the processes too (FSDP2); needs two or more"""
+    tf32: bool = False
+    """float32 products of a GPU with 10 bits of mantissa, several times as fast; needs one that has them"""
+    compile: bool = False
+    """make training steps by torch.compile, which takes about a minute before the first; evaluation is not compiled"""
+    record: tuple[str, ...] = ()
+    """what metrics.jsonl keeps of the inside of the model too, gradients and lambdas (`vitmods.train.record`)"""
 
     def __post_init__(self) -> None:
+        check_ways(**{way: getattr(self, way) for way in WAYS})
+        check_recorded(self.record)
+        if self.shard and self.compile:
+            raise UserError("A model that is divided among processes is not compiled: leave --shard or --compile out.")
+        if self.shard and "gradients" in self.record:
+            raise UserError("Gradients of a divided model are not recorded: leave shard out, or record lambdas alone.")
         if self.shard and self.processes.size == 1:
             raise UserError("shard divides a model among processes, and here is one: add devices, or leave it out.")
 
@@ -128,7 +155,7 @@ class TrialRun:
         seed: int = 0,
         how: RunOptions | None = None,
     ) -> None:
-        self.task, self.ds, self.recipe, self.seed, self.folder = task, ds, recipe, seed, folder
+        self.task, self.recipe, self.seed, self.folder = task, recipe, seed, folder
         self.how = how or RunOptions()
         self.length = resolve_on(recipe, ds)
         self.log_every = min(50, max(5, self.length.steps // 100))
@@ -137,8 +164,12 @@ class TrialRun:
 
         self.processes = self.how.processes
         _check_batch(recipe, ds, self.processes)
-        self.train_ds = ds if self.processes.size == 1 else ds.for_process(self.processes.rank, self.processes.size)
         self.fabric = make_fabric(self.how.device, recipe.precision, self.processes)
+        if self.how.tf32:
+            check_tf32(self.fabric.device)
+        self.ds = for_device(ds, self.fabric.device)
+        alone = self.processes.size == 1
+        self.train_ds = self.ds if alone else self.ds.for_process(self.processes.rank, self.processes.size)
         self.model = self.fabric.to_device(model)
         self.how.save_memory(self.model)
         freeze(self.model, recipe)
@@ -151,7 +182,8 @@ class TrialRun:
         self.optimizer = make_optimizer(self.model, recipe)
         check_every_parameter_is_trained(self.model, self.optimizer)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self._loss = Together(task, self.model, self.processes, self.how.shard)
+        self._recorder = Recorder(self.model, self.how.record, self.processes.size)
+        self._loss = Together(task, self.model, self.processes, self.how.shard, self.how.compile)
 
         self.step = 0
         self.evaluated_at = 0
@@ -166,7 +198,10 @@ class TrialRun:
         _seed_apart(seed, 0, self.processes)
         metrics_length = self._restore()
         board = folder / "tb" if self.how.tensorboard else None
-        self.metrics = MetricsFile(folder / METRICS, metrics_length, board) if self.processes.first else NoMetrics()
+        self.metrics: MetricsFile | NoMetrics = NoMetrics()
+        if self.processes.first:
+            opened = partial(open_logs, self.how.log, folder, seed) if self.how.log.names else None
+            self.metrics = MetricsFile(folder / METRICS, metrics_length, board, opened)
         self._started = self._saved = self._logged = time.perf_counter()
 
     @property
@@ -197,10 +232,17 @@ class TrialRun:
             Interrupted: a signal came; the checkpoint is written.
             UserError: the disk is full or may not be written.
         """
+        status, metrics = "failed", dict[str, float]()
         try:
-            self._train(request, bar)
-            metrics = self._final_metrics(request)
+            with tf32_products(self.how.tf32):
+                self._train(request, bar)
+                metrics = self._final_metrics(request)
+            status = "finished"
+        except Diverged:
+            status = "diverged"
+            raise
         except Interrupted as interruption:
+            status = "stopped"
             self.save()
             raise Interrupted(
                 f"{interruption} at step {self.step} of {self.length.steps}. The state is saved in {self.folder}; run "
@@ -208,11 +250,12 @@ class TrialRun:
                 interruption.signum,
             ) from None
         finally:
-            self.metrics.close()
+            final = {f"{self.ds.eval_split}/{name}": value for name, value in metrics.items()}
+            self.metrics.close(status, final)
         return metrics
 
     def _train(self, request: StopRequest, bar: ProgressBar) -> None:
-        batches = self._batches()
+        batches = on_its_way(self._batches(), self.fabric.device)
         self.model.train()
         while True:
             # Between two steps, in this order: a checkpoint says which evaluation it has behind it.
@@ -253,7 +296,7 @@ class TrialRun:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
         self.optimizer.zero_grad(set_to_none=True)
-        statistics = self._backward(batch)
+        statistics = self._backward(batch) | self._recorder.gradients()
         if self.recipe.optimizer.clip_norm is not None:
             norm = clip_gradients(self.parameters, self.recipe.optimizer.clip_norm)
             statistics["grad_norm"] = norm / self.processes.size  # statistics are parts of a sum over processes
@@ -271,7 +314,8 @@ class TrialRun:
         is computed in; `batch` is what this process has of it. Gives the statistics of these images, divided by the
         number of all."""
         totals: dict[str, Tensor] = {}
-        parts = list(batch.parts(self.recipe.accumulate))
+        whole = batch if batch.left is None else batch.moved(self.fabric.device)  # bytes: all of them fit
+        parts = list(whole.parts(self.recipe.accumulate))
         for number, part in enumerate(parts, 1):
             fraction = len(part) / (len(batch) * self.processes.size)
             with self._loss.part(last=number == len(parts)):
@@ -319,6 +363,8 @@ class TrialRun:
     def _evaluate(self, request: StopRequest) -> None:
         metrics = self._metrics(self.ds.val_split, request)
         self.metrics.write({**self._row("val"), **metrics})
+        if lambdas := self._recorder.lambdas(self.evaluated_model):
+            self.metrics.write({**self._row("record"), **lambdas})
         self.evaluated_at, self.last_evaluation = self.step, metrics
 
     def _final_metrics(self, request: StopRequest) -> dict[str, float]:
@@ -346,7 +392,7 @@ class TrialRun:
         return found.metrics
 
     def _eval_batches(self, split: str, request: StopRequest, index: list[Tensor]) -> Iterable[Batch]:
-        for batch in self.ds.eval_batches(split, self.recipe.part_size):
+        for batch in on_its_way(self.ds.eval_batches(split, self.recipe.part_size), self.fabric.device):
             self._agreed(request)
             request.check()
             index.append(batch.index)
@@ -362,32 +408,34 @@ class TrialRun:
         return time.perf_counter() - self._saved >= max(60 * minutes, least)
 
     def save(self) -> None:
-        """Write the checkpoint, in the first process. The rows of metrics.jsonl that it counts are put on the disk
-        first."""
+        """Write the checkpoint: the first process, or each its part of a divided model. The rows of metrics.jsonl that
+        it counts are put on the disk first."""
         began = time.perf_counter()
         length, state = self.metrics.sync(), self.state_dict()
         state |= {"metrics_bytes": length, "wall_s": self.wall_s}
-        self.processes.once(lambda: checkpoint.save(self.folder, state))
+        if self.how.shard:
+            sharded.save(self.folder, state, self.processes)
+        else:
+            self.processes.once(lambda: checkpoint.save(self.folder, state))
         self._saved = time.perf_counter()
         self._save_s = self._saved - began
 
     def state_dict(self) -> dict[str, Any]:
-        """What the numbers of all later steps depend on, whole in the first process. Tensors and plain values only."""
+        """What the numbers of all later steps depend on, what is divided as it is. Tensors and plain values only."""
         cuda = self.fabric.device.type == "cuda"
         random = {
             "rng_cpu": torch.get_rng_state(),
             "rng_cuda": torch.cuda.get_rng_state(self.fabric.device) if cuda else None,
         }
         others = self.processes.gathered(random)[1:]
-        whole = partial(whole_state, keep=self.processes.first)
         return {
             "format": FORMAT,
             "step": self.step,
             "evaluated_at": self.evaluated_at,
             "last_evaluation": self.last_evaluation,
-            "model": whole(self.model.state_dict()),
-            "optimizer": whole(self.optimizer.state_dict()),
-            "ema": None if self.ema is None else whole(self.ema.state_dict()),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "ema": None if self.ema is None else self.ema.state_dict(),
             "task": self.task.state_dict(),
             **random,
             "rng_others": others,
@@ -396,7 +444,9 @@ class TrialRun:
 
     def _restore(self) -> int:
         """Take up the newest checkpoint, if there is one; the length of metrics.jsonl that belongs to it."""
-        state = self.processes.in_turn(lambda: checkpoint.load(self.folder))
+        state = sharded.load(self.folder, self.processes)
+        if state is None:
+            state = self.processes.in_turn(lambda: checkpoint.load(self.folder))
         if state is None:
             return 0
         if state["format"] != FORMAT:
@@ -420,6 +470,13 @@ class TrialRun:
         self._wall_before = state["wall_s"]
         found: int = state["metrics_bytes"]
         return found
+
+
+def on_its_way(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """The same batches; for a GPU made ahead in a thread, and pinned, so that it copies while the host goes on."""
+    if device.type == "cpu":
+        return batches
+    return ahead(batches, Batch.pinned if device.type == "cuda" else lambda batch: batch)
 
 
 def _check_batch(recipe: Recipe, ds: Images, processes: Processes) -> None:

@@ -190,7 +190,7 @@ class Ema:
     def follow(self, model: nn.Module) -> None:
         """Average this model, the one that was given or what has become of it."""
         both = zip(_tensors(self.model), _tensors(model), strict=True)
-        pairs = [(mean, source) for mean, source in both if mean.data_ptr() != source.data_ptr()]
+        pairs = [(local(mean.data), local(source.data)) for mean, source in both if mean is not source]
         self._means = [mean for mean, _ in pairs if mean.is_floating_point()]
         self._sources = [source for _, source in pairs if source.is_floating_point()]
         self._copied = [pair for pair in pairs if not pair[0].is_floating_point()]
@@ -213,5 +213,4 @@ class Ema:
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:
-    """What this process holds of them."""
-    return [local(p.data) for p in model.parameters()] + list(model.buffers())
+    return [*model.parameters(), *model.buffers()]

@@ -3,8 +3,6 @@
 import json
 import platform
 import warnings
-import zipfile
-import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -24,14 +22,16 @@ from vitmods.recipes.length import resolve_on
 from vitmods.tasks.base import DEFAULT, TASKS, Task, TaskModel
 from vitmods.train import checkpoint
 from vitmods.train.device import device_name, resolve
-from vitmods.train.distributed import PeerEnded, whole_state
+from vitmods.train.distributed import PeerEnded, peer_ended, whole_state
 from vitmods.train.examples import write_examples
+from vitmods.train.fitting import fit_to_images
 from vitmods.train.interrupt import StopRequest, stop_on_signals
 from vitmods.train.logs import Diverged, ProgressBar
-from vitmods.train.loop import Images, RunOptions, TrialRun
+from vitmods.train.loop import WAYS, Images, RunOptions, TrialRun
 from vitmods.train.memory import does_not_fit, is_out_of_memory
 from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights, checksum, make_folder, write_atomically, write_json
+from vitmods.util.limits import read_json, read_npz
 
 _IDENTIFIES_DATA = ("name", "classes", "splits", "split_origin", "fingerprint", "vocabulary")  # but not where it lies
 CONFIG, RESULT, WEIGHTS = "config.json", "result.json", "model.safetensors"
@@ -47,7 +47,7 @@ def train_trial(
     seed: int = 0,
     out: Path | str,
     how: RunOptions | None = None,
-    record: Mapping[str, Any] | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Train `model` in the folder `out`, or go on where an earlier call was stopped; what result.json holds.
 
@@ -65,7 +65,7 @@ def train_trial(
             with the scores of each image, `examples/` (where the task draws any), `tb/` and, written last,
             `result.json` with the checksums of the weights.
         how: device, checkpoints, progress.
-        record: goes into config.json; `arm` and `changes` are the study's.
+        about: goes into config.json; `arm` and `changes` are the study's.
 
     Raises:
         UserError: the recipe does not fit the images or the model, the folder holds a trial with other settings or
@@ -76,7 +76,8 @@ def train_trial(
     _check_model(model, recipe)
     length = resolve_on(recipe, ds)
     out = make_folder(Path(out))
-    settings = {"seed": seed, "eval_every_epochs": how.eval_every_epochs, "task": task.name, **(record or {})}
+    settings = {"seed": seed, "eval_every_epochs": how.eval_every_epochs, "task": task.name, **(about or {})}
+    settings |= fit_to_images(model, ds)
     config = _config(model, ds, recipe, settings)
     config |= {"resolved": asdict(length), "environment": _environment(how)}
     processes = how.processes
@@ -95,6 +96,8 @@ def train_trial(
         except PeerEnded:
             raise  # the other one has written why
         except Exception as error:
+            if ended := peer_ended(error):
+                raise ended from error
             found = does_not_fit(recipe.part_size, resolve(how.device)) if is_out_of_memory(error) else error
             with suppress(Exception):  # the error itself matters more than its record
                 write_json(out / RESULT, _result(identity, "failed", message=_reason(found)))
@@ -127,6 +130,20 @@ def _outcome(run: TrialRun, request: StopRequest, bar: ProgressBar) -> dict[str,
         "epochs": run.step / run.length.steps_per_epoch,
         "wall_s": round(run.wall_s, 3),
         "params": sum(p.numel() for p in run.model.parameters()),
+        "how": _ways_of(run),
+    }
+
+
+def _ways_of(run: TrialRun) -> dict[str, Any]:
+    """How it was run, as far as it may change the last digits or the speed."""
+    how = run.how
+    ways = {way: getattr(how, way) for way in WAYS}
+    return {
+        "device": device_name(str(run.fabric.device)),
+        "precision": run.recipe.precision,
+        **ways,
+        "processes": how.processes.size,
+        "shard": how.shard,
     }
 
 
@@ -152,7 +169,7 @@ def _write_findings(run: TrialRun) -> None:
 
 
 def _result(identity: dict[str, Any], status: str, **values: Any) -> dict[str, Any]:
-    empty = dict.fromkeys(("message", "steps", "epochs", "wall_s", "params"))
+    empty = dict.fromkeys(("message", "steps", "epochs", "wall_s", "params", "how"))
     return {"schema": 1, "status": status, **identity, "metrics": {}, **empty, **values}
 
 
@@ -184,11 +201,10 @@ def write_scores(path: Path, scores: Mapping[str, NDArray[Any]]) -> None:
 def read_scores(path: Path) -> dict[str, NDArray[Any]]:
     """The inverse; empty where there is no such file. UserError where it is damaged."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
+        return read_npz(path)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}). Delete its folder to train again.") from error
 
 
@@ -268,7 +284,7 @@ def _drop_path_of(model: nn.Module) -> SimpleNamespace:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        found: dict[str, Any] = read_json(path)
         return found
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}). Delete its folder to train again.") from error
@@ -299,8 +315,7 @@ def _environment(how: RunOptions) -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
         "device": device_name(how.device),
-        "recompute": how.recompute,
-        "checkpointing": how.checkpointing,
+        **{way: getattr(how, way) for way in WAYS},
         "processes": how.processes.size,
         "shard": how.shard,
         "threads": torch.get_num_threads(),

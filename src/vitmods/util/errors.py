@@ -1,7 +1,12 @@
 """Errors that a user can fix. The message says what is wrong and what to do; the shell prints it as one paragraph."""
 
 import difflib
+import hashlib
+import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+SAID_IN = "VITMODS_SAID_IN"  # environment: the folder that processes that were started together know
 
 
 class UserError(ValueError):
@@ -29,3 +34,23 @@ def nearest(word: str, known: Iterable[str], words: Mapping[str, str] | None = N
     begun = [name for name in spelled if word and name.startswith(word)]
     found = close[:1] or (begun if len(begun) == 1 else [])
     return f"Did you mean '{spelled[found[0]]}'?" if found else f"Known: {', '.join(names)}."
+
+
+def said(message: str, repeats: bool = False) -> bool:
+    """Whether another process of the same start on this machine has said this already; where it `repeats` what they
+    say, whether one has said anything. False where processes were not started together."""
+    place = os.environ.get(SAID_IN)
+    if place is None and (error_file := os.environ.get("TORCHELASTIC_ERROR_FILE")):  # torchrun: <attempt>/<rank>/...
+        place = str(Path(error_file).parent.parent)
+    if place is None:
+        return False
+    digest = hashlib.blake2b(message.encode(), digest_size=8).hexdigest()
+    try:
+        if repeats and any(Path(place).glob("said-*")):
+            return True
+        open(Path(place) / f"said-{digest}", "x").close()
+    except FileExistsError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar
 
 from vitmods.util.errors import UserError
+from vitmods.util.limits import read_json
+from vitmods.util.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,11 +37,19 @@ _REMEDIES = {
 
 
 def expand_user(path: str | Path) -> Path:
-    """The path with ~ and ~user replaced. UserError where there is no such home."""
+    """The path with ~ and ~user replaced. UserError where there is no such home, or for a name that no file can have."""
     try:
-        return Path(path).expanduser()
+        found = Path(path).expanduser()
     except RuntimeError:
         raise UserError(f"There is no home folder for {path}: write the path without ~, or set HOME.") from None
+    try:
+        os.stat(found)
+    except ValueError:  # a zero byte, or half of a surrogate pair
+        raise UserError(f"No file can be called {printable(str(path))[:60]}: correct the name.") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UserError(f"The name {printable(str(path))[:60]}... is too long for this system.") from None
+    return found
 
 
 @contextmanager
@@ -105,7 +115,7 @@ def checksum(path: Path) -> str:
 def check_weights(path: Path) -> None:
     """UserError where a file of weights is not what the result.json beside it says; without such a record it passes."""
     try:
-        known = json.loads(path.with_name("result.json").read_text(encoding="utf-8"))["weights"].get(path.name)
+        known = read_json(path.with_name("result.json"))["weights"].get(path.name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return
     if known is not None and checksum(path) != known:
@@ -118,7 +128,7 @@ def check_weights(path: Path) -> None:
 def check_weights_kept(folder: Path) -> None:
     """UserError where a trial has ended, and its weights are not there any more."""
     try:
-        ended = json.loads((folder / "result.json").read_text(encoding="utf-8"))["weights"]
+        ended = read_json(folder / "result.json")["weights"]
     except (OSError, ValueError, KeyError, TypeError):
         return
     if ended and not (folder / "model.safetensors").exists():

@@ -39,13 +39,14 @@ def read_settings(name: str, kind: str, inside: str, types: Mapping[str, Any]) -
     Args:
         name, kind: of what is set, for errors: `dpn`, `change`.
         inside: the text in the parentheses.
-        types: setting -> its type: bool, int, float, anything else a word, each perhaps `| None`.
+        types: setting -> its type: bool, int, float, anything else a word, each perhaps `| None`; or bool or a word;
+            or one number or several, `(4,2,1)`.
 
     Raises:
         UserError: there is no such setting (the nearest is named), it is given twice, or its value is of another type.
     """
     found: dict[str, Any] = {}
-    for item in filter(None, (part.strip() for part in inside.split(","))):
+    for item in filter(None, split_outside(inside, ",")):
         key, equals, value = (piece.strip() for piece in item.partition("="))
         if key in found:
             raise UserError(f"{name}({key}=...) is given twice: leave one out.")
@@ -58,10 +59,16 @@ def read_settings(name: str, kind: str, inside: str, types: Mapping[str, Any]) -
 
 def _value(what: str, kind: Any, text: str) -> Any:
     wanted = next((t for t in typing.get_args(kind) if t in (int, float)), kind)  # of "int | None"
+    if bool in typing.get_args(kind) and text.lower() in ("true", "false"):  # of "bool | a word"
+        return text.lower() == "true"
     if wanted is bool:
         if text.lower() not in ("true", "false"):
             raise UserError(f"{what} is true or false, got '{text}'.")
         return text.lower() == "true"
+    if text.startswith("(") and any(typing.get_origin(t) is tuple for t in typing.get_args(kind)):
+        return tuple(
+            _value(what, wanted, part) for part in split_outside(text.removeprefix("(").removesuffix(")"), ",")
+        )
     if wanted in (int, float):
         try:
             return wanted(text)

@@ -1,9 +1,12 @@
 """Counts, times and sizes in words, and text that is safe where it is shown."""
 
 import io
+import re
 import unicodedata
 from collections.abc import Sequence
 from typing import Any
+
+_UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:
@@ -38,6 +41,12 @@ def rendered(shown: Any, width: int) -> str:
     with console.capture() as captured:
         console.print(shown, crop=False)
     return "\n".join(map(str.rstrip, captured.get().splitlines()))
+
+
+def printable(name: str) -> str:
+    """A name that any terminal, table and UTF-8 file can take: bytes that are not text, and what moves the cursor, ends
+    a line or turns the direction of writing, become backslash codes."""
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], name)
 
 
 def single_line(text: str) -> str:

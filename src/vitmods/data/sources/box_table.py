@@ -14,6 +14,7 @@ from vitmods.data.records import SPLIT_NAMES, Broken, Source, printable
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.sources.objects import OPTIONS, Found, source_of_boxes
 from vitmods.util.errors import UserError
+from vitmods.util.limits import lines_of, open_table, table
 
 BOXES, IMAGES, CLASSES = "boxes.csv", "images.csv", "classes.txt"
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -73,21 +74,23 @@ def boxes(spec: Spec) -> Source:
 def _rows(path: Path, needed: set[str]) -> list[tuple[int, dict[str, str]]]:
     """Number and content of each line."""
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, skipinitialspace=True, restval="")
+        with open_table(path) as file:
+            reader = table(file, skipinitialspace=True, restval="")
             names = [name.strip().lower() for name in reader.fieldnames or ()]
             reader.fieldnames = [_SAME.get(name, name) for name in names]
             if missing := sorted(needed - set(reader.fieldnames)):
                 raise UserError(f"{printable(str(path))} has no column {missing[0]}. {LAYOUT}")
             return [(reader.line_num, {k: (v or "").strip() for k, v in row.items() if k}) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UserError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{printable(str(path))} cannot be read as a CSV file in UTF-8: {error}. {LAYOUT}") from error
 
 
 def _classes(path: Path) -> list[str]:
     if not path.is_file():
         return []
-    return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    return lines_of(path)
 
 
 def _split(row: dict[str, str]) -> str:

@@ -8,7 +8,6 @@ Boxes are left, top, width, height in pixels. Outlines are polygons or run lengt
 objects, which are neither trained on nor counted as wrong.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from vitmods.data.records import SPLIT_NAMES, SPLITS, Broken, Source, printable
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.sources.objects import OPTIONS, Found, source_of_boxes
 from vitmods.util.errors import UserError
+from vitmods.util.limits import MOST_PIXELS, read_json
 
 LAYOUT = "Expected annotations/instances_train2017.json with train2017/, or train.json with train/ or images/."
 _LOOKED_FOR = 100  # images, to find the folder that they are in
@@ -88,7 +88,7 @@ def _files(spec: Spec, root: Path) -> dict[str, Path]:
 def _read(path: Path) -> _File:
     shown = printable(str(path))
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path, "JSON")
     except (OSError, ValueError) as error:
         raise UserError(f"{shown} is not readable JSON; it may be cut off: {error}.") from error
     content = content if isinstance(content, dict) else {}
@@ -98,7 +98,7 @@ def _read(path: Path) -> _File:
     images, annotations, categories = parts
     try:
         classes = {int(one["id"]): str(one["name"]) for one in categories}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{shown}: each category needs an id, a number, and a name ({error!r}).") from error
     if len(set(classes.values())) < len(categories):
         raise UserError(f"{shown}: two categories have one id or one name. Give each its own.")
@@ -113,7 +113,8 @@ def _images(split: str, root: Path, file: _File, broken: list[Broken]) -> list[F
         try:
             size = int(image["height"]), int(image["width"])
             path, key = folder / str(image["file_name"]), image["id"]
-        except (KeyError, TypeError, ValueError) as error:
+            hash(key)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             broken.append(Broken(split, shown, f"image number {i} lacks id, file_name, width or height ({error!r})"))
             continue
         if key in found:
@@ -122,7 +123,7 @@ def _images(split: str, root: Path, file: _File, broken: list[Broken]) -> list[F
         found[key] = Found(path, size)
     for annotation in file.annotations:
         image_id = annotation.get("image_id")
-        if image_id not in found:
+        if isinstance(image_id, list | dict) or image_id not in found:
             broken.append(Broken(split, shown, f"annotation {annotation.get('id')} is of image {image_id}, not listed"))
             continue
         _add(found[image_id], annotation, file.classes)
@@ -147,8 +148,8 @@ def _add(image: Found, annotation: Mapping[str, Any], classes: Mapping[int, str]
         area = annotation.get("area")
         area = None if area is None else float(area)
         label, crowd = classes[category], bool(annotation.get("iscrowd", 0))  # type: ignore[index]
-    except (KeyError, TypeError, ValueError):
-        known = category in classes
+    except (KeyError, TypeError, ValueError, OverflowError):
+        known = isinstance(category, int) and category in classes
         reason = "has no bbox of four numbers" if known else f"is of category {category}, which there is not"
         image.wrong = image.wrong or f"annotation {annotation.get('id')} {reason}"
         return
@@ -165,15 +166,20 @@ def _is_outline(segment: Any, size: tuple[int, int] | None) -> bool:
     if isinstance(segment, dict):
         return size is not None and _are_runs(segment, size)
     return isinstance(segment, list) and all(
-        isinstance(one, list) and len(one) >= 6 and len(one) % 2 == 0 and all(isinstance(v, int | float) for v in one)
-        for one in segment
+        isinstance(one, list) and len(one) >= 6 and len(one) % 2 == 0 and _are_corners(one, size) for one in segment
     )
+
+
+def _are_corners(values: list[Any], size: tuple[int, int] | None) -> bool:
+    """Whether they are numbers in the image or near it: one that is far away takes as much memory as it is far."""
+    far = 2 * max(size or (1, 1))
+    return all(isinstance(value, int | float) and -far <= value <= far for value in values)
 
 
 def _are_runs(runs: dict[str, Any], size: tuple[int, int]) -> bool:
     """Whether they fill an image of this height and width."""
     counts = runs.get("counts")
-    if runs.get("size") != list(size):
+    if runs.get("size") != list(size) or size[0] * size[1] > MOST_PIXELS:
         return False
     if isinstance(counts, list):
         return all(isinstance(one, int) and one >= 0 for one in counts) and sum(counts) == size[0] * size[1]

@@ -21,6 +21,7 @@ from vitmods.data.records import ENDINGS, SPLIT_NAMES, Records, Source, printabl
 from vitmods.data.sources import Spec, data_source, known_specs
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user
+from vitmods.util.limits import read_bytes
 
 LAYOUT = "Expected FOLDER/class/image.jpg, or FOLDER/train/class/image.jpg with val and test beside train."
 
@@ -235,8 +236,8 @@ def file_records(ids: tuple[str, ...], labels: NDArray[np.int64], paths: list[Pa
 def _stamp(path: Path) -> str:
     try:
         status = path.stat()
-    except OSError as error:
-        return f"{path}:{error.errno}"
+    except (OSError, ValueError) as error:  # ValueError: of a name that no file can have
+        return f"{path}:{getattr(error, 'errno', None)}"
     return f"{os.path.abspath(path)}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"
 
 
@@ -244,7 +245,7 @@ def _bytes(path: Path) -> bytes:
     with reading():
         if not stat.S_ISREG(path.stat().st_mode):
             raise Unreadable("not a regular file")
-        return path.read_bytes()
+        return read_bytes(path, "image")
 
 
 def _unused_folders(root: Path, found: dict[str, Path]) -> list[str]:

@@ -4,7 +4,7 @@ Classes are WordNet numbers in their order, which is the order of the models' lo
 whichever list is at hand.
 """
 
-import csv
+import gzip
 import io
 import re
 import tarfile
@@ -19,6 +19,7 @@ import numpy as np
 from vitmods.data.records import Source, printable
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user
+from vitmods.util.limits import MOST_BYTES, check_bytes, lines_of, table
 
 DEVKIT = "ILSVRC2012_devkit_t12"
 _TRUTH, _META = "data/ILSVRC2012_validation_ground_truth.txt", "data/meta.mat"
@@ -101,12 +102,17 @@ def val_labels(folders: list[Path], chosen: str | None) -> dict[int, int] | None
 
 def _from_archive(path: Path) -> dict[int, int]:
     try:
-        with tarfile.open(path) as archive:
+        with gzip.open(path) as packed:
+            content = packed.read(MOST_BYTES["archive"] + 1)
+        check_bytes(len(content), "archive")
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             truth, meta = (archive.extractfile(f"{DEVKIT}/{name}") for name in (_TRUTH, _META))
             if truth is None or meta is None:
                 raise KeyError(f"{_TRUTH} and {_META} should be files")
             return _from_devkit(truth.read().decode(), io.BytesIO(meta.read()))
-    except (tarfile.TarError, OSError, EOFError, KeyError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # gzip, zlib, tarfile and scipy raise what they like of a damaged one:
         raise UserError(f"The devkit {printable(str(path))} cannot be read: {error}. Fetch it again.") from error
 
 
@@ -120,9 +126,9 @@ def _from_devkit(truth: str, meta: Any) -> dict[int, int]:
 
 
 def _from_list(path: Path) -> dict[int, int]:
-    lines = path.read_text().splitlines()
+    lines = lines_of(path)
     if lines and lines[0].startswith("ImageId"):
-        return _from_pairs([(row["ImageId"], row["PredictionString"]) for row in csv.DictReader(lines)], path)
+        return _from_pairs([(row["ImageId"], row["PredictionString"]) for row in table(lines)], path)
     words = [line.split() for line in lines if line.strip()]
     if words and all(len(row) == 2 for row in words):
         return _from_pairs([(row[0], row[1]) for row in words], path)

@@ -3,7 +3,6 @@
 Each has one split, test, and nothing to train on. Where a set has some of the classes, class_map says which.
 """
 
-import json
 import pkgutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +17,7 @@ from vitmods.data.sources.imagenet import ORIGIN, val_readers
 from vitmods.data.sources.imagenet_labels import number_of, present, titles, wnids
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.files import expand_user
+from vitmods.util.limits import parse_json, read_bytes
 
 V2_VARIANTS = ("matched-frequency", "threshold0.7", "top-images")
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -179,9 +179,9 @@ def _real_labels(root: Path, chosen: str | None) -> tuple[list[tuple[int, ...]],
         text, origin = pkgutil.get_data("timm.data", "_info/imagenet_real_labels.json"), "timm's copy of real.json"
         assert text is not None, "it is part of timm"
     else:
-        text, origin = path.read_bytes(), printable(str(path))
+        text, origin = read_bytes(path, "JSON"), printable(str(path))
     try:
-        lists = [tuple(int(label) for label in labels) for labels in json.loads(text)]
+        lists = [tuple(int(label) for label in labels) for labels in parse_json(text)]
     except (ValueError, TypeError) as error:
         raise UserError(f"{origin} is not a JSON list of lists of class numbers: {error}. Fetch it again.") from error
     if any(not 0 <= label < len(wnids()) for labels in lists for label in labels):

@@ -1,6 +1,5 @@
 """iNaturalist 2018 and 2019 (Van Horn et al., CVPR 2018): images in folders, splits and labels in JSON tables."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from vitmods.data.records import Records, Source, printable
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.sources.folder import file_records
 from vitmods.util.errors import UserError
+from vitmods.util.limits import read_json
 
 _COLUMNS = (
     ("images", "id"),
@@ -39,7 +39,7 @@ def _open(spec: Spec) -> Source:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        table: dict[str, Any] = json.loads(path.read_text())
+        table: dict[str, Any] = read_json(path, "JSON")
         for part, column in _COLUMNS:
             table[part][0][column]
     except (ValueError, KeyError, TypeError, IndexError) as error:

@@ -22,6 +22,7 @@ from vitmods.data.records import SPLIT_NAMES, Source, printable
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.sources.folder import file_records
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.limits import lines_of, open_table, table
 
 CSV, CLASSES = "labels.csv", "classes.txt"
 LAYOUT = 'Its first line is "file,labels" or "file,labels,split", with labels separated by ; or |.'
@@ -69,7 +70,7 @@ def _names(path: Path) -> list[str]:
     """The lines of classes.txt; none where there is no such file."""
     if not path.is_file():
         return []
-    names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    names = lines_of(path)
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise UserError(f"{printable(str(path))} names {twice[0]} twice: leave one out.")
     return names
@@ -77,8 +78,8 @@ def _names(path: Path) -> list[str]:
 
 def _read(path: Path, known: list[str]) -> _Rows:
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, skipinitialspace=True)
+        with open_table(path) as file:
+            reader = table(file, skipinitialspace=True)
             columns = [name.strip().lower() for name in reader.fieldnames or ()]
             if not {"file", "labels"} <= set(columns):
                 raise UserError(f"{printable(str(path))} has the columns {', '.join(columns) or '(none)'}. {LAYOUT}")
@@ -86,7 +87,9 @@ def _read(path: Path, known: list[str]) -> _Rows:
             rows = _Rows()
             for row in reader:
                 _add(rows, row, reader.line_num, path.parent, known)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UserError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{printable(str(path))} cannot be read as a CSV file in UTF-8: {error}.") from error
     if not rows.splits and not rows.wrong:
         raise UserError(f"{printable(str(path))} names no images. {LAYOUT}")

@@ -22,6 +22,7 @@ from vitmods.data.sources import Spec, data_source
 from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user, write_atomically
+from vitmods.util.limits import open_table, read_npz, table
 
 OPERATIONS = ("[MIN", "[MAX", "[MED", "[SM")
 VOCABULARY = (*"0123456789", *OPERATIONS, "]")
@@ -141,8 +142,7 @@ def _generated(wanted: Wanted) -> dict[str, Sequences]:
     key = blake2b(json.dumps([_FORMAT, asdict(wanted)]).encode(), digest_size=8).hexdigest()
     try:
         kept = user_cache() / f"listops-{key}.npz"
-        with np.load(kept, allow_pickle=False) as arrays:
-            tokens, lengths, values = (arrays[name] for name in ("tokens", "lengths", "values"))
+        tokens, lengths, values = read_npz(kept, ["tokens", "lengths", "values"]).values()
     except Exception:  # none is kept, or a damaged one
         every, values = _draw(wanted)
         lengths, tokens = np.array([len(one) for one in every]), np.concatenate(every)
@@ -185,10 +185,10 @@ def _draw(wanted: Wanted) -> tuple[list[NDArray[np.int16]], NDArray[np.int64]]:
 def _read(path: Path, wrong: list[str]) -> Sequences:
     """A file with the columns Source and Target. What its lines lack is added to `wrong`."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file, delimiter="\t")
+        with open_table(path) as file:
+            reader = table(file, delimiter="\t")
             rows = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise UserError(
             f"{printable(str(path))} cannot be read as a table in UTF-8 ({error}). Give the folder with "
             "basic_train.tsv, as Long Range Arena writes it."

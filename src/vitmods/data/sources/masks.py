@@ -12,6 +12,7 @@ from vitmods.data.records import SPLIT_NAMES, Broken, Source, printable
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.sources.folder import images_below
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.limits import read_text, table
 
 CLASSES, PALETTE = "classes.txt", "palette.csv"
 LAYOUT = (
@@ -179,14 +180,19 @@ def _numbers(path: Path, ignored: str) -> tuple[list[str], Coding]:
 
 def _colors(path: Path, ignored: str) -> tuple[list[str], Coding]:
     """The classes of palette.csv, in its order; several colors may have one name."""
-    reader = csv.DictReader(_text(path).splitlines(), skipinitialspace=True)
-    columns = [name.strip().lower() for name in reader.fieldnames or ()]
+    try:
+        reader = table(_text(path).splitlines(), skipinitialspace=True, restval="")
+        reader.fieldnames = columns = [name.strip().lower() for name in reader.fieldnames or ()]
+        listed = list(reader)
+    except UserError:
+        raise
+    except (ValueError, csv.Error) as error:
+        raise UserError(f"{printable(str(path))} cannot be read as a CSV file: {error}.") from error
     if not {"name", "r", "g", "b"} <= set(columns):
         raise UserError(f"{printable(str(path))} has the columns {', '.join(columns) or '(none)'}, not name, r, g, b.")
-    reader.fieldnames = columns
-    rows = [(row["name"].strip(), [(row[channel] or "").strip() for channel in "rgb"]) for row in reader]
+    rows = [(row["name"].strip(), [row[channel].strip() for channel in "rgb"]) for row in listed]
     for name, color in rows:
-        if not name or not all(part.isdecimal() and int(part) < 256 for part in color):
+        if not name or not all(part.isdecimal() and len(part) <= 3 and int(part) < 256 for part in color):
             raise UserError(f"{printable(str(path))}: {printable(name)} {', '.join(color)} is no name with a color.")
     if ignored:
         _place(ignored, [name for name, _ in rows])
@@ -216,8 +222,8 @@ def _check_classes(path: Path, classes: Sequence[str]) -> None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(path)
+    except (OSError, ValueError) as error:
         raise UserError(f"{printable(str(path))} cannot be read as text in UTF-8: {error}.") from error
 
 

@@ -1,6 +1,5 @@
 """What sources of boxes have in common: from what a file says of each image to records, with all that is wrong."""
 
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,11 +10,12 @@ import numpy as np
 from vitmods.data.geometry import LONGEST
 from vitmods.data.multilabel import with_rarest
 from vitmods.data.objects import Objects, Segment, outline_area
-from vitmods.data.read import Unreadable
+from vitmods.data.read import Unreadable, size_in_header
 from vitmods.data.records import SPLITS, Broken, Raw, Records, Source, printable
 from vitmods.data.sources import Spec
 from vitmods.data.sources.folder import file_records
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.limits import MOST_PIXELS
 
 OPTIONS = ("classes", "agnostic")
 OVERHANG = 1.0  # pixels that a box may stand out by: rounding, or pixels counted from 1
@@ -51,6 +51,8 @@ class Found:
         """One more object. A box that cannot be one makes the image unfit."""
         left, top, right, bottom = map(float, box)
         height, width = self.size or (1, 1)
+        if not 0 < height * width <= MOST_PIXELS or min(height, width) < 1:
+            self.wrong = self.wrong or f"is said to have {self.extent()}"
         most = OVERHANG if self.size else FRACTION_OVERHANG
         cut = (max(left, 0.0), max(top, 0.0), min(right, width), min(bottom, height))
         if not np.isfinite([left, top, right, bottom]).all() or right <= left or bottom <= top:
@@ -164,14 +166,10 @@ def _objects(image: Found, number: Mapping[str, int]) -> Objects:
 
 def _check_size(raw: bytes, said: tuple[int, int] | None) -> None:
     """Raise Unreadable where boxes would not lie on what they are of. Reads the head of the file alone."""
-    from PIL import Image
-
     try:
-        with Image.open(io.BytesIO(raw)) as image:
-            width, height, turned = image.width, image.height, image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
-    except Exception:  # whatever PIL raises of a broken file: decoding says what is wrong with it
+        shown = size_in_header(raw)
+    except Unreadable:  # decoding says what is wrong with it
         return
-    shown = (width, height) if turned else (height, width)
     if max(shown) > LONGEST * min(shown):
         raise Unreadable(f"longer than {LONGEST}:1 ({shown[1]} x {shown[0]} pixels): boxes need the whole image")
     if said is None or said == shown:

@@ -10,6 +10,7 @@ from vitmods.data.records import Records, Source, joined, printable
 from vitmods.data.sources import SOURCES, Spec, data_source
 from vitmods.data.sources.torchvision import torchvision_set
 from vitmods.util.errors import UserError
+from vitmods.util.limits import lines_of
 
 _FETCHED = "torchvision fetches it with ?download=1"
 _AUTHORS = f"its authors; {_FETCHED}"
@@ -172,7 +173,7 @@ def sun397(spec: Spec) -> Source:
 def by_list(records: Records, folder: Path, path: Path) -> Records:
     """The images that a text file names, one a line, by their path below the folder."""
     position = {name: i for i, name in enumerate(records.ids)}
-    names = [line.strip().lstrip("/") for line in path.read_text().splitlines() if line.strip()]
+    names = [line.lstrip("/") for line in lines_of(path)]
     if absent := [name for name in names if name not in position]:
         raise UserError(
             f"{printable(str(path))} names {len(absent)} images that are not in {printable(str(folder))}, the first "

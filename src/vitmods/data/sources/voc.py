@@ -14,6 +14,7 @@ from vitmods.data.records import ENDINGS, SPLITS, Broken, Source, printable
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.sources.objects import OPTIONS, Found, source_of_boxes
 from vitmods.util.errors import UserError
+from vitmods.util.limits import lines_of, read_bytes
 
 LAYOUT = "Expected Annotations/NAME.xml, JPEGImages/NAME.jpg and, where it is split, ImageSets/Main/train.txt."
 
@@ -50,10 +51,9 @@ def _splits(root: Path, files: dict[str, str], broken: list[Broken]) -> dict[str
     found = {}
     for split in SPLITS:
         if (path := lists / f"{split}.txt").is_file():
-            lines = path.read_text(encoding="utf-8-sig").splitlines()
-            found[split] = list(dict.fromkeys(line.split()[0] for line in lines if line.strip()))
+            found[split] = list(dict.fromkeys(line.split()[0] for line in lines_of(path)))
     if "train" not in found and (path := lists / "trainval.txt").is_file():
-        found["train"] = list(dict.fromkeys(path.read_text(encoding="utf-8-sig").split()))
+        found["train"] = list(dict.fromkeys(word for line in lines_of(path) for word in line.split()))
     if found and "train" not in found:
         raise UserError(f"{printable(str(lists))} has {', '.join(found)} and no train.txt. {LAYOUT}")
     if found:
@@ -66,7 +66,7 @@ def _splits(root: Path, files: dict[str, str], broken: list[Broken]) -> dict[str
 def _image(root: Path, name: str, file: str) -> Found:
     found = Found(root / "JPEGImages" / file, (1, 1))
     try:
-        tree = ElementTree.parse(root / "Annotations" / f"{name}.xml").getroot()
+        tree = _parsed(root / "Annotations" / f"{name}.xml")
         found.size = int(_text(tree, "size/height")), int(_text(tree, "size/width"))
         for one in tree.iter("object"):
             left, top, right, bottom = (float(_text(one, f"bndbox/{k}")) for k in ("xmin", "ymin", "xmax", "ymax"))
@@ -74,9 +74,20 @@ def _image(root: Path, name: str, file: str) -> Found:
             found.add((left - 1, top - 1, right, bottom), _text(one, "name"), crowd=difficult)
     except FileNotFoundError:
         found.wrong = "has no XML file"
-    except (OSError, ValueError, ElementTree.ParseError) as error:
+    except (OSError, ValueError, LookupError, OverflowError, ElementTree.ParseError) as error:
         found.wrong = f"its XML file cannot be read: {error}"
     return found
+
+
+class _Builder(ElementTree.TreeBuilder):
+    """Without a document type: its entities can make a terabyte of a kilobyte, or read other files."""
+
+    def doctype(self, name: str, pubid: str | None, system: str | None) -> None:
+        raise ValueError("it has a document type (<!DOCTYPE>), which is not read: leave it out")
+
+
+def _parsed(path: Path) -> ElementTree.Element:
+    return ElementTree.fromstring(read_bytes(path, "XML"), ElementTree.XMLParser(target=_Builder()))
 
 
 def _text(element: ElementTree.Element, path: str) -> str:

@@ -17,6 +17,7 @@ from vitmods.data.sources.folder import file_records, folder
 from vitmods.data.sources.transfer import open_torchvision, shifted
 from vitmods.data.splits import cut, limit, take_out
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.limits import lines_of
 
 TRAIN, VAL = 800, 200
 _SEED = 0  # of the draws that stand in for the benchmark's own
@@ -107,7 +108,7 @@ def _from_lists(where: Path, task: Task) -> Source:
 
 def _listed(where: Path, path: Path, task: Task) -> Records:
     """Lines of a path below `where` and a class number."""
-    rows = [line.rsplit(maxsplit=1) for line in path.read_text().splitlines() if line.strip()]
+    rows = [line.rsplit(maxsplit=1) for line in lines_of(path)]
     for number, row in enumerate(rows, 1):
         if len(row) != 2 or not row[1].isdecimal() or int(row[1]) >= task.classes:
             raise UserError(

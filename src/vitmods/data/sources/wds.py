@@ -3,11 +3,10 @@
 Those from elsewhere have no index beside them: it is made by one pass over the members' headers.
 """
 
-import json
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -19,10 +18,11 @@ from vitmods.data.shards import FORMAT, Row, ShardIndex, is_packed, packed, reco
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.tars import Damaged, Member, members
 from vitmods.util.errors import UserError
+from vitmods.util.limits import MOST_NAMES, check_bytes, parse_json, read_text
 
 CLASS_FILES = ("classes.json", "classes.txt")
-MOST_SHARDS = 100_000  # that one pattern may name; ImageNet-21k has about 2,000
 _LABELS = ("cls", "json")
+_MOST_BRACES, _LONGEST = 20, 1000  # of a pattern
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?\d+)?\}")
 
 
@@ -92,18 +92,22 @@ def expand(pattern: str) -> list[str]:
 
     Raises UserError where a brace is not closed or there are too many names.
     """
-    names = 1
-    for first, last in _RANGE.findall(pattern):
-        names *= abs(int(last) - int(first)) + 1
-        if names > MOST_SHARDS:
+    advice = "Give the numbers of the first and the last shard, as in train-{0000..0009}.tar"
+    for text in _RANGE.findall(pattern):  # a range that is too long has too many names before they are combined
+        first, last = (int(end[:10]) for end in text)
+        if abs(last - first) >= MOST_NAMES or max(map(len, text)) > 10:
             raise UserError(
-                f"The range {printable(f'{{{first}..{last}}}')} names more than {MOST_SHARDS:,} files. Give the "
-                "numbers of the first and the last shard, as in train-{0000..0009}.tar"
+                f"{printable(f'{{{text[0][:20]}..{text[1][:20]}}}')} names more than {MOST_NAMES:,} files. {advice}"
             )
+    if pattern.count("{") > _MOST_BRACES or len(pattern) > _LONGEST:
+        raise UserError(f"{printable(pattern[:60])}... has too many braces, or is too long. {advice}")
     try:
-        return list(braceexpand(pattern, escape=False))
+        found = list(islice(braceexpand(pattern, escape=False), MOST_NAMES + 1))
     except UnbalancedBracesError:
         raise UserError(f"A brace of {printable(pattern)} is not closed: write train-{{0000..0009}}.tar") from None
+    if len(found) > MOST_NAMES:
+        raise UserError(f"{printable(pattern)} names more than {MOST_NAMES:,} files. {advice}")
+    return found
 
 
 def _by_split(root: Path, files: list[Path]) -> tuple[dict[str, list[Path]], list[str]]:
@@ -130,8 +134,8 @@ def _class_names(root: Path) -> tuple[str, ...]:
     if path is None:
         return ()
     try:
-        text = path.read_text("utf-8")
-        values = json.loads(text) if path.suffix == ".json" else text.splitlines()
+        text = read_text(path)
+        values = parse_json(text) if path.suffix == ".json" else text.splitlines()
         if isinstance(values, dict):
             values = [values[str(number)] for number in range(len(values))]
         names = tuple(str(value).strip() for value in values)
@@ -243,9 +247,10 @@ def _label(parts: dict[str, Member], file: BinaryIO) -> int | str:
     if kind is None:
         raise ValueError('it has no label: KEY.cls, or KEY.json with "label", is missing')
     file.seek(parts[kind].offset)
-    content = file.read(parts[kind].size)
     try:
-        label = content.decode().strip() if kind == "cls" else json.loads(content)["label"]
+        check_bytes(parts[kind].size, "label")
+        content = file.read(parts[kind].size)
+        label = content.decode().strip() if kind == "cls" else parse_json(content)["label"]
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{printable(parts[kind].name)} holds no label") from None
     try:

@@ -16,6 +16,7 @@ from vitmods.data.sources import Spec, data_source
 from vitmods.data.sources.folder import images_below
 from vitmods.data.sources.objects import OPTIONS, Found, source_of_boxes
 from vitmods.util.errors import UserError
+from vitmods.util.limits import lines_of, read_text
 
 YAML, CLASSES = "data.yaml", "classes.txt"
 LAYOUT = f"Expected {YAML}, or {CLASSES} with images/train and labels/train (or images and labels, not split)."
@@ -44,9 +45,17 @@ def yolo(spec: Spec) -> Source:
 def _yaml(path: Path) -> dict[str, Any]:
     import yaml  # type: ignore[import-untyped]
 
+    class Plain(yaml.SafeLoader):  # type: ignore[misc]
+        """Without aliases, by which ten lines can stand for a billion names."""
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise yaml.YAMLError("an alias (*name) is not read: write out what it stands for")
+            return super().compose_node(parent, index)
+
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        found = yaml.load(read_text(path, "YAML"), Plain)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{printable(str(path))} cannot be read as YAML: {error}.") from error
     if not isinstance(found, dict):
         raise UserError(f"{printable(str(path))} has no names and folders. {LAYOUT}")
@@ -56,12 +65,13 @@ def _yaml(path: Path) -> dict[str, Any]:
 def _classes(root: Path, about: dict[str, Any]) -> list[str]:
     names = about.get("names")
     if isinstance(names, dict):
-        if sorted(names) != list(range(len(names))):
+        if set(names) != set(range(len(names))):
             raise UserError(f"{printable(str(root / YAML))}: names are numbered from 0 on, without gaps.")
         names = [names[i] for i in range(len(names))]
     if names is None and (root / CLASSES).is_file():
-        names = [line.strip() for line in (root / CLASSES).read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    if not isinstance(names, list) or not names or len(set(map(str, names))) < len(names):
+        names = lines_of(root / CLASSES)
+    words = isinstance(names, list) and all(isinstance(name, str | int | float) for name in names)
+    if not words or not names or len(set(map(str, names))) < len(names):
         raise UserError(f"{printable(str(root))} does not name its classes, each once. {LAYOUT}")
     return [str(name) for name in names]
 
@@ -72,20 +82,25 @@ def _from_yaml(root: Path, about: dict[str, Any]) -> dict[str, list[Path]]:
         given = next((about[word] for word in SPLIT_NAMES[split] if about.get(word)), None)
         if given is not None:
             parts = given if isinstance(given, list) else [given]
-            found[split] = [image for part in parts for image in _listed(root, about.get("path") or "", str(part))]
+            base = about.get("path") or ""
+            if not all(isinstance(part, str) for part in (base, *parts)):
+                raise UserError(f"{printable(str(root / YAML))}: path and {split} are folders, in words.")
+            found[split] = [image for part in parts for image in _listed(root, base, part)]
     return found
 
 
 def _listed(root: Path, base: str, part: str) -> list[Path]:
     """The images of a folder, or those that a text file names."""
     tries = [root / base / part, root / part, root / part.removeprefix("../")]
-    place = next((one for one in tries if one.exists()), None)
+    try:
+        place = next((one for one in tries if one.exists()), None)
+    except (OSError, ValueError):  # a name that no file can have
+        place = None
     if place is None:
         raise UserError(f"{printable(str(root / YAML))} names {printable(part)}, which is not there.")
     if place.is_dir():
         return images_below(place)
-    lines = [line.strip() for line in place.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    return [place.parent / line for line in lines]
+    return [place.parent / line for line in lines_of(place)]
 
 
 def _from_folders(root: Path) -> dict[str, list[Path]]:
@@ -124,11 +139,11 @@ def _labels_of(image: Path) -> Path:
 
 def _image(path: Path, text: Path, classes: list[str]) -> Found:
     found = Found(path, None)
-    if not text.is_file():
+    if not os.path.isfile(text):
         return found
     try:
-        lines = text.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(text).splitlines()
+    except (OSError, ValueError) as error:
         found.wrong = f"{text.name} cannot be read: {error}"
         return found
     for number, line in enumerate(lines, start=1):

@@ -13,6 +13,7 @@ from vitmods.layers.norms.scale import ScaleNorm
 from vitmods.layers.norms.scale_shift import ScaleShift
 from vitmods.layers.norms.squashing import DynamicErf, DynamicTanh
 from vitmods.layers.norms.switchable import SwitchableNorm
+from vitmods.layers.norms.whitening import Whitening
 from vitmods.ops.token_mixing import TokenMixing
 
 __all__ = [
@@ -31,5 +32,6 @@ __all__ = [
     "ScaleShift",
     "SwitchableNorm",
     "TokenMixing",
+    "Whitening",
     "norm_kind",
 ]

@@ -21,7 +21,9 @@ from vitmods.ops.processes import batch_moments, processes
     folds=True,
 )
 class BatchNorm(RunningNorm):
-    """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with statistics over batch and tokens, for each channel.
+    r"""Normalizes with statistics over batch and tokens, for each channel.
+
+    .. math:: y = \gamma \, \frac{x - \mathrm{mean}}{\sqrt{\mathrm{var} + \epsilon}} + \beta
 
     Shapes: (B, N, C) or (B, rows, columns, C) in and out. Training normalizes by the batch (biased variance) and
     gathers ``running_mean`` and ``running_var`` (unbiased) with weight ``momentum`` for the newest batch; evaluation

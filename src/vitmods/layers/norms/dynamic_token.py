@@ -38,14 +38,20 @@ def _macs(grid: Grid, width: int, dense: bool) -> int:
     macs=_macs,
 )
 class DynamicTokenNorm(nn.Module):
-    """``y = gamma (x - mu) / sqrt(s2 + eps) + beta`` with, for each head h (equations 4 to 7),
+    r"""Normalizes a token by its own statistics and those of the tokens around it, for each head (equations 4 to 7).
 
-    ``mu = lambda_mean mu_LN + (1 - lambda_mean) P x``,
-    ``s2 = lambda_var s2_LN + (1 - lambda_var) (P x^2 - (P x)^2)``,
-    ``P[i, j] = softmax_j(a . [dx^2 + dy^2, dx, dy])`` over the tokens of the grid, dx in columns and dy in rows,
+    .. math::
 
-    and ``lambda = sigmoid(omega)``. mu_LN and s2_LN are LayerNorm's, over all channels of a token, biased. P is
-    separable and never formed, so the cost grows as T (rows + columns), exactly.
+        \begin{align*}
+        y &= \gamma \, \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta \\
+        \mu &= \lambda_\mu \, \mu_{LN} + (1 - \lambda_\mu) \, P x \\
+        \sigma^2 &= \lambda_\sigma \, \sigma^2_{LN} + (1 - \lambda_\sigma) \, (P x^2 - (P x)^2) \\
+        P_{ij} &= \mathrm{softmax}_j (a_1 (dx^2 + dy^2) + a_2 \, dx + a_3 \, dy)
+        \end{align*}
+
+    Every lambda is the sigmoid of an omega; dx is in columns and dy in rows of the grid. Statistics with LN are
+    LayerNorm's, over all channels of a token, biased. P is separable and never formed, so the cost grows as
+    T (rows + columns), exactly.
 
     Shapes: (B, N, C) with N = ``prefix_tokens`` + rows * columns, or (B, rows, columns, C) for any grid; the output as
     the input, in its type, statistics in float32. Prefix tokens get LayerNorm's statistics and lend none. A sequence
@@ -82,6 +88,8 @@ class DynamicTokenNorm(nn.Module):
         if num_heads < 1 or dim % num_heads:
             raise ValueError(f"{num_heads} heads do not divide {dim} channels: choose a divisor.")
         check("DynamicTokenNorm", eps)
+        if not isinstance(mixing.pool, int):
+            raise ValueError(f"A layer has one side to pool by, not {mixing.pool}: that is for models with stages.")
         self.mixing = m = mixing
         self.dim, self.num_heads, self.eps, self.prefix_tokens = dim, num_heads, eps, prefix_tokens
         self.grid_size = (1, grid_size) if isinstance(grid_size, int) else grid_size
@@ -166,7 +174,10 @@ class DynamicTokenNorm(nn.Module):
     def _normalize(self, x: Tensor, grid: Grid, padding: Tensor | None) -> Tensor:
         """(B, T, C) on a grid"""
         wide, m = upcast(x), self.mixing
-        if padding is not None and (grid[0] > 1 or self.a is None or m.pool > 1):
+        refused = padding is not None and (grid[0] > 1 or self.a is None or max(m.pools) > 1)
+        if refused and not torch.compiler.is_compiling() and padding is not None and not padding.any():
+            padding = None
+        elif refused:
             raise UserError(
                 "Padding is left out of sequences with learned kernels alone: dtn(kernel=..., band=..., window=..., "
                 "pool=...) and grids of several rows take batches without padding."
@@ -178,7 +189,7 @@ class DynamicTokenNorm(nn.Module):
         weight, bias = self._affine(x)
         layout = Layout(grid, self.num_heads, self.eps, unbiased=released)
         lm, lv = (t if isinstance(t, Tensor) else wide.new_full((self.num_heads,), t) for t in self.lambdas())
-        if m.band is not None or m.pool > 1:
+        if m.band is not None or max(m.pools) > 1:
             return (self._averaged(wide, lm, lv, layout) * weight + bias).to(x.dtype)
         if self.a is not None and (padding is not None or _is_long(grid)):
             a = upcast(self.a)
@@ -198,7 +209,7 @@ class DynamicTokenNorm(nn.Module):
     def _averaged(self, x: Tensor, mix_mean: Tensor, mix_var: Tensor, layout: Layout) -> Tensor:
         """The norm without gain and shift where the statistics across tokens are of a band or of pooled tokens."""
         center = x.mean(1, keepdim=True)
-        pooled = self.mixing.pool > 1
+        pooled = max(self.mixing.pools) > 1
         around = self._pool(x - center, layout.grid) if pooled else x - center
         m, q = (self._around_pools(t) if pooled else self._in_band(t) for t in (around, around.square()))
         v = (q - m.square()).clamp_min(0)
@@ -215,7 +226,7 @@ class DynamicTokenNorm(nn.Module):
 
     def _pool(self, x: Tensor, grid: Grid) -> Tensor:
         """Averages of pool x pool tokens: (B, T, C) -> (B, C, rows / pool, columns / pool)."""
-        (rows, columns), pool = grid, self.mixing.pool
+        (rows, columns), (pool,) = grid, self.mixing.pools
         if rows % pool or columns % pool:
             raise ValueError(f"A grid of {rows} x {columns} tokens cannot be pooled by {pool}: choose a divisor.")
         return F.avg_pool2d(torch.unflatten(x.mT, 2, grid), pool)
@@ -225,7 +236,8 @@ class DynamicTokenNorm(nn.Module):
         px, py = self.kernels((small.shape[2], small.shape[3]), small)
         small = torch.unflatten(small, 1, (self.num_heads, -1))
         mixed = torch.einsum("hrs,hcw,bhdsw->bhdrc", py, px, small).flatten(1, 2)
-        return mixed.repeat_interleave(self.mixing.pool, 2).repeat_interleave(self.mixing.pool, 3).flatten(2).mT
+        (pool,) = self.mixing.pools
+        return mixed.repeat_interleave(pool, 2).repeat_interleave(pool, 3).flatten(2).mT
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_cached": None}  # type: ignore[no-untyped-call]

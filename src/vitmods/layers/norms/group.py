@@ -17,8 +17,9 @@ from vitmods.layers.norms.contract import AffineNorm, dtn_table, norm_kind
     folds=True,
 )
 class GroupNorm(AffineNorm):
-    """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with statistics over all tokens and the channels of a group,
-    for each image; biased variance.
+    r"""Normalizes with statistics over all tokens and the channels of a group, for each image; biased variance.
+
+    .. math:: y = \gamma \, \frac{x - \mathrm{mean}}{\sqrt{\mathrm{var} + \epsilon}} + \beta
 
     Shapes: (B, N, C) or (B, rows, columns, C) in and out. Groups are the attention heads unless ``groups`` is given
     (as in the code of Dynamic Token Normalization); they must divide the channels, else ValueError. Prefix tokens are

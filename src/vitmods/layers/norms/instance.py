@@ -17,7 +17,9 @@ from vitmods.layers.norms.contract import AffineNorm, dtn_table, norm_kind, unbi
     folds=True,
 )
 class InstanceNorm(AffineNorm):
-    """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with statistics over the tokens, for each image and channel.
+    r"""Normalizes with statistics over the tokens, for each image and channel.
+
+    .. math:: y = \gamma \, \frac{x - \mathrm{mean}}{\sqrt{\mathrm{var} + \epsilon}} + \beta
 
     Shapes: (B, N, C) or (B, rows, columns, C) in and out, N at least 2 (else ValueError). The variance is unbiased
     (divided by N - 1), as in the code that Dynamic Token Normalization compares with. Prefix tokens are counted as any

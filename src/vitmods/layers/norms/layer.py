@@ -18,7 +18,9 @@ from vitmods.layers.norms.contract import check, dtn_table, norm_kind
     folds=True,
 )
 class LayerNorm(nn.LayerNorm):
-    """``y = gamma * (x - mean) / sqrt(var + eps) + beta`` over the last dimension, biased variance.
+    r"""Normalizes over the last dimension, with the biased variance.
+
+    .. math:: y = \gamma \, \frac{x - \mathrm{mean}}{\sqrt{\mathrm{var} + \epsilon}} + \beta
 
     Shapes: (B, N, C) or (B, rows, columns, C) in and out. Statistics are in float32 whatever the input type
     (PyTorch accumulates in float32); the output has the input's type. Every token is normalized by itself.

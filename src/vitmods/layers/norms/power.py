@@ -60,7 +60,9 @@ class _PowerNorm(torch.autograd.Function):
     folds=True,
 )
 class PowerNorm(RunningNorm):
-    """``y = gamma x / sqrt(phi + eps) + beta`` with phi the mean of x^2 over batch and tokens, for each channel.
+    r"""Divides by the root of phi, the mean of x^2 over batch and tokens, for each channel.
+
+    .. math:: y = \gamma \, \frac{x}{\sqrt{\phi + \epsilon}} + \beta
 
     First every token is divided by its root mean square over the channels of each group (``groups``, 1 as in the
     paper's code, or the attention heads where ``num_heads`` is given, as in the code of Dynamic Token Normalization).

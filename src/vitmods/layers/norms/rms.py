@@ -18,7 +18,9 @@ from vitmods.ops.rms import rms_norm
     folds=True,
 )
 class RMSNorm(nn.Module):
-    """``y = gamma * x / sqrt(mean(x^2) + eps)`` over the last dimension.
+    r"""Divides by the root mean square over the last dimension.
+
+    .. math:: y = \gamma \, \frac{x}{\sqrt{\mathrm{mean}(x^2) + \epsilon}}
 
     Shapes: (B, N, C) or (B, rows, columns, C) in and out. Statistics are in float32 whatever the input type; the
     output has the input's type. Every token is normalized by itself. Raises ValueError on an eps that is not positive,

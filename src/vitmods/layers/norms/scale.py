@@ -23,7 +23,9 @@ from vitmods.ops.context import upcast
     unit=math.sqrt,
 )
 class ScaleNorm(nn.Module):
-    """``y = g x / max(||x||, eps)`` over the last dimension; g starts at sqrt(C), so that fresh outputs are of size 1.
+    r"""Divides by the norm over the last dimension; g starts at sqrt(C), so that fresh outputs are of size 1.
+
+    .. math:: y = g \, \frac{x}{\max(\lVert x \rVert, \epsilon)}
 
     Shapes: (..., C) in and out. ``gain="channel"`` learns g for each channel, as in the code of Dynamic Token
     Normalization; ``"scalar"`` learns one g, as in the original paper. Without ``affine`` g stays sqrt(C). Statistics

@@ -16,7 +16,9 @@ from vitmods.layers.norms.contract import norm_kind
     replaces=False,
 )
 class ScaleShift(nn.Module):
-    """``y = gamma * x + beta`` for each channel (Kumar et al., Dual PatchNorm, 2023, Table 6).
+    r"""A gain and a shift for each channel (Kumar et al., Dual PatchNorm, 2023, Table 6).
+
+    .. math:: y = \gamma x + \beta
 
     Shapes: (..., C) in and out; the output has the input's type. Nothing is normalized, so there is no eps.
     """

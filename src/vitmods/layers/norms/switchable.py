@@ -19,8 +19,14 @@ from vitmods.ops.processes import batch_moments, processes
     folds=True,
 )
 class SwitchableNorm(RunningNorm):
-    """``y = gamma (x - mean) / sqrt(var + eps) + beta`` with ``mean = sum_k softmax(mean_weight)_k mean_k`` and the
-    variances mixed alike by ``var_weight``, over k in instance, layer and, with ``batch``, batch.
+    r"""Normalizes by learned mixtures of statistics, over k in instance, layer and, with ``batch``, batch.
+
+    .. math::
+
+        y = \gamma \, \frac{x - \mathrm{mean}}{\sqrt{\mathrm{var} + \epsilon}} + \beta, \qquad
+        \mathrm{mean} = \sum_k \mathrm{softmax}(w)_k \, \mathrm{mean}_k
+
+    w is ``mean_weight``; the variances are mixed alike by ``var_weight``.
 
     Instance statistics are over the tokens of an image for each channel, with the unbiased variance; layer statistics
     over all tokens and channels of an image, batch statistics over all tokens of all images for each channel, both

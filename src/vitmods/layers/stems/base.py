@@ -130,11 +130,13 @@ class Stem(nn.Module):
         """Noise that the model takes."""
         return torch.randn(count, self.in_chans, *self.img_size, generator=generator)
 
-    def forward(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
+    def forward(self, images: Tensor, keep: Tensor | None = None, drawn: bool = False) -> Tensor:
+        """Images (B, channels, height, width) to tokens (B, T, C), or (B, K, C) of the patches ``keep`` (B, K) alone,
+        whose values are not looked at where the model has ``drawn`` them itself."""
         self._check(images)
         if keep is None:
             return self._format(self.finish(self.project(images)), images)
-        return self.finish(self.project_patches(self._visible(images, keep)))
+        return self.finish(self.project_patches(self._visible(images, keep, drawn)))
 
     def project(self, images: Tensor) -> Tensor:
         """(B, channels, height, width) -> (B, T, C), before the norm."""
@@ -169,7 +171,7 @@ class Stem(nn.Module):
             f"follow to {new}. Keep the patch size, or take the linear stem."
         )
 
-    def _visible(self, images: Tensor, keep: Tensor) -> Tensor:
+    def _visible(self, images: Tensor, keep: Tensor, drawn: bool) -> Tensor:
         if not self.patch_wise:
             raise UserError(
                 f"{type(self).__name__} reads overlapping windows: a visible token needs the pixels of hidden patches, "
@@ -178,7 +180,8 @@ class Stem(nn.Module):
         if self.output_fmt == "NHWC":
             raise UserError("The visible patches alone form no grid: leave output_fmt at NLC to use keep.")
         rows, columns = self.dynamic_feat_size((images.shape[-2], images.shape[-1]))
-        check_keep(keep, len(images), rows * columns)
+        if not drawn:
+            check_keep(keep, len(images), rows * columns)
         return take_patches(images, keep, self.patch_size)
 
     def _check(self, images: Tensor) -> None:

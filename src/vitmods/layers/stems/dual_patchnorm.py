@@ -1,10 +1,14 @@
 """Dual PatchNorm (Kumar, Dehghani & Houlsby, 2023): norms before and after the patch projection."""
 
+from collections.abc import Iterable
+
 from torch import Tensor, nn
 
 from vitmods.layers.norms import LayerNorm
+from vitmods.layers.norms.whitening import Whitening
 from vitmods.layers.stems.base import NormFactory, StemSize, patchify, unpatchify
 from vitmods.layers.stems.linear import LinearStem, resize_pixels
+from vitmods.util.errors import UserError
 
 
 class DualPatchNormStem(LinearStem):
@@ -26,6 +30,19 @@ class DualPatchNormStem(LinearStem):
         super().__init__(size, bias, norm_layer, gelu)
         self.norm_before = norm_before(size.values) if norm_before else nn.Identity()
 
+    @property
+    def waits_for_images(self) -> bool:
+        """Whether ``fit`` has something to compute that was not computed yet."""
+        return isinstance(self.norm_before, Whitening) and not self.norm_before.fitted
+
+    def fit(self, images: Tensor | Iterable[Tensor]) -> None:
+        """Compute what ``norm_before`` knows of training images (whitening): images (B, channels, height, width) as the
+        model is given them, or batches of them. UserError where it needs none."""
+        if not isinstance(self.norm_before, Whitening):
+            raise UserError("This stem computes nothing from images: only dpn(before=whiten) does.")
+        batches = (images,) if isinstance(images, Tensor) else images
+        self.norm_before.fit(patchify(batch, self.patch_size) for batch in batches)
+
     def project(self, images: Tensor) -> Tensor:
         if not isinstance(self.norm_before, nn.Identity):
             patches = self.norm_before(patchify(images, self.patch_size))
@@ -37,6 +54,8 @@ class DualPatchNormStem(LinearStem):
 
     def _resize_patch(self, new: tuple[int, int]) -> None:
         old = self.patch_size
+        if isinstance(self.norm_before, Whitening):
+            raise UserError("The whitening is of patches of one size: keep the patch size, or begin anew with another.")
         super()._resize_patch(new)
         for name, values in list(self.norm_before.named_parameters()):
             resized = nn.Parameter(resize_pixels(values, self.in_chans, old, new), values.requires_grad)

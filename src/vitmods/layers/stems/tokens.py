@@ -43,9 +43,10 @@ class TokenStem(Stem):
         return tokens[:, None, None] if tokens.ndim == 2 else tokens
 
     def padding(self, images: Tensor) -> Tensor | None:
-        """(B, T), True for token 0; None where there is none, which a compiled graph does not ask."""
+        """(B, T), True for token 0; None where there is none, which is asked on a CPU alone: a compiled graph cannot,
+        and a GPU would be waited for."""
         mask = images.flatten(1) == 0
-        return mask if torch.compiler.is_compiling() or mask.any() else None
+        return mask if torch.compiler.is_compiling() or images.device.type != "cpu" or mask.any() else None
 
     def example(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """Tokens of the longest sequences, drawn evenly."""

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from vitmods.adapters.apply import as_vit
 from vitmods.adapters.transfer import evaluating
-from vitmods.layers import Attention, DynamicTokenNorm, GatedPositions
+from vitmods.analysis.figure import Arrays, blank, colors, figure_kind, legend, markers, plain
+from vitmods.analysis.figures.kernels import has_kernel, kernel_grid
+from vitmods.layers import Attention
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
 
@@ -85,22 +87,16 @@ def kernel_distance(model: nn.Module, unit: Unit = "patches") -> dict[str, Tenso
     """
     vit = as_vit(model)
     spacing = _spacing(vit, unit)
-    found = {name: _of_kernel(m, vit.vit_config.grid, spacing) for name, m in vit.named_modules() if _has_kernel(m)}
+    found = {name: _of_kernel(m, vit.vit_config.grid, spacing) for name, m in vit.named_modules() if has_kernel(m)}
     if not found:
         raise UserError("The model has no kernels of positions: apply dtn or gpsa, or use attention_distance.")
     return found
 
 
-def _has_kernel(module: nn.Module) -> bool:
-    if isinstance(module, DynamicTokenNorm):
-        return module.mixing.trade_off != 1 and module.mixing.band is None
-    return isinstance(module, GatedPositions)
-
-
 def _of_kernel(module: Any, grid: Grid, spacing: tuple[float, float]) -> Tensor:
-    pool = module.mixing.pool if isinstance(module, DynamicTokenNorm) else 1
-    grid, spacing = (grid[0] // pool, grid[1] // pool), (spacing[0] * pool, spacing[1] * pool)
+    grid, pool = kernel_grid(module, grid)
     heads = zip(*module.kernels(grid), strict=True)
+    spacing = (spacing[0] * pool, spacing[1] * pool)
     return torch.stack([mean_distance(torch.kron(py, px), grid, spacing) for px, py in heads])
 
 
@@ -111,22 +107,37 @@ def _spacing(vit: ViT, unit: Unit) -> tuple[float, float]:
     return (float(rows), float(columns)) if unit == "pixels" else (1.0, 1.0)
 
 
-def draw_distances(models: Mapping[str, Mapping[str, Tensor]], unit: Unit = "patches") -> Any:
+@figure_kind(
+    "attention_distance",
+    each=lambda one: attention_distance(one.vit, one.seen),
+    title="Mean attention distance by head and layer",
+    source="Dynamic Token Normalization, Figure 2",
+    needs="images",
+    columns=("attention", "head", "distance in patches"),
+    see="How far the tokens lie that each head reads, on average: a dot a head, a line through the means of "
+    "layers. In the paper most heads of a ViT with LayerNorm look far; with norms across tokens some heads of "
+    "early layers look near.",
+)
+def draw_distances(models: Mapping[str, Arrays], unit: Unit = "patches") -> Any:
     """A matplotlib figure of one line a model, the mean over heads by layer, and a dot a head.
 
     ``models`` maps a name to what ``attention_distance`` or ``kernel_distance`` gave in ``unit``. Save it with
     ``savefig("distances.svg")``.
     """
-    from matplotlib.figure import Figure
-
-    drawn = Figure(figsize=(6.4, 3.6), layout="constrained")
-    axes = drawn.add_subplot(xlabel="layer", ylabel=f"mean attention distance, {unit}")
-    for name, layers in models.items():
+    drawn = blank(440, 310)
+    axes = plain(drawn.add_subplot(), "layer", f"mean attention distance, {unit}")
+    shade, shape = colors(list(models)), markers(list(models))
+    lines = []
+    for number, (name, layers) in enumerate(models.items()):
         heads = [values.detach().float().cpu() for values in layers.values()]
-        (line,) = axes.plot(range(1, len(heads) + 1), [float(h.mean()) for h in heads], label=name)
-        for layer, values in enumerate(heads, 1):
-            axes.plot([layer] * len(values), values.tolist(), "o", color=line.get_color(), ms=3, alpha=0.5, mew=0)
+        aside = 0.07 * (number - (len(models) - 1) / 2)  # dots of several models stand beside each other
+        places = [layer + aside for layer in range(1, len(heads) + 1)]
+        lines += axes.plot(
+            places, [float(h.mean()) for h in heads], color=shade[name], marker=shape[name], ms=6, lw=1.6, label=name
+        )
+        for place, values in zip(places, heads, strict=True):
+            axes.plot([place] * len(values), values.tolist(), shape[name], color=shade[name], ms=4, alpha=0.5, mew=0)
     axes.set_ylim(bottom=0)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    legend(drawn, lines)
     return drawn

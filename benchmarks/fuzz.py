@@ -1,0 +1,138 @@
+"""Fuzz what reads input from outside: `make fuzz`, or python benchmarks/fuzz.py --seconds 600 expressions files.
+
+Each family of tests/fuzz gets so many seconds of CPU time in a process of its own. Where atheris is installed
+(`pip install atheris`) it looks for inputs that reach new code; otherwise inputs are drawn at random. An input fails that
+raises anything but UserError, or takes more than 2 s, or 500 MB. The command prints the inputs that failed, each kind of
+failure once.
+"""
+
+import argparse
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SLOW_S, MOST_MB = 2.0, 500
+
+
+class TooSlow(BaseException):
+    """Not an Exception, so that no reader takes it for damage."""
+
+
+def _too_slow(*_: object) -> None:
+    raise TooSlow
+
+
+class Runs:
+    """Counts inputs and keeps the failures, by where they were raised."""
+
+    def __init__(self, family: str, seconds: float) -> None:
+        from tests.fuzz.families import run
+
+        self.read, self.family, self.seconds = run, family, seconds
+        self.count, self.found = 0, dict[str, str]()
+        self.cpu = resource.getrusage(resource.RUSAGE_SELF)
+        self.begun = self._cpu()
+
+    def __call__(self, value: object) -> None:
+        self.count += 1
+        before, peak = time.process_time(), _peak_mb()
+        signal.setitimer(signal.ITIMER_VIRTUAL, SLOW_S)  # of this process's own time: the machine may be busy
+        try:
+            self.read(self.family, value)
+        except (Exception, TooSlow) as error:
+            where = traceback.extract_tb(error.__traceback__)
+            inside = [one for one in where if "/vitmods/" in one.filename] or list(where)
+            self._keep(
+                f"{type(error).__name__} in {Path(inside[-1].filename).name}:{inside[-1].lineno}: {error}", value
+            )
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        if _peak_mb() - peak > MOST_MB:
+            self._keep(f"took {_peak_mb() - peak:.0f} MB", value)
+        if time.process_time() - before > SLOW_S:
+            self._keep("took more than 2 s", value)
+        if self._cpu() - self.begun > self.seconds:
+            self.end()
+
+    def end(self) -> None:
+        """Say what came out, and leave: atheris has no other way to stop."""
+        print(f"{self.family}: {self.count:,} inputs, {len(self.found)} kinds of failure", flush=True)
+        for kind, value in self.found.items():
+            print(f"  {kind}\n    {value}", flush=True)
+        os._exit(1 if self.found else 0)
+
+    def _keep(self, kind: str, value: object) -> None:
+        key = kind.partition(": ")[0]
+        if key not in {one.partition(": ")[0] for one in self.found}:
+            self.found[kind] = repr(value)[:3000]
+            print(f"  {self.family} {self.count}: {kind[:300]}\n    {self.found[kind]}", flush=True)
+
+    @staticmethod
+    def _cpu() -> float:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return used.ru_utime + used.ru_stime
+
+
+def _peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def fuzz(family: str, seconds: float) -> None:
+    """One family in this process; it does not return."""
+    sys.path.insert(0, str(ROOT))
+    os.environ["HYPOTHESIS_DATABASE_FILE"] = ""
+    try:
+        import atheris
+    except ImportError:
+        atheris = None
+    if atheris is not None:
+        with atheris.instrument_imports(include=["vitmods"]):
+            from tests.fuzz.families import FAMILIES
+    else:
+        from tests.fuzz.families import FAMILIES
+    from hypothesis import HealthCheck, given, settings
+
+    signal.signal(signal.SIGVTALRM, _too_slow)
+    runs = Runs(family, seconds)
+
+    @settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(FAMILIES[family][0])
+    def read(value: object) -> None:
+        runs(value)
+
+    one_input = read.hypothesis.fuzz_one_input
+    rng = random.Random(0)
+    if atheris is None:
+        while True:
+            one_input(rng.randbytes(rng.randrange(8, 2000)))
+    with tempfile.TemporaryDirectory() as seeds:  # short inputs alone would take long to become long
+        for i in range(100):
+            (Path(seeds) / str(i)).write_bytes(rng.randbytes(rng.randrange(50, 1000)))
+        options = ["-max_len=4000", "-len_control=0", "-timeout=3600", "-rss_limit_mb=0", f"-artifact_prefix={seeds}/"]
+        atheris.Setup([sys.argv[0], *options, seeds], one_input)
+        atheris.Fuzz()
+
+
+def main() -> int:
+    """Run the families one after the other; 1 where one found something."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("families", nargs="*", default=["expressions", "recipes", "configs", "files"])
+    parser.add_argument("--seconds", type=float, default=600, help="CPU time of each")
+    parser.add_argument("--here", action="store_true", help="one family, in this process")
+    given = parser.parse_args()
+    if given.here:
+        fuzz(given.families[0], given.seconds)
+    commands = [[sys.executable, __file__, "--here", "--seconds", str(given.seconds), one] for one in given.families]
+    return max(subprocess.run(command, check=False).returncode for command in commands)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Adds a study to the gallery, or writes its page again: `python docs/gallery/add.py RUN NAME --title ... --says ...`.
+
+An entry is an image, NAME.svg, and its facts, NAME.json, both from the study's folder. The page, docs/gallery.md, is
+made from the facts of all entries, sorted by `order`, then by name; without RUN it is only written again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+HEAD = """# Gallery
+
+Studies that were run with this version or an earlier one, each with the command that ran it. The images are what
+`vitmods report FOLDER --out answer.svg` writes: a diamond is the mean difference to base, the line its 95 % interval,
+the band the differences that do not matter. `vitmods report FOLDER` has the rest; [the report](report.md) says how to
+read it.
+
+<!-- Written by docs/gallery/add.py from docs/gallery/*.json. -->
+"""
+
+
+def facts_of(run: Path, name: str, title: str, says: str, order: int) -> dict[str, object]:
+    """What the page says of a study. The image is written beside the facts."""
+    from vitmods.report import text
+    from vitmods.study import Answer
+
+    answer = Answer.load(run)
+    if not answer.complete:
+        sys.exit(f"{run} is not finished: {text.headline(answer)}. Run its command again first.")
+    answer.report(HERE / f"{name}.svg")
+    environment = answer.environment
+    return {
+        "title": title,
+        "says": says,
+        "order": order,
+        "command": public(answer.command),
+        "date": answer.created[:10],
+        "machine": str(environment.get("device_name") or environment.get("device") or ""),
+        "vitmods": answer.vitmods,
+        "headline": text.headline(answer),
+        "metric": answer.metric.title,
+        "base": answer.metric.shown(answer.base_mean) if answer.base_mean is not None else "",
+        "trials": sum(trial.ended for trial in answer.trials),
+        "seeds": max((effect.n for effect in answer.headline.values()), default=0),
+        "effects": {one.arm: f"{text.numbers(one)} {one.verdict}" for one in text.ranked_effects(answer)},
+    }
+
+
+def public(command: str) -> str:
+    """A command without the folders of the machine that it ran on."""
+    command = re.sub(r" --out \S+", "", command)
+    return re.sub(r"(?<![\w/])(?:/[\w.@+-]+)+/([\w.@+-]+)", r"path/to/\1", command)
+
+
+def page(folder: Path = HERE) -> str:
+    """docs/gallery.md, from the facts."""
+    entries = [(json.loads(path.read_text(encoding="utf-8")), path.stem) for path in folder.glob("*.json")]
+    parts = [HEAD]
+    for facts, name in sorted(entries, key=lambda entry: (entry[0]["order"], entry[1])):
+        counts = f"{facts['trials']} trials, {facts['seeds']} seeds an arm"
+        parts.append(f"## {facts['title']}\n\n{facts['says']}\n")
+        parts.append(f"![{facts['headline']}](gallery/{name}.svg)\n")
+        parts.append(f"{counts}, {facts['date']}, {facts['machine']}.\n")
+        parts.append(f"```console\n$ {facts['command']}\n```\n")
+    return "\n".join(parts)
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("run", nargs="?", type=Path, help="the study's folder")
+    parser.add_argument("name", nargs="?", help="of the entry: small letters, digits and -")
+    parser.add_argument("--title", help="heading of the entry")
+    parser.add_argument("--says", help="one sentence: what was asked, and what came out")
+    parser.add_argument("--order", type=int, default=100, help="place in the page; smaller comes first")
+    options = parser.parse_args(arguments)
+    if options.run is not None:
+        if not (options.name and re.fullmatch(r"[a-z0-9-]+", options.name) and options.title and options.says):
+            parser.error("an entry needs NAME (small letters, digits and -), --title and --says")
+        facts = facts_of(options.run, options.name, options.title, options.says, options.order)
+        (HERE / f"{options.name}.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    (HERE.parent / "gallery.md").write_text(page(HERE), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,46 @@
+"""Docstrings as the house writes them, for Sphinx: plain text with `names`, and fields as `name: what it is`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sphinx.application import Sphinx
+
+FIELD = re.compile(r"[a-z_]\w*(, [a-z_]\w*)*:\s+\S")
+CODE = re.compile(r"(``.+?``|`[^`]+`|:\w+:`[^`]+`)")
+
+
+def prepare(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Signs that mean something to reStructuredText alone are escaped, paragraphs of fields become lists."""
+    made: list[str] = []
+    for paragraph in re.split(r"\n{2,}", "\n".join(lines).rstrip()):
+        indented = paragraph.startswith(" ")
+        if made and (made[-1].rstrip().endswith("::") or made[-1].lstrip().startswith(".. ")) and indented:
+            made.append(paragraph)  # a literal block, or what a directive holds
+        elif paragraph.lstrip().startswith(".. "):
+            made.append(paragraph)
+        else:
+            made.append(_fields(_escaped(paragraph)))
+    lines[:] = [*"\n\n".join(made).split("\n"), ""]
+
+
+def _escaped(text: str) -> str:
+    parts = CODE.split(text)
+    return "".join(part if i % 2 else re.sub(r"[*|]|(?<=\w)_(?!\w)", r"\\\g<0>", part) for i, part in enumerate(parts))
+
+
+def _fields(paragraph: str) -> str:
+    lines = paragraph.split("\n")
+    heads = [line for line in lines if not line.startswith(" ")]
+    if lines[0].startswith(" ") or not all(map(FIELD.match, heads)) or lines[0].split(":")[0] in SECTIONS:
+        return paragraph
+    return "\n".join(f"  {line}" if line.startswith(" ") else f"- {line}" for line in lines)
+
+
+SECTIONS = {"Args", "Raises", "Returns", "Yields", "Shapes", "Warns", "Processes", "Example", "Note"}
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("autodoc-process-docstring", prepare, priority=400)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

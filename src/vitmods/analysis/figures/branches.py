@@ -1,0 +1,89 @@
+"""Accuracy against the number of parallel branches (Three things everyone should know about ViTs, Figures 1 to 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from vitmods.analysis.figure import INK, Arrays, Examined, NotHere, blank, colors, figure_kind, markers, plain
+
+Point = dict[str, float]
+
+
+def branches_of(one: Examined) -> dict[str, torch.Tensor]:
+    """`width`, `blocks` (pairs of attention and MLP), `branches` side by side, and the `score`; 0-d.
+
+    Raises:
+        NotHere: the model is no vitmods ViT, or has no score.
+    """
+    if "depth" not in one.config:
+        raise NotHere("it is no vitmods ViT, whose branches are counted.")
+    if one.score is None:
+        raise NotHere("it has no score: this is a figure of a study.")
+    branches = int(one.config.get("parallel", 1))
+    values = {"width": one.config["embed_dim"], "blocks": int(one.config["depth"]) * branches, "branches": branches}
+    return {name: torch.tensor(float(value)) for name, value in {**values, "score": one.score}.items()}
+
+
+def _branches(models: Sequence[Examined]) -> tuple[dict[str, Arrays], dict[str, str]]:
+    found, why = dict[str, Arrays](), dict[str, str]()
+    plain_keys = [_beside(one.config) for one in models]
+    for one, key in zip(models, plain_keys):
+        try:
+            if key != plain_keys[0]:
+                raise NotHere("it differs from the first model in more than size and branches.")
+            found[one.name] = branches_of(one)
+        except NotHere as reason:
+            why[one.name] = str(reason)
+    if len({float(one["branches"]) for one in found.values()}) < 2:
+        raise NotHere("all have the same number of branches: compare with the arm parallel, or parallel(branches=3).")
+    return found, why
+
+
+def _beside(config: Mapping[str, Any]) -> str:
+    """All of a config but sizes and branches."""
+    sizes = ("depth", "parallel", "embed_dim", "num_heads", "mlp_dim", "drop_path", "first_blocks", "prefix_from")
+    return repr(sorted((name, value) for name, value in config.items() if name not in sizes))
+
+
+@figure_kind(
+    "branches",
+    arrays=_branches,
+    title="Score against parallel branches",
+    source="Three things everyone should know about ViTs, Figures 1 to 3",
+    needs="scores",
+    columns=("quantity", "value"),
+    see="Models of the same blocks (pairs of attention and MLP), put side by side in one, two or more branches; where "
+    "numbers of blocks differ, also the score by blocks, in sequence and in parallel. In the paper two branches are "
+    "best for 36 and 60 blocks, and small models of up to 24 blocks are better in sequence.",
+)
+def draw_branches(found: Mapping[str, Arrays]) -> Any:
+    """A line for each width and number of blocks; beside it, if blocks differ, a line for each number of branches."""
+    points = [{name: float(value) for name, value in arrays.items()} for arrays in found.values()]
+    by_blocks = len({(p["width"], p["blocks"]) for p in points}) > 1
+    drawn = blank(640 if by_blocks else 440, 310)
+    left, *right = drawn.subplots(1, 1 + by_blocks, squeeze=False, sharey=True)[0]
+    plain(left, "branches", "score")
+    _lines(left, points, lambda p: f"{p['blocks']:.0f} blocks of width {p['width']:.0f}", "branches")
+    left.set_xticks(sorted({p["branches"] for p in points}))
+    for axes in right:
+        plain(axes, "blocks")
+        _lines(axes, points, _sides, "blocks")
+        axes.set_xticks(sorted({p["blocks"] for p in points}))
+    return drawn
+
+
+def _sides(point: Point) -> str:
+    return f"{point['branches']:.0f} side by side" if point["branches"] > 1 else "in sequence"
+
+
+def _lines(axes: Any, points: Sequence[Point], label: Any, x: str) -> None:
+    groups = {name: list(own) for name, own in groupby(sorted(points, key=lambda p: (label(p), p[x])), key=label)}
+    shade, shape = colors(["", *groups]), markers(list(groups))
+    for name, own in groups.items():
+        axes.plot([p[x] for p in own], [p["score"] for p in own], color=shade[name], marker=shape[name], ms=6, lw=1.6,
+                  label=name)  # fmt: skip
+    axes.legend(frameon=False, fontsize=10, labelcolor=INK)

@@ -1,0 +1,115 @@
+"""Gradient norms by depth and over training (Dual PatchNorm, Figures 2 and 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitmods.analysis.figure import Arrays, NotHere, blank, colors, figure_kind, legend, markers, plain, short
+from vitmods.train.record import GRADIENT, HEAD, STEM
+
+LAST = 1000
+"""steps that the paper's mean is over; of a short training at most its last tenth"""
+
+
+def gradients_by_depth(record: Sequence[Mapping[str, Any]], last: int | None = None) -> dict[str, torch.Tensor]:
+    """Layer -> the mean over the last steps of the norm of the gradient of its parameters, 0-d; in order of depth.
+
+    Args:
+        record: rows of metrics.jsonl of a training with `record=("gradients",)`; each is a mean over the steps since
+            the one before, and counts as many times.
+        last: how many steps; None: 1000 as in the paper, but at most a tenth of all.
+
+    Raises:
+        NotHere: nothing was recorded.
+    """
+    steps, norms = _columns(record)
+    first = steps[-1] - (last or min(LAST, max(1, steps[-1] // 10)))
+    counts = np.diff(np.concatenate([[0], steps]))
+    within = np.clip(np.minimum(steps - first, counts), 0, None)  # of a row that is partly in
+    return {name: torch.tensor(float(values @ within / within.sum())) for name, values in norms.items()}
+
+
+def stem_gradient(record: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    """`stem` and `step`, (rows,) each: the norm of the gradient of the patch embedding, and after how many steps.
+
+    Raises:
+        NotHere: it was not recorded.
+    """
+    steps, norms = _columns(record)
+    if STEM not in norms:
+        raise NotHere("its stem has no trained parameters, or none that is known as one.")
+    return {STEM: torch.from_numpy(norms[STEM]), "step": torch.from_numpy(steps)}
+
+
+def _columns(record: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    rows = [row for row in record if any(name.startswith(GRADIENT) for name in row)]
+    if not rows:
+        raise NotHere("its gradients were not recorded: train it with --record gradients.")
+    names = [name for name in rows[-1] if name.startswith(GRADIENT) and all(name in row for row in rows)]
+    steps = np.array([row["step"] for row in rows])
+    return steps, {name.removeprefix(GRADIENT): np.array([row[name] for row in rows], float) for name in names}
+
+
+@figure_kind(
+    "gradients",
+    each=lambda one: gradients_by_depth(one.record),
+    title="Gradient norm by depth",
+    source="Dual PatchNorm, Figures 2 (left) and 4",
+    needs="record",
+    columns=("layer", "gradient norm"),
+    see="The norm of the gradient of each layer's parameters, a mean over the last steps of training. In a plain "
+    "ViT the patch embedding, on the left, stands out from the blocks; a norm around it brings it down.",
+)
+def draw_gradients(found: Mapping[str, Arrays]) -> Any:
+    """A line a model: the stem, the blocks in order, the head."""
+    drawn = blank(440, 310)
+    axes = plain(drawn.add_subplot(), "layer", "gradient norm")
+    layers = list(max(found.values(), key=len))
+    shade, shape = colors(list(found)), markers(list(found))
+    lines = []
+    for name, norms in found.items():
+        places = [layers.index(layer) if layer in layers else None for layer in norms]
+        known = [(place, float(v)) for place, v in zip(places, norms.values(), strict=True) if place is not None]
+        lines += axes.plot(*zip(*known), color=shade[name], marker=shape[name], ms=5, lw=1.6, label=name)
+    axes.set_ylim(bottom=0)
+    axes.set_xticks(range(len(layers)), [layer if layer in (STEM, HEAD) else short(layer) for layer in layers])
+    _thin(axes, len(layers))
+    legend(drawn, lines)
+    return drawn
+
+
+def _thin(axes: Any, count: int) -> None:
+    """Labels that would run into each other are left out, those of the stem and the head stay."""
+    every = -(-count // 16)
+    for place, label in enumerate(axes.get_xticklabels()):
+        label.set_visible(place in (0, count - 1) or (place % every == 0 and place < count - 1 - every // 2))
+
+
+@figure_kind(
+    "stem_gradient",
+    each=lambda one: stem_gradient(one.record),
+    title="Gradient norm of the patch embedding over training",
+    source="Dual PatchNorm, Figure 2 (right)",
+    needs="record",
+    columns=("part", "step", "gradient norm"),
+    see="The norm of the gradient of the patch embedding, a mean over the steps between two rows of the log. Dual "
+    "PatchNorm lowers it from the first step to the last, not at the end alone.",
+)
+def draw_stem_gradient(found: Mapping[str, Arrays]) -> Any:
+    """A line a model over steps."""
+    drawn = blank(440, 310)
+    axes = plain(drawn.add_subplot(), "step", "gradient norm of the stem")
+    shade, shape = colors(list(found)), markers(list(found))
+    lines = []
+    for name, arrays in found.items():
+        steps, every = arrays["step"].tolist(), max(1, len(arrays["step"]) // 12)
+        lines += axes.plot(steps, arrays[STEM].tolist(), color=shade[name], marker=shape[name], ms=5, lw=1.6,
+                           markevery=every, label=name)  # fmt: skip
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    legend(drawn, lines)
+    return drawn

@@ -1,0 +1,81 @@
+"""Tokens in their first two principal components, before and after a norm (Dynamic Token Normalization, Figure 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitmods.analysis.figure import Arrays, NotHere, blank, colors, figure_kind, plain
+from vitmods.analysis.figures.token_magnitude import by_head, of_block
+from vitmods.model.vit import ViT
+
+
+def principal_components(tokens: Tensor) -> Tensor:
+    """Tokens (..., T, D) in the two directions in which they differ most, (..., T, 2), about their mean.
+
+    The sign of a component, which is free, is such that its largest entry is positive. Raises NotHere for fewer than
+    two channels or tokens.
+    """
+    if min(tokens.shape[-2:]) < 2:
+        raise NotHere("principal components need two tokens and two channels of a head at least.")
+    centered = (tokens - tokens.mean(-2, keepdim=True)).double()
+    u, s, _ = torch.linalg.svd(centered, full_matrices=False)
+    found = u[..., :2] * s[..., None, :2]
+    largest = found.gather(-2, found.abs().argmax(-2, keepdim=True))
+    signed: Tensor = found * torch.where(largest < 0, -1.0, 1.0)
+    return signed
+
+
+def token_components(model: ViT, images: Tensor, block: int = 0) -> dict[str, Tensor]:
+    """Patch tokens of the first image by head, `before` and `after` the norm before attention of a block: (H, T, 2)
+    each, in their own principal components.
+
+    Raises:
+        NotHere: the model has no such block or norm.
+    """
+    _, before, after = of_block(model, images[:1], block)
+    return {
+        name: principal_components(by_head(model, x)[0]).cpu() for name, x in (("before", before), ("after", after))
+    }
+
+
+@figure_kind(
+    "token_pca",
+    each=lambda one: token_components(one.vit, one.seen, one.block),
+    title="Tokens in two principal components, before and after a norm",
+    source="Dynamic Token Normalization, Figure 9",
+    needs="images",
+    columns=("place", "head", "token", "component", "value"),
+    see="The tokens of one image in the two directions in which they differ most, for each head. All panels of a "
+    "row have one scale; rows after a norm have the same for all models. In the paper tokens are closer to "
+    "each other after a dynamic token norm than after LayerNorm.",
+)
+def draw_components(found: Mapping[str, Arrays]) -> Any:
+    """A row before and one after the norm for each model, a panel a head."""
+    heads = max(len(parts["before"]) for parts in found.values())
+    drawn = blank(max(360, 70 + 110 * heads), 30 + 2 * 120 * len(found))
+    grid = drawn.subplots(2 * len(found), heads, squeeze=False)
+    shade = colors(list(found))
+    after = max(float(parts["after"].abs().max()) for parts in found.values())
+    for number, (name, parts) in enumerate(found.items()):
+        for row, place in zip(grid[2 * number :], ("before", "after")):
+            titles = [str(i + 1) if place == "before" else "" for i in range(heads)]
+            reach = 1.08 * (after if place == "after" else float(parts[place].abs().max())) or 1.0
+            _draw_row(row, parts[place], reach, shade[name], titles)
+            row[0].set_ylabel(place, fontsize=11)
+        grid[2 * number][0].set_title(f"{name}: head 1", fontsize=11, loc="left", parse_math=False)
+    return drawn
+
+
+def _draw_row(row: Any, heads: Tensor, reach: float, shade: str, titles: list[str]) -> None:
+    for axes in row[len(heads) :]:
+        axes.set_visible(False)
+    for index, (axes, points) in enumerate(zip(row, heads)):
+        plain(axes, title=titles[index])
+        axes.plot(*points.T.tolist(), "o", color=shade, ms=3.4, alpha=0.7, mew=0, rasterized=len(points) > 400)
+        axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=[], aspect="equal")
+        axes.locator_params(axis="y", nbins=3)
+        axes.tick_params(labelleft=index == 0)

@@ -1,0 +1,95 @@
+"""Another depth, width or number of heads: what a design change of the same cost is compared with."""
+
+from dataclasses import dataclass
+
+from vitmods.changes.base import Change, Preserves, Weights
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import Slot
+from vitmods.util.errors import UserError
+
+_EITHER = (("depth", "deeper"), ("width", "wider"))
+
+
+@dataclass(frozen=True)
+class Size(Change):
+    """A ViT of another size, trained anew where weights do not fit: ``depth`` blocks or ``deeper`` times as many,
+    ``width`` channels or ``wider`` times as many, ``heads``.
+
+    The MLP stays as many times as wide as the tokens. Without ``heads`` the channels of a head stay as they are, and
+    the heads follow the width. Half the width and four times the depth, ``size(wider=0.5,deeper=4)``, is S48/16 of B/16
+    (Three Things, Table 3). Parallel branches stay: the depth counts their blocks one after another.
+
+    Raises UserError for what is no whole number of blocks, channels or heads.
+    """
+
+    name = "size"
+    title = "Depth, width and heads"
+    paper = "Touvron et al.: Three things everyone should know about Vision Transformers. ECCV 2022, section 3"
+    url = "https://arxiv.org/abs/2203.09795"
+    summary = "Makes the model deeper or shallower, wider or narrower, or gives it other heads."
+    cost = "parameters and multiply-adds grow with the depth, and with the square of the width"
+    published = (
+        "ImageNet-1k top-1 of models of about the same cost: ViT-L of 24 blocks has 73.3 on V2, ViT-B of 36 blocks "
+        "73.2 and of 18 x 2 73.3 (Table 3)"
+    )
+    words = ("depth", "width", "heads", "wider", "deeper")
+
+    depth: int | None = None
+    deeper: float | None = None
+    width: int | None = None
+    wider: float | None = None
+    heads: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.values():
+            raise UserError("size(...) without a number changes nothing: give depth, deeper, width, wider or heads.")
+        for name, value in self.values().items():
+            if not 0 < value < 2**31:
+                raise UserError(f"size({name}=...) is a positive number, got {value}.")
+        for one, other in _EITHER:
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise UserError(f"size({one}=...,{other}=...) says the same twice: give one of them.")
+
+    @property
+    def preserves(self) -> Preserves:
+        return "nothing"
+
+    @property
+    def fills(self) -> frozenset[Slot]:
+        return frozenset({Slot.SIZE})
+
+    def edit(self, config: ViTConfig) -> ViTConfig:
+        depth = self._whole("blocks", config.unrolled.depth, self.depth, self.deeper)
+        width = self._whole("channels", config.embed_dim, self.width, self.wider)
+        if depth % config.parallel:
+            raise UserError(f"'{self}' makes {depth} blocks, which {config.parallel} parallel branches do not divide.")
+        head = config.head_dim or config.embed_dim // config.num_heads
+        heads = self.heads or self._whole("heads", width, None, 1 / head)
+        if self.heads and width % heads:
+            raise UserError(f"'{self}': {heads} heads do not divide {width} channels.")
+        mlp = self._whole("channels of the MLP", config.mlp_dim, None, width / config.embed_dim)
+        own = head if config.head_dim is not None and not self.heads else None
+        return config.with_(depth=depth // config.parallel, embed_dim=width, num_heads=heads, mlp_dim=mlp, head_dim=own)
+
+    def _whole(self, what: str, old: int, given: int | None, factor: float | None) -> int:
+        found = given if given is not None else old * (1.0 if factor is None else factor)
+        if abs(found - round(found)) > 1e-6 or round(found) < 1:
+            raise UserError(f"'{self}' makes {found:g} {what} of {old}: choose a size that gives whole ones.")
+        return round(found)
+
+    def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
+        """All weights where the width stays, but those of blocks that are gone."""
+        if old.embed_dim != new.embed_dim:
+            return {}
+        return {name: value for name, value in weights.items() if _block(name) < new.depth}
+
+    def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
+        if old.embed_dim != new.embed_dim:
+            return ("*",)
+        return tuple(f"blocks.{index}.*" for index in range(new.depth, old.depth))
+
+
+def _block(name: str) -> int:
+    """The index of the block that a weight belongs to; -1: to none."""
+    parts = name.split(".")
+    return int(parts[1]) if parts[0] == "blocks" else -1

@@ -1,0 +1,73 @@
+"""`vitmods analyse`: the figures of the papers, of one's own models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from vitmods.cli.options import parse
+
+
+@dataclass(frozen=True)
+class Analyse:
+    """Look inside models: draw what the papers plot, with the numbers as CSV and a page that shows all.
+
+    Writes index.html, and NAME.svg, NAME.png and NAME.csv of each figure. What cannot be made of a model is listed with
+    the reason.
+
+    examples:
+      vitmods analyse runs/pets     (a study: its arms in one figure)
+      vitmods analyse runs/digits-mu3-2/trials/dtn/seed0 --figures kernels lambdas attention_distance
+      vitmods analyse timm:vit_small_patch16_224.augreg_in1k --data path/to/images --out figures
+      vitmods analyse new:S/16+dtn --figures kernels
+    """
+
+    target: Annotated[str, tyro.conf.Positional]
+    """a study's folder, a trial's, a file of weights, a timm model with published weights, a Hugging Face folder; or
+    with new: in front a size (new:S/16+dtn) or a library's model with new weights"""
+    figures: tuple[str, ...] = ("all",)
+    """names, or all: attention_distance, branches, first_norm, gradients, kernels, lambdas, partial_training,
+    stem_gradient, stems, throughput, token_magnitude, token_pca, variation"""
+    data: str | None = None
+    """the images, as `vitmods data` takes them; None: the study's or the trial's own"""
+    images: int = 16
+    """how many images are looked at"""
+    block: int = 1
+    """the block that figures of a single one show (token_magnitude, token_pca)"""
+    seconds: float = 10.0
+    """for the timing of throughput and partial_training, each"""
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("figures")
+    """where the page and the files go"""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 or mps"""
+    data_workers: int = 0
+    """threads that prepare images"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns the exit code: 1 where no figure could be made."""
+    options = parse(Analyse, arguments, "analyse")
+    from vitmods.analysis import FIGURES
+    from vitmods.report.gallery import write_gallery
+    from vitmods.study.examine import examine
+
+    names = list(FIGURES) if "all" in options.figures else list(options.figures)
+    kinds = [FIGURES[name] for name in names]
+    models = examine(
+        options.target,
+        data=options.data,
+        images=options.images,
+        block=options.block,
+        seconds=options.seconds,
+        device=options.device,
+        workers=options.data_workers,
+    )
+    made = write_gallery(options.target, kinds, models, options.out)
+    for kind, why in made.missing:
+        print(f"not made: {kind.name}: {why}")
+    print(f"{len(made.shown)} of {len(kinds)} figures: {made.page}")
+    return 0 if made.shown else 1

@@ -1,0 +1,172 @@
+"""From a trial, a study or a checkpoint to the models that figures look into (`vitmods.analysis`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitmods.adapters import open_model
+from vitmods.analysis import Examined
+from vitmods.model.config import ViTConfig
+from vitmods.model.vit import ViT, vit
+from vitmods.study.answer import Answer
+from vitmods.study.opened import Opened, open_trained
+from vitmods.study.state import TrialRecord
+from vitmods.study.store import StudyFolder, read_object
+from vitmods.study.trial import load_images
+from vitmods.study.tuning import show_value
+from vitmods.tasks.base import TASKS, TaskModel
+from vitmods.train.device import resolve
+from vitmods.util.errors import UserError
+
+NEW = "new:"
+"""before a name of a model: with new weights"""
+
+
+def examine(
+    target: str,
+    *,
+    data: str | None = None,
+    images: int = 16,
+    block: int = 1,
+    seconds: float = 10.0,
+    device: str = "auto",
+    workers: int = 0,
+) -> list[Examined]:
+    """The models of a target, ready for figures: those of a study's arms, base first, or a single one.
+
+    Args:
+        target: a study's folder (of every arm the first seed that has finished), a trial's, what
+            `vitmods.adapters.open_checkpoint` opens, or `new:` and what `vitmods.adapters.open_model` opens.
+        data: the images; None: those of the study or trial. Without any, figures that need images are not made.
+        images: how many are looked at, from the beginning of the split that numbers are reported on.
+        block: number of the block, from 1 on, of figures that show a single one.
+        seconds: how long each timing may take, about.
+        device: where models run; see `vitmods.train.train_trial`.
+        workers: threads that prepare images.
+
+    Raises:
+        UserError: there is no such target, or its images cannot be used.
+    """
+    if images < 1 or block < 1:
+        raise UserError(f"images and block are counted from 1 on, got {images} and {block}.")
+    place = resolve(device)
+    seen: dict[str, Tensor] = {}
+
+    def look(opened: Opened) -> Tensor | None:
+        settings = {**opened.settings, **({"data": data} if data else {})}
+        if "data" not in settings or TASKS[settings.get("task", "classification")].inputs == "tokens":
+            return None
+        key = json.dumps([settings, opened.recipe.to_dict()["augment"]], default=str)
+        if key not in seen:
+            dataset = load_images(settings, opened.recipe.augment, workers)
+            seen[key] = next(iter(dataset.eval_batches(dataset.eval_split, images))).inputs.to(place)
+        return seen[key]
+
+    if StudyFolder(target).settings_file.exists():
+        found = list(arms_of(Answer.load(target), look))
+    elif target.startswith(NEW):
+        model = open_model(target.removeprefix(NEW)).eval()
+        found = [Examined(target, model, model, config=_config_of(model))]
+        if data is not None:
+            raise UserError("A new model does not say how its images are prepared: leave --data out, or train it.")
+    else:
+        opened = open_trained(target.removeprefix("hf:"))
+        one = Examined(opened.name, opened.model, images=look(opened), config=_config_of(opened.model))
+        found = [_with_training(one, Path(target))]
+    return [
+        replace(one, block=block - 1, seconds=seconds, model=_on(one.model, place), start=_on(one.start, place))
+        for one in found
+    ]
+
+
+def arms_of(
+    answer: Answer,
+    look: Callable[[Opened], Tensor | None] = lambda opened: None,
+    opens: Callable[[Mapping[str, Any]], bool] = lambda config: True,
+) -> Iterator[Examined]:
+    """A study's arms, base first, under each setting of a sweep: the first seed that has finished, with its weights if
+    they are there, what its training recorded, and the mean score of all seeds.
+
+    Args:
+        look: gives the images of a trial; None: no images.
+        opens: whether the weights of a model of this config are read.
+    """
+    for arm in answer.every_arm:
+        for setting in [one.values for one in answer.sweep] or [{}]:
+            trials = [one for one in arm.counted if one.setting == setting and one.status == "finished"]
+            if not trials:
+                continue
+            words = [show_value(value) for value in setting.values()]
+            folder = answer.path / trials[0].folder
+            one = Examined(", ".join([arm.name, *words]), score=_score(answer, trials))
+            yield _trial(one, folder, look, opens)
+
+
+def _trial(one: Examined, folder: Path, look: Any, opens: Callable[[Mapping[str, Any]], bool]) -> Examined:
+    try:
+        config = read_object(folder / "config.json").get("model")
+    except UserError:
+        return one
+    config = config if isinstance(config, dict) else {}
+    one = _with_training(replace(one, config=config if "embed_dim" in config else {}), folder)
+    if not opens(config):
+        return one
+    try:
+        opened = open_trained(str(folder))
+    except UserError:  # not kept, or damaged, as the answer says
+        return one
+    return replace(one, model=opened.model, images=look(opened))
+
+
+def _with_training(one: Examined, folder: Path) -> Examined:
+    """With the rows that its training logged, and the model at its start."""
+    try:
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    config = read_object(folder / "config.json") if folder.is_dir() else {}
+    return replace(one, record=tuple(_rows(lines)), start=_start(config))
+
+
+def _rows(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:  # the last line of a trial that was killed
+            continue
+        if isinstance(row, dict) and "step" in row:
+            yield row
+
+
+def _start(config: Mapping[str, Any]) -> nn.Module | None:
+    """The model at step 0, from the trial's seed: what an arm's changes add is drawn as it was then, the rest may be
+    another draw. None where it is no vitmods ViT, or began with trained weights."""
+    model = config.get("model")
+    if not isinstance(model, dict) or "embed_dim" not in model or "start" in config:
+        return None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config["seed"])
+        return vit(ViTConfig.from_dict(model)).eval()
+
+
+def _score(answer: Answer, trials: Sequence[TrialRecord]) -> float | None:
+    values = [one.metrics[answer.metric.name] for one in trials if answer.metric.name in one.metrics]
+    scale = 100.0 if answer.metric.unit == "%" else 1.0
+    return scale * sum(values) / len(values) if values else None
+
+
+def _config_of(model: nn.Module) -> dict[str, Any]:
+    inside = model.backbone if isinstance(model, TaskModel) else model
+    found: dict[str, Any] = json.loads(inside.vit_config.to_json()) if isinstance(inside, ViT) else {}
+    return found
+
+
+def _on(model: nn.Module | None, place: torch.device) -> nn.Module | None:
+    return None if model is None else model.to(place)

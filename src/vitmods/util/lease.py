@@ -1,0 +1,211 @@
+"""A lease: a small file in a folder that says which run holds it, on machines that do not see each other's locks.
+
+Kernel locks end at the machine on many shared disks, and object stores have none. So the holder counts a number up in
+the file, every `BEAT_S` seconds. Whoever wants the folder watches that file: one that changes has a holder, one that
+does not for `STALE_S` seconds has none any more and is taken over. No clocks are compared.
+"""
+
+from __future__ import annotations
+
+import _thread
+import json
+import os
+import platform
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from vitmods.util.errors import UserError
+from vitmods.util.files import LenientStream, disk_errors
+
+LEASE = ".lease"
+BEAT_S = 10.0
+STALE_S = 60.0
+SETTLE_S = 2.0  # more than a write takes: of several that write at a time, the last one's is found by all
+
+
+class LeasePlace(Protocol):
+    """Where the file is: `FilePlace`, or that of an address in `vitmods.util.remote`."""
+
+    def read(self) -> bytes | None:
+        """The content; None where there is no file."""
+
+    def create(self, content: bytes) -> bool:
+        """Write a new file; False where there is one."""
+
+    def write(self, content: bytes) -> None:
+        """In place of the one that is there, in one step."""
+
+    def remove(self) -> None: ...
+
+
+class FilePlace:
+    """A file on a disk, which may be shared."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> bytes | None:
+        try:
+            return self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def create(self, content: bytes) -> bool:
+        with disk_errors(self._path):
+            try:
+                with open(self._path, "xb") as file:
+                    file.write(content)
+            except FileExistsError:
+                return False
+        return True
+
+    def write(self, content: bytes) -> None:
+        temporary = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex[:8]}.tmp")
+        try:
+            temporary.write_bytes(content)
+            os.replace(temporary, self._path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+def machine() -> str:
+    """What tells this machine from all others, since it was started."""
+    try:
+        started = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        started = f"{uuid.getnode():x}"
+    return f"{platform.node()} {started}"
+
+
+class Lease:
+    """One run's hold of a folder.
+
+    Attributes:
+        lost: who has taken it over, because it was not renewed for so long; None: nobody.
+    """
+
+    def __init__(self, place: LeasePlace, where: str, local: Path) -> None:
+        """where: named in messages. local: the folder on this machine, which the caller holds against others here."""
+        self._place, self._where = place, where
+        self._holder = {"id": uuid.uuid4().hex, "host": platform.node(), "process": os.getpid()}
+        self._holder |= {"machine": machine(), "local": str(local.resolve())}
+        self._beat = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._renew, daemon=True, name="lease")
+        self.lost: str | None = None
+
+    def take(self) -> None:
+        """Take the lease and keep it. UserError where another run has it."""
+        if not self._place.create(self._content()):
+            self._take_over()
+        self._thread.start()
+
+    def check(self) -> None:
+        """UserError where another run has taken it over."""
+        if self.lost:
+            raise UserError(
+                f"{self.lost} has taken {self._where} over, since this run did not renew its hold for more than "
+                f"{STALE_S:.0f} s. Nothing is lost; leave the work to that run."
+            )
+
+    def give_back(self) -> None:
+        """Let others have it."""
+        self._ended.set()
+        self._thread.join()
+        with suppress(Exception):  # it goes stale by itself
+            if self._is_mine(self._place.read()):
+                self._place.remove()
+
+    def _take_over(self) -> None:
+        found = self._place.read()
+        if found is not None and not self._was_here(found):
+            self._say(f"{_who(found)} holds {self._where}: waiting up to {STALE_S:.0f} s to see whether it is at work.")
+            end = time.monotonic() + STALE_S
+            while found is not None and time.monotonic() < end:
+                time.sleep(min(1.0, STALE_S / 10))
+                now = self._place.read()
+                if now is not None and now != found:
+                    raise self._refused(now)
+                found = now
+            if found is not None:
+                self._say(f"{_who(found)} is gone: this run takes {self._where} over.")
+        if found is None:  # given back in the meantime
+            if not self._place.create(self._content()):
+                raise self._refused(self._place.read())
+            return
+        if (now := self._place.read()) != found:
+            raise self._refused(now)
+        self._place.write(self._content())
+        if not self._was_here(found):
+            time.sleep(SETTLE_S)
+        if not self._is_mine(now := self._place.read()):
+            raise self._refused(now)
+
+    def _renew(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            with suppress(Exception):  # a disk or a network that is away for a while; the next time
+                found = self._place.read()
+                if found is not None and not self._is_mine(found):
+                    self.lost = _who(found)
+                    _thread.interrupt_main()
+                    return
+                self._beat += 1
+                self._place.write(self._content())
+
+    def _content(self) -> bytes:
+        return json.dumps({**self._holder, "beat": self._beat}).encode()
+
+    def _is_mine(self, content: bytes | None) -> bool:
+        return _read(content).get("id") == self._holder["id"]
+
+    def _was_here(self, content: bytes) -> bool:
+        """Whether it is of a run of this machine that used the folder as this one does: that one has ended, since the
+        caller holds the folder here."""
+        found = _read(content)
+        return all(found.get(name) == self._holder[name] for name in ("machine", "local"))
+
+    def _refused(self, content: bytes | None) -> UserError:
+        return UserError(
+            f"Another run is at work in {self._where} ({_who(content)}). Wait for it or end it, then run the same "
+            "command."
+        )
+
+    @staticmethod
+    def _say(line: str) -> None:
+        print(line, file=LenientStream(sys.stderr), flush=True)
+
+
+@contextmanager
+def leased(place: LeasePlace, where: str, local: Path) -> Iterator[Lease]:
+    """Hold a lease. UserError where another run has it, or has taken it over in the meantime."""
+    lease = Lease(place, where, local)
+    lease.take()
+    try:
+        yield lease
+    except KeyboardInterrupt:
+        lease.check()
+        raise
+    finally:
+        lease.give_back()
+
+
+def _read(content: bytes | None) -> dict[str, Any]:
+    try:
+        found = json.loads(content or b"")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _who(content: bytes | None) -> str:
+    found = _read(content)
+    return f"process {found.get('process', '?')} on {found.get('host', 'another machine')}"

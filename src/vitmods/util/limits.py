@@ -1,0 +1,139 @@
+"""How large and how deep a file from outside may be, and the readers that see to it.
+
+The limits are far above what real files have: they are there for files that were made to fill the memory, or to keep a
+process busy for ever. Every error is a ValueError that says which limit it is.
+"""
+
+import csv
+import json
+import stat
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from vitmods.util.errors import UserError
+from vitmods.util.text import printable
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MOST_BYTES = {
+    "JSON": 2 << 30,  # of a data set; LVIS has 1.1 GB
+    "settings": 64 << 20,
+    "text": 1 << 30,  # tables and lists
+    "XML": 16 << 20,  # of one image
+    "YAML": 1 << 20,
+    "archive": 256 << 20,  # unpacked: ImageNet's devkit has 3 MB
+    "label": 1 << 20,  # of one image in a shard
+    "image": 1 << 30,
+}
+"""kind of file -> bytes"""
+MOST_TIMES = 100  # that arrays may be larger than their file; zeros pack to a thousandth
+SMALL = 256 << 20  # bytes: to so many anything may unpack
+MOST_COLUMNS = 10_000  # of a table
+MOST_PIXELS = 1 << 28  # of an image, by what a file says of it; an image itself may have 89 million
+MOST_NAMES = 100_000  # that a pattern of braces may stand for; ImageNet-21k has about 2,000 shards
+
+
+def read_bytes(path: Path, kind: str) -> bytes:
+    """The content of a plain file. Raises OSError, and ValueError where it is larger than its kind may be."""
+    with open_binary(path, kind) as file:
+        content = file.read(MOST_BYTES[kind] + 1)
+    check_bytes(len(content), kind)
+    return content
+
+
+@contextmanager
+def open_binary(path: Path, kind: str) -> Iterator[IO[bytes]]:
+    """The same, open: for what is read by parts."""
+    check_file(path, kind)
+    with open(path, "rb") as file:
+        yield file
+
+
+def check_file(path: Path, kind: str) -> None:
+    """Raise ValueError for pipes and devices, which may never end, and for files that are too large."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise IsADirectoryError(21, "it is a folder") if stat.S_ISDIR(status.st_mode) else ValueError("it is no file")
+    check_bytes(status.st_size, kind)
+
+
+def check_bytes(count: int, kind: str) -> None:
+    """Raise ValueError where so many are more than a kind of file may have."""
+    if count > MOST_BYTES[kind]:
+        raise ValueError(f"it has more than {MOST_BYTES[kind] >> 20:,} MiB, the limit for this kind of file ({kind})")
+
+
+def read_text(path: Path, kind: str = "text") -> str:
+    """The same as text in UTF-8, with or without its mark."""
+    return read_bytes(path, kind).decode("utf-8-sig")
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a text file that are not blank, without the blanks at their ends. Raises UserError."""
+    try:
+        return [line for one in read_text(path).splitlines() if (line := one.strip())]
+    except (OSError, ValueError) as error:
+        raise UserError(f"{printable(str(path))} cannot be read as text in UTF-8: {error}.") from error
+
+
+def parse_json(content: str | bytes) -> Any:
+    """What JSON says. Raises ValueError where it is none, or where it is nested deeper than anybody writes."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_json(path: Path, kind: str = "settings") -> Any:
+    """What a file of JSON says. Raises OSError and ValueError."""
+    return parse_json(read_bytes(path, kind))
+
+
+def table(lines: Iterable[str], **how: Any) -> "csv.DictReader[str]":
+    """Rows of CSV by column; keywords as of csv.DictReader. Raises ValueError where there are too many columns, of
+    which every row would get one value each."""
+    reader = csv.DictReader(lines, **how)
+    if len(reader.fieldnames or ()) > MOST_COLUMNS:
+        raise ValueError(f"it has more than {MOST_COLUMNS:,} columns")
+    return reader
+
+
+@contextmanager
+def open_table(path: Path, errors: str = "strict") -> Iterator[IO[str]]:
+    """A file of CSV, for `table`. Raises OSError and ValueError."""
+    check_file(path, "text")
+    with open(path, newline="", encoding="utf-8-sig", errors=errors) as file:
+        yield file
+
+
+def check_zip(path: Path, small: int = SMALL) -> None:
+    """Raise ValueError where the members of a ZIP file would unpack to much more than it has. Up to `small` bytes
+    anything goes."""
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
+    if unpacked > max(small, MOST_TIMES * path.stat().st_size):
+        raise ValueError(f"it would unpack to {unpacked / 2**30:.1f} GiB, more than its arrays can be packed")
+
+
+def read_npz(path: Path, names: Sequence[str] | None = None, small: int = SMALL) -> dict[str, "NDArray[Any]"]:
+    """The arrays of a .npz, of those names or all; nothing of it is unpickled.
+
+    Raises OSError, and ValueError for whatever else is wrong with it, a name that it lacks included.
+    """
+    import numpy as np
+
+    try:
+        check_zip(path, small)
+        with np.load(path, allow_pickle=False) as arrays:
+            found = {name: arrays[name] for name in (arrays.files if names is None else names)}
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # zipfile, zlib and numpy raise what they like; MemoryError for a size that is a lie
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    if odd := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
+        raise ValueError(f"its part {odd[0]} is no array")
+    return found

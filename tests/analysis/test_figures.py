@@ -1,0 +1,371 @@
+"""Every figure: its numbers where they are known beforehand, and an image that is not empty."""
+
+import csv
+import io
+import math
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch import nn
+
+import vitmods as vm
+from vitmods.analysis import (
+    FIGURES,
+    Examined,
+    NotHere,
+    first_norm_scales,
+    gradients_by_depth,
+    kernel_images,
+    principal_components,
+    stem_gradient,
+    token_components,
+    token_magnitudes,
+    trade_offs,
+    trade_offs_over_training,
+    training_costs,
+    variation_coefficient,
+)
+from vitmods.analysis.figures.variation import subtracted_mean
+from vitmods.layers.norms import NORMS
+from vitmods.model.flops import count_macs
+
+GRID = (3, 5)
+
+
+def build(changes="", **overrides):
+    torch.manual_seed(0)
+    model = vm.vit("mu3/4", **({"img_size": (12, 20), "num_classes": 5} | overrides))
+    return (vm.apply(model, *vm.parse_changes(changes)) if changes else model).eval()
+
+
+def images(count=3):
+    return torch.randn(count, 3, 12, 20, generator=torch.Generator().manual_seed(1))
+
+
+def rows(changed=1.0):
+    """Of a log: 20 steps in rows of 5, with gradients of known means, and lambdas at two evaluations."""
+    found = []
+    for k in range(4):
+        norms = {"stem": 10.0 - k, "blocks.0": changed, "blocks.1": 2 * changed, "head": 0.5}
+        norms = {f"gradient/{name}": value for name, value in norms.items()}
+        found.append({"step": 5 * (k + 1), "epoch": float(k + 1), "split": "train", "loss": 1.0, **norms})
+        if k % 2:
+            heads = {f"{what} blocks.0.norm1": [0.1 * k, 0.9] for what in ("mean", "variance")}
+            found.append({"step": 5 * (k + 1), "epoch": float(k + 1), "split": "record", "lambda": heads})
+    return found
+
+
+def examined(name="base", changes="", **facts):
+    model = build(changes)
+    config = vm_config(model)
+    known = {"start": build(changes), "images": images(), "record": rows(), "score": 80.0}
+    return Examined(name, model, config=config, seconds=0.1, **(known | facts))
+
+
+def vm_config(model):
+    import json
+
+    return json.loads(model.vit_config.to_json())
+
+
+# ---- gradients
+
+
+def test_gradients_are_means_over_the_last_steps():
+    found = gradients_by_depth(rows(), last=10)
+    assert list(found) == ["stem", "blocks.0", "blocks.1", "head"]
+    assert {name: float(v) for name, v in found.items()} == {"stem": 7.5, "blocks.0": 1.0, "blocks.1": 2.0, "head": 0.5}
+    assert float(gradients_by_depth(rows(), last=7)["stem"]) == pytest.approx((5 * 7 + 2 * 8) / 7)
+    assert float(gradients_by_depth(rows())["stem"]) == 7  # the last tenth lies in the last row
+
+
+def test_the_stems_gradient_over_steps():
+    found = stem_gradient(rows())
+    assert found["stem"].tolist() == [10, 9, 8, 7]
+    assert found["step"].tolist() == [5, 10, 15, 20]
+
+
+def test_what_was_not_recorded_is_said():
+    with pytest.raises(NotHere, match="--record gradients"):
+        gradients_by_depth([{"step": 1, "loss": 1.0}])
+    with pytest.raises(NotHere, match="--record lambdas"):
+        trade_offs_over_training(rows()[:1])
+
+
+# ---- the first norm
+
+
+@pytest.mark.parametrize(("patch", "channels"), [((4, 4), 3), ((2, 5), 3), ((4, 4), 1)])
+def test_planted_scales_are_the_image(patch, channels):
+    model = vm.apply(vm.vit("mu/4", img_size=(8, 20), patch_size=patch, in_chans=channels), vm.DualPatchNorm())
+    planted = torch.arange(float(channels * patch[0] * patch[1])).reshape(channels, *patch)
+    model.patch_embed.norm_before.weight.data = planted.flatten()
+    torch.testing.assert_close(first_norm_scales(model), planted)
+    # the value of a pixel goes to its place: an image that is zero but there
+    pixel = torch.zeros(1, channels, 8, 20)
+    pixel[0, -1, 1, 0] = 1
+    before = model.patch_embed.norm_before
+    before.bias.data.zero_()
+    from vitmods.layers.stems.base import patchify
+
+    out = before(patchify(pixel, patch))[0, 0].view(channels, *patch)
+    assert out.flatten().argmax() == (channels - 1) * patch[0] * patch[1] + patch[1]
+
+
+def test_no_first_norm():
+    for changes in ("", "dpn(before=false)", "dpn(norm=no_learnable)"):
+        with pytest.raises(NotHere, match="apply dpn"):
+            first_norm_scales(build(changes))
+
+
+# ---- tokens
+
+
+def planted_tokens(model, tokens):
+    """The model with a stem that gives these tokens (T, C), without positions."""
+    model.patch_embed.forward = lambda x, keep=None: tokens[None].expand(len(x), -1, -1)
+    model.pos_embed.data.zero_()
+    return model
+
+
+def test_magnitudes_of_planted_tokens():
+    """Two heads, the second of which holds nothing; LayerNorm makes tokens equally large."""
+    model = build(num_heads=2)
+    tokens = torch.zeros(15, 32)
+    tokens[:, :16] = torch.randn(15, 16, generator=torch.Generator().manual_seed(2)) * torch.arange(1.0, 16)[:, None]
+    found = token_magnitudes(planted_tokens(model, tokens), images())
+    torch.testing.assert_close(found["before"][0], tokens[:, :16].norm(dim=-1).reshape(GRID))
+    assert not found["before"][1].any()
+    whole = found["after"].square().sum(0).sqrt()
+    torch.testing.assert_close(whole, torch.full(GRID, math.sqrt(32)), rtol=1e-4, atol=0)
+
+
+def test_another_block_and_a_model_without_norms():
+    model = build()
+    assert not torch.equal(token_magnitudes(model, images(), 2)["before"], token_magnitudes(model, images())["before"])
+    with pytest.raises(NotHere, match="one of 1 to 3"):
+        token_magnitudes(model, images(), 3)
+    with pytest.raises(NotHere, match="block 1 has no norm"):
+        token_magnitudes(build("placement(attn=post,mlp=post)"), images())
+
+
+def test_components_are_those_of_a_known_plane():
+    """Points in a plane of 5 dimensions keep their distances; the first component is the long side."""
+    flat = torch.randn(40, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [3.0, 1.0]
+    )
+    basis = torch.linalg.qr(torch.randn(5, 2, dtype=torch.float64)).Q
+    found = principal_components(flat @ basis.T + 7)
+    torch.testing.assert_close(torch.cdist(found, found), torch.cdist(flat, flat))
+    assert found[:, 0].var() > 4 * found[:, 1].var()
+    assert (found.gather(0, found.abs().argmax(0, keepdim=True)) > 0).all()
+    with pytest.raises(NotHere, match="two tokens"):
+        principal_components(flat[:1])
+
+
+def test_components_of_a_model_are_by_head_and_centered():
+    found = token_components(build("dtn(blocks=1)"), images())
+    assert found["before"].shape == found["after"].shape == (2, 15, 2)
+    assert found["after"].mean(1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["layer", "instance", "batch", "group", "switchable", "dynamic_token"])
+def test_a_norm_takes_this_mean_away(kind):
+    """The norm of x without it is the norm of x without its mean: what is left has no mean of that kind."""
+    torch.manual_seed(0)
+    norm = NORMS[kind].factory(1e-6, True, {}, num_heads=4, grid_size=GRID, prefix_tokens=2)(8).eval()
+    if kind == "batch":
+        norm.running_mean.normal_()
+    x = torch.randn(2, 17, 8) + 3
+    mean = subtracted_mean(norm, x.double()).float()
+    # a norm is gain * (x - mean) / deviation + shift: it is its shift where x is its own mean
+    ratio = (norm(x) - norm.bias) / (x - mean)
+    assert (ratio > 0).all()
+    if kind == "layer":
+        torch.testing.assert_close(mean, x.mean(-1, keepdim=True))
+        torch.testing.assert_close(ratio, ratio[..., :1].expand_as(ratio), rtol=1e-3, atol=1e-3)
+    if kind == "instance":
+        torch.testing.assert_close(ratio, ratio[:, :1].expand_as(ratio), rtol=1e-3, atol=1e-3)
+
+
+def test_variation_of_known_values():
+    """Tokens of two values a and b under LayerNorm: |(x - mean) / x| is known of each."""
+    model = planted_tokens(build(), torch.tensor([1.0, 3.0]).repeat(15, 16))
+    found = variation_coefficient(model, images())
+    assert found["quantile"].tolist() == [0.25, 0.5, 0.75]
+    assert found["blocks.0.norm1"].tolist() == pytest.approx([1 / 3, 1.0, 1.0])
+    assert [name for name in found if name != "quantile"] == [f"blocks.{i}.norm1" for i in range(3)]
+    with pytest.raises(NotHere, match="subtracts no mean"):
+        variation_coefficient(build("rms"), images())
+
+
+# ---- kernels and lambdas
+
+
+def test_a_planted_kernel_is_seen_where_it_looks():
+    model = build("dtn(blocks=1)")
+    model.blocks[0].norm1.a.data = torch.tensor([[-50.0, 100.0, 0.0], [0.0, 0.0, 0.0]])
+    found = kernel_images(model)["blocks.0.norm1"]
+    peaked = torch.zeros(GRID)
+    peaked[1, 3] = 1  # one column right of the middle, row 1 and column 2
+    torch.testing.assert_close(found, torch.stack([peaked, torch.full(GRID, 1 / 15)]), atol=1e-6, rtol=0)
+    assert list(kernel_images(build("gpsa(blocks=2)"))) == ["blocks.0.attn.positions", "blocks.1.attn.positions"]
+    with pytest.raises(NotHere, match="apply dtn or gpsa"):
+        kernel_images(build())
+
+
+def test_lambdas_of_weights_and_over_training():
+    model = build("dtn(blocks=1)")
+    model.blocks[0].norm1.omega_mean.data = torch.tensor([0.0, math.log(3)])
+    found = trade_offs(model)
+    assert found["mean blocks.0.norm1"].tolist() == pytest.approx([0.5, 0.75])
+    over = trade_offs_over_training(rows())
+    assert over["epoch"].tolist() == [2, 4]
+    np.testing.assert_allclose(over["variance blocks.0.norm1"], [[0.1, 0.9], [0.3, 0.9]], rtol=1e-6)
+    with_start, _ = FIGURES["lambdas"].of(examined(changes="dtn(blocks=1)"))
+    np.testing.assert_allclose(
+        with_start["base"]["mean blocks.0.norm1"], [[0.5, 0.5], [0.1, 0.9], [0.3, 0.9]], rtol=1e-6
+    )
+    assert with_start["base"]["epoch"].tolist() == [0, 2, 4]
+    ends, _ = FIGURES["lambdas"].of(examined(changes="dtn(blocks=1)", record=rows()[:1]))
+    assert ends["base"]["epoch"].tolist() == [0, 1]
+    with pytest.raises(NotHere, match="apply dtn"):
+        trade_offs(build())
+
+
+# ---- studies and timing
+
+
+def arm(name, changes, score, **facts):
+    return examined(name, changes, score=score, **facts)
+
+
+def test_branches_are_counted_at_fixed_blocks():
+    kind = FIGURES["branches"]
+    found, why = kind.of(arm("base", "", 80.0), arm("parallel", "parallel(branches=3)", 81.0), arm("rms", "rms", 70.0))
+    assert {name: int(v["branches"]) for name, v in found.items()} == {"base": 1, "parallel": 3}
+    assert {int(v["blocks"]) for v in found.values()} == {3}
+    assert "more than size and branches" in why["rms"]
+    _, why = kind.of(arm("base", "", 80.0))
+    assert "parallel" in why["base"]
+
+
+def test_stems_by_their_multiply_adds():
+    kind, arms = (
+        FIGURES["stems"],
+        [arm("base", "", 80.0), arm("dpn", "dpn", 81.0), arm("gelu", "stem(kind=linear,gelu=true)", 79.0)],
+    )
+    found, _ = kind.of(*arms, arm("rms", "rms", 1.0))
+    assert list(found) == ["base", "dpn", "gelu"]
+    assert int(found["base"]["macs"]) == count_macs(build().vit_config)
+    _, why = kind.of(arms[0])
+    assert "one stem" in why["base"]
+
+
+def test_costs_of_training_a_part(short_timing):
+    model = build()
+    found = training_costs(model, images(4), budget_s=0.05)
+    parts = [vm.finetune.train_only(model, part).trained for part in ("all", "attention", "ffn")]
+    assert found["parameters"].tolist() == parts
+    assert found["memory"][0] > found["memory"][1] > 0
+    assert (found["step"] > 0).all()
+
+
+# ---- every figure
+
+
+@pytest.fixture(scope="module")
+def together():
+    """Four models that have between them everything."""
+    found = [
+        examined(),
+        examined("dtn+dpn $x$", "dtn(blocks=2)+dpn", record=rows(0.3), score=82.0),
+        examined("parallel", "parallel(branches=3)", score=81.0),
+        examined("dpn", "dpn", score=81.5),
+    ]
+    for one in (found[1], found[3]):
+        one.model.patch_embed.norm_before.weight.data = torch.rand(48)
+    return found
+
+
+@pytest.fixture
+def short_timing(monkeypatch):
+    monkeypatch.setattr("vitmods.analysis.bench.BLOCK_S", 0.001)
+    monkeypatch.setattr("vitmods.analysis.bench.SIDE", {"cpu": 16})
+    monkeypatch.setattr("vitmods.analysis.figures.partial_training.BLOCK_S", 0.001)
+    monkeypatch.setattr("vitmods.analysis.timing.ROUNDS", (3, 3))
+
+
+def pixels(drawn):
+    """(rows, columns, 4) as a reader sees them."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(drawn)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())
+
+
+def ink(drawn):
+    """Of each panel, the fraction of its pixels that its data are drawn in: what changes where these are hidden."""
+    whole = pixels(drawn).astype(int)
+    drawn.set_layout_engine("none")
+    data = [a for axes in drawn.axes for a in (*axes.lines, *axes.patches, *axes.images, *axes.collections)]
+    for artist in data:
+        artist.set_visible(False)
+    changed = np.abs(whole - pixels(drawn)).max(-1) > 8
+    for artist in data:
+        artist.set_visible(True)
+    boxes = [axes.get_window_extent() for axes in drawn.axes if axes.get_visible()]
+    high = len(changed)
+    return [float(changed[high - int(b.y1) : high - int(b.y0), int(b.x0) : int(b.x1)].mean()) for b in boxes]
+
+
+def test_an_empty_panel_has_no_ink():
+    from vitmods.analysis.figure import blank, plain
+
+    drawn = blank(300, 200)
+    plain(drawn.add_subplot(1, 2, 1), "layer", "value", "title")
+    plain(drawn.add_subplot(1, 2, 2)).plot([0, 1], [0, 1])
+    assert ink(drawn)[0] == 0 < ink(drawn)[1]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_shows_its_data(name, together, short_timing):
+    """No panel is empty, every model is named, and every value is a row of the file."""
+    kind = FIGURES[name]
+    found, why = kind.of(*together)
+    assert found
+    assert set(found) | set(why) == {one.name for one in together}
+    assert all(reason.endswith((".", "?")) for reason in why.values())
+    drawn = kind.draw(found)
+    assert min(ink(drawn)) > 0.001, "an empty panel"
+    texts = " ".join(text.get_text() for text in drawn.findobj(lambda artist: hasattr(artist, "get_text")))
+    assert all(model in texts for model in found) or name == "branches" or len(found) == 1
+    table = list(csv.DictReader(io.StringIO(kind.csv(found))))
+    sizes = [v.numel() for arrays in found.values() for part, v in arrays.items() if part not in kind.columns]
+    assert len(table) == sum(sizes) > 0
+    assert all(math.isfinite(float(row[kind.columns[-1]])) for row in table)
+    assert {"title", "source", "see"} <= {key for key, value in vars(kind).items() if value}
+
+
+def test_coordinates_are_in_the_file(together):
+    kind = FIGURES["lambdas"]
+    table = list(csv.DictReader(io.StringIO(kind.csv(kind.of(*together)[0]))))
+    assert {row["epoch"] for row in table} == {"0.0", "2.0", "4.0"}
+    assert {row["head"] for row in table} == {"1", "2"}
+
+
+def test_models_of_other_libraries():
+    """timm's ViT is read as ours; of what is no plain ViT the reason is said."""
+    theirs = timm.create_model("vit_tiny_patch16_224", img_size=48, depth=2).eval()
+    known = Examined("timm", theirs, images=torch.randn(2, 3, 48, 48))
+    assert FIGURES["token_magnitude"].of(known)[0]["timm"]["before"].shape == (3, 3, 3)
+    other = Examined("other", nn.Sequential(nn.Conv2d(3, 4, 3)), images=images())
+    for name in ("token_magnitude", "kernels", "first_norm", "attention_distance"):
+        found, why = FIGURES[name].of(other)
+        assert not found
+        assert "no plain ViT" in why["other"]
+    assert "--data" in FIGURES["variation"].of(Examined("timm", theirs))[1]["timm"]
+    assert "weights" in FIGURES["kernels"].of(Examined("gone"))[1]["gone"]

@@ -1,0 +1,191 @@
+"""The site: what its builder refuses, the cards of the changes, the gallery, the image of an answer."""
+
+import importlib.util
+import json
+import re
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from vitmods.changes import REGISTRY
+from vitmods.report import write_report
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.filterwarnings("ignore:.*Check CHANGES for Sphinx")  # of libraries with each other
+CARDS = sorted((ROOT / "docs" / "changes").glob("*.md"))
+HEADINGS = ["What it is", "Why", "Drawing", "Formula", "Use", "Published numbers", "Our numbers",
+            "What it preserves and what it costs", "When not to use it"]  # fmt: skip
+FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(f"site_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def build():
+    kept, known = list(sys.path), set(sys.modules)
+    yield load(ROOT / "docs" / "site" / "build.py")
+    sys.path[:] = kept
+    for name in set(sys.modules) - known & {"check", "reference"}:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def gallery():
+    return load(ROOT / "docs" / "gallery" / "add.py")
+
+
+PAGES = {
+    "README.md": "# Start\n\nSee [the index](docs/index.md).\n",
+    "docs/index.md": "# Index\n\n## Start\n\n- [Start](../README.md), [more](more.md#a-part), [a file](data.csv)\n",
+    "docs/more.md": "# More\n\n## A part\n\n```math\n\\frac{a}{b}\n```\n\n<!-- drawing: dpn -->\n",
+    "docs/data.csv": "1,2\n",
+}
+
+
+def site(build, tmp_path, **edits):
+    """What is wrong with a small site, some of whose pages are others."""
+    for name, text in (PAGES | edits).items():
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).write_text(text)
+    return build.build(tmp_path / "site", tmp_path / "root", packages=())
+
+
+def test_a_site_has_formulas_drawings_files_and_nothing_from_elsewhere(build, tmp_path):
+    assert site(build, tmp_path) == []
+    page = (tmp_path / "site" / "docs" / "more.html").read_text()
+    assert re.search(r"<math .*<mfrac>.*<mi>a</mi>.*<mi>b</mi>.*</mfrac>.*</math>", page)
+    assert page.count('<g class="added">') == 2, "both norms of the stem are marked"
+    assert list((tmp_path / "site" / "_downloads").rglob("data.csv"))
+    assert 'href="more.html"' in (tmp_path / "site" / "docs" / "index.html").read_text(), "the navigation"
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "says"),
+    [
+        ("docs/lost.md", "# A page that the index does not name\n", "lost.md"),
+        ("docs/more.md", "# More\n\n[gone](gone.md)\n\n## A part\n", "gone.md"),
+        ("docs/more.md", "# More\n\n## Another part\n", "a-part"),
+        ("docs/more.md", "# More\n\n## A part\n\n```math\n\\unheard{a}\n```\n", "unheard"),
+        ("docs/more.md", "# More\n\n## A part\n\n![far](https://example.org/a.png)\n", "https://example.org/a.png"),
+    ],
+    ids=["orphan", "link", "anchor", "formula", "outside"],
+)
+def test_a_site_is_refused(build, tmp_path, page, text, says):
+    wrong = site(build, tmp_path, **{page: text})
+    assert len(wrong) == 1
+    assert says in wrong[0]
+
+
+def test_what_a_built_page_may_not_have(build, tmp_path):
+    (tmp_path / "a.html").write_text(
+        '<script src="https://cdn.example.org/x.js"></script><link rel="stylesheet" href="//example.org/x.css">'
+        '<img src="gone.png"><a href="b.html#x">b</a><a href="#here">here</a><a href="https://example.org">fine</a>'
+        '<p style="background: url(http://example.org/y.png)">'
+    )
+    (tmp_path / "b.html").write_text('<a id="y" href="gone.html">gone</a>')
+    (tmp_path / "c.css").write_text("@import 'https://example.org/font.css'; b { background: url(own.png) }")
+    assert [line.partition(": ")[2] for line in build.check.problems(tmp_path)] == [
+        "loads https://cdn.example.org/x.js",
+        "loads //example.org/x.css",
+        "loads gone.png, which is not there",
+        "loads http://example.org/y.png",
+        "links to b.html#x, which has no such anchor",
+        "links to #here, which has no such anchor",
+        "links to gone.html, which is not there",
+        "loads https://example.org/font.css",
+    ]
+
+
+def test_public_names_are_in_the_reference(build):
+    import vitmods as vm
+
+    text = dict(build.reference.pages(("vitmods", "changes", "tasks")))
+    assert ".. autofunction:: vitmods.apply" in text["vitmods"]
+    assert ".. autoclass:: vitmods.Study\n   :members:" in text["vitmods"]
+    for name, kind in REGISTRY.items():
+        assert f".. autoclass:: vitmods.{kind.__name__}\n" in text["changes"], name
+    assert "``segmentation``" in text["tasks"], "what a registry has"
+    named = {line.rpartition(".")[2] for page in text.values() for line in page.splitlines() if ":: vitmods." in line}
+    modules = {name for name in vm.__all__ if hasattr(getattr(vm, name), "__path__")}
+    assert set(vm.__all__) - modules - {"__version__"} <= named
+
+
+@pytest.mark.parametrize("page", CARDS, ids=lambda page: page.stem)
+def test_a_card_has_every_part_in_order(page):
+    text = page.read_text()
+    parts = dict(part.split("\n", 1) for part in re.split(r"^## ", text, flags=re.M)[1:])
+    assert list(parts)[: len(HEADINGS)] == HEADINGS
+    assert all(FENCE.sub("", parts[name]).strip() or "```" in parts[name] for name in HEADINGS)
+    assert len(re.findall(r"^<!-- drawing: .+ -->$", parts["Drawing"], re.M)) == 1
+    assert "```math" in parts["Formula"] or page.stem == "norm"  # a table of formulas
+    assert "| setting | default | meaning |" in parts["Use"]
+    assert "](../../RESULTS.md)" in parts["Our numbers"]
+    assert parts["When not to use it"].count("\n- ") >= 2
+
+
+def test_every_drawing_marks_something(build):
+    for page in CARDS:
+        marker = build.DRAWING.search(page.read_text())
+        drawn = build.drawing(marker[1])
+        assert re.search('<g class="(added|changed|removed)">', drawn), page.stem
+        ET.fromstring(re.search(r"<svg.*</svg>", drawn, re.S)[0])
+
+
+def test_the_gallery_is_made_from_its_entries(gallery):
+    entries = sorted((ROOT / "docs" / "gallery").glob("*.json"))
+    assert entries
+    assert (ROOT / "docs" / "gallery.md").read_text() == gallery.page(), "run: python docs/gallery/add.py"
+    for entry in entries:
+        facts = json.loads(entry.read_text())
+        image = entry.with_suffix(".svg").read_text()
+        assert len(image) < 40_000
+        label = ET.fromstring(image).get("aria-label")
+        assert label == facts["headline"]
+        assert facts["command"].startswith("vitmods ")
+        for effect in facts["effects"].values():
+            assert effect.rpartition("]")[0] in image, "the facts are those of the image"
+
+
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory):
+    path = ROOT / "tests" / "report" / "synthetic.py"
+    return load(path).make_answer(tmp_path_factory.mktemp("answer"), arms=4, rename={0: "<b>&"})
+
+
+def test_an_entry_is_made_from_a_study(gallery, answer, tmp_path, monkeypatch):
+    from vitmods.study import Answer
+
+    monkeypatch.setattr(Answer, "load", lambda run: answer)
+    monkeypatch.setattr(gallery, "HERE", tmp_path / "gallery")
+    (tmp_path / "gallery").mkdir()
+    gallery.main([str(answer.path), "cifar", "--title", "Four arms", "--says", "What came out."])
+    page = (tmp_path / "gallery.md").read_text()
+    assert "## Four arms\n\nWhat came out.\n" in page
+    assert "(gallery/cifar.svg)" in page
+    assert "--out" not in page.partition("```console")[2]
+    facts = json.loads((tmp_path / "gallery" / "cifar.json").read_text())
+    assert facts["seeds"] == 5
+    assert facts["effects"].keys() == answer.effects.keys()
+    assert gallery.public("vitmods compare --data /home/me/pets --out /tmp/x") == "vitmods compare --data path/to/pets"
+
+
+def test_an_answer_as_an_image(answer, tmp_path):
+    path = write_report(answer, tmp_path / "answer.svg")
+    image = path.read_text()
+    root = ET.fromstring(image)
+    texts = ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "<b>&" in texts, "names are escaped"
+    for effect in answer.effects.values():
+        assert any(text.startswith(f"{effect.effect:+.2f}".replace("-", "−")) for text in texts)
+    assert sum(text.startswith(("▲", "▼", "≥", "=", "?", "≤", "!")) for text in texts) == len(answer.effects)
+    variables = set(re.findall(r"var\((--[\w-]+)\)", image))
+    assert variables <= set(re.findall(r"(--[\w-]+):", image)), "every color is set in the file itself"
+    assert "prefers-color-scheme: dark" in image
+    assert write_report(answer, tmp_path / "again.svg").read_text() == image

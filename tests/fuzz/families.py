@@ -1,0 +1,382 @@
+"""What is fuzzed: for each family what hostile input looks like, and what reads it.
+
+Whatever the input, a reader gives a value or a UserError: never another exception, and neither minutes nor memory.
+"""
+
+import io
+import json
+import tarfile
+import tempfile
+import warnings
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import save
+
+import vitmods as vm
+from vitmods.adapters import coverage, load
+from vitmods.changes import REGISTRY, parse_changes
+from vitmods.data.groups import keys_by
+from vitmods.data.read import Unreadable, decode
+from vitmods.data.sources import open_source
+from vitmods.data.sources.wds import expand
+from vitmods.data.tars import open_tar
+from vitmods.finetune import load_delta, save_delta
+from vitmods.model.config import ViTConfig
+from vitmods.recipes import RECIPES, Recipe
+from vitmods.recipes.registry import parse_recipe
+from vitmods.stats.read import read_csv
+from vitmods.study.edits import parse_edits
+from vitmods.study.models import rebuilt
+from vitmods.study.opened import open_trained
+from vitmods.study.store import StudyFolder
+from vitmods.study.tuning import grid_from_text, make_grid, make_sweep
+from vitmods.train.examples import read_examples
+from vitmods.train.trial import read_scores
+from vitmods.util.errors import UserError
+
+VIT = {"img_size": 8, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2, "mlp_dim": 8, "num_classes": 2}
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 40),
+    st.sampled_from([2**31, -(2**63), 10**400, 1e308, float("inf"), float("-inf"), float("nan"), 0.5, -0.0]),
+    st.sampled_from(["", "layer", "rms", "dtn", "hmlp", "0", "-1", "../x", "/", "\0", "\ud800", "=1", "a" * 5000]),
+    st.text(max_size=8),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inside: st.lists(inside, max_size=4) | st.dictionaries(st.text(max_size=6), inside, max_size=3),
+    max_leaves=6,
+)
+
+
+# Expressions ----------------------------------------------------------------------------------------------------------
+
+
+def _expressions():
+    names = [*REGISTRY, *RECIPES, "replace", "python", "base", "norms", "where", "heads", "rms", "dtn", "attn", "count"]
+    fields = sorted({field for kind in REGISTRY.values() for field in kind.__dataclass_fields__})
+    marks = [*"(),+=:{}.?&*-", "{0..9}", "{a,b}", "=true", "=1", "=1e309", "=nan", "=" + "9" * 5000, "\0", "\ud800"]
+    word = st.one_of(st.sampled_from([*names, *fields]), st.sampled_from(marks), st.text(max_size=4))
+    return st.lists(word, max_size=12).map("".join)
+
+
+def expressions(text):
+    for read in (parse_changes, parse_edits, expand, parse_recipe, lambda one: open_source(f"{one}?allow={one}")):
+        _attempt(read, text)
+    _attempt(lambda one: make_grid(grid_from_text([one]), "val"), text)
+    _attempt(lambda one: make_sweep(grid_from_text([one], "--sweep"), {}), text)
+    _attempt(ViTConfig.from_name, text)
+
+
+def _recipe_texts():
+    known = sorted({name for recipe in RECIPES for name in vm.recipes.registry.settings_of(RECIPES[recipe])})
+    value = st.one_of(
+        st.sampled_from(["S/16", "light1", "true", "1", "0", "-1", "1e400", "nan", "inf"]), st.text(max_size=6)
+    )
+    pair = st.builds("{}={}".format, st.sampled_from(known), value)
+    return st.builds("{}({})".format, st.sampled_from(sorted(RECIPES)), st.lists(pair, max_size=3).map(",".join))
+
+
+# Configs --------------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def _edited(draw, tree):
+    """A tree of JSON in which some places hold something else, or nothing."""
+    tree = json.loads(json.dumps(tree))
+    for _ in range(draw(st.integers(1, 3))):
+        node = tree
+        while isinstance(node, dict | list) and node:
+            keys = sorted(node) if isinstance(node, dict) else range(len(node))
+            key = draw(st.sampled_from(list(keys)))
+            if not isinstance(node[key], dict | list) or not node[key] or draw(st.booleans()):
+                what = draw(st.integers(0, 3))
+                if what:
+                    node[key] = draw(VALUES)
+                elif isinstance(node, dict) and draw(st.booleans()):
+                    node[draw(st.text(max_size=6))] = node.pop(key)
+                else:
+                    del node[key]
+                break
+            node = node[key]
+    return tree
+
+
+def configs(values):
+    kind, tree = values
+    {"vit": ViTConfig.from_dict, "recipe": Recipe.from_dict, "rebuilt": _rebuilt}[kind](tree)
+
+
+def _rebuilt(record):
+    """As a trial's config.json says how to make its model again: small ones alone are made."""
+    if not isinstance(record, dict) or len(str(record)) > 400:
+        return
+    rebuilt(record)
+
+
+CHANGED = vm.apply(vm.vit("mu2/8", img_size=16, num_classes=2), *parse_changes("dpn+dtn+subln"))
+RECORD = {"base": "python:os:execve", "edits": "python(os:getcwd)", "num_classes": 2, "img_size": [8, 8], "in_chans": 3,
+          "head": True, "class": "X", "tensors": ""}  # fmt: skip
+
+
+def _configs():
+    whole = json.loads(CHANGED.vit_config.to_json())
+    return st.one_of(
+        st.tuples(st.just("vit"), _edited({**whole, **VIT})),
+        st.tuples(st.just("recipe"), _edited(Recipe().to_dict())),
+        st.tuples(
+            st.just("recipe"), st.dictionaries(st.sampled_from(sorted(vm.recipes.recipe.fields_by_name())), VALUES)
+        ),
+        st.tuples(st.just("rebuilt"), _edited(RECORD)),
+    )
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+def _image(kind="PNG", mode="RGB", side=8):
+    file = io.BytesIO()
+    Image.new(mode, (side, side), 1).save(file, kind)
+    return file.getvalue()
+
+
+def _tar(files, form=tarfile.PAX_FORMAT):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=form) as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+def _npz(**arrays):
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
+def _json(value):
+    return json.dumps(value).encode()
+
+
+def _look(spec):
+    source = open_source(spec)
+    for records in source.splits.values():
+        for key in islice(records.keys.tolist(), 3):
+            try:
+                raw = records.fetch(key)
+                if isinstance(raw, bytes):
+                    decode(raw, 3)
+            except Unreadable:
+                pass
+
+
+def _own(folder):
+    load(folder / "f.safetensors")
+
+
+def _safetensors(metadata):
+    model = vm.vit(ViTConfig.from_dict(VIT))
+    return save({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, metadata)
+
+
+def _torch(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def _delta():
+    base = vm.vit(ViTConfig.from_dict(VIT))
+    tuned = vm.vit(ViTConfig.from_dict(VIT))
+    with tempfile.TemporaryDirectory() as folder:
+        save_delta(base, tuned, Path(folder) / "d.safetensors")
+        return base, (Path(folder) / "d.safetensors").read_bytes()
+
+
+def _study(folder):
+    study = StudyFolder(folder)
+    for read in (study.facts, lambda: study.check_same_study({}), study.samples, lambda: study.groups(["test"])):
+        _attempt(lambda _, read=read: read(), None)
+    read_examples(folder)
+    _attempt(read_scores, folder / "test.npz")
+
+
+BASE, DELTA = _delta()
+PIXELS = _image()
+COCO = {
+    "images": [{"id": 1, "file_name": "a.png", "height": 8, "width": 8}],
+    "annotations": [
+        {"id": 1, "image_id": 1, "category_id": 3, "bbox": [1, 1, 4, 4], "area": 4, "iscrowd": 0,
+         "segmentation": [[1, 1, 5, 1, 5, 5]]},
+        {"id": 2, "image_id": 1, "category_id": 3, "bbox": [1, 1, 4, 4], "iscrowd": 1,
+         "segmentation": {"size": [8, 8], "counts": [1, 3, 60]}},
+        {"id": 3, "image_id": 1, "category_id": 3, "bbox": [1, 1, 4, 4],
+         "segmentation": {"size": [8, 8], "counts": "13l1"}},
+    ],
+    "categories": [{"id": 3, "name": "cat"}],
+}  # fmt: skip
+VOC = (
+    b"<annotation><size><width>8</width><height>8</height></size><object><name>cat</name><difficult>0</difficult>"
+    b"<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>4</xmax><ymax>5</ymax></bndbox></object></annotation>"
+)
+TRIAL = {
+    "model": VIT, "task": "classification", "arm": "base", "seed": 0, "recipe": Recipe().to_dict(),
+    "images": {"img_size": [8, 8], "in_chans": 3}, "data": {"classes": ["a", "b"], "fingerprint": "x"},
+}  # fmt: skip
+HF = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 8, "num_hidden_layers": 1,
+      "num_attention_heads": 2, "intermediate_size": 8, "image_size": 8, "patch_size": 4}  # fmt: skip
+FACTS = {"schema": 3, "created": "", "command": "", "splits": ["test"], "settings": {"a": 1}, "models": {}, "data": {},
+         "resolved": {}, "environment": {}, "warnings": [], "margins": {}, "plugins": [], "plan": {"seeds": 0}}  # fmt: skip
+READERS = {
+    "coco": ({"train.json": COCO, "a.png": PIXELS}, "train.json", lambda f: _look(f"coco:{f}")),
+    "boxes": (
+        {"boxes.csv": b"image,split,width,height,label,xmin,ymin,xmax,ymax\na.png,train,8,8,cat,1,1,4,4\n", "a.png": PIXELS},
+        "boxes.csv",
+        lambda f: _look(f"boxes:{f}"),
+    ),
+    "voc": ({"Annotations/a.xml": VOC, "JPEGImages/a.png": PIXELS}, "Annotations/a.xml", lambda f: _look(f"voc:{f}")),
+    "yolo": (
+        {"data.yaml": b"names: [cat, dog]\ntrain: images\n", "images/a.png": PIXELS, "labels/a.txt": b"0 .5 .5 .2 .2\n"},
+        "data.yaml",
+        lambda f: _look(f"yolo:{f}"),
+    ),
+    "yolo labels": (
+        {"data.yaml": b"names: [cat]\ntrain: images\n", "images/a.png": PIXELS, "labels/a.txt": b"0 .1 .1 .5 .1 .5 .5\n"},
+        "labels/a.txt",
+        lambda f: _look(f"yolo:{f}"),
+    ),
+    "labels": ({"labels.csv": b"file,labels,split\na.png,cat;dog,train\n", "a.png": PIXELS}, "labels.csv",
+               lambda f: _look(f"labels:{f / 'labels.csv'}" if False else str(f / "labels.csv"))),
+    "palette": (
+        {"palette.csv": b"name,r,g,b\ncat,1,1,1\ndog,2,2,2\n", "images/a.png": PIXELS, "masks/a.png": PIXELS},
+        "palette.csv",
+        lambda f: _look(f"masks:{f}"),
+    ),
+    "mask": (
+        {"classes.txt": b"cat\ndog\n", "images/a.png": PIXELS, "masks/a.png": _image(mode="L")},
+        "masks/a.png",
+        lambda f: _look(f"masks:{f}"),
+    ),
+    "mask classes": (
+        {"classes.txt": b"cat\ndog\n", "images/a.png": PIXELS, "masks/a.png": _image(mode="P")},
+        "classes.txt",
+        lambda f: _look(f"masks:{f}"),
+    ),
+    "wds": ({"train.tar": _tar({"a.png": PIXELS, "a.cls": b"1"})}, "train.tar", lambda f: _look(f"wds:{f}")),
+    "wds json": (
+        {"train.tar": _tar({"a.png": PIXELS, "a.json": b'{"label": 1}'}, tarfile.GNU_FORMAT)},
+        "train.tar",
+        lambda f: _look(f"wds:{f}"),
+    ),
+    "tar": ({"a.tar": _tar({"x/a.png": PIXELS, "b.tar": _tar({"b" * 200: PIXELS})})}, "a.tar", lambda f: open_tar(f / "a.tar")),
+    "wds classes": (
+        {"train.tar": _tar({"a.png": PIXELS, "a.cls": b"1"}), "classes.json": ["cat", "dog"]},
+        "classes.json",
+        lambda f: _look(f"wds:{f}"),
+    ),
+    "manifest": (
+        {"manifest.json": {"format": "vitmods shards 1", "name": "x", "classes": ["a"], "unreadable": [],
+                           "splits": {"train": {"shards": [{"file": "a.tar", "bytes": 1, "index_sha256": "", "sha256": ""}]}}}},
+        "manifest.json",
+        lambda f: _look(str(f)),
+    ),
+    "listops": (
+        {f"basic_{split}.tsv": b"Source\tTarget\n( ( [MAX 1 ) 2 ) ]\t2\n" for split in ("train", "val", "test")},
+        "basic_val.tsv",
+        lambda f: _look(f"listops:{f}"),
+    ),
+    **{
+        f"image {kind}": ({f"train/c/a.{kind.lower()}": _image(kind), "train/d/b.png": PIXELS}, f"train/c/a.{kind.lower()}",
+                          lambda f: _look(str(f)))
+        for kind in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "ICO", "TGA", "PCX")
+    },
+    "scores": ({"s.csv": b"arm,seed,score,image\nbase,0,1,a\ndpn,0,1,a\n"}, "s.csv", lambda f: read_csv(f / "s.csv")),
+    "groups": ({"g.csv": b"image,group\na,1\n"}, "g.csv", lambda f: keys_by(f / "g.csv", ["a"])),
+    "own": ({"f.safetensors": _safetensors({"vitmods_config": json.dumps(VIT)})}, "f.safetensors", _own),
+    "delta": ({"d": DELTA}, "d", lambda f: load_delta(BASE, f / "d")),
+    "npz": (
+        {"f.npz": _npz(**{"cls": np.zeros((1, 1, 8), np.float32), "embedding/kernel": np.zeros((4, 4, 3, 8), np.float32)})},
+        "f.npz",
+        lambda f: load(f / "f.npz"),
+    ),
+    "pth": ({"f.pth": _torch({"model": {"cls_token": torch.zeros(1, 1, 8)}})}, "f.pth", lambda f: load(f / "f.pth")),
+    "trial": ({"config.json": TRIAL, "model.safetensors": _safetensors(None)}, "config.json", lambda f: open_trained(str(f))),
+    "hf": ({"config.json": HF, "model.safetensors": save({"vit.embeddings.cls_token": torch.zeros(1, 1, 8)})},
+           "config.json", coverage),
+    "pixels": ({"preprocessor_config.json": {"do_normalize": True, "image_mean": [0.5], "image_std": [1], "rescale_factor": 1 / 255},
+                "f.safetensors": _safetensors({"vitmods_config": json.dumps(VIT)})}, "preprocessor_config.json", _own),
+    "study": ({"study.json": FACTS}, "study.json", _study),
+    "samples": ({"samples.npz": _npz(names=np.array(["a"]), image0=np.zeros((2, 2), np.uint8))}, "samples.npz", _study),
+    "images": ({"images.npz": _npz(names=np.zeros(1, np.uint64), contents=np.zeros(1), groups_test=np.array(["a"]))},
+               "images.npz", _study),
+    "test": ({"test.npz": _npz(ids=np.array(["a"]), correct=np.ones(1))}, "test.npz", _study),
+    "examples": ({"examples/examples.json": {"schema": 1, "images": [{"id": "a", "panels": ["x"]}], "legend": {"a": "#000000"}},
+                  "examples/0-x.png": PIXELS}, "examples/examples.json", _study),
+}  # fmt: skip
+
+
+@st.composite
+def _bytes(draw, content):
+    """Bytes of which some are others, more, fewer or moved."""
+    for _ in range(draw(st.integers(1, 4))):
+        place = draw(st.integers(0, len(content)))
+        length = draw(st.sampled_from([0, 1, 1, 2, 4, 8, 64, 512]))
+        token = st.sampled_from([b"\0" * 8, b"\xff" * 8, b"-1", b"9" * 20, b"1e999", b"nan", b"\n", b",", b'"', b"<!DOCTYPE a>",
+                                 b"&a;", b"../", b"\x80" + b"\xff" * 11, b"{", b"[" * 2000, b"*a", b"7777777", b"\x1b[31m"])  # fmt: skip
+        new = draw(st.binary(max_size=12) | token)
+        if draw(st.integers(0, 9)) == 0:
+            new = content[draw(st.integers(0, len(content))) :][:512]
+        content = content[:place] + new + content[place + length :]
+    return content
+
+
+@st.composite
+def _files(draw):
+    name = draw(st.sampled_from(sorted(READERS)))
+    files, hit, _ = READERS[name]
+    content = files[hit]
+    if isinstance(content, dict | list) and draw(st.integers(0, 4)):
+        return name, _json(draw(_edited(content)))
+    return name, draw(_bytes(_json(content) if isinstance(content, dict | list) else content))
+
+
+def files(value):
+    name, content = value
+    plain, hit, read = READERS[name]
+    with tempfile.TemporaryDirectory(prefix="fuzz") as where:
+        for path, one in {**plain, hit: content}.items():
+            place = Path(where) / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(one if isinstance(one, bytes) else _json(one))
+        read(Path(where))
+
+
+def _attempt(read, value):
+    try:
+        read(value)
+    except UserError:
+        return
+
+
+FAMILIES = {
+    "expressions": (_expressions(), expressions),
+    "recipes": (_recipe_texts(), lambda text: parse_recipe(text, model="S/16")),
+    "configs": (_configs(), configs),
+    "files": (_files(), files),
+}
+"""name -> what hostile input looks like, and what reads it"""
+
+
+def run(family, value):
+    """Read one input; whatever but a UserError comes out."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _attempt(FAMILIES[family][1], value)

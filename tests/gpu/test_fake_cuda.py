@@ -1,0 +1,200 @@
+"""Everything that trains makes a trial's whole step on a GPU that is not there: no operation that a GPU has not, no
+tensor left on the CPU, and no number read, for which the loop would wait for the device."""
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
+import vitmods as vm
+from vitmods import data
+from vitmods.changes.compose import edit
+from vitmods.data.batch import Batch
+from vitmods.fast import memory
+from vitmods.layers.norms import NORMS
+from vitmods.layers.stems import STEMS, TokenStem
+from vitmods.model.config import ViTConfig
+from vitmods.recipes import RECIPES, Augment, Recipe
+from vitmods.recipes.recipe import Optimizer
+from vitmods.tasks import Classification
+from vitmods.tasks.base import TASKS, make_task
+from vitmods.tasks.features import without_head
+from vitmods.train.loop import on_its_way
+
+RECIPE = Recipe().with_(epochs=2, batch_size=4, clip_norm=1.0)
+
+
+def changes_conftest():
+    path = Path(__file__).parents[1] / "changes/conftest.py"
+    spec = importlib.util.spec_from_file_location("changes_conftest", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+CHANGES = changes_conftest()
+
+
+def train(run_on_fake, model, recipe=RECIPE, **options):
+    task = Classification.from_recipe(recipe)
+    config = model.vit_config
+    return run_on_fake(
+        model, task, recipe, task.synthetic(4, (config.in_chans, *config.img_size), 5, recipe), **options
+    )
+
+
+@pytest.mark.parametrize("change", CHANGES.find_all(), ids=str)
+def test_every_change_makes_a_step(run_on_fake, change):
+    train(run_on_fake, vm.ViT(edit(CHANGES.base_config(), [change])))
+
+
+def tokens_to_token():
+    sizes = {"embed_dim": 16, "num_heads": 2, "mlp_dim": 32, "depth": 1, "img_size": (32, 32), "num_classes": 5}
+    return vm.vit("T2T-14", **sizes)
+
+
+def test_tokens_to_token_makes_a_step(run_on_fake):
+    train(run_on_fake, tokens_to_token())
+
+
+def test_every_norm_and_stem_is_among_the_changes():
+    models = [vm.ViT(edit(CHANGES.base_config(), [change])) for change in CHANGES.find_all()] + [tokens_to_token()]
+    made = {type(module) for model in models for module in model.modules()}
+    assert {kind.module for kind in NORMS.values()} - made == set()
+    assert {stem for stem in STEMS.values() if stem is not TokenStem} - made == set()  # of sequences, below
+
+
+FAST = {
+    "plain": {"forms": None},
+    "recompute": {"recompute": True},
+    "checkpointing": {"checkpointing": True},
+    "frozen mlps": {"train": "attention", "frozen_mlps": True},
+    "parallel": {"changes": "parallel", "recompute": True},
+    "mean": {"config": {"pool": "avg"}, "recompute": True},
+    "drop path": {"config": {"drop_path": 0.4}},
+}
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_every_fast_form_makes_a_step(run_on_fake, name, monkeypatch):
+    how = dict(FAST[name])
+    config = dataclasses.replace(CHANGES.base_config(), **how.pop("config", {}))
+    model = vm.ViT(edit(config, vm.parse_changes(how.pop("changes", ""))))
+    recipe = RECIPE.with_(train=how.pop("train", "all"), drop_path=config.drop_path)
+    if "forms" in how:
+        model.forms = how.pop("forms")
+    if how.pop("frozen_mlps", False):
+        vm.train_only(model, "attention")
+        vm.fast.recompute_frozen_mlps(model)
+    again = []
+    unpack = memory._give
+    monkeypatch.setattr(memory, "_give", lambda kept: again.append(1) or unpack(kept))
+    train(run_on_fake, model, recipe, **how)
+    assert bool(again) == ("recompute" in name or bool(FAST[name].get("recompute")) or "frozen" in name)
+
+
+OPTIMIZERS = [
+    {"optimizer": "adamw", "ema": 0.9, "layer_decay": 0.8},
+    {"optimizer": "adamw", "moment": "bfloat16", "accumulate": 2},
+    {"optimizer": "sgd", "clip_norm": None, "decay_all": True},
+    {"optimizer": "sgd", "moment": "bfloat16", "ema": 0.9, "train": "head"},
+    {"optimizer": "lamb", "accumulate": 3},
+]
+
+
+@pytest.mark.parametrize("fields", OPTIMIZERS, ids=str)
+def test_every_optimizer_makes_a_step(run_on_fake, fields, monkeypatch):
+    if fields["optimizer"] == "sgd":  # PyTorch's fused SGD has no fake form
+        monkeypatch.setattr("vitmods.train.optim._FUSED", ())
+    recipe = RECIPE.with_(**fields)
+    trial = train(run_on_fake, vm.ViT(CHANGES.base_config()), recipe, precisions=("32-true", "bf16-mixed"))
+    held = [
+        value for state in trial.optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
+    ]
+    assert held or fields["optimizer"] == "sgd"
+    assert all(value.device.type == "cuda" for value in held)
+
+
+def test_the_optimizers_are_all_of_the_recipe():
+    named = set(get_args(get_args(get_type_hints(Optimizer, include_extras=True)["name"])[0]))
+    assert {fields["optimizer"] for fields in OPTIMIZERS} == named
+
+
+READS_MATCHES = {"detection", "instance_segmentation"}
+"""Torchvision's detectors choose anchors by what they find, which is a number that is read in each step."""
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_every_task_makes_a_step(run_on_fake, fake_cuda, name):
+    usual = TASKS[name].usual_recipe
+    recipe = (RECIPES[usual]() if usual else RECIPE).with_(batch_size=4, accumulate=1, drop_path=0.0)
+    task = make_task(name, TASKS[name].fitted(recipe))
+    tokens = task.inputs == "tokens"
+    config = (
+        ViTConfig.from_name("LRA-64", img_size=(1, 32), in_chans=16, num_classes=5) if tokens else CHANGES.base_config()
+    )
+    backbone = vm.ViT(config)
+    model = task.wrap(backbone if task.uses_head else without_head(backbone), 5)
+    batch = task.synthetic(4, (config.in_chans, *config.img_size), 5, recipe)
+    if name in READS_MATCHES:
+        with fake_cuda:
+            model.to("cuda")
+            maps = model.maps(batch.inputs.to("cuda"))
+            sum(one.sum() for one in maps.values()).backward()
+        return
+    run_on_fake(model, task, recipe, batch)
+
+
+def test_sequences_with_padding_make_a_step(run_on_fake):
+    task = make_task("sequence_classification", RECIPES["listops"]())
+    model = vm.apply(vm.vit("LRA-64", img_size=(1, 32), in_chans=16, num_classes=5), *vm.parse_changes("dtn"))
+    batch = task.synthetic(4, (16, 1, 32), 5, RECIPE)
+    batch.inputs[1, 20:] = 0
+    run_on_fake(model, task, RECIPE, batch)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_images_reach_the_gpu_as_bytes_and_are_made_ready_there(run_on_fake, monkeypatch, accumulate):
+    augment = Augment(mixup=0.2, cutmix=1.0, erasing=1.0)
+    images = data.load("digits", img_size=(8, 8), in_chans=1, augment=augment, limit_train=64).as_uint8()
+    batch = next(images.train_batches(seed=0, epoch=0, batch_size=8))
+    sent, to = [], torch.Tensor.to
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda tensor, *given, **how: sent.append(tensor) or to(tensor, *given, **how)
+    )
+    model = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=10)
+    run_on_fake(model, Classification(), RECIPE.with_(batch_size=8, accumulate=accumulate), batch, ("bf16-mixed",))
+    images_sent = [
+        tensor for tensor in sent if tensor.ndim == 4 and tensor.device.type == "cpu" and tensor.shape[0] == 8
+    ]
+    assert images_sent
+    assert all(tensor.dtype == torch.uint8 for tensor in images_sent)
+
+
+def test_batches_are_pinned_ahead_for_a_gpu_and_left_alone_on_a_cpu(monkeypatch):
+    pinned = []
+    monkeypatch.setattr("vitmods.data.batch.Batch.pinned", lambda batch: pinned.append(batch) or batch)
+    batches = [Batch(torch.zeros(1), torch.zeros(1), torch.tensor([i])) for i in range(4)]
+    given = iter(batches)
+    assert on_its_way(given, torch.device("cpu")) is given
+    assert list(on_its_way(given, torch.device("cuda"))) == batches
+    assert pinned == batches
+
+
+def test_a_number_that_is_read_is_an_error(run_on_fake):
+    """What the tests of this file rest on."""
+    model = vm.ViT(CHANGES.base_config())
+    model.head.register_forward_hook(lambda module, args, out: out * out.sum().item())
+    with pytest.raises(DataDependentOutputException):
+        train(run_on_fake, model)
+
+
+def test_a_tensor_that_stays_on_the_cpu_is_an_error(run_on_fake):
+    model = vm.ViT(CHANGES.base_config())
+    model.head.register_forward_hook(lambda module, args, out: out * torch.ones(4, 1))
+    with pytest.raises(RuntimeError, match="on the same device"):
+        train(run_on_fake, model)

@@ -1,0 +1,227 @@
+"""Folders for timm and the Hub: they open elsewhere with the same outputs, hold nothing pickled and tell no paths."""
+
+import json
+import types
+
+import pytest
+import timm
+import torch
+import yaml
+
+import vitmods as vm
+from vitmods.adapters.timm_folder import OURS, timm_words
+from vitmods.cli import main
+from vitmods.report.card import without_places
+from vitmods.study import Answer
+from vitmods.study.start import open_trial
+from vitmods.util.errors import UserError
+
+RUN = {"workers": 1, "device": "cpu", "cost_seconds": 0.05, "progress": False}
+IMAGES = torch.randn(3, 1, 8, 8)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    out = tmp_path_factory.mktemp("home") / "secret" / "pets"
+    recipe = vm.recipes.digits(epochs=1).with_(warmup_epochs=0, mean=(0.25,), std=(0.75,))
+    vm.Study("mu/4", ["dpn", "rms"], recipe=recipe, seeds=3, limit_train=128).run(out, **RUN)
+    return out
+
+
+def pushed(study, arm, folder):
+    return vm.save_pretrained(study / "trials" / arm / "seed1", folder, license="apache-2.0")
+
+
+@pytest.mark.parametrize(("arm", "architecture"), [("rms", "vit_tiny_patch16_224"), ("dpn", OURS)])
+def test_timm_and_we_open_the_folder_with_the_same_outputs(study, tmp_path, arm, architecture):
+    folder = pushed(study, arm, tmp_path / "model")
+    expected = open_trial(study / "trials" / arm / "seed1")(IMAGES)
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    assert json.loads((folder / "config.json").read_text())["architecture"] == architecture
+    theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    assert type(theirs).__module__ == ("timm.models.vision_transformer" if arm == "rms" else "vitmods.model.vit")
+    torch.testing.assert_close(theirs(IMAGES), expected, rtol=0, atol=1e-6)
+    data = timm.data.resolve_model_data_config(theirs)
+    assert [list(data[name]) for name in ("input_size", "mean", "std")] == [[1, 8, 8], [0.25], [0.75]]
+    assert timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=7)(IMAGES).shape == (3, 7)
+    ours = vm.from_pretrained(folder)
+    assert torch.equal(ours(IMAGES), expected)
+    assert not ours.training
+    assert ours.pretrained_cfg["label_names"] == tuple("0123456789")
+
+
+def test_transformers_opens_it_by_itself_where_timm_does(study, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    folder = pushed(study, "rms", tmp_path / "model")
+    theirs = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
+    torch.testing.assert_close(theirs(pixel_values=IMAGES).logits, vm.from_pretrained(folder)(IMAGES))
+    assert theirs.config.id2label[3] == "3"
+
+
+def test_predict_reads_the_folder(study, tmp_path):
+    from PIL import Image
+
+    folder = pushed(study, "dpn", tmp_path / "model")
+    Image.new("L", (8, 8), 99).save(tmp_path / "image.png")
+    here = vm.predict(study / "trials" / "dpn" / "seed1", tmp_path / "image.png", device="cpu")
+    assert vm.predict(folder, tmp_path / "image.png", device="cpu") == here
+
+
+def test_the_card_tells_the_studys_result(study, tmp_path):
+    text = (pushed(study, "dpn", tmp_path / "digits-dpn") / "README.md").read_text()
+    answer = Answer.load(study)
+    _, head, body = text.split("---\n", 2)
+    known = yaml.safe_load(head)
+    result = json.loads((study / "trials" / "dpn" / "seed1" / "result.json").read_text())
+    assert known["library_name"] == "vitmods"
+    assert known["license"] == "apache-2.0"
+    assert known["pipeline_tag"] == "image-classification"
+    assert {"vitmods", "dpn"} <= set(known["tags"])
+    (found,) = known["model-index"]
+    assert found["name"] == "digits-dpn"
+    (row,) = [row for row in found["results"][0]["metrics"] if row["type"] == "accuracy"]
+    assert row["value"] == result["metrics"]["top1"]
+    assert f"**dpn: {answer['dpn'].verdict}** against base: `{answer['dpn']!r}`" in body
+    assert answer.to_markdown() in body
+    cost = next(arm.cost for arm in answer.arms if arm.name == "dpn")
+    assert f"| peak memory of training | {cost.peak_memory.ratio:.3f} (" in body
+    for part in ("Dual PatchNorm", "128 train, 179 val, 359 test", '"warmup_epochs": 0', "vm.Study(", "## Limits"):
+        assert part in body
+    assert all(warning in body for warning in answer.warnings)
+    assert "secret" not in text  # nor any other folder of this machine
+
+
+def test_a_card_without_a_study_says_so(tmp_path):
+    folder = vm.save_pretrained(vm.vit("mu/4", img_size=8, in_chans=1, num_classes=3), tmp_path / "new")
+    text = (folder / "README.md").read_text()
+    assert "No study says whether its changes help." in text
+    assert "model-index" not in text
+
+
+def test_a_trial_with_modules_beside_its_vit_is_written_as_it_is(tmp_path):
+    from vitmods.study.trial import with_modules
+    from vitmods.tasks import Segmentation
+    from vitmods.train.trial import MODULES
+
+    recipe = vm.recipes.RECIPES["segmentation"]() if "segmentation" in vm.recipes.RECIPES else vm.Recipe()
+    task = Segmentation.from_recipe(Segmentation.fitted(recipe))
+    backbone = vm.vit("mu/4", img_size=16, num_classes=3)
+    model = with_modules(backbone, task, 3, 0).eval()
+    trial = tmp_path / "trials" / "base" / "seed0"
+    trial.mkdir(parents=True)
+    write_trial(trial, model, task, recipe)
+    folder = vm.save_pretrained(trial, tmp_path / "shared")
+    assert (folder / MODULES).exists()
+    assert "/data/of" not in (folder / "config.json").read_text()
+    images = torch.randn(2, 3, 16, 16)
+    again = vm.from_pretrained(folder)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+    assert len(images) == 2
+
+
+def write_trial(trial, model, task, recipe):
+    """What `train_trial` leaves of a trial, as far as it is opened again."""
+    from vitmods.train.trial import _save_weights
+
+    weights = _save_weights(model, model.state_dict(), trial)
+    config = {
+        "schema": 1, "arm": "base", "changes": "", "seed": 0, "task": task.name,
+        "model": json.loads(model.backbone.vit_config.to_json()), "recipe": recipe.to_dict(),
+        "data": {"name": "stripes", "classes": ["a", "b", "c"], "splits": {}, "fingerprint": ""},
+        "images": {"data": "/data/of/mine/stripes", "img_size": [16, 16], "in_chans": 3, "task": task.name},
+    }  # fmt: skip
+    result = {"schema": 1, "status": "finished", "split": "test", "metrics": {"miou": 0.5}, "weights": weights}
+    (trial / "config.json").write_text(json.dumps(config))
+    (trial / "result.json").write_text(json.dumps(result))
+
+
+class FakeHub:
+    """What of HfApi is used, and what it was given."""
+
+    def __init__(self, calls, token, library_name):
+        self.calls = calls
+        calls.append(("token", token))
+
+    def create_repo(self, repo_id, *, private, exist_ok):
+        self.calls.append(("create", repo_id, private, exist_ok))
+        return types.SimpleNamespace(repo_id=repo_id)
+
+    def upload_folder(self, *, repo_id, folder_path, commit_message):
+        files = {path.relative_to(folder_path).as_posix(): path.read_bytes() for path in folder_path.rglob("*")}
+        self.calls.append(("upload", repo_id, files))
+        return types.SimpleNamespace(commit_url=f"hub/{repo_id}/commit/1")
+
+
+def test_push_uploads_weights_config_and_card_and_nothing_pickled(study, monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda token, library_name: FakeHub(calls, token, library_name))
+    trial = str(study / "trials" / "dpn" / "seed0")
+    assert main(["export", trial, "--to", "hub", "--push", "me/digits-dpn"]) == 0
+    assert capsys.readouterr().out == "hub/me/digits-dpn/commit/1\n"
+    token, create, (_, repo, files) = calls
+    assert (token, create, repo) == (("token", None), ("create", "me/digits-dpn", None, True), "me/digits-dpn")
+    assert set(files) == {"README.md", "config.json", "model.safetensors"}
+    assert b"# digits-dpn" in files["README.md"]
+    assert not any(content.startswith((b"PK", b"\x80")) for content in files.values())
+
+
+def test_what_the_hub_refuses_is_an_error_with_the_remedy(study, monkeypatch):
+    from huggingface_hub.errors import LocalTokenNotFoundError
+
+    def refuse(*args, **given):
+        raise LocalTokenNotFoundError("no token here")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", refuse)
+    with pytest.raises(UserError, match=r"no token here.*hf auth login"):
+        vm.push_to_hub(study / "trials" / "rms" / "seed0", "me/rms")
+
+
+def test_from_the_hub_no_file_that_could_run_code_is_downloaded(study, tmp_path, monkeypatch):
+    from fnmatch import fnmatch
+
+    folder = pushed(study, "dpn", tmp_path / "model")
+    asked = {}
+
+    def download(repo_id, *, revision, token, allow_patterns):
+        asked.update(repo_id=repo_id, revision=revision, patterns=allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    model = vm.from_pretrained("me/digits-dpn", revision="v1")
+    assert model.vit_config == vm.from_pretrained(folder).vit_config
+    assert (asked["repo_id"], asked["revision"]) == ("me/digits-dpn", "v1")
+    for name in ("pytorch_model.bin", "model.pth", "modeling.py", "weights.pkl", "model.pt2"):
+        assert not any(fnmatch(name, pattern) for pattern in asked["patterns"])
+
+
+def test_what_cannot_be_is_refused(study, tmp_path, capsys):
+    trial = study / "trials" / "dpn" / "seed0"
+    with pytest.raises(UserError, match="the trial itself"):
+        vm.save_pretrained(trial, trial)
+    for options in (["--to", "hub", "--batch", "2"], ["--to", "onnx", "--push", "me/x"]):
+        assert main(["export", str(trial), *options]) == 2
+        assert "leave it out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_timms"),
+    [
+        ("rms", True),
+        ("qknorm+layerscale", True),
+        ("subln", False),
+        ("dyt", False),
+        ("placement(attn=post,mlp=post)", False),
+    ],
+)
+def test_timm_is_named_exactly_where_it_can_express_the_model(changes, is_timms):
+    config = vm.apply(vm.vit("mu2/4", img_size=(16, 24), num_classes=3), *vm.parse_changes(changes)).vit_config
+    assert (timm_words(config) is not None) == is_timms
+
+
+def test_places_of_this_machine_are_taken_out_and_nothing_else():
+    text = "vitmods compare --data /home/me/my/pets --out=/tmp/x --from ~/runs/a/ --arms dpn+rms --base S/16"
+    wanted = "vitmods compare --data path/to/pets --out=path/to/x --from path/to/a --arms dpn+rms --base S/16"
+    assert without_places(text) == wanted
+    same = "see https://openreview.net/forum?id=jg, base='mu3/2', 1/2, timm/vit, hf:beans"
+    assert without_places(same) == same

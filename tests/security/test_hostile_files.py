@@ -1,0 +1,375 @@
+"""Files that were made to run code, to fill the memory or never to end: each is refused at once, with a reason."""
+
+import gzip
+import io
+import json
+import os
+import sys
+import tarfile
+import time
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitmods as vm
+from vitmods.adapters import load
+from vitmods.data.groups import keys_by
+from vitmods.data.read import Unreadable, decode
+from vitmods.data.sources import open_source
+from vitmods.data.sources.imagenet_labels import _from_archive
+from vitmods.data.sources.wds import expand, scan
+from vitmods.data.tars import open_tar
+from vitmods.recipes import Recipe
+from vitmods.stats.read import read_csv
+from vitmods.study.models import rebuilt
+from vitmods.study.store import StudyFolder
+from vitmods.train.launch import launch
+from vitmods.train.trial import read_scores
+from vitmods.util import limits
+from vitmods.util.errors import UserError
+from vitmods.util.files import expand_user
+
+SOON_S = 5  # of CPU time, on any machine
+
+
+@pytest.fixture(autouse=True)
+def _soon():
+    begun = time.process_time()
+    yield
+    assert time.process_time() - begun < SOON_S
+
+
+def image(folder, name="a.png", side=8):
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (side, side)).save(folder / name)
+
+
+# Code
+
+
+class Evil:
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return open, (str(self.mark), "w")
+
+
+def test_a_program_of_torch_export_runs_nothing_unless_trusted(tmp_path):
+    """torch.export.load unpickles what lies in the archive: what this file would do is checked first."""
+    vm.export(vm.vit("mu1/4", img_size=8, num_classes=2).eval(), tmp_path / "good.pt2")
+    mark, content = tmp_path / "mark", io.BytesIO()
+    torch.save(Evil(mark), content)
+    with zipfile.ZipFile(tmp_path / "good.pt2") as good, zipfile.ZipFile(tmp_path / "evil.pt2", "w") as evil:
+        for member in good.infolist():
+            evil.writestr(member, content.getvalue() if "sample_inputs" in member.filename else good.read(member))
+    image(tmp_path)
+    with pytest.raises(UserError, match=r"evil\.pt2 is a program: .*--trust"):
+        vm.predict(tmp_path / "evil.pt2", tmp_path / "a.png", device="cpu")
+    assert not mark.exists()
+    with pytest.raises(UserError, match="cannot be read"):
+        vm.predict(tmp_path / "evil.pt2", tmp_path / "a.png", device="cpu", trust=True)
+    assert mark.exists(), "torch does not unpickle it any more: then it needs no trust either"
+
+
+def record(**changed):
+    known = {"base": "timm:vit_tiny_patch16_224", "edits": "", "num_classes": 2, "img_size": [32, 32], "in_chans": 3}
+    return {**known, "tensors": "", **changed}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        # os.execve("/bin/sh", ("sh", "script"), {}), in a process that has imported os
+        (
+            {"base": "python:os:execve", "num_classes": "/bin/sh", "img_size": ["sh", "x"], "in_chans": {}},
+            "whole numbers",
+        ),
+        ({"base": "python:os:getpid"}, "Python's own"),
+        ({"base": "python:torch:load", "num_classes": "evil.pth"}, "whole numbers"),
+        ({"base": "timm:vit_tiny_patch16_224?checkpoint_path=evil.pth"}, "leave checkpoint_path out"),
+        ({"base": None}, "how its model was made"),
+    ],
+)
+def test_a_record_of_a_trial_calls_nothing_but_models(changed, words):
+    with pytest.raises(UserError, match=words):
+        rebuilt(record(**changed))
+
+
+def test_a_record_of_a_trial_cannot_name_a_function_of_python_as_an_arm():
+    with pytest.raises(UserError, match="Python's own"):
+        rebuilt(record(base={"depth": 1, "embed_dim": 8, "num_heads": 1}, edits="python(os:system)"))
+
+
+def test_processes_of_one_training_do_not_import_from_the_working_directory(monkeypatch):
+    started = []
+
+    class Ended:
+        returncode = 0
+
+        def __init__(self, command, env):
+            started.append((command, env))
+
+        def poll(self):
+            return 0
+
+    monkeypatch.setattr("subprocess.Popen", Ended)
+    assert launch("vitmods", ["train"], 2) == 0
+    for command, env in started:
+        assert command[:3] == [sys.executable, "-P", "-m"]
+        assert "" not in env["PYTHONPATH"].split(os.pathsep)
+
+
+# Size
+
+
+def test_json_that_is_too_deep_or_too_large_is_a_value_error(tmp_path, monkeypatch):
+    for text in ("[" * 100_000, '{"a":' * 100_000):
+        with pytest.raises(ValueError, match="too deeply"):
+            limits.parse_json(text)
+    (tmp_path / "a.json").write_text("[1, 2, 3]")
+    assert limits.read_json(tmp_path / "a.json") == [1, 2, 3]
+    monkeypatch.setitem(limits.MOST_BYTES, "settings", 5)
+    with pytest.raises(ValueError, match="more than"):
+        limits.read_json(tmp_path / "a.json")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_pipe_or_a_device_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "study.json")  # reading it would wait for ever
+    with pytest.raises(UserError, match="it is no file"):
+        StudyFolder(tmp_path).facts()
+    with pytest.raises(UserError, match="it is no file"):
+        read_csv_of(tmp_path, "/dev/zero")
+
+
+def read_csv_of(folder, target):
+    (folder / "scores.csv").unlink(missing_ok=True)
+    (folder / "scores.csv").symlink_to(target)
+    folder.joinpath("labels.csv").symlink_to(target)
+    return open_source(str(folder / "labels.csv"))
+
+
+@pytest.mark.parametrize("read", [load, read_scores, lambda path: StudyFolder(path.parent).groups(["test"])])
+def test_arrays_that_unpack_to_much_more_are_refused(read, tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "SMALL", 1 << 20)
+    monkeypatch.setattr(limits.read_npz, "__defaults__", (None, 1 << 20))
+    np.savez_compressed(tmp_path / "images.npz", groups_test=np.zeros(2**22, np.uint8))
+    with pytest.raises(UserError, match="would unpack to"):
+        read(tmp_path / "images.npz")
+
+
+def test_an_array_whose_header_lies_about_its_size_is_refused(tmp_path):
+    content = io.BytesIO()
+    np.lib.format.write_array_header_1_0(content, {"descr": "<f4", "fortran_order": False, "shape": (2**45,)})
+    with zipfile.ZipFile(tmp_path / "test.npz", "w") as archive:
+        archive.writestr("a.npy", content.getvalue())
+    with pytest.raises(UserError, match="damaged"):
+        read_scores(tmp_path / "test.npz")
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.zeros(1, dtype=torch.float16).expand(2**40), torch.eye(3).to_sparse(), torch.empty(2**40, device="meta")],
+    ids=["one number often", "sparse", "meta"],
+)
+def test_a_tensor_that_is_larger_than_its_file_is_refused(tensor, tmp_path):
+    torch.save({"cls_token": tensor}, tmp_path / "m.pth")
+    with pytest.raises(UserError, match="no plain one"):
+        load(tmp_path / "m.pth")
+
+
+def test_weights_that_unpack_to_much_more_are_refused(tmp_path):
+    torch.save({"cls_token": torch.zeros(2**20)}, tmp_path / "plain.pth")
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pth") as plain,
+        zipfile.ZipFile(tmp_path / "m.pth", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for member in plain.infolist():
+            packed.writestr(member.filename, plain.read(member))
+    with pytest.raises(UserError, match="would unpack to"):
+        load(tmp_path / "m.pth")
+
+
+MANY = ",".join(f"c{i}" for i in range(limits.MOST_COLUMNS))
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "read"),
+    [
+        ("labels.csv", "file,labels", lambda path: open_source(str(path))),
+        ("boxes.csv", "image,label,width,height,xmin,ymin,xmax,ymax", lambda path: open_source(f"boxes:{path.parent}")),
+        ("s.csv", "arm,seed,score", read_csv),
+        ("g.csv", "image,group", lambda path: keys_by(path, ["a"])),
+        ("palette.csv", "name,r,g,b", lambda path: open_source(f"masks:{path.parent}")),
+    ],
+)
+def test_a_table_with_very_many_columns_is_refused(name, first, read, tmp_path):
+    """Each of its rows, however short, would take as much as its first line."""
+    (tmp_path / name).write_text(f"{first},{MANY}\n" + "a\n" * 10_000)
+    with pytest.raises(UserError, match="columns"):
+        read(tmp_path / name)
+
+
+def test_entities_of_xml_are_not_expanded(tmp_path):
+    lines = "".join(f'<!ENTITY l{i} "{f"&l{i - 1};" * 10}">' for i in range(1, 10))
+    bomb = f'<?xml version="1.0"?><!DOCTYPE a [<!ENTITY l0 "lol">{lines}]><annotation>&l9;</annotation>'
+    image(tmp_path, "JPEGImages/a.png")
+    (tmp_path / "Annotations").mkdir()
+    for encoding in ("utf-8", "utf-16"):
+        (tmp_path / "Annotations/a.xml").write_bytes(bomb.encode(encoding))
+        (broken,) = open_source(f"voc:{tmp_path}").broken
+        assert "<!DOCTYPE>" in broken.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: &a [x,x,x,x,x,x,x,x]\n" + "".join(f"{b}: &{b} [{','.join(f'*{a}' for _ in range(8))}]\n"
+         for a, b in zip("abcdefgh", "bcdefghi")) + "names: *i\n", "an alias"),
+        ("names: " + "[" * 5000, "cannot be read as YAML"),
+        ("names: [[a, b], c]\ntrain: images\n", "does not name its classes"),
+        ("names: {0: a, b: c}\ntrain: images\n", "numbered from 0"),
+        ("names: [a]\ntrain: [1]\n", "folders, in words"),
+        ("names: [a]\ntrain: \"a\\0b\"\n", "which is not there"),
+        ("names: !!python/object/apply:os.system [x]", "cannot be read as YAML"),
+    ],
+)  # fmt: skip
+def test_yaml_that_is_more_than_names_and_folders_is_refused(text, words, tmp_path):
+    image(tmp_path, "images/a.png")
+    (tmp_path / "data.yaml").write_text(text)
+    with pytest.raises(UserError, match=words):
+        open_source(f"yolo:{tmp_path}")
+
+
+# Without end
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "{a,b}" * 20,
+        "{a,b}" * 40,
+        "{0..99999}{0..99999}",
+        f"{{0..{'9' * 5000}}}",
+        "{0..-99999999999}",
+        "{0..9}" * 5 + "x" * 5000,
+    ],
+)
+def test_a_pattern_of_braces_has_an_end(pattern):
+    with pytest.raises(UserError, match="train-"):
+        expand(pattern)
+
+
+def header(name, size, kind=tarfile.REGTYPE):
+    member = tarfile.TarInfo(name)
+    member.type = kind
+    raw = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+    raw[124:136] = tarfile.itn(size, 12, tarfile.GNU_FORMAT)
+    raw[148:156] = b" " * 8
+    raw[148:156] = b"%06o\0 " % sum(raw)
+    return bytes(raw)
+
+
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.DIRTYPE, b"Z"])
+def test_a_tar_whose_sizes_run_backwards_has_an_end(kind, tmp_path):
+    """CVE-2025-8194: such a header sends tarfile back to what it has read."""
+    (tmp_path / "t.tar").write_bytes(header("a.png", 0) + header("b.png", -1024, kind) + bytes(1024))
+    with pytest.raises(UserError, match="cannot be used"):
+        open_tar(tmp_path / "t.tar")
+    assert "damaged" in scan(tmp_path / "t.tar").broken[-1][1]
+
+
+def test_headers_that_follow_headers_have_an_end(tmp_path):
+    long = header("././@LongLink", 2, tarfile.GNUTYPE_LONGNAME) + b"a\0".ljust(512, b"\0")
+    (tmp_path / "t.tar").write_bytes(header("a.png", 0) + long * 3000 + header("b.png", 0) + bytes(1024))
+    with pytest.raises(UserError, match="a header is damaged"):
+        open_tar(tmp_path / "t.tar")
+
+
+def test_a_label_in_a_shard_is_short(tmp_path):
+    with tarfile.open(tmp_path / "t.tar", "w") as tar:
+        for name, size in (("a.png", 10), ("a.cls", 2 << 20)):
+            member = tarfile.TarInfo(name)
+            member.size = size
+            tar.addfile(member, io.BytesIO(bytes(size)))
+    ((_, reason),) = scan(tmp_path / "t.tar").broken
+    assert "holds no label" in reason
+
+
+def test_a_devkit_that_unpacks_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(limits.MOST_BYTES, "archive", 1 << 20)
+    (tmp_path / "d.tar.gz").write_bytes(gzip.compress(bytes(2 << 20)))
+    with pytest.raises(UserError, match="more than 1 MiB"):
+        _from_archive(tmp_path / "d.tar.gz")
+
+
+# What only looks like data
+
+
+def coco(folder, **changed):
+    image(folder, "train/a.png")
+    one = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 4, 4], **changed.pop("annotation", {})}
+    known = {"id": 1, "file_name": "a.png", "height": 8, "width": 8, **changed.pop("image", {})}
+    found = {"images": [known], "annotations": [one], "categories": [{"id": 1, "name": "a"}], **changed}
+    (folder / "train.json").write_text(json.dumps(found))
+    return open_source(f"coco:{folder}")
+
+
+FAR = [[0, 0, 1e9, 0, 1e9, 1e9, 0, 1e9]]
+NAN = [[0, 0, float("nan"), 0, 5, 5]]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"annotation": {"segmentation": FAR}},
+        {"annotation": {"segmentation": NAN}},
+        {"annotation": {"segmentation": [[0, 0, 10**400, 0, 5, 5]]}},
+        {"annotation": {"segmentation": {"size": [8, 8], "counts": "o" * 50}}},
+        {"annotation": {"bbox": [float("inf"), 0, 1, 1]}},
+        {"annotation": {"bbox": [10**400, 0, 1, 1]}},
+        {"annotation": {"category_id": [1]}},
+        {"annotation": {"image_id": {}}},
+        {"image": {"height": float("inf")}},
+        {"image": {"height": 2**31, "width": 2**31}},
+        {"image": {"id": []}},
+    ],
+    ids=str,
+)
+def test_numbers_of_coco_that_no_image_has_are_told(changed, tmp_path):
+    assert coco(tmp_path, **changed).broken
+
+
+@pytest.mark.parametrize(
+    "values", [{"crop_scale": [[1, 2, 3], 4]}, {"step_at": {"a": 1}}, {"train": [["a"]]}, {"epochs": []}]
+)
+def test_values_that_no_recipe_has_are_a_user_error(values):
+    with pytest.raises(UserError):
+        Recipe.from_dict(values)
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "a\0b", "\ud800"])
+def test_a_name_that_no_file_can_have_is_a_user_error(name):
+    with pytest.raises(UserError, match="too long|No file can be called"):
+        expand_user(name)
+
+
+def test_documents_are_no_images():
+    """PIL would start Ghostscript for them."""
+    for raw in (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", b"%PDF-1.4\n"):
+        with pytest.raises(Unreadable, match="not an image"):
+            decode(raw, 3)
+
+
+def test_an_image_of_very_many_pixels_is_refused_before_it_is_decoded():
+    content = io.BytesIO()
+    Image.new("1", (1, 1)).save(content, "PNG")
+    raw = bytearray(content.getvalue())
+    raw[16:24] = (60_000).to_bytes(4, "big") * 2
+    raw[29:33] = __import__("zlib").crc32(raw[12:29]).to_bytes(4, "big")
+    with pytest.raises(Unreadable, match="decompression bomb"):
+        decode(bytes(raw), 3)

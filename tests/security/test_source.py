@@ -1,0 +1,101 @@
+"""No file of the package reads what comes from outside in a way that could run it, or without the limits."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import vitmods
+
+ROOT = Path(vitmods.__file__).parent
+LIMITS = "util/limits.py"
+# What is never called: (module or "", name). The module is what the file calls it.
+FORBIDDEN = {
+    ("", "eval"), ("", "exec"), ("", "compile"), ("", "__import__"), ("os", "system"), ("os", "popen"),
+    ("yaml", "safe_load"), ("yaml", "full_load"), ("yaml", "unsafe_load"), ("shutil", "unpack_archive"),
+    *(("pickle", name) for name in ("load", "loads", "Unpickler")),
+    *(("tarfile", name) for name in ("extractall", "extract")),
+}  # fmt: skip
+IMPORTS = {"marshal", "shelve", "dill", "cloudpickle", "joblib", "xml.sax", "xml.dom", "lxml"}
+# Who may call what: where the call is known to be bounded, or reads what this process wrote itself.
+ALLOWED = {
+    ("json", "load"): set(),
+    ("json", "loads"): {
+        LIMITS,
+        "study/executors/worker.py",
+        "study/executors/processes.py",
+    },  # and what json.dumps gave
+    ("csv", "DictReader"): {LIMITS},
+    ("csv", "reader"): set(),
+    ("np", "load"): {LIMITS, "data/digests.py"},
+    ("yaml", "load"): {"data/sources/yolo.py"},
+    ("ElementTree", "parse"): set(),
+    ("ElementTree", "fromstring"): {"data/sources/voc.py"},
+    ("Image", "open"): {"data/read.py", "data/pack.py", "data/corruptions/weather.py", "data/corruptions/pixels.py"},
+    ("zipfile", "ZipFile"): {LIMITS, "train/checkpoint.py"},
+    ("tarfile", "open"): {"data/tars.py", "data/sources/imagenet_labels.py"},
+    ("gzip", "open"): {"data/sources/imagenet_labels.py"},
+    ("ast", "literal_eval"): {"study/bases.py"},
+    ("pickle", "dumps"): {"train/distributed.py"},
+    ("torch.export", "load"): {"study/exported.py", "fast/export.py"},  # the second what it has just written
+    ("torch", "load"): {"adapters/files.py", "train/checkpoint.py"},
+}
+WANTED = {("torch", "load"): ("weights_only", True), ("np", "load"): ("allow_pickle", False)}
+
+
+def problems(text: str, name: str) -> list[str]:
+    """What a file does that it must not."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names]
+            names = [one.name for one in node.names] if isinstance(node, ast.ImportFrom) else []
+            found += [f"{name}:{node.lineno} imports {one}" for one in modules if one in IMPORTS]
+            hidden = {(module, one) for module in modules for one in names} & {*FORBIDDEN, *ALLOWED}
+            found += [f"{name}:{node.lineno} imports {one} by name" for one in sorted(hidden)]
+        if not isinstance(node, ast.Call):
+            continue
+        module, _, function = ast.unparse(node.func).rpartition(".")
+        called, where = (module, function), f"{name}:{node.lineno} calls {ast.unparse(node.func)}"
+        keywords = {one.arg: getattr(one.value, "value", None) for one in node.keywords}
+        if called in FORBIDDEN or function in ("extractall", "unpack_archive") or keywords.get("shell") is True:
+            found.append(where)
+        if called in ALLOWED and name not in ALLOWED[called] and not _is_own(node):
+            found.append(f"{where}, which is for {', '.join(ALLOWED[called]) or 'nobody'}: use {LIMITS}")
+        if called in WANTED and keywords.get(WANTED[called][0]) is not WANTED[called][1]:
+            found.append(f"{where} without {WANTED[called]}")
+    return found
+
+
+def _is_own(call: ast.Call) -> bool:
+    """Whether it reads what a call within has just written."""
+    inside = ast.unparse(call.args[0]) if call.args else ""
+    return inside.startswith("json.dumps(") or inside.endswith(".to_json()")
+
+
+def test_nothing_is_run_or_read_without_limits():
+    files = sorted(ROOT.rglob("*.py"))
+    assert len(files) > 200
+    assert [one for path in files for one in problems(path.read_text(), path.relative_to(ROOT).as_posix())] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "eval(x)",
+        "torch.load(x)",
+        "torch.load(x, weights_only=False)",
+        "np.load(x, allow_pickle=True)",
+        "pickle.loads(x)",
+        "from pickle import loads",
+        "tar.extractall()",
+        "yaml.load(x, yaml.Loader)",
+        "json.loads(path.read_text())",
+        "import dill",
+        "subprocess.run(x, shell=True)",
+        "torch.export.load(x)",
+    ],
+)
+def test_the_search_finds_what_it_looks_for(text):
+    assert problems(text, "any.py")
+    assert problems(text, LIMITS) or text.startswith("json")

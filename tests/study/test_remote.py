@@ -1,0 +1,324 @@
+"""Studies and trials at an address: what is there, in which order it comes and goes, and a network that fails."""
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+import vitmods as vm
+from vitmods import cli
+from vitmods.study import Answer
+from vitmods.study.executors import ClusterOptions
+from vitmods.study.store import StudyFolder
+from vitmods.train import Interrupted, TrialRun
+from vitmods.util import address, lease, remote
+from vitmods.util.address import Unreachable, address_of, named, place
+from vitmods.util.errors import UserError
+from vitmods.util.remote import Mirror, brought, mirror_of
+
+QUIET = {"cost_seconds": 0, "progress": False, "device": "cpu", "workers": 1}
+RECIPE = vm.recipes.digits().with_(epochs=1)
+
+
+def study(seeds=1):
+    return vm.Study(base="mu2/2", arms=["dpn"], data="digits", recipe=RECIPE, limit_train=200, seeds=seeds)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(remote, "SEND_EVERY_S", 0.05)
+    monkeypatch.setattr(address, "SETTLE_S", 0.05)
+    monkeypatch.setattr(lease, "SETTLE_S", 0.05)
+    monkeypatch.setattr(address, "_TRIED_AFTER_S", (0.01, 0.01))
+
+
+@pytest.fixture
+def on(tmp_path, monkeypatch):
+    """Go on as another machine, or come back: with a cache folder of its own."""
+
+    def machine(name):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+        monkeypatch.setattr(lease, "machine", lambda: name)
+
+    machine("one")
+    return machine
+
+
+@pytest.fixture(scope="session")
+def run_once(tmp_path_factory):
+    """The folder that an address names, after a study of two trials, and the cache of the machine that ran it."""
+    root = tmp_path_factory.mktemp("remote")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(root / "one"))
+        patch.setattr(remote, "SEND_EVERY_S", 0.05)
+        patch.setattr(address, "SETTLE_S", 0.05)
+        study().run(f"file://{root}/there/x", **QUIET).report()
+    return root
+
+
+@pytest.fixture
+def there(run_once, tmp_path, on):
+    """A copy of it to alter, as an address; no machine knows it."""
+    shutil.copytree(run_once / "there", tmp_path / "there")
+    return f"file://{tmp_path}/there/x"
+
+
+def files(folder):
+    found = (path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
+    return {name for name in found if not name.endswith((".sent.json", ".lock", ".lease"))}
+
+
+def test_addresses_and_folders_are_told_apart(on, tmp_path):
+    assert place("runs/x") == Path("runs/x")
+    assert place("C:/x") == Path("C:/x")
+    for text in ("s3://bucket/runs/x", Path("s3://bucket/runs/x"), "s3://bucket/runs/x/"):
+        assert address_of(place(text)) == "s3://bucket/runs/x"
+    assert address_of(place("file:///data/x")) == "file:///data/x"
+    assert named(tmp_path) == str(tmp_path)
+    for wrong in ("s3://", "s3://bucket/../x", "zip://a::s3://b"):
+        with pytest.raises(UserError, match="is no address of a folder"):
+            place(wrong)
+    with pytest.raises(UserError, match="cannot be opened: Protocol not known"):
+        brought("nowhere://x/y")
+    with pytest.raises(UserError, match="There is nothing at"):
+        brought(f"file://{tmp_path}/none")
+
+
+def test_a_study_is_at_its_address_as_it_would_be_in_a_folder(run_once):
+    there, here = run_once / "there/x", run_once / f"one/vitmods/addresses/file{run_once}/there/x"
+    assert files(there) == files(here)
+    assert all((there / name).read_bytes() == (here / name).read_bytes() for name in files(here))
+    assert {"study.json", "results.json", "report.html", "trials/dpn/seed0/model.safetensors"} <= files(there)
+    assert not (there / ".lease").exists()
+
+
+def test_another_machine_reads_it_and_adds_to_it_without_training_again(there, on, monkeypatch, capsys):
+    on("two")
+    trained = []
+    step = TrialRun._train_step
+    monkeypatch.setattr(TrialRun, "_train_step", lambda run, batch: (trained.append(run.seed), step(run, batch)))
+    before = Answer.load(there)
+    assert before.complete
+    after = study(seeds=2).run(there, **QUIET)
+    assert set(trained) == {1}
+    assert len(after.base.scores) == 2
+    assert (Path(there[len("file://") :]) / "trials/dpn/seed1/result.json").exists()
+    on("three")
+    assert cli.main(["report", there]) == 0
+    assert f"Report: {there}/report.html" in capsys.readouterr().out
+    trial = f"{there}/trials/dpn/seed1"
+    assert cli.main(["evaluate", trial, "--device", "cpu"]) == 0
+    assert json.loads(capsys.readouterr().out)["split"] == "test"
+    on("four")
+    image = Path(there[len("file://") :]) / "image.png"
+    from PIL import Image
+
+    Image.new("L", (8, 8)).save(image)
+    assert cli.main(["predict", trial, str(image), "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.startswith("image,rank,class")
+    assert not (place(there) / "study.json").exists()  # of the study, the trial alone is brought
+
+
+def test_a_trial_that_was_stopped_goes_on_on_another_machine(tmp_path, on, monkeypatch):
+    options = ["train", "--base", "mu2/2", "--epochs", "2", "--limit-train", "200", "--device", "cpu", "--quiet"]
+    assert cli.main([*options, "--out", str(tmp_path / "whole")]) == 0
+    step, goes = TrialRun._train_step, f"file://{tmp_path}/there/goes"
+
+    def stops(run, batch):
+        if run.step == 5:
+            raise Interrupted("stopped", 2)
+        step(run, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrialRun, "_train_step", stops)
+        assert cli.main([*options, "--out", goes]) == 130
+    folder = tmp_path / "there/goes"
+    assert "checkpoint.pt" in files(folder)
+    on("two")
+    assert cli.main([*options, "--out", goes]) == 0
+    assert not files(folder) & {"checkpoint.pt", "checkpoint.previous.pt"}
+    whole, other = ((one / "model.safetensors").read_bytes() for one in (tmp_path / "whole", folder))
+    assert whole == other
+    on("one")  # whose checkpoint is old by now
+    assert cli.main([*options, "--out", goes]) == 0
+    assert not files(place(goes)) & {"checkpoint.pt", "checkpoint.previous.pt"}
+
+
+def write(mirror, **contents):
+    for name, text in contents.items():
+        path = mirror.folder / name.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.fixture
+def mirror(tmp_path, on):
+    return mirror_of(place(f"file://{tmp_path}/there"))
+
+
+def test_what_tells_of_others_is_sent_after_them(mirror, monkeypatch):
+    sent = []
+    send = Mirror._send_file
+    monkeypatch.setattr(Mirror, "_send_file", lambda self, path, file: (sent.append(path.name), send(self, path, file)))
+    write(mirror, result_json="{}", metrics_jsonl="{}", checkpoint_pt="1", config_json="{}", logs__worker0_txt="w")
+    write(mirror, checkpoint__4__rank0_safetensors="half")
+    mirror.send(final=False)
+    assert sent == ["metrics.jsonl", "config.json", "checkpoint.pt", "result.json"]
+    write(mirror, checkpoint__4__index_json="{}", metrics_jsonl="{}{}")
+    mirror.send(final=False)
+    assert sent[4:] == ["rank0.safetensors", "index.json"]  # rows alone are no reason to send them
+    mirror.send()
+    assert sent[6:] == ["metrics.jsonl", "worker0.txt"]
+    shutil.rmtree(mirror.folder / "checkpoint")
+    mirror.send(final=False)
+    assert not mirror._fs.exists(f"{mirror._root}/checkpoint/4/index.json")
+    assert len(sent) == 8
+
+
+def test_a_file_that_grows_while_it_is_sent_is_sent_as_it_was(mirror, monkeypatch):
+    write(mirror, config_json="{}", metrics_jsonl="1")
+    send = Mirror._send_file
+
+    def grows(self, path, file):
+        if path.name == "config.json":
+            write(mirror, result_json="late")
+        send(self, path, file)
+
+    monkeypatch.setattr(Mirror, "_send_file", grows)
+    mirror.send()
+    assert not mirror._fs.exists(f"{mirror._root}/result.json")
+    mirror.send()
+    assert mirror._fs.exists(f"{mirror._root}/result.json")
+
+
+def test_without_a_network_nothing_is_lost_and_the_next_run_sends_it(there, on, monkeypatch, capsys):
+    folder, failing = StudyFolder(there), {"left": 0}
+    real = type(mirror_of(folder.path)._fs).open
+
+    def unsure(self, path, mode="rb", **options):
+        if "w" in mode and failing["left"] and ".lease" not in path:
+            failing["left"] -= 1
+            raise OSError("the line is dead")
+        return real(self, path, mode, **options)
+
+    monkeypatch.setattr(type(mirror_of(folder.path)._fs), "open", unsure)
+    with folder.lock():
+        failing["left"] = 2
+        (folder.path / "note.txt").write_text("a")
+    assert (Path(there[7:]) / "note.txt").read_text() == "a"  # the third attempt
+
+    def work_without_a_network():
+        with folder.lock():
+            failing["left"] = 10**6
+            (folder.path / "note.txt").write_text("b")
+            time.sleep(0.3)
+
+    with pytest.raises(Unreachable, match=rf"{there} cannot be reached: the line is dead\. What was done lies in"):
+        work_without_a_network()
+    assert "The work goes on." in capsys.readouterr().err
+    assert (folder.path / "note.txt").read_text() == "b"
+    with pytest.raises(ZeroDivisionError), folder.lock():  # an error of the work itself stays the one that is raised
+        raise ZeroDivisionError
+    failing["left"] = 0
+    with folder.lock():
+        assert (folder.path / "note.txt").read_text() == "b"
+    assert (Path(there[7:]) / "note.txt").read_text() == "b"
+
+
+def test_what_two_machines_have_changed_is_told_and_kept(mirror, tmp_path, on, capsys):
+    write(mirror, trial__config_json="{}", trial__metrics_jsonl="1", other__a_txt="a")
+    mirror.send()
+    on("two")
+    second = mirror_of(place(mirror.address))
+    second.fetch()
+    write(second, trial__metrics_jsonl="12", other__a_txt="b")
+    second.send()
+    on("one")
+    write(mirror, trial__metrics_jsonl="1x")
+    mirror.fetch()
+    assert "was changed by another machine too" in capsys.readouterr().err
+    assert (mirror.folder / "trial/metrics.jsonl").read_text() == "12"
+    assert (mirror.folder / "other/a.txt").read_text() == "b"
+    (aside,) = mirror.folder.glob(".aside/*/trial/metrics.jsonl")
+    assert aside.read_text() == "1x"
+    mirror.send()
+    assert not list((tmp_path / "there").rglob(".aside"))
+
+
+def test_an_address_that_is_empty_all_at_once_takes_nothing_away(mirror, tmp_path):
+    write(mirror, config_json="{}")
+    mirror.send()
+    shutil.rmtree(tmp_path / "there")
+    mirror.fetch()
+    mirror.send()
+    assert (tmp_path / "there/config.json").read_text() == "{}"
+
+
+def test_a_run_at_work_elsewhere_is_refused(there, on, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT_S", 0.05)
+    monkeypatch.setattr("platform.node", lambda: "one")
+    with StudyFolder(there).lock():
+        on("two")
+        with pytest.raises(UserError, match=rf"Another run is at work in {there} \(process {os.getpid()} on one\)"):
+            study().run(there, **QUIET)
+        on("one")
+    assert files(place(there))
+
+
+def test_machines_of_a_cluster_need_a_folder(there):
+    with pytest.raises(UserError, match="name one that they share by --out"):
+        study(seeds=2).run(there, cluster=ClusterOptions("slurm"), **QUIET)
+
+
+@pytest.fixture
+def bucket(monkeypatch, tmp_path):
+    pytest.importorskip("s3fs")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in (("ACCESS_KEY_ID", "key"), ("SECRET_ACCESS_KEY", "secret"), ("DEFAULT_REGION", "us-east-1")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    name = tmp_path.name.strip("_").replace("_", "-")
+    s3fs.S3FileSystem().mkdir(name)  # the server keeps what it has as long as the process lives
+    yield f"s3://{name}"
+    s3fs.S3FileSystem.clear_instance_cache()
+    server.stop()
+
+
+def test_a_study_in_a_bucket(bucket, on, capsys, monkeypatch):
+    out = f"{bucket}/runs/x"
+    command = ["compare", "--base", "mu2/2", "--arms", "dpn", "--seeds", "1", "--epochs", "1", "--limit-train", "200"]
+    command += ["--device", "cpu", "--cost-seconds", "0", "--workers", "1", "--quiet", "--out", out]
+    assert cli.main(command) == 0
+    assert f"Report: {out}/report.html" in capsys.readouterr().out
+    import fsspec
+
+    fs, root = fsspec.url_to_fs(out)
+    kept = {name[len(root) + 1 :] for name in fs.find(root)}
+    assert kept == files(place(out))
+    on("two")
+    assert cli.main(["report", out]) == 0
+    assert "dpn" in capsys.readouterr().out
+    monkeypatch.setattr(lease, "BEAT_S", 0.05)
+    with StudyFolder(out).lock():
+        on("three")
+        assert cli.main(command) == 2
+        assert f"Another run is at work in {out}" in capsys.readouterr().err
+        on("two")
+    on("three")
+    monkeypatch.setattr(TrialRun, "_train_step", lambda *_: pytest.fail("trained again"))
+    assert cli.main(command) == 0
+    assert lease.LEASE not in {name.rpartition("/")[2] for name in fs.find(root)}
+
+
+def test_a_bucket_that_is_not_there_is_told_before_any_work(bucket, on, monkeypatch):
+    monkeypatch.setattr(TrialRun, "_train_step", lambda *_: pytest.fail("trained"))
+    with pytest.raises(Unreachable, match="none/x"):
+        study().run("s3://none/x", **QUIET)

@@ -1,0 +1,72 @@
+"""Processes that are started together: one's end is that of all, and what they say is said once."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from vitmods.train.launch import launch
+from vitmods.util.errors import UserError
+
+FAILS = """
+import os, sys, time, types
+from vitmods import cli
+from vitmods.util.errors import UserError
+
+class Repeated(UserError):
+    repeats = True
+
+def main(arguments):
+    rank = int(os.environ["RANK"])
+    if rank < 2:
+        raise UserError("the disk is full")
+    time.sleep(1)
+    raise Repeated("another one has ended")
+
+sys.modules["vitmods.cli.train"] = types.SimpleNamespace(main=main)
+sys.exit(cli.main(["train"]))
+"""
+ENDS = """
+import os, signal, sys, time
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), int(sys.argv[1])) if int(sys.argv[1]) else sys.exit(7)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    (tmp_path / "fails.py").write_text(FAILS)
+    (tmp_path / "ends.py").write_text(ENDS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, 137), (signal.SIGSEGV, 139), (0, 7)])
+def test_one_that_ends_badly_ends_all(modules, capfd, number, code):
+    began = time.monotonic()
+    assert launch("ends", [str(int(number))], 3) == code
+    assert time.monotonic() - began < 20
+    printed = capfd.readouterr().err
+    assert printed.count("Process 1 of 3 was killed by") == (1 if number else 0)
+    assert ("SIGKILL (out of memory?)" in printed) == (number == signal.SIGKILL)
+
+
+def test_what_several_say_is_said_once(modules, capfd):
+    assert launch("fails", [], 3) == 2
+    assert capfd.readouterr().err == "vitmods train: the disk is full\n"
+
+
+def test_what_several_say_is_said_once_under_torchrun(modules):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "fails"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.count("vitmods train: the disk is full") == 1
+
+
+def test_fewer_than_two_are_refused():
+    with pytest.raises(UserError, match="devices is a number from 1 on"):
+        launch("ends", [], 0)

@@ -1,0 +1,224 @@
+"""Rows to services that collect runs: none lost, none twice, and no failure of theirs stops a trial."""
+
+import json
+import warnings
+
+import pytest
+
+from vitmods.study.running import Running
+from vitmods.train import loggers
+from vitmods.train.loggers import LOGGERS, LoggedRun, LoggerKind, LogTo, check_loggers
+from vitmods.util.errors import UserError
+
+ASKED = {"checkpoint_every_steps": 4, "log": LogTo(("notebook",))}
+
+
+@pytest.fixture
+def service():
+    """A logger that keeps runs by their key: what was written to each, and how it ended."""
+    runs: dict[str, list] = {}
+
+    class Notebook:
+        def __init__(self, run):
+            self.resumed = run.key in runs
+            self.rows = runs.setdefault(run.key, [run])
+
+        def write(self, scalars, step):
+            self.rows.append((step, dict(scalars)))
+
+        def close(self, status, scalars):
+            self.rows.append((status, dict(scalars)))
+
+    LOGGERS.add("notebook", LoggerKind(Notebook))
+    yield runs
+    LOGGERS.remove("notebook")
+
+
+def logged(out):
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [(row["step"], loggers.scalars_of(row)) for row in rows]
+
+
+def test_a_logger_gets_every_row_once_though_the_trial_was_stopped_between_checkpoints(
+    bench, tmp_path, service, monkeypatch
+):
+    bench.stop(monkeypatch, tmp_path, 7, **ASKED)
+    (rows,) = service.values()
+    assert rows[-1] == ("stopped", {})
+    checkpoint = tmp_path / "checkpoint.pt"
+    assert checkpoint.exists()
+    (tmp_path / "checkpoint.previous.pt").replace(checkpoint)  # as after a power cut: steps come again
+    before = len(logged(tmp_path))
+    result = bench.train(tmp_path, **ASKED)
+    (run, *told) = rows
+    assert (run.name, run.fields["arm"], run.config["seed"], run.folder) == ("base seed 0", "base", 0, tmp_path)
+    assert before < len(logged(tmp_path))
+    steps = [row for row in told if isinstance(row[0], int)]
+    assert [(step, sorted(row)) for step, row in steps] == [(s, sorted(row)) for s, row in logged(tmp_path)]
+    assert told[-1] == ("finished", {f"test/{name}": value for name, value in result["metrics"].items()})
+
+
+def test_a_logger_that_joins_later_gets_the_rows_before_it(bench, tmp_path, service, monkeypatch):
+    bench.stop(monkeypatch, tmp_path, 7, checkpoint_every_steps=4)
+    assert not service
+    bench.train(tmp_path, **ASKED)
+    ((_, *told, _),) = service.values()
+    assert told == logged(tmp_path)
+
+
+@pytest.mark.parametrize("where", ["open", "write", "close"])
+def test_a_logger_that_fails_is_warned_of_once_and_the_trial_goes_on(bench, tmp_path, where):
+    class Broken:
+        resumed = False
+
+        def __init__(self, run):
+            self.call("open")
+
+        def write(self, scalars, step):
+            self.call("write")
+
+        def close(self, status, scalars):
+            self.call("close")
+
+        def call(self, name):
+            if name == where:
+                raise ConnectionError("the network is down")
+
+    LOGGERS.add("broken", LoggerKind(Broken))
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = bench.train(tmp_path, log=LogTo(("broken",)))
+    finally:
+        LOGGERS.remove("broken")
+    assert result["status"] == "finished"
+    (said,) = [str(one.message) for one in caught if "logger" in str(one.message)]
+    assert "broken failed" in said
+    assert "the network is down" in said
+
+
+def test_a_service_that_never_answers_is_left_alone(monkeypatch):
+    import threading
+
+    class Silent:
+        resumed = False
+
+        def __init__(self, run):
+            self.wait = threading.Event()
+
+        def close(self, status, scalars):
+            self.wait.wait(30)
+
+    monkeypatch.setattr(loggers, "CLOSING_S", 0.01)
+    LOGGERS.add("silent", LoggerKind(Silent))
+    try:
+        with pytest.warns(UserWarning, match="did not take the last rows"):
+            loggers.Logs(("silent",), LoggedRun("s", "n", "k")).close("finished", {})
+    finally:
+        LOGGERS.remove("silent")
+
+
+def test_unknown_and_missing_loggers_are_refused_before_any_work():
+    with pytest.raises(UserError, match=r"no logger 'wandbb'\. Did you mean 'wandb'"):
+        Running(log="wandbb")
+    LOGGERS.add("lost", LoggerKind(object, needs="no_such_library"))
+    try:
+        with pytest.raises(UserError, match=r"lost needs no_such_library: pip install 'vitmods\[lost\]'"):
+            Running(log=("lost", "lost"))
+    finally:
+        LOGGERS.remove("lost")
+
+
+RUN = LoggedRun("digits study", "dpn, seed 0", "abc123", {"study": "digits study", "arm": "dpn", "seed": 0})
+
+
+def written(name, tmp_path, status="finished", rows=((5, {"train/loss": 1.0}), (5, {"val/top1": 0.5}))):
+    from dataclasses import replace
+
+    logger = LOGGERS[name].open(replace(RUN, folder=tmp_path, config={"recipe": {"lr": 1e-3, "mean": (0.5,)}}))
+    for step, scalars in rows:
+        logger.write(scalars, step)
+    logger.close(status, {"test/top1": 0.75})
+    return logger
+
+
+def test_mlflow_has_a_run_a_trial_with_its_fields_and_takes_it_up_again(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", tmp_path.as_uri())
+    assert check_loggers("mlflow") == ("mlflow",)
+    assert not written("mlflow", tmp_path, status="stopped").resumed
+    assert written("mlflow", tmp_path, rows=[(9, {"train/loss": 0.5})]).resumed
+    client = mlflow.MlflowClient()
+    experiment = client.get_experiment_by_name("digits study")
+    (run,) = client.search_runs([experiment.experiment_id], "tags.arm = 'dpn'")
+    assert (run.info.run_name, run.info.status) == ("dpn, seed 0", "FINISHED")
+    assert run.data.metrics == {"train/loss": 0.5, "val/top1": 0.5, "test/top1": 0.75}
+    assert run.data.params["recipe.lr"] == "0.001"
+    assert [one.step for one in client.get_metric_history(run.info.run_id, "train/loss")] == [5, 9]
+    assert run.data.tags["status"] == "finished"
+
+
+def test_mlflow_says_at_once_that_its_store_is_not_there(monkeypatch, tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", tmp_path.as_uri())
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    with pytest.raises(UserError, match="MLFLOW_TRACKING_URI"):
+        check_loggers("mlflow")
+
+
+def test_wandb_writes_offline_into_the_trials_folder(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    wandb.teardown()
+    assert check_loggers("wandb") == ("wandb",)
+    written("wandb", tmp_path)
+    wandb.teardown()
+    (folder,) = (tmp_path / "wandb").glob("offline-run-*-abc123")
+    records = list(scanned(folder / "run-abc123.wandb"))
+    (run,) = [one.run for one in records if one.WhichOneof("record_type") == "run"]
+    assert (run.project, run.run_group, run.job_type, run.display_name) == ("digits study", "dpn", "trial", RUN.name)
+    config = {item.key: json.loads(item.value_json) for item in run.config.update}
+    assert config["config"]["recipe"]["lr"] == 1e-3
+    assert config["seed"] == 0
+    found = [
+        {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in one.history.item}
+        for one in records
+        if one.WhichOneof("record_type") == "history"
+    ]
+    assert [(row["_step"], row.get("train/loss"), row.get("val/top1")) for row in found] == [(5, 1.0, 0.5)]
+
+
+def scanned(path):
+    """The records of a small .wandb file: 7 bytes, then a block of LevelDB's log, lengths at the bytes 4 and 5."""
+    from wandb.proto import wandb_internal_pb2
+
+    content = path.read_bytes()
+    assert len(content) < 32768, "one block"
+    place = 7
+    while place < len(content):
+        size = int.from_bytes(content[place + 4 : place + 6], "little")
+        yield wandb_internal_pb2.Record.FromString(content[place + 7 : place + 7 + size])
+        place += 7 + size
+
+
+def test_wandb_without_an_account_is_refused_at_once(monkeypatch, tmp_path):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    wandb.teardown()
+    with pytest.raises(UserError, match="wandb login"):
+        check_loggers("wandb")
+    wandb.teardown()
+
+
+def test_trackio_keeps_runs_on_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    trackio = pytest.importorskip("trackio")
+    assert not written("trackio", tmp_path, status="stopped").resumed
+    assert written("trackio", tmp_path, rows=[(9, {"train/loss": 0.5})]).resumed
+    (run,) = trackio.Api().runs("digits-study")
+    assert run.name == "dpn, seed 0 abc123"
+    assert run.config["arm"] == "dpn"

@@ -1,0 +1,106 @@
+"""Ways of running a trial that change its speed: torch.compile and TF32, each recorded with the result."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vitmods.study.running import Running
+from vitmods.train import RunOptions
+from vitmods.train.device import check_tf32, tf32_products, usual_workers
+from vitmods.util.errors import UserError
+
+HOW = {"recompute": False, "checkpointing": False, "tf32": False, "compile": False}
+
+
+@pytest.fixture(scope="module")
+def plain(bench, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plain")
+    bench.train(folder, recipe=bench.recipe(ema=0.9))
+    return folder
+
+
+def test_a_compiled_trial_is_the_plain_one_and_goes_on_with_it(bench, plain, tmp_path, monkeypatch):
+    """Stopped after some steps by torch.compile and gone on without, to the same weights up to rounding."""
+    compiled, compile = [], torch.nn.Module.compile
+
+    def counted(module):  # without inductor, whose C++ takes minutes to compile
+        compiled.append(type(module).__name__)
+        compile(module, backend="aot_eager")
+
+    monkeypatch.setattr(torch.nn.Module, "compile", counted)
+    recipe = bench.recipe(ema=0.9)
+    bench.stop(monkeypatch, tmp_path, 6, recipe=recipe, compile=True)
+    assert compiled == ["StepLoss"]
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert not [name for name in state["model"] if "_orig_mod" in name]
+    with pytest.warns(UserWarning, match="compile was True, now False"):
+        result = bench.train(tmp_path, recipe=recipe)
+    assert result["how"] == {**HOW, "device": "cpu", "precision": "32-true", "processes": 1, "shard": False}
+    rows, expected = bench.rows(tmp_path), bench.rows(plain)
+    assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in expected], abs=2e-4)
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path, plain))
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], atol=2e-3, rtol=1e-3, msg=name)
+
+
+def test_results_tell_the_ways_that_were_on(bench, tmp_path):
+    result = bench.train(tmp_path, recompute=True, checkpointing=True)
+    expected = {**HOW, "recompute": True, "checkpointing": True}
+    assert {way: result["how"][way] for way in HOW} == expected
+    assert json.loads((tmp_path / "result.json").read_text())["how"] == result["how"]
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0)])
+def test_tf32_needs_a_gpu_that_has_it(monkeypatch, capability):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    if capability < (8, 0):
+        with pytest.raises(UserError, match="no TF32"):
+            check_tf32(torch.device("cuda"))
+    else:
+        check_tf32(torch.device("cuda"))
+    with pytest.raises(UserError, match="cpu has no TF32, as NVIDIA GPUs since Ampere do: leave --tf32 out"):
+        check_tf32(torch.device("cpu"))
+
+
+def test_tf32_is_on_while_a_trial_runs_and_off_again_after(bench, tmp_path, monkeypatch):
+    before = torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision
+    seen = []
+    monkeypatch.setattr("vitmods.train.loop.check_tf32", lambda device: None)
+    step = torch.optim.AdamW.step
+
+    def looks(optimizer, *given):
+        seen.append((torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision))
+        return step(optimizer, *given)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", looks)
+    bench.train(tmp_path, tf32=True)
+    assert set(seen) == {("tf32", "tf32")}
+    assert (torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision) == before
+    with pytest.raises(ZeroDivisionError), tf32_products(True):
+        raise ZeroDivisionError
+    assert torch.backends.cuda.matmul.fp32_precision == before[0]
+
+
+@pytest.mark.parametrize("options", [RunOptions, Running])
+def test_ways_without_effect_are_refused(options):
+    with pytest.raises(UserError, match="leave --recompute or --compile out"):
+        options(device="cpu", recompute=True, compile=True)
+
+
+def test_what_cannot_be_run_so_is_refused_before_work(bench, tmp_path):
+    with pytest.raises(UserError, match="no TF32"):
+        Running(device="cpu", tf32=True)
+    with pytest.raises(UserError, match="no TF32"):
+        bench.train(tmp_path, tf32=True)
+    assert Running(device="cpu", checkpointing=True, compile=True).of_trials()["ways"] == ["checkpointing", "compile"]
+
+
+def test_a_gpu_has_threads_that_prepare_images(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    assert usual_workers("cpu") == 0
+    assert usual_workers("cuda") == 8
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert usual_workers("cuda:1") == 3

@@ -1,0 +1,133 @@
+"""Who holds a folder, on machines that share nothing but its files."""
+
+import json
+import threading
+import time
+
+import pytest
+
+from vitmods.util import lease as module
+from vitmods.util.address import AddressPlace
+from vitmods.util.errors import UserError
+from vitmods.util.lease import FilePlace, Lease, leased
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    for name, seconds in (("BEAT_S", 0.05), ("STALE_S", 0.6), ("SETTLE_S", 0.2)):
+        monkeypatch.setattr(module, name, seconds)
+    monkeypatch.setattr("vitmods.util.address.SETTLE_S", 0.2)
+
+
+@pytest.fixture(params=["disk", "object store", "other address"])
+def place(request, tmp_path):
+    """Makes the file of the same lease, for each run its own."""
+    if request.param == "disk":
+        return lambda: FilePlace(tmp_path / ".lease")
+    address = f"memory://{tmp_path.name}/.lease" if request.param == "object store" else f"file://{tmp_path}/x/.lease"
+    return lambda: AddressPlace(address)
+
+
+@pytest.fixture
+def make(place, tmp_path, monkeypatch):
+    def of(host, local="study"):
+        monkeypatch.setattr(module, "machine", lambda: f"{host} boot")
+        monkeypatch.setattr("platform.node", lambda: host)
+        return Lease(place(), "runs/x", tmp_path / local)
+
+    return of
+
+
+def end_without_a_word(lease):
+    lease._ended.set()
+    lease._thread.join()
+
+
+def test_a_run_on_another_machine_is_refused_while_the_first_is_at_work(make, place):
+    first, second = make("one"), make("two")
+    first.take()
+    began = time.monotonic()
+    with pytest.raises(UserError, match=r"Another run is at work in runs/x \(process \d+ on one\)\. Wait for it"):
+        second.take()
+    assert time.monotonic() - began < 0.5  # at its first sign of life
+    first.give_back()
+    assert place().read() is None
+    second.take()
+    second.give_back()
+
+
+def test_one_that_gives_no_sign_of_life_is_taken_over(make, place, capsys):
+    first, second, third = make("one"), make("two"), make("three")
+    first.take()
+    end_without_a_word(first)
+    began = time.monotonic()
+    second.take()
+    assert time.monotonic() - began > 0.6
+    printed = capsys.readouterr().err
+    assert "on one holds runs/x: waiting up to" in printed
+    assert "on one is gone: this run takes runs/x over" in printed
+    assert json.loads(place().read())["host"] == "two"
+    with pytest.raises(UserError, match="on two"):
+        third.take()
+    second.give_back()
+
+
+def test_a_killed_run_of_this_machine_is_taken_over_at_once(make, capsys):
+    first, again, elsewhere = make("one"), make("one"), make("one", "other copy")
+    first.take()
+    end_without_a_word(first)
+    began = time.monotonic()
+    again.take()
+    assert time.monotonic() - began < 0.3
+    assert capsys.readouterr().err == ""
+    with pytest.raises(UserError, match="on one"):  # another copy on the same machine is held by nothing but this
+        elsewhere.take()
+    again.give_back()
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_of_several_that_begin_at_once_one_begins(make, place, stale):
+    if stale:
+        gone = make("gone")
+        gone.take()
+        end_without_a_word(gone)
+    runs = [make(f"host{i}") for i in range(4)]
+    outcome = {}
+
+    def begin(run):
+        try:
+            run.take()
+            outcome[run] = "holds"
+        except UserError:
+            outcome[run] = "refused"
+
+    threads = [threading.Thread(target=begin, args=[run]) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcome.values()) == ["holds", "refused", "refused", "refused"]
+    holder = next(run for run in runs if outcome[run] == "holds")
+    assert json.loads(place().read())["host"] == holder._holder["host"]
+    holder.give_back()
+
+
+def test_one_that_was_taken_over_stops_and_leaves_the_other_alone(make, place, tmp_path):
+    other = json.dumps({"id": "another", "host": "two", "process": 7}).encode()
+
+    def work():
+        with leased(place(), "runs/x", tmp_path):
+            place().write(other)
+            time.sleep(10)  # until interrupted
+
+    with pytest.raises(UserError, match="process 7 on two has taken runs/x over"):
+        work()
+    assert place().read() == other
+
+
+def test_a_file_that_says_nothing_goes_stale_too(make, place):
+    assert place().create(b"")
+    assert not place().create(b"x")
+    run = make("one")
+    run.take()
+    run.give_back()
