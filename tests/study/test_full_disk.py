@@ -19,6 +19,7 @@ RECIPE = plain(epochs=1).with_(batch_size=32)
 TRIAL = Path("trials/dpn/seed0")
 FILES = [
     ".lock",
+    ".lease",
     "images.npz",
     "split.csv",
     "samples.npz",

@@ -63,6 +63,9 @@ class FilePlace:
                     file.write(content)
             except FileExistsError:
                 return False
+            except OSError:  # what is half there would be waited for
+                self._path.unlink(missing_ok=True)
+                raise
         return True
 
     def write(self, content: bytes) -> None:
