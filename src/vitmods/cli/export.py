@@ -25,7 +25,8 @@ class Export:
     """
 
     model: Annotated[str, tyro.conf.Positional]
-    """a trial's folder or address, a file of weights (.safetensors, .pth, .npz), or a timm model with published weights"""
+    """a trial's folder or address, a file of weights (.safetensors, .pth, .npz), or a timm model with published
+    weights"""
     to: Literal["torch", "onnx", "safetensors"] = "onnx"
     """torch (torch.export, .pt2), onnx (needs the extra onnx), safetensors (weights and config)"""
     out: Path | None = None
