@@ -59,6 +59,7 @@ soak: $(READY)  ## 200 tiny trials with memory and descriptors watched, then 20 
 
 gpu-check: $(READY)  ## on a machine with a GPU, ten minutes: its tests and the table of goals, in one file to send back
 	$(BIN)/python benchmarks/gpu_check.py
+
 # The lowest versions that pyproject.toml allows, in an environment of their own. torch.compile is left out: torch 2.11
 # takes some of our models in parts, which is slower and gives the same numbers.
 MINIMUM := .venv-minimum

@@ -28,7 +28,8 @@ class Export:
     """
 
     model: Annotated[str, tyro.conf.Positional]
-    """a trial's folder or address, a file of weights (.safetensors, .pth, .npz), or a timm model with published weights"""
+    """a trial's folder or address, a file of weights (.safetensors, .pth, .npz), or a timm model with published
+    weights"""
     to: Literal["torch", "onnx", "safetensors", "hub"] = "onnx"
     """torch (torch.export, .pt2), onnx (needs the extra onnx), safetensors (weights and config), hub (a folder with
     weights, timm's config and a model card: docs/sharing.md)"""

@@ -66,7 +66,7 @@ def _wait(started: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def _failed(started: Sequence[subprocess.Popen[bytes]]) -> int:
-    """The code of one that has ended badly; 0: none has. A signal, which the process cannot tell itself, is told."""
+    """The code of one that has ended badly; 0: none has. Names the signal that ended it, which it cannot do."""
     codes = [process.poll() or 0 for process in started]
     rank, code = min(enumerate(codes), key=lambda one: one[1])  # a signal comes first: the others end because of it
     if code < 0:

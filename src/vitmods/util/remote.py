@@ -8,7 +8,6 @@ sides have; so work that could not be sent is sent by the next run, and what ano
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -18,17 +17,28 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, Any, TypeVar
 
 from vitmods.util.address import AddressPlace, Unreachable, address_of, named, opened, place, tried
+from vitmods.util.copies import (
+    NOTES,
+    Sent,
+    folders,
+    grows,
+    is_large,
+    is_sent,
+    note,
+    order,
+    sent_of,
+    stamp_of,
+    version_of,
+)
 from vitmods.util.errors import UserError
-from vitmods.util.files import LenientStream, disk_errors, write_atomically, write_json
+from vitmods.util.files import LenientStream, disk_errors, write_atomically
 from vitmods.util.lease import LEASE, Lease
 
 T = TypeVar("T")
 _IN_ONE_STEP = {"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "oss", "memory"}  # a file is there when all of it is
-_SENT = ".sent.json"
-_FIRST_SENT, _LAST_SENT = ("metrics.jsonl",), ("checkpoint.previous.pt", "checkpoint.pt", "index.json", "result.json")
 _GROWING = ("metrics.jsonl",)  # sent with what is written beside them
 SEND_EVERY_S = 5.0
 
@@ -64,14 +74,6 @@ def publish(path: Path) -> None:
     mirror = mirror_of(path.parent)
     if mirror is not None:
         mirror._send_folder(path.parent, final=True)
-
-
-class _Sent(NamedTuple):
-    """A file as both sides have it: size and time here, and what tells its version there."""
-
-    size: int
-    time_ns: int
-    version: str
 
 
 class Mirror:
@@ -124,13 +126,13 @@ class Mirror:
         listed = self._listed()
         self._there = set(listed)
         if not listed:  # an empty address is no reason to remove anything here
-            for folder in _folders(self.folder):
-                (folder / _SENT).unlink(missing_ok=True)
+            for folder in folders(self.folder):
+                (folder / NOTES).unlink(missing_ok=True)
         there: dict[str, dict[str, str]] = {}
         for name, version in listed.items():
             parent, _, base = name.rpartition("/")
             there.setdefault(parent, {})[base] = version
-        here = {path.relative_to(self.folder).as_posix() for path in _folders(self.folder)}
+        here = {path.relative_to(self.folder).as_posix() for path in folders(self.folder)}
         for parent in sorted({*there, *("" if one == "." else one for one in here)}):
             self._fetch_folder(parent, there.get(parent, {}), weights)
 
@@ -140,14 +142,14 @@ class Mirror:
 
     def send(self, final: bool = True) -> None:
         """Send what has changed here, folder by folder; unless it is `final`, without what still grows."""
-        for folder in _folders(self.folder):
-            if final or not _grows(folder.relative_to(self.folder)):
+        for folder in folders(self.folder):
+            if final or not grows(folder.relative_to(self.folder)):
                 self._send_folder(folder, final)
         for name in [one for one in sorted(self._there) if not (self.folder / one).exists()]:
             # Last of all: a new checkpoint is there before the old one goes.
             self._tried(partial(self._remove, name))
             self._there.discard(name)
-            _note((self.folder / name).parent, {name.rpartition("/")[2]: None})
+            note((self.folder / name).parent, {name.rpartition("/")[2]: None})
 
     def _send_until(self, ended: threading.Event) -> None:
         reported = False
@@ -163,8 +165,8 @@ class Mirror:
                 continue
 
     def _fetch_folder(self, parent: str, there: Mapping[str, str], weights: bool) -> None:
-        folder, sent = self.folder / parent, _sent(self.folder / parent)
-        stamps = {name: _stamp(folder / name) for name in {*there, *sent}}
+        folder, sent = self.folder / parent, sent_of(self.folder / parent)
+        stamps = {name: stamp_of(folder / name) for name in {*there, *sent}}
         changed = {name for name, stamp in stamps.items() if stamp and (name not in sent or stamp != sent[name][:2])}
         new = {name for name, version in there.items() if name not in sent or sent[name].version != version}
         clash = [name for name in changed & new if not self._tried(partial(self._equal, folder / name, there[name]))]
@@ -177,13 +179,13 @@ class Mirror:
                     path.rename(aside / path.name)
             changed, new = set(), set(there)
         wanted = (new - changed) | {name for name in there if not (folder / name).exists()}
-        wanted = {name for name in wanted if weights or not _is_large(Path(parent, name))}
-        for name in sorted(wanted, key=_order):
+        wanted = {name for name in wanted if weights or not is_large(Path(parent, name))}
+        for name in sorted(wanted, key=order):
             self._bring(folder / name)
-        _note(folder, {name: self._as_sent(folder / name, there[name]) for name in (new & changed) | wanted})
+        note(folder, {name: self._as_sent(folder / name, there[name]) for name in (new & changed) | wanted})
         for name in sent.keys() - there.keys() - changed:
             (folder / name).unlink(missing_ok=True)
-            _note(folder, {name: None})
+            note(folder, {name: None})
 
     def _bring(self, path: Path) -> None:
         def write(file: IO[bytes]) -> None:
@@ -211,11 +213,11 @@ class Mirror:
 
     def _send_folder(self, folder: Path, final: bool) -> None:
         """Send what has changed in it."""
-        sent = _sent(folder)
-        names = sorted((one.name for one in folder.iterdir() if one.is_file() and _is_sent(one)), key=_order)
+        sent = sent_of(folder)
+        names = sorted((one.name for one in folder.iterdir() if one.is_file() and is_sent(one)), key=order)
         if folder.parent.name == "checkpoint" and "index.json" not in names:  # it is being written
             return
-        changed = [name for name in names if name not in sent or sent[name][:2] != _stamp(folder / name)]
+        changed = [name for name in names if name not in sent or sent[name][:2] != stamp_of(folder / name)]
         if not final and not set(changed) - set(_GROWING):
             changed = []
         with ExitStack() as stack:
@@ -243,11 +245,11 @@ class Mirror:
             if not whole:
                 self._fs.mv(target, remote)
             self._fs.invalidate_cache()
-            return _version(self._fs.info(remote))
+            return version_of(self._fs.info(remote))
 
         version = self._tried(copy)
         self._there.add(path.relative_to(self.folder).as_posix())
-        _note(path.parent, {path.name: _Sent(status.st_size, status.st_mtime_ns, version)})
+        note(path.parent, {path.name: Sent(status.st_size, status.st_mtime_ns, version)})
 
     def _listed(self) -> dict[str, str]:
         def find() -> dict[str, Any]:
@@ -255,16 +257,16 @@ class Mirror:
             found: dict[str, Any] = self._fs.find(self._root, detail=True)
             return found
 
-        names = {path[len(self._root) :].lstrip("/"): _version(one) for path, one in self._tried(find).items()}
+        names = {path[len(self._root) :].lstrip("/"): version_of(one) for path, one in self._tried(find).items()}
         return {
             name: version
             for name, version in names.items()
-            if _is_sent(Path(name)) and ".." not in PurePosixPath(name).parts
+            if is_sent(Path(name)) and ".." not in PurePosixPath(name).parts
         }
 
-    def _as_sent(self, path: Path, version: str) -> _Sent:
+    def _as_sent(self, path: Path, version: str) -> Sent:
         status = path.stat()
-        return _Sent(status.st_size, status.st_mtime_ns, version)
+        return Sent(status.st_size, status.st_mtime_ns, version)
 
     def _remove(self, name: str) -> None:
         with suppress(FileNotFoundError):
@@ -288,78 +290,6 @@ class _Limited:
         found = self._file.read(min(size, self._left))
         self._left -= len(found)
         return found
-
-
-def _version(info: Mapping[str, Any]) -> str:
-    """Size and what tells a file from another one of that size."""
-    tells = next((info[name] for name in ("ETag", "etag", "md5Hash", "content_md5") if info.get(name)), None)
-    when = next(
-        (info[name] for name in ("mtime", "LastModified", "last_modified", "updated", "created") if name in info), ""
-    )
-    return f"{info['size']} {tells or when}"
-
-
-def _folders(root: Path) -> list[Path]:
-    """A folder and those below it, but for what is set aside or damaged."""
-    if not root.is_dir():
-        return []
-    return [root, *(path for path in sorted(root.rglob("*")) if path.is_dir() and not _stays(path))]
-
-
-def _stays(path: Path) -> bool:
-    return any(part == ".aside" or part.endswith(".damaged") for part in path.parts)
-
-
-def _is_sent(path: Path) -> bool:
-    """Locks, unfinished files and notes of this side stay here; the lease is a matter of its own."""
-    return (
-        path.name not in ("", LEASE, _SENT)
-        and path.suffix not in (".tmp", ".lock")
-        and path.name != ".lock"
-        and not _stays(path)
-    )
-
-
-def _is_large(path: Path) -> bool:
-    return path.parts[0] == "trials" and (path.suffix in (".safetensors", ".pt") or "checkpoint" in path.parts)
-
-
-def _grows(folder: Path) -> bool:
-    """Folders that are sent when a run ends."""
-    return folder.name == "tb" or folder.parts[:1] == ("logs",)
-
-
-def _order(name: str) -> tuple[int, str]:
-    if name in _FIRST_SENT:
-        return -1, name
-    return (_LAST_SENT.index(name) + 1 if name in _LAST_SENT else 0), name
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_size, status.st_mtime_ns
-
-
-def _sent(folder: Path) -> dict[str, _Sent]:
-    try:
-        noted = json.loads((folder / _SENT).read_text(encoding="utf-8"))
-        return {name: _Sent(*one) for name, one in noted.items()}
-    except (OSError, ValueError, TypeError, AttributeError):  # then files are compared
-        return {}
-
-
-def _note(folder: Path, changes: Mapping[str, _Sent | None]) -> None:
-    if not changes or not folder.is_dir():
-        return
-    noted = {**_sent(folder), **changes}
-    try:
-        write_json(folder / _SENT, {name: list(one) for name, one in noted.items() if one is not None})
-    except UserError:
-        if folder.is_dir():  # and was not removed meanwhile
-            raise
 
 
 def _say(line: str) -> None:
