@@ -1,6 +1,6 @@
 """What `--record gradients` adds to a training step: two trials side by side, step by step, their rows written.
 
-    python benchmarks/recording.py --out benchmarks/results
+python benchmarks/recording.py --out benchmarks/results
 """
 
 import argparse

@@ -171,9 +171,9 @@ def blank(width: float, height: float) -> Any:
 
     with mpl.rc_context():
         mpl.rcdefaults()
-        drawn = Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
-    drawn.get_layout_engine().set(w_pad=0.06, h_pad=0.06)
-    return drawn
+        rooms = {"figure.constrained_layout.w_pad": 0.06, "figure.constrained_layout.h_pad": 0.06}
+        mpl.rcParams.update(rooms)
+        return Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
 
 
 def colors(names: Sequence[str]) -> dict[str, str]:

@@ -45,7 +45,8 @@ def trade_offs_over_training(record: Sequence[Mapping[str, Any]]) -> dict[str, T
 
 def _lambdas(one: Examined) -> Arrays:
     """From the record, with the start in front; without a record from the weights at the start and at the end."""
-    start = trade_offs(one.vit_at_start) if one.start is not None else {}
+    before = one.vit_at_start
+    start = {} if before is None else trade_offs(before)
     try:
         found = trade_offs_over_training(one.record)
     except NotHere:

@@ -48,7 +48,8 @@ def by_head(model: ViT, x: Tensor) -> Tensor:
     heads = model.vit_config.num_heads
     if x.shape[-1] % heads:
         raise NotHere(f"its {heads} heads do not divide the {x.shape[-1]} channels of the tokens.")
-    return patch_tokens(model, x).float().unflatten(-1, (heads, -1)).transpose(1, 2)
+    found: Tensor = patch_tokens(model, x).float().unflatten(-1, (heads, -1)).transpose(1, 2)
+    return found
 
 
 def _magnitudes(model: ViT, x: Tensor) -> Tensor:
