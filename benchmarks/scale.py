@@ -163,7 +163,7 @@ def calls_of_a_trial(folder: Path) -> dict[str, float]:
     script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import scale; scale.one({str(folder)!r})"
     command = ["strace", "-f", "-qq", "-y", "-o", str(log), "-e", "trace=%file,%desc", sys.executable, "-c", script]
     subprocess.run(command, check=True)
-    place, counts = str(folder / "out" / "trials"), Counter[str]()
+    place, counts = str(folder / "out" / "trials" / "base" / "seed0"), Counter[str]()
     for line in log.read_text(errors="replace").splitlines():
         called = re.match(r"\d+ +(\w+)\(", line)
         if called and place in line:
