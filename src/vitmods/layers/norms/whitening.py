@@ -104,7 +104,7 @@ class Whitening(nn.Module):
             return found.to(x.dtype)
 
     def _warn(self) -> None:
-        if not self.training or self._warned or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if not self.training or self._warned or torch.compiler.is_compiling():
             return
         self._warned = True
         if not self.fitted:
