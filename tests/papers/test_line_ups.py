@@ -10,6 +10,7 @@ from vitmods.cli import main
 from vitmods.layers.norms import NORMS
 from vitmods.papers import TABLES, line_up
 from vitmods.papers.line_up import published
+from vitmods.recipes.registry import parse_recipe
 from vitmods.study.arms import arms_from_text
 from vitmods.study.edits import parse_edits
 from vitmods.study.models import edited
@@ -154,3 +155,12 @@ def test_one_arm_is_for_our_models_and_for_others():
     assert new.vit_config == wanted.vit_config
     with pytest.raises(UserError, match=r"has slots: write dtn, not replace\(dtn,where=attn\)"):
         edited(old, parse_edits("replace(dtn,where=attn)"), old.vit_config)
+
+
+@pytest.mark.parametrize("table", RUN, ids=lambda table: table.name)
+def test_the_recipe_of_a_table_sets_what_its_models_know(table):
+    """timm's models have no dropout and no initialization of a recipe."""
+    others = [base for base in table.study.bases.values() if base.startswith("timm:")]
+    if others and "--dropout None" not in table.study.options:
+        settings = parse_recipe(table.study.recipe).model
+        assert (settings.dropout, settings.init, settings.head_bias) == (None, None, None)
