@@ -227,7 +227,7 @@ def test_a_misquote_is_found():
 def test_what_a_change_says_is_published(name):
     rows = [line for line in (ROOT / "docs/changes.md").read_text().splitlines() if f"](changes/{name}.md)" in line]
     quoted = [row for row in rows if row.startswith("|")] + [REGISTRY[name].published]
-    assert len(quoted) == 2
+    assert len(quoted) == 2, f"write a row for {name} in docs/changes.md"
     for text in quoted:
         assert not misquoted(text, OTHERS.get(name, ())), text
 

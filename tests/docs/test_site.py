@@ -131,6 +131,11 @@ def test_a_card_has_every_part_in_order(page):
     assert parts["When not to use it"].count("\n- ") >= 2
 
 
+def test_readme_names_every_change():
+    text = (ROOT / "README.md").read_text()
+    assert not [name for name in REGISTRY if f"](docs/changes/{name}.md)" not in text]
+
+
 def test_every_drawing_marks_something(build):
     for page in CARDS:
         marker = build.DRAWING.search(page.read_text())
