@@ -25,7 +25,7 @@ MODELS = {
     "Ti/4 at 32 px, batch 32": ("Ti/4", 32, 32),
     "S/16 at 64 px, batch 16": ("S/16", 64, 16),
 }
-ROUNDS = 9
+ROUNDS = 5
 
 
 @dataclass
