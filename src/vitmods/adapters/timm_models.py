@@ -63,7 +63,9 @@ def vitmods_vit(
 
     def build(**given: Any) -> ViT:
         known = dict(vitmods_config or json.loads(ViTConfig().to_json()))
-        shape = {name: given.pop(name) for name in ("num_classes", "img_size", "in_chans") if name in given}
+        shape: dict[str, Any] = {
+            name: given.pop(name) for name in ("num_classes", "img_size", "in_chans") if name in given
+        }
         device, dtype = given.pop("device", None), given.pop("dtype", None)
         if given:
             raise TypeError(f"vitmods_vit has no arguments {', '.join(given)}: its config says all of it.")
