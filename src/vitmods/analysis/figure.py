@@ -171,7 +171,8 @@ def blank(width: float, height: float) -> Any:
 
     with mpl.rc_context():
         mpl.rcdefaults()
-        mpl.rcParams.update({"figure.constrained_layout.w_pad": 0.06, "figure.constrained_layout.h_pad": 0.06})
+        mpl.rcParams["figure.constrained_layout.w_pad"] = 0.06
+        mpl.rcParams["figure.constrained_layout.h_pad"] = 0.06
         return Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
 
 

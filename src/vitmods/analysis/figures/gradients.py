@@ -68,7 +68,7 @@ def draw_gradients(found: Mapping[str, Arrays]) -> Any:
     """A line a model: the stem, the blocks in order, the head."""
     drawn = blank(440, 310)
     axes = plain(drawn.add_subplot(), "layer", "gradient norm")
-    layers = max((list(norms) for norms in found.values()), key=len)
+    layers: list[str] = max((list(norms) for norms in found.values()), key=len)
     shade, shape = colors(list(found)), markers(list(found))
     lines = []
     for name, norms in found.items():

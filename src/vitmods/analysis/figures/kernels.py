@@ -49,7 +49,7 @@ def has_kernel(module: torch.nn.Module) -> bool:
 
 def kernel_grid(module: Any, grid: tuple[int, int]) -> tuple[tuple[int, int], int]:
     """The grid that the kernel of a module is over, and the side of its cells in tokens."""
-    pool = module.mixing.pool if isinstance(module, DynamicTokenNorm) else 1
+    pool = module.mixing.pools[0] if isinstance(module, DynamicTokenNorm) else 1
     return (grid[0] // pool, grid[1] // pool), pool
 
 

@@ -78,7 +78,7 @@ def subtracted_mean(norm: nn.Module, x: Tensor) -> Tensor:
 
 def _mixed_mean(norm: DynamicTokenNorm, x: Tensor) -> Tensor:
     """``lambda mu_LN + (1 - lambda) P x`` of each head; LayerNorm's for prefix tokens."""
-    if norm.mixing.band is not None or norm.mixing.pool > 1 or norm.mixing.variant == "released":
+    if norm.mixing.band is not None or max(norm.mixing.pools) > 1 or norm.mixing.variant == "released":
         raise NotHere("the means of a dtn with a band, pooling or the released code's scaling are not known here.")
     prefix = norm.prefix_tokens
     grid = norm.grid_size or (1, x.shape[1] - prefix)
