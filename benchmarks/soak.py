@@ -142,6 +142,7 @@ def kills(folder: Path, count: int) -> dict[str, Any]:
                 os.kill(pid, signal.SIGKILL)
         run.wait()
         steps.append(size(broken))
+        print(f"kill {len(steps)}, at {steps[-1]} rows", flush=True)
     code = subprocess.run(command, env={**os.environ, "CI": "1"}).returncode
     same = code == 0 and weights(broken) == weights(whole)
     minutes = round((time.perf_counter() - begin) / 60, 1)
