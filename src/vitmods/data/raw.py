@@ -5,7 +5,7 @@ It is that of a batch made on the CPU, in the same order: normalize, erase, mix.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ class Left:
 
     def tensors(self, made: Callable[[Tensor], Tensor]) -> Self:
         """With what is made of each tensor, as by moving it."""
-        given = {name: made(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        given: dict[str, Any] = {name: made(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **given)
 
     def with_before(self, pixels: Tensor) -> Self:
