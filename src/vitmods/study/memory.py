@@ -130,7 +130,9 @@ def trial_memory(settings: Settings, how: Running, devices: int = 1, shard: bool
     config = base_config(settings, images.num_classes)
     changes = [change for change in arm.changes if isinstance(change, Change)]
     if not isinstance(config, ViTConfig) or len(changes) < len(arm.changes):
-        raise UserError("Memory is estimated for vitmods' ViTs and their changes alone: leave --devices and --shard out.")
+        raise UserError(
+            "Memory is estimated for vitmods' ViTs and their changes alone: leave --devices and --shard out."
+        )
     config, asked = edit(config, changes), {way: getattr(how, way) for way in SAVING}
     ways = {"as asked": asked}
     for way, on in asked.items():
