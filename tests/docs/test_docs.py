@@ -188,7 +188,7 @@ def options_of(command: str) -> set[str]:
 
 
 def make_targets() -> set[str]:
-    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
 
 
 NEW_CHANGE = '''

@@ -73,18 +73,17 @@ def test_images_that_are_made_ready_on_the_gpu_are_those_of_the_cpu(fields):
     ids=str,
 )
 def test_a_trial_learns_as_on_a_cpu(tmp_path, fields, ways):
-    recipe = Recipe().with_(epochs=6, batch_size=64, lr=2e-3, crop="pad", eval_crop=1.0, **fields)
+    recipe = Recipe().with_(epochs=2, batch_size=64, lr=2e-3, crop="pad", eval_crop=1.0, **fields)
     images = data.load("digits", img_size=(8, 8), in_chans=1, augment=recipe.augment)
-    accuracy = {}
+    loss = {}
     for device in ("cpu", "cuda"):
         torch.manual_seed(7)
         model = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=10)
         how = RunOptions(device, tensorboard=False, progress=False, **(ways if device == "cuda" else {}))
         given = dataclasses.replace(images, workers=2 if device == "cuda" else 0)
         result = train_trial(model, Classification.from_recipe(recipe), given, recipe, out=tmp_path / device, how=how)
-        accuracy[device] = result["metrics"]["top1"]
-    assert accuracy["cpu"] > 0.5
-    assert accuracy["cuda"] == pytest.approx(accuracy["cpu"], abs=0.06)
+        loss[device] = result["metrics"]["loss"]
+    assert loss["cuda"] == pytest.approx(loss["cpu"], abs=0.05)
 
 
 def test_a_step_reads_no_number():

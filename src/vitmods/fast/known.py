@@ -136,7 +136,7 @@ def _drops(module: nn.Module) -> bool:
 
 def eager(x: Any) -> bool:
     """Whether operations on x are just done here and now: x is a plain tensor (or a fake one, which stands for a plain
-    one where memory is told), and nothing traces, compiles or transforms them."""
+    one where memory is estimated), and nothing traces, compiles or transforms them."""
     if type(x) not in (Tensor, nn.Parameter, FakeTensor) or torch.compiler.is_compiling() or transformed():
         return False
     return not torch._C._is_tracing() and x.device.type != "meta"

@@ -1,4 +1,4 @@
-"""What a trial keeps on each device, told before anything of that size is made: a step by tensors without numbers."""
+"""What a trial keeps on each device, known before anything of that size is made: a step by tensors without numbers."""
 
 from __future__ import annotations
 
@@ -132,7 +132,9 @@ def trial_memory(settings: Settings, how: Running, devices: int = 1, shard: bool
     config = base_config(settings, images.num_classes)
     changes = [change for change in arm.changes if isinstance(change, Change)]
     if not isinstance(config, ViTConfig) or len(changes) < len(arm.changes):
-        raise UserError("Memory is told of vitmods' ViTs and their changes alone: leave --devices and --shard out.")
+        raise UserError(
+            "Memory is estimated for vitmods' ViTs and their changes alone: leave --devices and --shard out."
+        )
     config, asked = edit(config, changes), {way: getattr(how, way) for way in SAVING}
     ways = {"as asked": asked}
     for way, on in asked.items():
