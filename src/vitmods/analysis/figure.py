@@ -201,6 +201,11 @@ def plain(axes: Any, x: str = "", y: str = "", title: str = "") -> Any:
     return axes
 
 
+def clipped(name: str, length: int = 16) -> str:
+    """A name that has room beside a panel."""
+    return name if len(name) <= length else f"{name[: length - 1]}…"
+
+
 def legend(drawn: Any, handles: Sequence[Any], columns: int = 3) -> None:
     """One for all panels, below them; none for a single model."""
     if len(handles) > 1:

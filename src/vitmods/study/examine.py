@@ -73,7 +73,7 @@ def examine(
         found = list(arms_of(Answer.load(target), look))
     elif target.startswith(NEW):
         model = open_model(target.removeprefix(NEW)).eval()
-        found = [Examined(target, model, model, config=_config_of(model))]
+        found = [Examined(target, model, config=_config_of(model))]
         if data is not None:
             raise UserError("A new model does not say how its images are prepared: leave --data out, or train it.")
     else:

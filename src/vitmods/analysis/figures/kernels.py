@@ -92,7 +92,9 @@ def draw_kernels(found: Mapping[str, Arrays]) -> Any:
         for axes, (when, images) in zip(row, parts.items()):
             columns = [str(i + 1) for i in range(_heads(images))]
             image = show_mosaic(axes, list(images.values()), _labels(list(images)), columns, vmin=0, vmax=top)
-            axes.set_title(f"{name}, {when}", color=INK, fontsize=11, loc="left", parse_math=False)
+            axes.set_title(
+                f"{name}, {when}" if len(parts) > 1 else name, color=INK, fontsize=11, loc="left", parse_math=False
+            )
             axes.set_xlabel("head", color=INK, fontsize=11)
         row[0].set_ylabel("layer", color=INK, fontsize=11)
         scale_bar(drawn, image, list(row), "weight of a token")

@@ -8,7 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmods.analysis.figure import MUTED, PALETTE, Arrays, Examined, NotHere, blank, figure_kind, legend, plain, short
+from vitmods.analysis.figure import (
+    MUTED,
+    PALETTE,
+    Arrays,
+    Examined,
+    NotHere,
+    blank,
+    clipped,
+    figure_kind,
+    legend,
+    plain,
+    short,
+)
 from vitmods.model.vit import ViT
 from vitmods.train.record import LAMBDA, lambdas_of
 
@@ -87,13 +99,12 @@ def draw_lambdas(found: Mapping[str, Arrays]) -> Any:
         for axes in row[len(layers) :]:
             axes.set_visible(False)
         for axes, (norm, values) in zip(row, layers.items()):
-            title = f"{name}: layer {short(norm)}" if axes is row[0] else short(norm)
-            plain(axes, title=title if axes is row[0] or len(layers) < 16 else "")
+            plain(axes, title=f"layer {short(norm)}" if axes is row[0] else short(norm))
             lines = _draw_heads(axes, found[name]["epoch"].tolist(), values)
             handles = lines if len(lines) > len(handles) else handles
-        row[0].set_ylabel(f"λ, {what}", fontsize=11)
+        row[0].set_ylabel(f"{clipped(name)}\nλ, {what}", fontsize=11, parse_math=False)
     grid[0][0].set_ylim(-0.03, 1.03)
-    drawn.supxlabel("epoch", fontsize=11, color=MUTED)
+    grid[-1][0].set_xlabel("epoch", fontsize=11, color=MUTED)
     legend(drawn, handles, columns=6)
     return drawn
 

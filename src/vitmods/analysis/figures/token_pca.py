@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmods.analysis.figure import Arrays, NotHere, blank, colors, figure_kind, plain
+from vitmods.analysis.figure import Arrays, NotHere, blank, clipped, colors, figure_kind, plain
 from vitmods.analysis.figures.token_magnitude import by_head, of_block
 from vitmods.model.vit import ViT
 
@@ -65,8 +65,8 @@ def draw_components(found: Mapping[str, Arrays]) -> Any:
             titles = [str(i + 1) if place == "before" else "" for i in range(heads)]
             reach = 1.08 * (after if place == "after" else float(parts[place].abs().max())) or 1.0
             _draw_row(row, parts[place], reach, shade[name], titles)
-            row[0].set_ylabel(place, fontsize=11)
-        grid[2 * number][0].set_title(f"{name}: head 1", fontsize=11, loc="left", parse_math=False)
+            row[0].set_ylabel(f"{clipped(name)}\n{place}", fontsize=11, parse_math=False)
+        grid[2 * number][0].set_title("head 1", fontsize=11, loc="left")
     return drawn
 
 
