@@ -1,4 +1,4 @@
-"""What a published table costs at the paper's scale, by arithmetic: multiply-adds, images, and an accelerator's rate."""
+"""What a published table costs at the paper's scale, by arithmetic: multiply-adds, images, and a GPU's rate."""
 
 from __future__ import annotations
 
