@@ -1,4 +1,4 @@
-"""What a published table costs to make again at its own scale, before anything is trained."""
+"""What a published table costs to make again at its own scale, by arithmetic."""
 
 from __future__ import annotations
 
