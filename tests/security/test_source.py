@@ -39,7 +39,7 @@ ALLOWED = {
     ("ast", "literal_eval"): {"study/bases.py"},
     ("pickle", "dumps"): {"train/distributed.py"},
     ("torch.export", "load"): {"study/exported.py", "fast/export.py"},  # the second what it has just written
-    ("torch", "load"): {"adapters/files.py", "train/checkpoint.py"},
+    ("torch", "load"): {"adapters/files.py", "train/checkpoint.py", "train/sharded.py"},
 }
 WANTED = {("torch", "load"): ("weights_only", True), ("np", "load"): ("allow_pickle", False)}
 

@@ -24,6 +24,7 @@ from vitmods.study.tuning import show_value
 from vitmods.tasks.base import TASKS, TaskModel
 from vitmods.train.device import resolve
 from vitmods.util.errors import UserError
+from vitmods.util.limits import parse_json
 
 NEW = "new:"
 """before a name of a model: with new weights"""
@@ -138,7 +139,7 @@ def _with_training(one: Examined, folder: Path) -> Examined:
 def _rows(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError:  # the last line of a trial that was killed
             continue
         if isinstance(row, dict) and "step" in row:

@@ -13,7 +13,6 @@ which runs code when it is loaded, and its safetensors form has no place for any
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
@@ -29,6 +28,7 @@ from vitmods.train.checkpoint import DIVIDED, NAME, PREVIOUS
 from vitmods.train.distributed import PeerEnded, Processes, local
 from vitmods.util.errors import UserError
 from vitmods.util.files import checksum, disk_errors, make_folder, write_atomically, write_json
+from vitmods.util.limits import read_json
 
 INDEX, REST = "index.json", "state.pt"
 _PLACE = "divided tensor"  # in state.pt, where one belongs
@@ -195,7 +195,7 @@ def _steps(folder: Path) -> list[int]:
 def _read(place: Path, processes: Processes) -> tuple[dict[str, Any] | None, str | None]:
     """The state, and what is wrong with it or with those of the files that this process checks."""
     try:
-        index = json.loads((place / INDEX).read_text(encoding="utf-8"))
+        index = read_json(place / INDEX, "JSON")
         files = sorted(index["checksums"].items())
         for name, expected in files[processes.rank :: processes.size]:
             if Path(name).name != name or checksum(place / name) != expected:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
 from vitmods.util.lease import LEASE
+from vitmods.util.limits import read_json
 
 NOTES = ".sent.json"
 _FIRST_SENT, _LAST_SENT = ("metrics.jsonl",), ("checkpoint.previous.pt", "checkpoint.pt", "index.json", "result.json")
@@ -78,7 +78,7 @@ def stamp_of(path: Path) -> tuple[int, int] | None:
 
 def sent_of(folder: Path) -> dict[str, Sent]:
     try:
-        noted = json.loads((folder / NOTES).read_text(encoding="utf-8"))
+        noted = read_json(folder / NOTES, "JSON")
         return {name: Sent(*one) for name, one in noted.items()}
     except (OSError, ValueError, TypeError, AttributeError):  # then files are compared
         return {}

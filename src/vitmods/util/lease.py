@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream, disk_errors
+from vitmods.util.limits import parse_json
 
 LEASE = ".lease"
 BEAT_S = 10.0
@@ -203,7 +204,7 @@ def leased(place: LeasePlace, where: str, local: Path) -> Iterator[Lease]:
 
 def _read(content: bytes | None) -> dict[str, Any]:
     try:
-        found = json.loads(content or b"")
+        found = parse_json(content or b"")
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vitmods.util.errors import UserError
+from vitmods.util.limits import read_json
 from vitmods.util.registry import Registry
 
 CLOSING_S = 60.0  # that a logger may take to send what waits, before the trial goes on without it
@@ -178,7 +179,7 @@ class Logs:
 def open_logs(to: LogTo, folder: Path, seed: int, rows: Sequence[Mapping[str, Any]], known: int) -> Logs:
     """The loggers of the trial in a folder. rows, known: as `Logs` has them."""
     path = folder / "config.json"
-    config = json.loads(path.read_text()) if path.exists() else {}
+    config = read_json(path) if path.exists() else {}
     where, arm = folder.resolve(), config.get("arm", "base")
     fields = {"study": where.name, "arm": arm, "seed": seed, "changes": config.get("changes", "")}
     run = to.run or LoggedRun(where.name, f"{arm} seed {seed}", key_of(str(where)), fields)
