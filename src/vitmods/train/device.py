@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -75,7 +75,8 @@ def check_tf32(device: torch.device) -> None:
 @contextmanager
 def tf32_products(on: bool) -> Iterator[None]:
     """Inside, float32 products of CUDA devices are made in TF32 if `on`; otherwise they are as they were."""
-    switches = (torch.backends.cuda.matmul, torch.backends.cudnn.conv) if on else ()
+    cudnn: Any = torch.backends.cudnn
+    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, cudnn.conv) if on else ()
     before = [switch.fp32_precision for switch in switches]
     try:
         for switch in switches:
