@@ -115,10 +115,8 @@ def memory_of(
     beside = max(0, peak - weights - gradients - optimizer - average)
     if not shard:
         return Memory(weights, gradients, optimizer, average, 0, beside, part)
-    weights, gradients, optimizer, average = (
-        -(-count // devices) for count in (weights, gradients, optimizer, average)
-    )
-    return Memory(weights, gradients, optimizer, average, _whole(model), beside, part)
+    w, g, o, a = (-(-count // devices) for count in (weights, gradients, optimizer, average))
+    return Memory(w, g, o, a, _whole(model), beside, part)
 
 
 def trial_memory(settings: Settings, how: Running, devices: int = 1, shard: bool = False) -> dict[str, Memory]:

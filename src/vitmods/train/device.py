@@ -89,7 +89,7 @@ def check_tf32(device: torch.device) -> None:
 def tf32_products(on: bool) -> Iterator[None]:
     """Inside, float32 products of CUDA devices are made in TF32 if `on`; otherwise they are as they were."""
     cudnn: Any = torch.backends.cudnn
-    switches = (torch.backends.cuda.matmul, cudnn.conv) if on else ()
+    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, cudnn.conv) if on else ()
     before = [switch.fp32_precision for switch in switches]
     try:
         for switch in switches:

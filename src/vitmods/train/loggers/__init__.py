@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
