@@ -7,9 +7,7 @@ import tomllib
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
-HEADER = (
-    "# The lowest versions that pyproject.toml allows; `make minimum-lock` writes this file\n"
-)
+HEADER = "# The lowest versions that pyproject.toml allows; `make minimum-lock` writes this file\n"
 
 
 def pins() -> str:
