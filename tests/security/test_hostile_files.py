@@ -22,6 +22,7 @@ from vitmods.data.sources import open_source
 from vitmods.data.sources.imagenet_labels import _from_archive
 from vitmods.data.sources.wds import expand, scan
 from vitmods.data.tars import open_tar
+from vitmods.model.config import ViTConfig
 from vitmods.recipes import Recipe
 from vitmods.stats.read import read_csv
 from vitmods.study.models import rebuilt
@@ -382,3 +383,9 @@ def test_an_image_of_very_many_pixels_is_refused_before_it_is_decoded():
     raw[29:33] = __import__("zlib").crc32(raw[12:29]).to_bytes(4, "big")
     with pytest.raises(Unreadable, match="decompression bomb"):
         decode(bytes(raw), 3)
+
+
+@pytest.mark.parametrize("options", [[[1]], [[1, 2, 3]], 3, [None]])
+def test_options_of_a_norm_that_are_no_pairs_are_a_user_error(options):
+    with pytest.raises(UserError, match="describe no ViT"):
+        ViTConfig.from_dict({"final_norm": {"kind": "rms", "options": options}})

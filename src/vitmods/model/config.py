@@ -169,7 +169,9 @@ class ViTConfig:
     def from_dict(cls, values: Mapping[str, Any]) -> "ViTConfig":
         try:
             return cls().with_(**cls._parts(values))
-        except (TypeError, AttributeError) as error:  # a word where a number belongs, nothing where a slot does
+        except UserError:
+            raise
+        except (TypeError, AttributeError, ValueError) as error:  # a word where a number belongs, no pairs of options
             raise UserError(f"These settings describe no ViT: {error}.") from error
 
     @staticmethod
