@@ -60,7 +60,7 @@ class FakePlacement:
 @pytest.fixture
 def run_on_fake(fake_cuda, monkeypatch, tmp_path):
     """A trial's own steps on the fake GPU, in each precision: gives the run, after so many steps in each."""
-    from vitmods.train.loop import RunOptions, TrialRun
+    from vitmods.train import RunOptions, TrialRun
 
     def run(model, task, recipe, batch, precisions=tuple(HALF), **how):
         monkeypatch.setattr("vitmods.train.loop.place", lambda *_: FakePlacement("32-true"))

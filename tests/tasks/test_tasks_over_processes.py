@@ -66,10 +66,10 @@ def studies(images: Path) -> dict[str, dict]:
     }
 
 
-def train(images: Path, out: Path, processes: Processes, **how: object) -> None:
+def train(images: Path, out: Path, processes: Processes, shard: bool = False) -> None:
     for task, given in studies(images).items():
         study = vm.Study(**{"arms": ["rms"], "task": task, "seeds": 1, "in_chans": 3, **given})
-        runner = TrialRunner(StudyFolder(out), study.settings, "cpu", processes=processes, **how)
+        runner = TrialRunner(StudyFolder(out), study.settings, "cpu", shared=(processes, shard))
         runner.train(Trial(study.settings.arms[0], 0), out / task)
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import lr_at, resolve_on
 from vitmods.tasks import Classification
-from vitmods.train.loop import RunOptions, TrialRun
+from vitmods.train import RunOptions, TrialRun
 from vitmods.train.optim import clip_gradients
 
 

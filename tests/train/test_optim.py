@@ -5,7 +5,7 @@ from torch import nn
 import vitmods as vm
 from vitmods.recipes import Recipe
 from vitmods.tasks import Classification
-from vitmods.train.loop import RunOptions, TrialRun
+from vitmods.train import RunOptions, TrialRun
 from vitmods.train.optim import (
     check_every_parameter_is_trained,
     layer_scales,

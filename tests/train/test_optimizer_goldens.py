@@ -8,7 +8,7 @@ import torch
 
 from vitmods.recipes import Recipe, weight_decay_from_big_vision
 from vitmods.tasks import Classification
-from vitmods.train.loop import RunOptions, TrialRun
+from vitmods.train import RunOptions, TrialRun
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 BIG_VISION_NAMES = {"kernel": "a/kernel", "bias": "a/bias", "scale": "ln/scale"}

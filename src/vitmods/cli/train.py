@@ -138,8 +138,8 @@ def run_trial(
     with folder.lock() if together.first else nullcontext():
         together.once(folder.refuse_study)
         how = Running(**machine.how())
-        divided: dict[str, Any] = {"processes": together, "shard": shard}
-        runner = TrialRunner(folder, settings, how.device, progress=how.progress, **how.of_trials(), **divided)
+        options = how.of_trials()
+        runner = TrialRunner(folder, settings, how.device, progress=how.progress, **options, shared=(together, shard))
         trial = Trial(Arm(BASE) if arm == BASE else arm_from_text(arm), seed)
         dataset = runner.dataset(settings.recipe_of(trial.arm, trial.point))
         for warning in dataset.summary()["warnings"] if together.first else ():

@@ -24,8 +24,8 @@ from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config
 from vitmods.tasks.base import DEFAULT, TaskModel, make_task
 from vitmods.tasks.features import without_head
-from vitmods.train.loop import RunOptions
 from vitmods.train.optim import freeze
+from vitmods.train.options import RunOptions
 from vitmods.util.errors import UserError
 from vitmods.util.text import size
 

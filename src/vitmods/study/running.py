@@ -15,7 +15,7 @@ from vitmods.study.executors.processes import visible_gpus
 from vitmods.study.weights import Keep
 from vitmods.train.device import check_tf32, place, resolve
 from vitmods.train.loggers import check_loggers
-from vitmods.train.loop import WAYS, check_ways
+from vitmods.train.options import WAYS, check_ways
 from vitmods.train.record import check_recorded
 from vitmods.util.errors import UserError
 

@@ -114,8 +114,9 @@ def with_modules(backbone: nn.Module, task: Task, classes: int, seed: int) -> An
 class TrialRunner:
     """Runs trials of one study, one after the other; the images are read once.
 
-    All but folder and settings decide how a trial is run, never what comes out. ways: those `vitmods.train.loop.WAYS`
-    that are on.
+    All but folder and settings decide how a trial is run, never what comes out. ways: those of
+    `vitmods.train.options.WAYS` that are on. shared: the processes that train a trial together, and whether they divide
+    the model.
     """
 
     def __init__(
@@ -128,8 +129,7 @@ class TrialRunner:
         progress: bool = False,
         ways: Sequence[str] = (),
         cache_dir: str | None = None,
-        processes: Processes = ALONE,
-        shard: bool = False,
+        shared: tuple[Processes, bool] = (ALONE, False),
         log: Sequence[str] = (),
         record: Sequence[str] = (),
     ):
@@ -140,8 +140,8 @@ class TrialRunner:
             device,
             checkpoint_every_minutes=checkpoint_minutes,
             progress=progress,
-            processes=processes,
-            shard=shard,
+            processes=shared[0],
+            shard=shared[1],
             **dict.fromkeys(ways, True),
             log=LogTo(tuple(log)),
             record=tuple(record),

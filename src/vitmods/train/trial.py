@@ -27,8 +27,9 @@ from vitmods.train.examples import write_examples
 from vitmods.train.fitting import fit_to_images
 from vitmods.train.interrupt import StopRequest, stop_on_signals
 from vitmods.train.logs import Diverged, ProgressBar
-from vitmods.train.loop import WAYS, Images, RunOptions, TrialRun
+from vitmods.train.loop import Images, TrialRun
 from vitmods.train.memory import does_not_fit, is_out_of_memory
+from vitmods.train.options import WAYS, RunOptions
 from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights, checksum, make_folder, write_atomically, write_json
 from vitmods.util.limits import read_json, read_npz
