@@ -26,6 +26,7 @@ ARMS = {
     "subln": "subln",
     **{kind: f"norm(kind={kind})" for kind in ("scale", "batch", "instance", "group", "power", "switchable")},
     **{kind: kind for kind in ("levit", "local", "swiglu", "qknorm", "dropkey", "patchdropout")},
+    "size": "size(deeper=2)",
 }
 
 

@@ -35,6 +35,8 @@ class Change:
     cost: ClassVar[str]
     published: ClassVar[str]
     """The gain that its paper reports."""
+    example: ClassVar[Mapping[str, Any]] = {}
+    """settings of one to show, of a change that is none without settings"""
     short_forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Other names for the shell, each with the fields that it sets."""
     words: ClassVar[tuple[str, ...]] = ()

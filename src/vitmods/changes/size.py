@@ -32,6 +32,7 @@ class Size(Change):
         "ImageNet-1k top-1 of models of about the same cost: ViT-L of 24 blocks has 73.3 on V2, ViT-B of 36 blocks "
         "73.2 and of 18 x 2 73.3 (Table 3)"
     )
+    example = {"deeper": 2}
     words = ("depth", "width", "heads", "wider", "deeper")
 
     depth: int | None = None

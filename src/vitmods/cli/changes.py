@@ -66,11 +66,11 @@ def describe(kind: Any) -> dict[str, Any]:
 
 
 def _plain(kind: Any) -> Any:
-    """Its shortest spelling; a change that must be reported something takes its first short form."""
+    """Its shortest spelling; a change that is none without settings takes its example, or its first short form."""
     try:
         return kind()
     except ValueError:
-        return kind(**next(iter(kind.short_forms.values())))
+        return kind(**(kind.example or next(iter(kind.short_forms.values()))))
 
 
 def _print(described: list[dict[str, Any]]) -> None:

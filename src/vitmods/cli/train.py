@@ -73,9 +73,11 @@ def main(arguments: Sequence[str]) -> int:
         return _dry_run(fixed, options)
     from vitmods.train.distributed import join, launched
     from vitmods.train.launch import launch
+    from vitmods.util.registry import asked_for
 
     if options.devices != 1 and not launched():
-        return launch("vitmods", ["train", *arguments], options.devices)
+        given = [word for name in asked_for() for word in ("--plugin", name)]
+        return launch("vitmods", ["train", *arguments, *given], options.devices)
     processes = join()
     result = run_trial(fixed, options.arm, options.seed, options.machine, out, processes, options.shard)
     return show(result, out) if processes.first else int(result["status"] == "diverged")

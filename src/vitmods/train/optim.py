@@ -122,11 +122,16 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         sgd = recipe.optimizer.name == "sgd"
         return BFloat16SGD(groups, lr, recipe.optimizer.momentum) if sgd else BFloat16AdamW(groups, **adam)
     parameters = [parameter for group in groups for parameter in group["params"]]
-    fused = all(p.is_floating_point() and p.device.type in _FUSED and type(p) is not FakeTensor for p in parameters)
+    fused = all(p.is_floating_point() and p.device.type in _FUSED and not _rehearsed(p) for p in parameters)
     how: dict[str, Any] = {"fused": fused, "foreach": None if fused else True}
     if recipe.optimizer.name == "sgd":
         return torch.optim.SGD(groups, lr, momentum=recipe.optimizer.momentum, **how)
     return torch.optim.AdamW(groups, **adam, **how)
+
+
+def _rehearsed(parameter: nn.Parameter) -> bool:
+    """Whether it stands for one whose memory is counted: fused CPU kernels have no fake form."""
+    return type(parameter) is FakeTensor and parameter.device.type == "cpu"
 
 
 _FUSED = ("cpu", "cuda", "mps")

@@ -23,6 +23,7 @@ _HOUSE = __name__.partition(".")[0]
 _READING = threading.RLock()
 _registries: list[Registry[Any]] = []
 _entered: set[str] = set()
+_asked_for: list[str] = []
 """modules that entry points have brought"""
 _asked = False
 """whether entry points were asked for"""
@@ -151,10 +152,16 @@ def load_plugins(names: Iterable[str]) -> None:
     for name in names:
         try:
             _import(name)
+            _asked_for.append(name)
         except UserError:
             raise
         except Exception as error:
             raise UserError(f"The plugin '{name}' cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def asked_for() -> list[str]:
+    """The names that ``load_plugins`` was given in this process, for those that it starts to do the same work."""
+    return list(_asked_for)
 
 
 def plugins() -> list[str]:
