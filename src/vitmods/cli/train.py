@@ -73,10 +73,10 @@ def main(arguments: Sequence[str]) -> int:
         return _dry_run(fixed, options)
     from vitmods.train.distributed import join, launched
     from vitmods.train.launch import launch
-    from vitmods.util.registry import asked_for
+    from vitmods.util.registry import plugins_asked_for
 
     if options.devices != 1 and not launched():
-        given = [word for name in asked_for() for word in ("--plugin", name)]
+        given = [word for name in plugins_asked_for() for word in ("--plugin", name)]
         return launch("vitmods", ["train", *arguments, *given], options.devices)
     processes = join()
     result = run_trial(fixed, options.arm, options.seed, options.machine, out, processes, options.shard)

@@ -159,7 +159,7 @@ def load_plugins(names: Iterable[str]) -> None:
             raise UserError(f"The plugin '{name}' cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def asked_for() -> list[str]:
+def plugins_asked_for() -> list[str]:
     """The names that ``load_plugins`` was given in this process, for those that it starts to do the same work."""
     return list(_asked_for)
 
