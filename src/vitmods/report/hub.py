@@ -19,8 +19,10 @@ from vitmods.study.models import described
 from vitmods.study.start import open_trial
 from vitmods.study.store import StudyFolder, read_object
 from vitmods.train.trial import CONFIG, MODULES, RESULT, WEIGHTS
+from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights, disk_errors, make_folder, write_atomically, write_json
+from vitmods.util.remote import is_there
 
 CARD = "README.md"
 _UP = 5  # folders from a trial to its study, at most
@@ -150,7 +152,8 @@ def _answer(trial: Path | None, study: str | Path | None) -> Answer | None:
     if study is not None:
         return Answer.load(study)
     above = trial.resolve().parents[:_UP] if trial is not None else ()
-    found = next((path for path in above if StudyFolder(path).settings_file.is_file()), None)
+    above = [path for path in above if not named(path).endswith("://")]
+    found = next((path for path in above if is_there(StudyFolder(path).settings_file)), None)
     return None if found is None else Answer.load(found)
 
 

@@ -21,6 +21,7 @@ from vitmods.study.store import read_json
 from vitmods.train.trial import trained_model
 from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights, check_weights_kept
+from vitmods.util.limits import read_bytes
 
 
 def open_trial(folder: Path) -> Any:
@@ -47,7 +48,7 @@ def _with_weights(model: nn.Module, folder: Path) -> nn.Module:
     path = folder / "model.safetensors"
     check_weights(path)
     try:
-        model.load_state_dict(read(path.read_bytes()))
+        model.load_state_dict(read(read_bytes(path, "weights")))
     except Exception as error:  # safetensors and torch raise what they like
         raise UserError(f"{path} cannot be read, or holds other weights: {error}") from error
     return model

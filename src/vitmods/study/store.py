@@ -40,9 +40,10 @@ from vitmods.util import limits
 from vitmods.util.address import named, place
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors, make_folder, write_atomically, write_json
-from vitmods.util.lease import LEASE, FilePlace, leased
+from vitmods.util.lease import LEASE, FilePlace, leased, no_lease
 from vitmods.util.registry import check_plugins
 from vitmods.util.remote import mirror_of
+from vitmods.util.text import printable
 
 if TYPE_CHECKING:
     from vitmods.data.dataset import Split
@@ -394,12 +395,18 @@ class StudyFolder:
         On this machine by a lock, which the kernel frees when its process is gone; against others by a lease.
         """
         path = make_folder(self.path) / ".lock"
+        try:
+            limits.check_file(path, "lease")
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            raise no_lease(str(path), error) from error
         lock = FileLock(path)
         try:
             with disk_errors(path):
                 lock.acquire(timeout=0)
         except Timeout:
-            holder = path.read_text().strip()
+            holder = printable(limits.read_bytes(path, "lease").decode(errors="replace").strip())[:80]
             who = f" (process {holder})" if holder else ""
             raise UserError(
                 f"Another run is at work in {self.path}{who}. Wait for it or end it, then run the same command."

@@ -257,11 +257,14 @@ class Mirror:
             found: dict[str, Any] = self._fs.find(self._root, detail=True)
             return found
 
-        names = {path[len(self._root) :].lstrip("/"): version_of(one) for path, one in self._tried(find).items()}
+        found = {path[len(self._root) :].lstrip("/"): one for path, one in self._tried(find).items()}
+        within = {str(folder) for name in found for folder in PurePosixPath(name).parents}
         return {
-            name: version
-            for name, version in names.items()
-            if is_sent(Path(name)) and ".." not in PurePosixPath(name).parts
+            name: version_of(one)
+            for name, one in found.items()
+            if is_sent(Path(name))
+            and ".." not in PurePosixPath(name).parts
+            and not _is_folder(name, one, within | {f"{name.rstrip('/')}/"})
         }
 
     def _as_sent(self, path: Path, version: str) -> Sent:
