@@ -151,6 +151,18 @@ def test_a_trial_that_was_stopped_goes_on_on_another_machine(tmp_path, on, monke
     assert not files(place(goes)) & {"checkpoint.pt", "checkpoint.previous.pt"}
 
 
+@pytest.mark.parametrize("study_given", [False, True])
+def test_a_trial_at_an_address_is_shared_with_what_its_study_found(there, on, tmp_path, study_given):
+    on("two")
+    options = ["--study", there] if study_given else []
+    command = ["export", f"{there}/trials/dpn/seed0", "--to", "hub", "--out", str(tmp_path / "hub"), *options]
+    assert cli.main(command) == 0
+    card = (tmp_path / "hub/README.md").read_text()
+    assert "## What the study found" in card
+    assert str(tmp_path) not in card
+    assert not (place(there) / "trials/base/seed0/model.safetensors").exists()
+
+
 def write(mirror, **contents):
     for name, text in contents.items():
         path = mirror.folder / name.replace("__", "/").replace("_", ".")
@@ -320,6 +332,21 @@ def test_a_study_in_a_bucket(bucket, on, capsys, monkeypatch):
     monkeypatch.setattr(TrialRun, "_train_step", lambda *_: pytest.fail("trained again"))
     assert cli.main(command) == 0
     assert lease.LEASE not in {name.rpartition("/")[2] for name in fs.find(root)}
+
+
+def test_marks_of_folders_in_a_bucket_are_no_files(bucket, on):
+    mirror = mirror_of(place(f"{bucket}/runs/x"))
+    write(mirror, trials__a_txt="a", empty_txt="")
+    mirror.send()
+    for mark in ("/", "/trials/", "/trials", "/none/"):
+        mirror._fs.call_s3("put_object", Bucket=bucket[5:], Key=f"runs/x{mark}")
+    before = mirror._fs.find(mirror._root)
+    on("two")
+    second = mirror_of(place(mirror.address))
+    second.fetch()
+    second.send()
+    assert files(second.folder) == {"trials/a.txt", "empty.txt"}
+    assert second._fs.find(second._root) == before
 
 
 def test_a_bucket_that_is_not_there_is_told_before_any_work(bucket, on, monkeypatch):

@@ -258,13 +258,14 @@ class Mirror:
             return found
 
         found = {path[len(self._root) :].lstrip("/"): one for path, one in self._tried(find).items()}
+        # Consoles mark a folder with an object without content, whose name may end in a slash.
         within = {str(folder) for name in found for folder in PurePosixPath(name).parents}
         return {
             name: version_of(one)
             for name, one in found.items()
             if is_sent(Path(name))
             and ".." not in PurePosixPath(name).parts
-            and not _is_folder(name, one, within | {f"{name.rstrip('/')}/"})
+            and not (one.get("type") == "directory" or name.endswith("/") or (one["size"] == 0 and name in within))
         }
 
     def _as_sent(self, path: Path, version: str) -> Sent:
