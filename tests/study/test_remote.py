@@ -68,7 +68,7 @@ def there(run_once, tmp_path, on):
 
 def files(folder):
     found = (path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
-    return {name for name in found if not name.endswith((".sent.json", ".lock", ".lease"))}
+    return {name for name in found if not name.endswith((".sent.json", ".lock", ".lease", ".copy"))}
 
 
 def test_addresses_and_folders_are_told_apart(on, tmp_path):
@@ -194,6 +194,20 @@ def test_what_tells_of_others_is_sent_after_them(mirror, monkeypatch):
     assert len(sent) == 8
 
 
+def test_names_above_a_copy_do_not_matter_and_links_and_growing_logs_wait(tmp_path, on):
+    on("cache.damaged")
+    mirror = mirror_of(place(f"file://{tmp_path}/.aside/runs.damaged"))
+    write(mirror, trials__wandb__seed0__config_json="{}", trials__a__seed0__wandb__run__files__log_txt="1")
+    write(mirror, x_damaged__a_txt="kept", _aside__a_txt="kept")
+    (mirror.folder / "latest").symlink_to(mirror.folder / "trials")
+    (mirror.folder / "latest.log").symlink_to(mirror.folder / "trials/wandb/seed0/config.json")
+    mirror.send(final=False)
+    there = tmp_path / ".aside/runs.damaged"
+    assert files(there) == {"trials/wandb/seed0/config.json"}
+    mirror.send()
+    assert files(there) == {"trials/wandb/seed0/config.json", "trials/a/seed0/wandb/run/files/log.txt"}
+
+
 def test_a_file_that_grows_while_it_is_sent_is_sent_as_it_was(mirror, monkeypatch):
     write(mirror, config_json="{}", metrics_jsonl="1")
     send = Mirror._send_file
@@ -282,6 +296,28 @@ def test_a_run_at_work_elsewhere_is_refused(there, on, monkeypatch):
             study().run(there, **QUIET)
         on("one")
     assert files(place(there))
+
+
+def test_containers_of_one_name_with_disks_of_their_own_are_told_apart(there, on, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT_S", 0.05)
+    folder = StudyFolder(there)
+    with folder.lock():
+        cache = folder.path.rename(folder.path.with_name("disk of one"))
+        with pytest.raises(UserError, match="Another run is at work"), StudyFolder(there).lock():
+            pass
+        shutil.rmtree(folder.path)
+        cache.rename(folder.path)
+
+
+def test_a_run_that_was_taken_over_measures_and_writes_nothing_more(tmp_path, monkeypatch):
+    held = []
+    take = lease.Lease.take
+    monkeypatch.setattr(lease.Lease, "take", lambda self: (held.append(self), take(self)))
+    monkeypatch.setattr("vitmods.study.run._work", lambda *_: setattr(held[0], "lost", "process 7 on two"))
+    monkeypatch.setattr("vitmods.study.run._measure_costs", lambda *_: pytest.fail("measured"))
+    with pytest.raises(UserError, match="process 7 on two has taken"):
+        study().run(tmp_path / "x", **QUIET)
+    assert not (tmp_path / "x/results.json").exists()
 
 
 def test_machines_of_a_cluster_need_a_folder(there):

@@ -40,7 +40,7 @@ from vitmods.util import limits
 from vitmods.util.address import named, place
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors, make_folder, write_atomically, write_json
-from vitmods.util.lease import LEASE, FilePlace, leased, no_lease
+from vitmods.util.lease import LEASE, FilePlace, Lease, leased, no_lease
 from vitmods.util.registry import check_plugins
 from vitmods.util.remote import mirror_of
 from vitmods.util.text import printable
@@ -388,7 +388,7 @@ class StudyFolder:
         return FileLock(self.logs / f"worker{index}.lock", timeout=ORPHAN_GRACE_S)
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> Iterator[Lease]:
         """Hold the folder against a second run, once no worker of a killed one writes any more; of an address, bring
         what is there and send what is written.
 
@@ -416,10 +416,11 @@ class StudyFolder:
                 path.write_text(f"{os.getpid()}\n")
             mirror = mirror_of(self.path)
             noted = mirror.lease() if mirror else FilePlace(self.path / LEASE)
-            with leased(noted, named(self.path), self.path) as lease:
+            local = mirror.identity() if mirror else str(self.path.resolve())
+            with leased(noted, named(self.path), local) as lease:
                 self._wait_for_workers()
                 with mirror.kept(lease) if mirror else nullcontext():
-                    yield
+                    yield lease
         finally:
             lock.release()
 

@@ -101,11 +101,12 @@ class Lease:
         lost: who has taken it over, because it was not renewed for so long; None: nobody.
     """
 
-    def __init__(self, place: LeasePlace, where: str, local: Path) -> None:
-        """where: named in messages. local: the folder on this machine, which the caller holds against others here."""
+    def __init__(self, place: LeasePlace, where: str, local: str) -> None:
+        """where: named in messages. local: tells the folder on this machine, which the caller holds against others
+        here."""
         self._place, self._where = place, where
         self._holder = {"id": uuid.uuid4().hex, "host": platform.node(), "process": os.getpid()}
-        self._holder |= {"machine": machine(), "local": str(local.resolve())}
+        self._holder |= {"machine": machine(), "local": local}
         self._beat = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, daemon=True, name="lease")
@@ -193,12 +194,13 @@ class Lease:
 
 
 @contextmanager
-def leased(place: LeasePlace, where: str, local: Path) -> Iterator[Lease]:
+def leased(place: LeasePlace, where: str, local: str) -> Iterator[Lease]:
     """Hold a lease. UserError where another run has it, or has taken it over in the meantime."""
     lease = Lease(place, where, local)
     lease.take()
     try:
         yield lease
+        lease.check()  # SIGINT may be ignored
     except KeyboardInterrupt:
         lease.check()
         raise
