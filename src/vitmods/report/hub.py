@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import nn
 from vitmods.adapters import open_checkpoint
 from vitmods.adapters.apply import as_vit
 from vitmods.adapters.timm_folder import write_timm_folder
-from vitmods.report.card import Card, without_places
+from vitmods.report.card import Card
 from vitmods.study.answer import Answer
 from vitmods.study.models import described
 from vitmods.study.start import open_trial
@@ -22,6 +21,7 @@ from vitmods.train.trial import CONFIG, MODULES, RESULT, WEIGHTS
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights, disk_errors, make_folder, write_atomically, write_json
+from vitmods.util.places import without_place
 from vitmods.util.remote import is_there
 
 CARD = "README.md"
@@ -164,8 +164,4 @@ def _copy_trial(trial: Path, folder: Path, config: dict[str, Any]) -> None:
             if name != RESULT:
                 check_weights(trial / name)
             shutil.copyfile(trial / name, folder / name)
-    write_json(folder / CONFIG, json.loads(json.dumps(config), object_hook=_placeless))
-
-
-def _placeless(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: without_places(value) if isinstance(value, str) else value for name, value in values.items()}
+    write_json(folder / CONFIG, without_place(config))
