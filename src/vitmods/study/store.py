@@ -278,8 +278,8 @@ class StudyFolder:
             raise self._damaged(error) from error
         if changed:
             raise UserError(
-                f"{named(self.path)} holds a study with other settings: {'; '.join(changed)}. Repeat the old ones to go "
-                "on with it, or choose another folder with --out. Arms, seeds and values to tune may be added."
+                f"{named(self.path)} holds a study with other settings: {'; '.join(changed)}. Repeat the old ones to "
+                "go on with it, or choose another folder with --out. Arms, seeds and values to tune may be added."
             )
 
     def refuse_study(self) -> None:
@@ -356,8 +356,8 @@ class StudyFolder:
                 raise UserError(f"{named(path)} does not have all images.")
         except UserError as error:
             raise UserError(
-                f"{named(self.path / 'images.npz')} is damaged, and {SPLIT_FILE} cannot take its place: {error} Run the "
-                "same command again, which writes both."
+                f"{named(self.path / 'images.npz')} is damaged, and {SPLIT_FILE} cannot take its place: {error} Run "
+                "the same command again, which writes both."
             ) from error
         alone = all(row["group"] == row["image"] for row in rows)
         return None if alone else np.array([row["group"] for row in rows])
