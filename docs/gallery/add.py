@@ -55,8 +55,9 @@ def facts_of(run: Path, name: str, title: str, says: str, order: int) -> dict[st
 
 def public(command: str) -> str:
     """A command without the folders of the machine that it ran on."""
-    command = re.sub(r" --out \S+", "", command)
-    return re.sub(r"(?<![\w/])(?:/[\w.@+-]+)+/([\w.@+-]+)", r"path/to/\1", command)
+    from vitmods.util.places import public_command
+
+    return public_command(command, leave_out=("--out",))
 
 
 def page(folder: Path = HERE) -> str:

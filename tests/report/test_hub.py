@@ -11,10 +11,10 @@ import yaml
 import vitmods as vm
 from vitmods.adapters.timm_folder import OURS, timm_words
 from vitmods.cli import main
-from vitmods.report.card import without_places
 from vitmods.study import Answer
 from vitmods.study.start import open_trial
 from vitmods.util.errors import UserError
+from vitmods.util.places import public_command, without_place, without_places
 
 RUN = {"workers": 1, "device": "cpu", "cost_seconds": 0.05, "progress": False}
 IMAGES = torch.randn(3, 1, 8, 8)
@@ -223,5 +223,34 @@ def test_places_of_this_machine_are_taken_out_and_nothing_else():
     text = "vitmods compare --data /home/me/my/pets --out=/tmp/x --from ~/runs/a/ --arms dpn+rms --base S/16"
     wanted = "vitmods compare --data path/to/pets --out=path/to/x --from path/to/a --arms dpn+rms --base S/16"
     assert without_places(text) == wanted
-    same = "see https://openreview.net/forum?id=jg, base='mu3/2', 1/2, timm/vit, hf:beans"
+    same = (
+        "see https://openreview.net/forum?id=jg, base='mu3/2', 1/2, timm/vit, hf:beans, s3://bucket/x, '/', \"a/b c\""
+    )
     assert without_places(same) == same
+
+
+PLACES = {
+    "/home/jane/x": "path/to/x",
+    "/x/": "path/to/x",
+    "imagenet:/home/jane/x": "imagenet:path/to/x",
+    "a:b:~jane/my photos/x": "a:b:path/to/x",
+    "/home/jane's place/my pets/": "path/to/my pets",
+    "file:///home/jane/x": "path/to/x",
+    "../../jane/x": "path/to/x",
+    "--data=imagenet:/home/jane doe/x": "--data=imagenet:path/to/x",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_place_is_taken_out_wherever_it_stands(place):
+    import shlex
+
+    wanted = PLACES[place]
+    assert without_place(place) == wanted
+    assert without_place({"a": [{"b": [place, 1, None]}]}) == {"a": [{"b": [wanted, 1, None]}]}
+    command = shlex.join(["vitmods", "compare", "--data", place, "--arms", "a=dpn(x=1)"])
+    assert public_command(command) == shlex.join(["vitmods", "compare", "--data", wanted, "--arms", "a=dpn(x=1)"])
+    assert public_command(f"vm.Study({place!r}, ['dpn'])").replace("'", '"') == f'vm.Study("{wanted}", ["dpn"])'
+    assert (
+        public_command(f"vitmods a --out {shlex.quote(place)} --out={shlex.quote(place)} b", ["--out"]) == "vitmods a b"
+    )

@@ -7,6 +7,7 @@ import os
 import sys
 import tarfile
 import time
+import types
 import zipfile
 
 import numpy as np
@@ -27,11 +28,13 @@ from vitmods.recipes import Recipe
 from vitmods.stats.read import read_csv
 from vitmods.study.models import rebuilt
 from vitmods.study.store import StudyFolder
+from vitmods.train import checkpoint, sharded
 from vitmods.train.launch import launch
 from vitmods.train.trial import read_scores
 from vitmods.util import limits
+from vitmods.util.address import AddressPlace
 from vitmods.util.errors import UserError
-from vitmods.util.files import expand_user
+from vitmods.util.files import checksum, expand_user
 
 SOON_S = 5  # of CPU time, on any machine
 
@@ -147,6 +150,41 @@ def test_a_pipe_or_a_device_is_no_file(tmp_path):
         read_csv_of(tmp_path, "/dev/zero")
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+@pytest.mark.parametrize("name", [".lease", ".lock"])
+@pytest.mark.parametrize("what", ["pipe", "device", "folder", "large"])
+def test_what_lies_in_place_of_a_lock_or_lease_is_no_reason_to_wait(name, what, tmp_path):
+    path = tmp_path / name
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "device":
+        path.symlink_to("/dev/zero")
+    elif what == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(bytes(1 << 17))
+    with (
+        pytest.raises(UserError, match=rf"{name} is not what a run writes .*: remove it"),
+        StudyFolder(tmp_path).lock(),
+    ):
+        pass
+    if name == ".lease":  # and at an address
+        with pytest.raises(UserError, match=rf"{name} is not what a run writes"):
+            AddressPlace(f"file://{path}").read()
+
+
+def test_a_lease_cannot_move_the_cursor(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("vitmods.util.lease.STALE_S", 0.1)
+    monkeypatch.setattr("vitmods.util.lease.SETTLE_S", 0.01)
+    said = {"process": "\x1b]0;x\x07", "host": "\x1b[2J" + "a" * 500}
+    (tmp_path / ".lease").write_text(json.dumps(said))
+    with StudyFolder(tmp_path).lock():
+        printed = capsys.readouterr().err
+    assert "\\x1b[2Jaaa" in printed
+    assert "\x1b" not in printed
+    assert len(max(printed.splitlines(), key=len)) < 300
+
+
 def read_csv_of(folder, target):
     (folder / "scores.csv").unlink(missing_ok=True)
     (folder / "scores.csv").symlink_to(target)
@@ -184,16 +222,35 @@ def test_a_tensor_that_is_larger_than_its_file_is_refused(tensor, tmp_path):
         load(tmp_path / "m.pth")
 
 
-def test_weights_that_unpack_to_much_more_are_refused(tmp_path):
-    torch.save({"cls_token": torch.zeros(2**20)}, tmp_path / "plain.pth")
-    with (
-        zipfile.ZipFile(tmp_path / "plain.pth") as plain,
-        zipfile.ZipFile(tmp_path / "m.pth", "w", zipfile.ZIP_DEFLATED) as packed,
-    ):
+def deflated(source, target):
+    """The same ZIP file, compressed."""
+    with zipfile.ZipFile(source) as plain, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as packed:
         for member in plain.infolist():
             packed.writestr(member.filename, plain.read(member))
+
+
+def test_weights_that_unpack_to_much_more_are_refused(tmp_path):
+    torch.save({"cls_token": torch.zeros(2**20)}, tmp_path / "plain.pth")
+    deflated(tmp_path / "plain.pth", tmp_path / "m.pth")
     with pytest.raises(UserError, match="would unpack to"):
         load(tmp_path / "m.pth")
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_a_checkpoint_that_unpacks_to_much_more_is_refused(divided, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.load", lambda *_, **__: pytest.fail("read"))
+    torch.save({"step": torch.zeros(2**20)}, tmp_path / "plain.pt")
+    if divided:
+        place = tmp_path / sharded.DIVIDED / "4"
+        place.mkdir(parents=True)
+        deflated(tmp_path / "plain.pt", place / sharded.REST)
+        index = {"checksums": {sharded.REST: checksum(place / sharded.REST)}, "tensors": {}}
+        (place / sharded.INDEX).write_text(json.dumps(index))
+        assert "would unpack to" in sharded._read(place, types.SimpleNamespace(rank=0, size=1))[1]
+    else:
+        deflated(tmp_path / "plain.pt", tmp_path / checkpoint.NAME)
+        with pytest.warns(UserWarning, match="would unpack to"), pytest.raises(UserError, match="No checkpoint"):
+            checkpoint.load(tmp_path)
 
 
 MANY = ",".join(f"c{i}" for i in range(limits.MOST_COLUMNS))

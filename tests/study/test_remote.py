@@ -68,7 +68,7 @@ def there(run_once, tmp_path, on):
 
 def files(folder):
     found = (path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
-    return {name for name in found if not name.endswith((".sent.json", ".lock", ".lease"))}
+    return {name for name in found if not name.endswith((".sent.json", ".lock", ".lease", ".copy"))}
 
 
 def test_addresses_and_folders_are_told_apart(on, tmp_path):
@@ -83,6 +83,8 @@ def test_addresses_and_folders_are_told_apart(on, tmp_path):
             place(wrong)
     with pytest.raises(UserError, match="cannot be opened: Protocol not known"):
         brought("nowhere://x/y")
+    with pytest.raises(UserError, match=rf"There is no study in file://{tmp_path}/none: "):
+        Answer.load(f"file://{tmp_path}/none")
     with pytest.raises(UserError, match="There is nothing at"):
         brought(f"file://{tmp_path}/none")
 
@@ -151,6 +153,18 @@ def test_a_trial_that_was_stopped_goes_on_on_another_machine(tmp_path, on, monke
     assert not files(place(goes)) & {"checkpoint.pt", "checkpoint.previous.pt"}
 
 
+@pytest.mark.parametrize("study_given", [False, True])
+def test_a_trial_at_an_address_is_shared_with_what_its_study_found(there, on, tmp_path, study_given):
+    on("two")
+    options = ["--study", there] if study_given else []
+    command = ["export", f"{there}/trials/dpn/seed0", "--to", "hub", "--out", str(tmp_path / "hub"), *options]
+    assert cli.main(command) == 0
+    card = (tmp_path / "hub/README.md").read_text()
+    assert "## What the study found" in card
+    assert str(tmp_path) not in card
+    assert not (place(there) / "trials/base/seed0/model.safetensors").exists()
+
+
 def write(mirror, **contents):
     for name, text in contents.items():
         path = mirror.folder / name.replace("__", "/").replace("_", ".")
@@ -180,6 +194,20 @@ def test_what_tells_of_others_is_sent_after_them(mirror, monkeypatch):
     mirror.send(final=False)
     assert not mirror._fs.exists(f"{mirror._root}/checkpoint/4/index.json")
     assert len(sent) == 8
+
+
+def test_names_above_a_copy_do_not_matter_and_links_and_growing_logs_wait(tmp_path, on):
+    on("cache.damaged")
+    mirror = mirror_of(place(f"file://{tmp_path}/.aside/runs.damaged"))
+    write(mirror, trials__wandb__seed0__config_json="{}", trials__a__seed0__wandb__run__files__log_txt="1")
+    write(mirror, x_damaged__a_txt="kept", _aside__a_txt="kept")
+    (mirror.folder / "latest").symlink_to(mirror.folder / "trials")
+    (mirror.folder / "latest.log").symlink_to(mirror.folder / "trials/wandb/seed0/config.json")
+    mirror.send(final=False)
+    there = tmp_path / ".aside/runs.damaged"
+    assert files(there) == {"trials/wandb/seed0/config.json"}
+    mirror.send()
+    assert files(there) == {"trials/wandb/seed0/config.json", "trials/a/seed0/wandb/run/files/log.txt"}
 
 
 def test_a_file_that_grows_while_it_is_sent_is_sent_as_it_was(mirror, monkeypatch):
@@ -272,6 +300,28 @@ def test_a_run_at_work_elsewhere_is_refused(there, on, monkeypatch):
     assert files(place(there))
 
 
+def test_containers_of_one_name_with_disks_of_their_own_are_told_apart(there, on, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT_S", 0.05)
+    folder = StudyFolder(there)
+    with folder.lock():
+        cache = folder.path.rename(folder.path.with_name("disk of one"))
+        with pytest.raises(UserError, match="Another run is at work"), StudyFolder(there).lock():
+            pass
+        shutil.rmtree(folder.path)
+        cache.rename(folder.path)
+
+
+def test_a_run_that_was_taken_over_measures_and_writes_nothing_more(tmp_path, monkeypatch):
+    held = []
+    take = lease.Lease.take
+    monkeypatch.setattr(lease.Lease, "take", lambda self: (held.append(self), take(self)))
+    monkeypatch.setattr("vitmods.study.run._work", lambda *_: setattr(held[0], "lost", "process 7 on two"))
+    monkeypatch.setattr("vitmods.study.run._measure_costs", lambda *_: pytest.fail("measured"))
+    with pytest.raises(UserError, match="process 7 on two has taken"):
+        study().run(tmp_path / "x", **QUIET)
+    assert not (tmp_path / "x/results.json").exists()
+
+
 def test_machines_of_a_cluster_need_a_folder(there):
     with pytest.raises(UserError, match="name one that they share by --out"):
         study(seeds=2).run(there, cluster=ClusterOptions("slurm"), **QUIET)
@@ -320,6 +370,21 @@ def test_a_study_in_a_bucket(bucket, on, capsys, monkeypatch):
     monkeypatch.setattr(TrialRun, "_train_step", lambda *_: pytest.fail("trained again"))
     assert cli.main(command) == 0
     assert lease.LEASE not in {name.rpartition("/")[2] for name in fs.find(root)}
+
+
+def test_marks_of_folders_in_a_bucket_are_no_files(bucket, on):
+    mirror = mirror_of(place(f"{bucket}/runs/x"))
+    write(mirror, trials__a_txt="a", empty_txt="")
+    mirror.send()
+    for mark in ("/", "/trials/", "/trials", "/none/"):
+        mirror._fs.call_s3("put_object", Bucket=bucket[5:], Key=f"runs/x{mark}")
+    before = mirror._fs.find(mirror._root)
+    on("two")
+    second = mirror_of(place(mirror.address))
+    second.fetch()
+    second.send()
+    assert files(second.folder) == {"trials/a.txt", "empty.txt"}
+    assert second._fs.find(second._root) == before
 
 
 def test_a_bucket_that_is_not_there_is_told_before_any_work(bucket, on, monkeypatch):

@@ -33,7 +33,7 @@ def make(place, tmp_path, monkeypatch):
     def of(host, local="study"):
         monkeypatch.setattr(module, "machine", lambda: f"{host} boot")
         monkeypatch.setattr("platform.node", lambda: host)
-        return Lease(place(), "runs/x", tmp_path / local)
+        return Lease(place(), "runs/x", local)
 
     return of
 
@@ -112,14 +112,17 @@ def test_of_several_that_begin_at_once_one_begins(make, place, stale):
     holder.give_back()
 
 
-def test_one_that_was_taken_over_stops_and_leaves_the_other_alone(make, place, tmp_path):
+@pytest.mark.parametrize("interrupts", [True, False])
+def test_one_that_was_taken_over_stops_and_leaves_the_other_alone(interrupts, place, monkeypatch):
     other = json.dumps({"id": "another", "host": "two", "process": 7}).encode()
 
     def work():
-        with leased(place(), "runs/x", tmp_path):
+        with leased(place(), "runs/x", "study"):
             place().write(other)
-            time.sleep(10)  # until interrupted
+            time.sleep(10 if interrupts else 0.3)  # until interrupted
 
+    if not interrupts:  # as where SIGINT is ignored
+        monkeypatch.setattr("_thread.interrupt_main", lambda: None)
     with pytest.raises(UserError, match="process 7 on two has taken runs/x over"):
         work()
     assert place().read() == other

@@ -44,7 +44,7 @@ class Export:
     push: str | None = None
     """hub: USER/NAME on Hugging Face's Hub, which gets it instead of a folder here"""
     study: Path | None = None
-    """hub: the study whose result the card tells; None: that which the trial lies in"""
+    """hub: the study, or its address, whose result the card tells; None: that which the trial lies in"""
     license: str | None = None
     """hub: of the weights, as the Hub spells it; None: the card says none"""
 
@@ -53,13 +53,13 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Export, arguments, "export")
     _check(options)
+    name = brought(options.model)
     if options.to == "hub":
-        return _share(options)
+        return _share(options, name)
     from vitmods.adapters import open_checkpoint
     from vitmods.fast import ENDINGS, export, optimize_for_inference
     from vitmods.train.trial import MODULES
 
-    name = brought(options.model)
     if options.to != "safetensors" and (Path(name) / MODULES).exists():
         raise UserError(
             f"{options.model} has modules beside its ViT, which a graph would lack: write the ViT's weights alone "
@@ -87,12 +87,12 @@ def _check(options: Export) -> None:
         raise UserError("--push uploads, --out writes a folder here: give one of the two.")
 
 
-def _share(options: Export) -> int:
+def _share(options: Export, model: str) -> int:
     from vitmods.report.hub import push_to_hub, save_pretrained
 
     if options.push is not None:
-        print(push_to_hub(options.model, options.push, study=options.study, license=options.license))
+        print(push_to_hub(model, options.push, study=options.study, license=options.license))
         return 0
-    folder = save_pretrained(options.model, options.out or "model", study=options.study, license=options.license)
+    folder = save_pretrained(model, options.out or "model", study=options.study, license=options.license)
     print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     return 0

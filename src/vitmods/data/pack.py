@@ -43,6 +43,7 @@ from vitmods.data.summary import record, unreadable_text
 from vitmods.data.threads import cores, in_order
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.files import expand_user, make_folder, tracked, write_atomically, write_json
+from vitmods.util.limits import read_bytes
 
 MEGABYTE = 1_000_000
 _REMEDY = (
@@ -245,7 +246,9 @@ class _Packer:
         found: dict[str, tuple[int, int]] = {}
         for path in self.folder.glob(f"{split}-*.json"):
             with suppress(OSError, ValueError, KeyError, TypeError):
-                found |= {row.digest: (row.height, row.width) for row in ShardIndex.from_bytes(path.read_bytes()).rows}
+                found |= {
+                    row.digest: (row.height, row.width) for row in ShardIndex.from_bytes(read_bytes(path, "JSON")).rows
+                }
         return found
 
     def _shard(self, path: Path, items: list[Item]) -> dict[str, Any]:
@@ -268,9 +271,9 @@ class _Packer:
     def _is_there(self, path: Path, index: bytes, checksum: str) -> bool:
         """Whether an earlier call has finished this very shard."""
         try:
-            same = index_path(path).read_bytes() == index
+            same = read_bytes(index_path(path), "JSON") == index
             whole = same and file_sha256(path) == checksum
-        except OSError:
+        except (OSError, ValueError):
             same = whole = False
         if self.finished and not same:
             raise other_shards(self.folder)
@@ -320,7 +323,7 @@ def _lock(descriptor: int, folder: Path) -> None:
 def refuse_foreign(folder: Path) -> None:
     for path in sorted(folder.glob("*.tar")):
         try:
-            ShardIndex.from_bytes(index_path(path).read_bytes())
+            ShardIndex.from_bytes(read_bytes(index_path(path), "JSON"))
         except (OSError, ValueError, KeyError, TypeError):
             raise UserError(
                 f"{printable(str(path))} was not written by vitmods data pack and could be overwritten: choose another "

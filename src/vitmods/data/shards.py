@@ -22,7 +22,7 @@ from vitmods.data.records import Records, Source, printable
 from vitmods.data.tars import read_at
 from vitmods.data.threads import cores
 from vitmods.util.errors import UserError
-from vitmods.util.limits import parse_json, read_json
+from vitmods.util.limits import parse_json, read_bytes, read_json
 
 MANIFEST, MANIFEST_FORMAT = "manifest.json", "vitmods shards 1"
 FORMAT = "vitmods shard 1"
@@ -133,7 +133,9 @@ def _packed_index(path: Path, shard: dict[str, Any]) -> ShardIndex:
     """The index that belongs to a shard of the manifest, and with it a shard of the right length."""
     name = printable(str(path))
     try:
-        content, length = index_path(path).read_bytes(), path.stat().st_size
+        content, length = read_bytes(index_path(path), "JSON"), path.stat().st_size
+    except ValueError as error:
+        raise UserError(f"{printable(str(index_path(path)))} cannot be read: {error}. {_AGAIN}") from error
     except OSError as error:
         raise UserError(f"{printable(str(error.filename))} cannot be read: {error.strerror}. {_AGAIN}") from error
     if length != shard["bytes"]:

@@ -18,6 +18,7 @@ from vitmods.study.edits import parse_edits
 from vitmods.study.outcome import ArmAnswer, CostRatio
 from vitmods.study.retrain import arm_named, estimate_of
 from vitmods.tasks.base import DEFAULT
+from vitmods.util.places import public_command, without_place, without_places
 from vitmods.util.text import plural
 
 _HUB_TASKS = {
@@ -29,7 +30,6 @@ _HUB_TASKS = {
     "sequence_classification": "text-classification",
 }
 _HUB_METRICS = {"top1": "accuracy"}
-_OWN_PLACE = re.compile(r"(?<![\w.:/~])(?:~|\.{1,2})?/(?:[^\s'\",)]+/)*([^\s'\",)/]+)/?")
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,9 @@ class Card:
             pipeline_tag=task,
             license=self.license,
             tags=list(dict.fromkeys(["vitmods", library, "vision-transformer", *changes])),
-            datasets=[place.removeprefix("hf:").partition("?")[0]] if place.startswith("hf:") else None,
+            datasets=[place.removeprefix("hf:").partition("?")[0]]
+            if place.startswith("hf:") and without_place(place) == place
+            else None,
             metrics=sorted({result.metric_type for result in found}) or None,
             model_name=self.name if found else None,
             eval_results=found or None,
@@ -100,8 +102,8 @@ class Card:
     def _title(self) -> str:
         lines = [f"# {self.name}\n"]
         if self.config:
-            arm, changes = self.config["arm"], self.config.get("changes") or "nothing changed"
-            lines.append(f"Arm **{arm}** ({changes}), seed {self.config['seed']}, trained on {self.data}.")
+            arm, what = self.config["arm"], without_places(self.config.get("changes") or "nothing changed")
+            lines.append(f"Arm **{arm}** ({what}), seed {self.config['seed']}, trained on {self.data}.")
         if self.model is not None:
             config = self.model.vit_config
             size = " x ".join(map(str, config.img_size))
@@ -146,7 +148,7 @@ class Card:
             table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
             yield f"Costs as ratios to {answer.base.name}:\n\n| | |\n| --- | --- |\n{table}"
         kind = "console" if answer.command.startswith("vitmods ") else "python"
-        yield f"It was run with vitmods {answer.vitmods}:\n\n```{kind}\n{without_places(answer.command)}\n```"
+        yield f"It was run with vitmods {answer.vitmods}:\n\n```{kind}\n{public_command(answer.command)}\n```"
 
     def _data(self) -> Iterator[str]:
         if not self.config:
@@ -163,7 +165,7 @@ class Card:
             return
         environment = {**self.config.get("environment", {})}
         machine = ", ".join(f"{name} {value}" for name, value in environment.items() if name in ("torch", "device"))
-        recipe = json.dumps(self.config["recipe"], indent=1)
+        recipe = json.dumps(without_place(self.config["recipe"]), indent=1)
         took = self.result.get("wall_s")
         seconds = f", {took:,.0f} s" if took else ""
         yield f"## Training\n\nvitmods {environment.get('vitmods', __version__)}, {machine}{seconds}."
@@ -180,11 +182,6 @@ class Card:
         found.append(f"Nothing is known of data other than {self.data or 'what it was trained on'}.")
         found += [without_places(one) for one in self.answer.warnings] if self.answer else []
         return "## Limits\n\n" + "\n".join(f"- {one}" for one in found)
-
-
-def without_places(text: str) -> str:
-    """Paths of this machine as `path/to/NAME`: they say nothing to others, and may say too much."""
-    return _OWN_PLACE.sub(r"path/to/\1", text)
 
 
 def _shown(cost: CostRatio) -> str:

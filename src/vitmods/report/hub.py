@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,14 +12,17 @@ from torch import nn
 from vitmods.adapters import open_checkpoint
 from vitmods.adapters.apply import as_vit
 from vitmods.adapters.timm_folder import write_timm_folder
-from vitmods.report.card import Card, without_places
+from vitmods.report.card import Card
 from vitmods.study.answer import Answer
 from vitmods.study.models import described
 from vitmods.study.start import open_trial
 from vitmods.study.store import StudyFolder, read_object
 from vitmods.train.trial import CONFIG, MODULES, RESULT, WEIGHTS
+from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights, disk_errors, make_folder, write_atomically, write_json
+from vitmods.util.places import without_place
+from vitmods.util.remote import is_there
 
 CARD = "README.md"
 _UP = 5  # folders from a trial to its study, at most
@@ -150,7 +152,8 @@ def _answer(trial: Path | None, study: str | Path | None) -> Answer | None:
     if study is not None:
         return Answer.load(study)
     above = trial.resolve().parents[:_UP] if trial is not None else ()
-    found = next((path for path in above if StudyFolder(path).settings_file.is_file()), None)
+    above = [path for path in above if not named(path).endswith("://")]
+    found = next((path for path in above if is_there(StudyFolder(path).settings_file)), None)
     return None if found is None else Answer.load(found)
 
 
@@ -161,8 +164,4 @@ def _copy_trial(trial: Path, folder: Path, config: dict[str, Any]) -> None:
             if name != RESULT:
                 check_weights(trial / name)
             shutil.copyfile(trial / name, folder / name)
-    write_json(folder / CONFIG, json.loads(json.dumps(config), object_hook=_placeless))
-
-
-def _placeless(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: without_places(value) if isinstance(value, str) else value for name, value in values.items()}
+    write_json(folder / CONFIG, without_place(config))

@@ -12,6 +12,7 @@ from vitmods.study.plan import Settings
 from vitmods.study.state import Selection, TrialRecord, at_the_edge
 from vitmods.study.store import ModelFacts, StudyFolder, read_object
 from vitmods.study.tuning import Point, mean_of
+from vitmods.util.address import named
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,9 @@ def read_costs(folder: StudyFolder, settings: Settings) -> dict[str, Any]:
         kept = read_object(folder.costs_file)
         _parsed(kept, settings)
     except (AttributeError, TypeError, ValueError) as error:
-        text = f"{folder.costs_file} is damaged ({error}): what the arms cost is not known until the same command"
+        text = (
+            f"{named(folder.costs_file)} is damaged ({error}): what the arms cost is not known until the same command"
+        )
         warnings.warn(f"{text} measures it again.", stacklevel=2)
         return {}
     return kept

@@ -63,7 +63,7 @@ def retrain_study(settings: Settings, path: Path, arm: str, seed: int, how: Runn
     path = folder.path
     folder.refresh()
     if folder.facts() is None:
-        raise UserError(f"There is no study in {folder.path} yet: first run the same command without --retrain.")
+        raise UserError(f"There is no study in {named(folder.path)} yet: first run the same command without --retrain.")
     facts = folder.known_facts()
     known = {name: facts.settings[name] for name in ("images", "seeds")}
     folder.check_same_study({**settings.to_dict(), **known})
@@ -76,7 +76,9 @@ def retrain_study(settings: Settings, path: Path, arm: str, seed: int, how: Runn
     with folder.lock():
         answer = Answer.load(path)
         if not answer.complete:
-            raise UserError(f"{path} is not finished, so nothing is decided yet. First run: {answer.command}")
+            raise UserError(
+                f"{named(folder.path)} is not finished, so nothing is decided yet. First run: {answer.command}"
+            )
         chosen = best_arm(answer) if arm == BEST and BEST not in names else arm_named(answer, arm)
         point = Point.from_dict(chosen.tuning.chosen or {}) if chosen.tuning else AS_IS
         fixed = {name: value for name, value in settings.at(AS_IS, 0).fixed.items() if name != "folds"}

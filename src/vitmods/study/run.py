@@ -91,7 +91,7 @@ def run_study(
     """What `Study.run` does. Where no seeds were given, a study that is in the folder keeps its own, and of another one
     as many are planned as fit the budget."""
     folder = StudyFolder(path)
-    with folder.lock():
+    with folder.lock() as lease:
         settings, is_planned = _as_recorded(folder, settings, seeds_given)
         _say_what_is_planned(folder, settings, how, is_planned or budget == ENDLESS)
         ready = _open(folder, settings, how)
@@ -105,7 +105,9 @@ def run_study(
         state = StudyState(folder, ready.settings, evaluated_of(folder, facts))
         check_weights_are_there(state)
         _work(ready, state, budget)
+        lease.check()
         _measure_costs(ready)
+        lease.check()
         answer = read_answer(folder, facts, ready.settings)
         answer.write()
         if how.log and answer.complete:

@@ -25,6 +25,7 @@ from vitmods.study.arms import BASE
 from vitmods.study.plan import Trial
 from vitmods.study.tuning import AS_IS, Point
 from vitmods.tasks.base import TASKS
+from vitmods.util.address import named
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -95,8 +96,8 @@ def _scores(
     evaluated = {(one.seed % folds, one.images.images) for one in finished if one.images is not None}
     if len(evaluated) > len({fold for fold, _ in evaluated}):
         raise UserError(
-            f"Trials in {state.folder.path} were evaluated on different images, so they cannot be compared. Run the "
-            "study again in another folder."
+            f"Trials in {named(state.folder.path)} were evaluated on different images, so they cannot be compared. Run "
+            "the study again in another folder."
         )
     whole = all(one.images is not None for one in finished)
 

@@ -19,8 +19,10 @@ from vitmods.study.checkpoints import checkpoint_of
 from vitmods.study.models import rebuilt
 from vitmods.study.store import read_json
 from vitmods.train.trial import trained_model
+from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights, check_weights_kept
+from vitmods.util.limits import read_bytes
 
 
 def open_trial(folder: Path) -> Any:
@@ -32,8 +34,8 @@ def open_trial(folder: Path) -> Any:
     check_weights_kept(folder)
     if not ((folder / "config.json").exists() and (folder / "model.safetensors").exists()):
         raise UserError(
-            f"{folder} holds no finished trial: it needs config.json and model.safetensors. Trials of a study lie in "
-            "trials/ARM/seedK of its folder, or in trials/ARM/POINT/seedK where values were tuned."
+            f"{named(folder)} holds no finished trial: it needs config.json and model.safetensors. Trials of a study "
+            "lie in trials/ARM/seedK of its folder, or in trials/ARM/POINT/seedK where values were tuned."
         )
     record = (read_json(folder / "config.json") or {}).get("model")
     if isinstance(record, dict) and "base" in record:
@@ -47,9 +49,9 @@ def _with_weights(model: nn.Module, folder: Path) -> nn.Module:
     path = folder / "model.safetensors"
     check_weights(path)
     try:
-        model.load_state_dict(read(path.read_bytes()))
+        model.load_state_dict(read(read_bytes(path, "weights")))
     except Exception as error:  # safetensors and torch raise what they like
-        raise UserError(f"{path} cannot be read, or holds other weights: {error}") from error
+        raise UserError(f"{named(path)} cannot be read, or holds other weights: {error}") from error
     return model
 
 

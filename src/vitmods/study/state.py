@@ -19,6 +19,7 @@ from vitmods.study.plan import Evaluation, Settings, Trial
 from vitmods.study.store import StudyFolder, read_object, read_warnings
 from vitmods.study.tuning import AS_IS, VAL, Grid, Point, choose
 from vitmods.train.trial import read_scores
+from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.limits import parse_json
 
@@ -231,7 +232,7 @@ def read_trial(folder: StudyFolder, trial: Trial, splits: Sequence[str], measure
     except UserError as error:
         return replace(record, status="damaged", message=str(error))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        text = f"a file in {path} is damaged ({error!r}). Remove that folder and run the same command again."
+        text = f"a file in {named(path)} is damaged ({error!r}). Remove that folder and run the same command again."
         return replace(record, status="damaged", message=text)
     if status == "finished" and measure.name not in metrics:
         status, message = "failed" if found["failed"] else "unfinished", found["failed"]

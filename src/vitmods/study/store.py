@@ -40,9 +40,10 @@ from vitmods.util import limits
 from vitmods.util.address import named, place
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors, make_folder, write_atomically, write_json
-from vitmods.util.lease import LEASE, FilePlace, leased
+from vitmods.util.lease import LEASE, FilePlace, Lease, leased, no_lease
 from vitmods.util.registry import check_plugins
 from vitmods.util.remote import mirror_of
+from vitmods.util.text import printable
 
 if TYPE_CHECKING:
     from vitmods.data.dataset import Split
@@ -60,14 +61,14 @@ def read_json(path: Path) -> Any | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error}). Remove it and run the same command again.") from error
+        raise UserError(f"{named(path)} is damaged ({error}). Remove it and run the same command again.") from error
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """The same, of a file that holds an object; empty where there is none."""
     found = read_json(path)
     if found is not None and not isinstance(found, dict):
-        raise UserError(f"{path} is damaged (no object). Remove it and run the same command again.")
+        raise UserError(f"{named(path)} is damaged (no object). Remove it and run the same command again.")
     return found or {}
 
 
@@ -247,8 +248,8 @@ class StudyFolder:
         schema = values.get("schema")
         if isinstance(schema, int) and schema != SCHEMA:
             raise UserError(
-                f"{self.settings_file} is of another version of vitmods (schema {schema}, this one reads {SCHEMA}). "
-                "Read the study with the version that ran it, or run it again in another folder."
+                f"{named(self.settings_file)} is of another version of vitmods (schema {schema}, this one reads "
+                f"{SCHEMA}). Read the study with the version that ran it, or run it again in another folder."
             )
         try:
             return Facts.from_dict(values)
@@ -256,16 +257,16 @@ class StudyFolder:
             raise self._damaged(error) from error
 
     def _damaged(self, error: Exception) -> UserError:
-        return UserError(f"{self.settings_file} is damaged ({error!r}). Choose another folder with --out.")
+        return UserError(f"{named(self.settings_file)} is damaged ({error!r}). Choose another folder with --out.")
 
     def known_facts(self) -> Facts:
         """The same; UserError where there is no study."""
         facts = self.facts()
         if facts is None:
             raise UserError(
-                f"There is no study in {self.path}: it has no study.json. Give the folder that --out named."
+                f"There is no study in {named(self.path)}: it has no study.json. Give the folder that --out named."
             )
-        check_plugins(facts.plugins, str(self.path))
+        check_plugins(facts.plugins, named(self.path))
         return facts
 
     def check_same_study(self, settings: Mapping[str, Any]) -> None:
@@ -277,19 +278,19 @@ class StudyFolder:
             raise self._damaged(error) from error
         if changed:
             raise UserError(
-                f"{self.path} holds a study with other settings: {'; '.join(changed)}. Repeat the old ones to go on "
-                "with it, or choose another folder with --out. Arms, seeds and values to tune may be added."
+                f"{named(self.path)} holds a study with other settings: {'; '.join(changed)}. Repeat the old ones to "
+                "go on with it, or choose another folder with --out. Arms, seeds and values to tune may be added."
             )
 
     def refuse_study(self) -> None:
         """UserError if the folder is a study's: a single trial would lie between its files."""
         if self.settings_file.exists():
-            raise UserError(f"{self.path} holds a study. Choose another folder for a single trial with --out.")
+            raise UserError(f"{named(self.path)} holds a study. Choose another folder for a single trial with --out.")
 
     def refuse_trial(self) -> None:
         """UserError if the folder is a single trial's, as `vitmods train` leaves it."""
         if (self.path / "config.json").exists() and not self.settings_file.exists():
-            raise UserError(f"{self.path} holds a single trial. Choose another folder for a study with --out.")
+            raise UserError(f"{named(self.path)} holds a single trial. Choose another folder for a study with --out.")
 
     def write_samples(self, samples: Sequence[Sample]) -> None:
         """Images with their names, (H, W) or (H, W, C) in uint8, of any sizes."""
@@ -309,7 +310,9 @@ class StudyFolder:
             if not all(image.dtype == np.uint8 and image.ndim in (2, 3) and image.size for image in images):
                 raise ValueError("a part of it is no image")
         except Exception as error:  # decoration: whatever numpy, zipfile and zlib raise, the report does without
-            warnings.warn(f"{path} is damaged ({error}); the report has no images. Remove that file.", stacklevel=2)
+            warnings.warn(
+                f"{named(path)} is damaged ({error}); the report has no images. Remove that file.", stacklevel=2
+            )
             return []
         return list(zip(names, images, strict=True))
 
@@ -350,11 +353,11 @@ class StudyFolder:
             listed = read_columns(path, ("image", "split", "group"))
             rows = [row for split in counts for row in listed if row["split"] == split]
             if len(rows) != sum(counts.values()):
-                raise UserError(f"{path} does not have all images.")
+                raise UserError(f"{named(path)} does not have all images.")
         except UserError as error:
             raise UserError(
-                f"{self.path / 'images.npz'} is damaged, and {SPLIT_FILE} cannot take its place: {error} Run the same "
-                "command again, which writes both."
+                f"{named(self.path / 'images.npz')} is damaged, and {SPLIT_FILE} cannot take its place: {error} Run "
+                "the same command again, which writes both."
             ) from error
         alone = all(row["group"] == row["image"] for row in rows)
         return None if alone else np.array([row["group"] for row in rows])
@@ -373,8 +376,8 @@ class StudyFolder:
         if any(counts.values()):
             found = ", ".join(f"{count:,} {what}" for what, count in counts.items())
             raise UserError(
-                f"{self.path} is of other images: since it began {found}. Put the old ones back to go on with it, or "
-                "choose another folder with --out."
+                f"{named(self.path)} is of other images: since it began {found}. Put the old ones back to go on with "
+                "it, or choose another folder with --out."
             )
 
     def holds_images(self, splits: Mapping[str, Split]) -> bool:
@@ -387,32 +390,39 @@ class StudyFolder:
         return FileLock(self.logs / f"worker{index}.lock", timeout=ORPHAN_GRACE_S)
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> Iterator[Lease]:
         """Hold the folder against a second run, once no worker of a killed one writes any more; of an address, bring
         what is there and send what is written.
 
         On this machine by a lock, which the kernel frees when its process is gone; against others by a lease.
         """
         path = make_folder(self.path) / ".lock"
+        try:
+            limits.check_file(path, "lease")
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            raise no_lease(str(path), error) from error
         lock = FileLock(path)
         try:
             with disk_errors(path):
                 lock.acquire(timeout=0)
         except Timeout:
-            holder = path.read_text().strip()
+            holder = printable(limits.read_bytes(path, "lease").decode(errors="replace").strip())[:80]
             who = f" (process {holder})" if holder else ""
             raise UserError(
-                f"Another run is at work in {self.path}{who}. Wait for it or end it, then run the same command."
+                f"Another run is at work in {named(self.path)}{who}. Wait for it or end it, then run the same command."
             ) from None
         try:
             with disk_errors(path):
                 path.write_text(f"{os.getpid()}\n")
             mirror = mirror_of(self.path)
             noted = mirror.lease() if mirror else FilePlace(self.path / LEASE)
-            with leased(noted, named(self.path), self.path) as lease:
+            local = mirror.identity() if mirror else str(self.path.resolve())
+            with leased(noted, named(self.path), local) as lease:
                 self._wait_for_workers()
                 with mirror.kept(lease) if mirror else nullcontext():
-                    yield
+                    yield lease
         finally:
             lock.release()
 
@@ -431,5 +441,5 @@ class StudyFolder:
                     pass
             except Timeout:
                 raise UserError(
-                    f"A worker of an earlier run still writes to {self.path}. End it, then run the same command."
+                    f"A worker of an earlier run still writes to {named(self.path)}. End it, then run the same command."
                 ) from None

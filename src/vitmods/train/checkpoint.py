@@ -11,6 +11,7 @@ import torch
 
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors, write_atomically
+from vitmods.util.limits import check_zip
 
 NAME, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
 DIVIDED = "checkpoint"  # the folder of those that several processes write together (`vitmods.train.sharded`)
@@ -56,6 +57,7 @@ def remove(folder: Path) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    check_zip(path, small=0)  # torch.save does not compress
     # torch.load does not check the checksums that torch.save wrote: a flipped bit would go unseen.
     with zipfile.ZipFile(path) as archive:
         bad = archive.testzip()

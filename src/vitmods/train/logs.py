@@ -23,7 +23,7 @@ from vitmods.train.loggers import Logs, scalars_of
 from vitmods.train.record import GRADIENT
 from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream, disk_errors, progress_console
-from vitmods.util.limits import parse_json
+from vitmods.util.limits import parse_json, read_bytes
 
 WORTH_TELLING = 0.05  # fraction of the time in which the model waits for images
 _MUST_BE_FINITE = {"loss": "loss", "grad_norm": "gradient", GRADIENT: "gradient"}
@@ -117,7 +117,7 @@ class MetricsFile:
     ) -> None:
         self.path = path
         with disk_errors(path), ExitStack() as opened:
-            known = path.read_bytes().count(b"\n") if open_logs and path.exists() else 0
+            known = self._content().count(b"\n") if open_logs and path.exists() else 0
             self._file = opened.enter_context(open(path, "ab"))
             if self._file.tell() < length:
                 raise UserError(f"{path} is shorter than its checkpoint says. Delete its folder to train again.")
@@ -130,9 +130,18 @@ class MetricsFile:
     def rows(self) -> list[dict[str, Any]]:
         """The rows so far. UserError where one is damaged."""
         try:
-            return [parse_json(line) for line in self.path.read_bytes().splitlines()]
+            return [parse_json(line) for line in self._content().splitlines()]
         except ValueError as error:
-            raise UserError(f"{self.path} is damaged ({error}). Delete its folder to train again.") from error
+            raise self._damaged(error) from error
+
+    def _content(self) -> bytes:
+        try:
+            return read_bytes(self.path, "text")
+        except ValueError as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: ValueError) -> UserError:
+        return UserError(f"{self.path} is damaged ({error}). Delete its folder to train again.")
 
     def write(self, row: dict[str, Any]) -> None:
         with disk_errors(self.path):

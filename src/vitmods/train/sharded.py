@@ -28,7 +28,7 @@ from vitmods.train.checkpoint import DIVIDED, NAME, PREVIOUS
 from vitmods.train.distributed import PeerEnded, Processes, local
 from vitmods.util.errors import UserError
 from vitmods.util.files import checksum, disk_errors, make_folder, write_atomically, write_json
-from vitmods.util.limits import read_json
+from vitmods.util.limits import check_zip, read_json
 
 INDEX, REST = "index.json", "state.pt"
 _PLACE = "divided tensor"  # in state.pt, where one belongs
@@ -204,6 +204,7 @@ def _read(place: Path, processes: Processes) -> tuple[dict[str, Any] | None, str
             name: StoredTensor(place, name, torch.Size(one["shape"]), tuple(one["rows"]))
             for name, one in index["tensors"].items()
         }
+        check_zip(place / REST, small=0)
         rest = torch.load(place / REST, map_location="cpu", weights_only=True)
         return _put_back(rest, stored), None
     except Exception as error:  # whatever JSON, the disk, torch or a wrong type raise

@@ -32,7 +32,7 @@ from vitmods.train.memory import does_not_fit, is_out_of_memory
 from vitmods.train.options import WAYS, RunOptions
 from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights, checksum, make_folder, write_atomically, write_json
-from vitmods.util.limits import read_json, read_npz
+from vitmods.util.limits import read_bytes, read_json, read_npz
 
 _IDENTIFIES_DATA = ("name", "classes", "splits", "split_origin", "fingerprint", "vocabulary")  # but not where it lies
 CONFIG, RESULT, WEIGHTS = "config.json", "result.json", "model.safetensors"
@@ -228,7 +228,7 @@ def trained_model(folder: Path, backbone: nn.Module) -> nn.Module:
             .wrap(backbone, len(config["data"]["classes"]))
         )
     try:
-        missing, unexpected = model.load_state_dict(load((folder / MODULES).read_bytes()), strict=False)
+        missing, unexpected = model.load_state_dict(load(read_bytes(folder / MODULES, "weights")), strict=False)
     except Exception as error:  # safetensors and torch raise what they like
         raise UserError(f"{folder / MODULES} cannot be read: {error}") from error
     missing = [name for name in missing if not name.startswith("backbone.")]

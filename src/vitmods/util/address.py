@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
-from vitmods.util.lease import SETTLE_S
+from vitmods.util.lease import SETTLE_S, no_lease
+from vitmods.util.limits import check_bytes
 
 T = TypeVar("T")
 _ADDRESS = re.compile(r"([a-z][a-z0-9+-]+):(/{1,3})(.+)", re.DOTALL)  # as a Path it has one slash left
@@ -62,10 +62,17 @@ class AddressPlace:
 
     def read(self) -> bytes | None:
         self._fs.invalidate_cache()
-        with suppress(FileNotFoundError):
+        try:
+            found = self._fs.info(self._path)
+            if found["type"] != "file":
+                raise ValueError("it is no file")
+            check_bytes(found["size"], "lease")
             content: bytes = self._fs.cat_file(self._path)
-            return content
-        return None
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise no_lease(self._path, error) from error
+        return content
 
     def create(self, content: bytes) -> bool:
         def act() -> bool:

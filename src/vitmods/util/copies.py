@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitmods.util.errors import UserError
-from vitmods.util.files import write_json
+from vitmods.util.files import write_atomically, write_json
 from vitmods.util.lease import LEASE
-from vitmods.util.limits import read_json
+from vitmods.util.limits import read_bytes, read_json
 
 NOTES = ".sent.json"
+COPY = ".copy"  # holds what tells a copy from others at the same path of other disks
+_SEED = re.compile(r"/(.*/)?seed\d+(/|$)")
 _FIRST_SENT, _LAST_SENT = ("metrics.jsonl",), ("checkpoint.previous.pt", "checkpoint.pt", "index.json", "result.json")
 
 
@@ -33,10 +37,11 @@ def version_of(info: Mapping[str, Any]) -> str:
 
 
 def folders(root: Path) -> list[Path]:
-    """A folder and those below it, but for what is set aside or damaged."""
+    """A folder and those below it, but for links and for what is set aside or damaged."""
     if not root.is_dir():
         return []
-    return [root, *(path for path in sorted(root.rglob("*")) if path.is_dir() and not _stays(path))]
+    below = (path for path in sorted(root.rglob("*")) if path.is_dir() and not path.is_symlink())
+    return [root, *(path for path in below if not _stays(path.relative_to(root)))]
 
 
 def _stays(path: Path) -> bool:
@@ -44,13 +49,27 @@ def _stays(path: Path) -> bool:
 
 
 def is_sent(path: Path) -> bool:
-    """Locks, unfinished files and notes of this side stay here; the lease is a matter of its own."""
+    """Locks, unfinished files and notes of this side stay here; the lease is a matter of its own.
+
+    path: within the copy
+    """
     return (
-        path.name not in ("", LEASE, NOTES)
+        path.name not in ("", LEASE, NOTES, COPY)
         and path.suffix not in (".tmp", ".lock")
         and path.name != ".lock"
         and not _stays(path)
     )
+
+
+def identity(root: Path) -> str:
+    """What tells a copy from others, also from those of containers that share the machine's name and paths."""
+    path = root / COPY
+    try:
+        return read_bytes(path, "lease").decode()
+    except (OSError, ValueError):
+        made = uuid.uuid4().hex
+        write_atomically(path, lambda file: file.write(made.encode()))
+        return made
 
 
 def is_large(path: Path) -> bool:
@@ -58,8 +77,9 @@ def is_large(path: Path) -> bool:
 
 
 def grows(folder: Path) -> bool:
-    """Folders that are sent when a run ends."""
-    return folder.name == "tb" or folder.parts[:1] == ("logs",)
+    """Folders that are sent when a run ends: an arm may have the name of one, but then seeds lie in it."""
+    logs = folder.name == "tb" or folder.parts[:1] == ("logs",)
+    return logs or ("wandb" in folder.parts and not _SEED.match(folder.as_posix().rpartition("wandb")[2]))
 
 
 def order(name: str) -> tuple[int, str]:

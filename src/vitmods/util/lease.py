@@ -22,11 +22,13 @@ from typing import Any, Protocol
 
 from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream, disk_errors
-from vitmods.util.limits import parse_json
+from vitmods.util.limits import parse_json, read_bytes
+from vitmods.util.text import printable
 
 LEASE = ".lease"
 BEAT_S = 10.0
 STALE_S = 60.0
+_UNKNOWN = {"process": "?", "host": "another machine"}
 SETTLE_S = 2.0  # more than a write takes: of several that write at a time, the last one's is found by all
 
 
@@ -34,7 +36,7 @@ class LeasePlace(Protocol):
     """Where the file is: `FilePlace`, or that of an address in `vitmods.util.remote`."""
 
     def read(self) -> bytes | None:
-        """The content; None where there is no file."""
+        """The content; None where there is no file. UserError for what can be no lease."""
 
     def create(self, content: bytes) -> bool:
         """Write a new file; False where there is one."""
@@ -53,9 +55,11 @@ class FilePlace:
 
     def read(self) -> bytes | None:
         try:
-            return self._path.read_bytes()
+            return read_bytes(self._path, "lease")
         except FileNotFoundError:
             return None
+        except (IsADirectoryError, ValueError) as error:
+            raise no_lease(str(self._path), error) from error
 
     def create(self, content: bytes) -> bool:
         with disk_errors(self._path):
@@ -97,11 +101,12 @@ class Lease:
         lost: who has taken it over, because it was not renewed for so long; None: nobody.
     """
 
-    def __init__(self, place: LeasePlace, where: str, local: Path) -> None:
-        """where: named in messages. local: the folder on this machine, which the caller holds against others here."""
+    def __init__(self, place: LeasePlace, where: str, local: str) -> None:
+        """where: named in messages. local: tells the folder on this machine, which the caller holds against others
+        here."""
         self._place, self._where = place, where
         self._holder = {"id": uuid.uuid4().hex, "host": platform.node(), "process": os.getpid()}
-        self._holder |= {"machine": machine(), "local": str(local.resolve())}
+        self._holder |= {"machine": machine(), "local": local}
         self._beat = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, daemon=True, name="lease")
@@ -189,12 +194,13 @@ class Lease:
 
 
 @contextmanager
-def leased(place: LeasePlace, where: str, local: Path) -> Iterator[Lease]:
+def leased(place: LeasePlace, where: str, local: str) -> Iterator[Lease]:
     """Hold a lease. UserError where another run has it, or has taken it over in the meantime."""
     lease = Lease(place, where, local)
     lease.take()
     try:
         yield lease
+        lease.check()  # SIGINT may be ignored
     except KeyboardInterrupt:
         lease.check()
         raise
@@ -212,4 +218,10 @@ def _read(content: bytes | None) -> dict[str, Any]:
 
 def _who(content: bytes | None) -> str:
     found = _read(content)
-    return f"process {found.get('process', '?')} on {found.get('host', 'another machine')}"
+    process, host = (printable(str(found.get(name, other)))[:80] for name, other in _UNKNOWN.items())
+    return f"process {process} on {host}"
+
+
+def no_lease(where: str, error: Exception) -> UserError:
+    """For what lies where a lease should, and was not written by a run."""
+    return UserError(f"{printable(where)} is not what a run writes ({error}): remove it, and run the same command.")

@@ -6,6 +6,7 @@ process busy for ever. Every error is a ValueError that says which limit it is.
 
 import csv
 import json
+import os
 import stat
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,6 +29,8 @@ MOST_BYTES = {
     "archive": 256 << 20,  # unpacked: ImageNet's devkit has 3 MB
     "label": 1 << 20,  # of one image in a shard
     "image": 1 << 30,
+    "weights": 1 << 40,
+    "lease": 64 << 10,  # and a lock that says whose it is
 }
 """kind of file -> bytes"""
 MOST_TIMES = 100  # that arrays may be larger than their file; zeros pack to a thousandth
@@ -40,7 +43,8 @@ MOST_NAMES = 100_000  # that a pattern of braces may stand for; ImageNet-21k has
 def read_bytes(path: Path, kind: str) -> bytes:
     """The content of a plain file. Raises OSError, and ValueError where it is larger than its kind may be."""
     with open_binary(path, kind) as file:
-        content = file.read(MOST_BYTES[kind] + 1)
+        size = max(os.fstat(file.fileno()).st_size, 1 << 20)  # so many bytes are taken from memory at once
+        content = file.read(min(size, MOST_BYTES[kind]) + 1)
     check_bytes(len(content), kind)
     return content
 

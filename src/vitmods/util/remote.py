@@ -25,6 +25,7 @@ from vitmods.util.copies import (
     Sent,
     folders,
     grows,
+    identity,
     is_large,
     is_sent,
     note,
@@ -89,6 +90,10 @@ class Mirror:
     def lease(self) -> AddressPlace:
         """Where a run's hold of the address is noted."""
         return AddressPlace(f"{self.address}/{LEASE}")
+
+    def identity(self) -> str:
+        """What tells this copy from those of others."""
+        return f"{self.folder.resolve()} {identity(self.folder)}"
 
     @contextmanager
     def kept(self, lease: Lease) -> Iterator[None]:
@@ -214,7 +219,7 @@ class Mirror:
     def _send_folder(self, folder: Path, final: bool) -> None:
         """Send what has changed in it."""
         sent = sent_of(folder)
-        names = sorted((one.name for one in folder.iterdir() if one.is_file() and is_sent(one)), key=order)
+        names = sorted((one.name for one in folder.iterdir() if self._is_sent(one)), key=order)
         if folder.parent.name == "checkpoint" and "index.json" not in names:  # it is being written
             return
         changed = [name for name in names if name not in sent or sent[name][:2] != stamp_of(folder / name)]
@@ -228,6 +233,9 @@ class Mirror:
             for name in changed:
                 if name in opened:
                     self._send_file(folder / name, opened[name])
+
+    def _is_sent(self, path: Path) -> bool:
+        return is_sent(path.relative_to(self.folder)) and path.is_file() and not path.is_symlink()
 
     def _send_file(self, path: Path, file: IO[bytes]) -> None:
         status, remote = os.fstat(file.fileno()), self._remote(path)
@@ -257,11 +265,15 @@ class Mirror:
             found: dict[str, Any] = self._fs.find(self._root, detail=True)
             return found
 
-        names = {path[len(self._root) :].lstrip("/"): version_of(one) for path, one in self._tried(find).items()}
+        found = {path[len(self._root) :].lstrip("/"): one for path, one in self._tried(find).items()}
+        # Consoles mark a folder with an object without content, whose name may end in a slash.
+        within = {str(folder) for name in found for folder in PurePosixPath(name).parents}
         return {
-            name: version
-            for name, version in names.items()
-            if is_sent(Path(name)) and ".." not in PurePosixPath(name).parts
+            name: version_of(one)
+            for name, one in found.items()
+            if is_sent(Path(name))
+            and ".." not in PurePosixPath(name).parts
+            and not (one.get("type") == "directory" or name.endswith("/") or (one["size"] == 0 and name in within))
         }
 
     def _as_sent(self, path: Path, version: str) -> Sent:

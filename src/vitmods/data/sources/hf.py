@@ -16,6 +16,7 @@ from vitmods.data.records import SPLIT_NAMES, Records, Source, Streaming, printa
 from vitmods.data.sources import Spec, data_source
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user
+from vitmods.util.limits import read_bytes
 
 BUFFER = 1000  # rows, as in datasets: unlike files of which any part can be read, they fill the memory
 _LOOKED_AT = 4  # images of a stream that are read before training; all others are when they are needed
@@ -170,7 +171,7 @@ def _other_classes(name: str, label: str) -> UserError:
 
 def _stored_bytes(img: dict[str, Any]) -> bytes:
     """Of an image that datasets has not decoded."""
-    return img["bytes"] if img["bytes"] is not None else Path(img["path"]).read_bytes()
+    return img["bytes"] if img["bytes"] is not None else read_bytes(Path(img["path"]), "image")
 
 
 def _classes(feature: Any, labels: list[Any]) -> tuple[tuple[str, ...], dict[Any, int]]:

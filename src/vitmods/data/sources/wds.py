@@ -18,7 +18,7 @@ from vitmods.data.shards import FORMAT, Row, ShardIndex, is_packed, packed, reco
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.tars import Damaged, Member, members
 from vitmods.util.errors import UserError
-from vitmods.util.limits import MOST_NAMES, check_bytes, parse_json, read_text
+from vitmods.util.limits import MOST_NAMES, check_bytes, parse_json, read_bytes, read_text
 
 CLASS_FILES = ("classes.json", "classes.txt")
 _LABELS = ("cls", "json")
@@ -175,7 +175,7 @@ def index_of(shard: Path) -> ShardIndex:
     return remembered(
         None,
         f"shards/{file_key(shard, status, FORMAT)}.json",
-        lambda kept: ShardIndex.from_bytes(kept.read_bytes()),
+        lambda kept: ShardIndex.from_bytes(read_bytes(kept, "JSON")),
         lambda: scan(shard),
         lambda file, index: file.write(index.to_bytes()),
     )
