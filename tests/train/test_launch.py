@@ -41,7 +41,8 @@ time.sleep(60)
 def modules(tmp_path, monkeypatch):
     (tmp_path / "fails.py").write_text(FAILS)
     (tmp_path / "ends.py").write_text(ENDS)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    monkeypatch.syspath_prepend(tmp_path)  # what is on sys.path here is on that of those that are started
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # and for torchrun
     return tmp_path
 
 
