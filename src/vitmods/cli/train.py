@@ -72,10 +72,11 @@ def main(arguments: Sequence[str]) -> int:
     if options.dry_run:
         return _dry_run(fixed, options)
     from vitmods.train.distributed import join, launched
-    from vitmods.train.launch import launch
+    from vitmods.train.launch import end_with_launcher, launch
 
     if options.devices != 1 and not launched():
         return launch("vitmods", ["train", *arguments], options.devices)
+    end_with_launcher()
     processes = join()
     result = run_trial(fixed, options.arm, options.seed, options.machine, out, processes, options.shard)
     return show(result, out) if processes.first else int(result["status"] == "diverged")
