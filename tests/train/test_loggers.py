@@ -1,6 +1,7 @@
 """Rows to services that collect runs: none lost, none twice, and no failure of theirs stops a trial."""
 
 import json
+import os
 import warnings
 
 import pytest
@@ -163,8 +164,30 @@ def test_mlflow_says_at_once_that_its_store_is_not_there(monkeypatch, tmp_path):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", tmp_path.as_uri())
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
-    with pytest.raises(UserError, match="MLFLOW_TRACKING_URI"):
+    with pytest.raises(UserError, match=r"updates\. Set MLFLOW_TRACKING_URI .*MLFLOW_ALLOW_FILE_STORE=true"):
         check_loggers("mlflow")
+
+
+@pytest.mark.parametrize("set_by_user", [None, "3"])
+def test_mlflow_asks_a_server_that_may_be_away_with_little_patience(monkeypatch, set_by_user):
+    mlflow = pytest.importorskip("mlflow")
+    retries, timeout = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"
+    seen = []
+
+    def away(client, max_results):
+        seen.append([os.environ.get(name) for name in (retries, timeout)])
+        raise ConnectionError("Max retries exceeded " + "x" * 400)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "search_experiments", away)
+    monkeypatch.delenv(timeout, raising=False)
+    monkeypatch.delenv(retries, raising=False)
+    if set_by_user:
+        monkeypatch.setenv(retries, set_by_user)
+    with pytest.raises(UserError, match="x{400}[.] Set MLFLOW_TRACKING_URI"):
+        check_loggers("mlflow")
+    assert seen == [[set_by_user or "1", "10"]]
+    assert os.environ.get(retries) == set_by_user
+    assert timeout not in os.environ
 
 
 def test_wandb_writes_offline_into_the_trials_folder(tmp_path, monkeypatch):
