@@ -164,7 +164,7 @@ def test_mlflow_says_at_once_that_its_store_is_not_there(monkeypatch, tmp_path):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", tmp_path.as_uri())
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
-    with pytest.raises(UserError, match=r"updates\. Set MLFLOW_TRACKING_URI .*MLFLOW_ALLOW_FILE_STORE=true"):
+    with pytest.raises(UserError, match=r"features\. Set MLFLOW_TRACKING_URI .*MLFLOW_ALLOW_FILE_STORE=true"):
         check_loggers("mlflow")
 
 
@@ -179,6 +179,7 @@ def test_mlflow_asks_a_server_that_may_be_away_with_little_patience(monkeypatch,
         raise ConnectionError("Max retries exceeded " + "x" * 400)
 
     monkeypatch.setattr(mlflow.MlflowClient, "search_experiments", away)
+    monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", "http://127.0.0.1:9")
     monkeypatch.delenv(timeout, raising=False)
     monkeypatch.delenv(retries, raising=False)
     if set_by_user:
