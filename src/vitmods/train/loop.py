@@ -376,9 +376,7 @@ class TrialRun:
 
     def _restore(self) -> int:
         """Take up the newest checkpoint, if there is one; the length of metrics.jsonl that belongs to it."""
-        state = sharded.load(self.folder, self.processes)
-        if state is None:
-            state = self.processes.in_turn(lambda: checkpoint.load(self.folder))
+        state = sharded.load_newest(self.folder, self.processes)
         if state is None:
             return 0
         if state["format"] != FORMAT:
