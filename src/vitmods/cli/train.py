@@ -19,6 +19,7 @@ from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
+    from vitmods.study.plan import Settings
     from vitmods.study.store import StudyFolder
     from vitmods.train.distributed import Processes
 
@@ -75,6 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     from vitmods.train.launch import end_with_launcher, launch
 
     if options.devices != 1 and not launched():
+        _check_shared(fixed, options)
         return launch("vitmods", ["train", *arguments], options.devices)
     end_with_launcher()
     processes = join()
@@ -83,14 +85,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _dry_run(fixed: dict[str, Any], options: Train) -> int:
-    from vitmods.study.arms import BASE, arm_from_text
-    from vitmods.study.plan import Settings
     from vitmods.study.run import dry_trial
     from vitmods.study.running import Running
     from vitmods.util.text import duration, plural
 
-    arm, how = options.arm, Running(**options.machine.how())
-    settings = Settings(fixed, arms=() if arm == BASE else (arm_from_text(arm),), seeds=(0,))
+    how, settings = Running(**options.machine.how()), _settings(fixed, options.arm)
     if options.devices > 1 or options.shard:
         from vitmods.study.memory import trial_memory
 
@@ -104,6 +103,28 @@ def _dry_run(fixed: dict[str, Any], options: Train) -> int:
         f"{duration(found.trial_s)}."
     )
     return 0
+
+
+def _check_shared(fixed: dict[str, Any], options: Train) -> None:
+    """UserError, before anything is started or written, where so many processes cannot train the model together."""
+    from vitmods.study.running import Running
+    from vitmods.study.store import StudyFolder
+    from vitmods.study.trial import TrialRunner
+    from vitmods.train.options import check_divides, check_shared
+
+    how, settings = Running(**options.machine.how()), _settings(fixed, options.arm)
+    check_shared(options.devices, options.shard, how.compile, how.record)
+    recipe = settings.recipe_of(settings.every_arm[-1])
+    if options.devices > 1 and recipe.batch_size % options.devices:  # unless there are fewer images than that
+        images = TrialRunner(StudyFolder(os.devnull), settings, how.device, **how.of_trials()).dataset(recipe)
+        check_divides(min(recipe.batch_size, len(images.splits["train"])), options.devices)
+
+
+def _settings(fixed: dict[str, Any], arm: str) -> Settings:
+    from vitmods.study.arms import BASE, arm_from_text
+    from vitmods.study.plan import Settings
+
+    return Settings(fixed, arms=() if arm == BASE else (arm_from_text(arm),), seeds=(0,))
 
 
 def _fixed(base: str, dataset: DataOptions, training: Recipe) -> dict[str, Any]:

@@ -24,8 +24,8 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     """Run `python -P -m MODULE ARGUMENTS` in so many processes that can `join`; their exit code.
 
     Where one fails, the others are asked to stop and its code is given back; one that was killed is named on stderr.
-    Ctrl-C reaches all; SIGTERM and SIGHUP are passed on; those that call `end_with_launcher` end with this one. Threads are divided among them unless OMP_NUM_THREADS says how
-    many there are.
+    Ctrl-C reaches all; SIGTERM and SIGHUP are passed on; those that call `end_with_launcher` end with this one. Threads
+    are divided among them unless OMP_NUM_THREADS says how many there are.
 
     Raises:
         UserError: fewer than two processes.

@@ -63,8 +63,8 @@ class StoredTensor:
 
 
 def save(folder: Path, state: Mapping[str, Any], processes: Processes) -> None:
-    """Write what this process holds of the state after `state["step"]`; the newest two checkpoints stay, and undivided ones until
-    there are two.
+    """Write what this process holds of the state after `state["step"]`; the newest two checkpoints stay, and
+    undivided ones until there are two.
 
     Raises:
         UserError: the disk is full or may not be written, or the processes do not see the same folder. The checkpoints
