@@ -57,7 +57,10 @@ test-long: $(READY)  ## simulations and repetitions that are too long for every 
 soak: $(READY)  ## 200 tiny trials with memory and descriptors watched, then 20 kills of a whole study; under 40 minutes
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --out benchmarks/results
 
-gpu-check: $(READY)  ## on a machine with a GPU, ten minutes: its tests and the table of goals, in one file to send back
+# Without a GPU nothing is downloaded first.
+gpu-check:  ## on a machine with a GPU, ten minutes: its tests and the table of goals, in one file to send back
+	@command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null || { echo "There is no NVIDIA GPU here: nvidia-smi lists none." >&2; exit 1; }
+	@$(MAKE) --no-print-directory $(READY)
 	$(BIN)/python benchmarks/gpu_check.py
 
 # The lowest versions that pyproject.toml allows, in an environment of their own. torch.compile is left out: torch 2.11

@@ -109,7 +109,7 @@ def measure(tensorboard: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         options = {"folder": Path(folder), "how": RunOptions("cpu", tensorboard=tensorboard)}
         run = TrialRun(make_model(), Classification(), turns, RECIPE, **options)
-        run.run(StopRequest(), ProgressBar(False, "", STEPS, 0))
+        run.close("finished", run.run(StopRequest(), ProgressBar(False, "", STEPS, 0)))
     return {name: summary(seconds, turns.seconds["bare"]) for name, seconds in turns.seconds.items()}
 
 

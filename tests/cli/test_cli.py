@@ -1,11 +1,13 @@
 """The command line as a user runs it: every case is a process of its own, or `main` where only its words matter."""
 
+import gc
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -474,7 +476,12 @@ def test_a_full_disk_is_one_error(tmp_path, capsys, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(files.os, "fsync", full)
-    assert "the disk is full" in refused(capsys, *COMPARE, "--quiet", "--out", tmp_path / "study")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        error = refused(capsys, *COMPARE, "--quiet", "--out", tmp_path / "study")
+        gc.collect()
+    assert "the disk is full" in error
+    assert "unclosed" not in error + capsys.readouterr().err + " ".join(str(one.message) for one in caught)
 
 
 def test_what_the_defaults_follow_from_is_read_before_all_else():

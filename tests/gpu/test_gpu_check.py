@@ -2,15 +2,19 @@
 
 import importlib.util
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture(scope="module")
 def script():
-    path = Path(__file__).parents[2] / "benchmarks/gpu_check.py"
+    path = ROOT / "benchmarks/gpu_check.py"
     spec = importlib.util.spec_from_file_location("gpu_check", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -71,3 +75,14 @@ def test_goals_are_judged_by_their_side(script, monkeypatch, ratio, slower_is_me
     run.least("throughput", 1.8, base, other)
     assert [one.met for one in run.found] == [slower_is_met, faster_is_met]
     assert ("MISSED" in script.line(run.found[0])) != slower_is_met
+
+
+def test_make_says_so_before_it_builds_an_environment(tmp_path):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    made = ["make", "gpu-check", f"VENV={tmp_path / 'venv'}", "PYTHON=false"]
+    done = subprocess.run(made, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "There is no NVIDIA GPU here" in done.stderr
+    assert not (tmp_path / "venv").exists()

@@ -151,3 +151,22 @@ def test_the_command_tells_the_memory_of_each_device(capsys):
     assert all("whole blocks" in line and "activations of 20 images at once" in line for line in lines)
     assert main([*given, "--dry-run", "--devices", "2", "--base", "timm:vit_tiny_patch16_224"]) == 2
     assert "vitmods' ViTs and their changes alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [["--dry-run"], []])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--devices", "2", "--shard", "--compile"], "leave --shard or --compile out"),
+        (["--devices", "3"], "40 images cannot be divided evenly among 3"),
+    ],
+)
+def test_training_and_its_dry_run_refuse_the_same_before_anything_is_started(
+    options, message, more, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("vitmods.train.launch.launch", lambda *arguments: pytest.fail("was started"))
+    out = tmp_path / "out"
+    given = ["--base", "mu2/2", "--limit-train", "160", "--batch-size", "40", "--device", "cpu", "--out", str(out)]
+    assert main(["train", *given, *options, *more]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not out.exists()

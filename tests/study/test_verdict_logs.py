@@ -6,6 +6,7 @@ import pytest
 
 import vitmods as vm
 from vitmods.cli import main
+from vitmods.study.verdict_logs import NOTED
 from vitmods.train.loggers import LOGGERS, LoggerKind
 
 RUN = {"workers": 1, "device": "cpu", "cost_seconds": 0, "progress": False}
@@ -50,8 +51,13 @@ def test_trials_and_verdicts_of_a_study(tmp_path, runs):
     assert status == "finished"
     assert numbers["verdict/effect"] == effect.effect
     assert (numbers["verdict/low"], numbers["verdict/high"]) == effect.interval
+    assert verdict.folder == tmp_path / "pets"
     before = {key: len(rows) for key, rows in runs.items()}
-    study.run(tmp_path / "pets", log="notebook", **RUN)  # finished trials are not told again, the verdict is
+    study.run(tmp_path / "pets", log="notebook", **RUN)
+    assert {key: len(rows) for key, rows in runs.items()} == before, "nothing is told twice"
+    noted = tmp_path / "pets" / NOTED
+    noted.write_text(noted.read_text().replace(str(effect.verdict), "another verdict"))
+    study.run(tmp_path / "pets", log="notebook", **RUN)
     after = {key: len(rows) for key, rows in runs.items()}
     assert {key for key in after if after[key] != before[key]} == {verdict.key}
 

@@ -372,7 +372,7 @@ def test_the_command_starts_its_processes_and_goes_on_after_a_kill(tmp_path) -> 
     killed = command(tmp_path / "run", *given, DIES="1")
     assert killed.returncode == 128 + signal.SIGKILL, killed.stderr
     assert killed.stderr.count("Process 1 of 2 was killed by SIGKILL") == 1
-    assert killed.stderr.count("has ended without a word") <= 1
+    assert killed.stderr.count("without a word") == 0
     assert "Traceback" not in killed.stderr
     assert (tmp_path / "run/checkpoint/2/index.json").exists()
     done = command(tmp_path / "run", *given)

@@ -35,13 +35,19 @@ def test_a_signal_is_noted_and_answered_at_the_next_check(number, code, request)
     assert signal.getsignal(number) is before
 
 
-def test_nohup_stays_in_force(monkeypatch):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_nohup_stays_in_force(number):
+    """Nor does the Ctrl-C of a terminal reach what a script has started in the background."""
+    before = signal.signal(number, signal.SIG_IGN)
+    work.reached_the_end = False
     try:
-        work(signal.SIGHUP, answer=True)
+        work(number, answer=True)
         assert work.reached_the_end
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            work(signal.SIGTERM, answer=True)
+        assert signal.getsignal(number) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)
 
 
 def test_a_second_ctrl_c_is_not_held_back():

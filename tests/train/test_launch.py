@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -35,13 +36,39 @@ if os.environ["RANK"] == "1":
     os.kill(os.getpid(), int(sys.argv[1])) if int(sys.argv[1]) else sys.exit(7)
 time.sleep(60)
 """
+LEFT = """
+import os, signal, sys, time, types
+from vitmods import cli
+from vitmods.train.distributed import PeerEnded
+
+def main(arguments):
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL) if arguments else os._exit(7)
+    time.sleep(0.5)
+    raise PeerEnded("another one has ended without a word")
+
+sys.modules["vitmods.cli.train"] = types.SimpleNamespace(main=main)
+sys.exit(cli.main(["train", *sys.argv[1:]]))
+"""
+STAYS = """
+import os, sys, time
+from vitmods.train.launch import end_with_launcher, launch
+if "RANK" not in os.environ:
+    sys.exit(launch("stays", [], 2))
+end_with_launcher()
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
 
 
 @pytest.fixture
 def modules(tmp_path, monkeypatch):
     (tmp_path / "fails.py").write_text(FAILS)
     (tmp_path / "ends.py").write_text(ENDS)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    (tmp_path / "left.py").write_text(LEFT)
+    (tmp_path / "stays.py").write_text(STAYS)
+    monkeypatch.syspath_prepend(tmp_path)  # what is on sys.path here is on that of those that are started
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # and for torchrun
     return tmp_path
 
 
@@ -58,6 +85,27 @@ def test_one_that_ends_badly_ends_all(modules, capfd, number, code):
 def test_what_several_say_is_said_once(modules, capfd):
     assert launch("fails", [], 3) == 2
     assert capfd.readouterr().err == "vitmods train: the disk is full\n"
+
+
+@pytest.mark.parametrize(("arguments", "word"), [(["kill"], "was killed by SIGKILL"), ([], "without a word")])
+def test_the_end_of_one_is_said_once(modules, capfd, arguments, word):
+    assert launch("left", arguments, 2) == (137 if arguments else 7)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert word in line
+
+
+def test_those_whose_launcher_is_killed_end_too(modules):
+    command = [sys.executable, "-m", "stays"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as launcher:
+        ranks = {int(launcher.stdout.readline()) for _ in range(2)}
+        launcher.kill()
+        ended = threading.Thread(target=launcher.stdout.read, daemon=True)  # its end: no rank holds the pipe any more
+        ended.start()
+        ended.join(20)
+        left = ended.is_alive()
+        for rank in ranks if left else ():
+            os.kill(rank, signal.SIGKILL)
+    assert not left
 
 
 def test_what_several_say_is_said_once_under_torchrun(modules):

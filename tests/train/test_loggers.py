@@ -1,13 +1,16 @@
 """Rows to services that collect runs: none lost, none twice, and no failure of theirs stops a trial."""
 
 import json
+import os
 import warnings
+from contextlib import nullcontext
 
 import pytest
 
 from vitmods.study.running import Running
-from vitmods.train import loggers
+from vitmods.train import loggers, trial
 from vitmods.train.loggers import LOGGERS, LoggedRun, LoggerKind, LogTo, check_loggers
+from vitmods.train.logs import Diverged
 from vitmods.util.errors import UserError
 
 ASKED = {"checkpoint_every_steps": 4, "log": LogTo(("notebook",))}
@@ -64,6 +67,20 @@ def test_a_logger_that_joins_later_gets_the_rows_before_it(bench, tmp_path, serv
     bench.train(tmp_path, **ASKED)
     ((_, *told, _),) = service.values()
     assert told == logged(tmp_path)
+
+
+@pytest.mark.parametrize(("error", "status"), [(Diverged("not finite"), "diverged"), (UserError("full"), "failed")])
+def test_loggers_are_told_the_status_of_the_result(bench, tmp_path, service, monkeypatch, error, status):
+    """After the last step and the last evaluation weights may turn out not to be finite, or the disk to be full."""
+
+    def fails(*arguments):
+        raise error
+
+    monkeypatch.setattr(trial, "_save_weights", fails)
+    with nullcontext() if status == "diverged" else pytest.raises(UserError, match="full"):
+        bench.train(tmp_path, log=LogTo(("notebook",)))
+    ((*_, told),) = service.values()
+    assert told[0] == json.loads((tmp_path / "result.json").read_text())["status"] == status
 
 
 @pytest.mark.parametrize("where", ["open", "write", "close"])
@@ -163,8 +180,31 @@ def test_mlflow_says_at_once_that_its_store_is_not_there(monkeypatch, tmp_path):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", tmp_path.as_uri())
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
-    with pytest.raises(UserError, match="MLFLOW_TRACKING_URI"):
+    with pytest.raises(UserError, match=r"losslessly\. Set MLFLOW_TRACKING_URI .*MLFLOW_ALLOW_FILE_STORE=true"):
         check_loggers("mlflow")
+
+
+@pytest.mark.parametrize("set_by_user", [None, "3"])
+def test_mlflow_asks_a_server_that_may_be_away_with_little_patience(monkeypatch, set_by_user):
+    mlflow = pytest.importorskip("mlflow")
+    retries, timeout = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"
+    seen = []
+
+    def away(client, max_results):
+        seen.append([os.environ.get(name) for name in (retries, timeout)])
+        raise ConnectionError("Max retries exceeded " + "x" * 400)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "search_experiments", away)
+    monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", "http://127.0.0.1:9")
+    monkeypatch.delenv(timeout, raising=False)
+    monkeypatch.delenv(retries, raising=False)
+    if set_by_user:
+        monkeypatch.setenv(retries, set_by_user)
+    with pytest.raises(UserError, match=r"x{400}\. Set MLFLOW_TRACKING_URI"):
+        check_loggers("mlflow")
+    assert seen == [[set_by_user or "1", "10"]]
+    assert os.environ.get(retries) == set_by_user
+    assert timeout not in os.environ
 
 
 def test_wandb_writes_offline_into_the_trials_folder(tmp_path, monkeypatch):

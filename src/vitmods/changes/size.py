@@ -30,8 +30,8 @@ class Size(Change):
     summary = "Makes the model deeper or shallower, wider or narrower, or gives it other heads."
     cost = "parameters and multiply-adds grow with the depth, and with the square of the width"
     published = (
-        "top-1 on ImageNet-V2, all with LayerScale: ViT-L of 24 blocks (61.6 GFLOPs) 73.3, ViT-B of 36 blocks (52.5 GFLOPs) "
-        "73.2 and of 18 x 2 73.3 (Table 3)"
+        "top-1 on ImageNet-V2, all with LayerScale: ViT-L of 24 blocks (61.6 GFLOPs) 73.3, ViT-B of 36 blocks (52.5 "
+        "GFLOPs) 73.2 and of 18 x 2 73.3 (Table 3)"
     )
     example = MappingProxyType({"deeper": 2})
     words = ("depth", "width", "heads", "wider", "deeper")

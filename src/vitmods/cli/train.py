@@ -19,6 +19,7 @@ from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
+    from vitmods.study.plan import Settings
     from vitmods.study.store import StudyFolder
     from vitmods.train.distributed import Processes
 
@@ -72,26 +73,32 @@ def main(arguments: Sequence[str]) -> int:
     if options.dry_run:
         return _dry_run(fixed, options)
     from vitmods.train.distributed import join, launched
+<<<<<<< HEAD
     from vitmods.train.launch import launch
     from vitmods.util.registry import plugins_asked_for
 
     if options.devices != 1 and not launched():
         given = [word for name in plugins_asked_for() for word in ("--plugin", name)]
         return launch("vitmods", ["train", *arguments, *given], options.devices)
+=======
+    from vitmods.train.launch import end_with_launcher, launch
+
+    if options.devices != 1 and not launched():
+        _check_shared(fixed, options)
+        return launch("vitmods", ["train", *arguments], options.devices)
+    end_with_launcher()
+>>>>>>> fixa
     processes = join()
     result = run_trial(fixed, options.arm, options.seed, options.machine, out, processes, options.shard)
     return show(result, out) if processes.first else int(result["status"] == "diverged")
 
 
 def _dry_run(fixed: dict[str, Any], options: Train) -> int:
-    from vitmods.study.arms import BASE, arm_from_text
-    from vitmods.study.plan import Settings
     from vitmods.study.run import dry_trial
     from vitmods.study.running import Running
     from vitmods.util.text import duration, plural
 
-    arm, how = options.arm, Running(**options.machine.how())
-    settings = Settings(fixed, arms=() if arm == BASE else (arm_from_text(arm),), seeds=(0,))
+    how, settings = Running(**options.machine.how()), _settings(fixed, options.arm)
     if options.devices > 1 or options.shard:
         from vitmods.study.memory import trial_memory
 
@@ -105,6 +112,28 @@ def _dry_run(fixed: dict[str, Any], options: Train) -> int:
         f"{duration(found.trial_s)}."
     )
     return 0
+
+
+def _check_shared(fixed: dict[str, Any], options: Train) -> None:
+    """UserError, before anything is started or written, where so many processes cannot train the model together."""
+    from vitmods.study.running import Running
+    from vitmods.study.store import StudyFolder
+    from vitmods.study.trial import TrialRunner
+    from vitmods.train.options import check_divides, check_shared
+
+    how, settings = Running(**options.machine.how()), _settings(fixed, options.arm)
+    check_shared(options.devices, options.shard, how.compile, how.record)
+    recipe = settings.recipe_of(settings.every_arm[-1])
+    if options.devices > 1 and recipe.batch_size % options.devices:  # unless there are fewer images than that
+        images = TrialRunner(StudyFolder(os.devnull), settings, how.device, **how.of_trials()).dataset(recipe)
+        check_divides(min(recipe.batch_size, len(images.splits["train"])), options.devices)
+
+
+def _settings(fixed: dict[str, Any], arm: str) -> Settings:
+    from vitmods.study.arms import BASE, arm_from_text
+    from vitmods.study.plan import Settings
+
+    return Settings(fixed, arms=() if arm == BASE else (arm_from_text(arm),), seeds=(0,))
 
 
 def _fixed(base: str, dataset: DataOptions, training: Recipe) -> dict[str, Any]:

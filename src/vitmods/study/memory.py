@@ -25,7 +25,7 @@ from vitmods.study.trial import TrialRunner, base_config
 from vitmods.tasks.base import DEFAULT, TaskModel, make_task
 from vitmods.tasks.features import without_head
 from vitmods.train.optim import freeze
-from vitmods.train.options import RunOptions
+from vitmods.train.options import RunOptions, check_divides, check_shared
 from vitmods.util.errors import UserError
 from vitmods.util.text import size
 
@@ -86,13 +86,8 @@ def memory_of(
     Raises:
         UserError: a batch that cannot be divided, or a model that cannot be run so.
     """
-    if recipe.batch_size % devices:
-        raise UserError(
-            f"A batch of {recipe.batch_size} images cannot be divided evenly among {devices} processes: set batch_size "
-            f"to a multiple of {devices}."
-        )
-    if shard and devices == 1:
-        raise UserError("shard divides a model among processes, and here is one: add devices, or leave it out.")
+    check_divides(recipe.batch_size, devices)
+    check_shared(devices, shard)
     part = -(-recipe.batch_size // (devices * recipe.accumulate))
     config = config.with_(**recipe.model.to_config())
     made = make_task(task, recipe)
@@ -123,8 +118,9 @@ def trial_memory(settings: Settings, how: Running, devices: int = 1, shard: bool
     """What a trial of the last arm takes of each device: as `how` says, and in other ways that save memory.
 
     Raises:
-        UserError: the model is not one that a ViTConfig describes, or as for `memory_of`.
+        UserError: the model is not one that a ViTConfig describes, training would refuse it, or as for `memory_of`.
     """
+    check_shared(devices, shard, how.compile, how.record)
     arm, recipe = settings.every_arm[-1], settings.recipe
     images = TrialRunner(StudyFolder(os.devnull), settings, how.device, **how.of_trials()).dataset(recipe)
     config = base_config(settings, images.num_classes)

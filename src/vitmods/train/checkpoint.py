@@ -1,5 +1,6 @@
 """Checkpoints: one file and the good one before it, verified when read."""
 
+import math
 import os
 import shutil
 import warnings
@@ -18,13 +19,26 @@ DIVIDED = "checkpoint"  # the folder of those that several processes write toget
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:
-    """Write `folder/checkpoint.pt`; the one that was there becomes `checkpoint.previous.pt`.
+    """Write `folder/checkpoint.pt`; the one that was there becomes `checkpoint.previous.pt`. Divided ones go once there
+    are two of these.
 
     Raises:
         UserError: the disk is full or may not be written; the checkpoints on it are as they were.
     """
     write_atomically(folder / NAME, lambda file: torch.save(state, file), keep_previous=folder / PREVIOUS)
-    shutil.rmtree(folder / DIVIDED, ignore_errors=True)
+    if (folder / PREVIOUS).exists():
+        shutil.rmtree(folder / DIVIDED, ignore_errors=True)
+
+
+def newest_step(folder: Path) -> float:
+    """The step of `folder/checkpoint.pt`, of which no tensor is read; -1 where there is none, and infinite where it is
+    damaged: `load` has to put it aside before anything else is written."""
+    if not (folder / NAME).exists():
+        return -1
+    try:
+        return int(torch.load(folder / NAME, map_location="cpu", weights_only=True, mmap=True)["step"])
+    except Exception:  # whatever torch, the disk or a wrong type raise
+        return math.inf
 
 
 def load(folder: Path) -> dict[str, Any] | None:

@@ -38,7 +38,8 @@ class StopRequest:
 def stop_on_signals() -> Iterator[StopRequest]:
     """While inside, SIGINT, SIGTERM and SIGHUP (the terminal is gone) are noted in the request. A second Ctrl-C has its
     usual effect; a second SIGTERM has none: Slurm, systemd and a study that stops its workers send one each, and the
-    first one is being answered. A SIGHUP that is ignored, as under nohup, stays so.
+    first one is being answered. A SIGHUP or SIGINT that is ignored, as under nohup and in a script's background, stays
+    so.
 
     A signal that nobody answered by the end (by raising Interrupted) has its usual effect then.
 
@@ -49,14 +50,15 @@ def stop_on_signals() -> Iterator[StopRequest]:
         yield request
         return
 
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in numbers}
+    ignored = [number for number in (signal.SIGINT, signal.SIGHUP) if before[number] is signal.SIG_IGN]
+    before = {number: handler for number, handler in before.items() if number not in ignored}
 
     def note(signum: int, frame: FrameType | None) -> None:
         request.signum = signum
-        signal.signal(signal.SIGINT, before[signal.SIGINT])
+        if signal.SIGINT in before:
+            signal.signal(signal.SIGINT, before[signal.SIGINT])
 
     for number in before:
         signal.signal(number, note)

@@ -8,11 +8,14 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from vitmods.util.errors import SAID_IN, UserError
 
+LIFELINE = "VITMODS_LIFELINE"  # environment: the end of a pipe that closes when the process that started this one ends
 GRACE_S = 30.0  # that the others have to save and stop once one has ended
 _POLL_S = 0.1
 
@@ -21,8 +24,8 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     """Run `python -P -m MODULE ARGUMENTS` in so many processes that can `join`; their exit code.
 
     Where one fails, the others are asked to stop and its code is given back; one that was killed is named on stderr.
-    Ctrl-C reaches all; SIGTERM and SIGHUP are passed on. Threads are divided among them unless OMP_NUM_THREADS says how
-    many there are.
+    Ctrl-C reaches all; SIGTERM and SIGHUP are passed on; those that call `end_with_launcher` end with this one. Threads
+    are divided among them unless OMP_NUM_THREADS says how many there are.
 
     Raises:
         UserError: fewer than two processes.
@@ -35,10 +38,14 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     path = os.pathsep.join(entry for entry in sys.path if entry)
     # -P: what lies where the user stands is not imported; what is on sys.path here is on theirs.
     command = [sys.executable, "-P", "-m", module, *arguments]
-    with tempfile.TemporaryDirectory() as said_in:
+    theirs, held = os.pipe()
+    shared |= {LIFELINE: str(theirs)}
+    with tempfile.TemporaryDirectory() as said_in, os.fdopen(theirs), os.fdopen(held, "w"):
         environment = {"OMP_NUM_THREADS": threads, **os.environ, **shared, SAID_IN: said_in, "PYTHONPATH": path}
         started = [
-            subprocess.Popen(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            subprocess.Popen(
+                command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, pass_fds=(theirs,)
+            )
             for rank in range(processes)
         ]
         passed_on = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
@@ -46,10 +53,28 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
             # The terminal sends SIGINT to all of them itself.
             signal.signal(number, lambda n, _: None if n == signal.SIGINT else _send(started, n))
         try:
-            return _wait(started)
+            code = _wait(started)
         finally:
             for number, handler in passed_on.items():
                 signal.signal(number, handler or signal.SIG_DFL)
+        if 1 < code <= 128 and not any(Path(said_in).glob("said-*")):  # 1: a trial that diverged
+            print(
+                f"A process of this trial ended with code {code} without a word. What was saved is there: the same "
+                "command goes on.",
+                file=sys.stderr,
+            )
+        return code
+
+
+def end_with_launcher() -> None:
+    """From now on this process ends at once where the `launch` that started it was killed: nobody would stop it."""
+    if (lifeline := os.environ.pop(LIFELINE, None)) is not None:
+        threading.Thread(target=_follow, args=(int(lifeline),), daemon=True).start()
+
+
+def _follow(lifeline: int) -> None:
+    os.read(lifeline, 1)  # nothing is ever written: it returns when the pipe is closed
+    os._exit(128 + signal.SIGTERM)
 
 
 def _wait(started: Sequence[subprocess.Popen[bytes]]) -> int:

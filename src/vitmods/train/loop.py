@@ -39,7 +39,7 @@ from vitmods.train.optim import (
     make_optimizer,
     without_gradient,
 )
-from vitmods.train.options import RunOptions
+from vitmods.train.options import RunOptions, check_divides
 from vitmods.train.record import Recorder
 from vitmods.util.errors import UserError
 
@@ -95,7 +95,7 @@ class TrialRun:
         self.eval_every = self.length.evaluate_every(self.how.eval_every_epochs, evaluated)
 
         self.processes = self.how.processes
-        _check_batch(recipe, ds, self.processes)
+        check_divides(min(recipe.batch_size, len(ds.splits["train"])), self.processes.size)
         self.placement = place(self.how.device, recipe.precision, self.processes)
         if self.how.tf32:
             check_tf32(self.placement.device)
@@ -158,33 +158,28 @@ class TrialRun:
 
     def run(self, request: StopRequest, bar: ProgressBar) -> dict[str, float]:
         """Train to the last step and evaluate on `ds.eval_split`; the metrics, none where all images are trained on.
+        Call `close` afterwards.
 
         Raises:
             Diverged: a loss or a gradient was not finite.
             Interrupted: a signal came; the checkpoint is written.
             UserError: the disk is full or may not be written.
         """
-        status, metrics = "failed", dict[str, float]()
         try:
             with tf32_products(self.how.tf32):
                 self._train(request, bar)
-                metrics = self._final_metrics(request)
-            status = "finished"
-        except Diverged:
-            status = "diverged"
-            raise
+                return self._final_metrics(request)
         except Interrupted as interruption:
-            status = "stopped"
             self.save()
             raise Interrupted(
                 f"{interruption} at step {self.step} of {self.length.steps}. The state is saved in {self.folder}; run "
                 "the same command again to go on from there.",
                 interruption.signum,
             ) from None
-        finally:
-            final = {f"{self.ds.eval_split}/{name}": value for name, value in metrics.items()}
-            self.metrics.close(status, final)
-        return metrics
+
+    def close(self, status: str, metrics: Mapping[str, float]) -> None:
+        """Once it is known how the trial ended: finished, diverged, stopped or failed; loggers get the metrics too."""
+        self.metrics.close(status, {f"{self.ds.eval_split}/{name}": value for name, value in metrics.items()})
 
     def _train(self, request: StopRequest, bar: ProgressBar) -> None:
         batches = on_its_way(self._batches(), self.placement.device)
@@ -376,9 +371,7 @@ class TrialRun:
 
     def _restore(self) -> int:
         """Take up the newest checkpoint, if there is one; the length of metrics.jsonl that belongs to it."""
-        state = sharded.load(self.folder, self.processes)
-        if state is None:
-            state = self.processes.in_turn(lambda: checkpoint.load(self.folder))
+        state = sharded.load_newest(self.folder, self.processes)
         if state is None:
             return 0
         if state["format"] != FORMAT:
@@ -409,16 +402,6 @@ def on_its_way(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch
     if device.type == "cpu":
         return batches
     return ahead(batches, Batch.pinned if device.type == "cuda" else lambda batch: batch)
-
-
-def _check_batch(recipe: Recipe, ds: Images, processes: Processes) -> None:
-    """UserError where a batch cannot be divided evenly among the processes."""
-    size = min(recipe.batch_size, len(ds.splits["train"]))
-    if size % processes.size:
-        raise UserError(
-            f"A batch of {size} images cannot be divided evenly among {processes.size} processes: set batch_size to a "
-            f"multiple of {processes.size}."
-        )
 
 
 def _seed_apart(seed: int, step: int, processes: Processes) -> None:

@@ -1,5 +1,6 @@
 """How a trial is run, apart from what is trained."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -18,6 +19,25 @@ def check_ways(recompute: bool, checkpointing: bool, tf32: bool, compile: bool) 
     """Raise UserError where one would be of no effect."""
     if recompute and compile:
         raise UserError("torch.compile chooses itself what to make again: leave --recompute or --compile out.")
+
+
+def check_shared(size: int, shard: bool, compile: bool = False, record: Sequence[str] = ()) -> None:
+    """Raise UserError where so many processes cannot train a model together so."""
+    if shard and compile:
+        raise UserError("A model that is divided among processes is not compiled: leave --shard or --compile out.")
+    if shard and "gradients" in record:
+        raise UserError("Gradients of a divided model are not recorded: leave shard out, or record lambdas alone.")
+    if shard and size == 1:
+        raise UserError("shard divides a model among processes, and here is one: add devices, or leave it out.")
+
+
+def check_divides(batch_size: int, size: int) -> None:
+    """Raise UserError where a batch cannot be divided evenly among the processes."""
+    if batch_size % size:
+        raise UserError(
+            f"A batch of {batch_size} images cannot be divided evenly among {size} processes: set batch_size to a "
+            f"multiple of {size}."
+        )
 
 
 @dataclass(frozen=True)
@@ -59,12 +79,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         check_ways(**{way: getattr(self, way) for way in WAYS})
         check_recorded(self.record)
-        if self.shard and self.compile:
-            raise UserError("A model that is divided among processes is not compiled: leave --shard or --compile out.")
-        if self.shard and "gradients" in self.record:
-            raise UserError("Gradients of a divided model are not recorded: leave shard out, or record lambdas alone.")
-        if self.shard and self.processes.size == 1:
-            raise UserError("shard divides a model among processes, and here is one: add devices, or leave it out.")
+        check_shared(self.processes.size, self.shard, self.compile, self.record)
 
     def save_memory(self, model: nn.Module) -> None:
         """Switch on in the model what is asked for. Raises UserError where it cannot do that."""

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitmods.train import checkpoint
 from vitmods.train.checkpoint import DIVIDED, NAME, PREVIOUS
 from vitmods.train.distributed import PeerEnded, Processes, local
 from vitmods.util.errors import UserError
@@ -62,7 +63,8 @@ class StoredTensor:
 
 
 def save(folder: Path, state: Mapping[str, Any], processes: Processes) -> None:
-    """Write what this process holds of the state after `state["step"]`; the newest two checkpoints stay.
+    """Write what this process holds of the state after `state["step"]`; the newest two checkpoints stay, and
+    undivided ones until there are two.
 
     Raises:
         UserError: the disk is full or may not be written, or the processes do not see the same folder. The checkpoints
@@ -107,6 +109,45 @@ def load(folder: Path, processes: Processes) -> dict[str, Any] | None:
     if steps:
         raise UserError(f"No checkpoint in {folder} can be read. Delete that folder to train again from the start.")
     return None
+
+
+def load_newest(folder: Path, processes: Processes) -> dict[str, Any] | None:
+    """The newest state that can be read, of a divided checkpoint or of another; None if none was ever written.
+
+    Raises:
+        UserError: there are checkpoints, but all are damaged.
+    """
+    wrong: list[str] = []
+
+    def divided() -> dict[str, Any] | None:
+        try:
+            return load(folder, processes)
+        except PeerEnded:
+            raise
+        except UserError as error:  # in all processes
+            wrong.append(str(error))
+            return None
+
+    def undivided() -> dict[str, Any] | None:
+        try:
+            return checkpoint.load(folder)
+        except UserError as error:  # in the first: it puts the damaged ones aside
+            wrong.append(str(error))
+            return None
+
+    steps = processes.once(lambda: (checkpoint.newest_step(folder), newest_step(folder)))
+    for kind in sorted((0, 1), key=lambda kind: -steps[kind]):
+        found = divided() if kind else processes.in_turn(undivided)
+        if found is not None:
+            return found
+    if reason := next(filter(None, processes.gathered("".join(wrong[:1]))), None):
+        raise UserError(reason)
+    return None
+
+
+def newest_step(folder: Path) -> int:
+    """That of the newest checkpoint; -1: there is none."""
+    return max(_steps(folder), default=-1)
 
 
 def _file(rank: int) -> str:
@@ -182,8 +223,9 @@ def _finish(
     for old in [folder / DIVIDED / str(step) for step in _steps(folder)[2:]]:
         (old / INDEX).unlink()  # half of a folder never counts
         shutil.rmtree(old, ignore_errors=True)
-    for name in (NAME, PREVIOUS):
-        (folder / name).unlink(missing_ok=True)
+    if len(_steps(folder)) > 1:
+        for name in (NAME, PREVIOUS):
+            (folder / name).unlink(missing_ok=True)
 
 
 def _steps(folder: Path) -> list[int]:

@@ -25,7 +25,7 @@ from vitmods.train.device import device_name, resolve
 from vitmods.train.distributed import PeerEnded, peer_ended, whole_state
 from vitmods.train.examples import write_examples
 from vitmods.train.fitting import fit_to_images
-from vitmods.train.interrupt import StopRequest, stop_on_signals
+from vitmods.train.interrupt import Interrupted, StopRequest, stop_on_signals
 from vitmods.train.logs import Diverged, ProgressBar
 from vitmods.train.loop import Images, TrialRun
 from vitmods.train.memory import does_not_fit, is_out_of_memory
@@ -111,7 +111,7 @@ def train_trial(
 
 
 def _outcome(run: TrialRun, request: StopRequest, bar: ProgressBar) -> dict[str, Any]:
-    status, metrics, message, weights = "finished", {}, None, {}
+    status, metrics, message, weights = "failed", dict[str, float](), None, {}
     try:
         metrics = run.run(request, bar)
         processes = run.processes
@@ -120,8 +120,14 @@ def _outcome(run: TrialRun, request: StopRequest, bar: ProgressBar) -> dict[str,
         weights = processes.once(lambda: _save_weights(run.evaluated_model, tensors, run.folder))
         if processes.first:
             _write_findings(run)
+        status = "finished"
     except Diverged as divergence:
         status, message = "diverged", str(divergence)
+    except Interrupted:
+        status = "stopped"
+        raise
+    finally:
+        run.close(status, metrics)
     return {
         "status": status,
         "metrics": metrics,

@@ -38,8 +38,11 @@ def nearest(word: str, known: Iterable[str], words: Mapping[str, str] | None = N
 
 def said(message: str, repeats: bool = False) -> bool:
     """Whether another process of the same start on this machine has said this already; where it `repeats` what they
-    say, whether one has said anything. False where processes were not started together."""
+    say, whether one has said anything, or `vitmods.train.launch` is there to do so. False where processes were not
+    started together."""
     place = os.environ.get(SAID_IN)
+    if place is not None and repeats:
+        return True
     if place is None and (error_file := os.environ.get("TORCHELASTIC_ERROR_FILE")):  # torchrun: <attempt>/<rank>/...
         place = str(Path(error_file).parent.parent)
     if place is None:

@@ -26,7 +26,7 @@ class LoggedRun:
     name:   for readers
     key:    tells it from all other runs, and is the same when a trial goes on
     fields: to filter and group by: study, arm, seed, base, ...; of a verdict also what it says
-    folder: where local files may lie; None: wherever the logger puts them
+    folder: where local files may lie, the trial's or the study's; None: wherever the logger puts them
     config: all settings, as config.json has them
     """
 
@@ -140,10 +140,13 @@ class Logs:
             return
         self._open[name].write(scalars_of(row), row["step"])
 
-    def close(self, status: str, scalars: Mapping[str, float]) -> None:
+    def close(self, status: str, scalars: Mapping[str, float]) -> tuple[str, ...]:
+        """The names of the loggers that took all."""
         for name in list(self._open):
             self._try(name, self._end, status, scalars)
+        done = tuple(self._open)
         self._open.clear()
+        return done
 
     def _end(self, name: str, status: str, scalars: Mapping[str, float]) -> None:
         errors: list[Exception] = []

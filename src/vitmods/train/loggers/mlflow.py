@@ -6,8 +6,11 @@ whole process.
 
 from __future__ import annotations
 
+import os
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from vitmods.train.loggers import LOGGERS, LoggedRun, LoggerKind, flat
@@ -15,6 +18,8 @@ from vitmods.util.errors import UserError
 
 KEY = "vitmods.key"
 _MOST, _LONGEST = 100, 500  # parameters a call, and characters of one, that every store of MLflow takes
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}  # of the check
+_SHORT = 300  # letters
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED"}
 
 
@@ -71,18 +76,41 @@ def _plain(name: str) -> str:
 
 
 def _check() -> None:
-    """UserError where its store cannot be opened."""
+    """UserError, within seconds, where its store cannot be opened."""
     import mlflow
 
     try:
-        client: Any = mlflow.MlflowClient()
-        client.search_experiments(max_results=1)
+        with _impatient():
+            client: Any = mlflow.MlflowClient()
+            client.search_experiments(max_results=1)
     except Exception as error:  # of a missing library, a path or a network
-        reason = " ".join(str(error).split())
         raise UserError(
-            f"MLflow cannot open {mlflow.get_tracking_uri()}: {reason[:300]}. Set MLFLOW_TRACKING_URI to your server; "
-            "a database on this machine (sqlite:///mlflow.db) needs `pip install sqlalchemy alembic` too."
+            f"MLflow cannot open {mlflow.get_tracking_uri()}: {_beginning(' '.join(str(error).split()))} Set "
+            "MLFLOW_TRACKING_URI to your server. Without one, a folder on this machine needs "
+            "MLFLOW_ALLOW_FILE_STORE=true, and a database (sqlite:///mlflow.db) `pip install sqlalchemy alembic`."
         ) from error
+
+
+@contextmanager
+def _impatient() -> Iterator[None]:
+    """MLflow's own patience with a server that does not answer is many minutes; what the user has set stays."""
+    brief = {name: value for name, value in _PATIENCE.items() if name not in os.environ}
+    os.environ.update(brief)
+    try:
+        yield
+    finally:
+        for name in brief:
+            os.environ.pop(name, None)
+
+
+def _beginning(text: str) -> str:
+    """The first sentences, as many as are short, at least one of them."""
+    first, *others = re.split(r"(?<=[.!?])\s+", text.rstrip(".") + ".")
+    for sentence in others:
+        if len(first) + len(sentence) > _SHORT:
+            break
+        first += f" {sentence}"
+    return first
 
 
 LOGGERS.add("mlflow", LoggerKind(Mlflow, needs="mlflow", check=_check))
