@@ -73,21 +73,14 @@ def main(arguments: Sequence[str]) -> int:
     if options.dry_run:
         return _dry_run(fixed, options)
     from vitmods.train.distributed import join, launched
-<<<<<<< HEAD
-    from vitmods.train.launch import launch
+    from vitmods.train.launch import end_with_launcher, launch
     from vitmods.util.registry import plugins_asked_for
 
     if options.devices != 1 and not launched():
+        _check_shared(fixed, options)
         given = [word for name in plugins_asked_for() for word in ("--plugin", name)]
         return launch("vitmods", ["train", *arguments, *given], options.devices)
-=======
-    from vitmods.train.launch import end_with_launcher, launch
-
-    if options.devices != 1 and not launched():
-        _check_shared(fixed, options)
-        return launch("vitmods", ["train", *arguments], options.devices)
     end_with_launcher()
->>>>>>> fixa
     processes = join()
     result = run_trial(fixed, options.arm, options.seed, options.machine, out, processes, options.shard)
     return show(result, out) if processes.first else int(result["status"] == "diverged")
