@@ -129,7 +129,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, **adam, **how)
 
 
-def _rehearsed(parameter: nn.Parameter) -> bool:
+def _rehearsed(parameter: torch.Tensor) -> bool:
     """Whether it stands for one whose memory is counted: fused CPU kernels have no fake form."""
     return type(parameter) is FakeTensor and parameter.device.type == "cpu"
 
