@@ -83,8 +83,8 @@ def test_addresses_and_folders_are_told_apart(on, tmp_path):
             place(wrong)
     with pytest.raises(UserError, match="cannot be opened: Protocol not known"):
         brought("nowhere://x/y")
-    with pytest.raises(UserError, match=rf"There is no study in file://{tmp_path}/none: "):
-        Answer.load(f"file://{tmp_path}/none")
+    with pytest.raises(UserError, match=rf"There is no study in file://{tmp_path}/nostudy: "):
+        Answer.load(f"file://{tmp_path}/nostudy")
     with pytest.raises(UserError, match="There is nothing at"):
         brought(f"file://{tmp_path}/none")
 
