@@ -138,6 +138,10 @@ class Registry(Mapping[str, T]):
         return f"Registry({self.kind!r}: {', '.join(self)})"
 
 
+asked_for: list[str] = []
+"""The names that `load_plugins` was given, for processes that do the same command; workers need `plugins()` alone."""
+
+
 def load_plugins(names: Iterable[str]) -> None:
     """Import a user's modules, so that they add what they have.
 
@@ -149,6 +153,7 @@ def load_plugins(names: Iterable[str]) -> None:
         UserError: there is no such module, or it cannot be imported.
     """
     for name in names:
+        asked_for.append(name)
         try:
             _import(name)
         except UserError:
