@@ -374,7 +374,7 @@ def test_the_command_starts_its_processes_and_goes_on_after_a_kill(tmp_path) -> 
     assert killed.stderr.count("Process 1 of 2 was killed by SIGKILL") == 1
     assert killed.stderr.count("without a word") == 0
     assert "Traceback" not in killed.stderr
-    assert (tmp_path / "run/checkpoint/2/index.json").exists()
+    assert list(tmp_path.glob("run/checkpoint/*/index.json"))  # of which step depends on the speed of the disk
     done = command(tmp_path / "run", *given)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Weights:") == 1

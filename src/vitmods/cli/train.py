@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitmods.cli.options import DataOptions, MachineOptions, asked_for, defaults_from, parse, readable_folder
 from vitmods.recipes import Recipe
+from vitmods.util import registry
 from vitmods.util.address import address_of, named, place
 from vitmods.util.errors import UserError
 
@@ -74,12 +75,11 @@ def main(arguments: Sequence[str]) -> int:
         return _dry_run(fixed, options)
     from vitmods.train.distributed import join, launched
     from vitmods.train.launch import end_with_launcher, launch
-    from vitmods.util.registry import plugins_asked_for
 
     if options.devices != 1 and not launched():
         _check_shared(fixed, options)
-        given = [word for name in plugins_asked_for() for word in ("--plugin", name)]
-        return launch("vitmods", ["train", *arguments, *given], options.devices)
+        again = [f"--plugin={name}" for name in registry.asked_for]
+        return launch("vitmods", ["train", *arguments, *again], options.devices)
     end_with_launcher()
     processes = join()
     result = run_trial(fixed, options.arm, options.seed, options.machine, out, processes, options.shard)

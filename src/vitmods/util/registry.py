@@ -23,7 +23,6 @@ _HOUSE = __name__.partition(".")[0]
 _READING = threading.RLock()
 _registries: list[Registry[Any]] = []
 _entered: set[str] = set()
-_asked_for: list[str] = []
 """modules that entry points have brought"""
 _asked = False
 """whether entry points were asked for"""
@@ -139,6 +138,10 @@ class Registry(Mapping[str, T]):
         return f"Registry({self.kind!r}: {', '.join(self)})"
 
 
+asked_for: list[str] = []
+"""The names that `load_plugins` was given, for processes that do the same command; workers need `plugins()` alone."""
+
+
 def load_plugins(names: Iterable[str]) -> None:
     """Import a user's modules, so that they add what they have.
 
@@ -150,18 +153,13 @@ def load_plugins(names: Iterable[str]) -> None:
         UserError: there is no such module, or it cannot be imported.
     """
     for name in names:
+        asked_for.append(name)
         try:
             _import(name)
-            _asked_for.append(name)
         except UserError:
             raise
         except Exception as error:
             raise UserError(f"The plugin '{name}' cannot be imported: {type(error).__name__}: {error}") from error
-
-
-def plugins_asked_for() -> list[str]:
-    """The names that ``load_plugins`` was given in this process, for those that it starts to do the same work."""
-    return list(_asked_for)
 
 
 def plugins() -> list[str]:
