@@ -29,8 +29,7 @@ from vitmods.analysis.timing import (
 )
 from vitmods.model.flops import count_params
 from vitmods.util.errors import UserError
-from vitmods.util.files import disk_errors
-from vitmods.util.text import rendered
+from vitmods.util.files import disk_errors, rendered
 
 Kind = Literal["inference", "training"]
 PRODUCT = "matrix product"

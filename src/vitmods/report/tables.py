@@ -34,7 +34,8 @@ from vitmods.stats.verdict import Effect, Verdict
 from vitmods.study.answer import VIEWS, Answer
 from vitmods.study.outcome import ArmCost
 from vitmods.util.errors import UserError
-from vitmods.util.text import rendered, single_line
+from vitmods.util.files import rendered
+from vitmods.util.text import single_line
 
 STYLES = {Verdict.HELPS: "bold green", Verdict.HURTS: "bold red", Verdict.UNSTABLE: "red", Verdict.OPEN: "dim"}
 WIDE = 110

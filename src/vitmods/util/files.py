@@ -211,3 +211,13 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def rendered(shown: Any, width: int) -> str:
+    """What rich would print of a table and the like, without colors."""
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
+    with console.capture() as captured:
+        console.print(shown, crop=False)
+    return "\n".join(map(str.rstrip, captured.get().splitlines()))

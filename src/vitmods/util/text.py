@@ -1,6 +1,5 @@
 """Counts, times and sizes in words, and text that is safe where it is shown."""
 
-import io
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -31,16 +30,6 @@ def duration(seconds: float) -> str:
 def size(count: float) -> str:
     """Bytes as `0.3 MB`, `64 MB` or `69 GB`."""
     return f"{count / 1e9:,.3g} GB" if count >= 1e9 else f"{count / 1e6:,.3g} MB"
-
-
-def rendered(shown: Any, width: int) -> str:
-    """What rich would print of a table and the like, without colors."""
-    from rich.console import Console
-
-    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
-    with console.capture() as captured:
-        console.print(shown, crop=False)
-    return "\n".join(map(str.rstrip, captured.get().splitlines()))
 
 
 def printable(name: str) -> str:
