@@ -20,7 +20,8 @@ from vitmods.study.plan import Settings
 from vitmods.study.spread import Spread
 from vitmods.study.weights import Keep
 from vitmods.util.errors import UserError
-from vitmods.util.text import duration, listing, plural, rendered, size
+from vitmods.util.files import rendered
+from vitmods.util.text import duration, listing, plural, size
 
 if TYPE_CHECKING:
     from vitmods.study.fits import Smaller
