@@ -114,7 +114,7 @@ def test_processes_of_one_training_do_not_import_from_the_working_directory(monk
     class Ended:
         returncode = 0
 
-        def __init__(self, command, env):
+        def __init__(self, command, env, **_):
             started.append((command, env))
 
         def poll(self):
