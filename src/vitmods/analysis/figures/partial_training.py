@@ -85,7 +85,7 @@ def _costs(one: Examined) -> Arrays:
     needs="time",
     columns=("quantity", "trained", "value"),
     see="Trained parameters, time and peak memory of a training step (8 images, AdamW, this machine), where all "
-    "is trained, attention alone, or the MLPs (ffn) alone, as shares of full training; parts in that order. "
+    "is trained, attention alone, or the MLPs (ffn) alone, as fractions of full training; parts in that order. "
     "In the paper attention alone takes 10 % less memory and time, and stores a third of the weights.",
 )
 def draw_costs(found: Mapping[str, Arrays]) -> Any:
@@ -94,7 +94,7 @@ def draw_costs(found: Mapping[str, Arrays]) -> Any:
     rows = drawn.subplots(len(found), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
     bars: list[Any] = []
     for axes, (name, quantities) in zip(rows, found.items(), strict=True):
-        plain(axes, y="share of full training", title=name if len(found) > 1 else "")
+        plain(axes, y="fraction of full training", title=name if len(found) > 1 else "")
         shares = torch.stack([quantities[q] / quantities[q][0] for q in QUANTITIES], 1)
         bars = [
             axes.bar([x + 0.27 * (k - 1) for x in range(len(QUANTITIES))], own.tolist(), 0.25, color=shade, label=part)
