@@ -39,6 +39,8 @@ def _branches(models: Sequence[Examined]) -> tuple[dict[str, Arrays], dict[str, 
         except NotHere as reason:
             why[one.name] = str(reason)
     if len({float(one["branches"]) for one in found.values()}) < 2:
+        if why:
+            raise NotHere("; ".join(f"{name}: {reason}" for name, reason in why.items()))
         raise NotHere("all have the same number of branches: compare with the arm parallel, or parallel(branches=3).")
     return found, why
 
