@@ -354,3 +354,14 @@ def test_shared_weights_are_refused_and_named():
     model.blocks[1].norm1 = model.blocks[0].norm1
     with pytest.raises(UserError, match=r"blocks.0.norm1.weight and blocks.1.norm1.weight are one parameter"):
         vm.apply(model, vm.Norm("batch"))
+
+
+def test_an_ablation_does_not_claim_the_gain_of_the_whole():
+    assert "73.9" in vm.DualPatchNorm().describe()["published"]
+    assert [
+        vm.DualPatchNorm(after=False).describe()["published"],
+        vm.DualPatchNorm(norm="rms").describe()["published"],
+    ] == [
+        "",
+        "",
+    ]

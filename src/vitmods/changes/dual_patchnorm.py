@@ -73,6 +73,10 @@ class DualPatchNorm(Change):
                 "dpn(class_token=true) speaks of the norm after the positions: set after_position=true too."
             )
 
+    def describe(self) -> dict[str, str]:
+        """As of every change; the published gain is that of both norms, and of none of the ablations in Table 6."""
+        return super().describe() | ({"published": ""} if self.values() else {})
+
     @property
     def preserves(self) -> Preserves:
         # A learned scale and shift starts as the identity.
