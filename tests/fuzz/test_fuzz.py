@@ -3,6 +3,8 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from vitmods.util.errors import UserError
+
 from .families import FAMILIES, run
 
 COUNTS = {"expressions": 100, "recipes": 60, "configs": 100, "files": 120}
@@ -22,3 +24,18 @@ def test_a_value_or_a_user_error(family):
         run(family, value)
 
     read()
+
+
+@pytest.mark.parametrize(
+    ("raised", "found"), [(UserError, None), (KeyError, KeyError), (RecursionError, RecursionError)]
+)
+def test_any_other_error_fails(raised, found, monkeypatch):
+    def read(value):
+        raise raised("x")
+
+    monkeypatch.setitem(FAMILIES, "expressions", (FAMILIES["expressions"][0], read))
+    if found is None:
+        assert run("expressions", "dpn") is None
+    else:
+        with pytest.raises(found):
+            run("expressions", "dpn")

@@ -18,12 +18,12 @@ from vitmods.train.loggers import Logs
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
 
-NOTED = "logged_verdicts.json"  # of the study's folder: logger -> arm -> what it was told of it last
+NOTED = "logged_verdicts.json"  # of the study's folder: logger -> arm -> what it was sent last
 
 
 def log_verdicts(names: Iterable[str], folder: StudyFolder, facts: Facts, settings: Settings, answer: Answer) -> None:
     """Write each verdict, with its interval in numbers, to those of the loggers that do not have it yet. One that fails
-    is warned of, and told again by the next run. Local files lie in the study's folder."""
+    is warned of, and sent again by the next run. Local files lie in the study's folder."""
     known = {arm.name: arm for arm in (*settings.arms, *settings.factors)}
     path = folder.path / NOTED
     noted: dict[str, Any] = {}
@@ -36,13 +36,13 @@ def log_verdicts(names: Iterable[str], folder: StudyFolder, facts: Facts, settin
             "metric": answer.metric.name,
             "seeds": len(settings.seeds),
         }
-        told = {**fields, **_numbers(effect)}
-        lacking = [logger for logger in names if noted.get(logger, {}).get(name) != told]
+        sent = {**fields, **_numbers(effect)}
+        lacking = [logger for logger in names if noted.get(logger, {}).get(name) != sent]
         if not lacking:
             continue
         run = logged_run(folder, facts, known.get(name, Arm(name)), f"verdict of {name}", fields)
         for logger in Logs(lacking, replace(run, folder=folder.path)).close("finished", _numbers(effect)):
-            noted.setdefault(logger, {})[name] = told
+            noted.setdefault(logger, {})[name] = sent
         write_json(path, noted)
 
 

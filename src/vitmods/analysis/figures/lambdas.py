@@ -56,7 +56,8 @@ def trade_offs_over_training(record: Sequence[Mapping[str, Any]]) -> dict[str, T
 
 
 def _lambdas(one: Examined) -> Arrays:
-    """From the record, with the start in front; without a record from the weights at the start and at the end."""
+    """From the record, with the start in front; without a record from the weights at the start and at the end.
+    Of weights alone the epoch is not known, and no number."""
     before = one.vit_at_start
     start = {} if before is None else trade_offs(before)
     try:
@@ -64,7 +65,7 @@ def _lambdas(one: Examined) -> Arrays:
     except NotHere:
         end = trade_offs(one.vit)
         if not start:
-            return {**{name: values[None] for name, values in end.items()}, "epoch": torch.ones(1)}
+            return {**{name: values[None] for name, values in end.items()}, "epoch": torch.full((1,), torch.nan)}
         pairs = {name: torch.stack([start[name], values]) for name, values in end.items()}
         return {**pairs, "epoch": torch.tensor([0.0, _epochs(one.record)])}
     first = {name: torch.cat([start[name][None], found[name]]) for name in start if name in found}
@@ -85,7 +86,7 @@ def _epochs(record: Sequence[Mapping[str, Any]]) -> float:
     see="The weight of LayerNorm's statistics in each head's norm, for the mean and for the variance: 1 is "
     "LayerNorm, below a head reads other tokens. In the paper heads of early layers go down, those of late "
     "layers stay up, and means differ more than variances. Without a record (--record lambdas) the line joins "
-    "the start and the end.",
+    "the start and the end, and of weights alone there is one point.",
 )
 def draw_lambdas(found: Mapping[str, Arrays]) -> Any:
     """A panel a layer, means above variances, a line a head."""
@@ -100,7 +101,7 @@ def draw_lambdas(found: Mapping[str, Arrays]) -> Any:
             axes.set_visible(False)
         for axes, (norm, values) in zip(row, layers.items()):
             plain(axes, title=f"layer {short(norm)}" if axes is row[0] else short(norm))
-            lines = _draw_heads(axes, found[name]["epoch"].tolist(), values)
+            lines = _draw_heads(axes, found[name]["epoch"].nan_to_num(0.0).tolist(), values)
             handles = lines if len(lines) > len(handles) else handles
         row[0].set_ylabel(f"{clipped(name)}\nλ, {what}", fontsize=11, parse_math=False)
     grid[0][0].set_ylim(-0.03, 1.03)
