@@ -56,7 +56,7 @@ def test_the_start_is_that_of_the_training(study):
 def test_the_command_writes_a_page_and_files(study, tmp_path, capsys):
     assert main(["analyse", str(study), "--figures", *FAST, "branches", "--out", str(tmp_path / "a")]) == 0
     printed = capsys.readouterr().out
-    assert "not made: branches: all have the same number of branches" in printed
+    assert "not made: branches: both: it differs from the first model in more than size and branches" in printed
     assert f"{len(FAST)} of {len(FAST) + 1} figures" in printed
     page = (tmp_path / "a" / "index.html").read_text()
     assert not re.search(r'(?:src|href)="(?!data:|#|\w+\.(?:csv|svg|png)")', page)
