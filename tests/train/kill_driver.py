@@ -4,6 +4,7 @@ Run as a script with a folder; prints one JSON object a case: {"case", "killed",
 and each trial runs in a forked child, so that a case takes a fraction of a second.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -164,6 +165,20 @@ def wait_for(child):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def import_what(work, names):
+    """Import here what `work` imports when it is needed, so that no child has to. It runs in a child itself: after a
+    backward pass PyTorch does not fork."""
+
+    def listed():
+        work()
+        names.write_text("\n".join(sorted(sys.modules)))
+
+    assert wait_for(in_child(listed)) == 0
+    for name in names.read_text().split():
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
 def report(case, bench, out, killed, expected):
     finished = wait_for(in_child(lambda: train(bench, out))) == 0
     same = finished and bench.numbers(out) == expected and boards_have_each_row_once(bench, out)
@@ -215,6 +230,7 @@ def main(folder):
     dataset = data.load("digits", img_size=(8, 8), in_chans=1, augment=RECIPE.augment, limit_train=160)
     bench = bench_module.Bench(dataset)
     assert wait_for(in_child(lambda: train(bench, folder / "unbroken"))) == 0
+    import_what(lambda: (train(bench, folder / "imports"), run_study(folder / "imported")), folder / "modules.txt")
     expected = bench.numbers(folder / "unbroken")
     started = time.perf_counter()
     assert wait_for(in_child(lambda: train(bench, folder / "timed"))) == 0
