@@ -32,7 +32,11 @@ side = st.integers(1, 6)
 def configs(draw):
     rows, columns, heads = draw(side), draw(side), draw(st.integers(1, 4))
     stem = draw(stems)
-    patch = (16, 16) if stem.kind == "t2t" else draw(st.just((4, 4)) | st.tuples(side, side))
+    patch = {"t2t": st.just((16, 16)), "linear": st.tuples(side, side)}.get(stem.kind, st.just((4, 4)))
+    patch = draw(patch)
+    pool = draw(st.sampled_from(["token", "avg", "map", "none"]))
+    depth = draw(st.integers(1, 4))
+    mixing = "dynamic_token" in repr((stem, attn := draw(slots), mlp := draw(slots)))
     fields = {
         "img_size": (rows * patch[0], columns * patch[1]),
         "patch_size": patch,
@@ -40,7 +44,7 @@ def configs(draw):
         "num_classes": draw(st.integers(0, 5)),
         "num_heads": heads,
         "embed_dim": heads * 4 * draw(st.integers(1, 3)),
-        "depth": draw(st.integers(1, 4)),
+        "depth": depth,
         "parallel": draw(st.sampled_from([1, 1, 2, 3])),
         "mlp_dim": draw(st.integers(1, 40)),
         "qkv_bias": draw(st.booleans()),
@@ -51,13 +55,13 @@ def configs(draw):
         "position_on_prefix": draw(st.booleans()),
         "position_norm": draw(maybe_norm),
         "position_norm_on_prefix": draw(st.booleans()),
-        "class_token": draw(st.booleans()),
+        "class_token": pool == "token" or draw(st.booleans()),
         "reg_tokens": draw(st.integers(0, 3)),
         "mask_token": draw(st.booleans()),
-        "prefix_from": draw(st.sampled_from([0, 0, 1, 2])),
-        "attn": draw(slots),
-        "mlp": draw(slots),
-        "first_blocks": draw(st.none() | st.builds(FirstBlocks, st.integers(1, 4), slots, slots)),
+        "prefix_from": draw(st.sampled_from([0, 0, *range(1, depth)])),
+        "attn": attn,
+        "mlp": mlp,
+        "first_blocks": draw(st.none() | st.builds(FirstBlocks, st.integers(1, depth), slots, slots)),
         "positional": draw(
             st.none()
             | st.builds(PositionalConfig, st.integers(1, 4), st.sampled_from(["local", "noise"]), st.floats(-9, 9))
@@ -66,9 +70,9 @@ def configs(draw):
         "residual_scale": draw(st.booleans()),
         "layer_scale": draw(st.none() | st.floats(1e-6, 1)),
         "final_norm": draw(maybe_norm),
-        "pool": draw(st.sampled_from(["token", "avg", "map", "none"])),
-        "norm_after_pool": draw(st.booleans()),
-        "pool_norm": draw(maybe_norm),
+        "pool": pool,
+        "norm_after_pool": pool != "map" and draw(st.booleans()),
+        "pool_norm": draw(maybe_norm) if pool == "map" else None,
         "representation": draw(st.booleans()),
         "head_bias": draw(st.floats(-10, 10)),
         "head_hidden": draw(st.none() | st.integers(1, 8)),
@@ -79,7 +83,7 @@ def configs(draw):
         **{name: draw(probability) for name in ("pos_drop", "proj_drop", "attn_drop", "head_drop", "drop_path")},
         "key_drop": draw(probability),
         "key_drop_shape": draw(st.sampled_from(["decreasing", "constant"])),
-        "patch_drop": draw(st.just(0.0) | probability),
+        "patch_drop": 0.0 if mixing else draw(st.just(0.0) | probability),
         "drop_path_shape": draw(st.sampled_from(["linear", "constant"])),
         "init": draw(st.sampled_from(["timm", "big_vision"])),
     }
