@@ -7,5 +7,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items):
-    """What forks comes first, before any test has started threads of autograd in this process."""
-    items.sort(key=lambda item: item.get_closest_marker("forks") is None)
+    """What forks comes first, before any test has started threads of autograd in this process; then what is slow, so
+    that the last tests are short ones, which processes share evenly."""
+    items.sort(key=lambda item: (item.get_closest_marker("forks") is None, item.get_closest_marker("slow") is None))

@@ -63,7 +63,7 @@ def main(out: Path) -> None:
         task="detection",
         data=f"coco:{shapes}",
         img_size=SIDES[1],
-        recipe=vm.recipes.small_detection(epochs=8),
+        recipe=vm.recipes.small_detection(epochs=6),
         seeds=2,
     )
     result = study.run(out / "study", cost_seconds=2, progress=False)

@@ -23,7 +23,7 @@ def compare_two_arms(out: str) -> None:
         recipe=vm.recipes.digits(epochs=10),
         seeds=3,
     )
-    result = study.run(out, cost_seconds=5)
+    result = study.run(out, cost_seconds=2)
     print(result)
     effect = result["post-norm"]
     print(f"\n{effect!r}: {effect.verdict}, on other images {effect.low:+.1f} to {effect.high:+.1f} points")

@@ -17,6 +17,7 @@ def finished(out):
     return json.loads((out / "results.json").read_text())["complete"] and (out / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_modules_in_the_working_directory_are_not_imported(tmp_path):
     for name in ("queue", "random", "json", "threading", "numpy", "torch"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\nraise ImportError('taken')\n")
@@ -33,6 +34,7 @@ def closed_pipe():
     return writer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("streams", "workers"), [("stderr", 1), ("both", 2)])
 def test_a_study_whose_reader_has_left_is_finished(tmp_path, streams, workers):
     pipe = closed_pipe()

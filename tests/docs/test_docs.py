@@ -20,6 +20,7 @@ from vitmods.changes import REGISTRY, parse_changes
 from vitmods.cli import COMMANDS
 from vitmods.layers import NORMS
 from vitmods.model.flops import count_params
+from vitmods.study import cost
 from vitmods.study.arms import BASE, arms_from_text
 from vitmods.util import registry
 
@@ -110,10 +111,20 @@ def test_python_blocks_run(page, code, tmp_path, monkeypatch):
         _check_names(code)
         return
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cost, "measure", _for_a_moment(cost.measure))
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), _registered_by_a_page():
         exec(compiled, {"__name__": "a_page"})
     assert printed.getvalue().strip()
+
+
+def _for_a_moment(measure):
+    """Costs are measured for a second, not for the half minute of a user's study."""
+
+    def measured(models, task, recipe, device, seconds, *others):
+        return measure(models, task, recipe, device, min(seconds, 1.0), *others)
+
+    return measured
 
 
 @contextlib.contextmanager

@@ -67,6 +67,7 @@ def test_other_processes_are_told_of_both(loaded):
     assert {str(NORM), str(CHANGE)} <= set(plugins())
 
 
+@pytest.mark.slow
 def test_the_shell_knows_them_and_a_study_takes_them_along(tmp_path):
     """... into its workers; its folder is not opened without them, nor are they loaded because it names them."""
     given = ("--plugin", NORM, f"--plugin={CHANGE}")

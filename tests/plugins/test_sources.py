@@ -38,6 +38,7 @@ def test_a_source_from_outside_is_one_file(loaded: None) -> None:
         open_source("stripe:40")
 
 
+@pytest.mark.slow
 def test_a_study_in_worker_processes_reads_it(tmp_path: Path) -> None:
     words = "--data stripes:60 --base mu2/4 --img-size 8 --in-chans 1 --arms dpn --seeds 2 --batch-size 32 --steps 2"
     how = ["--plugin", str(SOURCE), "--workers", "2", "--out", str(tmp_path / "study")]

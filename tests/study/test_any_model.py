@@ -198,6 +198,7 @@ def test_a_trial_whose_function_is_gone_says_so(finished, tmp_path):
         open_trial(folder)
 
 
+@pytest.mark.slow
 def test_the_shell_compares_and_evaluates(hf_folder, tmp_path, capsys):
     options = ["--base", f"hf:{hf_folder}", "--epochs", "1", "--limit-train", "128", "--device", "cpu"]
     study = tmp_path / "study"
@@ -231,6 +232,7 @@ def test_trained_weights_are_loaded_when_asked_for(hf_folder):
         build(f"hf:{hf_folder}?pretrained=1", side=16)
 
 
+@pytest.mark.slow
 def test_worker_processes_import_a_function_that_can_be_imported(tmp_path, monkeypatch):
     (tmp_path / "arms_of_a_test.py").write_text(
         "import timm\n"

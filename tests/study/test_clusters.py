@@ -56,6 +56,7 @@ def two_nodes(monkeypatch):
         cluster.shutdown()
 
 
+@pytest.mark.slow
 def test_a_node_that_is_killed_loses_nothing(two_nodes, alone, tmp_path) -> None:
     cluster, node = two_nodes
     killed = []
@@ -82,6 +83,7 @@ def test_a_trial_that_needs_more_than_any_node_has_is_one_error() -> None:
         Run(cluster, Machines({"CPU": 3}, {"CPU": 3}), None, None)._room()
 
 
+@pytest.mark.slow
 def test_jobs_are_the_study_in_one_process(alone, tmp_path, monkeypatch) -> None:
     pytest.importorskip("submitit")
     monkeypatch.setattr("vitmods.study.run.Slurm", lambda *given: Slurm(*given, cluster="local"))
@@ -89,6 +91,7 @@ def test_jobs_are_the_study_in_one_process(alone, tmp_path, monkeypatch) -> None
     assert results(tmp_path) == alone
 
 
+@pytest.mark.slow
 def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
     pytest.importorskip("submitit")
     long = study(recipe=RECIPE.with_(epochs=60), seeds=1)

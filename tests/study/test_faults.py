@@ -52,6 +52,7 @@ def test_an_arm_that_runs_out_of_memory_fails_alone_and_the_remedy_is_told(tmp_p
     assert json.loads((tmp_path / "trials/big/seed0/result.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_changes_nothing(tmp_path):
     """The time of day goes ten years ahead and twenty back, again and again, while a trial runs."""
     libfaketime = pytest.importorskip("libfaketime")

@@ -96,6 +96,7 @@ def test_it_goes_on_and_may_get_more_seeds(finished, tmp_path):
         run(make(seeds=3, folds=4), tmp_path)
 
 
+@pytest.mark.slow
 def test_worker_processes_use_the_same_folds(finished, tmp_path):
     answer, _ = finished
     other = run(make(seeds=2), tmp_path, workers=2)

@@ -97,6 +97,7 @@ def left_open():
         yield unclosed
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_any_kind_of_file_is_one_clear_error_and_the_study_goes_on(tmp_path, disk, left_open):
     whole, out = run(tmp_path / "whole"), tmp_path / "broken"
     whole.report()

@@ -366,6 +366,7 @@ TrialRun._train_step = dies
 """
 
 
+@pytest.mark.slow
 def test_the_command_starts_its_processes_and_goes_on_after_a_kill(tmp_path) -> None:
     (tmp_path / "killer.py").write_text(KILLER)
     given = ["--devices", "2", "--shard", "--checkpoint-minutes", "0", "--plugin", str(tmp_path / "killer.py")]

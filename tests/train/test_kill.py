@@ -16,6 +16,7 @@ def cases(tmp_path_factory):
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_trial_killed_anywhere_ends_in_the_same_bits(cases):
     results, errors = cases

@@ -112,6 +112,7 @@ def test_of_several_that_begin_at_once_one_begins(make, place, stale):
     holder.give_back()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupts", [True, False])
 def test_one_that_was_taken_over_stops_and_leaves_the_other_alone(interrupts, place, monkeypatch):
     other = json.dumps({"id": "another", "host": "two", "process": 7}).encode()
