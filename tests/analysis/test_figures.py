@@ -81,6 +81,24 @@ def test_gradients_are_means_over_the_last_steps():
     assert float(gradients_by_depth(rows())["stem"]) == 7  # the last tenth lies in the last row
 
 
+def test_gradients_of_models_of_different_depth_share_no_layer():
+    """Each has its own blocks between the stem and the head, at their part of the depth; frozen ones leave a gap."""
+
+    def norms(*blocks):
+        return {name: torch.tensor(1.0) for name in ("stem", *(f"blocks.{k}" for k in blocks), "head")}
+
+    def drawn(**found):
+        (axes,) = FIGURES["gradients"].draw(found).axes
+        return [line.get_xdata() for line in axes.lines], [label.get_text() for label in axes.get_xticklabels()]
+
+    lines, labels = drawn(deep=norms(0, 1, 2, 3), flat=norms(0, 1))
+    assert [list(line) for line in lines] == [[0, 1, 2, 3, 4, 5], [0, 1.5, 3.5, 5]]
+    assert labels == ["stem", "25 %", "50 %", "75 %", "head"]
+    lines, labels = drawn(one=norms(0, 1, 2, 3), tuned=norms(2, 3))
+    assert [list(line) for line in lines] == [[0, 1, 2, 3, 4, 5], [0, 3, 4, 5]]
+    assert labels == ["stem", "1", "2", "3", "4", "head"]
+
+
 def test_the_stems_gradient_over_steps():
     found = stem_gradient(rows())
     assert found["stem"].tolist() == [10, 9, 8, 7]

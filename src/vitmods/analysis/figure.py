@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any, Literal
@@ -154,6 +154,28 @@ def _each(models: Sequence[Examined], arrays: Any) -> tuple[dict[str, Arrays], d
         except UserError as reason:
             why[one.name] = str(reason)
     return found, why
+
+
+def compared(
+    models: Sequence[Examined], but: Collection[str], words: str, arrays: Callable[[Examined], Arrays]
+) -> tuple[dict[str, Arrays], dict[str, str]]:
+    """What `FigureKind.arrays` gives, of the models whose configs are the first one's but for some settings.
+
+    Args:
+        but: names of these settings.
+        words: they, as the reason of the other models says it.
+        arrays: of one model.
+    """
+
+    def beside(one: Examined) -> dict[str, Any]:
+        return {name: value for name, value in one.config.items() if name not in but}
+
+    def of_one(one: Examined) -> Arrays:
+        if beside(one) != beside(models[0]):
+            raise NotHere(f"it differs from the first model in more than {words}.")
+        return arrays(one)
+
+    return _each(models, of_one)
 
 
 def _as_vit(model: nn.Module) -> ViT:

@@ -158,11 +158,13 @@ class Need:
     def __str__(self) -> str:
         effect = self.effect
         size, unit = f"{abs(effect.effect):.{effect.digits}f}", f" {effect.shown_unit}".rstrip()
-        if self.images:
-            return f"more seeds cannot decide this: it takes about {self.images:,} test images"
         what = f"to find an effect of the size seen ({size}{unit})"
         if _is_small(effect):
             what = f"to rule out a difference of {effect.margin:g}{unit}"
+        if self.images:
+            return (
+                f"{what} takes about {self.images:,} test images instead of {effect.images:,}: more seeds cannot do it"
+            )
         if self.seeds is None:
             return f"{what} takes more than {LOOKS[-1]} seeds: out of reach"
         return f"{what} takes about {self.seeds} seeds ({self.low} to {self.high or f'more than {LOOKS[-1]}'})"

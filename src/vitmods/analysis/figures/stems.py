@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vitmods.analysis.figure import INK, Arrays, Examined, NotHere, blank, colors, figure_kind, markers, plain
+from vitmods.analysis.figure import INK, Arrays, Examined, NotHere, blank, colors, compared, figure_kind, markers, plain
 from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_macs
 
@@ -27,16 +27,7 @@ def stem_cost(one: Examined) -> dict[str, torch.Tensor]:
 
 
 def _stems(models: Sequence[Examined]) -> tuple[dict[str, Arrays], dict[str, str]]:
-    found, why = dict[str, Arrays](), dict[str, str]()
-    for one in models:
-        others = {name: value for name, value in one.config.items() if name not in ("stem", "depth")}
-        firsts = {name: value for name, value in models[0].config.items() if name not in ("stem", "depth")}
-        try:
-            if others != firsts:
-                raise NotHere("it differs from the first model in more than its stem and depth.")
-            found[one.name] = stem_cost(one)
-        except NotHere as reason:
-            why[one.name] = str(reason)
+    found, why = compared(models, ("stem", "depth"), "its stem and depth", stem_cost)
     if len({repr(one.config["stem"]) for one in models if one.name in found}) < 2:
         raise NotHere("its models have one stem: compare with the arms hmlp, stem(kind=levit) and dpn.")
     return found, why
