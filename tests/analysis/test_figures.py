@@ -368,6 +368,22 @@ def test_a_figure_shows_its_data(name, together, short_timing):
     assert {"title", "source", "see"} <= {key for key, value in vars(kind).items() if value}
 
 
+@pytest.mark.parametrize("count", [3, 12])
+def test_a_legend_has_room_whatever_the_names(count):
+    """Long names stay within the figure, and many take nothing from the panel."""
+
+    def panel(found):
+        drawn = FIGURES["stem_gradient"].draw(found)
+        whole = pixels(drawn).shape
+        box, legends = drawn.axes[0].get_window_extent(), [one.get_window_extent() for one in drawn.legends]
+        assert all(one.x0 >= 0 and one.x1 <= whole[1] and one.y1 <= box.y0 for one in legends)
+        return box.height
+
+    one = stem_gradient(rows())
+    high = panel({"base": one, "dpn": one})
+    assert panel({f"an arm with a very long name, which has no end {k}": one for k in range(count)}) > 0.95 * high
+
+
 def test_coordinates_are_in_the_file(together):
     kind = FIGURES["lambdas"]
     table = list(csv.DictReader(io.StringIO(kind.csv(kind.of(*together)[0]))))

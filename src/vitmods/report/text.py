@@ -166,8 +166,9 @@ def seeds(effect: Effect) -> str:
 
 
 def half_on_these(effect: Effect) -> str:
-    """Half the width of the interval for these test images alone: `± 0.36`."""
-    return f"± {number((effect.seeds_high - effect.seeds_low) / 2, f'.{effect.digits}f')}"
+    """Half the width of the interval for these test images alone: `± 0.36`; a dash where there is none."""
+    half = (effect.seeds_high - effect.seeds_low) / 2
+    return "–" if math.isnan(half) else f"± {number(half, f'.{effect.digits}f')}"
 
 
 def number(value: float, form: str = ".1f") -> str:

@@ -53,7 +53,7 @@ def draw_branches(found: Mapping[str, Arrays]) -> Any:
     """A line for each width and number of blocks; beside it, if blocks differ, a line for each number of branches."""
     points = [{name: float(value) for name, value in arrays.items()} for arrays in found.values()]
     by_blocks = len({(p["width"], p["blocks"]) for p in points}) > 1
-    drawn = blank(640 if by_blocks else 440, 310)
+    drawn = blank(640 if by_blocks else 400, 300)
     left, *right = drawn.subplots(1, 1 + by_blocks, squeeze=False, sharey=True)[0]
     plain(left, "branches", "score")
     _lines(left, points, lambda p: f"{p['blocks']:.0f} blocks of width {p['width']:.0f}", "branches")
@@ -75,4 +75,4 @@ def _lines(axes: Any, points: Sequence[Point], label: Any, x: str) -> None:
     for name, own in groups.items():
         axes.plot([p[x] for p in own], [p["score"] for p in own], color=shade[name], marker=shape[name], ms=6, lw=1.6,
                   label=name)  # fmt: skip
-    axes.legend(frameon=False, fontsize=10, labelcolor=INK)
+    axes.legend(frameon=False, fontsize=11, labelcolor=INK)

@@ -8,7 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitmods.analysis.figure import Arrays, NotHere, blank, colors, figure_kind, legend, markers, plain, short
+from vitmods.analysis.figure import (
+    Arrays,
+    NotHere,
+    blank,
+    colors,
+    figure_kind,
+    from_zero,
+    legend,
+    markers,
+    plain,
+    short,
+)
 from vitmods.train.record import GRADIENT, HEAD, STEM
 
 LAST = 1000
@@ -61,13 +72,13 @@ def _columns(record: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, dict[str,
     source="Dual PatchNorm, Figures 2 (left) and 4",
     needs="record",
     columns=("layer", "gradient norm"),
-    see="The norm of the gradient of each layer's parameters, a mean over the last steps of training. In a plain "
-    "ViT the patch embedding, on the left, stands out from the blocks; a norm around it brings it down. Where "
-    "depths differ, blocks stand at their part of the depth, and the heads behind the last ones.",
+    see="The norm of the gradient of each layer's parameters, a mean over the last steps of training. In the "
+    "paper the patch embedding of a plain ViT, on the left, stands out from the blocks, and a norm around it brings it "
+    "down. Where depths differ, blocks stand at their part of the depth, and the heads behind the last ones.",
 )
 def draw_gradients(found: Mapping[str, Arrays]) -> Any:
     """A line a model: the stem, the blocks by number or, where depths differ, by their place in the depth, the head."""
-    drawn = blank(440, 310)
+    drawn = blank(400, 300)
     numbers = {name: _numbers(norms) for name, norms in found.items()}
     depths = {name: max(own.values(), default=1) for name, own in numbers.items()}
     most, alike = max(depths.values()), len(set(depths.values())) == 1
@@ -80,7 +91,7 @@ def draw_gradients(found: Mapping[str, Arrays]) -> Any:
         places = [(ends | blocks)[layer] for layer in norms]
         lines += axes.plot(places, [float(v) for v in norms.values()], color=shade[name], marker=shape[name], ms=5,
                            lw=1.6, label=name)  # fmt: skip
-    axes.set_ylim(bottom=0)
+    from_zero(axes)
     between = [(k, str(k)) for k in range(1, most + 1, -(-most // 14))]
     if not alike:
         between = [(0.5 + most * part, f"{100 * part:.0f} %") for part in (0.25, 0.5, 0.75)]
@@ -102,12 +113,12 @@ def _numbers(norms: Arrays) -> dict[str, int]:
     source="Dual PatchNorm, Figure 2 (right)",
     needs="record",
     columns=("part", "step", "gradient norm"),
-    see="The norm of the gradient of the patch embedding, a mean over the steps between two rows of the log. Dual "
-    "PatchNorm lowers it from the first step to the last, not at the end alone.",
+    see="The norm of the gradient of the patch embedding, a mean over the steps between two rows of the log. In the "
+    "paper Dual PatchNorm lowers it from the first step to the last, not at the end alone.",
 )
 def draw_stem_gradient(found: Mapping[str, Arrays]) -> Any:
     """A line a model over steps."""
-    drawn = blank(440, 310)
+    drawn = blank(400, 300)
     axes = plain(drawn.add_subplot(), "step", "gradient norm of the stem")
     shade, shape = colors(list(found)), markers(list(found))
     lines = []
@@ -115,7 +126,7 @@ def draw_stem_gradient(found: Mapping[str, Arrays]) -> Any:
         steps, every = arrays["step"].tolist(), max(1, len(arrays["step"]) // 12)
         lines += axes.plot(steps, arrays[STEM].tolist(), color=shade[name], marker=shape[name], ms=5, lw=1.6,
                            markevery=every, label=name)  # fmt: skip
-    axes.set_ylim(bottom=0)
+    from_zero(axes)
     axes.set_xlim(left=0)
     legend(drawn, lines)
     return drawn

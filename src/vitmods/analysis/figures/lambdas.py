@@ -105,7 +105,10 @@ def draw_lambdas(found: Mapping[str, Arrays]) -> Any:
             handles = lines if len(lines) > len(handles) else handles
         row[0].set_ylabel(f"{clipped(name)}\nλ, {what}", fontsize=11, parse_math=False)
     grid[0][0].set_ylim(-0.03, 1.03)
-    grid[-1][0].set_xlabel("epoch", fontsize=11, color=MUTED)
+    if any(found[name]["epoch"].isfinite().any() for name, _ in parts):
+        grid[-1][0].set_xlabel("epoch", fontsize=11, color=MUTED)
+    else:
+        grid[-1][0].set_xticks([])
     legend(drawn, handles, columns=6)
     return drawn
 

@@ -11,13 +11,12 @@ from vitmods.analysis.figure import (
     INK,
     Arrays,
     NotHere,
-    around_norms,
     blank,
     figure_kind,
-    patch_tokens,
     scale_bar,
     show_mosaic,
 )
+from vitmods.analysis.norms import around_norms, patch_tokens
 from vitmods.model.vit import ViT
 
 PLACES = ("before", "after")

@@ -55,7 +55,7 @@ def draw_components(found: Mapping[str, Arrays]) -> Any:
     heads = max(len(parts["before"]) for parts in found.values())
     beside = heads <= MOST_BESIDE
     rows, columns = (len(found), 2 * heads) if beside else (2 * len(found), heads)
-    drawn = blank(max(360, 70 + 100 * columns), 40 + 110 * rows)
+    drawn = blank(max(360, 70 + 95 * columns), 40 + 105 * rows)
     grid = drawn.subplots(rows, columns, squeeze=False).reshape(len(found), 2, heads)
     shade = colors(list(found))
     after = max(float(parts["after"].abs().max()) for parts in found.values())
@@ -65,7 +65,7 @@ def draw_components(found: Mapping[str, Arrays]) -> Any:
             _draw_row(row, parts[place], reach, shade[name])
         both[0][0].set_ylabel(clipped(name) if beside else f"{clipped(name)}\nbefore", fontsize=11, parse_math=False)
         both[1][0].set_ylabel("" if beside else "\nafter", fontsize=11)
-    for row, place in zip(grid[0], PLACES, strict=True):
+    for row, place in zip(grid[0][: 1 + beside], PLACES):
         for index, axes in enumerate(row):
             first = f"{place}, head 1" if beside else "head 1"
             axes.set_title(str(index + 1) if index else first, fontsize=11, loc="left", color=INK)
