@@ -134,10 +134,10 @@ def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: _Plan) -> Effect:
     if verdict == Verdict.HURTS and effect.gain - effect.half > -plan.margin:
         notes.append("by less than the margin")
     w = fitted.errors.guarded
-    told = n >= SHARED and len(w) > 2 and w[0] > 0  # base and one arm have one spread between them
+    known = n >= SHARED and len(w) > 2 and w[0] > 0  # base and one arm have one spread between them
     return dataclasses.replace(
         effect, verdict=verdict, notes=tuple(notes), leans=effect.leans if verdict == Verdict.OPEN else "",
-        spread_ratio=math.sqrt(w[a] / w[0]) if told else math.nan, correlation=float(fitted.correlation[a - 1]),
+        spread_ratio=math.sqrt(w[a] / w[0]) if known else math.nan, correlation=float(fitted.correlation[a - 1]),
         futile=plan.most_seeds is not None and verdict not in STOPS and _futile(found, part, plan),
     )  # fmt: skip
 

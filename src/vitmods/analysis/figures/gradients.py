@@ -92,7 +92,7 @@ def draw_gradients(found: Mapping[str, Arrays]) -> Any:
         lines += axes.plot(places, [float(v) for v in norms.values()], color=shade[name], marker=shape[name], ms=5,
                            lw=1.6, label=name)  # fmt: skip
     from_zero(axes)
-    between = [(k, str(k)) for k in range(1, most + 1, -(-most // 14))]
+    between: list[tuple[float, str]] = [(k, str(k)) for k in range(1, most + 1, -(-most // 14))]
     if not alike:
         between = [(0.5 + most * part, f"{100 * part:.0f} %") for part in (0.25, 0.5, 0.75)]
     axes.set_xticks(*zip((0, STEM), *between, (most + 1, HEAD)))
