@@ -249,6 +249,10 @@ def test_lambdas_of_weights_and_over_training():
     assert with_start["base"]["epoch"].tolist() == [0, 2, 4]
     ends, _ = FIGURES["lambdas"].of(examined(changes="dtn(blocks=1)", record=rows()[:1]))
     assert ends["base"]["epoch"].tolist() == [0, 1]
+    alone, _ = FIGURES["lambdas"].of(examined(changes="dtn(blocks=1)", record=(), start=None))
+    axes = FIGURES["lambdas"].draw(alone).axes
+    assert [line.get_xdata().tolist() for line in axes[0].lines] == [[0], [1]], "equal heads hide no other"
+    assert not [tick for one in axes for tick in one.get_xticks()]
     with pytest.raises(NotHere, match="apply dtn"):
         trade_offs(build())
 
