@@ -8,6 +8,8 @@ from typing import Any
 from sphinx.application import Sphinx
 
 FIELD = re.compile(r"[a-z_]\w*(, [a-z_]\w*)*:\s+\S")
+NAMED = re.compile(r"<(?:class|function) '?(?:\w+\.)*(\w+)'?(?: at 0x[0-9a-f]+)?>")
+UNNAMED = re.compile(r"<factory>|<function [\w.]*<lambda>(?: at 0x[0-9a-f]+)?>")
 CODE = re.compile(r"(``.+?``|`[^`]+`|:\w+:`[^`]+`)")
 
 
@@ -23,6 +25,16 @@ def prepare(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: 
         else:
             made.append(_fields(_escaped(paragraph)))
     lines[:] = [*"\n\n".join(made).split("\n"), ""]
+
+
+def shorten(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """Sphinx reads no signature with `<class 'a.B'>` in it: a default is its name, or `...` without one."""
+    if signature is not None:
+        signature = UNNAMED.sub("...", signature)
+        signature = NAMED.sub(r"\1", signature)
+    return signature, returns
 
 
 def _escaped(text: str) -> str:
@@ -43,4 +55,5 @@ SECTIONS = {"Args", "Raises", "Returns", "Yields", "Shapes", "Warns", "Processes
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", prepare, priority=400)
+    app.connect("autodoc-process-signature", shorten)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -156,3 +156,12 @@ def test_figure(tmp_path):
     assert all(max(line.get_ydata()) < high for line in lines)
     drawn.savefig(tmp_path / "distances.svg")
     assert (tmp_path / "distances.svg").stat().st_size > 1000
+
+
+def test_parallel_branches_are_one_layer():
+    """Three branches side by side are no three layers: a mean at the one block, with a dot for every head of each."""
+    found = attention_distance(build("parallel(branches=3)"), images())
+    line, *dots = draw_distances({"parallel": found}).axes[0].lines
+    assert line.get_xdata().tolist() == [1]
+    assert line.get_ydata()[0] == pytest.approx(float(torch.stack(list(found.values())).mean()))
+    assert [len(one.get_xdata()) for one in dots] == [6]

@@ -81,6 +81,24 @@ def test_gradients_are_means_over_the_last_steps():
     assert float(gradients_by_depth(rows())["stem"]) == 7  # the last tenth lies in the last row
 
 
+def test_gradients_of_models_of_different_depth_share_no_layer():
+    """Each has its own blocks between the stem and the head, at their part of the depth; frozen ones leave a gap."""
+
+    def norms(*blocks):
+        return {name: torch.tensor(1.0) for name in ("stem", *(f"blocks.{k}" for k in blocks), "head")}
+
+    def drawn(**found):
+        (axes,) = FIGURES["gradients"].draw(found).axes
+        return [line.get_xdata() for line in axes.lines], [label.get_text() for label in axes.get_xticklabels()]
+
+    lines, labels = drawn(deep=norms(0, 1, 2, 3), flat=norms(0, 1))
+    assert [list(line) for line in lines] == [[0, 1, 2, 3, 4, 5], [0, 1.5, 3.5, 5]]
+    assert labels == ["stem", "25 %", "50 %", "75 %", "head"]
+    lines, labels = drawn(one=norms(0, 1, 2, 3), tuned=norms(2, 3))
+    assert [list(line) for line in lines] == [[0, 1, 2, 3, 4, 5], [0, 3, 4, 5]]
+    assert labels == ["stem", "1", "2", "3", "4", "head"]
+
+
 def test_the_stems_gradient_over_steps():
     found = stem_gradient(rows())
     assert found["stem"].tolist() == [10, 9, 8, 7]
@@ -231,6 +249,10 @@ def test_lambdas_of_weights_and_over_training():
     assert with_start["base"]["epoch"].tolist() == [0, 2, 4]
     ends, _ = FIGURES["lambdas"].of(examined(changes="dtn(blocks=1)", record=rows()[:1]))
     assert ends["base"]["epoch"].tolist() == [0, 1]
+    alone, _ = FIGURES["lambdas"].of(examined(changes="dtn(blocks=1)", record=(), start=None))
+    axes = FIGURES["lambdas"].draw(alone).axes
+    assert [line.get_xdata().tolist() for line in axes[0].lines] == [[0], [1]], "equal heads hide no other"
+    assert not [tick for one in axes for tick in one.get_xticks()]
     with pytest.raises(NotHere, match="apply dtn"):
         trade_offs(build())
 
@@ -348,6 +370,22 @@ def test_a_figure_shows_its_data(name, together, short_timing):
     assert len(table) == sum(sizes) > 0
     assert all(math.isfinite(float(row[kind.columns[-1]])) for row in table)
     assert {"title", "source", "see"} <= {key for key, value in vars(kind).items() if value}
+
+
+@pytest.mark.parametrize("count", [3, 12])
+def test_a_legend_has_room_whatever_the_names(count):
+    """Long names stay within the figure, and many take nothing from the panel."""
+
+    def panel(found):
+        drawn = FIGURES["stem_gradient"].draw(found)
+        whole = pixels(drawn).shape
+        box, legends = drawn.axes[0].get_window_extent(), [one.get_window_extent() for one in drawn.legends]
+        assert all(one.x0 >= 0 and one.x1 <= whole[1] and one.y1 <= box.y0 for one in legends)
+        return box.height
+
+    one = stem_gradient(rows())
+    high = panel({"base": one, "dpn": one})
+    assert panel({f"an arm with a very long name, which has no end {k}": one for k in range(count)}) > 0.95 * high
 
 
 def test_coordinates_are_in_the_file(together):

@@ -118,6 +118,14 @@ def test_public_names_are_in_the_reference(build):
     assert set(vm.__all__) - modules - {"__version__"} <= named
 
 
+def test_defaults_in_a_signature_are_names():
+    shorten = load(ROOT / "docs" / "site" / "docstrings.py").shorten
+    signature = "(a=<class 'x.y.Norm'>, b=<function K.<lambda>>, c=<factory>, d=<function f at 0x7f>, e=1 < 2)"
+    found, returns = shorten(None, "class", "x", None, {}, signature, "int")
+    assert (found, returns) == ("(a=Norm, b=..., c=..., d=f, e=1 < 2)", "int")
+    assert shorten(None, "data", "x", None, {}, None, None) == (None, None)
+
+
 @pytest.mark.parametrize("page", CARDS, ids=lambda page: page.stem)
 def test_a_card_has_every_part_in_order(page):
     text = page.read_text()

@@ -1,6 +1,7 @@
 """`vitmods analyse` and the report's section inside the models, of a small study."""
 
 import csv
+import json
 import re
 
 import pytest
@@ -101,6 +102,22 @@ def test_names_of_users_are_escaped(tmp_path):
     page = (tmp_path / "index.html").read_text()
     assert "<b>" not in page
     assert "&lt;b&gt;$x$ &amp; =1+1" in page
+
+
+def test_figures_of_other_studies_are_not_missed(tmp_path):
+    """Of all figures those that compare scores appear where arms differ in these; asked for, with a reason."""
+    base, dpn = (vm.apply(vm.vit("mu2/4", img_size=8), *vm.parse_changes(text)) for text in ("rms", "rms+dpn"))
+    alike = [Examined(n, base, config=json.loads(base.vit_config.to_json()), score=80.0) for n in ("a", "b")]
+    other = Examined("dpn", dpn, config=json.loads(dpn.vit_config.to_json()), score=81.0)
+    kinds = [FIGURES[name] for name in ("stems", "branches", "kernels")]
+
+    def named(models, **how):
+        made = write_gallery("x", kinds, models, tmp_path, **how)
+        return [one.kind.name for one in made.shown], [kind.name for kind, _ in made.missing]
+
+    assert named(alike, every=True) == ([], ["kernels"])
+    assert named(alike) == ([], ["stems", "branches", "kernels"])
+    assert named([*alike, other], every=True) == (["stems"], ["kernels"])
 
 
 def test_the_report_shows_the_models(study, tmp_path):

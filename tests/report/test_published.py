@@ -70,9 +70,13 @@ def test_a_study_in_python_is_known_by_its_arms(synthetic):
 
 
 def test_differences_to_another_arm_are_not_put_beside_differences_to_base(synthetic):
-    found = comparison(of(synthetic, "vitmods paper run dpn-table6", arms=2))
+    answer = of(synthetic, "vitmods paper run dpn-table6", arms=2)
+    found = comparison(answer)
     assert not found.rows
     assert "`vitmods report study --reference dpn`" in found.note
+    assert "<code>vitmods report study --reference dpn</code>" in render(
+        of(synthetic, "vitmods paper run dpn-table6", arms=2)
+    )
 
 
 def test_a_figure_without_printed_numbers_says_so(synthetic):

@@ -154,6 +154,20 @@ def test_a_loss_within_the_margin_is_said(synthetic):
     )
 
 
+def test_what_holds_for_several_arms_is_said_once(synthetic):
+    answer = synthetic.make_answer("study", seeds=2)
+    (said,) = [one for one in doubts(answer) if "vary alike" in one]
+    assert said.endswith(": the interval assumes that arms vary alike.")
+    assert {arm.name for arm in answer.arms} == set(re.split(", | and ", said.partition(":")[0]))
+
+
+def test_of_two_splits_the_page_says_how_many_test_images_they_are(study, page):
+    both = words_of(render(dataclasses.replace(study, splits=("val", "test"))))
+    images = sum(study.data["splits"][name]["count"] for name in ("val", "test"))
+    assert f"Test images are here the {images:,} of val and test together" in both
+    assert "of val and test together" not in words_of(page)
+
+
 def test_an_arm_without_a_verdict_is_not_passed_over(synthetic):
     answer = synthetic.make_answer("study", arms=2)
     left_out = dataclasses.replace(answer.arms[1], effect=None)

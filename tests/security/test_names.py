@@ -15,6 +15,7 @@ import vitmods as vm
 from vitmods.cli import main
 from vitmods.report.evaluation import draw_evaluation
 from vitmods.report.tables import print_predictions
+from vitmods.report.templates import code, templates
 from vitmods.tasks.drawing import with_objects
 from vitmods.train.examples import read_examples
 
@@ -92,11 +93,13 @@ def test_examples_of_a_trial_bring_colors_and_no_style(tmp_path):
 
 def test_templates_escape_whatever_they_are_given():
     folder = Path(vm.__file__).parent / "report"
-    templates = sorted(folder.glob("*.html"))
-    assert templates
-    for path in templates:
+    files = sorted(folder.glob("*.html"))
+    assert files
+    for path in files:
         assert not re.search(r"\|\s*safe\b|autoescape", path.read_text()), path
-    assert "autoescape=True" in (folder / "page.py").read_text()
+    assert [path.name for path in folder.glob("*.py") if "jinja2" in path.read_text()] == ["templates.py"]
+    assert templates().autoescape is True
+    assert code("`<script>` and '`'") == "<code>&lt;script&gt;</code> and &#39;`&#39;"
 
 
 def test_drawings_and_figures_take_any_name(tmp_path):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import vitmods as vm
+from vitmods.stats import tables
 from vitmods.stats.fit import fit
 from vitmods.stats.verdict import Effect, Verdict, verdict_of
 from vitmods.stats.width import against_base, critical_value
@@ -209,7 +210,22 @@ def test_two_seeds_say_little():
     found = vm.decide(scores)
     assert found["a"].low > 0
     assert (found["a"].verdict, found["b"].verdict) == ("open", "hurts")
-    assert "assumes that arms vary alike" in found["a"].notes
+    assert "the interval assumes that arms vary alike" in found["a"].notes
+    assert "a, b, c and d: the interval assumes that arms vary alike" in found.summary()
+
+
+def test_two_seeds_tell_nothing_of_spread_and_correlation():
+    """They lie on a line, whatever the scores: nothing is shown, in tables and in JSON. Of base and one arm the spread
+    is one number."""
+    two, three, single = (vm.decide(normal(g, n))["a"] for g, n in ((5, 2), (5, 3), (2, 6)))
+    assert math.isnan(two.correlation)
+    assert math.isnan(two.spread_ratio)
+    assert two.to_dict()["correlation"] is None
+    assert tables.rows([two])[0][-2:] == ("2", "–")
+    assert -1 < three.correlation < 1
+    assert three.spread_ratio > 0
+    assert math.isnan(single.spread_ratio)
+    assert -1 < single.correlation < 1
 
 
 def test_one_seed_and_none_have_no_interval():

@@ -132,3 +132,11 @@ def test_a_weighted_contrast():
     assert found.estimate == pytest.approx(values.mean())
     assert found.own == pytest.approx(values.var(ddof=1) / 5)
     assert found.pooled == pytest.approx(errors.guarded.sum() / 4 / 5)
+
+
+def test_a_correlation_needs_three_shared_seeds():
+    scores = random_table(4, 5)
+    scores[2, 2:] = np.nan
+    found = fit(scores).correlation
+    assert np.isnan(found).tolist() == [False, True, False]
+    assert found[0] == pytest.approx(np.corrcoef(scores[:2])[0, 1])

@@ -49,4 +49,5 @@ def test_where_only_more_images_would_do():
     found = vm.decide({name: dict(enumerate(row)) for name, row in zip(("base", "a"), x)})
     need = needed(found["a"])
     assert need.images > 60
-    assert str(need).startswith("more seeds cannot decide this: it takes about")
+    what = "to find an effect of the size seen (4.17 points)"
+    assert str(need) == f"{what} takes about 1,100 test images instead of 60: more seeds cannot do it"

@@ -236,7 +236,7 @@ def test_two_seeds_show_something_favorable_on_average_alone():
     found = points(scores_of(dict.fromkeys(("S/16", "B/16", "Ti/16"), effects), n=2))
     assert found["dpn"].verdict == Verdict.HELPS
     assert found.each["dpn"]["S/16"].verdict == Verdict.OPEN
-    assert found.each["dpn"]["S/16"].notes == ("assumes that arms vary alike",)
+    assert found.each["dpn"]["S/16"].notes == ("the interval assumes that arms vary alike",)
     assert math.isnan(points(scores_of({"S/16": {"dpn": 3.0}, "Ti/16": {"dpn": 3.0}}, n=2))["dpn"].low)
     assert math.isnan(points(scores_of({"S/16": effects, "Ti/16": effects}, n=1))["dpn"].low)
 

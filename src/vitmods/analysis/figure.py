@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from vitmods.adapters.apply import as_vit
@@ -156,6 +155,28 @@ def _each(models: Sequence[Examined], arrays: Any) -> tuple[dict[str, Arrays], d
     return found, why
 
 
+def compared(
+    models: Sequence[Examined], but: Collection[str], words: str, arrays: Callable[[Examined], Arrays]
+) -> tuple[dict[str, Arrays], dict[str, str]]:
+    """What `FigureKind.arrays` gives, of the models whose configs are the first one's but for some settings.
+
+    Args:
+        but: names of these settings.
+        words: they, as the reason of the other models says it.
+        arrays: of one model.
+    """
+
+    def beside(one: Examined) -> dict[str, Any]:
+        return {name: value for name, value in one.config.items() if name not in but}
+
+    def of_one(one: Examined) -> Arrays:
+        if beside(one) != beside(models[0]):
+            raise NotHere(f"it differs from the first model in more than {words}.")
+        return arrays(one)
+
+    return _each(models, of_one)
+
+
 def _as_vit(model: nn.Module) -> ViT:
     backbone: Any = getattr(model, "backbone", model)
     try:
@@ -201,17 +222,26 @@ def plain(axes: Any, x: str = "", y: str = "", title: str = "") -> Any:
     return axes
 
 
+def from_zero(axes: Any) -> None:
+    """Values are read from 0 to a little above the largest."""
+    top = float(axes.dataLim.y1)
+    axes.set_ylim(0, 1.06 * top if top > 0 else 1.0)
+
+
 def clipped(name: str, length: int = 16) -> str:
     """A name that has room beside a panel."""
     return name if len(name) <= length else f"{name[: length - 1]}…"
 
 
 def legend(drawn: Any, handles: Sequence[Any], columns: int = 3) -> None:
-    """One for all panels, below them; none for a single model."""
+    """One for all panels, below them, in as many columns as have room; none for a single model."""
     if len(handles) > 1:
-        names = [handle.get_label() for handle in handles]
-        drawn.legend(handles, names, loc="outside lower left", ncols=min(columns, len(names)), frameon=False,
-                     fontsize=12, labelcolor=INK)  # fmt: skip
+        names = [clipped(handle.get_label(), 44) for handle in handles]
+        room = int(72 * drawn.get_figwidth() / (52 + 7.2 * max(map(len, names))))
+        columns = max(1, min(columns, room, len(names)))
+        drawn.set_figheight(drawn.get_figheight() + 19 / 72 * (-(-len(names) // columns) - 1))
+        drawn.legend(handles, names, loc="outside lower left", ncols=columns, frameon=False, fontsize=12,
+                     labelcolor=INK)  # fmt: skip
 
 
 def mosaic(maps: Sequence[Tensor]) -> np.ndarray:
@@ -249,50 +279,12 @@ def scale_bar(drawn: Any, image: Any, axes: Any, label: str) -> None:
     bar.set_label(label, color=MUTED, fontsize=11)
 
 
-def patch_tokens(vit: ViT, x: Tensor) -> Tensor:
-    """Of tokens (B, N, C), those on the grid (B, T, C)."""
-    return x[:, x.shape[1] - vit.vit_config.num_patches :]
-
-
-def around_norms(vit: ViT, images: Tensor) -> dict[str, tuple[nn.Module, Tensor, Tensor]]:
-    """Name -> (module, what goes in, what comes out), (B, N, C) each, of the norm before attention in each block.
-
-    NotHere where a block has none there.
-    """
-    from vitmods.adapters.transfer import evaluating
-
-    norms = dict(_attention_norms(vit))
-    found: dict[str, tuple[nn.Module, Tensor, Tensor]] = {}
-
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
-            found[name] = module, inputs[0].detach(), out.detach()
-
-        return hook
-
-    handles = [norm.register_forward_hook(keep(name)) for name, norm in norms.items()]
-    try:
-        with torch.no_grad(), evaluating(vit):
-            vit.forward_features(images)
-    finally:
-        for handle in handles:
-            handle.remove()
-    missed = [name for name in norms if name not in found]
-    if missed:
-        raise NotHere(f"{missed[0]} does not run by itself: look at the model before it is folded.")
+def by_block(layers: Arrays) -> dict[int, list[Tensor]]:
+    """The number of a block, from 1 on -> what its layers have: one, or one of each parallel branch."""
+    found: dict[int, list[Tensor]] = {}
+    for name, values in layers.items():
+        found.setdefault(int(short(name)), []).append(values.detach().float().cpu())
     return found
-
-
-def _attention_norms(vit: ViT) -> Iterator[tuple[str, nn.Module]]:
-    for index, block in enumerate(vit.blocks):
-        branches: Any = getattr(block, "attns", None)
-        named = [("norm1", getattr(block, "norm1", None))]
-        if branches is not None:
-            named = [(f"attns.{k}.norm", branch.norm) for k, branch in enumerate(branches)]
-        for name, norm in named:
-            if norm is None or isinstance(norm, nn.Identity):
-                raise NotHere(f"block {index + 1} has no norm before attention.")
-            yield f"blocks.{index}.{name}", norm
 
 
 def short(name: str) -> str:

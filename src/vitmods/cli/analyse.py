@@ -31,7 +31,8 @@ class Analyse:
     with new: in front a size (new:S/16+dtn) or a library's model with new weights"""
     figures: tuple[str, ...] = ("all",)
     """names, or all: attention_distance, branches, first_norm, gradients, kernels, lambdas, partial_training,
-    stem_gradient, stems, throughput, token_magnitude, token_pca, variation"""
+    stem_gradient, stems, throughput, token_magnitude, token_pca, variation; with all, branches and stems are made where
+    arms differ in these"""
     data: str | None = None
     """the images, as `vitmods data` takes them; None: the study's or the trial's own"""
     images: int = 16
@@ -55,8 +56,8 @@ def main(arguments: Sequence[str]) -> int:
     from vitmods.report.gallery import write_gallery
     from vitmods.study.examine import examine
 
-    names = list(FIGURES) if "all" in options.figures else list(options.figures)
-    kinds = [FIGURES[name] for name in names]
+    every = "all" in options.figures
+    kinds = [FIGURES[name] for name in (FIGURES if every else options.figures)]
     models = examine(
         options.target,
         data=options.data,
@@ -66,8 +67,8 @@ def main(arguments: Sequence[str]) -> int:
         device=options.device,
         workers=options.data_workers,
     )
-    made = write_gallery(options.target, kinds, models, options.out)
+    made = write_gallery(options.target, kinds, models, options.out, every)
     for kind, why in made.missing:
         print(f"not made: {kind.name}: {why}")
-    print(f"{len(made.shown)} of {len(kinds)} figures: {made.page}")
+    print(f"{len(made.shown)} of {len(made.shown) + len(made.missing)} figures: {made.page}")
     return 0 if made.shown else 1

@@ -34,7 +34,7 @@ def forest(effects: Sequence[Effect], margin: float, metric: Metric, inline: Inl
     width, row_height, foot = (350, 58, 46) if narrow else (860, 36, 50)
     height = row_height * len(effects) + foot + 8
     with figure(width, height) as drawn:
-        verdict_at = 12 + LETTER * max(len(numbers(effect)) for effect in effects) + 10  # pixels right of the axes
+        verdict_at = 16 + LETTER * max(len(numbers(effect)) for effect in effects) + 16  # pixels right of the axes
         left, right = (8, 8) if narrow else (205, verdict_at + 108)
         axes = drawn.add_axes((left / width, foot / height, (width - left - right) / width, 1 - (foot + 8) / height))
         axes.set(xlim=_limits(effects, margin), ylim=(len(effects) - 0.5, -0.5), yticks=[])

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from vitmods.analysis import FIGURES, Examined, FigureKind, NotHere
 from vitmods.analysis.figure import Arrays
 from vitmods.report.svg import Inliner, fixed_settings, standalone
+from vitmods.report.templates import templates
 from vitmods.study.answer import Answer
 from vitmods.study.examine import arms_of
 from vitmods.util.files import make_folder, write_atomically
+from vitmods.util.text import grouped
 
 WIDEST = 460
 """pixels; wider figures are scrolled where there is no room for them, others shrink"""
@@ -70,9 +71,7 @@ def shown(kinds: Iterable[FigureKind], models: Sequence[Examined], inline: Inlin
 
 def _reasons(why: Mapping[str, str]) -> str:
     """Each once, with the models that it is of where there are several reasons."""
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in why.items():
-        by_reason.setdefault(reason, []).append(name)
+    by_reason = grouped(why.items())
     if len(by_reason) == 1:
         return next(iter(by_reason))
     return " ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
@@ -93,27 +92,27 @@ def alternative(kind: FigureKind, found: Mapping[str, Arrays]) -> str:
     return f"{kind.title}, {kind.columns[-1]}. {'; '.join(parts)}."
 
 
-def write_gallery(title: str, kinds: Sequence[FigureKind], models: Sequence[Examined], folder: Path) -> Gallery:
+def write_gallery(
+    title: str, kinds: Sequence[FigureKind], models: Sequence[Examined], folder: Path, every: bool = False
+) -> Gallery:
     """Draw the figures into a folder: index.html, and .svg, .png and .csv of each under its name.
+
+    `every`: none was asked for by its name, so those that compare scores are not missed in a study of other things.
 
     Raises:
         UserError: the folder cannot be written.
     """
     make_folder(folder)
     found, missing = shown(kinds, models, Inliner())
+    missing = [one for one in missing if not (every and one[0].needs == "scores")]
     for one in found:
         write_atomically(folder / f"{one.kind.name}.csv", _bytes(one.csv))
         write_atomically(folder / f"{one.kind.name}.svg", _bytes(standalone(one.drawn)))
         with fixed_settings():
             write_atomically(folder / f"{one.kind.name}.png", _png(one.drawn))
     page = folder / "index.html"
-    css = Markup((Path(__file__).parent / "style.css").read_text(encoding="utf-8"))
-    text = (
-        _templates()
-        .get_template("gallery.html")
-        .render(title=title, shown=found, missing=missing, models=models, css=css, files=True)
-    )
-    write_atomically(page, _bytes(text))
+    known = {"title": title, "shown": found, "missing": missing, "models": models}
+    write_atomically(page, _bytes(templates().get_template("gallery.html").render(known, files=True)))
     return Gallery(page, tuple(found), tuple(missing))
 
 
@@ -130,11 +129,6 @@ def _has_what_weights_tell(config: Mapping[str, Any]) -> bool:
     text = str(config)
     stem = config.get("stem") or {}
     return bool(stem.get("before") or config.get("positional") or "'dynamic_token'" in text)
-
-
-def _templates() -> Environment:
-    loader = PackageLoader("vitmods.report", ".")
-    return Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
 
 
 def _bytes(text: str) -> Callable[[Any], Any]:

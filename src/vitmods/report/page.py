@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from vitmods.report import facts, text
@@ -21,6 +19,7 @@ from vitmods.report.gallery import Shown, inside_the_models
 from vitmods.report.published import Comparison, comparison
 from vitmods.report.summary import summary
 from vitmods.report.svg import Inliner
+from vitmods.report.templates import templates
 from vitmods.stats.decision import Pair
 from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Effect
@@ -33,7 +32,6 @@ from vitmods.tasks.metrics import Metric
 from vitmods.util.address import place
 from vitmods.util.files import disk_errors, write_atomically
 from vitmods.util.remote import publish
-from vitmods.util.text import plural
 
 
 @VIEWS.register("html")
@@ -58,17 +56,7 @@ def write_report(answer: Answer, out: str | Path | None = None) -> Path:
 
 def render(answer: Answer) -> str:
     """The page as text. The same answer gives the same text."""
-    environment = Environment(
-        loader=PackageLoader("vitmods.report", "."),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    environment.filters["breakable"] = _breakable
-    environment.globals.update(text=text, facts=facts, plural=plural, signed=signed, link=_link)
-    css = Markup((Path(__file__).parent / "style.css").read_text(encoding="utf-8"))
-    return environment.get_template("template.html").render(page=Page(answer), a=answer, css=css)
+    return templates().get_template("template.html").render(page=Page(answer), a=answer)
 
 
 @dataclass(frozen=True)
@@ -224,6 +212,11 @@ class Page:
         return " and ".join(self.answer.splits)
 
     @property
+    def test_images(self) -> int:
+        """How many there are in these splits."""
+        return sum(self.answer.data["splits"][name]["count"] for name in self.answer.splits)
+
+    @property
     def digits(self) -> int:
         return 2 if self.metric.unit == "%" else 4
 
@@ -343,13 +336,3 @@ class Page:
 def _mean(metric: Metric, scores: Mapping[int, float]) -> str:
     mean = mean_of(scores.values())
     return "–" if mean is None else metric.shown(mean)
-
-
-def _breakable(name: str) -> Markup:
-    """A name that a narrow column breaks after its punctuation, not within a word."""
-    return Markup("<wbr>").join(re.split(r"(?<=[(,+._])", name))
-
-
-def _link(url: str) -> str | None:
-    """The address of a citation, if it is one that a browser may follow."""
-    return url if url.startswith(("https://", "http://")) else None

@@ -14,7 +14,7 @@ from vitmods.study.answer import Answer
 from vitmods.study.outcome import ArmAnswer, ArmCost
 from vitmods.study.tuning import mean_of, show_value
 from vitmods.tasks.metrics import Metric
-from vitmods.util.text import listing, plural
+from vitmods.util.text import grouped, listing, plural
 
 GLYPHS = {
     Verdict.HELPS: "▲", Verdict.NO_WORSE: "≥", Verdict.EQUIVALENT: "=", Verdict.OPEN: "?", Verdict.NO_GAIN: "≤",
@@ -111,9 +111,9 @@ def _phrase(names: list[str], verdict: Verdict, what: str) -> str:
 def doubts(answer: Answer) -> list[str]:
     """What happened, and what to know before a verdict is trusted: failures first."""
     notes = [f"{note[0].upper()}{note[1:].removesuffix('.')}." for note in (answer.factorial or answer.decision).notes]
-    for effect in ranked_effects(answer):
-        said = [f" {effect.verdict} {note}" if note.startswith("by ") else f": {note}" for note in effect.notes]
-        notes += [f"{effect.arm}{one}." for one in said]
+    for note, arms in grouped((one.arm, note) for one in ranked_effects(answer) for note in one.notes).items():
+        hurt = _VERBS[Verdict.HURTS][len(arms) > 1]
+        notes.append(listing(arms) + (f" {hurt} {note}." if note.startswith("by ") else f": {note}."))
     notes += [f"{arm.name} has no verdict: a trial of it failed." for arm in answer.arms if arm.effect is None]
     known = any(effect.n for effect in answer.headline.values())
     if known and not (answer.complete or answer.looks):
@@ -166,8 +166,9 @@ def seeds(effect: Effect) -> str:
 
 
 def half_on_these(effect: Effect) -> str:
-    """Half the width of the interval for these test images alone: `± 0.36`."""
-    return f"± {number((effect.seeds_high - effect.seeds_low) / 2, f'.{effect.digits}f')}"
+    """Half the width of the interval for these test images alone: `± 0.36`; a dash where there is none."""
+    half = (effect.seeds_high - effect.seeds_low) / 2
+    return "–" if math.isnan(half) else f"± {number(half, f'.{effect.digits}f')}"
 
 
 def number(value: float, form: str = ".1f") -> str:

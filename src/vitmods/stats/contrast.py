@@ -93,7 +93,7 @@ def effect_of(
         failures=int(failures[1]), base_failures=int(failures[0]), margin=criteria.margin, family=family,
         alpha=criteria.alpha, unit=criteria.unit, images=0 if part is None else part.m,
         higher_is_better=criteria.higher_is_better, generalize=criteria.generalize, overlap=criteria.overlap,
-        notes=("assumes that arms vary alike",) if doubtful else (),
+        notes=("the interval assumes that arms vary alike",) if doubtful else (),
         leans=("up" if gain > 0 else "down") if verdict == Verdict.OPEN and known and abs(gain) > error else "",
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from vitmods.stats.contrast import ALPHA, ENOUGH_DF, Criteria, effect_of, mean_of
 from vitmods.stats.decision import Decision, Pair
-from vitmods.stats.fit import Array, Contrasts, Errors, Fit, Mask, contrasts
+from vitmods.stats.fit import SHARED, Array, Contrasts, Errors, Fit, Mask, contrasts
 from vitmods.stats.gains import Gains, less_stable
 from vitmods.stats.images import ImagesPart
 from vitmods.stats.read import Scores, Table, means_of, read_csv, table_of
@@ -134,9 +134,10 @@ def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: _Plan) -> Effect:
     if verdict == Verdict.HURTS and effect.gain - effect.half > -plan.margin:
         notes.append("by less than the margin")
     w = fitted.errors.guarded
+    known = n >= SHARED and len(w) > 2 and w[0] > 0  # base and one arm have one spread between them
     return dataclasses.replace(
         effect, verdict=verdict, notes=tuple(notes), leans=effect.leans if verdict == Verdict.OPEN else "",
-        spread_ratio=math.sqrt(w[a] / w[0]) if w[0] > 0 else math.nan, correlation=float(fitted.correlation[a - 1]),
+        spread_ratio=math.sqrt(w[a] / w[0]) if known else math.nan, correlation=float(fitted.correlation[a - 1]),
         futile=plan.most_seeds is not None and verdict not in STOPS and _futile(found, part, plan),
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from vitmods.stats import tables
 from vitmods.stats.gains import rate_bound
 from vitmods.stats.verdict import Claim, Effect
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.text import grouped, listing
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ class Decision:
             lines.append(
                 f"no failure in {trials} trials of an arm: its rate may still be up to {100 * rate_bound(trials):.0f} %"
             )
-        for effect in self.effects.values():
-            lines += [f"{effect.arm}: {note}" for note in effect.notes]
+        said = grouped((effect.arm, note) for effect in self.effects.values() for note in effect.notes)
+        lines += [f"{listing(arms)}: {note}" for note, arms in said.items()]
         if len(self.best) + len(self.ruled_out) > 2:
             shown = f"best: {' or '.join(self.best)}" + (" (no difference shown)" if len(self.best) > 1 else "")
             lines.append("; ruled out: ".join(filter(None, (shown, ", ".join(self.ruled_out)))))

@@ -27,6 +27,7 @@ Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 PRIOR_DF = 4  # d0
+SHARED = 3  # seeds from which a correlation or a ratio of sds says something: of two, every correlation is 1 or -1
 SINGULAR = 1e-9
 ROUNDING = 1e-12  # of the scores: what differs by less does not differ
 
@@ -66,7 +67,7 @@ class Fit:
 
     errors: Errors
     against: Contrasts
-    correlation: Array  #: (..., k) of arm and reference over the seeds that they share
+    correlation: Array  #: (..., k) of arm and reference over the seeds that they share; NaN below 3
 
 
 def fit(scores: Array, reference: int = 0, floor: float = 0.0, pooled: Mask | None = None) -> Fit:
@@ -81,7 +82,8 @@ def fit(scores: Array, reference: int = 0, floor: float = 0.0, pooled: Mask | No
     a, b = (values - _mean(values)[..., None] for values in (others, base))
     with np.errstate(invalid="ignore", divide="ignore"):
         correlation = np.nansum(a * b, -1) / np.sqrt(np.nansum(a * a, -1) * np.nansum(b * b, -1))
-    return Fit(errors, contrasts(scores, weights, errors, floor), correlation)
+    found = contrasts(scores, weights, errors, floor)
+    return Fit(errors, found, np.where(found.seeds < SHARED, np.nan, correlation))
 
 
 def contrasts(scores: Array, weights: Array, errors: Errors, floor: float = 0.0) -> Contrasts:

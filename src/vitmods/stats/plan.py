@@ -22,7 +22,7 @@ from vitmods.stats.sequential import LOOKS, nominal_level
 from vitmods.stats.verdict import Effect, Verdict
 from vitmods.stats.width import against_base, critical_value
 from vitmods.util.errors import UserError
-from vitmods.util.text import duration, plural
+from vitmods.util.text import about, duration, plural
 
 POWER = 0.8
 STUDIES = 4000
@@ -158,11 +158,12 @@ class Need:
     def __str__(self) -> str:
         effect = self.effect
         size, unit = f"{abs(effect.effect):.{effect.digits}f}", f" {effect.shown_unit}".rstrip()
-        if self.images:
-            return f"more seeds cannot decide this: it takes about {self.images:,} test images"
         what = f"to find an effect of the size seen ({size}{unit})"
         if _is_small(effect):
             what = f"to rule out a difference of {effect.margin:g}{unit}"
+        if self.images:
+            images = f"{about(self.images)} test images instead of {effect.images:,}"
+            return f"{what} takes about {images}: more seeds cannot do it"
         if self.seeds is None:
             return f"{what} takes more than {LOOKS[-1]} seeds: out of reach"
         return f"{what} takes about {self.seeds} seeds ({self.low} to {self.high or f'more than {LOOKS[-1]}'})"

@@ -68,8 +68,8 @@ class Effect:
     arm_mean: float
     sd: float  #: of one trial, as it enters the interval
     df: float  #: degrees of freedom of `sd`
-    spread_ratio: float  #: sd of the arm's trials over that of base's
-    correlation: float  #: of arm and base over seeds: what pairing is worth
+    spread_ratio: float  #: sd of the arm's trials over that of base's; NaN below 3 shared seeds, and of a single arm
+    correlation: float  #: of arm and base over seeds: what pairing is worth; NaN below 3
     images_sd: float  #: standard error that the choice of test images adds; NaN without per-image scores
     failures: int  #: trials that diverged or collapsed
     base_failures: int

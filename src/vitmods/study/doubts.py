@@ -16,7 +16,7 @@ from vitmods.study.measure import MARGINS
 from vitmods.study.state import StudyState, TrialRecord
 from vitmods.study.store import Facts
 from vitmods.tasks.metrics import Metric
-from vitmods.util.text import listing
+from vitmods.util.text import about, listing
 
 UNEQUAL = 3.0  # ratio of two arms' spreads
 LAST = 0.2  # of a training
@@ -115,8 +115,8 @@ def _few_images(decision: Decision) -> Iterator[str]:
         enough = images_for(middle.margin, middle.images_sd, middle.images, middle.family, middle.alpha)
         yield (
             f"{middle.images:,} test images are few for a margin of {middle.margin:g} {middle.shown_unit}".rstrip()
-            + f": no number of seeds can show so little. About {enough:,} would do, or verdicts on these "
-            "images alone (--generalize seeds)."
+            + f": no number of seeds can show so little. To find a difference of the margin takes about "
+            f"{about(enough)} images. Or take verdicts on these images alone (--generalize seeds)."
         )
 
 

@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
@@ -16,6 +16,19 @@ def plural(count: int, one: str, many: str | None = None) -> str:
 def listing(parts: Sequence[str], last: str = "and") -> str:
     """`a, b and c`; `last` is the word before the last."""
     return f" {last} ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 2 else parts)
+
+
+def about(count: float) -> str:
+    """`17,000`: two digits, as many as an estimate has."""
+    return f"{float(f'{count:.2g}'):,.0f}"
+
+
+def grouped(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """(name, what is said of it) as what is said -> its names: each is said once."""
+    found: dict[str, list[str]] = {}
+    for name, text in said:
+        found.setdefault(text, []).append(name)
+    return found
 
 
 def duration(seconds: float) -> str:

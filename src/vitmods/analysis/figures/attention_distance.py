@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vitmods.adapters.apply import as_vit
 from vitmods.adapters.transfer import evaluating
-from vitmods.analysis.figure import Arrays, blank, colors, figure_kind, legend, markers, plain
+from vitmods.analysis.figure import Arrays, blank, by_block, colors, figure_kind, from_zero, legend, markers, plain
 from vitmods.analysis.figures.kernels import has_kernel, kernel_grid
 from vitmods.layers import Attention
 from vitmods.model.vit import ViT
@@ -124,20 +124,19 @@ def draw_distances(models: Mapping[str, Arrays], unit: Unit = "patches") -> Any:
     ``models`` maps a name to what ``attention_distance`` or ``kernel_distance`` gave in ``unit``. Save it with
     ``savefig("distances.svg")``.
     """
-    drawn = blank(440, 310)
+    drawn = blank(400, 300)
     axes = plain(drawn.add_subplot(), "layer", f"mean attention distance, {unit}")
     shade, shape = colors(list(models)), markers(list(models))
     lines = []
     for number, (name, layers) in enumerate(models.items()):
-        heads = [values.detach().float().cpu() for values in layers.values()]
+        heads = {block: torch.cat(branches) for block, branches in by_block(layers).items()}
         aside = 0.07 * (number - (len(models) - 1) / 2)  # dots of several models stand beside each other
-        places = [layer + aside for layer in range(1, len(heads) + 1)]
-        lines += axes.plot(
-            places, [float(h.mean()) for h in heads], color=shade[name], marker=shape[name], ms=6, lw=1.6, label=name
-        )
-        for place, values in zip(places, heads, strict=True):
+        places = [block + aside for block in heads]
+        means = [float(values.mean()) for values in heads.values()]
+        lines += axes.plot(places, means, color=shade[name], marker=shape[name], ms=6, lw=1.6, label=name)
+        for place, values in zip(places, heads.values(), strict=True):
             axes.plot([place] * len(values), values.tolist(), shape[name], color=shade[name], ms=4, alpha=0.5, mew=0)
-    axes.set_ylim(bottom=0)
+    from_zero(axes)
     axes.xaxis.get_major_locator().set_params(integer=True)
     legend(drawn, lines)
     return drawn

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from vitmods.analysis.figure import INK, Arrays, Examined, NotHere, blank, colors, figure_kind, markers, plain
+from vitmods.analysis.figure import INK, Arrays, Examined, NotHere, blank, colors, compared, figure_kind, markers, plain
 
 Point = dict[str, float]
+SIZES = ("depth", "parallel", "embed_dim", "num_heads", "mlp_dim", "drop_path", "first_blocks", "prefix_from")
 
 
 def branches_of(one: Examined) -> dict[str, torch.Tensor]:
@@ -29,26 +30,12 @@ def branches_of(one: Examined) -> dict[str, torch.Tensor]:
 
 
 def _branches(models: Sequence[Examined]) -> tuple[dict[str, Arrays], dict[str, str]]:
-    found, why = dict[str, Arrays](), dict[str, str]()
-    plain_keys = [_beside(one.config) for one in models]
-    for one, key in zip(models, plain_keys):
-        try:
-            if key != plain_keys[0]:
-                raise NotHere("it differs from the first model in more than size and branches.")
-            found[one.name] = branches_of(one)
-        except NotHere as reason:
-            why[one.name] = str(reason)
+    found, why = compared(models, SIZES, "size and branches", branches_of)
     if len({float(one["branches"]) for one in found.values()}) < 2:
         if why:
             raise NotHere("; ".join(f"{name}: {reason}" for name, reason in why.items()))
         raise NotHere("all have the same number of branches: compare with the arm parallel, or parallel(branches=3).")
     return found, why
-
-
-def _beside(config: Mapping[str, Any]) -> str:
-    """All of a config but sizes and branches."""
-    sizes = ("depth", "parallel", "embed_dim", "num_heads", "mlp_dim", "drop_path", "first_blocks", "prefix_from")
-    return repr(sorted((name, value) for name, value in config.items() if name not in sizes))
 
 
 @figure_kind(
@@ -66,7 +53,7 @@ def draw_branches(found: Mapping[str, Arrays]) -> Any:
     """A line for each width and number of blocks; beside it, if blocks differ, a line for each number of branches."""
     points = [{name: float(value) for name, value in arrays.items()} for arrays in found.values()]
     by_blocks = len({(p["width"], p["blocks"]) for p in points}) > 1
-    drawn = blank(640 if by_blocks else 440, 310)
+    drawn = blank(640 if by_blocks else 400, 300)
     left, *right = drawn.subplots(1, 1 + by_blocks, squeeze=False, sharey=True)[0]
     plain(left, "branches", "score")
     _lines(left, points, lambda p: f"{p['blocks']:.0f} blocks of width {p['width']:.0f}", "branches")
@@ -88,4 +75,4 @@ def _lines(axes: Any, points: Sequence[Point], label: Any, x: str) -> None:
     for name, own in groups.items():
         axes.plot([p[x] for p in own], [p["score"] for p in own], color=shade[name], marker=shape[name], ms=6, lw=1.6,
                   label=name)  # fmt: skip
-    axes.legend(frameon=False, fontsize=10, labelcolor=INK)
+    axes.legend(frameon=False, fontsize=11, labelcolor=INK)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitmods.analysis.figure import MUTED, Arrays, Examined, NotHere, blank, figure_kind, show_mosaic
+from vitmods.analysis.figure import MUTED, Arrays, Examined, NotHere, blank, clipped, figure_kind, show_mosaic
 from vitmods.layers import DualPatchNormStem
 from vitmods.model.vit import ViT
 
@@ -57,7 +57,7 @@ def draw_first_norm(found: Mapping[str, Arrays]) -> Any:
             low, high = float(scales.min()), float(scales.max())
             flat = high - low < 1e-9
             show_mosaic(axes, [scales[None]], [], [], **({"vmin": low - 1, "vmax": low + 1} if flat else {}))
-            title = f"{name}: {channel}" if axes is row[0] else channel
-            axes.set_title(title, color=MUTED, fontsize=11, parse_math=False)
+            title = f"{clipped(name)}: {channel}" if axes is row[0] else channel
+            axes.set_title(title, color=MUTED, fontsize=11, loc="left", parse_math=False)
             axes.set_xlabel(f"{low:.3g}" if flat else f"{low:.3g} to {high:.3g}", color=MUTED, fontsize=11)
     return drawn

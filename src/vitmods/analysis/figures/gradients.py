@@ -8,7 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitmods.analysis.figure import Arrays, NotHere, blank, colors, figure_kind, legend, markers, plain, short
+from vitmods.analysis.figure import (
+    Arrays,
+    NotHere,
+    blank,
+    colors,
+    figure_kind,
+    from_zero,
+    legend,
+    markers,
+    plain,
+    short,
+)
 from vitmods.train.record import GRADIENT, HEAD, STEM
 
 LAST = 1000
@@ -61,32 +72,38 @@ def _columns(record: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, dict[str,
     source="Dual PatchNorm, Figures 2 (left) and 4",
     needs="record",
     columns=("layer", "gradient norm"),
-    see="The norm of the gradient of each layer's parameters, a mean over the last steps of training. In a plain "
-    "ViT the patch embedding, on the left, stands out from the blocks; a norm around it brings it down.",
+    see="The norm of the gradient of each layer's parameters, a mean over the last steps of training. In the "
+    "paper the patch embedding of a plain ViT, on the left, stands out from the blocks, and a norm around it brings it "
+    "down. Where depths differ, blocks stand at their part of the depth, and the heads behind the last ones.",
 )
 def draw_gradients(found: Mapping[str, Arrays]) -> Any:
-    """A line a model: the stem, the blocks in order, the head."""
-    drawn = blank(440, 310)
-    axes = plain(drawn.add_subplot(), "layer", "gradient norm")
-    layers: list[str] = max((list(norms) for norms in found.values()), key=len)
+    """A line a model: the stem, the blocks by number or, where depths differ, by their place in the depth, the head."""
+    drawn = blank(400, 300)
+    numbers = {name: _numbers(norms) for name, norms in found.items()}
+    depths = {name: max(own.values(), default=1) for name, own in numbers.items()}
+    most, alike = max(depths.values()), len(set(depths.values())) == 1
+    axes = plain(drawn.add_subplot(), "layer" if alike else "layer; blocks by their part of the depth", "gradient norm")
     shade, shape = colors(list(found)), markers(list(found))
     lines = []
     for name, norms in found.items():
-        places = [layers.index(layer) if layer in layers else None for layer in norms]
-        known = [(place, float(v)) for place, v in zip(places, norms.values(), strict=True) if place is not None]
-        lines += axes.plot(*zip(*known), color=shade[name], marker=shape[name], ms=5, lw=1.6, label=name)
-    axes.set_ylim(bottom=0)
-    axes.set_xticks(range(len(layers)), [layer if layer in (STEM, HEAD) else short(layer) for layer in layers])
-    _thin(axes, len(layers))
+        ends = {STEM: 0.0, HEAD: most + 1.0}  # a block lies in the middle of its part of the depth
+        blocks = {layer: 0.5 + most * (k - 0.5) / depths[name] for layer, k in numbers[name].items()}
+        places = [(ends | blocks)[layer] for layer in norms]
+        lines += axes.plot(places, [float(v) for v in norms.values()], color=shade[name], marker=shape[name], ms=5,
+                           lw=1.6, label=name)  # fmt: skip
+    from_zero(axes)
+    between: list[tuple[float, str]] = [(k, str(k)) for k in range(1, most + 1, -(-most // 14))]
+    if not alike:
+        between = [(0.5 + most * part, f"{100 * part:.0f} %") for part in (0.25, 0.5, 0.75)]
+    axes.set_xticks(*zip((0, STEM), *between, (most + 1, HEAD)))
     legend(drawn, lines)
     return drawn
 
 
-def _thin(axes: Any, count: int) -> None:
-    """Labels that would run into each other are left out, those of the stem and the head stay."""
-    every = -(-count // 16)
-    for place, label in enumerate(axes.get_xticklabels()):
-        label.set_visible(place in (0, count - 1) or (place % every == 0 and place < count - 1 - every // 2))
+def _numbers(norms: Arrays) -> dict[str, int]:
+    """Of each block, from 1 on, also where the first ones are not trained."""
+    blocks = [layer for layer in norms if layer not in (STEM, HEAD)]
+    return {name: int(short(name)) if name.startswith("blocks.") else k for k, name in enumerate(blocks, 1)}
 
 
 @figure_kind(
@@ -96,12 +113,12 @@ def _thin(axes: Any, count: int) -> None:
     source="Dual PatchNorm, Figure 2 (right)",
     needs="record",
     columns=("part", "step", "gradient norm"),
-    see="The norm of the gradient of the patch embedding, a mean over the steps between two rows of the log. Dual "
-    "PatchNorm lowers it from the first step to the last, not at the end alone.",
+    see="The norm of the gradient of the patch embedding, a mean over the steps between two rows of the log. In the "
+    "paper Dual PatchNorm lowers it from the first step to the last, not at the end alone.",
 )
 def draw_stem_gradient(found: Mapping[str, Arrays]) -> Any:
     """A line a model over steps."""
-    drawn = blank(440, 310)
+    drawn = blank(400, 300)
     axes = plain(drawn.add_subplot(), "step", "gradient norm of the stem")
     shade, shape = colors(list(found)), markers(list(found))
     lines = []
@@ -109,7 +126,7 @@ def draw_stem_gradient(found: Mapping[str, Arrays]) -> Any:
         steps, every = arrays["step"].tolist(), max(1, len(arrays["step"]) // 12)
         lines += axes.plot(steps, arrays[STEM].tolist(), color=shade[name], marker=shape[name], ms=5, lw=1.6,
                            markevery=every, label=name)  # fmt: skip
-    axes.set_ylim(bottom=0)
+    from_zero(axes)
     axes.set_xlim(left=0)
     legend(drawn, lines)
     return drawn

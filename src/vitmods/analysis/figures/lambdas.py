@@ -95,17 +95,21 @@ def draw_lambdas(found: Mapping[str, Arrays]) -> Any:
     most = max(map(len, parts.values()))
     drawn = blank(max(360, 70 + 86 * most), 60 + 125 * len(parts))
     grid = drawn.subplots(len(parts), most, squeeze=False, sharex=True, sharey=True)
+    known = any(found[name]["epoch"].isfinite().any() for name, _ in parts)
     handles: list[Any] = []
     for row, ((name, what), layers) in zip(grid, parts.items(), strict=True):
         for axes in row[len(layers) :]:
             axes.set_visible(False)
         for axes, (norm, values) in zip(row, layers.items()):
             plain(axes, title=f"layer {short(norm)}" if axes is row[0] else short(norm))
-            lines = _draw_heads(axes, found[name]["epoch"].nan_to_num(0.0).tolist(), values)
+            lines = _draw_heads(axes, found[name]["epoch"].nan_to_num(0.0), values, aside=0.0 if known else 1.0)
             handles = lines if len(lines) > len(handles) else handles
         row[0].set_ylabel(f"{clipped(name)}\nλ, {what}", fontsize=11, parse_math=False)
     grid[0][0].set_ylim(-0.03, 1.03)
-    grid[-1][0].set_xlabel("epoch", fontsize=11, color=MUTED)
+    if known:
+        grid[-1][0].set_xlabel("epoch", fontsize=11, color=MUTED)
+    else:
+        grid[-1][0].set_xticks([])
     legend(drawn, handles, columns=6)
     return drawn
 
@@ -114,10 +118,12 @@ def _layers(arrays: Arrays, what: str) -> dict[str, Tensor]:
     return {name.removeprefix(f"{what} "): v for name, v in arrays.items() if name.startswith(f"{what} ")}
 
 
-def _draw_heads(axes: Any, epochs: list[float], values: Tensor) -> list[Any]:
+def _draw_heads(axes: Any, epochs: Tensor, values: Tensor, aside: float) -> list[Any]:
+    """`aside`: how far heads stand beside each other."""
     lines, shades = [], PALETTE[1:]
     for head in range(values.shape[1]):
         turn, place = divmod(head, len(shades))
         how = {"color": shades[place], "ls": LINES[turn % len(LINES)], "marker": "o" if len(epochs) < 3 else None}
-        lines += axes.plot(epochs, values[:, head].tolist(), label=f"head {head + 1}", lw=1.5, ms=3, **how)
+        places = (epochs + aside * head).tolist()
+        lines += axes.plot(places, values[:, head].tolist(), label=f"head {head + 1}", lw=1.5, ms=4, **how)
     return lines

@@ -90,7 +90,7 @@ def _costs(one: Examined) -> Arrays:
 )
 def draw_costs(found: Mapping[str, Arrays]) -> Any:
     """Bars: a group a quantity, a bar a part, a panel a model."""
-    drawn = blank(440, 60 + 230 * len(found))
+    drawn = blank(400, 60 + 230 * len(found))
     rows = drawn.subplots(len(found), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
     bars: list[Any] = []
     for axes, (name, quantities) in zip(rows, found.items(), strict=True):
@@ -101,7 +101,7 @@ def draw_costs(found: Mapping[str, Arrays]) -> Any:
             for k, (part, own, shade) in enumerate(zip(PARTS, shares, PALETTE))
         ]  # fmt: skip
         for group in bars:
-            axes.bar_label(group, fmt=lambda v: f"{100 * v:.0f} %", fontsize=9, color=INK, padding=2)
+            axes.bar_label(group, fmt=lambda v: f"{100 * v:.0f} %", fontsize=10, color=INK, padding=2)
         axes.set_xticks(range(len(QUANTITIES)), list(QUANTITIES.values()))
     rows[0].set_ylim(0, 1.15 * max(1.0, float(shares.max())))
     legend(drawn, bars)

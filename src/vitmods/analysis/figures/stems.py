@@ -7,7 +7,19 @@ from typing import Any
 
 import torch
 
-from vitmods.analysis.figure import INK, Arrays, Examined, NotHere, blank, colors, figure_kind, markers, plain
+from vitmods.analysis.figure import (
+    INK,
+    Arrays,
+    Examined,
+    NotHere,
+    blank,
+    clipped,
+    colors,
+    compared,
+    figure_kind,
+    markers,
+    plain,
+)
 from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_macs
 
@@ -27,16 +39,7 @@ def stem_cost(one: Examined) -> dict[str, torch.Tensor]:
 
 
 def _stems(models: Sequence[Examined]) -> tuple[dict[str, Arrays], dict[str, str]]:
-    found, why = dict[str, Arrays](), dict[str, str]()
-    for one in models:
-        others = {name: value for name, value in one.config.items() if name not in ("stem", "depth")}
-        firsts = {name: value for name, value in models[0].config.items() if name not in ("stem", "depth")}
-        try:
-            if others != firsts:
-                raise NotHere("it differs from the first model in more than its stem and depth.")
-            found[one.name] = stem_cost(one)
-        except NotHere as reason:
-            why[one.name] = str(reason)
+    found, why = compared(models, ("stem", "depth"), "its stem and depth", stem_cost)
     if len({repr(one.config["stem"]) for one in models if one.name in found}) < 2:
         raise NotHere("its models have one stem: compare with the arms hmlp, stem(kind=levit) and dpn.")
     return found, why
@@ -55,7 +58,7 @@ def _stems(models: Sequence[Examined]) -> tuple[dict[str, Arrays], dict[str, str
 )
 def draw_stems(found: Mapping[str, Arrays]) -> Any:
     """A labeled point a model."""
-    drawn = blank(440, 310)
+    drawn = blank(400, 300)
     macs = {name: float(one["macs"]) for name, one in found.items()}
     unit, word = next((u, w) for u, w in ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")) if max(macs.values()) >= u)
     axes = plain(drawn.add_subplot(), f"multiply-adds of an image, {word}", "score")
@@ -63,6 +66,8 @@ def draw_stems(found: Mapping[str, Arrays]) -> Any:
     for name, one in found.items():
         point = macs[name] / unit, float(one["score"])
         axes.plot(*zip(point), shape[name], color=shade[name], ms=8, label=name)
-        axes.annotate(name, point, (7, 5), textcoords="offset points", fontsize=10, color=INK, parse_math=False)
+        axes.annotate(
+            clipped(name, 24), point, (7, 5), textcoords="offset points", fontsize=11, color=INK, parse_math=False
+        )
     axes.margins(0.16, 0.14)
     return drawn

@@ -8,7 +8,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitmods.analysis.figure import Arrays, Examined, NotHere, blank, colors, figure_kind, legend, markers, plain
+from vitmods.analysis.figure import (
+    Arrays,
+    Examined,
+    NotHere,
+    blank,
+    colors,
+    figure_kind,
+    from_zero,
+    legend,
+    markers,
+    plain,
+)
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 
@@ -65,7 +76,7 @@ def _has_logits(model: Any) -> bool:
 )
 def draw_throughput(found: Mapping[str, Arrays]) -> Any:
     """A line a model, both axes with logarithms."""
-    drawn = blank(440, 310)
+    drawn = blank(400, 300)
     axes = plain(drawn.add_subplot(), "batch", "images a second")
     shade, shape = colors(list(found)), markers(list(found))
     lines = []
@@ -74,6 +85,6 @@ def draw_throughput(found: Mapping[str, Arrays]) -> Any:
         lines += axes.plot(batches, rates, color=shade[name], marker=shape[name], ms=6, lw=1.6, label=name)
     axes.set_xscale("log", base=2)
     axes.set_xticks(batches, [str(batch) for batch in batches])
-    axes.set_ylim(bottom=0)
+    from_zero(axes)
     legend(drawn, lines)
     return drawn

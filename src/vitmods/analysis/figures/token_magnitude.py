@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vitmods.analysis.figure import (
     INK,
     Arrays,
     NotHere,
-    around_norms,
     blank,
     figure_kind,
-    patch_tokens,
     scale_bar,
     show_mosaic,
 )
+from vitmods.analysis.norms import around_norms, patch_tokens
 from vitmods.model.vit import ViT
 
+PLACES = ("before", "after")
 MOST_BESIDE = 4
-"""heads of models that stand beside each other"""
+"""heads of what stands beside each other"""
 
 
 def token_magnitudes(model: ViT, images: Tensor, block: int = 0) -> dict[str, Tensor]:
@@ -32,29 +31,22 @@ def token_magnitudes(model: ViT, images: Tensor, block: int = 0) -> dict[str, Te
     Raises:
         NotHere: the model has no such block, or its blocks have no norm there.
     """
-    _, before, after = of_block(model, images[:1], block)
-    return {"before": _magnitudes(model, before), "after": _magnitudes(model, after)}
+    grid = model.vit_config.grid
+    return around_a_norm(model, images, block, lambda heads: heads.norm(dim=-1).unflatten(-1, grid))
 
 
-def of_block(model: ViT, images: Tensor, block: int) -> tuple[torch.nn.Module, Tensor, Tensor]:
-    """The norm before the (first) attention of a block, what goes in and what comes out, (B, N, C)."""
+def around_a_norm(model: ViT, images: Tensor, block: int, of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """`of` the channels of each head of the first image's patch tokens, (H, T, C / H), `before` and `after` the norm
+    before the (first) attention of a block."""
     if not 0 <= block < len(model.blocks):
         raise NotHere(f"it has {len(model.blocks)} blocks: --block is one of 1 to {len(model.blocks)}.")
-    return next(found for name, found in around_norms(model, images).items() if name.startswith(f"blocks.{block}."))
-
-
-def by_head(model: ViT, x: Tensor) -> Tensor:
-    """Tokens (B, N, C) -> the patch tokens' channels of each head, (B, H, T, C / H)."""
+    norms = around_norms(model, images[:1])
+    _, *both = next(found for name, found in norms.items() if name.startswith(f"blocks.{block}."))
     heads = model.vit_config.num_heads
-    if x.shape[-1] % heads:
-        raise NotHere(f"its {heads} heads do not divide the {x.shape[-1]} channels of the tokens.")
-    found: Tensor = patch_tokens(model, x).float().unflatten(-1, (heads, -1)).transpose(1, 2)
-    return found
-
-
-def _magnitudes(model: ViT, x: Tensor) -> Tensor:
-    found: Tensor = by_head(model, x)[0].norm(dim=-1).unflatten(-1, model.vit_config.grid).cpu()
-    return found
+    if both[0].shape[-1] % heads:
+        raise NotHere(f"its {heads} heads do not divide the {both[0].shape[-1]} channels of the tokens.")
+    tokens = [patch_tokens(model, x)[0].float().unflatten(-1, (heads, -1)).transpose(0, 1) for x in both]
+    return {place: of(x).cpu() for place, x in zip(PLACES, tokens, strict=True)}
 
 
 @figure_kind(
@@ -78,9 +70,9 @@ def draw_magnitudes(found: Mapping[str, Arrays]) -> Any:
     for axes in panels[len(found) :]:
         axes.set_visible(False)
     for axes, (name, maps) in zip(panels, found.items()):
-        scaled = [maps[place] / maps[place].max().clamp_min(1e-12) for place in ("before", "after")]
+        scaled = [maps[place] / maps[place].max().clamp_min(1e-12) for place in PLACES]
         numbers = [str(i + 1) for i in range(len(maps["before"]))]
-        image = show_mosaic(axes, scaled, ["before", "after"], numbers, vmin=0, vmax=1)
+        image = show_mosaic(axes, scaled, PLACES, numbers, vmin=0, vmax=1)
         axes.set_title(name, color=INK, fontsize=11, loc="left", parse_math=False)
         axes.set_xlabel("head", color=INK, fontsize=11)
     scale_bar(drawn, image, list(panels), "magnitude, of the largest in the row")

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmods.analysis.figure import Arrays, NotHere, blank, clipped, colors, figure_kind, plain
-from vitmods.analysis.figures.token_magnitude import by_head, of_block
+from vitmods.analysis.figure import INK, Arrays, NotHere, blank, clipped, colors, figure_kind, plain
+from vitmods.analysis.figures.token_magnitude import MOST_BESIDE, PLACES, around_a_norm
 from vitmods.model.vit import ViT
 
 
@@ -36,10 +36,7 @@ def token_components(model: ViT, images: Tensor, block: int = 0) -> dict[str, Te
     Raises:
         NotHere: the model has no such block or norm.
     """
-    _, before, after = of_block(model, images[:1], block)
-    return {
-        name: principal_components(by_head(model, x)[0]).cpu() for name, x in (("before", before), ("after", after))
-    }
+    return around_a_norm(model, images, block, principal_components)
 
 
 @figure_kind(
@@ -49,32 +46,37 @@ def token_components(model: ViT, images: Tensor, block: int = 0) -> dict[str, Te
     source="Dynamic Token Normalization, Figure 9",
     needs="images",
     columns=("place", "head", "token", "component", "value"),
-    see="The tokens of one image in the two directions in which they differ most, for each head. All panels of a "
-    "row have one scale; rows after a norm have the same for all models. In the paper tokens are closer to "
-    "each other after a dynamic token norm than after LayerNorm.",
+    see="The tokens of one image in the two directions in which they differ most, for each head. Panels before the "
+    "norm have one scale in each model, those after it the same in all models. In the paper tokens are closer to each "
+    "other after a dynamic token norm than after LayerNorm.",
 )
 def draw_components(found: Mapping[str, Arrays]) -> Any:
-    """A row before and one after the norm for each model, a panel a head."""
+    """For each model panels before and after the norm, one a head; beside each other where these are few."""
     heads = max(len(parts["before"]) for parts in found.values())
-    drawn = blank(max(360, 70 + 110 * heads), 30 + 2 * 120 * len(found))
-    grid = drawn.subplots(2 * len(found), heads, squeeze=False)
+    beside = heads <= MOST_BESIDE
+    rows, columns = (len(found), 2 * heads) if beside else (2 * len(found), heads)
+    drawn = blank(max(360, 70 + 95 * columns), 40 + 105 * rows)
+    grid = drawn.subplots(rows, columns, squeeze=False).reshape(len(found), 2, heads)
     shade = colors(list(found))
     after = max(float(parts["after"].abs().max()) for parts in found.values())
-    for number, (name, parts) in enumerate(found.items()):
-        for row, place in zip(grid[2 * number :], ("before", "after")):
-            titles = [str(i + 1) if place == "before" else "" for i in range(heads)]
+    for (name, parts), both in zip(found.items(), grid, strict=True):
+        for row, place in zip(both, PLACES, strict=True):
             reach = 1.08 * (after if place == "after" else float(parts[place].abs().max())) or 1.0
-            _draw_row(row, parts[place], reach, shade[name], titles)
-            row[0].set_ylabel(f"{clipped(name)}\n{place}", fontsize=11, parse_math=False)
-        grid[2 * number][0].set_title("head 1", fontsize=11, loc="left")
+            _draw_row(row, parts[place], reach, shade[name])
+        both[0][0].set_ylabel(clipped(name) if beside else f"{clipped(name)}\nbefore", fontsize=11, parse_math=False)
+        both[1][0].set_ylabel("" if beside else "\nafter", fontsize=11)
+    for row, place in zip(grid[0][: 1 + beside], PLACES):
+        for index, axes in enumerate(row):
+            first = f"{place}, head 1" if beside else "head 1"
+            axes.set_title(str(index + 1) if index else first, fontsize=11, loc="left", color=INK)
     return drawn
 
 
-def _draw_row(row: Any, heads: Tensor, reach: float, shade: str, titles: list[str]) -> None:
+def _draw_row(row: Any, heads: Tensor, reach: float, shade: str) -> None:
     for axes in row[len(heads) :]:
         axes.set_visible(False)
     for index, (axes, points) in enumerate(zip(row, heads)):
-        plain(axes, title=titles[index])
+        plain(axes)
         axes.plot(*points.T.tolist(), "o", color=shade, ms=3.4, alpha=0.7, mew=0, rasterized=len(points) > 400)
         axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=[], aspect="equal")
         axes.locator_params(axis="y", nbins=3)

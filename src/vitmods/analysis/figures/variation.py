@@ -11,15 +11,16 @@ from torch import Tensor, nn
 from vitmods.analysis.figure import (
     Arrays,
     NotHere,
-    around_norms,
     blank,
+    by_block,
     colors,
     figure_kind,
+    from_zero,
     legend,
     markers,
-    patch_tokens,
     plain,
 )
+from vitmods.analysis.norms import around_norms, patch_tokens
 from vitmods.layers import DynamicTokenNorm
 from vitmods.layers.norms.batch import BatchNorm
 from vitmods.layers.norms.contract import AffineNorm
@@ -104,16 +105,17 @@ def _mixed_mean(norm: DynamicTokenNorm, x: Tensor) -> Tensor:
 )
 def draw_variation(found: Mapping[str, Arrays]) -> Any:
     """A line a model over layers with a band."""
-    drawn = blank(440, 310)
+    drawn = blank(400, 300)
     axes = plain(drawn.add_subplot(), "layer", "|(x − mean) / x|")
     shade, shape = colors(list(found)), markers(list(found))
     lines = []
     for name, arrays in found.items():
-        low, middle, high = torch.stack([v for part, v in arrays.items() if part != "quantile"], 1).tolist()
-        places = range(1, len(middle) + 1)
+        blocks = by_block({part: v for part, v in arrays.items() if part != "quantile"})
+        low, middle, high = torch.stack([torch.stack(own).mean(0) for own in blocks.values()], 1).tolist()
+        places = list(blocks)
         axes.fill_between(places, low, high, color=shade[name], alpha=0.13, lw=0)
         lines += axes.plot(places, middle, color=shade[name], marker=shape[name], ms=5, lw=1.6, label=name)
-    axes.set_ylim(bottom=0)
+    from_zero(axes)
     axes.xaxis.get_major_locator().set_params(integer=True)
     legend(drawn, lines)
     return drawn
