@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 from safetensors.torch import load_file
 
 import vitmods as vm
-from vitmods import data
+from vitmods import cli, data
 from vitmods.recipes import Recipe
 from vitmods.tasks import Classification
 from vitmods.train import Interrupted, Processes, RunOptions, sharded, train_trial
@@ -101,6 +101,9 @@ def work(rank: int, size: int, store: str, folder: str) -> None:
             trial(out / "two", "busy", processes, shard=True)
         trial(out / "divided-later", "busy", processes, shard=True)
         trial(out / "whole-later", "busy", processes)
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        command = ["train", "--base", "mu2/2", "--limit-train", "160", "--batch-size", "41", "--device", "cpu"]
+        assert cli.main([*command, "--out", str(out / "odd-command")]) == 2
         errors = []
         for name in ("odd", "bad"):
             try:
@@ -260,6 +263,7 @@ def test_errors_are_those_of_all(together) -> None:
     two = together(2)
     first, second = (json.loads((two / f"errors{rank}.json").read_text()) for rank in range(2))
     assert "41 images cannot be divided evenly among 2" in first[0][1]
+    assert not list(two.glob("odd*"))  # refused before anything is written
     assert first[1] == ["UserError", "the disk is full"]
     assert second[1] == [PeerEnded.__name__, "the disk is full"]
 

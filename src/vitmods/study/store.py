@@ -417,7 +417,7 @@ class StudyFolder:
             with disk_errors(path):
                 path.write_text(f"{os.getpid()}\n")
             mirror = mirror_of(self.path)
-            noted = mirror.lease() if mirror else FilePlace(self.path / LEASE)
+            noted = mirror.lease() if mirror else FilePlace(self.path.absolute() / LEASE)
             local = mirror.identity() if mirror else str(self.path.resolve())
             with leased(noted, named(self.path), local) as lease:
                 self._wait_for_workers()
