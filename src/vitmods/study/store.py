@@ -403,12 +403,13 @@ class StudyFolder:
             pass
         except (OSError, ValueError) as error:
             raise no_lease(str(path), error) from error
-        lock = FileLock(path)
+        lock, held = FileLock(path), b""
         try:
             with disk_errors(path):
+                held = limits.read_bytes(path, "lease") if path.exists() else b""  # old filelocks empty it
                 lock.acquire(timeout=0)
         except Timeout:
-            holder = printable(limits.read_bytes(path, "lease").decode(errors="replace").strip())[:80]
+            holder = printable(held.decode(errors="replace").strip())[:80]
             who = f" (process {holder})" if holder else ""
             raise UserError(
                 f"Another run is at work in {named(self.path)}{who}. Wait for it or end it, then run the same command."
