@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 OLD_COMPILER = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
-"""torch.compile of PyTorch 2.11 cannot know all attributes of a module, and gives wrong gradients, without a word, through
-a function of our own that changes its output in place or returns it by a cast to the type that it has. 2.13 is right."""
+"""torch.compile of PyTorch 2.11 cannot know all attributes of a module, and gives wrong gradients, without a word,
+through a function of our own that changes its output in place or returns it by a cast to the type that it has. 2.13 is
+right."""
 
 
 def upcast(x: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ class Lease:
             )
 
     def look(self) -> None:
-        """`check` by what is there now: a run that was asleep is told at once. A place that does not answer tells
+        """`check` by what is there now: a run that was asleep stops at once. A place that does not answer tells
         nothing."""
         if not self.lost:
             self._looked.clear()

@@ -166,7 +166,7 @@ class Mirror:
                 self.send(final=False)
                 reported = False
             except UserError as error:
-                if self._lease is not None and self._lease.lost:  # the run is told
+                if self._lease is not None and self._lease.lost:  # the run stops by itself
                     return
                 if not reported:
                     _say(f"{error} The work goes on.")
