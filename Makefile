@@ -63,13 +63,13 @@ gpu-check:  ## on a machine with a GPU, ten minutes: its tests and the table of 
 	@$(MAKE) --no-print-directory $(READY)
 	$(BIN)/python benchmarks/gpu_check.py
 
-# The lowest versions that pyproject.toml allows, in an environment of their own. torch.compile is left out: torch 2.11
-# takes some of our models in parts, which is slower and gives the same numbers.
+# The lowest versions that pyproject.toml allows, in an environment of their own.
 MINIMUM := .venv-minimum
 MINIMUM_TESTS := tests/security tests/fuzz tests/adapters/test_untrusted_weights.py tests/adapters/test_saved_folders.py \
 	tests/adapters/test_own_files.py tests/adapters/test_timm_equal.py tests/adapters/test_huggingface_equal.py \
 	tests/changes/test_apply.py tests/model/test_config.py tests/data/test_read.py tests/data/sources \
-	tests/study/test_predict.py tests/study/test_store.py tests/report/test_report.py tests/finetune/test_delta.py
+	tests/study/test_predict.py tests/study/test_store.py tests/report/test_report.py tests/finetune/test_delta.py \
+	$(addprefix tests/changes/test_all_changes.py::test_,it_is_one_graph one_change_of_each_kind_compiles_together inductor it_exports)
 
 $(MINIMUM)/.ready: requirements-minimum.txt
 	$(PYTHON) -m venv $(MINIMUM)
@@ -80,7 +80,7 @@ $(MINIMUM)/.ready: requirements-minimum.txt
 
 test-minimum: $(MINIMUM)/.ready  ## files from outside, adapters, sources and a small study, with the lowest versions allowed
 	OMP_NUM_THREADS=1 $(MINIMUM)/bin/python -m pytest --numprocesses $(WORKERS) -p no:cacheprovider \
-		-k "not compile and not inductor and not one_graph" $(MINIMUM_TESTS)
+		$(MINIMUM_TESTS)
 	out=$$(mktemp -d) && $(MINIMUM)/bin/vitmods compare --data digits --base mu1/2 --arms dpn rms --epochs 1 --seeds 2 \
 		--cost-seconds 0 --device cpu --out "$$out/study" && rm -r "$$out"
 

@@ -1,8 +1,11 @@
 """Studies on a Ray cluster of two nodes, one of which is killed, and as jobs by submitit: as in one process."""
 
 import json
+import os
+import subprocess
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +44,17 @@ def results(out):
 
 
 @pytest.fixture
+def hostile(tmp_path_factory, monkeypatch):
+    """Stand in a folder whose modules have the names of others; a file says that one was imported."""
+    folder = tmp_path_factory.mktemp("hostile")
+    mark = folder / "mark"
+    for name in ("queue", "random", "json", "threading", "statistics", "numpy", "torch"):
+        (folder / f"{name}.py").write_text(f"open({str(mark)!r}, 'w')\nraise ImportError('taken')\n")
+    monkeypatch.chdir(folder)
+    return mark
+
+
+@pytest.fixture
 def two_nodes(monkeypatch):
     """A cluster of a head and a node with a core each, which sees within seconds that a node is gone."""
     pytest.importorskip("ray")
@@ -57,7 +71,7 @@ def two_nodes(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_node_that_is_killed_loses_nothing(two_nodes, alone, tmp_path) -> None:
+def test_a_node_that_is_killed_loses_nothing(hostile, two_nodes, alone, tmp_path) -> None:
     cluster, node = two_nodes
     killed = []
 
@@ -69,12 +83,13 @@ def test_a_node_that_is_killed_loses_nothing(two_nodes, alone, tmp_path) -> None
 
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
-    study().run(tmp_path, cluster=ClusterOptions("ray", cluster.address), **QUIET)
+    study().run(os.path.relpath(tmp_path), cluster=ClusterOptions("ray", cluster.address), **QUIET)
     thread.join(timeout=10)
     assert killed
     assert results(tmp_path) == alone
     failures = [path for path in (tmp_path / "trials").rglob("*") if "fail" in path.name]
     assert not failures
+    assert not hostile.exists()
 
 
 def test_a_trial_that_needs_more_than_any_node_has_is_one_error() -> None:
@@ -84,11 +99,18 @@ def test_a_trial_that_needs_more_than_any_node_has_is_one_error() -> None:
 
 
 @pytest.mark.slow
-def test_jobs_are_the_study_in_one_process(alone, tmp_path, monkeypatch) -> None:
+def test_jobs_are_the_study_in_one_process(hostile, alone, tmp_path, monkeypatch) -> None:
     pytest.importorskip("submitit")
+
+    def controller(command, **how):  # what stands for Slurm on this machine is not what is tested
+        assert command[1:3] == ["-m", "submitit.local._local"]
+        return subprocess.Popen([command[0], "-P", *command[1:]], **how)
+
+    monkeypatch.setattr("submitit.local.local.subprocess", SimpleNamespace(Popen=controller))
     monkeypatch.setattr("vitmods.study.run.Slurm", lambda *given: Slurm(*given, cluster="local"))
     study().run(tmp_path, workers=2, cluster=ClusterOptions("slurm"), **QUIET)
     assert results(tmp_path) == alone
+    assert not hostile.exists()
 
 
 @pytest.mark.slow

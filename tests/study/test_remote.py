@@ -13,6 +13,7 @@ from vitmods import cli
 from vitmods.study import Answer
 from vitmods.study.executors import ClusterOptions
 from vitmods.study.store import StudyFolder
+from vitmods.study.trial import TrialRunner
 from vitmods.train import Interrupted, TrialRun
 from vitmods.util import address, lease, remote
 from vitmods.util.address import Unreachable, address_of, named, place
@@ -280,6 +281,27 @@ def test_what_two_machines_have_changed_is_told_and_kept(mirror, tmp_path, on, c
     assert not list((tmp_path / "there").rglob(".aside"))
 
 
+def test_what_a_copy_notes_for_itself_stays_where_two_machines_have_changed_it(mirror, tmp_path, on):
+    held = {".lock": "7", ".copy": "one", "config.json.1.tmp": "half", "logs/worker0.lock": ""}
+    write(mirror, config_json="{}", logs__worker0_txt="w")
+    mirror.send()
+    for name, text in held.items():
+        (mirror.folder / name).write_text(text)
+    on("two")
+    second = mirror_of(place(mirror.address))
+    second.fetch()
+    write(second, config_json="{2}", logs__worker0_txt="w2")
+    second.send()
+    on("one")
+    write(mirror, config_json="{1}", logs__worker0_txt="w1", report_html="mine")
+    mirror.fetch()
+    assert {name: (mirror.folder / name).read_text() for name in held} == held
+    (aside,) = mirror.folder.glob(".aside/*")
+    assert files(aside) == {"config.json", "logs/worker0.txt", "report.html"}
+    assert (mirror.folder / "config.json").read_text() == "{2}"
+    assert set(json.loads((mirror.folder / ".sent.json").read_text())) == {"config.json"}
+
+
 def test_an_address_that_is_empty_all_at_once_takes_nothing_away(mirror, tmp_path):
     write(mirror, config_json="{}")
     mirror.send()
@@ -320,6 +342,34 @@ def test_a_run_that_was_taken_over_measures_and_writes_nothing_more(tmp_path, mo
     with pytest.raises(UserError, match="process 7 on two has taken"):
         study().run(tmp_path / "x", **QUIET)
     assert not (tmp_path / "x/results.json").exists()
+
+
+@pytest.mark.parametrize("when", ["before a trial", "before it is sent"])
+def test_a_run_that_was_asleep_trains_and_sends_nothing_more(tmp_path, on, monkeypatch, when):
+    """Another run takes the address over, and this one does not notice by itself: its lease is renewed much later."""
+    out, other = f"file://{tmp_path}/there/x", json.dumps({"id": "another", "host": "two", "process": 7})
+    monkeypatch.setattr("_thread.interrupt_main", lambda: None)
+    monkeypatch.setattr(lease, "BEAT_S", 600.0)
+    monkeypatch.setattr(remote, "SEND_EVERY_S", 600.0 if when == "before it is sent" else 0.05)
+    trained, train = [], TrialRunner._train
+    there = tmp_path / "there/x"
+
+    def one_trial(runner, trial):
+        train(runner, trial)
+        trained.append(trial)
+        if when == "before a trial":
+            while not (there / "trials/base/seed0/result.json").exists():
+                time.sleep(0.02)
+        (there / ".lease").write_text(other)
+
+    monkeypatch.setattr(TrialRunner, "_train", one_trial)
+    with pytest.raises(UserError, match=f"process 7 on two has taken {out} over"):
+        study().run(out, **QUIET)
+    assert len(trained) == 1
+    sent = {name for name in files(there) if name.endswith("result.json")}
+    assert sent == ({"trials/base/seed0/result.json"} if when == "before a trial" else set())
+    assert (place(out) / "trials/base/seed0/result.json").exists()  # nothing is lost
+    assert (there / ".lease").read_text() == other
 
 
 def test_machines_of_a_cluster_need_a_folder(there):

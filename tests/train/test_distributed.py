@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 from safetensors.torch import load_file
 
 import vitmods as vm
-from vitmods import data
+from vitmods import cli, data
 from vitmods.recipes import Recipe
 from vitmods.tasks import Classification
 from vitmods.train import Interrupted, Processes, RunOptions, sharded, train_trial
@@ -81,8 +81,9 @@ def work(rank: int, size: int, store: str, folder: str) -> None:
         trial(out / kind, kind, processes)
     if size == 4:
         trial(out / "four", "busy", processes, shard=True)
+        trial(out / "sharded-busy", "busy", processes, shard=True)
     if size == 2:
-        for kind in ("plain", "busy"):
+        for kind in ("plain", "busy", "sgd"):
             trial(out / f"sharded-{kind}", kind, processes, shard=True)
         step = TrialRun._train_step
 
@@ -101,6 +102,9 @@ def work(rank: int, size: int, store: str, folder: str) -> None:
             trial(out / "two", "busy", processes, shard=True)
         trial(out / "divided-later", "busy", processes, shard=True)
         trial(out / "whole-later", "busy", processes)
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        command = ["train", "--base", "mu2/2", "--limit-train", "160", "--batch-size", "41", "--device", "cpu"]
+        assert cli.main([*command, "--out", str(out / "odd-command")]) == 2
         errors = []
         for name in ("odd", "bad"):
             try:
@@ -168,7 +172,7 @@ def test_two_and_four_processes_are_one(alone, together, kind, size) -> None:
     check_same(alone / kind, together(size) / kind)
 
 
-@pytest.mark.parametrize("kind", ["plain", "busy"])
+@pytest.mark.parametrize("kind", ["plain", "busy", "sgd"])
 def test_a_divided_model_is_a_whole_one(alone, together, kind) -> None:
     check_same(alone / kind, together(2) / f"sharded-{kind}")
 
@@ -260,6 +264,7 @@ def test_errors_are_those_of_all(together) -> None:
     two = together(2)
     first, second = (json.loads((two / f"errors{rank}.json").read_text()) for rank in range(2))
     assert "41 images cannot be divided evenly among 2" in first[0][1]
+    assert not list(two.glob("odd*"))  # refused before anything is written
     assert first[1] == ["UserError", "the disk is full"]
     assert second[1] == [PeerEnded.__name__, "the disk is full"]
 
@@ -271,7 +276,7 @@ def test_sharding_needs_several_processes() -> None:
 
 KILLS = {  # in the middle of a step, and with half of a checkpoint's part written
     2: {"busy": {}, "sharded-busy": {"shard": True}},
-    4: {"busy": {}},
+    4: {"busy": {}, "sharded-busy": {"shard": True}},
 }
 
 
@@ -336,9 +341,9 @@ def test_a_killed_process_ends_all_and_the_same_command_goes_on(together, tmp_pa
     mp.start_processes(
         work_that_goes_on, (size, str(tmp_path / "again"), str(tmp_path)), nprocs=size, start_method="fork"
     )
-    for name in KILLS[size]:
+    for name, how in KILLS[size].items():
         check_same(whole / name, tmp_path / name)
-        if size == 2:  # of more, DDP's first step after a start adds in another order than its later ones
+        if size == 2 or how:  # of more, DDP's first step after a start adds in another order than its later ones
             ours, theirs = ((one / name / "model.safetensors").read_bytes() for one in (tmp_path, whole))
             assert ours == theirs
 

@@ -120,13 +120,45 @@ def test_one_that_was_taken_over_stops_and_leaves_the_other_alone(interrupts, pl
     def work():
         with leased(place(), "runs/x", "study"):
             place().write(other)
-            time.sleep(10 if interrupts else 0.3)  # until interrupted
+            end = time.monotonic() + (10 if interrupts else 0.3)
+            while time.monotonic() < end:  # until interrupted
+                time.sleep(0.01)
 
     if not interrupts:  # as where SIGINT is ignored
         monkeypatch.setattr("_thread.interrupt_main", lambda: None)
     with pytest.raises(UserError, match="process 7 on two has taken runs/x over"):
         work()
     assert place().read() == other
+
+
+@pytest.mark.parametrize("gave_back", [False, True])
+def test_one_that_looks_is_told_at_once(gave_back, make, place, monkeypatch):
+    monkeypatch.setattr(module, "BEAT_S", 60.0)
+    interrupted = threading.Event()
+    monkeypatch.setattr("_thread.interrupt_main", interrupted.set)
+    run = make("one")
+    run.take()
+    run.look()
+    place().remove() if gave_back else place().write(json.dumps({"id": "x", "host": "two", "process": 7}).encode())
+    run.check()  # by what it knew
+    with pytest.raises(UserError, match=f"{'Another run' if gave_back else 'process 7 on two'} has taken runs/x over"):
+        run.look()
+    assert interrupted.wait(5)
+    run.give_back()
+    assert (place().read() is None) == gave_back
+
+
+def test_a_place_that_does_not_answer_tells_nothing(make, monkeypatch):
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+    run, answers = make("one"), threading.Event()
+    run.take()
+    read = run._place.read
+    monkeypatch.setattr(run._place, "read", lambda: answers.wait(30) and read())
+    began = time.monotonic()
+    run.look()
+    assert time.monotonic() - began < 5
+    answers.set()
+    run.give_back()
 
 
 def test_a_file_that_says_nothing_goes_stale_too(make, place):

@@ -77,11 +77,12 @@ def main(arguments: Sequence[str]) -> int:
     from vitmods.train.launch import end_with_launcher, launch
 
     if options.devices != 1 and not launched():
-        _check_shared(fixed, options)
+        _check_shared(fixed, options, options.devices)
         again = [f"--plugin={name}" for name in registry.asked_for]
         return launch("vitmods", ["train", *arguments, *again], options.devices)
     end_with_launcher()
     processes = join()
+    processes.once(partial(_check_shared, fixed, options, processes.size))
     result = run_trial(fixed, options.arm, options.seed, options.machine, out, processes, options.shard)
     return show(result, out) if processes.first else int(result["status"] == "diverged")
 
@@ -107,7 +108,7 @@ def _dry_run(fixed: dict[str, Any], options: Train) -> int:
     return 0
 
 
-def _check_shared(fixed: dict[str, Any], options: Train) -> None:
+def _check_shared(fixed: dict[str, Any], options: Train, size: int) -> None:
     """UserError, before anything is started or written, where so many processes cannot train the model together."""
     from vitmods.study.running import Running
     from vitmods.study.store import StudyFolder
@@ -115,11 +116,11 @@ def _check_shared(fixed: dict[str, Any], options: Train) -> None:
     from vitmods.train.options import check_divides, check_shared
 
     how, settings = Running(**options.machine.how()), _settings(fixed, options.arm)
-    check_shared(options.devices, options.shard, how.compile, how.record)
+    check_shared(size, options.shard, how.compile, how.record)
     recipe = settings.recipe_of(settings.every_arm[-1])
-    if options.devices > 1 and recipe.batch_size % options.devices:  # unless there are fewer images than that
+    if size > 1 and recipe.batch_size % size:  # unless there are fewer images than that
         images = TrialRunner(StudyFolder(os.devnull), settings, how.device, **how.of_trials()).dataset(recipe)
-        check_divides(min(recipe.batch_size, len(images.splits["train"])), options.devices)
+        check_divides(min(recipe.batch_size, len(images.splits["train"])), size)
 
 
 def _settings(fixed: dict[str, Any], arm: str) -> Settings:

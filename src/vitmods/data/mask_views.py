@@ -117,7 +117,7 @@ def _resized_mask(mask: NDArray[np.uint8], size: tuple[int, ...]) -> Tensor:
     from torchvision.transforms.v2 import functional as F
 
     whole = torch.from_numpy(mask)[None]
-    resized: Tensor = F.resize_mask(whole, list(size), InterpolationMode.NEAREST_EXACT)[0].long()
+    resized: Tensor = F.resize_image(whole, list(size), InterpolationMode.NEAREST_EXACT)[0].long()
     return resized
 
 

@@ -91,7 +91,9 @@ class Read(NamedTuple):
 def read_by_head(model: ViT) -> Read | None:
     """What of the last block's output reaches the head; None: all of it, or nobody knows."""
     kind, config = type(model), model.vit_config
-    if (kind.forward, kind.forward_head, kind._pool) != _HEAD or vars(model).keys() & {"forward_head", "_pool"}:
+    if (kind.forward, kind.forward_head, kind._pool) != _HEAD:
+        return None
+    if any(name in vars(model) for name in ("forward_head", "_pool")):
         return None
     if config.pool == "token" and token_wise(model.norm):
         return Read("first", 1)

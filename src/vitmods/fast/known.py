@@ -24,7 +24,7 @@ from vitmods.layers import (
     SwiGLU,
 )
 from vitmods.layers.norms import GroupNorm, InstanceNorm
-from vitmods.ops.context import transformed
+from vitmods.ops.context import OLD_COMPILER, transformed
 
 _NAMES: dict[type[nn.Module], str] = {
     Block: "norm1 attn norm1_branch ls1 drop_path1 norm1_after "
@@ -57,9 +57,10 @@ _PER_IMAGE = (DynamicTokenNorm, InstanceNorm, GroupNorm)
 
 def exact(module: Any, *kinds: type[nn.Module]) -> bool:
     """Whether it is of one of these very kinds (of any known one without), with no attribute, part or parameter beside
-    those that the kind has, nothing in place of its forward, no tensors of other types, and no hooks."""
+    those that the kind has, nothing in place of its forward, no tensors of other types, and no hooks.
+    Of an old torch.compile, which cannot know, none is."""
     kind = type(module)
-    if kind not in (kinds or _KNOWN):
+    if kind not in (kinds or _KNOWN) or (OLD_COMPILER and torch.compiler.is_dynamo_compiling()):
         return False
     names, forward = _KNOWN[kind]
     own = vars(module)

@@ -6,6 +6,11 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+OLD_COMPILER = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+"""torch.compile of PyTorch 2.11 cannot know all attributes of a module, and gives wrong gradients, without a word,
+through a function of our own that changes its output in place or returns it by a cast to the type that it has. 2.13 is
+right."""
+
 
 def upcast(x: Tensor) -> Tensor:
     """x in the type for statistics: float32, and float64 for float64."""
@@ -15,15 +20,17 @@ def upcast(x: Tensor) -> Tensor:
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     """Autocast would take the products, and so the statistics, to half precision."""
     kind = x.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+    # torch.compile of PyTorch 2.11 cannot ask what is available.
+    if (kind in ("cpu", "cuda") or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
     return nullcontext()
 
 
 def transformed() -> bool:
-    """Whether torch.func differentiates or maps here, or torch.jit traces: they take single operations alone."""
+    """Whether torch.func differentiates or maps here, or torch.jit traces, or an old torch.compile: they take single
+    operations alone."""
     if torch.compiler.is_compiling():
-        return False
+        return OLD_COMPILER
     return torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None
 
 

@@ -47,6 +47,7 @@ from vitmods.train.optim import freeze
 from vitmods.util.address import address_of, named
 from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream, write_json
+from vitmods.util.lease import Lease
 from vitmods.util.registry import check_reachable, plugins, spelled
 from vitmods.util.text import plural
 
@@ -104,10 +105,10 @@ def run_study(
         facts = _write_facts(ready, command, plan_of(ready.settings))
         state = StudyState(folder, ready.settings, evaluated_of(folder, facts))
         check_weights_are_there(state)
-        _work(ready, state, budget)
-        lease.check()
+        _work(ready, state, budget, lease)
+        lease.look()
         _measure_costs(ready)
-        lease.check()
+        lease.look()
         answer = read_answer(folder, facts, ready.settings)
         answer.write()
         if how.log and answer.complete:
@@ -152,7 +153,7 @@ def run_pilot(
 ) -> Estimate:
     """What `Study.pilot` does. The seeds stay unplanned, so that what it tells may decide on them."""
     folder = StudyFolder(path)
-    with folder.lock():
+    with folder.lock() as lease:
         settings, is_planned = _as_recorded(folder, settings, seeds_given)
         seeds = settings.seeds if seeds_given or is_planned else tuple(range(PILOT))
         _say(how, f"Pilot: {plural(len(seeds[:PILOT]), 'trial')} of base, in {named(folder.path)}")
@@ -160,7 +161,7 @@ def run_pilot(
         ready = _open(folder, first, how)
         facts = _write_facts(ready, command, plan_of(settings) if is_planned else Plan())
         alone = replace(ready.settings, arms=(), until_decided=False).with_seeds(seeds[:PILOT])
-        _work(ready, StudyState(folder, alone, evaluated_of(folder, facts)), ENDLESS)
+        _work(ready, StudyState(folder, alone, evaluated_of(folder, facts)), ENDLESS, lease)
         ready.runner.settings = ready.settings.with_seeds(settings.seeds)
         return _estimated(ready, budget, shown, fixed=is_planned)
 
@@ -343,7 +344,7 @@ def _write_facts(ready: _Ready, command: str, plan: Plan) -> Facts:
     return facts
 
 
-def _work(ready: _Ready, state: StudyState, budget: Budget) -> None:
+def _work(ready: _Ready, state: StudyState, budget: Budget, lease: Lease) -> None:
     """Do what is missing, as far as the budget lasts; what went wrong is written where the result would be."""
     runner, how, workers = ready.runner, ready.how, ready.workers(len(state.missing))
 
@@ -352,7 +353,7 @@ def _work(ready: _Ready, state: StudyState, budget: Budget) -> None:
 
     progress = Progress(folder_of, _steps_of(runner), workers, quiet=not how.progress)
     try:
-        schedule = Schedule(state, progress, budget, how.keep_weights)
+        schedule = Schedule(state, progress, budget, how.keep_weights, lease)
         if schedule.left:
             _executor(runner, how, workers).run(schedule)
     finally:

@@ -17,6 +17,7 @@ from vitmods.study.state import StudyState
 from vitmods.study.tuning import Point
 from vitmods.study.weights import Keep, prune
 from vitmods.util.errors import UserError
+from vitmods.util.lease import Lease
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,17 @@ class Schedule:
     are free before the last trials of a look have ended go on with the next seeds of the arms that are open.
     """
 
-    def __init__(self, state: StudyState, progress: Progress, budget: Budget | None = None, keep: Keep = "all"):
-        """keep: the weights of which trials stay."""
+    def __init__(
+        self,
+        state: StudyState,
+        progress: Progress,
+        budget: Budget | None = None,
+        keep: Keep = "all",
+        lease: Lease | None = None,
+    ) -> None:
+        """keep: the weights of which trials stay. lease: the hold of the folder, without which nothing is done."""
         self.state, self._progress, self._budget, self._keep = state, progress, budget or ENDLESS, keep
+        self._lease = lease
         self._started = time.monotonic()
         self._given: set[Work] = set()
         self._at_work: set[Work] = set()
@@ -69,9 +78,12 @@ class Schedule:
         self._plan()
 
     def take(self) -> Work | None:
-        """The next piece; None where there is none now. There may be one once another has ended."""
+        """The next piece; None where there is none now. There may be one once another has ended. UserError
+        where another run has taken the folder over."""
         if not self._wanted or not self._affordable(self._wanted[0]):
             return None
+        if self._lease:
+            self._lease.look()
         work = self._wanted.popleft()
         self._given.add(work)
         self._at_work.add(work)
@@ -85,7 +97,10 @@ class Schedule:
         return list(self._wanted)
 
     def ended(self, work: Work, failure: str | None) -> None:
-        """Book what came of a piece of work; None: it went well."""
+        """Book what came of a piece of work; None: it went well. UserError where another run has taken the folder
+        over."""
+        if self._lease:
+            self._lease.look()
         trial = work.trial if isinstance(work, Evaluation) else work
         split = work.split if isinstance(work, Evaluation) else self.state.scored_on(trial)
         if failure is not None:
@@ -116,6 +131,8 @@ class Schedule:
 
     def waiting(self) -> None:
         """While nothing else happens."""
+        if self._lease:
+            self._lease.check()
         self._progress.waiting()
 
     def _plan(self) -> None:

@@ -403,12 +403,13 @@ class StudyFolder:
             pass
         except (OSError, ValueError) as error:
             raise no_lease(str(path), error) from error
-        lock = FileLock(path)
+        lock, held = FileLock(path), b""
         try:
             with disk_errors(path):
+                held = limits.read_bytes(path, "lease") if path.exists() else b""  # old filelocks empty it
                 lock.acquire(timeout=0)
         except Timeout:
-            holder = printable(limits.read_bytes(path, "lease").decode(errors="replace").strip())[:80]
+            holder = printable(held.decode(errors="replace").strip())[:80]
             who = f" (process {holder})" if holder else ""
             raise UserError(
                 f"Another run is at work in {named(self.path)}{who}. Wait for it or end it, then run the same command."
@@ -417,7 +418,7 @@ class StudyFolder:
             with disk_errors(path):
                 path.write_text(f"{os.getpid()}\n")
             mirror = mirror_of(self.path)
-            noted = mirror.lease() if mirror else FilePlace(self.path / LEASE)
+            noted = mirror.lease() if mirror else FilePlace(self.path.absolute() / LEASE)
             local = mirror.identity() if mirror else str(self.path.resolve())
             with leased(noted, named(self.path), local) as lease:
                 self._wait_for_workers()

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from vitmods.train.distributed import local
+
 _MEAN = "mean"
 
 
@@ -51,7 +53,7 @@ class _BFloat16Mean(Optimizer):
         carried = torch._foreach_mul(stored, torch.tensor(decay, dtype=torch.bfloat16).item())
         means = [old.to(gradient.dtype) for old, gradient in zip(carried, gradients, strict=True)]
         torch._foreach_add_(means, gradients, alpha=fraction)
-        torch._foreach_copy_(stored, means)
+        torch._foreach_copy_([*map(local, stored)], [*map(local, means)])  # it does not know divided tensors
         return means
 
 

@@ -20,6 +20,12 @@ GRACE_S = 30.0  # that the others have to save and stop once one has ended
 _POLL_S = 0.1
 
 
+def import_path() -> str:
+    """Where this process imports from, for PYTHONPATH of others: the script's own folder is on it, but not the one that
+    the user stands in."""
+    return os.pathsep.join(entry for entry in sys.path if entry)
+
+
 def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     """Run `python -P -m MODULE ARGUMENTS` in so many processes that can `join`; their exit code.
 
@@ -35,13 +41,18 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     threads = str(max(1, (os.cpu_count() or 1) // processes))
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(processes)}
     shared |= {"LOCAL_WORLD_SIZE": str(processes)}
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    # -P: what lies where the user stands is not imported; what is on sys.path here is on theirs.
+    # -P: what lies where the user stands is not imported.
     command = [sys.executable, "-P", "-m", module, *arguments]
     theirs, held = os.pipe()
     shared |= {LIFELINE: str(theirs)}
     with tempfile.TemporaryDirectory() as said_in, os.fdopen(theirs), os.fdopen(held, "w"):
-        environment = {"OMP_NUM_THREADS": threads, **os.environ, **shared, SAID_IN: said_in, "PYTHONPATH": path}
+        environment = {
+            "OMP_NUM_THREADS": threads,
+            **os.environ,
+            **shared,
+            SAID_IN: said_in,
+            "PYTHONPATH": import_path(),
+        }
         started = [
             subprocess.Popen(
                 command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, pass_fds=(theirs,)

@@ -39,7 +39,7 @@ from vitmods.train.optim import (
     make_optimizer,
     without_gradient,
 )
-from vitmods.train.options import RunOptions, check_divides
+from vitmods.train.options import RunOptions
 from vitmods.train.record import Recorder
 from vitmods.util.errors import UserError
 
@@ -95,7 +95,6 @@ class TrialRun:
         self.eval_every = self.length.evaluate_every(self.how.eval_every_epochs, evaluated)
 
         self.processes = self.how.processes
-        check_divides(min(recipe.batch_size, len(ds.splits["train"])), self.processes.size)
         self.placement = place(self.how.device, recipe.precision, self.processes)
         if self.how.tf32:
             check_tf32(self.placement.device)

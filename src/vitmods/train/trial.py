@@ -29,7 +29,7 @@ from vitmods.train.interrupt import Interrupted, StopRequest, stop_on_signals
 from vitmods.train.logs import Diverged, ProgressBar
 from vitmods.train.loop import Images, TrialRun
 from vitmods.train.memory import does_not_fit, is_out_of_memory
-from vitmods.train.options import WAYS, RunOptions
+from vitmods.train.options import WAYS, RunOptions, check_divides
 from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights, checksum, make_folder, write_atomically, write_json
 from vitmods.util.limits import read_bytes, read_json, read_npz
@@ -76,6 +76,7 @@ def train_trial(
     how = how or RunOptions()
     _check_model(model, recipe)
     length = resolve_on(recipe, ds)
+    check_divides(min(recipe.batch_size, len(ds.splits["train"])), how.processes.size)
     out = make_folder(Path(out))
     settings = {"seed": seed, "eval_every_epochs": how.eval_every_epochs, "task": task.name, **(about or {})}
     settings |= fit_to_images(model, ds)

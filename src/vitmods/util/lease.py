@@ -28,6 +28,7 @@ from vitmods.util.text import printable
 LEASE = ".lease"
 BEAT_S = 10.0
 STALE_S = 60.0
+LOOK_S = 5.0  # that `look` waits for a place that does not answer
 _UNKNOWN = {"process": "?", "host": "another machine"}
 SETTLE_S = 2.0  # more than a write takes: of several that write at a time, the last one's is found by all
 
@@ -108,7 +109,7 @@ class Lease:
         self._holder = {"id": uuid.uuid4().hex, "host": platform.node(), "process": os.getpid()}
         self._holder |= {"machine": machine(), "local": local}
         self._beat = 0
-        self._ended = threading.Event()
+        self._ended, self._asked, self._looked = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._renew, daemon=True, name="lease")
         self.lost: str | None = None
 
@@ -126,9 +127,19 @@ class Lease:
                 f"{STALE_S:.0f} s. Nothing is lost; leave the work to that run."
             )
 
+    def look(self) -> None:
+        """`check` by what is there now: a run that was asleep stops at once. A place that does not answer tells
+        nothing."""
+        if not self.lost:
+            self._looked.clear()
+            self._asked.set()
+            self._looked.wait(LOOK_S)
+        self.check()
+
     def give_back(self) -> None:
         """Let others have it."""
         self._ended.set()
+        self._asked.set()
         self._thread.join()
         with suppress(Exception):  # it goes stale by itself
             if self._is_mine(self._place.read()):
@@ -160,15 +171,21 @@ class Lease:
             raise self._refused(now)
 
     def _renew(self) -> None:
-        while not self._ended.wait(BEAT_S):
+        while True:
+            self._asked.wait(BEAT_S)
+            self._asked.clear()
+            if self._ended.is_set():
+                return
             with suppress(Exception):  # a disk or a network that is away for a while; the next time
                 found = self._place.read()
-                if found is not None and not self._is_mine(found):
-                    self.lost = _who(found)
+                if not self._is_mine(found):
+                    self.lost = _who(found) if found is not None else "Another run"  # which has ended since
+                    self._looked.set()
                     _thread.interrupt_main()
                     return
                 self._beat += 1
                 self._place.write(self._content())
+            self._looked.set()
 
     def _content(self) -> bytes:
         return json.dumps({**self._holder, "beat": self._beat}).encode()

@@ -150,7 +150,10 @@ class Mirror:
         for folder in folders(self.folder):
             if final or not grows(folder.relative_to(self.folder)):
                 self._send_folder(folder, final)
-        for name in [one for one in sorted(self._there) if not (self.folder / one).exists()]:
+        gone = [one for one in sorted(self._there) if not (self.folder / one).exists()]
+        if gone:
+            self._check_hold()
+        for name in gone:
             # Last of all: a new checkpoint is there before the old one goes.
             self._tried(partial(self._remove, name))
             self._there.discard(name)
@@ -163,6 +166,8 @@ class Mirror:
                 self.send(final=False)
                 reported = False
             except UserError as error:
+                if self._lease is not None and self._lease.lost:  # the run stops by itself
+                    return
                 if not reported:
                     _say(f"{error} The work goes on.")
                 reported = True
@@ -180,7 +185,7 @@ class Mirror:
             _say(f"{named(folder)} was changed by another machine too; what this one has not sent is kept in {aside}.")
             with disk_errors(aside):
                 aside.mkdir(parents=True, exist_ok=True)
-                for path in [one for one in folder.iterdir() if one.is_file()]:
+                for path in [one for one in folder.iterdir() if self._is_sent(one)]:
                     path.rename(aside / path.name)
             changed, new = set(), set(there)
         wanted = (new - changed) | {name for name in there if not (folder / name).exists()}
@@ -225,6 +230,8 @@ class Mirror:
         changed = [name for name in names if name not in sent or sent[name][:2] != stamp_of(folder / name)]
         if not final and not set(changed) - set(_GROWING):
             changed = []
+        if changed:
+            self._check_hold()
         with ExitStack() as stack:
             opened = {}
             for name in reversed(changed):  # the last one first: what it tells of the others is then there
@@ -233,6 +240,10 @@ class Mirror:
             for name in changed:
                 if name in opened:
                     self._send_file(folder / name, opened[name])
+
+    def _check_hold(self) -> None:
+        if self._lease is not None:
+            self._lease.look()
 
     def _is_sent(self, path: Path) -> bool:
         return is_sent(path.relative_to(self.folder)) and path.is_file() and not path.is_symlink()

@@ -18,6 +18,7 @@ from vitmods.study.executors import Source
 from vitmods.study.plan import Work
 from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import StopRequest, stop_on_signals
+from vitmods.train.launch import import_path
 from vitmods.util.files import disk_errors
 
 SAVE_GRACE_S = 60.0  # how long an interrupted worker may take to write its checkpoint before it is killed
@@ -30,6 +31,8 @@ class Processes:
 
     A worker holds a lock of its own and dies when this process does (its input pipe closes), so a killed run leaves
     nothing behind that still writes when the next one begins.
+
+    path, stand_in: what workers import from, and the folder that they stand in if there is one; None: as this process.
     """
 
     folder: StudyFolder
@@ -38,6 +41,8 @@ class Processes:
     device: str = "auto"
     plugins: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
+    path: str = field(default_factory=import_path)
+    stand_in: str | None = None
 
     def run(self, source: Source) -> None:
         with stop_on_signals() as request:
@@ -83,6 +88,7 @@ class Processes:
                     stdout=subprocess.PIPE,
                     stderr=output,
                     env=self._environment(index),
+                    cwd=self.stand_in if self.stand_in and os.path.isdir(self.stand_in) else None,
                     process_group=0,  # Ctrl-C in a terminal reaches this process alone, which then stops the workers
                 )
         return Worker(index, process, log, log.stat().st_size)
@@ -93,9 +99,7 @@ class Processes:
 
     def _environment(self, index: int) -> dict[str, str]:
         threads = str(self.threads)
-        # The script's own folder is on sys.path here but not in a fresh interpreter; a user's changes may live there.
-        path = os.pathsep.join(entry for entry in sys.path if entry)
-        fractions = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": path}
+        fractions = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": self.path}
         gpus = visible_gpus() if self.device in ("auto", "cuda") else []
         if len(gpus) > 1:
             fractions["CUDA_VISIBLE_DEVICES"] = gpus[index % len(gpus)]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import sys
 from collections import Counter, deque
-from contextlib import suppress
+from contextlib import chdir, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from vitmods.study.executors import ClusterOptions, Source
 from vitmods.study.executors.processes import SAVE_GRACE_S, Processes, Worker
 from vitmods.study.plan import Work
+from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import StopRequest, stop_on_signals
 from vitmods.util.errors import UserError
 
@@ -74,7 +75,9 @@ class RayCluster:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
         quiet |= {} if self.options.address else {"include_dashboard": False}
         try:
-            ray.init(address=self.options.address, **quiet)
+            # Ray puts the folder that one stands in first on the path of its processes: this one is on it anyway.
+            with chdir(Path(os.__file__).parent):
+                ray.init(address=self.options.address, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
             reason = str(error).partition("\n")[0]
             raise UserError(
@@ -149,12 +152,14 @@ class Run:
     def _node(self) -> Any:
         each = self._cluster.options
         memory = {"memory": int(each.memory_per_trial * 1e9)} if each.memory_per_trial else {}
-        path = os.pathsep.join(entry for entry in sys.path if entry)
         how: dict[str, Any] = {"num_cpus": each.cpus_per_trial, "num_gpus": each.gpus_per_trial}
-        how |= {"runtime_env": {"env_vars": {"PYTHONPATH": path}}}
+        how |= {"runtime_env": {"env_vars": {"PYTHONPATH": self._cluster.processes.path}}}
         # A second thread, so that it can be asked to stop while it works.
         actor = self._ray.remote(Node).options(max_restarts=0, max_concurrency=2, **how, **memory)
-        return actor.remote(replace(self._cluster.processes, threads=each.cpus_per_trial), next(self._indices))
+        mine = self._cluster.processes
+        folder = StudyFolder(mine.folder.path.absolute())
+        processes = replace(mine, folder=folder, threads=each.cpus_per_trial, stand_in=os.getcwd())
+        return actor.remote(processes, next(self._indices))
 
     def _stop(self) -> None:
         """Nodes at work save and end; all are given back."""

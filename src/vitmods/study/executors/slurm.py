@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import shlex
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,8 +102,10 @@ class Slurm:
             raise UserError(f"The executor slurm needs submitit ({error}): pip install 'vitmods[slurm]'.") from error
         folder = Path(self.processes.folder.logs) / "slurm"
         try:
-            endless = {"slurm_max_num_timeout": _REQUEUED} if self.cluster == "slurm" else {}
-            executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster, **endless)
+            # -P, as for workers: what lies where the user stands is not imported.
+            given: dict[str, Any] = {f"{self.cluster}_python": f"{shlex.quote(sys.executable)} -P"}
+            given |= {"slurm_max_num_timeout": _REQUEUED} if self.cluster == "slurm" else {}
+            executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster, **given)
         except RuntimeError as error:
             raise UserError(f"There is no Slurm here ({error}): run this where `sbatch` is found.") from error
         limits: dict[str, Any] = {
