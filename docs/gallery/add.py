@@ -65,7 +65,7 @@ def page(folder: Path = HERE) -> str:
     entries = [(json.loads(path.read_text(encoding="utf-8")), path.stem) for path in folder.glob("*.json")]
     parts = [HEAD]
     for facts, name in sorted(entries, key=lambda entry: (entry[0]["order"], entry[1])):
-        counts = f"{facts['trials']} trials, {facts['seeds']} seeds an arm"
+        counts = f"{facts['trials']} trials, up to {facts['seeds']} seeds an arm"
         parts.append(f"## {facts['title']}\n\n{facts['says']}\n")
         parts.append(f"![{facts['headline']}](gallery/{name}.svg)\n")
         parts.append(f"{counts}, {facts['date']}, {facts['machine']}.\n")

@@ -30,6 +30,7 @@ from vitmods.analysis import (
 from vitmods.analysis.figures.variation import subtracted_mean
 from vitmods.layers.norms import NORMS
 from vitmods.model.flops import count_macs
+from vitmods.report.gallery import alternative
 
 GRID = (3, 5)
 
@@ -97,6 +98,26 @@ def test_gradients_of_models_of_different_depth_share_no_layer():
     lines, labels = drawn(one=norms(0, 1, 2, 3), tuned=norms(2, 3))
     assert [list(line) for line in lines] == [[0, 1, 2, 3, 4, 5], [0, 3, 4, 5]]
     assert labels == ["stem", "1", "2", "3", "4", "head"]
+
+
+def test_blocks_that_are_not_trained_keep_their_place():
+    """Of a model whose last blocks, or all, are frozen the others are not stretched over the depth."""
+
+    def one(name, *blocks):
+        layers = ("stem", *(f"blocks.{k}" for k in blocks), "head")
+        return Examined(
+            name, record=[{"step": 1, **{f"gradient/{layer}": 1.0 for layer in layers}}], config={"depth": 4}
+        )
+
+    kind = FIGURES["gradients"]
+    found, why = kind.of(one("full", 0, 1, 2, 3), one("first two", 0, 1), one("head"))
+    assert not why
+    (axes,) = kind.draw(found).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["stem", "1", "2", "3", "4", "head"]
+    for line in axes.lines:
+        assert list(line.get_xdata()) == [0, 1, 2, 3, 4, 5]
+    assert torch.tensor(axes.lines[1].get_ydata()).isnan().tolist() == [False] * 3 + [True, True] + [False]
+    assert "nan" not in alternative(kind, found)
 
 
 def test_the_stems_gradient_over_steps():
@@ -368,7 +389,8 @@ def test_a_figure_shows_its_data(name, together, short_timing):
     table = list(csv.DictReader(io.StringIO(kind.csv(found))))
     sizes = [v.numel() for arrays in found.values() for part, v in arrays.items() if part not in kind.columns]
     assert len(table) == sum(sizes) > 0
-    assert all(math.isfinite(float(row[kind.columns[-1]])) for row in table)
+    known = [math.isfinite(float(row[kind.columns[-1]])) for row in table]
+    assert any(known) if name == "gradients" else all(known)  # blocks that are not trained have none
     assert {"title", "source", "see"} <= {key for key, value in vars(kind).items() if value}
 
 

@@ -3,9 +3,11 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from vitmods import Recipe, ViTConfig
+from vitmods.study.store import slug
 from vitmods.util.errors import UserError
 
-from .families import FAMILIES, run
+from .families import FAMILIES, VIT, run
 
 COUNTS = {"expressions": 100, "recipes": 60, "configs": 100, "files": 120}
 
@@ -24,6 +26,20 @@ def test_a_value_or_a_user_error(family):
         run(family, value)
 
     read()
+
+
+@pytest.mark.parametrize(
+    "fields", [{"resize_range": []}, {"randaugment": []}, {"randaugment": [2, 9, 9]}, {"crop_scale": [10**400, 1]}]
+)
+def test_recipes_that_failed_once(fields):
+    with pytest.raises(UserError):
+        Recipe.from_dict({"augment": fields})
+
+
+def test_numbers_and_names_that_failed_once():
+    with pytest.raises(UserError):
+        ViTConfig.from_dict({**VIT, "mlp_dim": 10**400})
+    assert slug("\ud800").startswith("arm-")
 
 
 @pytest.mark.parametrize(

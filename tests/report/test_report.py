@@ -244,10 +244,26 @@ def test_the_cheapest_arm_that_may_be_best_is_to_be_taken(synthetic):
 
 def test_base_is_kept_where_nothing_beats_it(synthetic):
     answer = synthetic.make_answer("study", arms=4)
-    answer = dataclasses.replace(answer, arms=answer.arms[2:], decision=answer.decision)
-    steps = what_now(answer)
+    arms = answer.arms[2:]
+    decision = dataclasses.replace(answer.decision, best=("base", *(arm.name for arm in arms)), ruled_out=())
+    steps = what_now(dataclasses.replace(answer, arms=arms, decision=decision))
     assert steps[0].text == "Nothing is shown to beat base: keep it."
     assert "trials/base/seed0" in steps[-1].command
+    decision = dataclasses.replace(decision, best=(arms[0].name,), ruled_out=("base", arms[1].name))
+    steps = what_now(dataclasses.replace(answer, arms=arms, decision=decision))
+    assert steps[0].text == f"No interval lies above zero, yet base is ruled out as the best: try {arms[0].name}."
+
+
+def test_the_headline_names_what_arms_are_compared_with(synthetic):
+    answer = synthetic.make_answer("study", arms=1)
+    effect = dataclasses.replace(answer.arms[0].effect, arm="a{x}", verdict=Verdict.NO_WORSE)
+    arm = dataclasses.replace(answer.arms[0], name="a{x}", effect=effect)
+    answer = dataclasses.replace(answer, base=dataclasses.replace(answer.base, name="{plain}"), arms=(arm,))
+    assert headline(answer) == "a{x} is no worse than {plain}."
+    confirmed = dataclasses.replace(answer, confirmed=effect)
+    assert headline(confirmed).startswith(
+        "a{x} is no worse than {plain}. On 5 fresh seeds a{x} is no worse than {plain}: "
+    )
 
 
 def test_weights_that_were_not_kept_cannot_be_deployed(synthetic, tmp_path):

@@ -364,3 +364,10 @@ def test_tables():
     assert json.loads(json.dumps(found.to_dict()))["effects"]["a_1"]["verdict"] == "hurts"
     with pytest.raises(UserError, match="Did you mean 'a_1'"):
         found["a1"]
+
+
+def test_two_seeds_rule_no_arm_out():
+    """As verdicts: without an interval nothing is best or beaten, however steady two seeds look."""
+    found = vm.decide({"base": {0: 0.370, 1: 0.372}, "a": {0: 0.470, 1: 0.4715}, "b": {0: 0.400, 1: 0.400}})
+    assert (found.best, found.ruled_out, found.pairs) == ((), (), {})
+    assert {effect.verdict for effect in found.effects.values()} == {"open"}

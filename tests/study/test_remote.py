@@ -337,7 +337,9 @@ def test_a_run_that_was_taken_over_measures_and_writes_nothing_more(tmp_path, mo
     held = []
     take = lease.Lease.take
     monkeypatch.setattr(lease.Lease, "take", lambda self: (held.append(self), take(self)))
-    monkeypatch.setattr("vitmods.study.run._work", lambda *_: setattr(held[0], "lost", "process 7 on two"))
+    monkeypatch.setattr(
+        "vitmods.study.run._work", lambda *_: setattr(held[0], "lost", "process 7 on two has taken x over")
+    )
     monkeypatch.setattr("vitmods.study.run._measure_costs", lambda *_: pytest.fail("measured"))
     with pytest.raises(UserError, match="process 7 on two has taken"):
         study().run(tmp_path / "x", **QUIET)
@@ -350,6 +352,7 @@ def test_a_run_that_was_asleep_trains_and_sends_nothing_more(tmp_path, on, monke
     out, other = f"file://{tmp_path}/there/x", json.dumps({"id": "another", "host": "two", "process": 7})
     monkeypatch.setattr("_thread.interrupt_main", lambda: None)
     monkeypatch.setattr(lease, "BEAT_S", 600.0)
+    monkeypatch.setattr(lease, "STALE_S", 0.0)
     monkeypatch.setattr(remote, "SEND_EVERY_S", 600.0 if when == "before it is sent" else 0.05)
     trained, train = [], TrialRunner._train
     there = tmp_path / "there/x"

@@ -140,8 +140,11 @@ def test_one_that_looks_is_told_at_once(gave_back, make, place, monkeypatch):
     run.take()
     run.look()
     place().remove() if gave_back else place().write(json.dumps({"id": "x", "host": "two", "process": 7}).encode())
+    run.look()  # renewed a moment ago: nobody can have come
+    monkeypatch.setattr(module, "STALE_S", 0.0)  # asleep in the meantime
     run.check()  # by what it knew
-    with pytest.raises(UserError, match=f"{'Another run' if gave_back else 'process 7 on two'} has taken runs/x over"):
+    why = "The lease of runs/x is gone, and this run" if gave_back else "process 7 on two has taken runs/x over"
+    with pytest.raises(UserError, match=why):
         run.look()
     assert interrupted.wait(5)
     run.give_back()
@@ -154,10 +157,30 @@ def test_a_place_that_does_not_answer_tells_nothing(make, monkeypatch):
     run.take()
     read = run._place.read
     monkeypatch.setattr(run._place, "read", lambda: answers.wait(30) and read())
+    monkeypatch.setattr(module, "STALE_S", 0.0)
     began = time.monotonic()
     run.look()
-    assert time.monotonic() - began < 5
+    assert 0.05 <= time.monotonic() - began < 1
+    monkeypatch.setattr(module, "LOOK_S", 30.0)
+    run.look()  # not waited for again
+    assert time.monotonic() - began < 1
     answers.set()
+    run.give_back()
+    monkeypatch.setattr(module, "LOOK_S", 30.0)
+    run.look()
+    assert time.monotonic() - began < 5
+
+
+def test_a_lease_that_is_removed_by_hand_is_written_again(make, place, monkeypatch):
+    monkeypatch.setattr(module, "STALE_S", 60.0)
+    run = make("one")
+    run.take()
+    place().remove()
+    end = time.monotonic() + 20
+    while place().read() is None:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    run.look()
     run.give_back()
 
 

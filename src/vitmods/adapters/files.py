@@ -140,7 +140,16 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         found = readers[path.suffix](path)
     except UserError:
         raise
-    except (OSError, ValueError, TypeError, RuntimeError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        RuntimeError,
+        LookupError,
+        EOFError,
+        MemoryError,
+        zipfile.BadZipFile,
+    ) as error:
         raise UserError(f"{path.name} cannot be read; it may be damaged: {error}") from error
     odd = [name for name, value in found.items() if not isinstance(value, Tensor)]
     if odd or not found:

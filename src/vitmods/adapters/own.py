@@ -54,7 +54,7 @@ def own_description(weights: Path) -> Description | None:
         return Description(config, {name: _read(name, seen[name]) for name in _SEEN if name in seen})
     except UserError:
         raise
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
         where = weights if KEY in metadata else beside
         raise UserError(f"{where} cannot be read; it may be damaged: {error}") from error
 

@@ -26,7 +26,7 @@ def check_types(config: Any) -> None:
         value = getattr(config, name)
         number = isinstance(value, Real) and not isinstance(value, bool)
         fits = isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds)
-        if not fits or (number and not (math.isfinite(value) and abs(value) < _LARGEST)):
+        if not fits or (number and not abs(value) < _LARGEST):
             below = f" below {_LARGEST:,}" if number and isinstance(value, Integral) else ""
             raise UserError(f"{name} of a {type(config).__name__} is {shown}{below}, not {str(value)[:60]!r}.")
 

@@ -71,6 +71,9 @@ def _check_number(name: str, value: Any, kind: type) -> None:
 
 def check_augment(augment: Augment) -> None:
     """Raise UserError where crops, mean and std, or RandAugment's values are none."""
+    for name in ("crop_scale", "crop_ratio", "resize_range", "randaugment"):
+        if (pair := getattr(augment, name)) is not None and len(pair) != 2:
+            raise UserError(f"recipe: {name} is two numbers, not {pair}.")
     for name in ("crop_scale", "crop_ratio"):
         low, high = getattr(augment, name)
         if not 0 < low <= high:

@@ -52,7 +52,11 @@ def _choice(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
         same = [arm for arm, effect in ranked(answer) if effect.verdict in (Verdict.NO_WORSE, Verdict.EQUIVALENT)]
         cheap = [f"{arm.name} {cost_of(arm):.2f}×" for arm in same if cost_of(arm) < CHEAPER]
         saves = f" No worse, and cheaper in time of training times inference: {listing(cheap)}." if cheap else ""
-        yield Step(f"Nothing is shown to beat {chosen.name}: keep it.{saves}")
+        if chosen.name in beaten:  # a test to one side alone
+            text = f"No interval lies above zero, yet {chosen.name} is ruled out as the best: try "
+            yield Step(f"{text}{' or '.join(best)}.")
+        else:
+            yield Step(f"Nothing is shown to beat {chosen.name}: keep it.{saves}")
     else:
         others = [arm for arm in answer.arms if arm.name in best and arm is not chosen]
         cheapest = bool(others) and all(cost_of(chosen) < cost_of(arm) for arm in others)

@@ -86,7 +86,7 @@ def factorial_steps(answer: Answer) -> Iterator[Step]:
             confirming(answer.command),
         )
     else:
-        found = f"On {confirmed.n} fresh seeds {best} {verb(confirmed.verdict)}: {numbers(confirmed)}"
+        found = f"On {confirmed.n} fresh seeds {best} {verb(confirmed.verdict, answer.base.name)}: {numbers(confirmed)}"
         take = f"take {best}" if confirmed.verdict == Verdict.HELPS else f"keep {answer.base.name}"
         yield Step(f"{found}{points(answer.metric)}: {take}.")
     for effect in ranked_effects(answer):

@@ -84,7 +84,7 @@ def alternative(kind: FigureKind, found: Mapping[str, Arrays]) -> str:
     for name, arrays in found.items():
         values = {part: v.double().cpu().numpy() for part, v in arrays.items() if part not in kind.columns}
         if all(v.ndim == 0 for v in values.values()):
-            text = ", ".join(f"{part} {float(v):.3g}" for part, v in values.items())
+            text = ", ".join(f"{part} {float(v):.3g}" for part, v in values.items() if np.isfinite(v))
         else:
             every = {"": np.concatenate([v.ravel() for v in values.values()])} if len(values) > FEW else values
             text = ", ".join(f"{part} from {v.min():.3g} to {v.max():.3g}".strip() for part, v in every.items())

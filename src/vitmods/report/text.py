@@ -28,7 +28,7 @@ TONES = {
 """The color of each, by its name in the style sheet."""
 _VERBS = {
     Verdict.HELPS: ("helps", "help"),
-    Verdict.NO_WORSE: ("is no worse than base", "are no worse than base"),
+    Verdict.NO_WORSE: ("is no worse than {base}", "are no worse than {base}"),
     Verdict.EQUIVALENT: ("makes no difference that matters", "make no difference that matters"),
     Verdict.OPEN: ("is open", "are open"),
     Verdict.NO_GAIN: ("brings no gain that matters", "bring no gain that matters"),
@@ -73,7 +73,7 @@ def headline(answer: Answer) -> str:
         every = "both" if len(answer.headline) == 2 else f"all {len(answer.headline)}"
         first = f"Nothing is decided: {every} {what} are open."
     else:
-        parts = [_phrase(names, verdict, what) for verdict, names in found.items()]
+        parts = [_phrase(names, verdict, what, answer.base.name) for verdict, names in found.items()]
         first = f"{_scope(answer)}{listing(parts) if len(parts) < 3 else '; '.join(parts)}."
     return " ".join([first, *_more(answer)])
 
@@ -93,16 +93,16 @@ def _more(answer: Answer) -> Iterator[str]:
         yield from (f"{effect.arm}: {over.range(effect.arm)}." for effect in ranked_effects(answer)
                     if over.depends(effect.arm))  # fmt: skip
     if one := answer.confirmed:
-        yield f"On {one.n} fresh seeds {one.arm} {verb(one.verdict)}: {numbers(one)}."
+        yield f"On {one.n} fresh seeds {one.arm} {verb(one.verdict, answer.base.name)}: {numbers(one)}."
 
 
-def verb(verdict: Verdict) -> str:
-    """`helps`, `is open`."""
-    return _VERBS[verdict][0]
+def verb(verdict: Verdict, base: str) -> str:
+    """`helps`, `is no worse than base`."""
+    return _VERBS[verdict][0].format(base=base)
 
 
-def _phrase(names: list[str], verdict: Verdict, what: str) -> str:
-    one, many = _VERBS[verdict]
+def _phrase(names: list[str], verdict: Verdict, what: str, base: str) -> str:
+    one, many = (verb.format(base=base) for verb in _VERBS[verdict])
     if len(names) > NAMED:
         return f"{len(names)} {what} {many}"
     return f"{listing(names)} {one if len(names) == 1 else many}"

@@ -121,7 +121,7 @@ def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: _Plan) -> Effect:
         wider = against_base(over_parts(found, plan.overlap), part, plan.alpha, plan.family)
         half = dataclasses.replace(half, total=wider.total)
     n, seeds = int(found.seeds), gains.shared(a)
-    shown = (n > 2 or (n == 2 and bool(fitted.errors.df_error >= ENOUGH_DF))) and not plan.too_early
+    shown = _has_interval(n, fitted) and not plan.too_early
     means = [mean_of(gains.trials[row, seeds]) for row in (0, a)]
     (base_failed, failed), (base_of, of) = (cells[[0, a]].sum(-1).tolist() for cells in (gains.failures, gains.ended))
     effect = effect_of(arm, (), found, half, part, plan.family, means, (base_failed, failed), plan, shown=shown)
@@ -142,6 +142,10 @@ def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: _Plan) -> Effect:
     )  # fmt: skip
 
 
+def _has_interval(seeds: int, fitted: Fit) -> bool:
+    return seeds > 2 or (seeds == 2 and bool(fitted.errors.df_error >= ENOUGH_DF))
+
+
 def _futile(found: Contrasts, part: ImagesPart | None, plan: _Plan) -> bool:
     assert plan.most_seeds is not None
     return bool(futile(found, part, plan.generalize, plan.margin, plan.alpha, plan.family, plan.most_seeds))
@@ -157,9 +161,10 @@ def _compare_all(
     total, freedom, pairs = variance.copy(), df.copy(), {}
     for row, (i, j) in enumerate(pairs_of(len(arms))):
         part = None if plan.generalize == "seeds" else gains.images_part(j, i)
-        if found.seeds[row] < 2 or (unstable and {arms[i], arms[j]} & set(unstable)):
-            total[row] = np.nan
-        if found.seeds[row] < 2 or plan.too_early:
+        n = int(found.seeds[row])
+        if n <= 2 or plan.too_early or (unstable and {arms[i], arms[j]} & set(unstable)):
+            total[row] = np.nan  # two seeds rule nothing out
+        if plan.too_early or not _has_interval(n, fitted):
             continue
         half = float(half_width(variance[row], df[row], part, plan.alpha, len(variance)).total)
         if math.isfinite(half):

@@ -116,7 +116,7 @@ def _few_images(decision: Decision) -> Iterator[str]:
         yield (
             f"{middle.images:,} test images are few for a margin of {middle.margin:g} {middle.shown_unit}".rstrip()
             + f": no number of seeds can show so little. To find a difference of the margin takes about "
-            f"{about(enough)} images. Or take verdicts on these images alone (--generalize seeds)."
+            f"{about(enough)} images. Or take verdicts on these images alone (`--generalize seeds`)."
         )
 
 

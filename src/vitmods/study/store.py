@@ -88,7 +88,7 @@ def slug(name: str, also: str = "") -> str:
     plain = re.sub(rf"[^A-Za-z0-9_+{also}-]+", "-", name).strip("-")[:60]
     if plain == name and plain:
         return plain
-    return f"{plain or 'arm'}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{plain or 'arm'}-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:8]}"
 
 
 def _folder_of(point: Point) -> list[str]:

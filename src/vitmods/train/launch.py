@@ -21,8 +21,8 @@ _POLL_S = 0.1
 
 
 def import_path() -> str:
-    """Where this process imports from, for PYTHONPATH of others: the script's own folder is on it, but not the one that
-    the user stands in."""
+    """Where this process imports from, for PYTHONPATH of others: the script's own folder is on it, and of the
+    command `vitmods` not the one that the user stands in."""
     return os.pathsep.join(entry for entry in sys.path if entry)
 
 

@@ -86,6 +86,12 @@ class FilePlace:
         self._path.unlink(missing_ok=True)
 
 
+def _uptime() -> float:
+    """Seconds; they pass while the machine sleeps too, where the system tells that."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
 def machine() -> str:
     """What tells this machine from all others, since it was started."""
     try:
@@ -99,7 +105,7 @@ class Lease:
     """One run's hold of a folder.
 
     Attributes:
-        lost: who has taken it over, because it was not renewed for so long; None: nobody.
+        lost: why the run must stop: who has taken it over, or that it is gone; None: it is held.
     """
 
     def __init__(self, place: LeasePlace, where: str, local: str) -> None:
@@ -108,7 +114,7 @@ class Lease:
         self._place, self._where = place, where
         self._holder = {"id": uuid.uuid4().hex, "host": platform.node(), "process": os.getpid()}
         self._holder |= {"machine": machine(), "local": local}
-        self._beat = 0
+        self._beat, self._held_at = 0, _uptime()
         self._ended, self._asked, self._looked = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._renew, daemon=True, name="lease")
         self.lost: str | None = None
@@ -117,24 +123,28 @@ class Lease:
         """Take the lease and keep it. UserError where another run has it."""
         if not self._place.create(self._content()):
             self._take_over()
+        self._held_at = _uptime()
+        self._looked.set()
         self._thread.start()
 
     def check(self) -> None:
-        """UserError where another run has taken it over."""
+        """UserError where another run has taken it over, or the file is gone."""
         if self.lost:
-            raise UserError(
-                f"{self.lost} has taken {self._where} over, since this run did not renew its hold for more than "
-                f"{STALE_S:.0f} s. Nothing is lost; leave the work to that run."
-            )
+            raise UserError(self.lost)
 
     def look(self) -> None:
-        """`check` by what is there now: a run that was asleep stops at once. A place that does not answer tells
-        nothing."""
-        if not self.lost:
+        """`check` by what is there now, where the hold was not renewed for so long that another run may have come: a
+        run that was asleep stops at once. A place that does not answer tells nothing, and is waited for once."""
+        if not (self.lost or self._ended.is_set()) and self._age() >= STALE_S / 2:
+            answered = self._looked.is_set()
             self._looked.clear()
             self._asked.set()
-            self._looked.wait(LOOK_S)
+            self._looked.wait(LOOK_S if answered else 0)
         self.check()
+
+    def _age(self) -> float:
+        """Seconds since the hold was renewed."""
+        return _uptime() - self._held_at
 
     def give_back(self) -> None:
         """Let others have it."""
@@ -178,14 +188,27 @@ class Lease:
                 return
             with suppress(Exception):  # a disk or a network that is away for a while; the next time
                 found = self._place.read()
-                if not self._is_mine(found):
-                    self.lost = _who(found) if found is not None else "Another run"  # which has ended since
+                if found is None and self._age() < STALE_S:  # nobody can have come: it was removed by hand
+                    self._place.create(self._content())
+                elif not self._is_mine(found):
+                    self.lost = self._reason(found)
                     self._looked.set()
                     _thread.interrupt_main()
                     return
-                self._beat += 1
-                self._place.write(self._content())
+                else:
+                    self._beat += 1
+                    self._place.write(self._content())
+                self._held_at = _uptime()
             self._looked.set()
+
+    def _reason(self, found: bytes | None) -> str:
+        late = f"this run did not renew its hold for more than {STALE_S:.0f} s"
+        if found is None:
+            return (
+                f"The lease of {self._where} is gone, and {late}: it was removed, or another run came and has ended. "
+                "See what is there, then run the same command."
+            )
+        return f"{_who(found)} has taken {self._where} over, since {late}. Nothing is lost; leave the work to that run."
 
     def _content(self) -> bytes:
         return json.dumps({**self._holder, "beat": self._beat}).encode()

@@ -10,6 +10,7 @@ import torch
 
 from vitmods.analysis.figure import (
     Arrays,
+    Examined,
     NotHere,
     blank,
     colors,
@@ -65,9 +66,16 @@ def _columns(record: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, dict[str,
     return steps, {name.removeprefix(GRADIENT): np.array([row[name] for row in rows], float) for name in names}
 
 
+def _of_all_blocks(one: Examined) -> Arrays:
+    """NaN for blocks that are not trained, so that the others keep their place in the depth."""
+    blocks = {f"blocks.{k}": torch.tensor(torch.nan) for k in range(one.config.get("depth", 0))}
+    layers = {**blocks, **gradients_by_depth(one.record)}
+    return dict(sorted(layers.items(), key=lambda layer: {STEM: 0, HEAD: 2}.get(layer[0], 1)))
+
+
 @figure_kind(
     "gradients",
-    each=lambda one: gradients_by_depth(one.record),
+    each=_of_all_blocks,
     title="Gradient norm by depth",
     source="Dual PatchNorm, Figures 2 (left) and 4",
     needs="record",
