@@ -68,7 +68,8 @@ def page(folder: Path = HERE) -> str:
         counts = f"{facts['trials']} trials, up to {facts['seeds']} seeds an arm"
         parts.append(f"## {facts['title']}\n\n{facts['says']}\n")
         parts.append(f"![{facts['headline']}](gallery/{name}.svg)\n")
-        parts.append(f"{counts}, {facts['date']}, {facts['machine']}.\n")
+        effects = "; ".join(f"{arm} {effect}" for arm, effect in facts["effects"].items())
+        parts.append(f"{effects}. {counts}, {facts['date']}, {facts['machine']}.\n")
         parts.append(f"```console\n$ {facts['command']}\n```\n")
     return "\n".join(parts)
 

@@ -74,9 +74,7 @@ def test_differences_to_another_arm_are_not_put_beside_differences_to_base(synth
     found = comparison(answer)
     assert not found.rows
     assert "`vitmods report study --reference dpn`" in found.note
-    assert "<code>vitmods report study --reference dpn</code>" in render(
-        of(synthetic, "vitmods paper run dpn-table6", arms=2)
-    )
+    assert "<code>vitmods report study --reference dpn</code>" in render(answer)
 
 
 def test_a_figure_without_printed_numbers_says_so(synthetic):

@@ -125,6 +125,8 @@ def _weights_file(path: Path) -> Path:
         if (path / name).is_file():
             return path / name
     check_weights_kept(path)
+    if (path / "study.json").is_file():
+        raise UserError(f"{path} is a study: name one of its trials, such as {path / 'trials' / 'base' / 'seed0'}.")
     raise UserError(
         f"{path} holds neither model.safetensors nor pytorch_model.bin. Weights in several files: load them with their "
         "library and give the model."

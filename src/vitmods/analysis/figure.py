@@ -240,6 +240,8 @@ def legend(drawn: Any, handles: Sequence[Any], columns: int = 3) -> None:
         room = int(72 * drawn.get_figwidth() / (52 + 7.2 * max(map(len, names))))
         columns = max(1, min(columns, room, len(names)))
         drawn.set_figheight(drawn.get_figheight() + 19 / 72 * (-(-len(names) // columns) - 1))
+        rows = [k for column in range(columns) for k in range(column, len(names), columns)]  # it fills columns first
+        handles, names = [handles[k] for k in rows], [names[k] for k in rows]
         drawn.legend(handles, names, loc="outside lower left", ncols=columns, frameon=False, fontsize=12,
                      labelcolor=INK)  # fmt: skip
 
@@ -273,7 +275,7 @@ def show_mosaic(axes: Any, maps: Sequence[Tensor], rows: Sequence[str], columns:
 
 def scale_bar(drawn: Any, image: Any, axes: Any, label: str) -> None:
     """What the colors mean."""
-    bar = drawn.colorbar(image, ax=axes, location="bottom", shrink=0.6, aspect=40, pad=0.02)
+    bar = drawn.colorbar(image, ax=axes, location="bottom", shrink=0.6, aspect=40, pad=0.06)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=MUTED, length=0, labelsize=11)
     bar.set_label(label, color=MUTED, fontsize=11)

@@ -13,6 +13,8 @@ from vitmods.stats.verdict import Claim, Effect
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.text import grouped, listing
 
+TOO_FEW = "too few seeds for intervals"
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -66,7 +68,8 @@ class Decision:
 
     def summary(self) -> list[str]:
         """The lines under the table."""
-        facts = [f"intervals hold together at 95 %; {self.claim}", self.look]
+        known = any(effect.half >= 0 for effect in self.effects.values())
+        facts = [f"{'intervals hold together at 95 %' if known else TOO_FEW}; {self.claim}", self.look]
         if not math.isnan(self.sd):
             facts += [
                 f"pooled sd {self.sd:.3g}, {self.df:.0f} df",

@@ -263,9 +263,8 @@ class StudyFolder:
         """The same; UserError where there is no study."""
         facts = self.facts()
         if facts is None:
-            raise UserError(
-                f"There is no study in {named(self.path)}: it has no study.json. Give the folder that --out named."
-            )
+            what = "it is a trial" if (self.path / "config.json").is_file() else "it has no study.json"
+            raise UserError(f"There is no study in {named(self.path)}: {what}. Give the folder that --out named.")
         check_plugins(facts.plugins, named(self.path))
         return facts
 

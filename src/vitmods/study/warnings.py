@@ -45,7 +45,7 @@ def study_warnings(arms: Iterable[tuple[str, nn.Module, Recipe]], dataset: Image
     small: dict[int, list[str]] = {}
     long: dict[tuple[int, int], list[str]] = {}
     converted: dict[str, list[str]] = {}
-    advised: dict[str, list[str]] = {}
+    advised: dict[tuple[str, str], list[str]] = {}
     base = ""
     for arm, model, recipe in arms:
         base = base or type(model).__name__
@@ -59,7 +59,7 @@ def study_warnings(arms: Iterable[tuple[str, nn.Module, Recipe]], dataset: Image
         if isinstance(model, ViT):
             for change in model.changes:
                 if advice := change.advice(model.vit_config):
-                    advised.setdefault(f"{change}: {advice}", []).append(arm)
+                    advised.setdefault((str(change), advice), []).append(arm)
         if warmup >= steps * recipe.accumulate:
             long.setdefault((warmup, steps * recipe.accumulate), []).append(arm)
     return [
@@ -79,7 +79,10 @@ def study_warnings(arms: Iterable[tuple[str, nn.Module, Recipe]], dataset: Image
             "another warm-up."
             for (warmup, steps), arms in long.items()
         ),
-        *(f"{_arms(arms)}, {advice}" for advice, arms in advised.items()),
+        *(
+            f"{_arms(arms)}{'' if arms == [change] else f', {change}'}: {advice}"
+            for (change, advice), arms in advised.items()
+        ),
     ]
 
 

@@ -108,6 +108,7 @@ def draw_lambdas(found: Mapping[str, Arrays]) -> Any:
     grid[0][0].set_ylim(-0.03, 1.03)
     if known:
         grid[-1][0].set_xlabel("epoch", fontsize=11, color=MUTED)
+        grid[-1][0].xaxis.get_major_locator().set_params(integer=True)
     else:
         grid[-1][0].set_xticks([])
     legend(drawn, handles, columns=6)
