@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from vitmods.adapters.own import preparation, write_own
-from vitmods.adapters.timm import read_config, timm_counterpart
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import NormConfig
 from vitmods.model.vit import ViT
@@ -60,6 +59,8 @@ def write_timm_folder(model: ViT, folder: Path) -> str:
 def timm_words(config: ViTConfig) -> tuple[str, dict[str, Any]] | None:
     """The architecture and the arguments, as JSON has them, by which timm makes the model; None where it cannot."""
     import timm
+
+    from vitmods.adapters.timm import read_config, timm_counterpart
 
     try:
         arguments = timm_counterpart(config)
