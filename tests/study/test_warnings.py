@@ -52,7 +52,9 @@ def test_a_warm_up_that_outlasts_the_trial_is_reported(record, dataset):
 
 def test_parallel_branches_of_a_shallow_model_are_advised_against(record):
     (advice,) = record(["parallel", "dpn"])
-    assert advice.startswith("Arm parallel, parallel: its paper has gains in deep models")
+    assert advice.startswith("Arm parallel: its paper has gains in deep models")
+    (renamed,) = record(["p=parallel"])
+    assert renamed.startswith("Arm p, parallel: its paper has gains in deep models")
     assert advice.endswith("Here are 2 blocks of width 32.")
     change = vm.Parallel()
     said = {name: bool(change.advice(vm.ViTConfig.from_name(name))) for name in ("S12x2/16", "B12x2/16", "S18x2/16")}
