@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from vitmods.adapters.transfer import evaluating
 from vitmods.analysis.figure import NotHere
@@ -33,16 +34,22 @@ def around_norms(vit: ViT, images: Tensor) -> dict[str, tuple[nn.Module, Tensor,
         return hook
 
     handles = [norm.register_forward_hook(keep(name)) for name, norm in norms.items()]
+    run_hooked(vit, images, handles)
+    missed = [name for name in norms if name not in found]
+    if missed:
+        raise NotHere(f"{missed[0]} does not run by itself: look at the model before it is folded.")
+    return found
+
+
+def run_hooked(vit: ViT, images: Tensor, handles: Sequence[RemovableHandle]) -> None:
+    """A forward pass without gradients over images (B, channels, height, width), which the hooks hear; then they are
+    removed, and the model is in the mode that it was in."""
     try:
         with torch.no_grad(), evaluating(vit):
             vit.forward_features(images)
     finally:
         for handle in handles:
             handle.remove()
-    missed = [name for name in norms if name not in found]
-    if missed:
-        raise NotHere(f"{missed[0]} does not run by itself: look at the model before it is folded.")
-    return found
 
 
 def _attention_norms(vit: ViT) -> Iterator[tuple[str, nn.Module]]:

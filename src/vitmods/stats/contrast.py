@@ -53,6 +53,11 @@ class Criteria:
         return gains_of(table, scale, chance, self.groups)
 
 
+def has_interval(seeds: float, df: float) -> bool:
+    """Whether so many shared seeds have one; two need the degrees of freedom of other arms."""
+    return seeds > 2 or (seeds == 2 and df >= ENOUGH_DF)
+
+
 def effect_of(
     name: str,
     i: int | tuple[int, ...],
@@ -72,7 +77,7 @@ def effect_of(
     gain, variance, n, df = (float(x[i]) for x in (found.estimate, half.variance, found.seeds, half.df))
     known = n > 1 and math.isfinite(variance)
     if shown is None:
-        shown = n > 2 or (n == 2 and df >= ENOUGH_DF)
+        shown = has_interval(n, df)
     # No spread at all comes from a coarse metric, not from certainty.
     total, seeds = (float(x[i]) if shown and 0 < x[i] < math.inf else math.nan for x in (half.total, half.seeds))
     images = math.nan if part is None else float(part.variance[i])

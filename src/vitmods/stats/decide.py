@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vitmods.stats.contrast import ALPHA, ENOUGH_DF, Criteria, effect_of, mean_of
+from vitmods.stats.contrast import ALPHA, Criteria, effect_of, has_interval, mean_of
 from vitmods.stats.decision import Decision, Pair
 from vitmods.stats.fit import SHARED, Array, Contrasts, Errors, Fit, Mask, contrasts
 from vitmods.stats.gains import Gains, less_stable
@@ -121,7 +121,7 @@ def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: _Plan) -> Effect:
         wider = against_base(over_parts(found, plan.overlap), part, plan.alpha, plan.family)
         half = dataclasses.replace(half, total=wider.total)
     n, seeds = int(found.seeds), gains.shared(a)
-    shown = _has_interval(n, fitted) and not plan.too_early
+    shown = has_interval(n, float(fitted.errors.df_error)) and not plan.too_early
     means = [mean_of(gains.trials[row, seeds]) for row in (0, a)]
     (base_failed, failed), (base_of, of) = (cells[[0, a]].sum(-1).tolist() for cells in (gains.failures, gains.ended))
     effect = effect_of(arm, (), found, half, part, plan.family, means, (base_failed, failed), plan, shown=shown)
@@ -142,10 +142,6 @@ def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: _Plan) -> Effect:
     )  # fmt: skip
 
 
-def _has_interval(seeds: int, fitted: Fit) -> bool:
-    return seeds > 2 or (seeds == 2 and bool(fitted.errors.df_error >= ENOUGH_DF))
-
-
 def _futile(found: Contrasts, part: ImagesPart | None, plan: _Plan) -> bool:
     assert plan.most_seeds is not None
     return bool(futile(found, part, plan.generalize, plan.margin, plan.alpha, plan.family, plan.most_seeds))
@@ -164,7 +160,7 @@ def _compare_all(
         n = int(found.seeds[row])
         if n <= 2 or plan.too_early or (unstable and {arms[i], arms[j]} & set(unstable)):
             total[row] = np.nan  # two seeds rule nothing out
-        if plan.too_early or not _has_interval(n, fitted):
+        if plan.too_early or not has_interval(n, float(fitted.errors.df_error)):
             continue
         half = float(half_width(variance[row], df[row], part, plan.alpha, len(variance)).total)
         if math.isfinite(half):

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from vitmods.adapters.apply import as_vit
-from vitmods.adapters.transfer import evaluating
 from vitmods.analysis.figure import Arrays, blank, by_block, colors, figure_kind, from_zero, legend, markers, plain
 from vitmods.analysis.figures.kernels import has_kernel, kernel_grid
+from vitmods.analysis.norms import run_hooked
 from vitmods.layers import Attention
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
@@ -55,12 +55,7 @@ def attention_distance(model: nn.Module, images: Tensor, unit: Unit = "patches")
         module.register_forward_pre_hook(_measure(name, vit.vit_config.grid, spacing, found))
         for name, module in attentions.items()
     ]
-    try:
-        with torch.no_grad(), evaluating(vit):
-            vit.forward_features(images)
-    finally:
-        for handle in handles:
-            handle.remove()
+    run_hooked(vit, images, handles)
     if missed := [name for name in attentions if name not in found]:
         raise UserError(f"{missed[0]} does not run by itself here: measure the model before it is folded or compiled.")
     return found
