@@ -4,6 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from vitmods import Recipe, ViTConfig
+from vitmods.adapters import load
 from vitmods.study.store import slug
 from vitmods.util.errors import UserError
 
@@ -55,3 +56,9 @@ def test_any_other_error_fails(raised, found, monkeypatch):
     else:
         with pytest.raises(found):
             run("expressions", "dpn")
+
+
+def test_a_pickle_that_takes_from_an_empty_stack_failed_once(tmp_path):
+    (tmp_path / "f.pth").write_bytes(b"\x80\x02R.")
+    with pytest.raises(UserError, match=r"f\.pth cannot be read; it may be damaged"):
+        load(tmp_path / "f.pth")
