@@ -12,7 +12,7 @@ import pytest
 import vitmods as vm
 from vitmods.study.executors import ClusterOptions
 from vitmods.study.executors.processes import Processes
-from vitmods.study.executors.ray import RayCluster, Run
+from vitmods.study.executors.ray import Node, RayCluster, Run
 from vitmods.study.executors.slurm import Piece, Slurm
 from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
@@ -90,6 +90,15 @@ def test_a_node_that_is_killed_loses_nothing(hostile, two_nodes, alone, tmp_path
     failures = [path for path in (tmp_path / "trials").rglob("*") if "fail" in path.name]
     assert not failures
     assert not hostile.exists()
+
+
+@pytest.mark.parametrize("answer", [{"failure": "there is no data at images"}, None])
+def test_a_failure_on_a_node_without_the_folder_of_the_start_says_so(tmp_path, monkeypatch, answer) -> None:
+    worker = SimpleNamespace(send=lambda work: None, answer=lambda: answer, failure_reason=lambda: "it was killed")
+    monkeypatch.setattr(Processes, "start", lambda self, index: worker)
+    for folder, said in ((tmp_path, False), (tmp_path / "elsewhere", True)):
+        node = Node(Processes(StudyFolder(tmp_path), workers=1, threads=1, stand_in=str(folder)), 0)
+        assert (f"{folder}, where the study was started, is not here" in node.run({})) is said
 
 
 def test_a_trial_that_needs_more_than_any_node_has_is_one_error() -> None:

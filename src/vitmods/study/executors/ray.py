@@ -34,10 +34,13 @@ class Node:
         self._worker = worker
         worker.send(work)
         answer = worker.answer()
-        if answer is not None:
-            return answer["failure"]  # type: ignore[no-any-return]
-        self._worker = None
-        return worker.failure_reason()
+        if answer is None:
+            self._worker = None
+        failure = worker.failure_reason() if answer is None else answer["failure"]
+        started_in = self._processes.stand_in
+        if failure is not None and started_in is not None and not os.path.isdir(started_in):
+            failure += f" Relative paths fail on this node: {started_in}, where the study was started, is not here."
+        return failure
 
     def stop(self) -> None:
         """Let the trial save its checkpoint and end."""
