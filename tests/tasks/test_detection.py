@@ -21,9 +21,9 @@ from vitmods.recipes.length import lr_at, resolve
 from vitmods.tasks import Detection, InstanceSegmentation
 from vitmods.tasks.base import make_task
 from vitmods.tasks.detection_metrics import AveragePrecision, image_ap50
-from vitmods.tasks.detectors import MaskRCNNDetector, RetinaNetDetector
 from vitmods.tasks.features import feature_maps, without_head
-from vitmods.tasks.pyramid import padded_maps
+from vitmods.tasks.heads.detectors import MaskRCNNDetector, RetinaNetDetector
+from vitmods.tasks.heads.pyramid import padded_maps
 from vitmods.util.errors import UserError
 
 SIZE = (64, 96)  # of the padded images

@@ -1,9 +1,11 @@
 """Detection: a box and a class for each object, and instance segmentation, a mask too."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -23,12 +25,14 @@ from vitmods.data.objects import Objects, coco_masks, drawn
 from vitmods.recipes import Augment, Recipe
 from vitmods.tasks.base import FOR_MASKS, TASKS, Example, Measured, Task, noise
 from vitmods.tasks.detection_metrics import NAMES, AveragePrecision, image_ap50
-from vitmods.tasks.detectors import Detector, Found, MaskRCNNDetector, RetinaNetDetector, group_norm
 from vitmods.tasks.drawing import with_objects
 from vitmods.tasks.metrics import Metric
 from vitmods.tasks.overlay import legend, pixels_of
-from vitmods.tasks.pyramid import MakeNorm
 from vitmods.util.errors import UserError
+
+if TYPE_CHECKING:
+    from vitmods.tasks.heads.detectors import Detector, Found
+    from vitmods.tasks.heads.pyramid import MakeNorm
 
 SHOWN = 4  # images that are drawn in an evaluation
 SURE = 0.3  # the score from which a detection is drawn and predicted
@@ -37,6 +41,11 @@ _TITLES = {name: name.replace("ap", "AP", 1).replace("_", " ") for name in NAMES
 BOXES = tuple(Metric(name, f"box {title}", "") for name, title in _TITLES.items())
 MASKS = tuple(Metric(f"mask_{name}", f"mask {title}", "") for name, title in _TITLES.items())
 OF_IMAGES = Metric("image_ap50", "AP50 of single images", "")
+
+
+def group_norm(channels: int) -> nn.Module:
+    """Of 32 groups, or fewer with at least four channels each (Wu and He, ECCV 2018, arXiv:1803.08494)."""
+    return nn.GroupNorm(math.gcd(32, max(1, channels // 4)), channels)
 
 
 @TASKS.register("detection")
@@ -57,7 +66,6 @@ class Detection(Task):
         *FOR_MASKS, "crop", "crop_scale", "crop_ratio", "randaugment", "randaugment_space", "randaugment_noise",
         "erasing", "mixup", "cutmix", "eval_crop", "loss", "label_smoothing", "patch_drop", "head_bias",
     )  # fmt: skip
-    detector: ClassVar[type[RetinaNetDetector | MaskRCNNDetector]] = RetinaNetDetector
     masks: ClassVar[bool] = False
 
     fpn_channels: int = 64
@@ -79,7 +87,10 @@ class Detection(Task):
         """The backbone, which from now on takes images of any size if it is a vitmods ViT, with pyramid and heads."""
         if hasattr(backbone, "vit_config"):
             backbone.set_input_size(dynamic_img_size=True)  # type: ignore[operator]
-        return self.detector(backbone, classes, self.fpn_channels, self.norm)
+        from vitmods.tasks.heads.detectors import MaskRCNNDetector, RetinaNetDetector
+
+        detector = MaskRCNNDetector if self.masks else RetinaNetDetector
+        return detector(backbone, classes, self.fpn_channels, self.norm)
 
     def loss(self, model: Callable[..., Any], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum of the heads' losses, each of which is logged."""
@@ -101,6 +112,8 @@ class Detection(Task):
         Raises:
             UserError: there are no images, or what computes the metrics is not installed.
         """
+        from vitmods.tasks.heads.detectors import Detector
+
         assert isinstance(model, Detector)
         precision, losses, weights = AveragePrecision(self.masks), [], []
         columns: dict[str, list[float]] = {"image_ap50": [], "objects": [], "detections": []}
@@ -159,6 +172,8 @@ class Detection(Task):
 
     def outputs(self, model: nn.Module, batch: Batch) -> Found:
         """Detections in pixels of the images in their files."""
+        from vitmods.tasks.heads.detectors import Detector
+
         assert isinstance(model, Detector)
         return _on_cpu(model.detect(batch.inputs, batch.targets))
 
@@ -197,7 +212,6 @@ class InstanceSegmentation(Detection):
     metrics: ClassVar[tuple[Metric, ...]] = (*BOXES, *MASKS, OF_IMAGES)
     joint: ClassVar[Joint | None] = staticmethod(training_views_with_masks)
     joint_view: ClassVar[JointView | None] = staticmethod(evaluation_views_with_masks)
-    detector: ClassVar[type[RetinaNetDetector | MaskRCNNDetector]] = MaskRCNNDetector
     masks: ClassVar[bool] = True
 
 

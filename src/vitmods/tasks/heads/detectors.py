@@ -3,7 +3,6 @@
 RetinaNet (Lin et al., ICCV 2017, arXiv:1708.02002) and Mask R-CNN (He et al., ICCV 2017, arXiv:1703.06870).
 """
 
-import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -17,7 +16,7 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads
 from torchvision.models.detection.retinanet import RetinaNetHead
 
 from vitmods.tasks.base import TaskModel
-from vitmods.tasks.pyramid import MakeNorm, Neck, padded_maps
+from vitmods.tasks.heads.pyramid import MakeNorm, Neck, padded_maps
 
 MOST = 100  # detections of an image, as many as COCO's metrics count
 Size = tuple[int, int]
@@ -144,11 +143,6 @@ class MaskRCNNDetector(Detector):
         found, _ = self.detector.roi_heads(maps, proposals, images.image_sizes, None)
         whole = _native(self.detector, found, images, native)
         return [{**one, "labels": one["labels"] - 1, "masks": one["masks"][:, 0] > 0.5} for one in whole]
-
-
-def group_norm(channels: int) -> nn.Module:
-    """Of 32 groups, or fewer with at least four channels each (Wu and He, ECCV 2018, arXiv:1803.08494)."""
-    return nn.GroupNorm(math.gcd(32, max(1, channels // 4)), channels)
 
 
 class _Maps(nn.Module):
