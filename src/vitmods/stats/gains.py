@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from vitmods.stats.fit import Array, Fit, Mask, fit
 from vitmods.stats.images import ImagesPart, clusters, images_part
@@ -113,10 +112,12 @@ def less_stable(failed: int, of: int, base_failed: int, base_of: int, level: flo
 
     All of 2 or 3 is not enough: at some rates of divergence up to 28 % of studies would be false.
     """
-    if not (of and base_of):
+    if not (failed and of and base_of):
         return False
     if min(of, base_of) >= ENOUGH and failed == of and base_failed == 0:
         return True
+    from scipy import stats  # half a second, which studies without a failed trial do without
+
     table = [[failed, of - failed], [base_failed, base_of - base_failed]]
     return bool(stats.fisher_exact(table, alternative="greater").pvalue <= level)
 

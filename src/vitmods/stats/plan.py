@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 from vitmods.stats.fit import Array, fit
 from vitmods.stats.images import ImagesPart
@@ -108,7 +108,7 @@ def seeds_can_decide(effect: float, images_sd: float, k: int, alpha: float = 0.0
 
 def sd_range(sd: float, df: float) -> tuple[float, float]:
     """80 % range of a standard deviation that was estimated with `df` degrees of freedom."""
-    low, high = (sd * math.sqrt(df / float(stats.chi2.ppf(q, df))) for q in (0.9, 0.1))
+    low, high = (sd * math.sqrt(df / float(2 * special.gammaincinv(df / 2, q))) for q in (0.9, 0.1))
     return low, high
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal
 
-from scipy import stats
+from scipy import special
 
 POINTS = 100.0
 FRACTION = "fraction"
@@ -122,7 +122,7 @@ class Effect:
         """P(better) from the t distribution: for orientation, of this arm alone, uncorrected."""
         images = 0.0 if math.isnan(self.images_sd) or self.generalize == "seeds" else self.images_sd**2
         error = math.sqrt(2 * self.sd**2 * (1 / self.n + self.overlap) + images) if self.n else math.nan
-        return float(stats.t.cdf(self.gain / error, self.df)) if error else math.nan
+        return float(special.stdtr(self.df, self.gain / error)) if error else math.nan
 
     @property
     def digits(self) -> int:

@@ -36,7 +36,7 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import interpolate, optimize, special, stats
+from scipy import interpolate, optimize, special
 
 from vitmods.stats.fit import Array, Contrasts
 from vitmods.stats.images import ImagesPart
@@ -151,11 +151,11 @@ def _chi_nodes(df: float) -> tuple[Array, Array]:
     """Nodes s and weights for the mean over s = sqrt(chi2 / df), by Gauss-Legendre in log s."""
     if np.isinf(df):
         return np.ones(1), np.ones(1)
-    ends = np.log(stats.chi2.ppf([TAIL, 1 - TAIL], df) / df) / 2
+    ends = np.log(2 * special.gammaincinv(df / 2, [TAIL, 1 - TAIL]) / df) / 2
     nodes, weights = np.polynomial.legendre.leggauss(S_NODES)
     log_s = ends.mean() + nodes * np.ptp(ends) / 2
-    square = df * np.exp(2 * log_s)
-    weights = weights * stats.chi2.pdf(square, df) * square
+    log_density = df * log_s - df * np.exp(2 * log_s) / 2  # of log s, but for a constant
+    weights = weights * np.exp(log_density - log_density.max())
     return np.exp(log_s), weights / weights.sum()
 
 
