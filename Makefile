@@ -12,6 +12,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Tests start a hundred commands: each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
@@ -36,7 +38,9 @@ demo: $(READY)  ## compare four changes of a ViT trained without warm-up, on han
 	$(BIN)/vitmods compare --data digits --base mu6/2 --arms layerscale dpn rms "post=placement(attn=post,mlp=post)" \
 		--epochs 10 --warmup-epochs 0 --seeds 4 --cost-seconds 10 --out runs/demo
 
-test: lint docs pytest  ## lint, types, import contract, the site and all tests
+test: $(READY)  ## lint, types, import contract, the site and all tests
+	@$(MAKE) --no-print-directory --jobs 2 lint docs
+	@$(MAKE) --no-print-directory pytest
 
 lint: $(READY)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

@@ -1,9 +1,22 @@
 """For all tests: Ctrl-C means what it means at a terminal, though a job started in the background ignores it."""
 
+import gc
 import signal
+
+import pytest
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Without the garbage collector, which would look for a quarter of the time through what imports have made."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items):
