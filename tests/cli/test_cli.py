@@ -16,6 +16,8 @@ from vitmods import __version__
 from vitmods.cli import COMMANDS, main
 from vitmods.cli.options import Asked, asked_for, readable_folder
 
+pytestmark = pytest.mark.usefixtures("short_clocks")
+
 COMPARE = ["compare", "--base", "mu/4", "--arms", "dpn", "--seeds", "1", "--epochs", "1", "--limit-train", "128"]
 COMPARE += ["--workers", "1", "--device", "cpu", "--cost-seconds", "0.1"]
 

@@ -21,6 +21,8 @@ from vitmods.study.start import open_trial
 from vitmods.study.trial import build_model
 from vitmods.util.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("short_clocks")
+
 RECIPE = plain(epochs=1).with_(batch_size=64)
 VIT = "timm:vit_tiny_patch16_224?embed_dim=16&depth=2&num_heads=2&patch_size=4"
 SWIN = "timm:swin_tiny_patch4_window7_224?embed_dim=16&depths=(1,1)&num_heads=(2,4)&patch_size=2&window_size=2"

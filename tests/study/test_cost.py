@@ -70,8 +70,9 @@ def test_rounds_end_once_every_ratio_is_certain():
     assert (len(steady["k"]), len(noisy["k"])) == (4, 15)
 
 
-def test_arms_are_made_one_after_the_other():
+def test_arms_are_made_one_after_the_other(monkeypatch):
     """An arm's model is gone before the next one is made."""
+    monkeypatch.setattr("vitmods.study.cost.BLOCK_S", 0)
     made = []
 
     def models():
@@ -130,6 +131,7 @@ def test_costs_are_plain_and_finite(costs):
 
 def test_large_models_are_timed_with_smaller_batches(monkeypatch):
     monkeypatch.setattr("vitmods.study.cost.CALL_S", 1e-9)
+    monkeypatch.setattr("vitmods.study.cost.BLOCK_S", 0)
     base = vit("mu/2", img_size=8, in_chans=1, num_classes=10)
     from vitmods.adapters.apply import apply
 

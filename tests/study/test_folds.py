@@ -18,6 +18,8 @@ from vitmods.study.opened import open_trained
 from vitmods.study.trial import load_images
 from vitmods.util.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("short_clocks")
+
 RECIPE = plain(epochs=2).with_(batch_size=128)
 FOLDS = 3
 

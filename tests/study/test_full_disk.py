@@ -15,6 +15,8 @@ from vitmods.recipes import plain
 from vitmods.study import Study
 from vitmods.util.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("short_clocks")
+
 RECIPE = plain(epochs=1).with_(batch_size=32)
 TRIAL = Path("trials/dpn/seed0")
 FILES = [
