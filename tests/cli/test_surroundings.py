@@ -18,7 +18,7 @@ COMPARE += ["--limit-train", "128", "--device", "cpu", "--cost-seconds", "0"]
 
 @pytest.mark.slow
 def test_without_streams_nothing_is_imported_from_the_working_directory(tmp_path):
-    """Nor does the worker that it starts."""
+    """Neither by the command nor by the worker that it starts."""
     for name in ("queue", "random", "json", "threading", "numpy", "torch"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\nraise ImportError('taken')\n")
     command = subprocess.list2cmdline([*VITMODS, *COMPARE, "--workers", "2", "--budget", "1trials", "--out", "out"])
