@@ -23,3 +23,12 @@ def pytest_collection_modifyitems(items):
     """What forks comes first, before any test has started threads of autograd in this process; then what is slow, so
     that the last tests are short ones, which processes share evenly."""
     items.sort(key=lambda item: (item.get_closest_marker("forks") is None, item.get_closest_marker("slow") is None))
+
+
+@pytest.fixture(scope="module")
+def short_clocks():
+    """Costs and estimates of two or three calls each: for studies whose times nobody looks at."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("vitmods.study.cost.BLOCK_S", 0)
+        patched.setattr("vitmods.study.stopwatch.TIMED_S", 0)
+        yield

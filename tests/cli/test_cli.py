@@ -1,14 +1,16 @@
-"""The command line as a user runs it: every case is a process of its own, or `main` where only its words matter."""
+"""The command line by its `main`, as a process where it matters what is imported; test_surroundings.py: whole ones."""
 
 import gc
+import io
 import json
-import os
 import re
 import subprocess
 import sys
 import time
 import warnings
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,13 +18,19 @@ from vitmods import __version__
 from vitmods.cli import COMMANDS, main
 from vitmods.cli.options import Asked, asked_for, readable_folder
 
+pytestmark = pytest.mark.usefixtures("short_clocks")
+
 COMPARE = ["compare", "--base", "mu/4", "--arms", "dpn", "--seeds", "1", "--epochs", "1", "--limit-train", "128"]
 COMPARE += ["--workers", "1", "--device", "cpu", "--cost-seconds", "0.1"]
 
 
-def run(*arguments, **options):
-    command = [sys.executable, "-m", "vitmods", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, **options)
+def run(*arguments, columns=80):
+    """A command in a window so wide: its exit code and what it said."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patched, redirect_stdout(out), redirect_stderr(err):
+        patched.setenv("COLUMNS", str(columns))
+        code = main(list(map(str, arguments)))
+    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
 
 
 def refused(capsys, *arguments):
@@ -39,7 +47,8 @@ def refused(capsys, *arguments):
 
 def test_help_is_quick_and_imports_nothing_heavy():
     start = time.monotonic()
-    found = run("--help")
+    command = [sys.executable, "-m", "vitmods", "--help"]
+    found = subprocess.run(command, capture_output=True, text=True)
     seconds = time.monotonic() - start
     assert found.returncode == 0
     assert all(f"  {name}" in found.stdout for name in COMMANDS)
@@ -230,7 +239,7 @@ def test_data_packs_a_folder(capsys, tmp_path):
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shell")
-    return run(*COMPARE, "--out", folder / "out", env={**os.environ, "COLUMNS": "80"}), folder / "out"
+    return run(*COMPARE, "--out", folder / "out"), folder / "out"
 
 
 def test_compare_prints_a_verdict_and_writes_its_files(study):
@@ -271,9 +280,10 @@ def test_a_budget_that_ends_is_no_failure(capsys, tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def line_up(tmp_path_factory):
     out = tmp_path_factory.mktemp("norms") / "out"
-    few = ["--base", "mu2/4", "--seeds", "1", "--epochs", "1", "--limit-train", "64", "--batch-size", "4"]
+    few = ["--base", "mu2/4", "--seeds", "1", "--epochs", "1", "--limit-train", "64", "--batch-size", "7"]
+    few += ["--val-fraction", "0.02", "--test-fraction", "0.02"]
     command = ["compare", "--arms", "norms", *few, "--workers", "1", "--device", "cpu", "--cost-seconds", "0.1"]
-    return run(*command, "--out", out, env={**os.environ, "COLUMNS": "120"}), out, command
+    return run(*command, "--out", out, columns=120), out, command
 
 
 def test_a_line_up_is_compared_in_one_command(line_up):

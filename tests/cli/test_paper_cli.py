@@ -11,6 +11,8 @@ from vitmods.papers import TABLES
 from vitmods.papers.cost import full_scale
 from vitmods.study import Answer
 
+pytestmark = pytest.mark.usefixtures("short_clocks")
+
 
 def said(capsys, *arguments):
     assert main([str(argument) for argument in arguments]) == 0

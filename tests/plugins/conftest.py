@@ -1,4 +1,4 @@
-"""Plugins of this folder, forgotten when a module's tests are done: later studies of this process do without."""
+"""Plugins of this folder, forgotten when a test is done: others of this process do without."""
 
 import sys
 from pathlib import Path
@@ -10,18 +10,23 @@ from vitmods.util import registry
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(scope="module")
-def load():
-    """Loads files of this folder by their names."""
-    loaded = []
-
-    def load(*names):
-        loaded.extend(names)
-        registry.load_plugins([str(HERE / f"{name}.py") for name in names])
-
-    yield load
+def _forget():
+    files = {path.stem for path in HERE.glob("*.py")}
     for known in registry._registries:
-        for name in [name for name, module in known._modules.items() if module in loaded]:
+        for name in [name for name, module in known._modules.items() if module in files]:
             known.remove(name)
-    for name in loaded:
+    for name in files:
         sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def forget():
+    """Forgets what files of this folder have added, at once and when the test is done."""
+    yield _forget
+    _forget()
+
+
+@pytest.fixture
+def load(forget):
+    """Loads files of this folder by their names."""
+    return lambda *names: registry.load_plugins([str(HERE / f"{name}.py") for name in names])

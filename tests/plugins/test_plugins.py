@@ -11,24 +11,17 @@ import torch
 
 import vitmods as vm
 from vitmods.changes import REGISTRY
+from vitmods.cli import main
 from vitmods.layers.norms import NORMS
 from vitmods.util.registry import plugins
 
 HERE = Path(__file__).parent
-NORM, CHANGE = HERE / "my_norm.py", HERE / "my_training_change.py"
+NORM, CHANGE, SOURCE = (HERE / f"{name}.py" for name in ("my_norm", "my_training_change", "my_source"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def loaded(load):
     load(NORM.stem, CHANGE.stem)
-
-
-def vitmods(*words, check=True, **options):
-    done = subprocess.run(
-        [sys.executable, "-m", "vitmods", *map(str, words)], capture_output=True, text=True, timeout=300, **options
-    )
-    assert not check or done.returncode == 0, done.stderr
-    return done
 
 
 def test_a_norm_takes_part_everywhere(loaded):
@@ -68,22 +61,29 @@ def test_other_processes_are_told_of_both(loaded):
 
 
 @pytest.mark.slow
-def test_the_shell_knows_them_and_a_study_takes_them_along(tmp_path):
-    """... into its workers; its folder is not opened without them, nor are they loaded because it names them."""
-    given = ("--plugin", NORM, f"--plugin={CHANGE}")
-    names = [change["name"] for change in json.loads(vitmods("changes", "--json", *given).stdout)]
-    assert "stochastic" in names
-    how = "--base mu2/4 --seeds 2 --epochs 1 --limit-train 64 --workers 2 --cost-seconds 0 --quiet"
-    words = ("compare", "--arms", "peaknorm", "stochastic", *how.split(), "--out", tmp_path / "study")
-    missing = vitmods(*words, check=False)
-    assert missing.returncode == 2
-    assert "There is no change 'peaknorm'" in missing.stderr
-    vitmods(*given, *words)
-    assert json.loads((tmp_path / "study" / "study.json").read_text())["plugins"] == [str(NORM), str(CHANGE)]
-    without = vitmods("report", tmp_path / "study", check=False)
-    assert without.returncode == 2
-    assert f"made with plugins: add --plugin {NORM} --plugin {CHANGE}" in without.stderr
-    vitmods("report", tmp_path / "study", *given)
+def test_the_shell_knows_them_and_a_study_takes_them_along(tmp_path, capsys, forget):
+    """... into a worker, which has them all; its folder is not opened without them, nor are they loaded because it
+    names them."""
+    given = ["--plugin", str(NORM), f"--plugin={CHANGE}", "--plugin", str(SOURCE)]
+    how = "--data stripes:60 --base mu2/4 --img-size 8 --in-chans 1 --seeds 2 --batch-size 32 --steps 2"
+    words = ["compare", *how.split(), "--arms", "peaknorm+stochastic", "--cost-seconds", "0", "--quiet"]
+    words += ["--device", "cpu", "--out", str(tmp_path / "study")]
+    report = ["report", str(tmp_path / "study")]
+    assert main(["compare", "--arms", "peaknorm", "--out", str(tmp_path / "study")]) == 2
+    assert "There is no change 'peaknorm'" in capsys.readouterr().err
+    assert main([*given, *words, "--workers", "1", "--budget", "1trials"]) == 0
+    assert main([*given, *words, "--workers", "2", "--budget", "1trials"]) == 0  # for which one worker is started
+    assert (tmp_path / "study" / "trials" / "peaknorm+stochastic" / "seed0" / "result.json").exists()
+    assert (tmp_path / "study" / "logs" / "worker0.txt").exists()
+    recorded = json.loads((tmp_path / "study" / "study.json").read_text())["plugins"]
+    assert recorded == [str(NORM), str(SOURCE), str(CHANGE)]
+    capsys.readouterr()
+    assert main([*given, "changes", "--json"]) == 0
+    assert "stochastic" in [change["name"] for change in json.loads(capsys.readouterr().out)]
+    assert main([*given, *report]) == 0
+    forget()
+    assert main(report) == 2
+    assert f"made with plugins: add --plugin {NORM} --plugin {SOURCE} --plugin {CHANGE}" in capsys.readouterr().err
 
 
 def test_an_installed_package_joins_by_an_entry_point(tmp_path):

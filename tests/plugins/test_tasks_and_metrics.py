@@ -18,11 +18,13 @@ from vitmods.train import Interrupted, RunOptions, TrialRun, train_trial
 from vitmods.train.optim import parameter_groups
 from vitmods.util.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("short_clocks")
+
 RECIPE = Recipe().with_(epochs=2, batch_size=32, crop="none", flip=0.0, lr=1e-2)
 CPU = RunOptions("cpu", progress=False, tensorboard=False)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def plugins(load):
     load("brightness", "confidence")
 

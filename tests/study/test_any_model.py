@@ -21,6 +21,8 @@ from vitmods.study.start import open_trial
 from vitmods.study.trial import build_model
 from vitmods.util.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("short_clocks")
+
 RECIPE = plain(epochs=1).with_(batch_size=64)
 VIT = "timm:vit_tiny_patch16_224?embed_dim=16&depth=2&num_heads=2&patch_size=4"
 SWIN = "timm:swin_tiny_patch4_window7_224?embed_dim=16&depths=(1,1)&num_heads=(2,4)&patch_size=2&window_size=2"
@@ -198,20 +200,13 @@ def test_a_trial_whose_function_is_gone_says_so(finished, tmp_path):
         open_trial(folder)
 
 
-@pytest.mark.slow
 def test_the_shell_compares_and_evaluates(hf_folder, tmp_path, capsys):
     options = ["--base", f"hf:{hf_folder}", "--epochs", "1", "--limit-train", "128", "--device", "cpu"]
     study = tmp_path / "study"
-    arms = [
-        "--arms",
-        "replace(rms)",
-        "two=replace(norm(kind=instance),where=mlp)",
-        "--seeds",
-        "1",
-        "--cost-seconds",
-        "0",
-    ]
-    assert main(["compare", *options, *arms, "--workers", "2", "--out", str(study), "--quiet"]) == 0
+    arms = ["--arms", "replace(rms)", "two=replace(norm(kind=instance),where=mlp)", "--seeds", "1"]
+    assert (
+        main(["compare", *options, *arms, "--workers", "1", "--cost-seconds", "0", "--out", str(study), "--quiet"]) == 0
+    )
     assert "replace(rms)" in capsys.readouterr().out
     trial = study / "trials/two/seed0"
     assert main(["evaluate", str(trial), "--protocol", "top1", "--device", "cpu"]) == 0
@@ -244,14 +239,16 @@ def test_worker_processes_import_a_function_that_can_be_imported(tmp_path, monke
         "    return model\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    study = study_of("python:arms_of_a_test:base", ["frozen=python(arms_of_a_test:frozen)"])
-    result = run(study, tmp_path / "out", workers=2)
-    assert result.complete, result.failed
+    study = study_of("python:arms_of_a_test:base", ["frozen=python(arms_of_a_test:frozen)"], seeds=2)
+    run(study, tmp_path / "out", budget=1)
+    result = run(study, tmp_path / "out", budget=1, workers=2)  # for one trial, one worker
+    assert not result.failed
+    assert (tmp_path / "out" / "trials" / "frozen" / "seed0" / "result.json").exists()
+    assert (tmp_path / "out" / "logs" / "worker0.txt").exists()
     import arms_of_a_test
 
-    assert (
-        study_of(arms_of_a_test.base, {"frozen": arms_of_a_test.frozen}).settings.to_dict() == study.settings.to_dict()
-    )
+    same = study_of(arms_of_a_test.base, {"frozen": arms_of_a_test.frozen}, seeds=2)
+    assert same.settings.to_dict() == study.settings.to_dict()
 
 
 def test_a_function_of_this_process_alone_has_one_worker(tmp_path):

@@ -10,6 +10,8 @@ from vitmods.recipes import plain
 from vitmods.study import Answer, Study
 from vitmods.util.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("short_clocks")
+
 RECIPE = plain(epochs=1).with_(batch_size=32)
 TRIAL = "trials/dpn/seed0"
 DAMAGES = {

@@ -22,6 +22,8 @@ from vitmods.study.store import StudyFolder
 from vitmods.tasks import Classification
 from vitmods.util.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("short_clocks")
+
 RECIPE = plain(epochs=1).with_(batch_size=128)
 RUN = {"workers": 1, "device": "cpu", "progress": False}
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -13,12 +14,17 @@ from vitmods.report.advice import what_now
 from vitmods.report.text import holds, on_new_images
 from vitmods.stats.decide import decide
 from vitmods.study import Answer, Study
+from vitmods.study.arms import Arm
 from vitmods.study.describe import python_call
 from vitmods.study.opened import open_trained
-from vitmods.study.trial import load_images
+from vitmods.study.plan import Settings, Trial
+from vitmods.study.store import StudyFolder
+from vitmods.study.trial import TrialRunner, load_images
 from vitmods.util.errors import UserError
 
-RECIPE = plain(epochs=2).with_(batch_size=128)
+pytestmark = pytest.mark.usefixtures("short_clocks")
+
+RECIPE = plain(epochs=1).with_(batch_size=128)
 FOLDS = 3
 
 
@@ -96,12 +102,17 @@ def test_it_goes_on_and_may_get_more_seeds(finished, tmp_path):
         run(make(seeds=3, folds=4), tmp_path)
 
 
-@pytest.mark.slow
 def test_worker_processes_use_the_same_folds(finished, tmp_path):
-    answer, _ = finished
-    other = run(make(seeds=2), tmp_path, workers=2)
-    assert [other.base.scores[s] for s in (0, 1)] == pytest.approx([answer.base.scores[s] for s in (0, 1)], abs=0.01)
-    assert config(tmp_path, "base", 1)["images"]["fold"] == [1, FOLDS]
+    """As such a process does: the study from its folder, a trial from its name."""
+    _, out = finished
+    copy = shutil.copytree(out, tmp_path / "out")
+    before = (copy / "trials/base/seed1/model.safetensors").read_bytes()
+    shutil.rmtree(copy / "trials/base/seed1")
+    folder = StudyFolder(copy)
+    runner = TrialRunner(folder, Settings.from_dict(folder.known_facts().settings), "cpu")
+    runner(runner.settings.work(Trial(Arm("base"), 1).to_dict()))
+    assert (copy / "trials/base/seed1/model.safetensors").read_bytes() == before
+    assert config(copy, "base", 1)["images"]["fold"] == [1, FOLDS]
 
 
 def test_the_dry_run_counts_the_overlap(finished, tmp_path):

@@ -22,6 +22,8 @@ from vitmods.study.trial import TrialRunner, base_config, build_model
 from vitmods.util.errors import UserError
 from vitmods.util.text import no_formula
 
+pytestmark = pytest.mark.usefixtures("short_clocks")
+
 RECIPE = plain(epochs=1).with_(batch_size=128)
 
 

@@ -19,6 +19,8 @@ from vitmods.study.study import fixed_settings
 from vitmods.study.trial import TrialRunner, base_config, build_model
 from vitmods.util.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("short_clocks")
+
 RECIPE = plain(epochs=1).with_(batch_size=64, lr=1e-3)
 IMAGES = {"img_size": 8, "in_chans": 1, "val_fraction": None, "test_fraction": None, "split_seed": 0}
 

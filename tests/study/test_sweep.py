@@ -14,6 +14,8 @@ from vitmods.study import Answer, Study
 from vitmods.study.tuning import make_sweep
 from vitmods.util.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("short_clocks")
+
 RECIPE = plain(epochs=3).with_(batch_size=64)
 HOW = {"workers": 1, "device": "cpu", "cost_seconds": 0.05, "progress": False}
 
