@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -48,7 +49,7 @@ _STRONGEST = {"torchvision": 30, "big_vision": 30, "timm": 10}
 
 def check_fields(part: Any) -> None:
     """Raise UserError, naming the field, if a number is out of its range or a word is none of its choices."""
-    for field, kind in get_type_hints(type(part)).items():
+    for field, kind in _hints(part.__class__).items():
         value, kinds = getattr(part, field), get_args(kind) or (kind,)
         name = type(part).__name__.lower() if field == "name" else field
         if value is None and NoneType in kinds:
@@ -58,6 +59,11 @@ def check_fields(part: Any) -> None:
             raise UserError(f"recipe: {name} must be one of {', '.join(get_args(inner))}, not {value!r}.")
         if inner in (int, float):
             _check_number(name, value, inner)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _check_number(name: str, value: Any, kind: type) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitmods.analysis.timing import BLOCK_S, Ratio, Work, interleave, quiet_threads, seconds_per_call
+from vitmods.analysis.timing import BLOCK_S, ROUNDS, Ratio, Work, interleave, quiet_threads, seconds_per_call
 from vitmods.model.flops import count_params
 from vitmods.recipes import Recipe
 from vitmods.study.arms import BASE
@@ -22,6 +22,7 @@ from vitmods.tasks.base import Task
 
 CALL_S = 1.0  # batches are halved until one call takes at most about this long
 LARGE_BATCH = 64
+KINDS = 3  # of work: a training step, inference of one image and of many
 LEAST = 2  # images of a training step: a batch norm needs two
 
 
@@ -43,7 +44,8 @@ def measure(
         models: (name, model); all take the same images.
         task: what is trained.
         recipe: gives the precision, the optimizer and the largest training batch.
-        budget_s: seconds, divided among the arms, after which no further round begins; three rounds are always made.
+        budget_s: seconds, divided among the arms, after which no further round begins; three rounds are always made,
+            of shorter blocks where the budget asks for it.
         images: what base is built for, which says size, channels and classes; None: as base, a ViT, says.
         arms: how many models follow base.
 
@@ -58,7 +60,8 @@ def measure(
     images = images or model.vit_config  # type: ignore[assignment]
     assert images is not None
     with quiet_threads(device):
-        base = _Timed(Steps(model, task, recipe, device, images), images)
+        block_s = min(BLOCK_S, budget_s / (arms * ROUNDS[0] * KINDS * 2))
+        base = _Timed(Steps(model, task, recipe, device, images), images, block_s=block_s)
         found: dict[str, Any] = {}
         rounds: list[dict[str, list[dict[str, float]]]] = []
         end = time.monotonic() + budget_s
@@ -93,7 +96,7 @@ def measure(
 class _Timed:
     """A model with a call for each kind of work; base says how large batches are, and how often a call is repeated."""
 
-    def __init__(self, steps: Steps, images: Base, base: _Timed | None = None):
+    def __init__(self, steps: Steps, images: Base, base: _Timed | None = None, block_s: float = BLOCK_S):
         self._device = steps.device
         self.params, self.macs = count_params(steps.model), macs_of(steps.model, images)
         self.batches: dict[str, int] = base.batches if base else _batches(steps)
@@ -105,7 +108,7 @@ class _Timed:
             call()  # warm-up: kernels are chosen, optimizer state is made
         self.repeats: dict[str, int] = base.repeats if base else dict.fromkeys(self.calls, 1)
         if base is None:
-            self.repeats = {kind: max(1, round(BLOCK_S / max(self.seconds(kind), 1e-6))) for kind in self.calls}
+            self.repeats = {kind: max(1, round(block_s / max(self.seconds(kind), 1e-6))) for kind in self.calls}
 
     def seconds(self, kind: str) -> float:
         """Seconds per call."""
