@@ -1,6 +1,7 @@
 """All registered changes with their variants, found in the registry, so that a new file in changes/ is covered too."""
 
 import dataclasses
+import functools
 import itertools
 import typing
 
@@ -59,20 +60,51 @@ def variants(kind):
         yield change
 
 
+@functools.cache
 def find_all():
     found = [change for kind in REGISTRY.values() for change in variants(kind)]
     found += [change for text in MORE for change in vm.parse_changes(text)]
-    return list(dict.fromkeys(found))
+    return tuple(dict.fromkeys(found))
+
+
+def _fit(changes):
+    """Whether they go into one model in this order and each alters it beside the others."""
+    try:
+        whole = edit(base_config(), changes)
+        return all(edit(base_config(), [*changes[:i], *changes[i + 1 :]]) != whole for i in range(len(changes)))
+    except UserError:
+        return False
+
+
+@functools.cache
+def find_together():
+    """All of them in few models, for what compiles, exports or traces, which is slow."""
+    models = []
+    for change in find_all():
+        taker = next((changes for changes in reversed(models) if _fit([*changes, change])), None)
+        if taker is None:
+            models.append([change])
+        else:
+            taker.append(change)
+    return tuple(map(tuple, models))
 
 
 def pytest_generate_tests(metafunc):
     if "change" in metafunc.fixturenames:
         metafunc.parametrize("change", find_all(), ids=str)
+    if "together" in metafunc.fixturenames:
+        alone = [pytest.param((change,), marks=pytest.mark.long) for change in find_all()]
+        metafunc.parametrize("together", [*find_together(), *alone], ids=lambda changes: "+".join(map(str, changes)))
 
 
 @pytest.fixture
 def all_changes():
     return find_all()
+
+
+@pytest.fixture
+def all_together():
+    return find_together()
 
 
 @pytest.fixture
