@@ -110,9 +110,10 @@ def assert_compiles(model, images, backend):
 
 
 @pytest.fixture
-def shallow(base, together):
+def shallow(base, together, monkeypatch):
     """One block is enough to compile, at half the time, unless a change tells first blocks from last ones or makes one
-    of two."""
+    of two; a transformer within patches has one, too."""
+    monkeypatch.setattr("vitmods.layers.stems.local.LOCAL_DEPTH", 1)
     edited = edit(base.vit_config, together)
     depth = 1 if edited.prefix_from == 0 and edited.parallel == 1 else 2
     return vm.apply(vm.vit(base.vit_config, depth=depth), *together)
