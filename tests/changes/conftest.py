@@ -1,5 +1,6 @@
 """All registered changes with their variants, found in the registry, so that a new file in changes/ is covered too."""
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -107,14 +108,31 @@ def all_together():
     return find_together()
 
 
-@pytest.fixture
-def base():
+def make_base():
     torch.manual_seed(0)
     model = vm.ViT(base_config())
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:  # gains and biases of a model that was trained
             torch.nn.init.normal_(parameter, mean=float("norm" in name and name.endswith("weight")), std=0.1)
     return model
+
+
+@pytest.fixture
+def base():
+    return make_base()
+
+
+@functools.cache
+def _made(change):
+    base = make_base()
+    torch.manual_seed(3)
+    return vm.apply(base, change)
+
+
+@pytest.fixture
+def changed(change):
+    """The base with the change."""
+    return copy.deepcopy(_made(change))
 
 
 @pytest.fixture

@@ -31,12 +31,6 @@ def gradients(model, images):
     return [out.detach(), *(p.grad.clone() for p in model.parameters())]
 
 
-@pytest.fixture
-def changed(base, change):
-    torch.manual_seed(3)
-    return vm.apply(base, change)
-
-
 def test_every_registered_change_is_tried(all_changes):
     assert {type(change) for change in all_changes} == set(REGISTRY.values())
     assert len(all_changes) > 2 * len(REGISTRY)
@@ -132,7 +126,7 @@ def test_it_is_one_graph(shallow, images):
 def test_one_change_of_each_kind_compiles_together(base, images, recompute):
     """Forward and backward graphs; the variants' own graphs are seen above."""
     together = "dpn+rms+placement(attn=pre+post,mlp=pre+post)+layerscale" if recompute else "dpn+normformer+postnorm"
-    model = vm.apply(vm.vit(base.vit_config, depth=2), *vm.parse_changes(together))
+    model = vm.apply(vm.vit(base.vit_config, depth=1 + recompute), *vm.parse_changes(together))
     model.forms = Forms(recompute=recompute)
     assert_compiles(model, images, "aot_eager")
 
@@ -158,7 +152,7 @@ def test_it_exports(shallow, images):
 def test_it_traces(shallow, images):
     """In training too, where TensorBoard's add_graph meets a fresh model."""
     torch.jit.trace(copy.deepcopy(shallow).train(), images, check_trace=False)
-    traced, other = torch.jit.trace(shallow.eval(), images), images.flip(0) + 0.1
+    traced, other = torch.jit.trace(shallow.eval(), images, check_trace=False), images.flip(0) + 0.1
     torch.testing.assert_close(traced(other), shallow(other), atol=1e-5, rtol=1e-5)
 
 
@@ -216,9 +210,10 @@ def test_pickle_deepcopy_and_state_dict(changed, images):
     fresh = vm.ViT(changed.vit_config)
     fresh.load_state_dict(changed.state_dict())
     expected = changed.eval()(images)
-    for other in (pickle.loads(pickle.dumps(changed)), copy.deepcopy(changed), fresh):
+    unpickled = pickle.loads(pickle.dumps(changed))
+    for other in (unpickled, copy.deepcopy(changed), fresh):
         assert torch.equal(other.eval()(images), expected)
-    assert pickle.loads(pickle.dumps(changed)).changes == changed.changes
+    assert unpickled.changes == changed.changes
 
 
 def test_config_goes_through_json(changed):
