@@ -62,12 +62,12 @@ def step(model, forms, run=None):
     return {"outputs": out.detach(), "images": x.grad, **grads}
 
 
-def assert_plain(model, forms=tuple(FORMS.values()), run=None):
-    """With each of the forms, in training and evaluation."""
+def assert_plain(model, forms=None, run=None):
+    """With each of the forms, by default all, in training and evaluation."""
     for training in (True, False):
         model.train(training)
         plain = step(model, None)
-        for each in forms:
+        for each in forms or FORMS.values():
             fast = step(model, each, run)
             assert plain.keys() == fast.keys(), each
             for name, value in plain.items():

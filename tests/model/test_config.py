@@ -39,6 +39,7 @@ def configs(draw):
     prefix_from = draw(st.sampled_from([0, 0, *range(1, depth)]))
     mixing = "dynamic_token" in repr((stem, attn := draw(slots), mlp := draw(slots)))
     parallel = 1 if attn.after or mlp.after else draw(st.sampled_from([1, 1, 2, 3]))
+    first = st.integers(1, max(1, depth // parallel))
     fields = {
         "img_size": (rows * patch[0], columns * patch[1]),
         "patch_size": patch,
@@ -63,7 +64,7 @@ def configs(draw):
         "prefix_from": prefix_from,
         "attn": attn,
         "mlp": mlp,
-        "first_blocks": draw(st.none() | st.builds(FirstBlocks, st.integers(1, max(1, depth // parallel)), slots, slots)),
+        "first_blocks": draw(st.none() | st.builds(FirstBlocks, first, slots, slots)),
         "positional": draw(
             st.none()
             | st.builds(PositionalConfig, st.integers(1, 4), st.sampled_from(["local", "noise"]), st.floats(-9, 9))
