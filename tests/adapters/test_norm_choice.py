@@ -44,9 +44,13 @@ def giga(model):
     return counter.get_total_flops() / 2e9
 
 
+SMALL = ("swin_t", "pvt_tiny", "pvt_v2_b0", "levit_128s")
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_models(name):
-    """On the meta device: all blocks are found, and the costs are the paper's and the separable form's."""
+    """On the meta device: all blocks are found, and the costs are the paper's and, of each family's smallest, the
+    separable form's."""
     make, flops, params, blocks, outside = PUBLISHED[name]
     with torch.device("meta"):
         model = make().eval()
@@ -55,14 +59,15 @@ def test_published_models(name):
     if outside is not None:
         assert sum(site.block is None for site in sites) == outside
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(params, rel=0.03)
-    if flops is None:
+    plain = giga(model) if flops or name in SMALL else None
+    assert flops is None or plain == pytest.approx(flops, rel=0.02)
+    if name not in SMALL:
         return
     done = vm.replace_norms(model, BOTH, heads=4 if name == "levit_128s" else None)
-    assert giga(model) == pytest.approx(flops, rel=0.02)
     found = [m for m in done.model.modules() if isinstance(m, norms.DynamicTokenNorm)]
     assert {p.device.type for p in done.model.parameters()} == {"meta"}
-    gained = giga(done.model) - giga(model)
-    assert len(found) == 2 * (blocks - (2 if name == "pvt_tiny" else 3 if name == "pvt_small" else 0))
+    gained = giga(done.model) - plain
+    assert len(found) == 2 * (blocks - (2 if name == "pvt_tiny" else 0))
     separable = sum(2 * m.grid_size[0] * m.grid_size[1] * sum(m.grid_size) * len(m.weight) for m in found) / 1e9
     assert gained == pytest.approx(separable, rel=1e-6)
 

@@ -379,7 +379,7 @@ TRACED = [
 @pytest.mark.parametrize("changes", TRACED)
 def test_fx_traces_every_model(changes, training):
     torch.manual_seed(0)
-    model = vm.apply(vm.vit("mu/16", img_size=32, depth=6, drop_path=0.2), *vm.parse_changes(changes)).train(training)
+    model = vm.apply(vm.vit("mu/16", img_size=32, depth=3, drop_path=0.2), *vm.parse_changes(changes)).train(training)
     images = torch.randn(8, 3, 32, 32)
     graph = torch.fx.symbolic_trace(model)
     assert [node.name for node in graph.graph.nodes if node.op == "placeholder"] == ["x"]

@@ -1,6 +1,8 @@
 """All registered changes with their variants, found in the registry, so that a new file in changes/ is covered too."""
 
+import copy
 import dataclasses
+import functools
 import itertools
 import typing
 
@@ -59,15 +61,41 @@ def variants(kind):
         yield change
 
 
+@functools.cache
 def find_all():
     found = [change for kind in REGISTRY.values() for change in variants(kind)]
     found += [change for text in MORE for change in vm.parse_changes(text)]
-    return list(dict.fromkeys(found))
+    return tuple(dict.fromkeys(found))
+
+
+def _fit(changes):
+    """Whether they go into one model in this order and each alters it beside the others."""
+    try:
+        whole = edit(base_config(), changes)
+        return all(edit(base_config(), [*changes[:i], *changes[i + 1 :]]) != whole for i in range(len(changes)))
+    except UserError:
+        return False
+
+
+@functools.cache
+def find_together():
+    """All of them in few models, for what compiles, exports or traces, which is slow."""
+    models = []
+    for change in find_all():
+        taker = next((changes for changes in reversed(models) if _fit([*changes, change])), None)
+        if taker is None:
+            models.append([change])
+        else:
+            taker.append(change)
+    return tuple(map(tuple, models))
 
 
 def pytest_generate_tests(metafunc):
     if "change" in metafunc.fixturenames:
         metafunc.parametrize("change", find_all(), ids=str)
+    if "together" in metafunc.fixturenames:
+        alone = [pytest.param((change,), marks=pytest.mark.long) for change in find_all()]
+        metafunc.parametrize("together", [*find_together(), *alone], ids=lambda changes: "+".join(map(str, changes)))
 
 
 @pytest.fixture
@@ -76,13 +104,35 @@ def all_changes():
 
 
 @pytest.fixture
-def base():
+def all_together():
+    return find_together()
+
+
+def make_base():
     torch.manual_seed(0)
     model = vm.ViT(base_config())
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:  # gains and biases of a model that was trained
             torch.nn.init.normal_(parameter, mean=float("norm" in name and name.endswith("weight")), std=0.1)
     return model
+
+
+@pytest.fixture
+def base():
+    return make_base()
+
+
+@functools.cache
+def _made(change):
+    base = make_base()
+    torch.manual_seed(3)
+    return vm.apply(base, change)
+
+
+@pytest.fixture
+def changed(change):
+    """The base with the change."""
+    return copy.deepcopy(_made(change))
 
 
 @pytest.fixture

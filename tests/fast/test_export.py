@@ -10,38 +10,42 @@ import torch
 import vitmods as vm
 from vitmods import adapters
 from vitmods.changes import REGISTRY
+from vitmods.changes.norm import kinds
+from vitmods.model.slots import BranchConfig, NormConfig
 from vitmods.util.errors import UserError
 
-ARMS = {
-    "base": "",
-    "dpn": "dpn",
-    "dtn": "dtn(blocks=1)",
-    "gpsa": "gpsa(blocks=1)",
-    "layerscale": "layerscale",
-    "normformer": "normformer",
-    "parallel": "parallel",
-    "placement": "placement(attn=post,mlp=pre+post)",
-    "rms": "rms",
-    "stem": "hmlp",
-    "subln": "subln",
-    **{kind: f"norm(kind={kind})" for kind in ("scale", "batch", "instance", "group", "power", "switchable")},
-    **{kind: kind for kind in ("levit", "local", "swiglu", "qknorm", "dropkey", "patchdropout")},
-    "size": "size(deeper=2)",
+MODELS = {  # every change, and every kind of norm that may stand in a block: few models, since an export is slow
+    "dropkey+dpn+dtn(blocks=1)+layerscale+normformer+gpsa(blocks=1)+qknorm+swiglu": {"depth": 2},
+    "rms+subln+parallel+patchdropout+hmlp": {"depth": 2},
+    "placement(attn=post,mlp=pre+post)+local+size(deeper=2)": {},
+    "levit": {
+        "attn": BranchConfig(*map(NormConfig, ("scale", "batch", "instance", "group"))),
+        "mlp": BranchConfig(*map(NormConfig, ("power", "switchable", "dyt", "derf"))),
+    },
 }
+every_model = pytest.mark.parametrize("arm", MODELS)
+
+
+@pytest.fixture(autouse=True)
+def shallow(monkeypatch):
+    monkeypatch.setattr("vitmods.layers.stems.local.LOCAL_DEPTH", 1)
 
 
 def small(arm: str = "") -> vm.ViT:
     torch.manual_seed(0)
-    base = vm.vit("mu2/4" if "blocks" in arm or "parallel" in arm else "mu1/4", img_size=8, num_classes=5)
+    fields = MODELS.get(arm, {"depth": 2 if "blocks" in arm else 1})
+    base = vm.vit("mu1/4", img_size=8, num_classes=5, **fields)
     return (vm.apply(base, *vm.parse_changes(arm)) if arm else base).eval()
 
 
-def test_every_change_is_tried():
-    tried = {change.name for arm in ARMS.values() if arm for change in vm.parse_changes(arm)}
-    assert tried == set(REGISTRY)
+def test_every_change_and_kind_of_norm_is_tried():
+    models = list(map(small, MODELS))
+    assert {change.name for model in models for change in model.changes} == set(REGISTRY)
+    made = {type(module) for model in models for module in model.modules()}
+    assert {kind.module for kind in kinds().values()} <= made
 
 
-@pytest.mark.parametrize("arm", ARMS.values(), ids=ARMS)
+@every_model
 def test_onnx_runtime_computes_the_same(arm, tmp_path):
     model, path = small(arm), tmp_path / "model.onnx"
     assert vm.export(model, path) <= 1e-4
@@ -78,7 +82,7 @@ def test_safetensors_are_read_back_with_their_config(tmp_path):
     assert "none missing" in str(adapters.coverage(tmp_path / "m.safetensors"))
 
 
-@pytest.mark.parametrize("arm", ARMS.values(), ids=ARMS)
+@every_model
 def test_every_change_goes_through_safetensors(arm, tmp_path):
     assert vm.export(small(arm), tmp_path / "m.safetensors") == 0
 

@@ -228,7 +228,7 @@ def test_meta_models_are_refused():
 
 
 def test_works_compiled_pickled_copied_and_with_autograd():
-    model = small("dpn")
+    model = small("dpn", depth=1)
     new = vm.optimize_for_inference(model)
     x = random_images(model)
     expected = model(x)

@@ -62,28 +62,29 @@ def step(model, forms, run=None):
     return {"outputs": out.detach(), "images": x.grad, **grads}
 
 
-def assert_plain(model, forms, run=None):
+def assert_plain(model, forms=None, run=None):
+    """With each of the forms, by default all, in training and evaluation."""
     for training in (True, False):
         model.train(training)
-        plain, fast = step(model, None), step(model, forms, run)
-        assert plain.keys() == fast.keys()
-        for name, value in plain.items():
-            torch.testing.assert_close(
-                fast[name], value, rtol=1e-10, atol=1e-10 * float(value.abs().max().clamp_min(1))
-            )
+        plain = step(model, None)
+        for each in forms or FORMS.values():
+            fast = step(model, each, run)
+            assert plain.keys() == fast.keys(), each
+            for name, value in plain.items():
+                tolerance = 1e-10 * float(value.abs().max().clamp_min(1))
+                close = torch.allclose(fast[name], value, rtol=1e-10, atol=tolerance)
+                assert close, f"{name}, training={training}, {each}"
 
 
-@every_form
 @every_model
 @pytest.mark.parametrize("what", ["all", "attention"])
-def test_as_it_is(kind, forms, what):
-    assert_plain(build(kind, what), forms)
+def test_as_it_is(kind, what):
+    assert_plain(build(kind, what))
 
 
 @pytest.mark.parametrize("merged", [False, True])
-@every_form
 @every_model
-def test_adapters_are_used_and_trained(kind, forms, merged):
+def test_adapters_are_used_and_trained(kind, merged):
     model = build(kind)
     targets = ["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"]
     model = inject_adapter_in_model(LoraConfig(r=2, lora_alpha=4, target_modules=targets), model)
@@ -92,13 +93,13 @@ def test_adapters_are_used_and_trained(kind, forms, merged):
     for parameter in adapters.values():
         nn.init.normal_(parameter, std=0.3)
     model.double()
-    before = step(model.eval(), forms)["outputs"]
+    before = step(model.eval(), None)["outputs"]
     if merged:
         for module in model.modules():
             if hasattr(module, "merge"):
                 module.merge()
-    assert_plain(model, forms)
-    torch.testing.assert_close(step(model.eval(), forms)["outputs"], before, rtol=1e-10, atol=1e-10)
+    assert_plain(model)
+    torch.testing.assert_close(step(model.eval(), FORMS["all"])["outputs"], before, rtol=1e-10, atol=1e-10)
 
 
 def listen(model):
@@ -139,24 +140,21 @@ def test_hooks_hear_what_they_hear_of_the_plain_form(kind, forms, training):
 @every_model
 def test_one_hook_anywhere_hears_the_same_and_may_change_what_it_hears(kind):
     """One module after another: a form that stands aside for some modules must do so for each."""
-    forms = FORMS["all"]
-    names = [name for name, _ in build(kind).named_modules() if name.startswith(("blocks.1", "norm"))]
-    for name in names:
-        model = build(kind)
-        heard = []
+    model, heard = build(kind), []
 
-        def hear(_, given, out, heard=heard):
-            heard.append(_shapes(given))
-            return out * 1.5 + out.flip(1)  # of other tokens too
+    def hear(_, given, out):
+        heard.append(_shapes(given))
+        return out * 1.5 + out.flip(1)  # of other tokens too
 
-        model.get_submodule(name).register_forward_hook(hear)
-        model.train()
-        step(model, None)
-        plain = heard.copy()
-        heard.clear()
-        step(model, forms)
-        assert heard == plain
-        assert_plain(model, forms)
+    for name, module in model.named_modules():
+        if name.startswith(("blocks.1", "norm")):
+            handle = module.register_forward_hook(hear)
+            assert_plain(model, [FORMS["all"]])
+            handle.remove()
+            calls = len(heard) // 4  # two modes, each plain and fast
+            assert heard[:calls] == heard[calls : 2 * calls], name
+            assert heard[2 * calls : 3 * calls] == heard[3 * calls :], name
+            heard.clear()
 
 
 @every_form
@@ -235,10 +233,9 @@ INNER = (".attn.norm", ".mlp.norm")
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-@every_form
 @every_model
 @pytest.mark.parametrize("change", CHANGED)
-def test_what_is_changed_is_run(kind, forms, change):
+def test_what_is_changed_is_run(kind, change):
     model, (ending, edit) = build(kind), CHANGED[change]
     endings = (".norm1", ".norm2", ".norm") if ending == "norm" else (f".{ending}",)
     for name, module in list(model.named_modules()):
@@ -247,13 +244,12 @@ def test_what_is_changed_is_run(kind, forms, change):
             setattr(model.get_submodule(parent), own, edit(module))
     outputs = step(model.eval(), None)["outputs"]
     assert torch.allclose(outputs, step(build(kind).eval(), None)["outputs"]) == (change == "weight norm")
-    assert_plain(model, forms)
+    assert_plain(model)
 
 
-@every_form
 @every_model
 @pytest.mark.parametrize("tokens", ["few", "many"])
-def test_a_new_attribute_of_attention(kind, forms, tokens, monkeypatch):
+def test_a_new_attribute_of_attention(kind, tokens, monkeypatch):
     """An ingredient that no form knows of: an attribute, and a forward that reads it."""
     plain = Attention.forward
 
@@ -265,13 +261,12 @@ def test_a_new_attribute_of_attention(kind, forms, tokens, monkeypatch):
         if isinstance(module, Attention):
             read_backwards(module)
     monkeypatch.setattr(Attention, "forward", forward)
-    assert_plain(model, forms)
+    assert_plain(model)
 
 
-@every_form
 @every_model
 @pytest.mark.parametrize("changed", [Attention, Mlp, nn.Linear, nn.GELU])
-def test_another_forward_of_a_class(kind, forms, changed, monkeypatch):
+def test_another_forward_of_a_class(kind, changed, monkeypatch):
     plain = changed.forward
 
     def forward(self, x, *rest, **keywords):
@@ -280,15 +275,14 @@ def test_another_forward_of_a_class(kind, forms, changed, monkeypatch):
 
     model = build(kind)
     monkeypatch.setattr(changed, "forward", forward)
-    assert_plain(model, forms)
+    assert_plain(model)
 
 
-@every_form
 @every_model
-def test_values_written_through_data_are_seen(kind, forms):
+def test_values_written_through_data_are_seen(kind):
     model = build(kind).eval()
     for _ in range(2):
-        assert_plain(model, forms)
+        assert_plain(model)
         for parameter in model.blocks.parameters():
             parameter.data.mul_(0.5)
 
@@ -309,10 +303,9 @@ def test_quantized_maps(kind, forms):
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
-@every_form
 @every_model
-def test_traced(kind, forms):
-    model = build(kind).eval()
+def test_traced(kind):
+    model, forms = build(kind).eval(), FORMS["all"]
     model.forms = forms
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -332,20 +325,18 @@ def test_symbolically_traced(kind, forms):
     assert last <= targets
 
 
-@every_model
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("kind", "training"), [*((kind, True) for kind in MODELS), ("class token", False)])
 def test_compiled(kind, training):
     torch._dynamo.reset()
     forms = FORMS["all"]
-    model = build(kind, drop_path=0.0).train(training)
+    model = build(kind, drop_path=0.0, depth=2).train(training)
     model.forms = forms
     assert_plain_evaluation(model, forms, torch.compile(model, fullgraph=True, backend="eager"))
 
 
-@every_form
 @every_model
-def test_exported(kind, forms):
-    model = build(kind).eval()
+def test_exported(kind):
+    model, forms = build(kind).eval(), FORMS["all"]
     model.forms = forms
     assert_plain_evaluation(model, forms, torch.export.export(model, (images(5),)).module())
 
@@ -365,7 +356,7 @@ def test_copies_and_pickles_keep_their_forms(kind, forms):
     for same in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert same.forms == forms
         assert list(same.state_dict()) == names
-        assert_plain(same, forms)
+        assert_plain(same, [forms])
 
 
 @every_form
@@ -405,14 +396,12 @@ def test_second_derivatives_of_parameters(forms):
         torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max()))
 
 
-@every_form
 @every_model
 @pytest.mark.parametrize("fields", [{"attn_drop": 0.3}, {"proj_drop": 0.3}, {"qk_norm": vm.ViTConfig().final_norm}])
-def test_dropout_draws_the_same(kind, forms, fields):
-    assert_plain(build(kind, **fields), forms)
+def test_dropout_draws_the_same(kind, fields):
+    assert_plain(build(kind, **fields))
 
 
-@every_form
 @pytest.mark.parametrize(
     "changes",
     [
@@ -428,13 +417,11 @@ def test_dropout_draws_the_same(kind, forms, fields):
         "qknorm",
     ],
 )
-def test_changes(forms, changes):
-    model = vm.apply(build("mean"), *vm.parse_changes(changes))
-    assert_plain(model, forms)
+def test_changes(changes):
+    assert_plain(vm.apply(build("mean"), *vm.parse_changes(changes)))
 
 
-@every_form
-def test_inside_of_hooks_for_saved_tensors(forms):
+def test_inside_of_hooks_for_saved_tensors():
     """What stands around, as offloading to the CPU, is given all that is kept, and its own is given back."""
     model, kept = build("class token").eval(), []
 
@@ -442,7 +429,7 @@ def test_inside_of_hooks_for_saved_tensors(forms):
         with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t.detach().clone(), lambda t: t):
             return model(x)
 
-    assert_plain(model, forms, run)
+    assert_plain(model, run=run)
     assert kept
 
 
@@ -501,20 +488,26 @@ def test_new_models_have_the_forms():
     assert vm.vit("mu/4", img_size=8).forms == Forms() == vm.apply(vm.vit("mu/4", img_size=8), vm.LayerScale()).forms
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        "from vitmods.model.vit import ViT; from vitmods.model.config import ViTConfig; model = ViT(ViTConfig())",
-        "import timm, vitmods.adapters.timm_models; model = timm.create_model('vitmods_tiny_patch16_224')",
-        "import timm, vitmods; model = vitmods.apply(timm.create_model('vit_tiny_patch16_224'))",
-        "import copy, vitmods; model = copy.deepcopy(vitmods.vit('mu/4', img_size=8))",
-        "import pickle, sys; model = pickle.load(open(sys.argv[1], 'rb'))",
-    ],
-)
-def test_new_models_have_the_forms_however_they_are_made(make, tmp_path):
-    """... in a process that has imported nothing else of the package."""
+MADE = """
+from vitmods.model.vit import ViT; from vitmods.model.config import ViTConfig; model = ViT(ViTConfig(depth=1))
+import vitmods.adapters.timm_models; model = timm.create_model('vitmods_tiny_patch16_224', depth=1)
+import vitmods; model = vitmods.apply(timm.create_model('vit_tiny_patch16_224', depth=1))
+import copy, vitmods; model = copy.deepcopy(vitmods.vit('mu/4', img_size=8))
+import pickle; model = pickle.load(open(sys.argv[1], 'rb'))
+"""
+
+
+def test_new_models_have_the_forms_however_they_are_made(tmp_path):
+    """... in processes that have imported nothing else of the package: forks of one that knows torch and timm."""
     path = tmp_path / "model.pickle"
     path.write_bytes(pickle.dumps(vm.vit("mu/4", img_size=8)))
-    script = f"{make}\nprint(type(model.forms).__module__, model.forms.last_block)"
+    script = f"""import os, sys, timm, torch
+for make in {MADE.split(chr(10))[1:-1]}:
+    if not os.fork():
+        exec(make)
+        print(type(model.forms).__module__, model.forms.last_block, flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0, make
+"""
     done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True)
-    assert done.stdout == "vitmods.fast.forms True\n"
+    assert done.stdout == "vitmods.fast.forms True\n" * 5

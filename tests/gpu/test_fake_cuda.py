@@ -47,9 +47,10 @@ def train(run_on_fake, model, recipe=RECIPE, **options):
     )
 
 
-@pytest.mark.parametrize("change", CHANGES.find_all(), ids=str)
-def test_every_change_makes_a_step(run_on_fake, change):
-    model = vm.ViT(edit(CHANGES.base_config(), [change]))
+@pytest.mark.parametrize("changes", CHANGES.find_together(), ids=lambda changes: "+".join(map(str, changes)))
+def test_every_change_makes_a_step(run_on_fake, changes, monkeypatch):
+    monkeypatch.setattr("vitmods.layers.stems.local.LOCAL_DEPTH", 1)
+    model = vm.ViT(edit(CHANGES.base_config(), changes))
     if getattr(model.patch_embed, "waits_for_images", False):  # as a trial does before its first step
         config = model.vit_config
         model.patch_embed.fit(torch.rand(4, config.in_chans, *config.img_size))
@@ -66,7 +67,7 @@ def test_tokens_to_token_makes_a_step(run_on_fake):
 
 
 def test_every_norm_and_stem_is_among_the_changes():
-    models = [vm.ViT(edit(CHANGES.base_config(), [change])) for change in CHANGES.find_all()] + [tokens_to_token()]
+    models = [vm.ViT(edit(CHANGES.base_config(), changes)) for changes in CHANGES.find_together()] + [tokens_to_token()]
     made = {type(module) for model in models for module in model.modules()}
     assert {kind.module for kind in NORMS.values()} - made == set()
     assert {stem for stem in STEMS.values() if stem is not TokenStem} - made == set()  # of sequences, below

@@ -382,8 +382,11 @@ def test_a_norm_that_was_made_for_inference():
 
 # Tools
 
-OPTIONS = [{"prefix_tokens": 1}, {"variant": "released", "affine": False}, {"pool": 2, "grid": (2, 4)}]
-OPTIONS += [{"band": 3}, {"window": 3}]
+OPTIONS = [
+    {"prefix_tokens": 1, "band": 3},
+    {"variant": "released", "affine": False, "window": 3},
+    {"pool": 2, "grid": (2, 4)},
+]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -3,6 +3,7 @@
 python tests/data/corruptions/corruption_images.py writes those numbers anew, after a change of what corruptions do.
 """
 
+import functools
 import json
 import tempfile
 from pathlib import Path
@@ -31,6 +32,7 @@ def drawn(height, width):
     return (planes * 255).astype(np.uint8)
 
 
+@functools.cache
 def photographs(side):
     """uint8 (2, 3, side, side): china and flower, thinned out and cut."""
     step = max(1, 352 // side)

@@ -88,7 +88,7 @@ def test_the_error_on_photographs_grows_with_the_severity(made, textures, name, 
     clean = made.photographs(side).repeat(12 if name in BY_CHANCE else 1, 1, 1, 1)
     arguments = {"seed": 0, "index": np.arange(len(clean)), "textures": textures}
     done = torch.stack([corrupt(clean, name, severity, **arguments) for severity in SEVERITIES])
-    errors = (done.double() - clean).square().mean((1, 2, 3, 4)).tolist()
+    errors = (done.float() - clean).square().mean((1, 2, 3, 4)).tolist()
     if (name, side) == ("motion_blur", 32):  # rows 3 and 4, (6, 2) and (8, 2), are nearly the same
         del errors[2]
     assert (errors == sorted(errors)) is (name not in NOT_MONOTONE), errors
