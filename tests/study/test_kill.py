@@ -28,7 +28,7 @@ COMMAND = [
     "--seeds",
     "1",
     "--epochs",
-    "40",
+    "14",
 ]
 COMMAND += ["--workers", "2", "--device", "cpu", "--cost-seconds", "0", "--checkpoint-minutes", "0.002"]
 
@@ -108,6 +108,7 @@ def test_a_killed_study_ends_in_the_same_numbers(tmp_path):
     workers = children(run.pid)
     assert len(workers) == 2
     os.kill(workers[0], signal.SIGKILL)
+    os.kill(workers[1], signal.SIGSTOP)  # stays in the middle
     wait_for(lambda: "killed by SIGKILL" in broken.with_suffix(".log").read_text(), run)
     (failed,) = [json.loads(path.read_text()) for path in broken.glob("trials/*/*/result.json")]
     assert failed["status"] == "failed"
@@ -116,6 +117,7 @@ def test_a_killed_study_ends_in_the_same_numbers(tmp_path):
     # The command alone is killed: its worker must notice, and write nothing more.
     run.kill()
     run.wait()
+    os.kill(workers[1], signal.SIGCONT)
     end = time.monotonic() + 5
     while any(map(alive, workers)):
         assert time.monotonic() < end, "a worker outlived its parent"
@@ -125,9 +127,9 @@ def test_a_killed_study_ends_in_the_same_numbers(tmp_path):
     assert files(broken) == left
 
     # All processes are told to end, as by systemd or Slurm: each trial is saved at its last step, within 30 seconds.
+    logs = list(broken.glob("trials/*/*/metrics.jsonl"))
     run = start(broken)
-    before = max(steps(broken), default=0)
-    wait_for(lambda: len(steps(broken)) == 2 and max(steps(broken)) > before, run)
+    wait_for(lambda: all(files(broken)[path] != left[path] for path in logs), run)
     for pid in (run.pid, *children(run.pid)):
         os.kill(pid, signal.SIGTERM)
     begin = time.monotonic()
