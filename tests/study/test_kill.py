@@ -115,13 +115,14 @@ def test_a_killed_study_ends_in_the_same_numbers(tmp_path):
     assert "killed by SIGKILL" in failed["message"]
 
     # The command alone is killed: its worker must notice, and write nothing more.
+    os.kill(workers[1], signal.SIGCONT)  # now: of a stopped orphan the kernel would make an end
     run.kill()
     run.wait()
-    os.kill(workers[1], signal.SIGCONT)
     end = time.monotonic() + 5
     while any(map(alive, workers)):
         assert time.monotonic() < end, "a worker outlived its parent"
         time.sleep(0.02)
+    assert len(list(broken.glob("trials/*/*/result.json"))) == 1, "a worker ended its trial without its parent"
     left = files(broken)
     time.sleep(0.5)
     assert files(broken) == left
