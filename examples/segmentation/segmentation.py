@@ -1,4 +1,4 @@
-"""Which change helps a small ViT to find shapes in noise, pixel by pixel? Images are drawn here. Half a minute on a CPU."""
+"""Which change helps a small ViT to find shapes in noise, pixel by pixel? Images are drawn here. Seconds on a CPU."""
 
 import sys
 from pathlib import Path
