@@ -10,8 +10,8 @@ from PIL import Image, ImageDraw
 import vitmods as vm
 
 CLASSES = ("disc", "square")
-COUNTS = {"train": 48, "val": 16}
-SIDES = (96, 128)  # height and width
+COUNTS = {"train": 32, "val": 8}
+SIDES = (72, 96)  # height and width
 
 
 def write_shapes(folder: Path, counts: dict[str, int] | None = None, sides: tuple[int, int] = SIDES) -> Path:
@@ -63,10 +63,10 @@ def main(out: Path) -> None:
         task="detection",
         data=f"coco:{shapes}",
         img_size=SIDES[1],
-        recipe=vm.recipes.small_detection(epochs=6),
+        recipe=vm.recipes.small_detection(epochs=6).with_(fpn_channels=32),
         seeds=2,
     )
-    result = study.run(out / "study", cost_seconds=2, progress=False)
+    result = study.run(out / "study", cost_seconds=0, progress=False)
     print(result)
     print(f"Report: {result.report()}")
 

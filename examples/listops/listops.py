@@ -8,7 +8,7 @@ from pathlib import Path
 
 import vitmods as vm
 
-DATA = "listops:generated?min_length=3&max_length=16&train=2000&val=200&test=500"
+DATA = "listops:generated?min_length=3&max_length=16&train=2000&val=200&test=300"
 
 
 def main(out: Path) -> None:
@@ -16,10 +16,10 @@ def main(out: Path) -> None:
         arms={"dtn": "dtn(norms=both)", "batch": "norm(kind=batch)"},
         data=DATA,
         task="sequence_classification",
-        recipe=vm.recipes.listops(steps=150).with_(dropout=0.0),
+        recipe=vm.recipes.listops(steps=75).with_(dropout=0.0),
         seeds=2,
     )
-    answer = study.run(out, workers=1, cost_seconds=1)
+    answer = study.run(out, workers=1, cost_seconds=0)
     print(answer)
     print(answer.report())
     expressions = out / "expressions.txt"

@@ -48,7 +48,7 @@ def main(out: Path) -> None:
 
     if not (out / "photographs").exists():
         write_photographs(out / "photographs")
-    recipe = vm.recipes.finetune(like=vm.recipes.small_images(), epochs=20).with_(lr=3e-3, batch_size=32)
+    recipe = vm.recipes.finetune(like=vm.recipes.small_images(), epochs=15).with_(lr=3e-3, batch_size=32)
     photographs = vm.data.load(str(out / "photographs"), img_size=(SIDE, SIDE), in_chans=1, augment=recipe.augment)
     model = copy.deepcopy(base)
     model.set_input_size(SIDE)  # positions of 4 x 4 patches become those of 8 x 8

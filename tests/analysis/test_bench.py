@@ -19,7 +19,9 @@ from vitmods.util.errors import UserError
 def found():
     models = {"mu2/4": vm.vit("mu2/4", img_size=16), "four": vm.vit("mu8/4", img_size=16)}
     models["fast"] = vm.optimize_for_inference(models["mu2/4"])
-    return bench(models, (16, 16), batches=(1, 4), budget_s=0.1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitmods.analysis.bench.BLOCK_S", 0.02)
+        return bench(models, (16, 16), batches=(1, 4), budget_s=0.1)
 
 
 def test_a_deeper_model_is_slower_and_larger(found):

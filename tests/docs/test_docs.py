@@ -14,11 +14,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 import vitmods as vm
-from vitmods.changes import REGISTRY, parse_changes
+from vitmods.changes import REGISTRY, Change, parse_changes
+from vitmods.changes.compose import edit
 from vitmods.cli import COMMANDS
 from vitmods.layers import NORMS
+from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_params
 from vitmods.study import cost
 from vitmods.study.arms import BASE, arms_from_text
@@ -87,9 +90,9 @@ def test_every_kind_of_norm_is_on_a_page(kind):
 COUNT = re.compile(r"(?:`([^`]+)` on )?S/16: ([+-][\d,]+)\s+parameters")
 
 
-@cache
-def small() -> vm.ViT:
-    return vm.vit("S/16")
+def parameters_of(*changes: Change) -> int:
+    with torch.device("meta"):  # shapes alone
+        return count_params(vm.ViT(edit(ViTConfig.from_name("S/16"), changes)))
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -97,8 +100,7 @@ def test_parameter_counts_of_a_page_are_those_of_the_code(name):
     counts = COUNT.findall((ROOT / "docs" / "changes" / f"{name}.md").read_text())
     assert counts, "say what it costs: 'S/16: +1,234 parameters', or '`CHANGE` on S/16: ...'"
     for change, count in counts:
-        changed = vm.apply(small(), *parse_changes(change or name))
-        assert count_params(changed) - count_params(small()) == int(count.replace(",", ""))
+        assert parameters_of(*parse_changes(change or name)) - parameters_of() == int(count.replace(",", ""))
 
 
 PYTHON = [(page, text) for page, text in blocks("python") if page.parent.name != "tutorials"]  # test_tutorials.py
@@ -112,6 +114,7 @@ def test_python_blocks_run(page, code, tmp_path, monkeypatch):
         return
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cost, "measure", _for_a_moment(cost.measure))
+    monkeypatch.setattr(cost, "BLOCK_S", 0.002)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), _registered_by_a_page():
         exec(compiled, {"__name__": "a_page"})
@@ -119,10 +122,10 @@ def test_python_blocks_run(page, code, tmp_path, monkeypatch):
 
 
 def _for_a_moment(measure):
-    """Costs are measured for a second, not for the half minute of a user's study."""
+    """Costs are measured for a moment, not for the half minute of a user's study."""
 
     def measured(models, task, recipe, device, seconds, *others):
-        return measure(models, task, recipe, device, min(seconds, 1.0), *others)
+        return measure(models, task, recipe, device, min(seconds, 0.1), *others)
 
     return measured
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +13,18 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(script: Path, folder: Path, *arguments: str) -> str:
-    environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run(
-        [sys.executable, str(script), *arguments],
-        cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Runs an example as a script, in an empty folder and in this process; what it printed."""
+
+    def script(name: str, *arguments: str) -> str:
+        path = EXAMPLES / name / f"{name}.py"
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+        runpy.run_path(str(path), run_name="__main__")
+        return capsys.readouterr().out
+
+    return script
 
 
 def test_every_example_is_a_folder_with_a_page_and_a_script():
@@ -34,7 +39,13 @@ def test_every_example_is_a_folder_with_a_page_and_a_script():
 
 @pytest.mark.slow
 def test_quickstart_changes_a_model_and_answers_with_two_arms(tmp_path):
-    said = run(EXAMPLES / "quickstart" / "quickstart.py", tmp_path, "answer")
+    done = subprocess.run(  # a process of its own, as a reader starts it
+        [sys.executable, str(EXAMPLES / "quickstart" / "quickstart.py"), "answer"],
+        cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": "utf-8"}, stdin=subprocess.DEVNULL, capture_output=True,
+        encoding="utf-8", timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = done.stdout
 
     assert "LinearStem -> DualPatchNormStem" in said  # the difference of the two models
     results = json.loads((tmp_path / "answer" / "results.json").read_text())
@@ -48,8 +59,8 @@ def test_quickstart_changes_a_model_and_answers_with_two_arms(tmp_path):
 
 
 @pytest.mark.slow
-def test_segmentation_finds_shapes_and_draws_them(tmp_path):
-    said = run(EXAMPLES / "segmentation" / "segmentation.py", tmp_path, "out")
+def test_segmentation_finds_shapes_and_draws_them(run, tmp_path):
+    said = run("segmentation", "out")
 
     results = json.loads((tmp_path / "out" / "study" / "results.json").read_text())
     scores = results["base"]["scores"].values()
@@ -60,8 +71,8 @@ def test_segmentation_finds_shapes_and_draws_them(tmp_path):
 
 
 @pytest.mark.slow
-def test_detection_finds_shapes(tmp_path):
-    said = run(EXAMPLES / "detection" / "detection.py", tmp_path, "out")
+def test_detection_finds_shapes(run, tmp_path):
+    said = run("detection", "out")
 
     results = json.loads((tmp_path / "out" / "study" / "results.json").read_text())
     scores = results["base"]["scores"].values()
@@ -71,8 +82,8 @@ def test_detection_finds_shapes(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_published_table_stands_beside_ours(tmp_path):
-    said = run(EXAMPLES / "published_table" / "published_table.py", tmp_path, "answer")
+def test_a_published_table_stands_beside_ours(run, tmp_path):
+    said = run("published_table", "answer")
 
     assert "Dual PatchNorm, Table 6: difference to Dual PatchNorm, points of top-1" in said
     assert re.search(r"^pre: here [+-][\d.]+, published -0.2 \(S/32\), .*-0.1 \(B/16\)$", said, re.M)
@@ -80,8 +91,8 @@ def test_a_published_table_stands_beside_ours(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_tasks_are_served_from_one_backbone(tmp_path):
-    said = run(EXAMPLES / "two_tasks" / "two_tasks.py", tmp_path, "out")
+def test_two_tasks_are_served_from_one_backbone(run):
+    said = run("two_tasks", "out")
 
     digits, photographs = (float(value) for value in re.findall(r"^\w+: top-1 (.+)$", said, re.M))
     assert digits > 0.7, "chance is 0.1"
@@ -93,8 +104,8 @@ def test_two_tasks_are_served_from_one_backbone(tmp_path):
 
 
 @pytest.mark.slow
-def test_listops_compares_norms_on_sequences_and_reads_a_text(tmp_path):
-    said = run(EXAMPLES / "listops" / "listops.py", tmp_path, "out")
+def test_listops_compares_norms_on_sequences_and_reads_a_text(run, tmp_path):
+    said = run("listops", "out")
 
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["complete"]

@@ -117,18 +117,18 @@ def test_jobs_are_the_study_in_one_process(hostile, alone, tmp_path, monkeypatch
 
     monkeypatch.setattr("submitit.local.local.subprocess", SimpleNamespace(Popen=controller))
     monkeypatch.setattr("vitmods.study.run.Slurm", lambda *given: Slurm(*given, cluster="local"))
-    study().run(tmp_path, workers=2, cluster=ClusterOptions("slurm"), **QUIET)
-    assert results(tmp_path) == alone
+    study(seeds=1).run(tmp_path, workers=2, cluster=ClusterOptions("slurm"), **QUIET)
+    assert results(tmp_path) == {trial: one for trial, one in alone.items() if trial.name == "seed0"}
     assert not hostile.exists()
 
 
 @pytest.mark.slow
 def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
     pytest.importorskip("submitit")
-    long = study(recipe=RECIPE.with_(epochs=60), seeds=1)
+    long = study(recipe=RECIPE.with_(epochs=30), seeds=1, limit_val=40)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     long.run(whole, workers=1, **QUIET)
-    long.run(broken, workers=1, budget=1, **QUIET)
+    long.run(broken, workers=1, budget=0.1, **QUIET)  # no trial is begun
     trial = Trial(long.settings.arms[0], 0)
     folder = StudyFolder(broken)
     piece = Piece(Processes(folder, 1, 1, "cpu"), 0, trial.to_dict())
@@ -142,7 +142,8 @@ def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
     assert not (folder.trial(trial) / "result.json").exists()
     assert (folder.trial(trial) / "checkpoint.pt").exists()
     assert again.function() is None
-    assert results(broken) == results(whole)
+    (done,) = results(broken).items()
+    assert done in results(whole).items()
 
 
 def test_options_that_an_executor_does_not_read_are_refused() -> None:

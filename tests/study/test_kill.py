@@ -28,7 +28,7 @@ COMMAND = [
     "--seeds",
     "1",
     "--epochs",
-    "40",
+    "14",
 ]
 COMMAND += ["--workers", "2", "--device", "cpu", "--cost-seconds", "0", "--checkpoint-minutes", "0.002"]
 
@@ -108,26 +108,29 @@ def test_a_killed_study_ends_in_the_same_numbers(tmp_path):
     workers = children(run.pid)
     assert len(workers) == 2
     os.kill(workers[0], signal.SIGKILL)
+    os.kill(workers[1], signal.SIGSTOP)  # stays in the middle
     wait_for(lambda: "killed by SIGKILL" in broken.with_suffix(".log").read_text(), run)
     (failed,) = [json.loads(path.read_text()) for path in broken.glob("trials/*/*/result.json")]
     assert failed["status"] == "failed"
     assert "killed by SIGKILL" in failed["message"]
 
     # The command alone is killed: its worker must notice, and write nothing more.
+    os.kill(workers[1], signal.SIGCONT)  # now: of a stopped orphan the kernel would make an end
     run.kill()
     run.wait()
     end = time.monotonic() + 5
     while any(map(alive, workers)):
         assert time.monotonic() < end, "a worker outlived its parent"
         time.sleep(0.02)
+    assert len(list(broken.glob("trials/*/*/result.json"))) == 1, "a worker ended its trial without its parent"
     left = files(broken)
     time.sleep(0.5)
     assert files(broken) == left
 
     # All processes are told to end, as by systemd or Slurm: each trial is saved at its last step, within 30 seconds.
+    logs = list(broken.glob("trials/*/*/metrics.jsonl"))
     run = start(broken)
-    before = max(steps(broken), default=0)
-    wait_for(lambda: len(steps(broken)) == 2 and max(steps(broken)) > before, run)
+    wait_for(lambda: all(files(broken)[path] != left[path] for path in logs), run)
     for pid in (run.pid, *children(run.pid)):
         os.kill(pid, signal.SIGTERM)
     begin = time.monotonic()

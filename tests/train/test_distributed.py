@@ -39,9 +39,10 @@ DIVIDED = "stopped-sharded"
 
 def trial(out: Path, kind: str, processes: Processes = Processes(), **how: object) -> dict:  # noqa: B008
     recipe = RECIPES[kind]
-    images = data.load("digits", img_size=(8, 8), in_chans=1, augment=recipe.augment, limit_train=160)
+    few = {"limit_train": 160, "limit_val": 80, "test_fraction": 0.05}
+    images = data.load("digits", img_size=(8, 8), in_chans=1, augment=recipe.augment, **few)
     torch.manual_seed(7)
-    model = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=10)
+    model = vm.vit("mu1/2", img_size=8, in_chans=1, num_classes=10)
     model = vm.apply(model, *MODELS[kind]) if MODELS[kind] else model
     options = RunOptions("cpu", tensorboard=False, progress=False, processes=processes, **how)
     return train_trial(model, Classification.from_recipe(recipe), images, recipe, out=out, how=options)
@@ -208,7 +209,7 @@ def test_each_process_writes_its_part_and_two_checkpoints_stay(together) -> None
         assert rows == one["rows"]
         assert sum(rows) == one["shape"][0]
     sizes = [sum(tensor.numel() for tensor in file.values()) for file in files]
-    assert max(sizes) < 0.52 * sum(sizes)
+    assert max(sizes) < 0.53 * sum(sizes)
     rest = torch.load(place / "6/state.pt", weights_only=True)
     assert rest["model"]["blocks.0.attn.qkv.weight"] == {"divided tensor": "model/blocks.0.attn.qkv.weight"}
 
@@ -276,7 +277,7 @@ def test_sharding_needs_several_processes() -> None:
 
 KILLS = {  # in the middle of a step, and with half of a checkpoint's part written
     2: {"busy": {}, "sharded-busy": {"shard": True}},
-    4: {"busy": {}, "sharded-busy": {"shard": True}},
+    4: {"sharded-busy": {"shard": True}},
 }
 
 
@@ -348,17 +349,6 @@ def test_a_killed_process_ends_all_and_the_same_command_goes_on(together, tmp_pa
             assert ours == theirs
 
 
-def command(out: Path, *options: str, **environment: str) -> subprocess.CompletedProcess:
-    given = ["--data", "digits", "--base", "mu2/2", "--epochs", "1", "--limit-train", "160", "--batch-size", "40"]
-    return subprocess.run(
-        [sys.executable, "-m", "vitmods", "train", *given, "--device", "cpu", "--out", str(out), *options],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
 KILLER = """
 import os, signal
 from vitmods.train import TrialRun
@@ -372,16 +362,33 @@ TrialRun._train_step = dies
 
 
 @pytest.mark.slow
-def test_the_command_starts_its_processes_and_goes_on_after_a_kill(tmp_path) -> None:
+def test_the_command_starts_its_processes_and_goes_on_after_a_kill(tmp_path, monkeypatch, capfd) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (tmp_path / "killer.py").write_text(KILLER)
-    given = ["--devices", "2", "--shard", "--checkpoint-minutes", "0", "--plugin", str(tmp_path / "killer.py")]
-    killed = command(tmp_path / "run", *given, DIES="1")
+    command = ["train", "--base", "mu1/2", "--epochs", "1", "--limit-train", "160", "--batch-size", "40"]
+    command += [
+        "--devices",
+        "2",
+        "--shard",
+        "--checkpoint-minutes",
+        "0",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    killed = subprocess.run(
+        [sys.executable, "-m", "vitmods", *command, "--plugin", str(tmp_path / "killer.py")],
+        env={**os.environ, "DIES": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert killed.returncode == 128 + signal.SIGKILL, killed.stderr
     assert killed.stderr.count("Process 1 of 2 was killed by SIGKILL") == 1
     assert killed.stderr.count("without a word") == 0
     assert "Traceback" not in killed.stderr
     assert list(tmp_path.glob("run/checkpoint/*/index.json"))  # of which step depends on the speed of the disk
-    done = command(tmp_path / "run", *given)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Weights:") == 1
+    assert cli.main(command) == 0
+    assert capfd.readouterr().out.count("Weights:") == 1
     assert json.loads((tmp_path / "run/config.json").read_text())["environment"]["processes"] == 2

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from vitmods.train.distributed import PeerEnded
 from vitmods.train.launch import launch
 from vitmods.util.errors import UserError
 
@@ -39,7 +40,10 @@ time.sleep(60)
 LEFT = """
 import os, signal, sys, time, types
 from vitmods import cli
-from vitmods.train.distributed import PeerEnded
+from vitmods.util.errors import UserError
+
+class PeerEnded(UserError):
+    repeats = True
 
 def main(arguments):
     if os.environ["RANK"] == "1":
@@ -92,6 +96,7 @@ def test_the_end_of_one_is_said_once(modules, capfd, arguments, word):
     assert launch("left", arguments, 2) == (137 if arguments else 7)
     (line,) = capfd.readouterr().err.splitlines()
     assert word in line
+    assert PeerEnded.repeats, "as the one above"
 
 
 def test_those_whose_launcher_is_killed_end_too(modules):
