@@ -70,11 +70,11 @@ class NormKind:
             norm = self.factory(1.0, True, {}, num_heads=1, grid_size=(1, 4), prefix_tokens=0)(4)
         return "bias" in dict(norm.named_parameters())
 
-    @property
+    @functools.cached_property
     def arguments(self) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(self.module.__init__).parameters
 
-    @property
+    @functools.cached_property
     def options(self) -> dict[str, Any]:
         """Name -> type of what its class takes beside what a slot and the model say."""
         found: dict[str, Any] = {}
@@ -82,7 +82,7 @@ class NormKind:
             found |= typing.get_type_hints(hint) if is_dataclass(hint) else {name: hint}
         return found
 
-    @property
+    @functools.cached_property
     def _hints(self) -> dict[str, Any]:
         """Argument -> its type; a dataclass stands for options that belong together."""
         hints = typing.get_type_hints(self.module.__init__)
