@@ -36,6 +36,14 @@ def test_a_score_for_each_trial(tmp_path, capsys):
     assert "these images" in said
 
 
+def test_scores_that_are_all_equal(tmp_path, capsys):
+    path = written(tmp_path, ["arm,seed,score", *(f"{arm},{seed},0.5" for arm in ("base", "dpn") for seed in range(3))])
+    assert main(["decide", path]) == 0
+    said = capsys.readouterr().out
+    assert "pooled sd 0, 2 df" in said
+    assert "nan" not in said
+
+
 def test_a_score_for_each_image_in_any_order(tmp_path, capsys):
     x = (np.random.default_rng(0).random((3, 4, 30)) < 0.7).astype(int)
     rows = [(arm, s, f"{i:02}.png", x[a, s, i]) for a, arm in enumerate(("base", "a", "b")) for s in range(4)

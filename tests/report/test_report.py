@@ -1,6 +1,7 @@
 """The report as text: what it says, that it escapes what users name, and that it needs nothing from outside."""
 
 import dataclasses
+import math
 import re
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -184,6 +185,8 @@ def test_what_all_intervals_share_is_one_line(study, synthetic):
     assert without.endswith("no failure in 5 trials of an arm: up to 45 % may fail.")
     assert "new trainings and these images alone" in without
     assert "images part" not in without
+    equal = dataclasses.replace(study, decision=dataclasses.replace(study.decision, sd=0.0, seed_share=math.nan))
+    assert "pooled sd 0 points, 36 df; images part" in holds(equal)
 
 
 def test_these_images_alone_have_no_thin_bar_to_explain(synthetic, tmp_path):

@@ -130,6 +130,7 @@ def holds(answer: Answer) -> str:
     facts.append(answer.factorial.look if answer.factorial else decision.look)
     if not math.isnan(decision.sd):
         facts.append(f"pooled sd {decision.sd:.2g}{unit}, {decision.df:.0f} df")
+    if not math.isnan(decision.seed_share):
         facts.append(f"seeds shared {100 * decision.seed_share:.0f} % of the spread")
     effects = answer.headline.values()
     shares = [effect.images_share for effect in effects if not math.isnan(effect.images_share)]

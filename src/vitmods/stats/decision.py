@@ -41,7 +41,7 @@ class Decision:
     pairs: dict[tuple[str, str], Pair]  #: (arm, other): head to head, a family of its own
     sd: float  #: of one trial, pooled: the square root of the MSE
     df: float
-    seed_share: float  #: of the variance within arms that seeds explain
+    seed_share: float  #: of the variance within arms that seeds explain; nan without any
     family: int  #: arms whose intervals hold together
     alpha: float  #: of the intervals: 0.05, or the nominal level of every look
     look: str  #: which look of a study until decided this is
@@ -71,10 +71,9 @@ class Decision:
         known = any(effect.half >= 0 for effect in self.effects.values())
         facts = [f"{'intervals hold together at 95 %' if known else TOO_FEW}; {self.claim}", self.look]
         if not math.isnan(self.sd):
-            facts += [
-                f"pooled sd {self.sd:.3g}, {self.df:.0f} df",
-                f"seeds explain {self.seed_share:.0%} of the spread",
-            ]
+            facts.append(f"pooled sd {self.sd:.3g}, {self.df:.0f} df")
+        if not math.isnan(self.seed_share):
+            facts.append(f"seeds explain {self.seed_share:.0%} of the spread")
         if self.without_images and not self.overlap and self.generalize == "images":
             facts.append("without per-image scores, other test images may say otherwise")
         lines = [*self.notes, "; ".join(filter(None, facts))]
