@@ -71,6 +71,7 @@ def assert_plain(model, forms=None, run=None):
             fast = step(model, each, run)
             assert plain.keys() == fast.keys(), each
             for name, value in plain.items():
+                assert fast[name].shape == value.shape, f"{name}, training={training}, {each}"
                 tolerance = 1e-10 * float(value.abs().max().clamp_min(1))
                 close = torch.allclose(fast[name], value, rtol=1e-10, atol=tolerance)
                 assert close, f"{name}, training={training}, {each}"

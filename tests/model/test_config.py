@@ -39,7 +39,7 @@ def configs(draw):
     prefix_from = draw(st.sampled_from([0, 0, *range(1, depth)]))
     mixing = "dynamic_token" in repr((stem, attn := draw(slots), mlp := draw(slots)))
     parallel = 1 if attn.after or mlp.after else draw(st.sampled_from([1, 1, 2, 3]))
-    first = st.integers(1, max(1, depth // parallel))
+    first = st.integers(1, depth)
     fields = {
         "img_size": (rows * patch[0], columns * patch[1]),
         "patch_size": patch,

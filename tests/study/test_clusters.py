@@ -98,7 +98,7 @@ def test_a_failure_on_a_node_without_the_folder_of_the_start_says_so(tmp_path, m
     monkeypatch.setattr(Processes, "start", lambda self, index: worker)
     for folder, said in ((tmp_path, False), (tmp_path / "elsewhere", True)):
         node = Node(Processes(StudyFolder(tmp_path), workers=1, threads=1, stand_in=str(folder)), 0)
-        assert (f"{folder}, where the study was started, is not here" in node.run({})) is said
+        assert (f". Relative paths fail on this node: {folder}, where the study" in node.run({})) is said
 
 
 def test_a_trial_that_needs_more_than_any_node_has_is_one_error() -> None:

@@ -70,6 +70,20 @@ def test_rounds_end_once_every_ratio_is_certain():
     assert (len(steady["k"]), len(noisy["k"])) == (4, 15)
 
 
+def test_a_short_budget_has_short_blocks(monkeypatch):
+    repeats = []
+    timed = "vitmods.study.cost.seconds_per_call"
+    monkeypatch.setattr(timed, lambda call, times, device: repeats.append(times) or 1e-3)
+    models = [(name, vit("mu/4", img_size=8, in_chans=1, num_classes=10)) for name in ("base", "a", "b")]
+    for budget, most in ((0.0, 1), (0.36, 10), (100.0, 100)):
+        monkeypatch.setattr(
+            "vitmods.study.cost.interleave", lambda kinds, names, seconds, budget: interleave(kinds, names, seconds, 0)
+        )
+        measure(models, Classification(), plain().with_(batch_size=4), CPU, budget_s=budget, arms=2)
+        assert max(repeats) == most
+        repeats.clear()
+
+
 def test_arms_are_made_one_after_the_other(monkeypatch):
     """An arm's model is gone before the next one is made."""
     monkeypatch.setattr("vitmods.study.cost.BLOCK_S", 0)

@@ -207,6 +207,12 @@ def test_a_dry_run_says_at_once_what_it_does_and_names_every_arm(tmp_path, capsy
     assert not (tmp_path / "a").exists()
 
 
+def test_a_study_imports_neither_torchvision_nor_scipy_stats():
+    code = "import sys, vitmods.study.run, vitmods.study.trial, vitmods.study.answer, vitmods.tasks.base as base; "
+    code += "assert 'detection' in base.TASKS; print({'torchvision', 'scipy.stats', 'timm'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
 def test_the_shell_says_something_before_the_slow_imports():
     code = "import sys, vitmods.cli.compare; print({'torch', 'scipy'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

@@ -199,17 +199,17 @@ def boards_have_each_row_once(bench, out):
 
 
 def run_study(out):
-    """Two trials of 10 steps, with a checkpoint after each."""
+    """Two trials of 30 steps, with a checkpoint after each."""
     loop.SAVE_FRACTION = 1.0
-    recipe = vm.recipes.plain(epochs=10).with_(batch_size=64)
+    recipe = vm.recipes.plain(epochs=30).with_(batch_size=64)
     study = vm.Study("mu2/4", ["dpn"], data="digits", recipe=recipe, limit_train=64, seeds=1)
     study.run(out, workers=1, device="cpu", cost_seconds=0, progress=False, checkpoint_minutes=0)
 
 
 def kill_study(folder):
-    """A study that dies at 4 random steps is, in the end, the one that nobody killed, in folder / "whole"."""
+    """A study that dies at 20 random steps is, in the end, the one that nobody killed, in folder / "whole"."""
     kills = []
-    for count in [pick(2, 5) for _ in range(4)]:
+    for count in [pick(1, 5) for _ in range(20)]:
 
         def killed(count=count):
             before(TrialRun, "_train_step", count)
@@ -222,7 +222,7 @@ def kill_study(folder):
         {path.relative_to(out): path.read_bytes() for path in out.rglob("model.safetensors")}
         for out in (folder / "whole", folder / "broken")
     ]
-    print(json.dumps({"case": "a study, 4 times", "killed": all(kills), "same": finished and found[0] == found[1]}))
+    print(json.dumps({"case": "a study, 20 times", "killed": all(kills), "same": finished and found[0] == found[1]}))
 
 
 def main(folder):

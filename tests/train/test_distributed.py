@@ -364,19 +364,11 @@ TrialRun._train_step = dies
 @pytest.mark.slow
 def test_the_command_starts_its_processes_and_goes_on_after_a_kill(tmp_path, monkeypatch, capfd) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("vitmods.util.registry.asked_for", [])  # what other tests have asked for
     (tmp_path / "killer.py").write_text(KILLER)
     command = ["train", "--base", "mu1/2", "--epochs", "1", "--limit-train", "160", "--batch-size", "40"]
-    command += [
-        "--devices",
-        "2",
-        "--shard",
-        "--checkpoint-minutes",
-        "0",
-        "--device",
-        "cpu",
-        "--out",
-        str(tmp_path / "run"),
-    ]
+    command += ["--devices", "2", "--shard", "--checkpoint-minutes", "0", "--device", "cpu"]
+    command += ["--out", str(tmp_path / "run")]
     killed = subprocess.run(
         [sys.executable, "-m", "vitmods", *command, "--plugin", str(tmp_path / "killer.py")],
         env={**os.environ, "DIES": "1"},

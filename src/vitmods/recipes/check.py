@@ -49,7 +49,7 @@ _STRONGEST = {"torchvision": 30, "big_vision": 30, "timm": 10}
 
 def check_fields(part: Any) -> None:
     """Raise UserError, naming the field, if a number is out of its range or a word is none of its choices."""
-    for field, kind in _hints(part.__class__).items():
+    for field, kind in _hints(part.__class__).items():  # to mypy a type(part) has no hash
         value, kinds = getattr(part, field), get_args(kind) or (kind,)
         name = type(part).__name__.lower() if field == "name" else field
         if value is None and NoneType in kinds:

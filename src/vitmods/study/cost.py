@@ -60,7 +60,7 @@ def measure(
     images = images or model.vit_config  # type: ignore[assignment]
     assert images is not None
     with quiet_threads(device):
-        block_s = min(BLOCK_S, budget_s / (arms * ROUNDS[0] * KINDS * 2))
+        block_s = min(BLOCK_S, budget_s / (max(arms, 1) * ROUNDS[0] * KINDS * 2))
         base = _Timed(Steps(model, task, recipe, device, images), images, block_s=block_s)
         found: dict[str, Any] = {}
         rounds: list[dict[str, list[dict[str, float]]]] = []

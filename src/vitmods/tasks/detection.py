@@ -32,7 +32,6 @@ from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.tasks.heads.detectors import Detector, Found
-    from vitmods.tasks.heads.pyramid import MakeNorm
 
 SHOWN = 4  # images that are drawn in an evaluation
 SURE = 0.3  # the score from which a detection is drawn and predicted
@@ -69,7 +68,7 @@ class Detection(Task):
     masks: ClassVar[bool] = False
 
     fpn_channels: int = 64
-    norm: MakeNorm | None = group_norm
+    norm: Callable[[int], nn.Module] | None = group_norm
     augment: Augment = field(default_factory=Augment)
 
     @classmethod

@@ -153,13 +153,13 @@ def load_plugins(names: Iterable[str]) -> None:
         UserError: there is no such module, or it cannot be imported.
     """
     for name in names:
-        asked_for.append(name)
         try:
             _import(name)
         except UserError:
             raise
         except Exception as error:
             raise UserError(f"The plugin '{name}' cannot be imported: {type(error).__name__}: {error}") from error
+        asked_for.append(name)
 
 
 def plugins() -> list[str]:

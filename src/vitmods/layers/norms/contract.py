@@ -71,8 +71,8 @@ class NormKind:
         return "bias" in dict(norm.named_parameters())
 
     @functools.cached_property
-    def arguments(self) -> Mapping[str, inspect.Parameter]:
-        return inspect.signature(self.module.__init__).parameters
+    def arguments(self) -> dict[str, inspect.Parameter]:
+        return dict(inspect.signature(self.module.__init__).parameters)
 
     @functools.cached_property
     def options(self) -> dict[str, Any]:

@@ -39,7 +39,8 @@ class Node:
         failure = worker.failure_reason() if answer is None else answer["failure"]
         started_in = self._processes.stand_in
         if failure is not None and started_in is not None and not os.path.isdir(started_in):
-            failure += f" Relative paths fail on this node: {started_in}, where the study was started, is not here."
+            missing = f"{started_in}, where the study was started, is not here."
+            failure = f"{failure.rstrip('.')}. Relative paths fail on this node: {missing}"
         return failure
 
     def stop(self) -> None:

@@ -1,1 +1,1 @@
-"""What a task puts beside the backbone, imported when a model is built: torchvision's models take half a second."""
+"""Detectors and their pyramids, imported when one is built: torchvision's models take half a second."""
