@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from vitmods.util.errors import UserError, nearest
-from vitmods.util.registry import Registry, check_plugins, check_reachable, load_plugins, plugins
+from vitmods.util.registry import Registry, asked_for, check_plugins, check_reachable, load_plugins, plugins
 
 
 def test_letters_that_changed_places_come_before_other_names():
@@ -110,8 +110,10 @@ def test_a_plugin_that_is_missing_or_broken_is_a_user_error(tmp_path, monkeypatc
     with pytest.raises(UserError, match=r"The plugin 'mine' cannot be imported: ModuleNotFoundError: .*nowhere_at_all"):
         load_plugins(["mine"])
     (tmp_path / "json.py").write_text("")
+    kept = asked_for.copy()
     with pytest.raises(UserError, match="is called as the module json is"):
         load_plugins([str(tmp_path / "json.py")])
+    assert asked_for == kept  # other processes of a training are not told of what is refused
 
 
 def test_what_the_script_itself_defines_cannot_reach_other_processes():
