@@ -114,7 +114,6 @@ def test_python_blocks_run(page, code, tmp_path, monkeypatch):
         return
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cost, "measure", _for_a_moment(cost.measure))
-    monkeypatch.setattr(cost, "BLOCK_S", 0.002)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), _registered_by_a_page():
         exec(compiled, {"__name__": "a_page"})

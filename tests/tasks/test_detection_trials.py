@@ -82,9 +82,7 @@ def study(shapes, tmp_path_factory):
     command += ["--img-size", "64", "--arms", "dtn=replace(dtn)", "--seeds", "1", "--epochs", "2"]
     command += ["--fpn-channels", "16", "--workers", "1", "--out", str(out), "--quiet"]
     assert main([*command, "--dry-run"]) == 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitmods.study.cost.BLOCK_S", 0.01)
-        assert main([*command, "--cost-seconds", "0.1"]) == 0
+    assert main([*command, "--cost-seconds", "0.1"]) == 0
     return out
 
 

@@ -83,9 +83,7 @@ def study(shapes, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "shapes"
     command = ["compare", "--task", "segmentation", "--data", f"masks:{shapes}", "--base", "mu2/4", "--img-size", "16"]
     command += ["--arms", "dpn", "--seeds", "1", "--epochs", "2", "--lr", "0.01", "--eval-flip"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitmods.study.cost.BLOCK_S", 0.01)
-        assert main([*command, "--workers", "1", "--cost-seconds", "0.1", "--out", str(out), "--quiet"]) == 0
+    assert main([*command, "--workers", "1", "--cost-seconds", "0.1", "--out", str(out), "--quiet"]) == 0
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +23,6 @@ from vitmods.tasks.base import Task
 
 CALL_S = 1.0  # batches are halved until one call takes at most about this long
 LARGE_BATCH = 64
-KINDS = 3  # of work: a training step, inference of one image and of many
 LEAST = 2  # images of a training step: a batch norm needs two
 
 
@@ -60,8 +60,7 @@ def measure(
     images = images or model.vit_config  # type: ignore[assignment]
     assert images is not None
     with quiet_threads(device):
-        block_s = min(BLOCK_S, budget_s / (max(arms, 1) * ROUNDS[0] * KINDS * 2))
-        base = _Timed(Steps(model, task, recipe, device, images), images, block_s=block_s)
+        base = _Timed(Steps(model, task, recipe, device, images), images, budget_s=budget_s / max(arms, 1))
         found: dict[str, Any] = {}
         rounds: list[dict[str, list[dict[str, float]]]] = []
         end = time.monotonic() + budget_s
@@ -94,9 +93,10 @@ def measure(
 
 
 class _Timed:
-    """A model with a call for each kind of work; base says how large batches are, and how often a call is repeated."""
+    """A model with a call for each kind of work; base says how large batches are, and how often a call is repeated: so
+    that the fewest rounds of two models take `budget_s` seconds."""
 
-    def __init__(self, steps: Steps, images: Base, base: _Timed | None = None, block_s: float = BLOCK_S):
+    def __init__(self, steps: Steps, images: Base, base: _Timed | None = None, budget_s: float = math.inf):
         self._device = steps.device
         self.params, self.macs = count_params(steps.model), macs_of(steps.model, images)
         self.batches: dict[str, int] = base.batches if base else _batches(steps)
@@ -108,6 +108,7 @@ class _Timed:
             call()  # warm-up: kernels are chosen, optimizer state is made
         self.repeats: dict[str, int] = base.repeats if base else dict.fromkeys(self.calls, 1)
         if base is None:
+            block_s = min(BLOCK_S, budget_s / (2 * len(self.calls) * ROUNDS[0]))
             self.repeats = {kind: max(1, round(block_s / max(self.seconds(kind), 1e-6))) for kind in self.calls}
 
     def seconds(self, kind: str) -> float:

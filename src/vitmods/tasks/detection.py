@@ -30,7 +30,7 @@ from vitmods.tasks.metrics import Metric
 from vitmods.tasks.overlay import legend, pixels_of
 from vitmods.util.errors import UserError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # torchvision's models, which studies of other tasks do without
     from vitmods.tasks.heads.detectors import Detector, Found
 
 SHOWN = 4  # images that are drawn in an evaluation
@@ -84,10 +84,10 @@ class Detection(Task):
 
     def wrap(self, backbone: nn.Module, classes: int) -> Detector:
         """The backbone, which from now on takes images of any size if it is a vitmods ViT, with pyramid and heads."""
-        if hasattr(backbone, "vit_config"):
-            backbone.set_input_size(dynamic_img_size=True)  # type: ignore[operator]
         from vitmods.tasks.heads.detectors import MaskRCNNDetector, RetinaNetDetector
 
+        if hasattr(backbone, "vit_config"):
+            backbone.set_input_size(dynamic_img_size=True)  # type: ignore[operator]
         detector = MaskRCNNDetector if self.masks else RetinaNetDetector
         return detector(backbone, classes, self.fpn_channels, self.norm)
 
