@@ -112,6 +112,25 @@ def test_of_several_that_begin_at_once_one_begins(make, place, stale):
     holder.give_back()
 
 
+def test_who_reads_while_it_is_written_finds_a_whole_one(place):
+    contents, found = [b"x" * 1000, b"y" * 2000], set()
+    assert place().create(contents[0])
+
+    def write():
+        writer = place()
+        for content in contents * 100:
+            writer.write(content)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    reader = place()
+    while thread.is_alive():
+        found.add(reader.read())
+    thread.join()
+    assert found <= set(contents)
+    assert place().read() == contents[-1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("interrupts", [True, False])
 def test_one_that_was_taken_over_stops_and_leaves_the_other_alone(interrupts, place, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from vitmods.util.limits import check_bytes
 T = TypeVar("T")
 _ADDRESS = re.compile(r"([a-z][a-z0-9+-]+):(/{1,3})(.+)", re.DOTALL)  # as a Path it has one slash left
 _EXCLUSIVE = {"s3", "s3a", "gs", "gcs", "memory"}  # of two that create a file one fails
+IN_ONE_STEP = {"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "oss", "memory"}  # a file is there when all of it is
 _TRIED_AFTER_S = (1.0, 2.0, 4.0, 8.0)
 
 
@@ -58,7 +60,8 @@ class AddressPlace:
 
     def __init__(self, address: str) -> None:
         self._fs, self._path = opened(address)
-        self._exclusive = address.partition(":")[0] in _EXCLUSIVE
+        protocol = address.partition(":")[0]
+        self._exclusive, self._in_one_step = protocol in _EXCLUSIVE, protocol in IN_ONE_STEP
 
     def read(self) -> bytes | None:
         self._fs.invalidate_cache()
@@ -92,7 +95,10 @@ class AddressPlace:
         return self.read() == content
 
     def write(self, content: bytes) -> None:
-        self._fs.pipe_file(self._path, content)
+        target = self._path if self._in_one_step else f"{self._path}.{uuid.uuid4().hex[:8]}.tmp"
+        self._fs.pipe_file(target, content)
+        if target != self._path:
+            self._fs.mv(target, self._path)
 
     def remove(self) -> None:
         self._fs.rm_file(self._path)

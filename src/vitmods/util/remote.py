@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeVar
 
-from vitmods.util.address import AddressPlace, Unreachable, address_of, named, opened, place, tried
+from vitmods.util.address import IN_ONE_STEP, AddressPlace, Unreachable, address_of, named, opened, place, tried
 from vitmods.util.copies import (
     NOTES,
     Sent,
@@ -39,7 +39,6 @@ from vitmods.util.files import LenientStream, disk_errors, write_atomically
 from vitmods.util.lease import LEASE, Lease
 
 T = TypeVar("T")
-_IN_ONE_STEP = {"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "oss", "memory"}  # a file is there when all of it is
 _GROWING = ("metrics.jsonl",)  # sent with what is written beside them
 SEND_EVERY_S = 5.0
 
@@ -250,7 +249,7 @@ class Mirror:
 
     def _send_file(self, path: Path, file: IO[bytes]) -> None:
         status, remote = os.fstat(file.fileno()), self._remote(path)
-        whole = self._protocol in _IN_ONE_STEP
+        whole = self._protocol in IN_ONE_STEP
         target = remote if whole else f"{remote}.tmp"
 
         def copy() -> str:
