@@ -1,11 +1,13 @@
 """Who holds a folder, on machines that share nothing but its files."""
 
 import json
+import signal
 import threading
 import time
 
 import pytest
 
+from vitmods.train.interrupt import stop_on_signals
 from vitmods.util import lease as module
 from vitmods.util.address import AddressPlace
 from vitmods.util.errors import UserError
@@ -144,17 +146,37 @@ def test_one_that_was_taken_over_stops_and_leaves_the_other_alone(interrupts, pl
                 time.sleep(0.01)
 
     if not interrupts:  # as where SIGINT is ignored
-        monkeypatch.setattr("_thread.interrupt_main", lambda: None)
+        monkeypatch.setattr("_thread.interrupt_main", lambda signum: None)
     with pytest.raises(UserError, match="process 7 on two has taken runs/x over"):
         work()
     assert place().read() == other
+
+
+def test_a_trial_that_ctrl_c_does_not_reach_stops_too(place):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a script's background
+    other = json.dumps({"id": "another", "host": "two", "process": 7}).encode()
+
+    def train():
+        with leased(place(), "runs/x", "study"), stop_on_signals() as request:
+            place().write(other)
+            end = time.monotonic() + 10
+            while time.monotonic() < end:
+                request.check()
+                time.sleep(0.01)
+            raise AssertionError("it was not stopped")
+
+    try:
+        with pytest.raises(UserError, match="process 7 on two has taken runs/x over"):
+            train()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("gave_back", [False, True])
 def test_one_that_looks_is_told_at_once(gave_back, make, place, monkeypatch):
     monkeypatch.setattr(module, "BEAT_S", 60.0)
     interrupted = threading.Event()
-    monkeypatch.setattr("_thread.interrupt_main", interrupted.set)
+    monkeypatch.setattr("_thread.interrupt_main", lambda signum: interrupted.set())
     run = make("one")
     run.take()
     run.look()

@@ -11,6 +11,7 @@ import _thread
 import json
 import os
 import platform
+import signal
 import sys
 import threading
 import time
@@ -193,7 +194,7 @@ class Lease:
                 elif not self._is_mine(found):
                     self.lost = self._reason(found)
                     self._looked.set()
-                    _thread.interrupt_main()
+                    _interrupt_main()
                     return
                 else:
                     self._beat += 1
@@ -240,12 +241,18 @@ def leased(place: LeasePlace, where: str, local: str) -> Iterator[Lease]:
     lease.take()
     try:
         yield lease
-        lease.check()  # SIGINT may be ignored
+        lease.check()  # signals may be ignored
     except KeyboardInterrupt:
         lease.check()
         raise
     finally:
         lease.give_back()
+
+
+def _interrupt_main() -> None:
+    """As Ctrl-C does; where that is ignored, as in a script's background, by SIGTERM, which a trial answers too."""
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    _thread.interrupt_main(signal.SIGTERM if ignored else signal.SIGINT)
 
 
 def _read(content: bytes | None) -> dict[str, Any]:
