@@ -204,7 +204,7 @@ def _delta():
 
 def _study(folder):
     study = StudyFolder(folder)
-    for read in (study.facts, lambda: study.check_same_study({}), study.samples, lambda: study.groups(["test"])):
+    for read in (study.facts, lambda: study.check_same_study({}), study.samples, lambda: study.images.groups(["test"])):
         _attempt(lambda _, read=read: read(), None)
     read_examples(folder)
     _attempt(read_scores, folder / "test.npz")

@@ -199,7 +199,7 @@ def test_arrays_that_unpack_to_much_more_are_refused(read, tmp_path, monkeypatch
     np.savez_compressed(tmp_path / "images.npz", groups_test=np.zeros(2**22, np.uint8))
     with pytest.raises((UserError, ValueError), match="would unpack to"):
         read(tmp_path / "images.npz")
-    assert StudyFolder(tmp_path).images() is None
+    assert StudyFolder(tmp_path).images.read() is None
 
 
 def test_an_array_whose_header_lies_about_its_size_is_refused(tmp_path):

@@ -180,8 +180,8 @@ def _keep_images(folder: StudyFolder, dataset: ImageDataset, settings: dict[str,
     from vitmods.study.store import read_object
 
     if read_object(folder.path / "config.json").get("images") == json.loads(json.dumps(settings)):
-        folder.check_same_images(dataset.splits)
-    folder.write_images(dataset.splits)
+        folder.images.check_same(dataset.splits)
+    folder.images.write(dataset.splits)
     write_split(folder.path / SPLIT_FILE, dataset)
 
 

@@ -21,11 +21,12 @@ from vitmods.stats.settings import OverSettings
 from vitmods.stats.verdict import POINTS, Effect
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.doubts import outcome_doubts, outcomes, planning_doubts
+from vitmods.study.facts import SCHEMA, Facts
 from vitmods.study.outcome import ArmAnswer, ArmCost, BaseCost, PointScores, SettingAnswer, Tuning, costs_of, tuning_of
 from vitmods.study.plan import Settings, Trial
 from vitmods.study.scores import Look, decision_at, factorial_at, looks, over_settings_at
 from vitmods.study.state import HIDDEN, Curve, Evaluated, StudyState, TrialRecord, read_curves
-from vitmods.study.store import SCHEMA, Facts, Sample, StudyFolder
+from vitmods.study.store import Sample, StudyFolder
 from vitmods.study.tuning import AS_IS, Point, mean_of, show_value
 from vitmods.tasks.base import TASKS
 from vitmods.tasks.metrics import Metric
@@ -199,7 +200,7 @@ def evaluated_of(folder: StudyFolder, facts: Facts) -> Evaluated:
     """What the answer of the study is about."""
     classes, planned = len(facts.data["classes"]), facts.plan.seeds
     if not facts.settings.get("folds"):
-        groups = folder.groups({split: facts.data["splits"][split]["count"] for split in facts.splits})
+        groups = folder.images.groups({split: facts.data["splits"][split]["count"] for split in facts.splits})
         return Evaluated(facts.splits, classes, groups, planned, looked=facts.plan.until_decided)
     test, train = (facts.data["splits"][name]["count"] for name in ("test", "train"))
     return Evaluated(facts.splits, classes, planned=planned, sizes=(test, train))

@@ -12,9 +12,9 @@ from vitmods.stats.decide import FEW_SEEDS
 from vitmods.stats.decision import Decision
 from vitmods.stats.plan import images_for, seeds_can_decide
 from vitmods.stats.verdict import POINTS
+from vitmods.study.facts import Facts
 from vitmods.study.measure import MARGINS
 from vitmods.study.state import StudyState, TrialRecord
-from vitmods.study.store import Facts
 from vitmods.tasks.metrics import Metric
 from vitmods.util.text import about, listing
 

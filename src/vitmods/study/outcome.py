@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vitmods.stats.verdict import Effect
+from vitmods.study.facts import ModelFacts
 from vitmods.study.plan import Settings
 from vitmods.study.state import Selection, TrialRecord, at_the_edge
-from vitmods.study.store import ModelFacts, StudyFolder, read_object
+from vitmods.study.store import StudyFolder, read_object
 from vitmods.study.tuning import Point, mean_of
 from vitmods.util.address import named
 

@@ -85,7 +85,7 @@ def retrain_study(settings: Settings, path: Path, arm: str, seed: int, how: Runn
         on_all = Settings({**fixed, "train_on_all": True}, settings.arms, make_seeds([seed]))
         runner = TrialRunner(folder, on_all, how.device, progress=how.progress, **how.of_trials())
         trial, out = Trial(settings.arm(chosen.name), seed, point), retrained_folder(path, chosen.name)
-        if not folder.holds_images(runner.dataset(on_all.recipe_of(trial.arm, point)).splits):
+        if not folder.images.same_contents(runner.dataset(on_all.recipe_of(trial.arm, point)).splits):
             warnings.warn("The images are no longer those of the study, so its estimate may not hold.", stacklevel=3)
         result = runner.train(trial, out)
     return Retrained(chosen.name, out, estimate_of(answer, chosen), result)

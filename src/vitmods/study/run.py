@@ -29,6 +29,7 @@ from vitmods.study.executors import Executor, Inline
 from vitmods.study.executors.processes import Processes
 from vitmods.study.executors.ray import RayCluster
 from vitmods.study.executors.slurm import Slurm
+from vitmods.study.facts import Facts, ModelFacts, Plan
 from vitmods.study.fits import planned_within, smaller
 from vitmods.study.models import activation_bytes
 from vitmods.study.outcome import costs_under, read_costs
@@ -37,7 +38,7 @@ from vitmods.study.progress import Progress, planned
 from vitmods.study.running import Running
 from vitmods.study.schedule import ENDLESS, Budget, Schedule
 from vitmods.study.state import Evaluated, StudyState
-from vitmods.study.store import Facts, ModelFacts, Plan, StudyFolder
+from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config, build_model, task_of, with_modules
 from vitmods.study.tuning import AS_IS, Point
 from vitmods.study.verdict_logs import log_verdicts
@@ -220,7 +221,7 @@ def _open(folder: StudyFolder, settings: Settings, how: Running) -> _Ready:
     dataset = runner.dataset(settings.recipe)
     fixed = {**settings.fixed, "images": dataset.summary()["fingerprint"]}
     if facts is not None and facts.settings["images"] != fixed["images"]:
-        folder.check_same_images(dataset.splits)
+        folder.images.check_same(dataset.splits)
     runner.settings = replace(settings, fixed=fixed)
     check_images(runner.settings, dataset)
     return _Ready(runner, dataset, how, *_survey(runner))
@@ -316,8 +317,10 @@ def _write_facts(ready: _Ready, command: str, plan: Plan) -> Facts:
     if before and before.plan.seeds and any(record.ended or record.wall_s is not None for record in arms):
         _check_extension(before.plan, settings)
         plan = before.plan
-    if folder.images() is None or not (folder.path / SPLIT_FILE).exists():  # a new study, or one with a damaged file
-        folder.write_images(dataset.splits)
+    if (
+        folder.images.read() is None or not (folder.path / SPLIT_FILE).exists()
+    ):  # a new study, or one with a damaged file
+        folder.images.write(dataset.splits)
         write_split(folder.path / SPLIT_FILE, dataset, folds)
     if before is not None and before.settings == settings.to_dict() and before.plan == plan:
         return before

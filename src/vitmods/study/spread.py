@@ -15,10 +15,11 @@ import numpy as np
 from vitmods.stats.verdict import POINTS
 from vitmods.study.answer import evaluated_of
 from vitmods.study.arms import BASE
+from vitmods.study.facts import Facts
 from vitmods.study.plan import Settings
 from vitmods.study.scores import decision_at
 from vitmods.study.state import StudyState, TrialRecord
-from vitmods.study.store import Facts, StudyFolder
+from vitmods.study.store import StudyFolder
 from vitmods.util.errors import UserError
 from vitmods.util.text import plural
 

@@ -24,16 +24,15 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from vitmods.data.groups import read_columns
-from vitmods.data.split_file import SPLIT_FILE
+from vitmods.study.facts import SCHEMA, Facts
+from vitmods.study.images import StudyImages
 from vitmods.study.plan import Evaluation, Trial, Work, differences
 from vitmods.study.tuning import Point
 from vitmods.util import limits
@@ -45,10 +44,6 @@ from vitmods.util.registry import check_plugins
 from vitmods.util.remote import mirror_of
 from vitmods.util.text import printable
 
-if TYPE_CHECKING:
-    from vitmods.data.dataset import Split
-
-SCHEMA = 3
 WARNINGS = "warnings.json"  # in a trial's folder: what the report should tell about it
 ORPHAN_GRACE_S = 10.0  # workers of a killed run notice within milliseconds; a loaded machine may take a little longer
 Sample = tuple[str, NDArray[np.uint8]]
@@ -95,90 +90,6 @@ def _folder_of(point: Point) -> list[str]:
     return [slug(point.spelled, "=.,")] if point else []
 
 
-def _hashes(splits: Mapping[str, Split]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """(n,) of the names with their split, and of the contents with their labels."""
-    texts = (f"{name}/{one}".encode() for name, split in splits.items() for one in split.ids)
-    names = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
-    labels = np.concatenate([split.labels for split in splits.values()]).astype(np.uint64)
-    digests = np.concatenate([split.store.index.digests[:, :8] for split in splits.values()])
-    contents = np.ascontiguousarray(digests).view(np.uint64).ravel()
-    return np.frombuffer(names, dtype=np.uint64), contents + labels * np.uint64(0x9E3779B97F4A7C15)
-
-
-@dataclass(frozen=True)
-class ChangeFacts:
-    """What a change is, for a reader who does not know it."""
-
-    short: str
-    title: str
-    summary: str
-    name: str = ""
-    paper: str = ""
-    url: str = ""
-    preserves: str = ""
-    published: str = ""
-    cost: str = ""
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """A model as the report draws it: its config, and the changes that made it."""
-
-    name: str
-    config: Mapping[str, Any]
-    changes: tuple[ChangeFacts, ...] = ()
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How many seeds were planned (0: not known), at most where the study runs until it is decided; and what verdicts
-    were to be about, by which metric."""
-
-    seeds: int = 0
-    until_decided: bool = False
-    generalize: str = "images"
-    metric: str = ""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What study.json holds: all that is known of a study before its first trial.
-
-    splits:   that the answer is about
-    settings: as `Settings.to_dict` gives them
-    models:   arm -> its model, base first
-    margins:  metric -> the margin of the first run that knew no score of it
-    plan:     seeds of the last run that knew no score
-    """
-
-    created: str
-    command: str
-    splits: tuple[str, ...]
-    settings: Mapping[str, Any]
-    models: Mapping[str, ModelFacts]
-    data: Mapping[str, Any]
-    resolved: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    warnings: tuple[str, ...] = ()
-    margins: Mapping[str, float] = field(default_factory=dict)
-    plugins: tuple[str, ...] = ()
-    plan: Plan = Plan()
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, **asdict(self)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Facts:
-        """The inverse of `to_dict`. TypeError or KeyError where `values` are others."""
-        known = {one.name: values[one.name] for one in fields(cls)}
-        models = {
-            name: ModelFacts(model["name"], model["config"], tuple(ChangeFacts(**one) for one in model["changes"]))
-            for name, model in known["models"].items()
-        }
-        texts = {name: tuple(known[name]) for name in ("splits", "warnings", "plugins")}
-        return cls(**{**known, **texts, "models": models, "plan": Plan(**known["plan"])})
-
-
 class StudyFolder:
     """The paths and files of one study."""
 
@@ -200,6 +111,10 @@ class StudyFolder:
     @property
     def samples_file(self) -> Path:
         return self.path / "samples.npz"
+
+    @property
+    def images(self) -> StudyImages:
+        return StudyImages(self.path)
 
     @property
     def logs(self) -> Path:
@@ -314,75 +229,6 @@ class StudyFolder:
             )
             return []
         return list(zip(names, images, strict=True))
-
-    def write_images(self, splits: Mapping[str, Split]) -> None:
-        """Hashes of the name and of the content of every image, so that a later run can say which have changed; and
-        which images belong together."""
-        names, contents = _hashes(splits)
-        grouped = any(split.groups is not None for split in splits.values())
-        named = {f"groups_{name}": split.groups or split.ids for name, split in splits.items() if grouped}
-        arrays = {"names": names, "contents": contents, **{name: np.array(own) for name, own in named.items()}}
-        write_atomically(self.path / "images.npz", lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
-
-    def images(self) -> dict[str, NDArray[Any]] | None:
-        """What `write_images` wrote; None where it is missing or damaged."""
-        try:
-            found = limits.read_npz(self.path / "images.npz")
-            return found if {"names", "contents"} <= set(found) else None
-        except Exception:  # whatever numpy, zipfile and zlib raise: what it says is elsewhere too, less handy
-            return None
-
-    def groups(self, counts: Mapping[str, int]) -> NDArray[Any] | None:
-        """(n,) of the images of these splits, one after the other; None: each stands for itself.
-
-        counts: split -> number of its images. UserError where both files that know it are damaged.
-        """
-        known = self.images()
-        if known is None:
-            return self._groups_listed(counts)
-        found = [known[name] for split in counts if (name := f"groups_{split}") in known]
-        return np.concatenate(found) if len(found) == len(counts) else None
-
-    def _groups_listed(self, counts: Mapping[str, int]) -> NDArray[Any] | None:
-        """The same by split.csv; None where there is neither file."""
-        path = self.path / SPLIT_FILE
-        if not path.exists() and not (self.path / "images.npz").exists():
-            return None
-        try:
-            listed = read_columns(path, ("image", "split", "group"))
-            rows = [row for split in counts for row in listed if row["split"] == split]
-            if len(rows) != sum(counts.values()):
-                raise UserError(f"{named(path)} does not have all images.")
-        except UserError as error:
-            raise UserError(
-                f"{named(self.path / 'images.npz')} is damaged, and {SPLIT_FILE} cannot take its place: {error} Run "
-                "the same command again, which writes both."
-            ) from error
-        alone = all(row["group"] == row["image"] for row in rows)
-        return None if alone else np.array([row["group"] for row in rows])
-
-    def check_same_images(self, splits: Mapping[str, Split]) -> None:
-        """UserError with how many images were added, removed and changed since `write_images`, if any; also a label
-        that changed is a change, and what moved to another split was removed there and added here."""
-        known = self.images()
-        if known is None:  # without it the fingerprint alone tells, as one of the settings
-            return
-        before, then = known["names"], known["contents"]
-        names, contents = _hashes(splits)
-        _, old, new = np.intersect1d(before, names, return_indices=True)
-        changed = int((then[old] != contents[new]).sum())
-        counts = {"added": len(names) - len(new), "removed": len(before) - len(old), "changed": changed}
-        if any(counts.values()):
-            found = ", ".join(f"{count:,} {what}" for what, count in counts.items())
-            raise UserError(
-                f"{named(self.path)} is of other images: since it began {found}. Put the old ones back to go on with "
-                "it, or choose another folder with --out."
-            )
-
-    def holds_images(self, splits: Mapping[str, Split]) -> bool:
-        """Whether these are the images and labels of `write_images`, in any splits; also where that is not known."""
-        known = self.images()
-        return known is None or np.array_equal(np.sort(known["contents"]), np.sort(_hashes(splits)[1]))
 
     def worker_lock(self, index: int) -> FileLock:
         """Held by a worker process for as long as it lives."""

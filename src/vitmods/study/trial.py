@@ -22,11 +22,12 @@ from vitmods.recipes import Augment, Recipe
 from vitmods.study.arms import Arm
 from vitmods.study.bases import Base, ForeignBase, make_base
 from vitmods.study.evaluation import EvaluatedOnVal, evaluate_trial
+from vitmods.study.facts import Facts
 from vitmods.study.models import edited, record_of
 from vitmods.study.plan import Evaluation, ImageOptions, Settings, Trial, Work
 from vitmods.study.start import Start
 from vitmods.study.state import read_trial
-from vitmods.study.store import WARNINGS, Facts, StudyFolder, read_warnings
+from vitmods.study.store import WARNINGS, StudyFolder, read_warnings
 from vitmods.study.tuning import AS_IS, VAL, Point
 from vitmods.study.warnings import already_reported
 from vitmods.tasks.base import DEFAULT, TASKS, Task, make_task

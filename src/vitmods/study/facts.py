@@ -1,0 +1,83 @@
+"""What study.json holds: all that is known of a study before its first trial."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+SCHEMA = 3
+
+
+@dataclass(frozen=True)
+class ChangeFacts:
+    """What a change is, for a reader who does not know it."""
+
+    short: str
+    title: str
+    summary: str
+    name: str = ""
+    paper: str = ""
+    url: str = ""
+    preserves: str = ""
+    published: str = ""
+    cost: str = ""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model as the report draws it: its config, and the changes that made it."""
+
+    name: str
+    config: Mapping[str, Any]
+    changes: tuple[ChangeFacts, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many seeds were planned (0: not known), at most where the study runs until it is decided; and what verdicts
+    were to be about, by which metric."""
+
+    seeds: int = 0
+    until_decided: bool = False
+    generalize: str = "images"
+    metric: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All of study.json.
+
+    splits:   that the answer is about
+    settings: as `Settings.to_dict` gives them
+    models:   arm -> its model, base first
+    margins:  metric -> the margin of the first run that knew no score of it
+    plan:     seeds of the last run that knew no score
+    """
+
+    created: str
+    command: str
+    splits: tuple[str, ...]
+    settings: Mapping[str, Any]
+    models: Mapping[str, ModelFacts]
+    data: Mapping[str, Any]
+    resolved: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
+    margins: Mapping[str, float] = field(default_factory=dict)
+    plugins: tuple[str, ...] = ()
+    plan: Plan = Plan()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Facts:
+        """The inverse of `to_dict`. TypeError or KeyError where `values` are others."""
+        known = {one.name: values[one.name] for one in fields(cls)}
+        models = {
+            name: ModelFacts(model["name"], model["config"], tuple(ChangeFacts(**one) for one in model["changes"]))
+            for name, model in known["models"].items()
+        }
+        texts = {name: tuple(known[name]) for name in ("splits", "warnings", "plugins")}
+        return cls(**{**known, **texts, "models": models, "plan": Plan(**known["plan"])})
