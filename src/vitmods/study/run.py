@@ -4,47 +4,37 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
-from vitmods.data.split_file import SPLIT_FILE, write_split
-from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
-from vitmods.stats.sequential import LOOKS
-from vitmods.study.answer import Answer, evaluated_of, model_name, read_answer
-from vitmods.study.arms import BASE, Arm
-from vitmods.study.bases import Base
-from vitmods.study.describe import describe_model, environment
-from vitmods.study.edits import Function, base_function, functions_of
-from vitmods.study.evaluation import answer_splits, check_images
+from vitmods.study.answer import Answer, evaluated_of, read_answer
+from vitmods.study.arms import BASE
+from vitmods.study.evaluation import answer_splits
 from vitmods.study.executors import Executor, Inline
 from vitmods.study.executors.processes import Processes
 from vitmods.study.executors.ray import RayCluster
 from vitmods.study.executors.slurm import Slurm
-from vitmods.study.facts import Facts, ModelFacts, Plan
+from vitmods.study.facts import Plan
 from vitmods.study.fits import planned_within, smaller
-from vitmods.study.models import activation_bytes
 from vitmods.study.outcome import costs_under, read_costs
 from vitmods.study.plan import Evaluation, Settings, Work
 from vitmods.study.progress import Progress, planned
+from vitmods.study.ready import Ready, build_arms, functions, open_study, plan_of, write_facts
 from vitmods.study.running import Running
 from vitmods.study.schedule import ENDLESS, Budget, Schedule
 from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import StudyFolder
-from vitmods.study.trial import TrialRunner, base_config, build_model, task_of, with_modules
-from vitmods.study.tuning import AS_IS, Point
+from vitmods.study.trial import TrialRunner, base_config, task_of
+from vitmods.study.tuning import AS_IS
 from vitmods.study.verdict_logs import log_verdicts
-from vitmods.study.warnings import already_reported, few_images, study_warnings
+from vitmods.study.warnings import already_reported
 from vitmods.study.weights import check_weights_are_there
-from vitmods.train.optim import freeze
 from vitmods.util.address import address_of, named
 from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream, write_json
@@ -53,38 +43,9 @@ from vitmods.util.registry import check_reachable, plugins, spelled
 from vitmods.util.text import plural
 
 if TYPE_CHECKING:
-    from vitmods.data import ImageDataset
     from vitmods.study.estimate import ArmEstimate, Estimate
 
-SAMPLES = 12  # images shown in the report
 PILOT = 4  # trials of base
-
-
-@dataclass(frozen=True)
-class _Ready:
-    """A study that can be run: its images are read, and every arm's model was made once.
-
-    models:      what each of them is
-    notices:     what to know of the arms
-    trial_bytes: that a trial takes
-    """
-
-    runner: TrialRunner
-    dataset: ImageDataset
-    how: Running
-    models: dict[str, ModelFacts]
-    notices: list[str]
-    trial_bytes: int
-
-    @property
-    def settings(self) -> Settings:
-        """With the content of the images."""
-        return self.runner.settings
-
-    def workers(self, trials: int) -> int:
-        """Trials at a time. Functions that this process alone knows are called here, if nothing else is asked for."""
-        here_alone = any(function.module is None for function in _functions(self.settings))
-        return 1 if self.how.workers is None and here_alone else self.how.workers_for(trials, self.trial_bytes)
 
 
 def run_study(
@@ -96,14 +57,14 @@ def run_study(
     with folder.lock() as lease:
         settings, is_planned = _as_recorded(folder, settings, seeds_given)
         _say_what_is_planned(folder, settings, how, is_planned or budget == ENDLESS)
-        ready = _open(folder, settings, how)
+        ready = open_study(folder, settings, how)
         if not is_planned and budget != ENDLESS:
             found = _estimated(ready, budget, command)
             if found.refused:
                 raise UserError("\n".join(filter(None, (str(found.refused), str(found.smaller or "")))))
             ready.runner.settings = found.settings
             _say(how, found.decides())
-        facts = _write_facts(ready, command, plan_of(ready.settings))
+        facts = write_facts(ready, command, plan_of(ready.settings))
         state = StudyState(folder, ready.settings, evaluated_of(folder, facts))
         check_weights_are_there(state)
         _work(ready, state, budget, lease)
@@ -130,7 +91,7 @@ def dry_run(
     folder.refresh()
     settings, is_planned = _as_recorded(folder, settings, seeds_given)
     _say_what_is_planned(folder, settings, how, is_planned or budget == ENDLESS)
-    return _estimated(_open(folder, settings, how), budget, command, fixed=is_planned)
+    return _estimated(open_study(folder, settings, how), budget, command, fixed=is_planned)
 
 
 def dry_trial(settings: Settings, how: Running) -> ArmEstimate:
@@ -138,7 +99,7 @@ def dry_trial(settings: Settings, how: Running) -> ArmEstimate:
     from vitmods.study.stopwatch import Stopwatch
 
     runner = TrialRunner(StudyFolder(os.devnull), settings, how.device, **how.of_trials())
-    *_, (arm, model, recipe) = _built(settings, AS_IS, runner.dataset(settings.recipe).num_classes)
+    *_, (arm, model, recipe) = build_arms(settings, AS_IS, runner.dataset(settings.recipe).num_classes)
     with already_reported():
         return Stopwatch(runner, how.torch_device, torch.get_num_threads()).time(arm, model, recipe, (), 0)
 
@@ -159,8 +120,8 @@ def run_pilot(
         seeds = settings.seeds if seeds_given or is_planned else tuple(range(PILOT))
         _say(how, f"Pilot: {plural(len(seeds[:PILOT]), 'trial')} of base, in {named(folder.path)}")
         first = settings if is_planned else settings.with_seeds(seeds[:PILOT])
-        ready = _open(folder, first, how)
-        facts = _write_facts(ready, command, plan_of(settings) if is_planned else Plan())
+        ready = open_study(folder, first, how)
+        facts = write_facts(ready, command, plan_of(settings) if is_planned else Plan())
         alone = replace(ready.settings, arms=(), until_decided=False).with_seeds(seeds[:PILOT])
         _work(ready, StudyState(folder, alone, evaluated_of(folder, facts)), ENDLESS, lease)
         ready.runner.settings = ready.settings.with_seeds(settings.seeds)
@@ -177,7 +138,7 @@ def _as_recorded(folder: StudyFolder, settings: Settings, seeds_given: bool) -> 
     return settings.with_seeds(tuple(facts.settings["seeds"])), True
 
 
-def _estimated(ready: _Ready, budget: Budget, command: str | None, fixed: bool = False) -> Estimate:
+def _estimated(ready: Ready, budget: Budget, command: str | None, fixed: bool = False) -> Estimate:
     """The estimate of the study with the seeds that fit the budget, unless they are `fixed`; and what would take less
     where it does not fit, or takes long."""
     from vitmods.study.estimate import LONG_S
@@ -188,7 +149,7 @@ def _estimated(ready: _Ready, budget: Budget, command: str | None, fixed: bool =
     workers = ready.workers(len(state.missing))
     with already_reported():
         points = settings.sweep.points
-        built = ((point, *one) for point in points for one in _built(settings, point, dataset.num_classes))
+        built = ((point, *one) for point in points for one in build_arms(settings, point, dataset.num_classes))
         found = estimate(runner, built, state, workers, min(workers, how.devices), how.torch_device, partial(_say, how))
     found = replace(found, budget_s=budget.seconds, keep_weights=how.keep_weights)
     if not fixed and budget != ENDLESS:
@@ -210,144 +171,7 @@ def _say_what_is_planned(folder: StudyFolder, settings: Settings, how: Running, 
     _say(how, count if is_planned else f"As many seeds as fit the budget, in {where}")
 
 
-def _open(folder: StudyFolder, settings: Settings, how: Running) -> _Ready:
-    """Read the images, and make settings that name their content, so that a folder with other images is another study;
-    then look through the arms."""
-    folder.refuse_trial()
-    facts = folder.facts()
-    if facts is not None:  # before the images are read, which may take a while: all that can be known without them
-        folder.check_same_study({**settings.to_dict(), "images": facts.settings["images"]})
-    runner = TrialRunner(folder, settings, how.device, progress=how.progress, **how.of_trials())
-    dataset = runner.dataset(settings.recipe)
-    fixed = {**settings.fixed, "images": dataset.summary()["fingerprint"]}
-    if facts is not None and facts.settings["images"] != fixed["images"]:
-        folder.images.check_same(dataset.splits)
-    runner.settings = replace(settings, fixed=fixed)
-    check_images(runner.settings, dataset)
-    return _Ready(runner, dataset, how, *_survey(runner))
-
-
-def _built(settings: Settings, setting: Point, num_classes: int) -> Iterator[tuple[Arm, nn.Module, Recipe]]:
-    """Every arm's model as it is trained under a setting, base first, and its recipe; one at a time."""
-    settings = settings.at(setting)
-    config = base_config(settings, num_classes)
-    for arm in settings.every_arm:
-        try:
-            recipe = settings.recipe_of(arm)
-            task, start = task_of(settings.fixed, recipe), settings.fixed.get("start")
-            backbone = build_model(config, arm, settings.seeds[0], start, recipe, task.uses_head)
-            model = with_modules(backbone, task, num_classes, settings.seeds[0])
-            freeze(model, recipe)
-        except UserError as error:
-            place = f"{setting}, arm" if setting else "Arm"
-            raise type(error)(f"{place} {arm.name}: {error}") from error
-        yield arm, model, recipe
-        del backbone, model  # before the next one is made
-
-
-def _survey(runner: TrialRunner) -> tuple[dict[str, ModelFacts], list[str], int]:
-    """Whatever is wrong with an arm shows here, before anything is trained, under every setting of a sweep.
-
-    Returns what each arm's model is, what to know of the arms, which the caller of `Study.run` or `Study.dry_run` is
-    warned of, and the bytes that a trial takes.
-    """
-    facts: dict[str, ModelFacts] = {}
-    sizes: list[int] = []
-    notices: dict[str, list[str]] = {}
-    for point in runner.settings.sweep.points:
-        settings = runner.settings.at(point)
-        dataset = runner.dataset(settings.recipe, point)
-        base = base_config(settings, dataset.num_classes)
-        built = _built(runner.settings, point, dataset.num_classes)
-        found = study_warnings(_described(built, settings, point, base, facts, sizes), dataset)
-        for notice in (*found, *few_images(settings, dataset)):
-            notices.setdefault(notice, []).append(str(point))
-    every = len(runner.settings.sweep.points)
-    texts = [text if len(where) == every else f"{'; '.join(where)}: {text}" for text, where in notices.items()]
-    design = runner.settings.design.design.warnings if runner.settings.design else ()  # the answer says them itself
-    for text in (*design, *texts):
-        warnings.warn(text, stacklevel=5)
-    return facts, texts, max(sizes)
-
-
-def _described(
-    built: Iterable[tuple[Arm, nn.Module, Recipe]],
-    settings: Settings,
-    setting: Point,
-    base: Base,
-    facts: dict[str, ModelFacts],
-    sizes: list[int],
-) -> Iterator[tuple[str, nn.Module, Recipe]]:
-    """Name, model and recipe of each arm, once its facts and the bytes of a trial are noted."""
-    for arm, model, recipe in built:
-        facts[model_name(setting, arm.name)] = describe_model(settings, arm, model, base)
-        sizes.append(_trial_bytes(model, recipe, base))
-        yield arm.name, model, recipe
-
-
-def plan_of(settings: Settings) -> Plan:
-    """What is recorded of them before any score is known."""
-    return Plan(len(settings.seeds), settings.until_decided, settings.generalize, settings.measure.name)
-
-
-def _check_extension(before: Plan, settings: Settings) -> None:
-    """UserError where seeds were added after scores were seen, and no level is known for so many."""
-    count = len(settings.seeds)
-    plain = not (settings.folds or settings.sweep or settings.design)
-    if plain and count > before.seeds > 1 and not LOOKS[0] <= count <= LOOKS[-1]:
-        raise UserError(
-            f"This study was planned with {before.seeds} seeds, and has scores. With more it is looked at a second "
-            f"time, for which {LOOKS[0]} to {LOOKS[-1]} seeds are calibrated, not {count}. Ask for so many, or choose "
-            "another folder with --out."
-        )
-
-
-def _write_facts(ready: _Ready, command: str, plan: Plan) -> Facts:
-    """study.json, before the first trial: from then on the study can be read, and continued, from its folder. UserError
-    where a fold cannot be made, too."""
-    runner, dataset, settings = ready.runner, ready.dataset, ready.settings
-    folds = [runner.dataset(settings.recipe, seed=fold) for fold in range(settings.folds)]
-    folder = runner.folder
-    folder.check_same_study(settings.to_dict())
-    before = folder.facts()
-    images = Evaluated(answer_splits(settings, dataset), dataset.num_classes)
-    records = StudyState(folder, settings, images).records.items()
-    arms = [record for trial, record in records if trial.arm.name != BASE]  # base alone says nothing of arms
-    seen = any(record.ended for record in arms)
-    if before and before.plan.seeds and any(record.ended or record.wall_s is not None for record in arms):
-        _check_extension(before.plan, settings)
-        plan = before.plan
-    if (
-        folder.images.read() is None or not (folder.path / SPLIT_FILE).exists()
-    ):  # a new study, or one with a damaged file
-        folder.images.write(dataset.splits)
-        write_split(folder.path / SPLIT_FILE, dataset, folds)
-    if before is not None and before.settings == settings.to_dict() and before.plan == plan:
-        return before
-    margins = {**before.margins} if before else {}
-    if not seen:
-        margins[settings.measure.name] = settings.margin
-    margins.setdefault(settings.measure.name, settings.margin)
-    facts = Facts(
-        created=before.created if before else datetime.now(UTC).isoformat(timespec="seconds"),
-        command=command,
-        splits=answer_splits(settings, dataset),
-        settings=settings.to_dict(),
-        models=ready.models,
-        data=dataset.summary(),
-        resolved=asdict(resolve_on(settings.recipe, dataset)),
-        environment=environment(ready.how.torch_device),
-        warnings=tuple(ready.notices),
-        margins=margins,
-        plan=plan,
-        plugins=tuple(plugins()),
-    )
-    folder.write_samples(dataset.samples(SAMPLES))
-    write_json(folder.settings_file, facts.to_dict())
-    return facts
-
-
-def _work(ready: _Ready, state: StudyState, budget: Budget, lease: Lease) -> None:
+def _work(ready: Ready, state: StudyState, budget: Budget, lease: Lease) -> None:
     """Do what is missing, as far as the budget lasts; what went wrong is written where the result would be."""
     runner, how, workers = ready.runner, ready.how, ready.workers(len(state.missing))
 
@@ -372,12 +196,12 @@ def _executor(runner: TrialRunner, how: Running, workers: int) -> Executor:
             f"The machines of a cluster work in one folder, which {address} is not: name one that they share by --out."
         )
     check_reachable()
-    if here := [function.name for function in _functions(runner.settings) if function.module is None]:
+    if here := [function.name for function in functions(runner.settings) if function.module is None]:
         raise UserError(
             f"{', '.join(here)}: a function that is defined in the script itself, or has no name of its own, cannot "
             "reach worker processes. Move it to a module that the script imports, or run with workers=1."
         )
-    modules = {str(function.module) for function in _functions(runner.settings)}
+    modules = {str(function.module) for function in functions(runner.settings)}
     processes = Processes(
         runner.folder,
         workers,
@@ -389,11 +213,6 @@ def _executor(runner: TrialRunner, how: Running, workers: int) -> Executor:
     if cluster.executor == "ray":
         return RayCluster(processes, cluster, how.workers)
     return Slurm(processes, cluster, workers) if cluster.executor == "slurm" else processes
-
-
-def _functions(settings: Settings) -> list[Function]:
-    base = base_function(settings.fixed["base"])
-    return [*([base] if base else []), *(one for arm in settings.arms for one in functions_of(arm.changes))]
 
 
 def _steps_of(runner: TrialRunner) -> Callable[[Work], int]:
@@ -412,13 +231,7 @@ def _steps_of(runner: TrialRunner) -> Callable[[Work], int]:
     return steps
 
 
-def _trial_bytes(model: nn.Module, recipe: Recipe, images: Base) -> int:
-    """Roughly the memory of one trial: the interpreter, weights with gradients and Adam's state, and activations."""
-    activations = recipe.part_size * activation_bytes(model, images)
-    return 600 * 2**20 + 16 * sum(parameter.numel() for parameter in model.parameters()) + activations
-
-
-def _measure_costs(ready: _Ready) -> None:
+def _measure_costs(ready: Ready) -> None:
     """costs.json: each arm once, of a sweep with each base. A later arm is measured beside base again, and base's own
     numbers stay."""
     settings, how, num_classes = ready.settings, ready.how, ready.dataset.num_classes
@@ -432,7 +245,7 @@ def _measure_costs(ready: _Ready) -> None:
         from vitmods.study.cost import measure
 
         here = settings.at(point)
-        built = _built(settings, point, num_classes)
+        built = build_arms(settings, point, num_classes)
         models = ((arm.name, model) for arm, model, _ in built if arm.name in {BASE, *names})
         with already_reported():
             task = task_of(here.fixed, here.recipe)
