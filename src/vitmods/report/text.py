@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vitmods.stats.decision import TOO_FEW
+from vitmods.stats.decision import level_of
 from vitmods.stats.gains import rate_bound
 from vitmods.stats.tables import interval, signed
 from vitmods.stats.verdict import POINTS, Effect, Verdict
@@ -125,8 +125,7 @@ def doubts(answer: Answer) -> list[str]:
 def holds(answer: Answer) -> str:
     """The line under the table: what all intervals have in common, and where their width comes from."""
     decision, unit = answer.decision, points(answer.metric)
-    known = any(effect.half >= 0 for effect in answer.headline.values())
-    facts = ["intervals hold together at 95 %" if known else TOO_FEW, decision.claim]
+    facts = [level_of(answer.headline.values()), decision.claim]
     facts.append(answer.factorial.look if answer.factorial else decision.look)
     if not math.isnan(decision.sd):
         facts.append(f"pooled sd {decision.sd:.2g}{unit}, {decision.df:.0f} df")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,6 @@ from vitmods.stats.gains import rate_bound
 from vitmods.stats.verdict import Claim, Effect
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.text import grouped, listing
-
-TOO_FEW = "too few seeds for intervals"
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,7 @@ class Decision:
 
     def summary(self) -> list[str]:
         """The lines under the table."""
-        known = any(effect.half >= 0 for effect in self.effects.values())
-        facts = [f"{'intervals hold together at 95 %' if known else TOO_FEW}; {self.claim}", self.look]
+        facts = [f"{level_of(self.effects.values())}; {self.claim}", self.look]
         if not math.isnan(self.sd):
             facts.append(f"pooled sd {self.sd:.3g}, {self.df:.0f} df")
         if not math.isnan(self.seed_share):
@@ -111,3 +109,9 @@ class Decision:
         plain["effects"] = {arm: effect.to_dict() for arm, effect in self.effects.items()}
         plain["pairs"] = [{"arm": arm, "other": other, **vars(pair)} for (arm, other), pair in self.pairs.items()]
         return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in plain.items()}
+
+
+def level_of(effects: Iterable[Effect]) -> str:
+    """What the intervals of these effects hold at together, or why there are none."""
+    known = any(effect.half >= 0 for effect in effects)
+    return "intervals hold together at 95 %" if known else "too few seeds for intervals"
