@@ -74,14 +74,14 @@ def test_the_exit_code_of_a_study_that_failed_is_told_without_a_reader(tmp_path)
 @pytest.mark.parametrize("arguments", [["--help"], ["changes"], ["changes", "--help"], ["recipes"]])
 def test_a_list_whose_reader_has_left_is_no_error(arguments):
     with pipe() as left:
-        done = subprocess.run([*VITMODS, *arguments], stdout=left, stderr=subprocess.PIPE, timeout=60)
+        done = subprocess.run([*VITMODS, *arguments], stdout=left, stderr=subprocess.PIPE, timeout=240)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_output_that_cannot_be_kept_is_an_error():
     with open("/dev/full", "w") as full:
-        done = subprocess.run([*VITMODS, "changes"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        done = subprocess.run([*VITMODS, "changes"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=240)
     assert done.returncode == 2
     assert "Cannot write the output: No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
