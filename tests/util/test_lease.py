@@ -4,6 +4,7 @@ import json
 import signal
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -79,7 +80,8 @@ def test_one_that_gives_no_sign_of_life_is_taken_over(make, place, monkeypatch, 
     second.give_back()
 
 
-def test_a_killed_run_of_this_machine_is_taken_over_at_once(make, capsys):
+def test_a_killed_run_of_this_machine_is_taken_over_at_once(make, monkeypatch, capsys):
+    monkeypatch.setattr(module, "SETTLE_S", STALE_S)
     first, again, elsewhere = make("one"), make("one"), make("one", "other copy")
     first.take()
     end_without_a_word(first)
@@ -100,23 +102,28 @@ def test_of_several_that_begin_at_once_one_begins(make, place, stale, monkeypatc
         end_without_a_word(gone)
         monkeypatch.setattr(module, "STALE_S", 0.6)
     runs = [make(f"host{i}") for i in range(4)]
-    outcome, watching, quiet, wait = {}, set(), set(), time.sleep
-    all_watch = threading.Barrier(len(runs))
+    outcome, quiet, wait, all_begin = {}, set(), time.sleep, threading.Barrier(len(runs))
 
     def sleep(seconds):
         """A write takes less than SETTLE_S, on any machine: that lasts until nobody is about to write."""
-        this = threading.get_ident()
-        if seconds == module.SETTLE_S:
-            quiet.add(this)
-            end = time.monotonic() + 60
-            while len(quiet) < len(runs) and time.monotonic() < end:
-                wait(0.01)
-        elif stale and this not in watching:
-            watching.add(this)
-            all_watch.wait(60)  # the one that is gone, and none that has just come
-        else:
-            quiet.update([] if stale else [this])
+        settles = seconds == module.SETTLE_S
+        if settles or not stale:  # who watches one that is at work writes nothing
+            quiet.add(threading.get_ident())
+        end = time.monotonic() + 60
+        while settles and len(quiet) < len(runs) and time.monotonic() < end:
+            wait(0.01)
+        if not settles:
             wait(seconds)
+
+    def write(run, content, real):
+        if run not in begun:
+            begun.add(run)
+            all_begin.wait(60)  # all have seen that the other is gone
+        real(content)
+
+    begun = set() if stale else set(runs)
+    for run in runs:
+        monkeypatch.setattr(run._place, "write", partial(write, run, real=run._place.write))
 
     def begin(run):
         try:
@@ -127,15 +134,18 @@ def test_of_several_that_begin_at_once_one_begins(make, place, stale, monkeypatc
         quiet.add(threading.get_ident())
 
     monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr("_thread.interrupt_main", lambda signum: None)
     threads = [threading.Thread(target=begin, args=[run]) for run in runs]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    host = json.loads(place().read())["host"]
+    holders = [run for run in runs if outcome[run] == "holds"]
+    for run in holders:
+        run.give_back()
     assert sorted(outcome.values()) == ["holds", "refused", "refused", "refused"]
-    holder = next(run for run in runs if outcome[run] == "holds")
-    assert json.loads(place().read())["host"] == holder._holder["host"]
-    holder.give_back()
+    assert [run._holder["host"] for run in holders] == [host]
 
 
 def test_who_reads_while_it_is_written_finds_a_whole_one(place):
