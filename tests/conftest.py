@@ -1,9 +1,16 @@
-"""For all tests: Ctrl-C means what it means at a terminal, though a job started in the background ignores it."""
+"""For all tests: Ctrl-C means what it means at a terminal, though a job started in the background ignores it; a slow
+machine is no failure; and random numbers do not depend on which tests came before."""
 
 import gc
+import random
 import signal
+import sys
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("any machine", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -23,6 +30,14 @@ def pytest_collection_modifyitems(items):
     """What forks comes first, before any test has started threads of autograd in this process; then what is slow, so
     that the last tests are short ones, which processes share evenly."""
     items.sort(key=lambda item: (item.get_closest_marker("forks") is None, item.get_closest_marker("slow") is None))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """The same random numbers for a test and for the fixtures that are made for it, in any order of tests."""
+    random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(scope="module")

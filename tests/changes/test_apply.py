@@ -319,7 +319,7 @@ def test_a_new_file_in_changes_is_all_that_a_change_needs(tmp_path):
         "import vitmods as vm; m = vm.apply(vm.vit('mu/4', img_size=8), *vm.parse_changes('nobias'))\n"
         "print(vm.__file__, vm.changes.NoBias.__name__, m.blocks[0].attn.qkv.bias)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.stdout.split() == [str(tmp_path / "vitmods" / "__init__.py"), "NoBias", "None"], done.stderr
 
 

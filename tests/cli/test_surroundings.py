@@ -22,7 +22,7 @@ def test_without_streams_nothing_is_imported_from_the_working_directory(tmp_path
     for name in ("queue", "random", "json", "threading", "numpy", "torch"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\nraise ImportError('taken')\n")
     command = subprocess.list2cmdline([*VITMODS, *COMPARE, "--workers", "2", "--budget", "1trials", "--out", "out"])
-    done = subprocess.run(["bash", "-c", f"{command} <&- >&- 2>&-"], cwd=tmp_path, timeout=240)
+    done = subprocess.run(["bash", "-c", f"{command} <&- >&- 2>&-"], cwd=tmp_path, timeout=1200)
     assert not (tmp_path / "mark").exists()
     assert done.returncode == 0
     assert [path.parent.parent.name for path in tmp_path.rglob("result.json")] == ["base"]
@@ -64,7 +64,7 @@ def test_the_exit_code_of_a_study_that_failed_is_told_without_a_reader(tmp_path)
     command = [*VITMODS, *COMPARE, "--workers", "1", "--out", str(tmp_path / "out")]
     with pipe() as left:
         codes = [
-            subprocess.run(arguments, stdout=left, stderr=left, timeout=240).returncode
+            subprocess.run(arguments, stdout=left, stderr=left, timeout=1200).returncode
             for arguments in (command, [*command, "--lr", "-1"])
         ]
     assert codes == [1, 2]
@@ -74,14 +74,14 @@ def test_the_exit_code_of_a_study_that_failed_is_told_without_a_reader(tmp_path)
 @pytest.mark.parametrize("arguments", [["--help"], ["changes"], ["changes", "--help"], ["recipes"]])
 def test_a_list_whose_reader_has_left_is_no_error(arguments):
     with pipe() as left:
-        done = subprocess.run([*VITMODS, *arguments], stdout=left, stderr=subprocess.PIPE, timeout=60)
+        done = subprocess.run([*VITMODS, *arguments], stdout=left, stderr=subprocess.PIPE, timeout=1200)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_output_that_cannot_be_kept_is_an_error():
     with open("/dev/full", "w") as full:
-        done = subprocess.run([*VITMODS, "changes"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        done = subprocess.run([*VITMODS, "changes"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=1200)
     assert done.returncode == 2
     assert "Cannot write the output: No space left on device" in done.stderr
     assert "Traceback" not in done.stderr

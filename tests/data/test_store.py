@@ -213,7 +213,7 @@ def test_processes_that_build_at_once_agree(root: Path, tmp_path: Path) -> None:
     processes = [context.Process(target=_open_in_process, args=arguments) for _ in range(3)]
     for process in processes:
         process.start()
-    contents = {results.get(timeout=60) for _ in processes}
+    contents = {results.get(timeout=300) for _ in processes}
     for process in processes:
         process.join()
         assert process.exitcode == 0

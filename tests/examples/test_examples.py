@@ -42,7 +42,7 @@ def test_quickstart_changes_a_model_and_answers_with_two_arms(tmp_path):
     done = subprocess.run(  # a process of its own, as a reader starts it
         [sys.executable, str(EXAMPLES / "quickstart" / "quickstart.py"), "answer"],
         cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": "utf-8"}, stdin=subprocess.DEVNULL, capture_output=True,
-        encoding="utf-8", timeout=300,
+        encoding="utf-8", timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = done.stdout

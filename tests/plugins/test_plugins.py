@@ -101,7 +101,7 @@ def test_an_installed_package_joins_by_an_entry_point(tmp_path):
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env={**os.environ, "PYTHONPATH": path},
     )
     assert done.stdout == "peaknorm []\n", done.stderr

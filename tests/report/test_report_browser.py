@@ -61,7 +61,7 @@ addEventListener("load", () => {
 def chromium(profile, *arguments):
     """Run Chromium once; (what it prints, the lines that pages wrote to the console)."""
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 

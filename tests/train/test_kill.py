@@ -11,7 +11,7 @@ import pytest
 def cases(tmp_path_factory):
     driver = Path(__file__).with_name("kill_driver.py")
     command = [sys.executable, str(driver), str(tmp_path_factory.mktemp("kill"))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 

@@ -6,15 +6,17 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from vitmods.train.distributed import PeerEnded
-from vitmods.train.launch import launch
+from vitmods.train.launch import _failed, launch
 from vitmods.util.errors import UserError
 
 FAILS = """
-import os, sys, time, types
+import os, sys, types
+from pathlib import Path
 from vitmods import cli
 from vitmods.util.errors import UserError
 
@@ -24,8 +26,9 @@ class Repeated(UserError):
 def main(arguments):
     rank = int(os.environ["RANK"])
     if rank < 2:
+        held = rank == 0 and os.open(Path(__file__).with_name("peer"), os.O_RDWR)
         raise UserError("the disk is full")
-    time.sleep(1)
+    Path(__file__).with_name("peer").read_bytes()  # until rank 0 has ended
     raise Repeated("another one has ended")
 
 sys.modules["vitmods.cli.train"] = types.SimpleNamespace(main=main)
@@ -35,10 +38,11 @@ ENDS = """
 import os, signal, sys, time
 if os.environ["RANK"] == "1":
     os.kill(os.getpid(), int(sys.argv[1])) if int(sys.argv[1]) else sys.exit(7)
-time.sleep(60)
+time.sleep(600)
 """
 LEFT = """
 import os, signal, sys, time, types
+from pathlib import Path
 from vitmods import cli
 from vitmods.util.errors import UserError
 
@@ -47,8 +51,10 @@ class PeerEnded(UserError):
 
 def main(arguments):
     if os.environ["RANK"] == "1":
+        held = open(Path(__file__).with_name("peer"), "wb")  # once the other reads
         os.kill(os.getpid(), signal.SIGKILL) if arguments else os._exit(7)
-    time.sleep(0.5)
+    Path(__file__).with_name("peer").read_bytes()  # until rank 1 has ended
+    time.sleep(0.5 if arguments else 60)  # of two codes it is not known which was first; a signal was
     raise PeerEnded("another one has ended without a word")
 
 sys.modules["vitmods.cli.train"] = types.SimpleNamespace(main=main)
@@ -61,7 +67,7 @@ if "RANK" not in os.environ:
     sys.exit(launch("stays", [], 2))
 end_with_launcher()
 print(os.getpid(), flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -71,16 +77,18 @@ def modules(tmp_path, monkeypatch):
     (tmp_path / "ends.py").write_text(ENDS)
     (tmp_path / "left.py").write_text(LEFT)
     (tmp_path / "stays.py").write_text(STAYS)
+    os.mkfifo(tmp_path / "peer")
     monkeypatch.syspath_prepend(tmp_path)  # what is on sys.path here is on that of those that are started
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # and for torchrun
     return tmp_path
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, 137), (signal.SIGSEGV, 139), (0, 7)])
-def test_one_that_ends_badly_ends_all(modules, capfd, number, code):
+def test_one_that_ends_badly_ends_all(modules, capfd, monkeypatch, number, code):
+    monkeypatch.setattr("vitmods.train.launch.GRACE_S", 600.0)
     began = time.monotonic()
     assert launch("ends", [str(int(number))], 3) == code
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     printed = capfd.readouterr().err
     assert printed.count("Process 1 of 3 was killed by") == (1 if number else 0)
     assert ("SIGKILL (out of memory?)" in printed) == (number == signal.SIGKILL)
@@ -99,6 +107,14 @@ def test_the_end_of_one_is_said_once(modules, capfd, arguments, word):
     assert PeerEnded.repeats, "as the one above"
 
 
+def test_one_that_is_killed_while_it_is_asked_is_the_first(capsys):
+    """... though the other, which ends because of it, is seen before it."""
+    asked = {0: [None, -signal.SIGKILL], 1: [2, 2]}
+    started = [SimpleNamespace(poll=lambda codes=codes: codes.pop(0)) for codes in asked.values()]
+    assert _failed(started) == -signal.SIGKILL
+    assert "Process 0 of 2 was killed by SIGKILL" in capsys.readouterr().err
+
+
 def test_those_whose_launcher_is_killed_end_too(modules):
     command = [sys.executable, "-m", "stays"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as launcher:
@@ -106,7 +122,7 @@ def test_those_whose_launcher_is_killed_end_too(modules):
         launcher.kill()
         ended = threading.Thread(target=launcher.stdout.read, daemon=True)  # its end: no rank holds the pipe any more
         ended.start()
-        ended.join(20)
+        ended.join(60)
         left = ended.is_alive()
         for rank in ranks if left else ():
             os.kill(rank, signal.SIGKILL)
@@ -115,7 +131,7 @@ def test_those_whose_launcher_is_killed_end_too(modules):
 
 def test_what_several_say_is_said_once_under_torchrun(modules):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "fails"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1
     assert done.stderr.count("vitmods train: the disk is full") == 1
 

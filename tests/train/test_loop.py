@@ -1,5 +1,5 @@
 import math
-import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -144,16 +144,22 @@ def test_an_unknown_device_is_one_clear_error(bench, tmp_path):
 
 
 def test_the_log_tells_how_long_the_model_waited_for_images(bench, tmp_path, monkeypatch):
-    dataset = bench.images_for(bench.recipe())
+    dataset, clock = bench.images_for(bench.recipe()), [0.0]
     made = type(dataset).train_batches
 
     def slowly(self, **which):
         for batch in made(self, **which):
-            time.sleep(0.2)
+            clock[0] += 3
             yield batch
 
+    class Second(Classification):
+        def loss(self, model, batch):
+            clock[0] += 1
+            return super().loss(model, batch)
+
     monkeypatch.setattr(type(dataset), "train_batches", slowly)
-    bench.train(tmp_path, bench.model(), bench.recipe())
+    monkeypatch.setattr("vitmods.train.loop.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    bench.train(tmp_path, bench.model(), bench.recipe(), Second())
     waits = [row["data_wait"] for row in bench.rows(tmp_path) if row["split"] == "train"]
     assert waits
-    assert all(0.3 < wait < 1 for wait in waits)
+    assert set(waits) == {0.75}

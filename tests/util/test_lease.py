@@ -4,6 +4,7 @@ import json
 import signal
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -13,10 +14,13 @@ from vitmods.util.address import AddressPlace
 from vitmods.util.errors import UserError
 from vitmods.util.lease import FilePlace, Lease, leased
 
+STALE_S = 60.0  # longer than a busy machine lets a run's thread wait
+
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    for name, seconds in (("BEAT_S", 0.05), ("STALE_S", 0.6), ("SETTLE_S", 0.2)):
+    times = {"BEAT_S": 0.05, "WATCH_S": 0.05, "SETTLE_S": 0.2, "STALE_S": STALE_S, "LOOK_S": 60.0}
+    for name, seconds in times.items():
         monkeypatch.setattr(module, name, seconds)
     monkeypatch.setattr("vitmods.util.address.SETTLE_S", 0.2)
 
@@ -51,20 +55,22 @@ def test_a_run_on_another_machine_is_refused_while_the_first_is_at_work(make, pl
     began = time.monotonic()
     with pytest.raises(UserError, match=r"Another run is at work in runs/x \(process \d+ on one\)\. Wait for it"):
         second.take()
-    assert time.monotonic() - began < 0.5  # at its first sign of life
+    assert time.monotonic() - began < STALE_S  # at its first sign of life
     first.give_back()
     assert place().read() is None
     second.take()
     second.give_back()
 
 
-def test_one_that_gives_no_sign_of_life_is_taken_over(make, place, capsys):
+def test_one_that_gives_no_sign_of_life_is_taken_over(make, place, monkeypatch, capsys):
     first, second, third = make("one"), make("two"), make("three")
     first.take()
     end_without_a_word(first)
+    monkeypatch.setattr(module, "STALE_S", 0.6)
     began = time.monotonic()
     second.take()
     assert time.monotonic() - began > 0.6
+    monkeypatch.setattr(module, "STALE_S", STALE_S)
     printed = capsys.readouterr().err
     assert "on one holds runs/x: waiting up to" in printed
     assert "on one is gone: this run takes runs/x over" in printed
@@ -74,13 +80,14 @@ def test_one_that_gives_no_sign_of_life_is_taken_over(make, place, capsys):
     second.give_back()
 
 
-def test_a_killed_run_of_this_machine_is_taken_over_at_once(make, capsys):
+def test_a_killed_run_of_this_machine_is_taken_over_at_once(make, monkeypatch, capsys):
+    monkeypatch.setattr(module, "SETTLE_S", STALE_S)
     first, again, elsewhere = make("one"), make("one"), make("one", "other copy")
     first.take()
     end_without_a_word(first)
     began = time.monotonic()
     again.take()
-    assert time.monotonic() - began < 0.3
+    assert time.monotonic() - began < STALE_S
     assert capsys.readouterr().err == ""
     with pytest.raises(UserError, match="on one"):  # another copy on the same machine is held by nothing but this
         elsewhere.take()
@@ -88,13 +95,35 @@ def test_a_killed_run_of_this_machine_is_taken_over_at_once(make, capsys):
 
 
 @pytest.mark.parametrize("stale", [False, True])
-def test_of_several_that_begin_at_once_one_begins(make, place, stale):
+def test_of_several_that_begin_at_once_one_begins(make, place, stale, monkeypatch):
     if stale:
         gone = make("gone")
         gone.take()
         end_without_a_word(gone)
+        monkeypatch.setattr(module, "STALE_S", 0.6)
     runs = [make(f"host{i}") for i in range(4)]
-    outcome = {}
+    outcome, quiet, wait, all_begin = {}, set(), time.sleep, threading.Barrier(len(runs))
+
+    def sleep(seconds):
+        """A write takes less than SETTLE_S, on any machine: that lasts until nobody is about to write."""
+        settles = seconds == module.SETTLE_S
+        if settles or not stale:  # who watches one that is at work writes nothing
+            quiet.add(threading.get_ident())
+        end = time.monotonic() + 60
+        while settles and len(quiet) < len(runs) and time.monotonic() < end:
+            wait(0.01)
+        if not settles:
+            wait(seconds)
+
+    def write(run, content, real):
+        if run not in begun:
+            begun.add(run)
+            all_begin.wait(60)  # all have seen that the other is gone
+        real(content)
+
+    begun = set() if stale else set(runs)
+    for run in runs:
+        monkeypatch.setattr(run._place, "write", partial(write, run, real=run._place.write))
 
     def begin(run):
         try:
@@ -102,16 +131,21 @@ def test_of_several_that_begin_at_once_one_begins(make, place, stale):
             outcome[run] = "holds"
         except UserError:
             outcome[run] = "refused"
+        quiet.add(threading.get_ident())
 
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr("_thread.interrupt_main", lambda signum: None)
     threads = [threading.Thread(target=begin, args=[run]) for run in runs]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    host = json.loads(place().read())["host"]
+    holders = [run for run in runs if outcome[run] == "holds"]
+    for run in holders:
+        run.give_back()
     assert sorted(outcome.values()) == ["holds", "refused", "refused", "refused"]
-    holder = next(run for run in runs if outcome[run] == "holds")
-    assert json.loads(place().read())["host"] == holder._holder["host"]
-    holder.give_back()
+    assert [run._holder["host"] for run in holders] == [host]
 
 
 def test_who_reads_while_it_is_written_finds_a_whole_one(place):
@@ -133,34 +167,40 @@ def test_who_reads_while_it_is_written_finds_a_whole_one(place):
     assert place().read() == contents[-1]
 
 
+OTHER = json.dumps({"id": "another", "host": "two", "process": 7}).encode()
+
+
+def take_over(place):
+    """Once more where the holder was just renewing its hold: nobody is that near in time to one that was asleep."""
+    if place().read() != OTHER:
+        place().write(OTHER)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("interrupts", [True, False])
 def test_one_that_was_taken_over_stops_and_leaves_the_other_alone(interrupts, place, monkeypatch):
-    other = json.dumps({"id": "another", "host": "two", "process": 7}).encode()
-
     def work():
-        with leased(place(), "runs/x", "study"):
-            place().write(other)
-            end = time.monotonic() + (10 if interrupts else 0.3)
-            while time.monotonic() < end:  # until interrupted
+        with leased(place(), "runs/x", "study") as lease:
+            end = time.monotonic() + 60
+            while time.monotonic() < end and (interrupts or not lease.lost):  # until interrupted
+                take_over(place)
                 time.sleep(0.01)
 
     if not interrupts:  # as where SIGINT is ignored
         monkeypatch.setattr("_thread.interrupt_main", lambda signum: None)
     with pytest.raises(UserError, match="process 7 on two has taken runs/x over"):
         work()
-    assert place().read() == other
+    assert place().read() == OTHER
 
 
 def test_a_trial_that_ctrl_c_does_not_reach_stops_too(place):
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a script's background
-    other = json.dumps({"id": "another", "host": "two", "process": 7}).encode()
 
     def train():
         with leased(place(), "runs/x", "study"), stop_on_signals() as request:
-            place().write(other)
-            end = time.monotonic() + 10
+            end = time.monotonic() + 60
             while time.monotonic() < end:
+                take_over(place)
                 request.check()
                 time.sleep(0.01)
             raise AssertionError("it was not stopped")
@@ -187,37 +227,64 @@ def test_one_that_looks_is_told_at_once(gave_back, make, place, monkeypatch):
     why = "The lease of runs/x is gone, and this run" if gave_back else "process 7 on two has taken runs/x over"
     with pytest.raises(UserError, match=why):
         run.look()
-    assert interrupted.wait(5)
+    assert interrupted.wait(60)
     run.give_back()
     assert (place().read() is None) == gave_back
 
 
+def test_two_that_look_at_a_time_are_both_told(make, place, monkeypatch):
+    monkeypatch.setattr(module, "BEAT_S", 60.0)
+    monkeypatch.setattr("_thread.interrupt_main", lambda signum: None)
+    run, asked, answers, told = make("one"), threading.Event(), threading.Event(), []
+    run.take()
+    read = run._place.read
+    monkeypatch.setattr(run._place, "read", lambda: asked.set() or (answers.wait(60) and read()))
+    monkeypatch.setattr(module, "STALE_S", 0.0)
+    place().write(OTHER)
+
+    def look():
+        try:
+            run.look()
+        except UserError as error:
+            told.append(str(error))
+
+    looks = [threading.Thread(target=look) for _ in range(2)]
+    for thread in looks:
+        thread.start()
+        assert asked.wait(60)
+    looks[1].join(0.05)  # it is waiting for the answer to the first
+    answers.set()
+    for thread in looks:
+        thread.join()
+    assert len(told) == 2
+    run.give_back()
+
+
 def test_a_place_that_does_not_answer_tells_nothing(make, monkeypatch):
+    monkeypatch.setattr(module, "BEAT_S", 60.0)
     monkeypatch.setattr(module, "LOOK_S", 0.05)
     run, answers = make("one"), threading.Event()
     run.take()
     read = run._place.read
-    monkeypatch.setattr(run._place, "read", lambda: answers.wait(30) and read())
+    monkeypatch.setattr(run._place, "read", lambda: answers.wait(60) and read())
     monkeypatch.setattr(module, "STALE_S", 0.0)
     began = time.monotonic()
     run.look()
-    assert 0.05 <= time.monotonic() - began < 1
-    monkeypatch.setattr(module, "LOOK_S", 30.0)
+    assert 0.05 <= time.monotonic() - began < 30
+    monkeypatch.setattr(module, "LOOK_S", 60.0)
     run.look()  # not waited for again
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 30
     answers.set()
     run.give_back()
-    monkeypatch.setattr(module, "LOOK_S", 30.0)
     run.look()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
-def test_a_lease_that_is_removed_by_hand_is_written_again(make, place, monkeypatch):
-    monkeypatch.setattr(module, "STALE_S", 60.0)
+def test_a_lease_that_is_removed_by_hand_is_written_again(make, place):
     run = make("one")
     run.take()
     place().remove()
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while place().read() is None:
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -225,7 +292,8 @@ def test_a_lease_that_is_removed_by_hand_is_written_again(make, place, monkeypat
     run.give_back()
 
 
-def test_a_file_that_says_nothing_goes_stale_too(make, place):
+def test_a_file_that_says_nothing_goes_stale_too(make, place, monkeypatch):
+    monkeypatch.setattr(module, "STALE_S", 0.6)
     assert place().create(b"")
     assert not place().create(b"x")
     run = make("one")

@@ -103,6 +103,9 @@ def _wait(started: Sequence[subprocess.Popen[bytes]]) -> int:
 
 def _failed(started: Sequence[subprocess.Popen[bytes]]) -> int:
     """The code of one that has ended badly; 0: none has. Names the signal that ended it, which it cannot do."""
+    if not any(process.poll() for process in started):
+        return 0
+    # Asked again: what ended another one may have come after it was asked for the first time.
     codes = [process.poll() or 0 for process in started]
     rank, code = min(enumerate(codes), key=lambda one: one[1])  # a signal comes first: the others end because of it
     if code < 0:

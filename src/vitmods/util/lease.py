@@ -29,6 +29,7 @@ from vitmods.util.text import printable
 LEASE = ".lease"
 BEAT_S = 10.0
 STALE_S = 60.0
+WATCH_S = 1.0  # between two looks at a lease that another run may hold
 LOOK_S = 5.0  # that `look` waits for a place that does not answer
 _UNKNOWN = {"process": "?", "host": "another machine"}
 SETTLE_S = 2.0  # more than a write takes: of several that write at a time, the last one's is found by all
@@ -116,7 +117,9 @@ class Lease:
         self._holder = {"id": uuid.uuid4().hex, "host": platform.node(), "process": os.getpid()}
         self._holder |= {"machine": machine(), "local": local}
         self._beat, self._held_at = 0, _uptime()
-        self._ended, self._asked, self._looked = threading.Event(), threading.Event(), threading.Event()
+        self._ended, self._asked = threading.Event(), threading.Event()
+        self._asks = self._answered = 0  # calls of `look`, and how many of them know what there was after they asked
+        self._silent, self._answers = False, threading.Condition()
         self._thread = threading.Thread(target=self._renew, daemon=True, name="lease")
         self.lost: str | None = None
 
@@ -125,7 +128,6 @@ class Lease:
         if not self._place.create(self._content()):
             self._take_over()
         self._held_at = _uptime()
-        self._looked.set()
         self._thread.start()
 
     def check(self) -> None:
@@ -137,10 +139,12 @@ class Lease:
         """`check` by what is there now, where the hold was not renewed for so long that another run may have come: a
         run that was asleep stops at once. A place that does not answer tells nothing, and is waited for once."""
         if not (self.lost or self._ended.is_set()) and self._age() >= STALE_S / 2:
-            answered = self._looked.is_set()
-            self._looked.clear()
-            self._asked.set()
-            self._looked.wait(LOOK_S if answered else 0)
+            with self._answers:
+                self._asks += 1
+                mine = self._asks
+                self._asked.set()
+                seconds = 0 if self._silent else LOOK_S
+                self._silent = not self._answers.wait_for(lambda: self.lost or self._answered >= mine, seconds)
         self.check()
 
     def _age(self) -> float:
@@ -162,7 +166,7 @@ class Lease:
             self._say(f"{_who(found)} holds {self._where}: waiting up to {STALE_S:.0f} s to see whether it is at work.")
             end = time.monotonic() + STALE_S
             while found is not None and time.monotonic() < end:
-                time.sleep(min(1.0, STALE_S / 10))
+                time.sleep(min(WATCH_S, STALE_S / 10))
                 now = self._place.read()
                 if now is not None and now != found:
                     raise self._refused(now)
@@ -187,20 +191,26 @@ class Lease:
             self._asked.clear()
             if self._ended.is_set():
                 return
+            asks = self._asks
             with suppress(Exception):  # a disk or a network that is away for a while; the next time
                 found = self._place.read()
                 if found is None and self._age() < STALE_S:  # nobody can have come: it was removed by hand
                     self._place.create(self._content())
                 elif not self._is_mine(found):
                     self.lost = self._reason(found)
-                    self._looked.set()
+                    self._answer(asks)
                     _interrupt_main()
                     return
                 else:
                     self._beat += 1
                     self._place.write(self._content())
                 self._held_at = _uptime()
-            self._looked.set()
+            self._answer(asks)
+
+    def _answer(self, asks: int) -> None:
+        with self._answers:
+            self._answered, self._silent = asks, False
+            self._answers.notify_all()
 
     def _reason(self, found: bytes | None) -> str:
         late = f"this run did not renew its hold for more than {STALE_S:.0f} s"

@@ -137,8 +137,9 @@ class Mirror:
             parent, _, base = name.rpartition("/")
             there.setdefault(parent, {})[base] = version
         here = {path.relative_to(self.folder).as_posix() for path in folders(self.folder)}
+        aside = self.folder / ".aside" / time.strftime("%Y%m%d-%H%M%S")
         for parent in sorted({*there, *("" if one == "." else one for one in here)}):
-            self._fetch_folder(parent, there.get(parent, {}), weights)
+            self._fetch_folder(parent, there.get(parent, {}), weights, aside / parent)
 
     def has(self, name: str) -> bool:
         """Whether there is a file of that name at the address."""
@@ -173,14 +174,13 @@ class Mirror:
             except OSError:  # a file or folder that goes while it is looked at
                 continue
 
-    def _fetch_folder(self, parent: str, there: Mapping[str, str], weights: bool) -> None:
+    def _fetch_folder(self, parent: str, there: Mapping[str, str], weights: bool, aside: Path) -> None:
         folder, sent = self.folder / parent, sent_of(self.folder / parent)
         stamps = {name: stamp_of(folder / name) for name in {*there, *sent}}
         changed = {name for name, stamp in stamps.items() if stamp and (name not in sent or stamp != sent[name][:2])}
         new = {name for name, version in there.items() if name not in sent or sent[name].version != version}
         clash = [name for name in changed & new if not self._tried(partial(self._equal, folder / name, there[name]))]
         if clash:
-            aside = self.folder / ".aside" / time.strftime("%Y%m%d-%H%M%S") / parent
             _say(f"{named(folder)} was changed by another machine too; what this one has not sent is kept in {aside}.")
             with disk_errors(aside):
                 aside.mkdir(parents=True, exist_ok=True)
