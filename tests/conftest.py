@@ -1,5 +1,5 @@
 """For all tests: Ctrl-C means what it means at a terminal, though a job started in the background ignores it; a slow
-machine is no failure; and random numbers do not depend on which tests came before."""
+machine is no failure; and random numbers are the same in every run and any order of tests."""
 
 import gc
 import random
@@ -9,8 +9,10 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("any machine", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", patient, derandomize=True)
+settings.register_profile("new", patient)
+settings.load_profile("same")  # examples that no run has tried: --hypothesis-profile new
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
