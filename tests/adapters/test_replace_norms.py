@@ -215,8 +215,9 @@ def test_a_step_trains_every_parameter(family):
     assert {"a", "omega_mean", "omega_var"} <= {name.rpartition(".")[2] for name in found}
 
 
-COMPILED = [  # BigBird's norms stand where BERT's do
-    pytest.param(family, id=name, marks=[pytest.mark.long] * (name == "big_bird")) for name, family in FAMILIES.items()
+COMPILED = [  # the norms of these two stand where BERT's do
+    pytest.param(family, id=name, marks=[pytest.mark.long] * (name in ("big_bird", "reformer")))
+    for name, family in FAMILIES.items()
 ]
 
 
