@@ -315,6 +315,25 @@ def test_an_address_that_is_empty_all_at_once_takes_nothing_away(mirror, tmp_pat
     assert (tmp_path / "there/config.json").read_text() == "{}"
 
 
+def test_where_nothing_moves_onto_a_file_it_is_sent_again_too(there, on, monkeypatch):
+    from fsspec.implementations.local import LocalFileSystem
+
+    move = LocalFileSystem.mv
+
+    def onto_nothing(fs, source, target, **how):
+        if fs.exists(target):
+            raise FileExistsError(target)
+        move(fs, source, target, **how)
+
+    monkeypatch.setattr(LocalFileSystem, "mv", onto_nothing)
+    folder = StudyFolder(there)
+    for text in ("a", "other"):
+        with folder.lock():
+            (folder.path / "note.txt").write_text(text)
+        assert (Path(there[len("file://") :]) / "note.txt").read_text() == text
+    assert not list(Path(there[len("file://") :]).rglob("*.tmp"))
+
+
 def test_a_run_at_work_elsewhere_is_refused(there, on, monkeypatch):
     monkeypatch.setattr(lease, "BEAT_S", 0.05)
     monkeypatch.setattr("platform.node", lambda: "one")

@@ -148,6 +148,20 @@ def test_of_several_that_begin_at_once_one_begins(make, place, stale, monkeypatc
     assert [run._holder["host"] for run in holders] == [host]
 
 
+def refuses(fs, source, target, **how):
+    raise FileExistsError(target)
+
+
+@pytest.mark.parametrize("move", [refuses, lambda *_, **__: None])
+def test_where_nothing_moves_onto_a_file_it_is_written_in_place(tmp_path, monkeypatch, move):
+    place = AddressPlace(f"file://{tmp_path}/.lease")
+    assert place.create(b"one")
+    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.mv", move)
+    place.write(b"another")
+    assert place.read() == b"another"
+    assert [path.name for path in tmp_path.iterdir()] == [".lease"]
+
+
 def test_who_reads_while_it_is_written_finds_a_whole_one(place):
     contents, found = [b"x" * 1000, b"y" * 2000], set()
     assert place().create(contents[0])
@@ -163,6 +177,7 @@ def test_who_reads_while_it_is_written_finds_a_whole_one(place):
     while thread.is_alive():
         found.add(reader.read())
     thread.join()
+    found.add(reader.read())
     assert found <= set(contents)
     assert place().read() == contents[-1]
 
@@ -193,7 +208,9 @@ def test_one_that_was_taken_over_stops_and_leaves_the_other_alone(interrupts, pl
     assert place().read() == OTHER
 
 
-def test_a_trial_that_ctrl_c_does_not_reach_stops_too(place):
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_trial_that_ctrl_c_does_not_reach_stops_too(place, answers):
+    """One that is past its last step, and answers no signal any more, tells the same."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a script's background
 
     def train():
@@ -201,7 +218,10 @@ def test_a_trial_that_ctrl_c_does_not_reach_stops_too(place):
             end = time.monotonic() + 60
             while time.monotonic() < end:
                 take_over(place)
-                request.check()
+                if answers:
+                    request.check()
+                elif request.signum:
+                    return
                 time.sleep(0.01)
             raise AssertionError("it was not stopped")
 
@@ -210,6 +230,7 @@ def test_a_trial_that_ctrl_c_does_not_reach_stops_too(place):
             train()
     finally:
         signal.signal(signal.SIGINT, before)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize("gave_back", [False, True])

@@ -6,6 +6,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from vitmods.util.limits import check_bytes
 T = TypeVar("T")
 _ADDRESS = re.compile(r"([a-z][a-z0-9+-]+):(/{1,3})(.+)", re.DOTALL)  # as a Path it has one slash left
 _EXCLUSIVE = {"s3", "s3a", "gs", "gcs", "memory"}  # of two that create a file one fails
-IN_ONE_STEP = {"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "oss", "memory"}  # a file is there when all of it is
+IN_ONE_STEP = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory"}  # a file is there when all is
 _TRIED_AFTER_S = (1.0, 2.0, 4.0, 8.0)
 
 
@@ -62,6 +63,7 @@ class AddressPlace:
         self._fs, self._path = opened(address)
         protocol = address.partition(":")[0]
         self._exclusive, self._in_one_step = protocol in _EXCLUSIVE, protocol in IN_ONE_STEP
+        self._beside = f"{self._path}.{uuid.uuid4().hex[:8]}.tmp"
 
     def read(self) -> bytes | None:
         self._fs.invalidate_cache()
@@ -95,13 +97,23 @@ class AddressPlace:
         return self.read() == content
 
     def write(self, content: bytes) -> None:
-        target = self._path if self._in_one_step else f"{self._path}.{uuid.uuid4().hex[:8]}.tmp"
-        self._fs.pipe_file(target, content)
-        if target != self._path:
-            self._fs.mv(target, self._path)
+        if not self._in_one_step:
+            self._fs.pipe_file(self._beside, content)
+            if moved_onto(self._fs, self._beside, self._path):
+                return
+            self._fs.rm_file(self._beside)
+        self._fs.pipe_file(self._path, content)
 
     def remove(self) -> None:
         self._fs.rm_file(self._path)
+
+
+def moved_onto(fs: Any, beside: str, path: str) -> bool:
+    """Move a file in place of another one; False where the file system does not, of which some say nothing."""
+    with suppress(Exception):  # each file system has its own
+        fs.mv(beside, path)
+        return not fs.exists(beside)
+    return False
 
 
 def opened(address: str) -> tuple[Any, str]:

@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
 from vitmods.util.errors import UserError
@@ -36,7 +37,7 @@ SETTLE_S = 2.0  # more than a write takes: of several that write at a time, the 
 
 
 class LeasePlace(Protocol):
-    """Where the file is: `FilePlace`, or that of an address in `vitmods.util.remote`."""
+    """Where the file is: `FilePlace`, or that of an address in `vitmods.util.address`."""
 
     def read(self) -> bytes | None:
         """The content; None where there is no file. UserError for what can be no lease."""
@@ -250,19 +251,46 @@ def leased(place: LeasePlace, where: str, local: str) -> Iterator[Lease]:
     lease = Lease(place, where, local)
     lease.take()
     try:
-        yield lease
+        with _ended_by_sigterm(lease):
+            yield lease
         lease.check()  # signals may be ignored
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         lease.check()
         raise
     finally:
         lease.give_back()
 
 
+def _ignores_ctrl_c() -> bool:
+    """As in a script's background."""
+    return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
 def _interrupt_main() -> None:
-    """As Ctrl-C does; where that is ignored, as in a script's background, by SIGTERM, which a trial answers too."""
-    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    _thread.interrupt_main(signal.SIGTERM if ignored else signal.SIGINT)
+    """As Ctrl-C does; where that is ignored by SIGTERM, which a trial answers too."""
+    _thread.interrupt_main(signal.SIGTERM if _ignores_ctrl_c() else signal.SIGINT)
+
+
+@contextmanager
+def _ended_by_sigterm(lease: Lease) -> Iterator[None]:
+    """While inside, where Ctrl-C is ignored, SIGTERM is a KeyboardInterrupt once the lease is lost; before that it ends
+    the process as ever. Other handlers of SIGTERM stay."""
+    here = threading.current_thread() is threading.main_thread()
+    if not (here and _ignores_ctrl_c() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL):
+        yield
+        return
+
+    def answer(signum: int, frame: FrameType | None) -> None:
+        if lease.lost:
+            raise KeyboardInterrupt
+        signal.signal(signum, signal.SIG_DFL)
+        signal.raise_signal(signum)
+
+    signal.signal(signal.SIGTERM, answer)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _read(content: bytes | None) -> dict[str, Any]:

@@ -19,7 +19,17 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeVar
 
-from vitmods.util.address import IN_ONE_STEP, AddressPlace, Unreachable, address_of, named, opened, place, tried
+from vitmods.util.address import (
+    IN_ONE_STEP,
+    AddressPlace,
+    Unreachable,
+    address_of,
+    moved_onto,
+    named,
+    opened,
+    place,
+    tried,
+)
 from vitmods.util.copies import (
     NOTES,
     Sent,
@@ -260,7 +270,9 @@ class Mirror:
                 self._fs.makedirs(remote.rpartition("/")[0], exist_ok=True)
             with self._fs.open(target, "wb") as out:
                 shutil.copyfileobj(_Limited(file, status.st_size), out, 1 << 20)
-            if not whole:
+            if not (whole or moved_onto(self._fs, target, remote)):
+                with suppress(FileNotFoundError):
+                    self._fs.rm_file(remote)
                 self._fs.mv(target, remote)
             self._fs.invalidate_cache()
             return version_of(self._fs.info(remote))
