@@ -36,9 +36,24 @@ COMMAND = [
 COMMAND += ["--workers", "2", "--device", "cpu", "--cost-seconds", "0", "--checkpoint-minutes", "0.002"]
 
 
+STARTED = []
+
+
 def start(out):
     with open(out.with_suffix(".log"), "ab") as log:
-        return subprocess.Popen([*COMMAND, "--out", str(out)], stdout=log, stderr=log, env={**os.environ, "CI": "1"})
+        command = [*COMMAND, "--out", str(out)]
+        STARTED.append(subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "CI": "1"}))
+    return STARTED[-1]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """Of a test that fails: a stopped worker does not see that its parent is gone."""
+    yield
+    for run in STARTED:
+        for pid in (*children(run.pid), run.pid) if run.poll() is None else ():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def children(pid):

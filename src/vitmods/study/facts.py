@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-SCHEMA = 3
+SCHEMA = 3  # of study.json and results.json
 
 
 @dataclass(frozen=True)

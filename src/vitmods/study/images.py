@@ -1,4 +1,4 @@
-"""Which images a study is of: hashes of all in images.npz, with their groups; split.csv takes its place."""
+"""Which images a study is of: hashes of all in images.npz, with their groups; split.csv, where it is damaged."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class StudyImages:
         which images belong together."""
         names, contents = _hashes(splits)
         grouped = any(split.groups is not None for split in splits.values())
-        named = {f"groups_{name}": split.groups or split.ids for name, split in splits.items() if grouped}
-        arrays = {"names": names, "contents": contents, **{name: np.array(own) for name, own in named.items()}}
+        groups = {f"groups_{name}": split.groups or split.ids for name, split in splits.items() if grouped}
+        arrays = {"names": names, "contents": contents, **{name: np.array(own) for name, own in groups.items()}}
         write_atomically(self._file, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
 
     def read(self) -> dict[str, NDArray[Any]] | None:

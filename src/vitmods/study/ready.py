@@ -42,7 +42,7 @@ SAMPLES = 12  # images shown in the report
 
 @dataclass(frozen=True)
 class Ready:
-    """A study that can be run: its images are read, and every arm's model was made once.
+    """What is known of a study before its first trial.
 
     models:      what each of them is
     notices:     what to know of the arms
@@ -63,7 +63,7 @@ class Ready:
 
     def workers(self, trials: int) -> int:
         """Trials at a time. Functions that this process alone knows are called here, if nothing else is asked for."""
-        here_alone = any(function.module is None for function in functions(self.settings))
+        here_alone = any(function.module is None for function in user_functions(self.settings))
         return 1 if self.how.workers is None and here_alone else self.how.workers_for(trials, self.trial_bytes)
 
 
@@ -204,7 +204,8 @@ def write_facts(ready: Ready, command: str, plan: Plan) -> Facts:
     return facts
 
 
-def functions(settings: Settings) -> list[Function]:
+def user_functions(settings: Settings) -> list[Function]:
+    """The functions that make base and alter models in arms, which workers must be able to import."""
     base = base_function(settings.fixed["base"])
     return [*([base] if base else []), *(one for arm in settings.arms for one in functions_of(arm.changes))]
 

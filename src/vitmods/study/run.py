@@ -25,7 +25,7 @@ from vitmods.study.fits import planned_within, smaller
 from vitmods.study.outcome import costs_under, read_costs
 from vitmods.study.plan import Evaluation, Settings, Work
 from vitmods.study.progress import Progress, planned
-from vitmods.study.ready import Ready, build_arms, functions, open_study, plan_of, write_facts
+from vitmods.study.ready import Ready, build_arms, open_study, plan_of, user_functions, write_facts
 from vitmods.study.running import Running
 from vitmods.study.schedule import ENDLESS, Budget, Schedule
 from vitmods.study.state import Evaluated, StudyState
@@ -196,12 +196,12 @@ def _executor(runner: TrialRunner, how: Running, workers: int) -> Executor:
             f"The machines of a cluster work in one folder, which {address} is not: name one that they share by --out."
         )
     check_reachable()
-    if here := [function.name for function in functions(runner.settings) if function.module is None]:
+    if here := [function.name for function in user_functions(runner.settings) if function.module is None]:
         raise UserError(
             f"{', '.join(here)}: a function that is defined in the script itself, or has no name of its own, cannot "
             "reach worker processes. Move it to a module that the script imports, or run with workers=1."
         )
-    modules = {str(function.module) for function in functions(runner.settings)}
+    modules = {str(function.module) for function in user_functions(runner.settings)}
     processes = Processes(
         runner.folder,
         workers,
