@@ -6,7 +6,6 @@ import pytest
 import timm
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 import vitmods as vm
 from vitmods.adapters import open_model
@@ -16,19 +15,12 @@ from vitmods.model.flops import count_macs
 from vitmods.util.errors import UserError
 
 
-def by_counting(call, repeats, device):
-    """Seconds of a machine that takes a nanosecond for each operation of a product."""
-    with FlopCounterMode(display=False) as counter:
-        call()
-    return 1e-9 * counter.get_total_flops()
-
-
 @pytest.fixture(scope="module")
-def found():
+def found(seconds_by_counting):
     models = {"mu2/4": vm.vit("mu2/4", img_size=16), "four": vm.vit("mu8/4", img_size=16)}
     models["fast"] = vm.optimize_for_inference(models["mu2/4"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitmods.analysis.bench.seconds_per_call", by_counting)
+        patch.setattr("vitmods.analysis.bench.seconds_per_call", seconds_by_counting)
         return bench(models, (16, 16), batches=(1, 4), budget_s=0.1)
 
 

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from vitmods.analysis.timing import Ratio, interleave, peak_bytes, seconds_per_call
 from vitmods.changes import parse_changes
@@ -117,20 +116,13 @@ def test_arms_are_made_one_after_the_other(monkeypatch):
     assert list(found["arms"]) == ["a", "b", "c"]
 
 
-def by_counting(call, repeats, device):
-    """Seconds of a machine that takes a nanosecond for each operation of a product."""
-    with FlopCounterMode(display=False) as counter:
-        call()
-    return 1e-9 * counter.get_total_flops()
-
-
 @pytest.fixture(scope="module")
-def costs():
+def costs(seconds_by_counting):
     sizes = {"base": "mu2/2", "same": "mu2/2", "deeper": "mu4/2"}
     models = {name: vit(size, img_size=16, in_chans=1, num_classes=10) for name, size in sizes.items()}
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("vitmods.study.cost.seconds_per_call", by_counting)
+        patched.setattr("vitmods.study.cost.seconds_per_call", seconds_by_counting)
         found = measure(models.items(), Classification(), plain().with_(batch_size=16), CPU, budget_s=1.0, arms=2)
     assert torch.get_num_threads() == threads
     return models, found

@@ -174,9 +174,8 @@ def write_facts(ready: Ready, command: str, plan: Plan) -> Facts:
     if before and before.plan.seeds and any(record.ended or record.wall_s is not None for record in arms):
         _check_extension(before.plan, settings)
         plan = before.plan
-    if (
-        folder.images.read() is None or not (folder.path / SPLIT_FILE).exists()
-    ):  # a new study, or one with a damaged file
+    # Of a new study, or of one with a damaged file.
+    if folder.images.read() is None or not (folder.path / SPLIT_FILE).exists():
         folder.images.write(dataset.splits)
         write_split(folder.path / SPLIT_FILE, dataset, folds)
     if before is not None and before.settings == settings.to_dict() and before.plan == plan:

@@ -18,7 +18,8 @@ from vitmods.util.limits import check_bytes
 T = TypeVar("T")
 _ADDRESS = re.compile(r"([a-z][a-z0-9+-]+):(/{1,3})(.+)", re.DOTALL)  # as a Path it has one slash left
 _EXCLUSIVE = {"s3", "s3a", "gs", "gcs", "memory"}  # of two that create a file one fails
-IN_ONE_STEP = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory"}  # a file is there when all is
+# A file is there when all of it is.
+IN_ONE_STEP = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory"}
 _TRIED_AFTER_S = (1.0, 2.0, 4.0, 8.0)
 
 
@@ -101,7 +102,7 @@ class AddressPlace:
             self._fs.pipe_file(self._beside, content)
             if moved_onto(self._fs, self._beside, self._path):
                 return
-            self._fs.rm_file(self._beside)
+            self._fs.rm_file(self._beside)  # and not the lease: another run would take what is gone for given back
         self._fs.pipe_file(self._path, content)
 
     def remove(self) -> None:

@@ -118,9 +118,9 @@ class Lease:
         self._holder = {"id": uuid.uuid4().hex, "host": platform.node(), "process": os.getpid()}
         self._holder |= {"machine": machine(), "local": local}
         self._beat, self._held_at = 0, _uptime()
-        self._ended, self._asked = threading.Event(), threading.Event()
-        self._asks = self._answered = 0  # calls of `look`, and how many of them know what there was after they asked
-        self._silent, self._answers = False, threading.Condition()
+        self._ended, self._wake = threading.Event(), threading.Event()
+        self._requests = self._served = 0  # calls of `look`, and how many of them know what there was after they asked
+        self._silent, self._changed = False, threading.Condition()
         self._thread = threading.Thread(target=self._renew, daemon=True, name="lease")
         self.lost: str | None = None
 
@@ -140,12 +140,12 @@ class Lease:
         """`check` by what is there now, where the hold was not renewed for so long that another run may have come: a
         run that was asleep stops at once. A place that does not answer tells nothing, and is waited for once."""
         if not (self.lost or self._ended.is_set()) and self._age() >= STALE_S / 2:
-            with self._answers:
-                self._asks += 1
-                mine = self._asks
-                self._asked.set()
+            with self._changed:
+                self._requests += 1
+                mine = self._requests
+                self._wake.set()
                 seconds = 0 if self._silent else LOOK_S
-                self._silent = not self._answers.wait_for(lambda: self.lost or self._answered >= mine, seconds)
+                self._silent = not self._changed.wait_for(lambda: self.lost or self._served >= mine, seconds)
         self.check()
 
     def _age(self) -> float:
@@ -155,7 +155,7 @@ class Lease:
     def give_back(self) -> None:
         """Let others have it."""
         self._ended.set()
-        self._asked.set()
+        self._wake.set()
         self._thread.join()
         with suppress(Exception):  # it goes stale by itself
             if self._is_mine(self._place.read()):
@@ -188,30 +188,30 @@ class Lease:
 
     def _renew(self) -> None:
         while True:
-            self._asked.wait(BEAT_S)
-            self._asked.clear()
+            self._wake.wait(BEAT_S)
+            self._wake.clear()
             if self._ended.is_set():
                 return
-            asks = self._asks
+            requests = self._requests
             with suppress(Exception):  # a disk or a network that is away for a while; the next time
                 found = self._place.read()
                 if found is None and self._age() < STALE_S:  # nobody can have come: it was removed by hand
                     self._place.create(self._content())
                 elif not self._is_mine(found):
                     self.lost = self._reason(found)
-                    self._answer(asks)
+                    self._serve(requests)
                     _interrupt_main()
                     return
                 else:
                     self._beat += 1
                     self._place.write(self._content())
                 self._held_at = _uptime()
-            self._answer(asks)
+            self._serve(requests)
 
-    def _answer(self, asks: int) -> None:
-        with self._answers:
-            self._answered, self._silent = asks, False
-            self._answers.notify_all()
+    def _serve(self, requests: int) -> None:
+        with self._changed:
+            self._served, self._silent = requests, False
+            self._changed.notify_all()
 
     def _reason(self, found: bytes | None) -> str:
         late = f"this run did not renew its hold for more than {STALE_S:.0f} s"
@@ -267,7 +267,7 @@ def _ignores_ctrl_c() -> bool:
 
 
 def _interrupt_main() -> None:
-    """As Ctrl-C does; where that is ignored by SIGTERM, which a trial answers too."""
+    """As Ctrl-C does; where that is ignored, by SIGTERM, which a trial answers too."""
     _thread.interrupt_main(signal.SIGTERM if _ignores_ctrl_c() else signal.SIGINT)
 
 
