@@ -26,12 +26,12 @@ NOISY, FEW_SEEDS = 2.0, 5  # an sd of base over an arm's that, with fewer seeds,
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Plan(Criteria):
+class Plan(Criteria):
     """What was settled before the scores were seen."""
 
     family: int
-    most_seeds: int | None
-    too_early: bool  #: before the first look
+    most_seeds: int | None = None
+    too_early: bool = False  #: before the first look
 
 
 def decide(
@@ -81,20 +81,26 @@ def decide(
     if most_seeds is not None:
         table, look, too_early = at_look(table, most_seeds, frozen)
     alpha = ALPHA if most_seeds is None else nominal_level(most_seeds)
-    plan = _Plan(
+    plan = Plan(
         margin, unit, higher_is_better, generalize, chance, groups, alpha,
         family=family or k, most_seeds=most_seeds, too_early=too_early,
         overlap=overlap_of(*resampled) if resampled else 0.0,
     )  # fmt: skip
-    gains = plan.gains(table)
-    fitted = gains.fit()
-    effects = {arm: frozen.get(arm) or _effect(arm, a, gains, fitted, plan) for a, arm in enumerate(table.arms) if a}
+    return decision_of(table.arms, plan.gains(table), plan, look, frozen)
+
+
+def decision_of(
+    arms: tuple[str, ...], gains: Gains, plan: Plan, look: str = "", frozen: Mapping[str, Effect] | None = None
+) -> Decision:
+    """The effects of `arms`, base first, and what holds for all of them."""
+    fitted, frozen = gains.fit(), frozen or {}
+    effects = {arm: frozen.get(arm) or _effect(arm, a, gains, fitted, plan) for a, arm in enumerate(arms) if a}
     unstable = [arm for arm, effect in effects.items() if effect.verdict == Verdict.UNSTABLE]
-    best, ruled_out, pairs = _compare_all(table.arms, gains, fitted, plan, unstable)
+    best, ruled_out, pairs = _compare_all(arms, gains, fitted, plan, unstable)
     return Decision(
-        effects, base, best, ruled_out, pairs, float(np.sqrt(fitted.errors.mse)), float(fitted.errors.df_error),
-        float(fitted.errors.seed_share), plan.family, alpha, look, gains.images is None, generalize,
-        tuple(_notes(table.arms, gains, fitted)), plan.overlap,
+        effects, arms[0], best, ruled_out, pairs, float(np.sqrt(fitted.errors.mse)), float(fitted.errors.df_error),
+        float(fitted.errors.seed_share), plan.family, plan.alpha, look, gains.images is None, plan.generalize,
+        tuple(_notes(arms, gains, fitted)), plan.overlap,
     )  # fmt: skip
 
 
@@ -114,7 +120,7 @@ def at_look(table: Table, most: int, frozen: Mapping[str, Effect]) -> tuple[Tabl
     return cut, look, False
 
 
-def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: _Plan) -> Effect:
+def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: Plan) -> Effect:
     found, part = _one(fitted.against, a - 1), gains.images_part(a)
     half = against_base(found, part, plan.alpha, plan.family)
     if plan.overlap:
@@ -142,13 +148,13 @@ def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: _Plan) -> Effect:
     )  # fmt: skip
 
 
-def _futile(found: Contrasts, part: ImagesPart | None, plan: _Plan) -> bool:
+def _futile(found: Contrasts, part: ImagesPart | None, plan: Plan) -> bool:
     assert plan.most_seeds is not None
     return bool(futile(found, part, plan.generalize, plan.margin, plan.alpha, plan.family, plan.most_seeds))
 
 
 def _compare_all(
-    arms: tuple[str, ...], gains: Gains, fitted: Fit, plan: _Plan, unstable: list[str]
+    arms: tuple[str, ...], gains: Gains, fitted: Fit, plan: Plan, unstable: list[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], dict[tuple[str, str], Pair]]:
     """The arms that may be best, those that are beaten (unstable ones are neither), and all pairs."""
     found = over_parts(head_to_head(gains.trials, fitted.errors, gains.floor), plan.overlap)

@@ -236,7 +236,7 @@ def read_answer(
     records = dict(_with_steps_to_base(state, records, _metric_of(curves or metric.name)))
     taken = () if settings.sweep else tuple(looks(state))
     over = over_settings_at(state, reference) if settings.sweep else None
-    decision = over.decision(reference) if over else _decision(state, reference, taken)
+    decision = over.decision if over else _decision(state, reference, taken)
     effects = None if settings.design is None else _factorial(state, taken)
     arms = {arm.name: _arm(state, facts, records, arm) for arm in settings.every_arm}
     base = arms.pop(reference)
