@@ -9,6 +9,7 @@ from vitmods.cli import main
 from vitmods.model.flops import count_macs
 from vitmods.papers import TABLES
 from vitmods.papers.cost import full_scale
+from vitmods.stats.tables import signed
 from vitmods.study import Answer
 
 pytestmark = pytest.mark.usefixtures("short_clocks")
@@ -78,9 +79,14 @@ def test_a_table_of_speeds_is_run_by_bench(capsys):
 def test_a_table_is_run_with_the_options_of_compare(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     few = ["--limit-train", "64", "--limit-val", "30", "--epochs", "1", "--seeds", "2", "--device", "cpu"]
-    said(capsys, "paper", "run", "dtn-table10", "--base", "mu2/2", *few, "--workers", "1", "--cost-seconds", "0")
-    answer = Answer.load(tmp_path / "runs" / "digits-dtn-table10-mu2-2")
-    assert set(answer.effects) == {"gpsa", "dtn", "dtn-no-rpe"}
+    found = said(capsys, "paper", "run", "dpn-table6", "--base", "mu2/2", *few, "--workers", "1", "--cost-seconds", "0")
+    out = tmp_path / "runs" / "digits-dpn-table6-mu2-2"
+    answer = Answer.load(out, "dpn")
+    assert len(answer.effects) == 7
+    for text in (found.out, (out / "report.html").read_text()):
+        assert "Comparison with" in text
+        assert "Differences are to dpn." in text
+        assert signed(answer["pre"].effect) in text  # the table's differences are to dpn, the verdicts' to base
 
 
 def test_arms_of_a_table_in_compare(capsys, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 
 from vitmods.changes import REGISTRY
 from vitmods.report import write_report
+from vitmods.study.arms import arms_from_text
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore:.*Check CHANGES for Sphinx")  # of libraries with each other
@@ -165,6 +166,8 @@ def test_the_gallery_is_made_from_its_entries(gallery):
         assert facts["command"].startswith("vitmods ")
         for effect in facts["effects"].values():
             assert effect.rpartition("]")[0] in image, "the facts are those of the image"
+        if table := re.search(r"paper:([\w-]+)", facts["command"]):
+            assert facts["effects"].keys() == {arm.name for arm in arms_from_text(table[0])}, "the table's arms"
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import pytest
 
 from vitmods.papers import TABLES
 from vitmods.papers.line_up import published
+from vitmods.report import render as terminal
 from vitmods.report.page import render
 from vitmods.report.published import Beside, _labels, comparison, table_of
 
@@ -30,23 +31,24 @@ def test_the_papers_numbers_stand_beside_ours(synthetic, command):
     (row,) = found.rows
     assert found.table is TABLES["dpn-table1"]
     assert [one.text for one in row.published] == ["+1.9", "+1.4", "+1.4", "+1.1", "+0.7"]
-    low, high = row.effect.interval
-    within = sum(low <= one.difference <= high for one in row.published)
-    assert low > 0
-    assert row.agreement == f"same sign: 5 of 5; in our interval: {within} of 5"
+    assert row.agreement == "consistent: 1 of 5, inconsistent: 4 of 5, same sign: 5 of 5"
     text = words_of(answer)
     for part in (
-        "Beside the paper Dual PatchNorm , Table 1, left",
+        "Comparison with the paper Dual PatchNorm , Table 1, left",
         "+1.1 (S/16: 78.6 ± 0.32 to 79.7 ± 0.2)",
+        "Published differences: 1 consistent, 4 inconsistent, 0 too wide to test",
         row.agreement,
     ):
         assert part in text
+    table = re.sub(r"\s+", " ", terminal(answer))
+    for part in ("Comparison with Dual PatchNorm, Table 1, left: 1 consistent, 4", "+1.9 (S/32)", row.ours):
+        assert part in table
 
 
 def test_other_studies_stand_beside_no_paper(synthetic):
     answer = synthetic.make_answer("study")
     assert comparison(answer) is None
-    assert "Beside the paper" not in words_of(answer)
+    assert "Comparison with" not in words_of(answer) + terminal(answer)
     assert table_of(of(synthetic, "vitmods compare --arms paper:no-such-table")) is None
 
 
@@ -69,34 +71,56 @@ def test_a_study_in_python_is_known_by_its_arms(synthetic):
     assert table_of(dataclasses.replace(answer, arms=tuple(arms[:3]), settings=settings)) is None
 
 
-def test_differences_to_another_arm_are_not_put_beside_differences_to_base(synthetic):
-    answer = of(synthetic, "vitmods paper run dpn-table6", arms=2)
-    found = comparison(answer)
-    assert not found.rows
-    assert "`vitmods report study --reference dpn`" in found.note
-    assert "<code>vitmods report study --reference dpn</code>" in render(answer)
+def test_differences_to_another_arm_are_compared_with_differences_to_that_arm(synthetic, monkeypatch):
+    answer = of(synthetic, "vitmods paper run dpn-table6", arms=2, rename={1: "pre"})
+    base, (dpn, pre) = answer.base, answer.arms
+    effects = {name: dataclasses.replace(dpn.effect, arm=name, effect=-0.2) for name in ("base", "pre")}
+    decision = dataclasses.replace(answer.decision, effects=effects)
+    monkeypatch.setattr(
+        "vitmods.report.published.Answer.load",
+        lambda path, arm: dataclasses.replace(answer, base={"dpn": dpn}[arm], arms=(base, pre), decision=decision),
+    )
+    (row,) = comparison(answer).rows
+    assert (row.arm, row.effect.effect) == ("pre", -0.2)
+    assert "Differences are to dpn." in words_of(answer)
+    alone = comparison(of(synthetic, "vitmods paper run dpn-table6", arms=1, rename={0: "post"}))
+    assert (alone.rows, "an arm that this study does not have" in alone.note) == ((), True)
 
 
 def test_a_figure_without_printed_numbers_says_so(synthetic):
     text = words_of(of(synthetic, "vitmods paper run dpn-figure1", arms=1))
     assert "Figure 1: Placements of the norms in a block" in text
-    assert "No number of its arms is printed." in text
+    assert "The paper prints no number for its arms." in text
 
 
 @pytest.mark.parametrize(
-    ("effect", "low", "high", "unit", "says"),
+    ("effect", "half", "unit", "says"),
     [
-        (0.6, 0.1, 1.1, "%", "same sign: yes; in our interval: yes"),
-        (0.006, 0.001, 0.011, "", "same sign: yes; in our interval: yes"),
-        (0.6, -0.1, 1.3, "%", "our sign is open; in our interval: yes"),
-        (-0.6, -1.1, -0.1, "%", "same sign: no; in our interval: no"),
-        (0.6, float("nan"), float("nan"), "%", "too few seeds to compare"),
+        (0.6, 0.5, "%", "consistent, same sign"),
+        (0.006, 0.5, "", "consistent, same sign"),
+        (0.6, 1.3, "%", "consistent"),
+        (0.6, 1.39, "%", "too wide to test"),  # 1.39 and the paper's 0.23 make 1.41
+        (-7.0, 16.0, "%", "too wide to test"),
+        (-0.6, 0.5, "%", "inconsistent, other sign"),
+        (20.0, 16.0, "%", "inconsistent, same sign"),
+        (0.3, 0.35, "%", "consistent"),  # 0.4 apart: within 0.35 and 0.23 together
+        (0.6, float("nan"), "%", "too few seeds to compare"),
     ],
 )
-def test_agreement(effect, low, high, unit, says):
-    (known, *_) = published(TABLES["dpn-table5"], "dpn")  # +0.7
-    ours = SimpleNamespace(effect=effect, interval=(low, high), unit=unit, digits=2)
+def test_agreement_has_three_outcomes(effect, half, unit, says):
+    (known, *_) = published(TABLES["dpn-table5"], "dpn")  # 27.3 ± 0.09 and 28.0 ± 0.21
+    ours = SimpleNamespace(
+        effect=effect,
+        interval=(effect - half * (1 if unit else 0.01), effect + half * (1 if unit else 0.01)),
+        unit=unit,
+    )
     assert Beside("dpn", "", ours, (known,)).agreement == says
+
+
+def test_a_published_difference_of_zero_is_never_confirmed():
+    zero, loss = published(TABLES["dtn-table3"], "scale")[1], published(TABLES["dtn-table3"], "batch")[0]
+    ours = SimpleNamespace(effect=0.0, interval=(-0.2, 0.2), unit="%")
+    assert Beside("x", "", ours, (zero, loss)).agreement == "inconsistent: 1 of 2, too wide to test: 1 of 2"
 
 
 def test_settings_are_the_tables_by_their_values_and_models_of_other_patches():

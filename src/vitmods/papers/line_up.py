@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -99,6 +100,11 @@ class Published:
     difference: float
     text: str
     """the difference, with the decimals that are printed"""
+
+    @property
+    def plus_minus(self) -> float:
+        """The ± of the difference, from those of its two numbers; 0 where none is printed."""
+        return math.hypot(*(number.plus_minus or 0.0 for number in (self.base, self.arm) if number))
 
 
 def published(table: Table, arm: str) -> list[Published]:

@@ -1,25 +1,49 @@
-"""A study that makes a published table again, beside that table."""
+"""A study that reproduces a published table, compared with that table."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table as Grid
+from rich.text import Text
 
 from vitmods.papers import TABLES, Table
 from vitmods.papers.line_up import Published, published
-from vitmods.stats.tables import signed
-from vitmods.study.arms import arms_from_text
+from vitmods.stats.tables import interval, signed
+from vitmods.study.answer import Answer
+from vitmods.study.arms import BASE, arms_from_text
 from vitmods.study.tuning import show_value
+from vitmods.util.text import single_line
 
 if TYPE_CHECKING:
     from vitmods.stats.verdict import Effect
-    from vitmods.study.answer import Answer
 
 PATCHES = (16, 8, 4, 2, 1)
 FEW = 3  # arms from which on a study is known to be a table's by its arms alone
+WIDE = 2  # half-widths of more than so many times the published difference test nothing
+
+
+class Agreement(StrEnum):
+    """Whether our difference can be the published one."""
+
+    CONSISTENT = "consistent"
+    INCONSISTENT = "inconsistent"
+    TOO_WIDE = "too wide to test"
+
+    @classmethod
+    def of(cls, published: Published, low: float, high: float) -> Agreement:
+        """Compare a published difference, with its ±, with our interval: their half-widths add in quadrature."""
+        half = math.hypot((high - low) / 2, published.plus_minus)
+        if abs((low + high) / 2 - published.difference) > half:
+            return cls.INCONSISTENT
+        return cls.TOO_WIDE if half > WIDE * abs(published.difference) else cls.CONSISTENT
 
 
 @dataclass(frozen=True)
@@ -32,38 +56,53 @@ class Beside:
     published: tuple[Published, ...]
 
     @property
-    def ours(self) -> str:
-        return signed(self.effect.effect, self.effect.digits)
+    def name(self) -> str:
+        return f"{self.arm}, {self.setting}" if self.setting else self.arm
 
     @property
-    def points(self) -> float:
-        """What our numbers are multiplied by to be compared: the papers print percent."""
-        return 100.0 if not self.effect.unit else 1.0
+    def ours(self) -> str:
+        return f"{signed(self.effect.effect, self.effect.digits)} {interval(self.effect)}"
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """In percent, as the papers print; NaN where there are too few seeds."""
+        scale = 100.0 if not self.effect.unit else 1.0
+        low, high = self.effect.interval
+        return scale * low, scale * high
+
+    @property
+    def outcomes(self) -> tuple[Agreement, ...]:
+        """One for each published difference; none without an interval."""
+        low, high = self.interval
+        return () if math.isnan(low) else tuple(Agreement.of(one, low, high) for one in self.published)
 
     @property
     def agreement(self) -> str:
-        """Whether the published differences have the sign of ours, where that is known, and lie in our interval; of
-        several, how many."""
-        low, high = (self.points * end for end in self.effect.interval)
-        if math.isnan(low):
+        """The outcome, or how many published differences have which; the sign where ours is known."""
+        counts, (low, high) = Counter(self.outcomes), self.interval
+        if not counts:
             return "too few seeds to compare"
-        within = sum(low <= one.difference <= high for one in self.published)
-        signs = sum(one.difference * self.effect.effect > 0 for one in self.published)
-        sign = "our sign is open" if low <= 0 <= high else f"same sign: {self._count(signs)}"
-        return f"{sign}; in our interval: {self._count(within)}"
-
-    def _count(self, found: int) -> str:
         many = len(self.published)
-        return ("yes" if found else "no") if many == 1 else f"{found} of {many}"
+        words = [f"{one}: {counts[one]} of {many}" if len(counts) > 1 else one for one in Agreement if counts[one]]
+        if low > 0 or high < 0:
+            same = sum(one.difference * self.effect.effect > 0 for one in self.published)
+            words.append(f"same sign: {same} of {many}" if many > 1 else f"{'same' if same else 'other'} sign")
+        return ", ".join(words)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table, and the arms of the study that it has numbers of; `note` says how to read them, or why none are."""
+    """A table, and the arms of the study for which it prints numbers; the note says how to read them."""
 
     table: Table
     rows: tuple[Beside, ...]
     note: str
+
+    @property
+    def headline(self) -> str:
+        """How many published differences have which outcome."""
+        counts = Counter(outcome for row in self.rows if not row.setting for outcome in row.outcomes)
+        return ", ".join(f"{counts[outcome]} {outcome}" for outcome in Agreement) if counts else ""
 
 
 def table_of(answer: Answer) -> Table | None:
@@ -82,27 +121,46 @@ def table_of(answer: Answer) -> Table | None:
 
 
 def comparison(answer: Answer) -> Comparison | None:
-    """The study beside the table that it makes again; None where it makes none."""
+    """Compare a study with the table that it reproduces; None where it reproduces none.
+
+    Differences are to the table's own reference: where that is not what the answer's are to, the study is read again.
+    """
     table = table_of(answer)
     if table is None or table.study is None or answer.factorial:
         return None
-    reference = table.study.reference
-    if answer.base.name != (reference or "base"):
-        return Comparison(table, (), _other_reference(answer, reference)) if reference else None
+    reference = table.study.reference or BASE
+    if reference not in {arm.name for arm in answer.every_arm}:
+        return Comparison(
+            table, (), f"The table's numbers are differences to {reference}, an arm that this study does not have."
+        )
+    if answer.base.name != reference:
+        answer = Answer.load(answer.path, reference)
     rows = tuple(row for arm in answer.arms for row in _rows(answer, table, arm.name))
-    note = (
-        "No number of its arms is printed."
-        if not rows
-        else "Its models, images and training are other ones: signs may be expected to agree, sizes not."
+    if not rows:
+        return Comparison(table, (), "The paper prints no number for its arms.")
+    against = "" if reference == BASE else f"Differences are to {reference}. "
+    return Comparison(
+        table, rows, f"{against}Models, data and training differ: expect the sign to match, not the size."
     )
-    return Comparison(table, rows, note)
 
 
-def _other_reference(answer: Answer, reference: str) -> str:
-    return (
-        f"The table's numbers are differences to {reference}: `vitmods report {answer.path} --reference {reference}` "
-        "puts ours beside them."
-    )
+def printed(answer: Answer) -> list[Any]:
+    """The comparison for a terminal; nothing where there is none."""
+    found = comparison(answer)
+    if found is None:
+        return []
+    table = found.table
+    title = f"Comparison with {table.paper.title}, {table.where}{': ' * bool(found.rows)}{found.headline}"
+    note = Text(found.note, style="dim")
+    if not found.rows:
+        return [Text(f"\n{title}", style="bold"), note]
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in ("arm", "ours, 95 % interval", f"published ({table.unit})", "comparison"):
+        grid.add_column(column, no_wrap=column.startswith("ours"), overflow="fold")
+    for row in found.rows:
+        theirs = ", ".join(f"{one.text} ({one.where})" for one in row.published)
+        grid.add_row(*(Text(single_line(cell)) for cell in (row.name, row.ours, theirs, row.agreement)))
+    return [Text(f"\n{title}", style="bold"), grid, note]
 
 
 def _rows(answer: Answer, table: Table, arm: str) -> list[Beside]:

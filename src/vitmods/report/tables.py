@@ -14,6 +14,7 @@ from vitmods.evals.base import PROTOCOLS
 from vitmods.evals.protocols import metric_named
 from vitmods.report.advice import what_now
 from vitmods.report.designs import several_bases, sweep_rows
+from vitmods.report.published import printed
 from vitmods.report.text import (
     doubts,
     half_on_these,
@@ -69,6 +70,7 @@ def answer_table(answer: Answer, width: int = 120) -> Group:
     parts += [*_tables(answer, width >= WIDE), _legend(answer)]
     if tuned := tuned_text(answer):
         parts.append(Text(single_line(tuned), style="dim"))
+    parts += printed(answer)
     parts.append(Text("\nWhat now", style="bold"))
     for step in what_now(answer):
         parts.append(Text(f"- {single_line(step.text)}"))
