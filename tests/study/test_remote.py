@@ -18,7 +18,7 @@ from vitmods.train import Interrupted, TrialRun
 from vitmods.util import address, lease, remote
 from vitmods.util.address import Unreachable, address_of, named, place
 from vitmods.util.errors import UserError
-from vitmods.util.remote import Mirror, brought, mirror_of
+from vitmods.util.remote import LocalCopy, copy_of, download
 
 QUIET = {"cost_seconds": 0, "progress": False, "device": "cpu", "workers": 1}
 RECIPE = vm.recipes.digits().with_(epochs=1)
@@ -39,10 +39,10 @@ def quick(monkeypatch):
 
 @pytest.fixture
 def on(tmp_path, monkeypatch):
-    """Go on as another machine, or come back: with a cache folder of its own."""
+    """Go on as another machine, or come back: with local copies of its own."""
 
     def machine(name):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / name))
         monkeypatch.setattr(lease, "machine", lambda: name)
 
     machine("one")
@@ -51,10 +51,10 @@ def on(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def run_once(tmp_path_factory):
-    """The folder that an address names, after a study of two trials, and the cache of the machine that ran it."""
+    """The folder that an address names, after a study of two trials, and the copies of the machine that ran it."""
     root = tmp_path_factory.mktemp("remote")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(root / "one"))
+        patch.setenv("XDG_DATA_HOME", str(root / "one"))
         patch.setattr(remote, "SEND_EVERY_S", 0.05)
         patch.setattr(address, "SETTLE_S", 0.05)
         study().run(f"file://{root}/there/x", **QUIET).report()
@@ -73,22 +73,69 @@ def files(folder):
     return {name for name in found if not name.endswith((".sent.json", ".lock", ".lease", ".copy"))}
 
 
+def contents(folder):
+    return {name: (Path(folder) / name).read_bytes() for name in files(folder)}
+
+
 def test_addresses_and_folders_are_told_apart(on, tmp_path):
-    assert place("runs/x") == Path("runs/x")
-    assert place("C:/x") == Path("C:/x")
+    for folder in ("runs/x", "C:/x", "timm:vit_small_patch16_224", "hf-hub:timm/vit", "a:b"):
+        assert place(folder) == Path(folder)
     for text in ("s3://bucket/runs/x", Path("s3://bucket/runs/x"), "s3://bucket/runs/x/"):
         assert address_of(place(text)) == "s3://bucket/runs/x"
     assert address_of(place("file:///data/x")) == "file:///data/x"
     assert named(tmp_path) == str(tmp_path)
-    for wrong in ("s3://", "s3://bucket/../x", "zip://a::s3://b"):
-        with pytest.raises(UserError, match="is no address of a folder"):
-            place(wrong)
-    with pytest.raises(UserError, match="cannot be opened: Protocol not known"):
-        brought("nowhere://x/y")
     with pytest.raises(UserError, match=rf"There is no study in file://{tmp_path}/nostudy: "):
         Answer.load(f"file://{tmp_path}/nostudy")
     with pytest.raises(UserError, match="There is nothing at"):
-        brought(f"file://{tmp_path}/none")
+        download(f"file://{tmp_path}/none")
+
+
+WRONG_ADDRESSES = {
+    "is not an address of a folder": ["s3://", "s3://bucket/../x", "s3:bucket/x"],
+    "is not a place for a study": [
+        "S3://bucket/x",
+        "S3:bucket/x",
+        "zip://a::s3://b",
+        "simplecache::s3://b/x",
+        "dir::file:///x",
+        "github://user:KEY@main/x",
+        "S3://KEY:VALUE@bucket/x",
+        "nowhere://KEY:VALUE@x",
+        "simplecache::s3://KEY:VALUE@b/x",
+        "x/y::s3://KEY:VALUE@b/x",
+        "dbfs:/x",
+        "nowhere://x/y",
+        *(f"{protocol}://x" for protocol in ("zip", "tar", "gist", "generic", "reference", "https")),
+    ],
+    "has keys or options in it": [
+        "s3://KEY:VALUE@bucket/x",
+        "s3://KEY@bucket/x",
+        "sftp://user:VALUE@host/x",
+        "abfs://x/y?sig=VALUE",
+    ],
+}
+
+
+@pytest.mark.parametrize(("reason", "path"), [(why, path) for why, paths in WRONG_ADDRESSES.items() for path in paths])
+@pytest.mark.parametrize("kind", [str, Path])
+def test_addresses_that_are_not_known_are_refused_and_keys_are_not_shown(on, tmp_path, reason, path, kind):
+    with pytest.raises(UserError, match=reason) as error:
+        StudyFolder(kind(path))
+    assert "VALUE" not in str(error.value)
+    assert "KEY@" not in str(error.value)
+
+
+def test_logins_without_a_password_and_containers_of_an_account_are_addresses(on):
+    for path in ("sftp://user@host/x", "abfs://container@account.dfs.core.windows.net/x"):
+        assert address_of(place(path)) == path
+
+
+def test_the_copy_is_not_in_a_cache(monkeypatch, tmp_path):
+    for name in ("CACHE", "DATA"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
+    assert place("s3://bucket/x") == tmp_path / "DATA/vitmods/addresses/s3/bucket/x"
+    monkeypatch.setenv("VITMODS_COPIES", str(tmp_path / "chosen"))
+    assert place("s3://bucket/x") == tmp_path / "chosen/s3/bucket/x"
 
 
 def test_a_study_is_at_its_address_as_it_would_be_in_a_folder(run_once):
@@ -176,61 +223,161 @@ def write(mirror, **contents):
 
 @pytest.fixture
 def mirror(tmp_path, on):
-    return mirror_of(place(f"file://{tmp_path}/there"))
+    return copy_of(place(f"file://{tmp_path}/there"))
 
 
 def test_what_tells_of_others_is_sent_after_them(mirror, monkeypatch):
     sent = []
-    send = Mirror._send_file
-    monkeypatch.setattr(Mirror, "_send_file", lambda self, path, file: (sent.append(path.name), send(self, path, file)))
-    write(mirror, result_json="{}", metrics_jsonl="{}", checkpoint_pt="1", config_json="{}", logs__worker0_txt="w")
-    write(mirror, checkpoint__4__rank0_safetensors="half")
+    send = LocalCopy._send_open
+    monkeypatch.setattr(LocalCopy, "_send_open", lambda self, *what: (sent.append(what[1]), send(self, *what))[1])
+    write(mirror, trial__metrics_jsonl="{}", trial__config_json="{}", logs__worker0_txt="w")
     mirror.send(final=False)
-    assert sent == ["metrics.jsonl", "config.json", "checkpoint.pt", "result.json"]
-    write(mirror, checkpoint__4__index_json="{}", metrics_jsonl="{}{}")
+    assert sent == []  # rows alone are no reason to send them
+    write(mirror, trial__result_json="{}", trial__checkpoint_pt="1", trial__examples__a_png="1")
+    write(mirror, trial__checkpoint__4__rank0_safetensors="half")
     mirror.send(final=False)
-    assert sent[4:] == ["rank0.safetensors", "index.json"]  # rows alone are no reason to send them
+    assert sent == ["metrics.jsonl", "config.json", "examples/a.png", "checkpoint.pt", "result.json"]
+    write(mirror, trial__checkpoint__4__index_json="{}", trial__metrics_jsonl="{}{}")
+    mirror.send(final=False)
+    assert sent[5:] == ["metrics.jsonl", "checkpoint/4/rank0.safetensors", "checkpoint/4/index.json"]
+    write(mirror, trial__metrics_jsonl="{}{}{}")
     mirror.send()
-    assert sent[6:] == ["metrics.jsonl", "worker0.txt"]
-    shutil.rmtree(mirror.folder / "checkpoint")
+    assert sent[8:] == ["logs/worker0.txt", "metrics.jsonl"]
+
+
+def test_what_is_written_while_files_are_listed_is_sent_with_what_tells_of_it(mirror, monkeypatch):
+    """A result that the list has was written after files that it does not have."""
+    write(mirror, trial__config_json="{}", trial__result_json="{}", trial__model_safetensors="late")
+    listed = remote._list_here
+    keep = {"trial/config.json", "trial/result.json"}
+    calls = []
+
+    def list_here(root):
+        calls.append(root)
+        return {name: stamp for name, stamp in listed(root).items() if len(calls) > 1 or name in keep}
+
+    monkeypatch.setattr(remote, "_list_here", list_here)
     mirror.send(final=False)
-    assert not mirror._fs.exists(f"{mirror._root}/checkpoint/4/index.json")
-    assert len(sent) == 8
+    assert mirror.has("trial/model.safetensors")
+    assert mirror.has("trial/result.json")
+
+
+def test_the_program_names_what_is_deleted_at_the_address(tmp_path, on):
+    """Older checkpoints, those of a finished trial, and weights that are not kept; nothing else, whatever goes here."""
+    folder, there = StudyFolder(f"file://{tmp_path}/there"), tmp_path / "there"
+    with folder.lock():
+        copy = folder._copy
+        for step in (2, 4, 6):
+            write(copy, **{f"trial__checkpoint__{step}__{name}": "1" for name in ("state_pt", "index_json")})
+            write(copy, trial__config_json="{}")
+            copy.send(final=False)
+        write(copy, other__config_json="{}", other__checkpoint_pt="1", other__model_safetensors="1")
+        copy.send(final=False)
+        shutil.rmtree(folder.path / "trial/checkpoint/2")
+        shutil.rmtree(folder.path / "other")
+        copy.send(final=False)
+        steps = {f"trial/checkpoint/{step}/{name}" for step in (4, 6) for name in ("state.pt", "index.json")}
+        others = {f"other/{name}" for name in ("config.json", "checkpoint.pt", "model.safetensors")}
+        assert files(there) == steps | others | {"trial/config.json"}
+    on("two")
+    with folder_again(there).lock():
+        pass
+    on("one")
+    with folder.lock():
+        copy = folder._copy
+        assert contents(folder.path) == contents(there)
+        write(copy, other__result_json=json.dumps({"status": "finished"}))
+        folder.delete(folder.path / "other/model.safetensors")
+    assert files(there) == steps | {"trial/config.json", "other/config.json", "other/result.json"}
+    with folder.lock():
+        assert contents(folder.path) == contents(there)  # the checkpoint went here too
+
+
+def folder_again(there):
+    return StudyFolder(f"file://{there}")
+
+
+@pytest.mark.parametrize("part", ["", "trials/dpn/seed0"])
+def test_a_copy_that_vanishes_ends_the_run_and_nothing_at_the_address(there, on, part, capsys):
+    folder, address_folder = StudyFolder(there), Path(there[len("file://") :])
+    before = contents(address_folder)
+
+    def work():
+        with folder.lock():
+            shutil.rmtree(folder.path / part)
+            if part:  # as a run that cannot evaluate what is gone
+                (folder.path / part).mkdir()
+                (folder.path / part / "result.json").write_text(json.dumps({"status": "failed"}))
+            time.sleep(60)  # until interrupted
+
+    reason = "was damaged while the run worked" if part else f"the local copy of {there}, was removed"
+    with pytest.raises(UserError, match=rf"{reason}.*run the same command again"):
+        work()
+    assert contents(address_folder) == before
+    with folder.lock():
+        assert {name: text for name, text in contents(folder.path).items() if name in before} == before
+    assert contents(address_folder) == before
+
+
+def test_a_study_whose_copy_is_removed_while_it_trains_goes_on(tmp_path, on, monkeypatch):
+    out = f"file://{tmp_path}/there/x"
+    train, trained = TrialRunner._train, []
+
+    def removed(runner, trial):
+        train(runner, trial)
+        trained.append(str(trial))
+        if len(trained) == 3:
+            deadline = time.monotonic() + 60
+            while len(list((tmp_path / "there/x").glob("trials/*/*/result.json"))) < 3 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            shutil.rmtree(runner.folder.path)
+            time.sleep(60)  # until interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrialRunner, "_train", removed)
+        with pytest.raises(UserError, match="was removed while the run worked in it"):
+            study(seeds=2).run(out, **QUIET)
+    assert len(list((tmp_path / "there/x").glob("trials/*/*/result.json"))) == 3
+    monkeypatch.setattr(TrialRunner, "_train", lambda runner, trial: (train(runner, trial), trained.append(str(trial))))
+    assert study(seeds=2).run(out, **QUIET).complete
+    assert len(trained) == len(set(trained)) == 4
 
 
 def test_names_above_a_copy_do_not_matter_and_links_and_growing_logs_wait(tmp_path, on):
     on("cache.damaged")
-    mirror = mirror_of(place(f"file://{tmp_path}/.aside/runs.damaged"))
-    write(mirror, trials__wandb__seed0__config_json="{}", trials__a__seed0__wandb__run__files__log_txt="1")
+    mirror = copy_of(place(f"file://{tmp_path}/.aside/runs.damaged"))
+    write(mirror, trials__logs__seed0__config_json="{}", logs__worker0_txt="1")
+    write(mirror, trials__logs__seed0__checkpoint_pt="1", trials__logs__seed0__logs__a_txt="1")
     write(mirror, x_damaged__a_txt="kept", _aside__a_txt="kept")
     (mirror.folder / "latest").symlink_to(mirror.folder / "trials")
-    (mirror.folder / "latest.log").symlink_to(mirror.folder / "trials/wandb/seed0/config.json")
+    (mirror.folder / "latest.log").symlink_to(mirror.folder / "trials/logs/seed0/config.json")
     mirror.send(final=False)
     there = tmp_path / ".aside/runs.damaged"
-    assert files(there) == {"trials/wandb/seed0/config.json"}
+    sent = {f"trials/logs/seed0/{name}" for name in ("config.json", "checkpoint.pt")}
+    assert files(there) == sent
     mirror.send()
-    assert files(there) == {"trials/wandb/seed0/config.json", "trials/a/seed0/wandb/run/files/log.txt"}
+    assert files(there) == sent | {"logs/worker0.txt", "trials/logs/seed0/logs/a.txt"}
 
 
-def test_a_file_that_grows_while_it_is_sent_is_sent_as_it_was(mirror, monkeypatch):
+def test_a_result_that_is_written_while_others_are_sent_comes_with_the_next(mirror, monkeypatch):
     write(mirror, config_json="{}", metrics_jsonl="1")
-    send = Mirror._send_file
+    send = LocalCopy._send_open
 
-    def grows(self, path, file):
-        if path.name == "config.json":
+    def grows(self, trial, name, file):
+        if name == "config.json":
             write(mirror, result_json="late")
-        send(self, path, file)
+        return send(self, trial, name, file)
 
-    monkeypatch.setattr(Mirror, "_send_file", grows)
+    monkeypatch.setattr(LocalCopy, "_send_open", grows)
     mirror.send()
-    assert not mirror._fs.exists(f"{mirror._root}/result.json")
+    assert not mirror.has("result.json")
     mirror.send()
-    assert mirror._fs.exists(f"{mirror._root}/result.json")
+    assert mirror.has("result.json")
 
 
 def test_without_a_network_nothing_is_lost_and_the_next_run_sends_it(there, on, monkeypatch, capsys):
     folder, failing = StudyFolder(there), {"left": 0}
-    real = type(mirror_of(folder.path)._fs).open
+    real = type(copy_of(folder.path)._fs).open
 
     def unsure(self, path, mode="rb", **options):
         if "w" in mode and failing["left"] and ".lease" not in path:
@@ -238,7 +385,7 @@ def test_without_a_network_nothing_is_lost_and_the_next_run_sends_it(there, on, 
             raise OSError("the line is dead")
         return real(self, path, mode, **options)
 
-    monkeypatch.setattr(type(mirror_of(folder.path)._fs), "open", unsure)
+    monkeypatch.setattr(type(copy_of(folder.path)._fs), "open", unsure)
     with folder.lock():
         failing["left"] = 2
         (folder.path / "note.txt").write_text("a")
@@ -254,7 +401,7 @@ def test_without_a_network_nothing_is_lost_and_the_next_run_sends_it(there, on, 
                 time.sleep(0.01)
                 said += capsys.readouterr().err
 
-    with pytest.raises(Unreachable, match=rf"{there} cannot be reached: the line is dead\. What was done lies in"):
+    with pytest.raises(Unreachable, match=rf"{there} cannot be reached: the line is dead\. What was done is in"):
         work_without_a_network()
     assert (folder.path / "note.txt").read_text() == "b"
     with pytest.raises(ZeroDivisionError), folder.lock():  # an error of the work itself stays the one that is raised
@@ -265,45 +412,64 @@ def test_without_a_network_nothing_is_lost_and_the_next_run_sends_it(there, on, 
     assert (Path(there[7:]) / "note.txt").read_text() == "b"
 
 
-def test_what_two_machines_have_changed_is_told_and_kept(mirror, tmp_path, on, capsys):
-    write(mirror, trial__config_json="{}", trial__metrics_jsonl="1", other__a_txt="a")
-    mirror.send()
+def test_a_trial_that_two_machines_have_changed_is_kept_by_both(mirror, tmp_path, on, capsys):
+    folder = StudyFolder(mirror.address)
+    with folder.lock():
+        write(mirror, trial__config_json="{}", trial__metrics_jsonl="1", other__config_json="{}", logs__worker0_txt="w")
+    held = {".lock": "7", "trial/config.json.1.tmp": "half", "logs/worker0.lock": ""}
     on("two")
-    second = mirror_of(place(mirror.address))
-    second.fetch()
-    write(second, trial__metrics_jsonl="12", other__a_txt="b")
-    second.send()
+    with StudyFolder(mirror.address).lock():
+        write(copy_of(place(mirror.address)), trial__metrics_jsonl="12", other__a_txt="b")
     on("one")
-    write(mirror, trial__metrics_jsonl="1x")
-    mirror.fetch()
-    assert "was changed by another machine too" in capsys.readouterr().err
-    assert (mirror.folder / "trial/metrics.jsonl").read_text() == "12"
-    assert (mirror.folder / "other/a.txt").read_text() == "b"
-    (aside,) = mirror.folder.glob(".aside/*/trial/metrics.jsonl")
-    assert aside.read_text() == "1x"
-    mirror.send()
-    assert not list((tmp_path / "there").rglob(".aside"))
-
-
-def test_what_a_copy_notes_for_itself_stays_where_two_machines_have_changed_it(mirror, tmp_path, on):
-    held = {".lock": "7", ".copy": "one", "config.json.1.tmp": "half", "logs/worker0.lock": ""}
-    write(mirror, config_json="{}", logs__worker0_txt="w")
-    mirror.send()
     for name, text in held.items():
         (mirror.folder / name).write_text(text)
-    on("two")
-    second = mirror_of(place(mirror.address))
-    second.fetch()
-    write(second, config_json="{2}", logs__worker0_txt="w2")
-    second.send()
-    on("one")
-    write(mirror, config_json="{1}", logs__worker0_txt="w1", report_html="mine")
-    mirror.fetch()
-    assert {name: (mirror.folder / name).read_text() for name in held} == held
+    write(mirror, trial__metrics_jsonl="1x", trial__checkpoint_pt="1x", third__a_txt="c")
+    mirror.fetch()  # who only reads moves nothing
+    assert (mirror.folder / "trial/metrics.jsonl").read_text() == "1x"
+    with folder.lock():
+        assert "/trial was changed by another machine too" in capsys.readouterr().err
+        assert (mirror.folder / "trial/metrics.jsonl").read_text() == "12"
+        assert (mirror.folder / "other/a.txt").read_text() == "b"
+        assert {name for name in held if (mirror.folder / name).exists()} == held.keys()
     (aside,) = mirror.folder.glob(".aside/*")
-    assert files(aside) == {"config.json", "logs/worker0.txt", "report.html"}
-    assert (mirror.folder / "config.json").read_text() == "{2}"
-    assert set(json.loads((mirror.folder / ".sent.json").read_text())) == {"config.json"}
+    assert contents(aside) == {"trial/config.json": b"{}", "trial/metrics.jsonl": b"1x", "trial/checkpoint.pt": b"1x"}
+    assert files(tmp_path / "there") == {name for name in files(mirror.folder) if not name.startswith(".aside")} - {
+        "trial/config.json.1.tmp"
+    }
+    assert (tmp_path / "there/third/a.txt").read_text() == "c"
+
+
+@pytest.mark.parametrize("fetched", [True, False])
+def test_a_killed_run_goes_on_with_its_own_files(mirror, tmp_path, on, monkeypatch, fetched):
+    """It has sent rows, was killed before it could note that, and has more of them; unless the run that was killed had
+    not even seen what another machine has done before."""
+    folder = StudyFolder(mirror.address)
+
+    def killed(text):
+        taken = []
+        with monkeypatch.context() as patch:
+            patch.setattr(lease.Lease, "give_back", lambda held: (held._ended.set(), held._wake.set()))
+            patch.setattr(LocalCopy, "_note", lambda *_: None)
+            if not fetched:
+                patch.setattr(LocalCopy, "fetch", lambda *_: taken.append(1 / 0))
+            try:
+                with folder.lock():
+                    write(mirror, trial__config_json="{}", trial__metrics_jsonl=text)
+            except ZeroDivisionError:
+                pass
+
+    killed("1")
+    write(mirror, trial__config_json="{}", trial__metrics_jsonl="12", trial__checkpoint_pt="12")
+    if not fetched:
+        there = tmp_path / "there/trial"
+        there.mkdir()
+        (there / "metrics.jsonl").write_text("12 of another machine")
+    with folder.lock():
+        text = (mirror.folder / "trial/metrics.jsonl").read_text()
+    assert (
+        text == (tmp_path / "there/trial/metrics.jsonl").read_text() == ("12" if fetched else "12 of another machine")
+    )
+    assert mirror.folder.joinpath(".aside").exists() == (not fetched)
 
 
 def test_an_address_that_is_empty_all_at_once_takes_nothing_away(mirror, tmp_path):
@@ -451,14 +617,14 @@ def test_a_study_in_a_bucket(bucket, on, capsys, monkeypatch):
 
 
 def test_marks_of_folders_in_a_bucket_are_no_files(bucket, on):
-    mirror = mirror_of(place(f"{bucket}/runs/x"))
+    mirror = copy_of(place(f"{bucket}/runs/x"))
     write(mirror, trials__a_txt="a", empty_txt="")
     mirror.send()
     for mark in ("/", "/trials/", "/trials", "/none/"):
         mirror._fs.call_s3("put_object", Bucket=bucket[5:], Key=f"runs/x{mark}")
     before = mirror._fs.find(mirror._root)
     on("two")
-    second = mirror_of(place(mirror.address))
+    second = copy_of(place(mirror.address))
     second.fetch()
     second.send()
     assert files(second.folder) == {"trials/a.txt", "empty.txt"}

@@ -14,7 +14,7 @@ import tyro
 from vitmods.cli.options import note, parse
 from vitmods.evals.options import Options
 from vitmods.util.files import tracked
-from vitmods.util.remote import brought
+from vitmods.util.remote import download
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         if folder is not None:
             make_folder(folder)
     each = evaluate(
-        [brought(one) for one in options.checkpoints],
+        [download(one) for one in options.checkpoints],
         options.protocol or None,
         split=options.split,
         data=options.data,

@@ -11,7 +11,7 @@ import tyro
 
 from vitmods.cli.options import parse, rows_and_columns
 from vitmods.util.errors import UserError
-from vitmods.util.remote import brought
+from vitmods.util.remote import download
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Export, arguments, "export")
     _check(options)
-    name = brought(options.model)
+    name = download(options.model)
     if options.to == "hub":
         return _share(options, name)
     from vitmods.adapters import open_checkpoint

@@ -14,7 +14,7 @@ from vitmods.study.arms import BASE
 from vitmods.study.checkpoints import arms_in
 from vitmods.util.address import named, place
 from vitmods.util.errors import UserError
-from vitmods.util.remote import publish
+from vitmods.util.remote import upload
 
 DELTA = "delta.safetensors"
 
@@ -89,6 +89,6 @@ def _save(options: Finetune, out: Path) -> None:
 
     model = open_trial(out)
     delta = save_delta(model, open_checkpoint(options.model), out / DELTA)
-    publish(out / DELTA)
+    upload(out / DELTA)
     print(f"Of that, {options.model} has all but {delta.nbytes / 1e6:.3g} MB: {named(out / DELTA)}")
     print(train_only(model, options.training.train))

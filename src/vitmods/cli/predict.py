@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from vitmods.cli.options import parse
-from vitmods.util.remote import brought
+from vitmods.util.remote import download
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.out is not None:
         make_folder(options.out.parent)
     found = predict(
-        brought(options.checkpoint),
+        download(options.checkpoint),
         options.images,
         top=options.top,
         unreadable=options.unreadable,

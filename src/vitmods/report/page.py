@@ -31,7 +31,7 @@ from vitmods.study.tuning import mean_of
 from vitmods.tasks.metrics import Metric
 from vitmods.util.address import place
 from vitmods.util.files import disk_errors, write_atomically
-from vitmods.util.remote import publish
+from vitmods.util.remote import upload
 
 
 @VIEWS.register("html")
@@ -50,7 +50,7 @@ def write_report(answer: Answer, out: str | Path | None = None) -> Path:
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda file: file.write(page.encode()))
-    publish(path)
+    upload(path)
     return path
 
 

@@ -41,7 +41,7 @@ from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors, make_folder, write_atomically, write_json
 from vitmods.util.lease import LEASE, FilePlace, Lease, leased, no_lease
 from vitmods.util.registry import check_plugins
-from vitmods.util.remote import mirror_of
+from vitmods.util.remote import LocalCopy, copy_of
 from vitmods.util.text import printable
 
 WARNINGS = "warnings.json"  # in a trial's folder: what the report should tell about it
@@ -94,8 +94,9 @@ class StudyFolder:
     """The paths and files of one study."""
 
     def __init__(self, path: str | Path):
-        """path: a folder, or an address that fsspec opens; the files are then its copy here."""
+        """path: a folder, or an address that fsspec opens; the files are then its local copy."""
         self.path = place(path)
+        self._copy: LocalCopy | None = None
 
     def __repr__(self) -> str:
         return f"StudyFolder({str(self.path)!r})"
@@ -236,7 +237,7 @@ class StudyFolder:
 
     @contextmanager
     def lock(self) -> Iterator[Lease]:
-        """Hold the folder against a second run, once no worker of a killed one writes any more; of an address, bring
+        """Hold the folder against a second run, once no worker of a killed one writes any more; of an address, download
         what is there and send what is written.
 
         On this machine by a lock, which the kernel frees when its process is gone; against others by a lease.
@@ -262,23 +263,32 @@ class StudyFolder:
         try:
             with disk_errors(path):
                 path.write_text(f"{os.getpid()}\n")
-            mirror = mirror_of(self.path)
-            noted = mirror.lease() if mirror else FilePlace(self.path.absolute() / LEASE)
-            local = mirror.identity() if mirror else str(self.path.resolve())
+            from vitmods.train.checkpoint import replaced  # torch, which reading does without
+
+            copy = self._copy = copy_of(self.path)
+            noted = copy.lease() if copy else FilePlace(self.path.absolute() / LEASE)
+            local = copy.identity() if copy else str(self.path.resolve())
             with leased(noted, named(self.path), local) as lease:
                 self._wait_for_workers()
-                with mirror.kept(lease) if mirror else nullcontext():
+                with copy.kept(lease, replaced) if copy else nullcontext():
                     yield lease
         finally:
+            self._copy = None
             lock.release()
 
+    def delete(self, path: Path) -> None:
+        """Delete a file of the study while `lock` is held, at its address too."""
+        path.unlink(missing_ok=True)
+        if self._copy is not None:
+            self._copy.delete(path)
+
     def refresh(self) -> None:
-        """Bring what an answer is read from, if it is new at the address; nothing for a folder that is no copy of one,
-        or held by a run here."""
-        mirror = mirror_of(self.path)
-        if mirror is not None:
+        """Download what an answer is read from, if it is new at the address; nothing for a folder that is not a local
+        copy, or that a run here holds."""
+        copy = copy_of(self.path)
+        if copy is not None:
             with suppress(Timeout), FileLock(make_folder(self.path) / ".lock", timeout=0):
-                mirror.fetch(weights=False)
+                copy.fetch(weights=False)
 
     def _wait_for_workers(self) -> None:
         for index in range(len(list(self.logs.glob("worker*.lock")))):

@@ -47,7 +47,7 @@ def _prune_arm(state: StudyState, keep: Keep, selection: Selection) -> None:
     for trial in done:
         if trial != best:
             for name in (WEIGHTS, MODULES):
-                (state.folder.trial(trial) / name).unlink(missing_ok=True)
+                state.folder.delete(state.folder.trial(trial) / name)
 
 
 def check_weights_are_there(state: StudyState) -> None:

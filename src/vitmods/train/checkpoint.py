@@ -5,6 +5,7 @@ import os
 import shutil
 import warnings
 import zipfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,17 @@ def remove(folder: Path) -> None:
     for name in (NAME, PREVIOUS, NAME + ".tmp"):
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / DIVIDED, ignore_errors=True)
+
+
+def replaced(names: Collection[str], is_finished: bool) -> set[str]:
+    """Name the files of a trial, by their paths in its folder, that newer ones replace: all checkpoints of a finished
+    trial; of divided ones those older than the newest two; and TensorBoard's files, which each start writes anew."""
+    divided = [name.split("/") for name in names if name.startswith(f"{DIVIDED}/")]
+    steps = sorted(int(parts[1]) for parts in divided if parts[1].isdecimal() and parts[2:] == ["index.json"])
+    oldest = float("inf") if is_finished else steps[-2] if len(steps) > 1 else 0
+    old = {"/".join(parts) for parts in divided if parts[1].isdecimal() and int(parts[1]) < oldest}
+    boards = sorted(name for name in names if name.startswith("tb/events."))
+    return old | set(boards[:-1]) | ({NAME, PREVIOUS}.intersection(names) if is_finished else set())
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import time
 import uuid
@@ -10,16 +12,18 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from vitmods.util.cache import user_cache
+from vitmods.util.cache import user_data
 from vitmods.util.errors import UserError
 from vitmods.util.lease import SETTLE_S, no_lease
 from vitmods.util.limits import check_bytes
+from vitmods.util.text import printable
 
 T = TypeVar("T")
-_ADDRESS = re.compile(r"([a-z][a-z0-9+-]+):(/{1,3})(.+)", re.DOTALL)  # as a Path it has one slash left
 _EXCLUSIVE = {"s3", "s3a", "gs", "gcs", "memory"}  # of two that create a file one fails
 # A file is there when all of it is.
 IN_ONE_STEP = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory"}
+_PROTOCOLS = IN_ONE_STEP | {"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs"}
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/*)(.*)", re.DOTALL)  # as a Path it has one slash left
 _TRIED_AFTER_S = (1.0, 2.0, 4.0, 8.0)
 
 
@@ -28,19 +32,36 @@ class Unreachable(UserError):
 
 
 def place(path: str | Path) -> Path:
-    """The folder on this disk: of an address its copy, else the path itself. UserError for what can be no address."""
-    found = _ADDRESS.fullmatch(str(path))
-    if found is None:
+    """Return the folder on this disk: of an address its local copy, else the path itself.
+
+    Raises:
+        UserError: an address of another kind than those that can hold a study, or one with keys in it.
+    """
+    text = str(path)
+    match = _ADDRESS.fullmatch(text)
+    protocol, slashes, rest = match.groups() if match else ("", "", "")
+    if "::" not in text and not slashes and protocol.lower() not in _PROTOCOLS:
         return Path(path)
-    protocol, _, rest = found.groups()
+    shown = f"{protocol}://..." if "@" in text or "?" in text else printable(text)
+    if "::" in text or protocol not in _PROTOCOLS:
+        raise UserError(
+            f"{shown} is not a place for a study or a trial: name a folder, or an address such as s3://bucket/folder "
+            f"(one of {', '.join(sorted(_PROTOCOLS))}, in small letters)."
+        )
+    user, at, _ = rest.partition("/")[0].rpartition("@")
+    if "?" in rest or (at and (":" in user or protocol in _EXCLUSIVE)):
+        raise UserError(
+            f"{shown} has keys or options in it, which would be kept with the study. Leave them out: the file system's "
+            "own package reads them from its variables or files (for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)."
+        )
     parts = PurePosixPath(rest.strip("/")).parts
-    if not parts or ".." in parts or "::" in rest:
-        raise UserError(f"{path} is no address of a folder: write it as s3://bucket/folder.")
+    if not (slashes and parts) or ".." in parts:
+        raise UserError(f"{shown} is not an address of a folder: write it as {protocol}://bucket/folder.")
     return _copies().joinpath(protocol, *parts)
 
 
 def address_of(folder: Path) -> str | None:
-    """The inverse; None for a folder that is no copy."""
+    """The inverse; None for a folder that is not a local copy."""
     try:
         protocol, *parts = folder.relative_to(_copies()).parts
     except ValueError:
@@ -49,19 +70,21 @@ def address_of(folder: Path) -> str | None:
 
 
 def named(folder: Path) -> str:
-    """The address, or the path of a folder that is no copy."""
+    """The address, or the path of a folder that is not a local copy."""
     return address_of(folder) or str(folder)
 
 
 def _copies() -> Path:
-    return user_cache() / "addresses"
+    """The folder of all local copies; not a cache, since it holds what could not be sent yet."""
+    chosen = os.environ.get("VITMODS_COPIES", "")
+    return Path(chosen) if os.path.isabs(chosen) else user_data() / "addresses"
 
 
 class AddressPlace:
     """A lease's file at an address."""
 
     def __init__(self, address: str) -> None:
-        self._fs, self._path = opened(address)
+        self._fs, self._path = open_address(address)
         protocol = address.partition(":")[0]
         self._exclusive, self._in_one_step = protocol in _EXCLUSIVE, protocol in IN_ONE_STEP
         self._beside = f"{self._path}.{uuid.uuid4().hex[:8]}.tmp"
@@ -69,10 +92,10 @@ class AddressPlace:
     def read(self) -> bytes | None:
         self._fs.invalidate_cache()
         try:
-            found = self._fs.info(self._path)
-            if found["type"] != "file":
+            info = self._fs.info(self._path)
+            if info["type"] != "file":
                 raise ValueError("it is no file")
-            check_bytes(found["size"], "lease")
+            check_bytes(info["size"], "lease")
             content: bytes = self._fs.cat_file(self._path)
         except FileNotFoundError:
             return None
@@ -82,12 +105,21 @@ class AddressPlace:
 
     def create(self, content: bytes) -> bool:
         def act() -> bool:
-            if not self._exclusive:
+            if self._exclusive:
+                try:
+                    self._fs.pipe_file(self._path, content, mode="create")
+                    return True
+                except FileExistsError:
+                    return self.read() == content  # a first attempt, of which the answer was lost
+                except OSError as error:
+                    if error.errno != errno.ENOSYS:
+                        raise
+                    self._exclusive = False  # some stores with S3's interface do not know If-None-Match
+            if (there := self.read()) is not None:
+                return there == content
+            if not self._in_one_step:
                 self._fs.makedirs(self._path.rpartition("/")[0], exist_ok=True)
-            try:
-                self._fs.pipe_file(self._path, content, mode="create")
-            except FileExistsError:
-                return self.read() == content  # a first attempt, of which the answer was lost
+            self._fs.pipe_file(self._path, content)
             return True
 
         if not tried(act, f"{self._path} cannot be written"):
@@ -117,7 +149,8 @@ def moved_onto(fs: Any, beside: str, path: str) -> bool:
     return False
 
 
-def opened(address: str) -> tuple[Any, str]:
+def open_address(address: str) -> tuple[Any, str]:
+    """The file system of an address, and the path in it."""
     try:
         from fsspec.core import url_to_fs
 

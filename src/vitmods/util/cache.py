@@ -1,4 +1,4 @@
-"""Where what can be made again is kept between runs."""
+"""Folders of this user: caches, which can be made again, and data, which cannot."""
 
 import os
 import tempfile
@@ -8,16 +8,26 @@ from vitmods.util.errors import UserError
 
 
 def user_cache() -> Path:
-    """Where caches go if no folder is given: $XDG_CACHE_HOME/vitmods (where that is a whole path, as its specification
-    says) or ~/.cache/vitmods; for a user without a home, as in containers, a folder of their own in the temporary one.
+    """The folder of caches if none is given: $XDG_CACHE_HOME/vitmods (where that is an absolute path, as its
+    specification says) or ~/.cache/vitmods; for a user without a home, as in containers, one in the temporary folder.
 
     Raises UserError where that last folder belongs to somebody else.
     """
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(given):
-        return Path(given) / "vitmods"
+    return _user_folder("XDG_CACHE_HOME", ".cache")
+
+
+def user_data() -> Path:
+    """The folder of what must not be cleared: $XDG_DATA_HOME/vitmods or ~/.local/share/vitmods, otherwise as
+    `user_cache`."""
+    return _user_folder("XDG_DATA_HOME", ".local/share")
+
+
+def _user_folder(variable: str, within_home: str) -> Path:
+    path = os.environ.get(variable, "")
+    if os.path.isabs(path):
+        return Path(path) / "vitmods"
     try:
-        return Path.home() / ".cache" / "vitmods"
+        return Path.home() / within_home / "vitmods"
     except RuntimeError:
         return temporary_cache()
 

@@ -108,14 +108,17 @@ class Lease:
     """One run's hold of a folder.
 
     Attributes:
-        lost: why the run must stop: who has taken it over, or that it is gone; None: it is held.
+        id: of this run.
+        previous: the id of the run that it was taken over from; None: of none, or of one that gave it back.
+        lost: why the run must stop: who has taken it over, or what is gone; None: it is held.
     """
 
     def __init__(self, place: LeasePlace, where: str, local: str) -> None:
         """where: named in messages. local: tells the folder on this machine, which the caller holds against others
         here."""
         self._place, self._where = place, where
-        self._holder = {"id": uuid.uuid4().hex, "host": platform.node(), "process": os.getpid()}
+        self.id, self.previous = uuid.uuid4().hex, None
+        self._holder = {"id": self.id, "host": platform.node(), "process": os.getpid()}
         self._holder |= {"machine": machine(), "local": local}
         self._beat, self._held_at = 0, _uptime()
         self._ended, self._wake = threading.Event(), threading.Event()
@@ -135,6 +138,12 @@ class Lease:
         """UserError where another run has taken it over, or the file is gone."""
         if self.lost:
             raise UserError(self.lost)
+
+    def lose(self, why: str, requests: int = 0) -> None:
+        """Stop the run."""
+        self.lost = why
+        self._serve(requests)
+        _interrupt_main()
 
     def look(self) -> None:
         """`check` by what is there now, where the hold was not renewed for so long that another run may have come: a
@@ -185,6 +194,7 @@ class Lease:
             time.sleep(SETTLE_S)
         if not self._is_mine(now := self._place.read()):
             raise self._refused(now)
+        self.previous = _read(found).get("id")
 
     def _renew(self) -> None:
         while True:
@@ -198,9 +208,7 @@ class Lease:
                 if found is None and self._age() < STALE_S:  # nobody can have come: it was removed by hand
                     self._place.create(self._content())
                 elif not self._is_mine(found):
-                    self.lost = self._reason(found)
-                    self._serve(requests)
-                    _interrupt_main()
+                    self.lose(self._reason(found), requests)
                     return
                 else:
                     self._beat += 1
@@ -254,7 +262,7 @@ def leased(place: LeasePlace, where: str, local: str) -> Iterator[Lease]:
         with _ended_by_sigterm(lease):
             yield lease
         lease.check()  # signals may be ignored
-    except (KeyboardInterrupt, SystemExit):
+    except BaseException:  # also an error that followed from the loss
         lease.check()
         raise
     finally:
