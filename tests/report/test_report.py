@@ -145,8 +145,8 @@ def test_the_same_study_gives_the_same_page(study, page, tmp_path, monkeypatch):
 
 
 def test_failures_and_doubts_stand_before_the_numbers(study, page):
-    assert page.index("post on MLP 1 of 5") < page.index('class="narrow"') < page.index("left out.")
-    assert doubts(study)[0].startswith("Trials diverged or collapsed: post on MLP 1 of 5")
+    assert page.index("1 of 5 post on MLP trials diverged") < page.index('class="narrow"') < page.index("left out.")
+    assert doubts(study)[0].startswith("1 of 5 post on MLP trials diverged")
 
 
 def test_a_loss_within_the_margin_is_said(synthetic):

@@ -143,7 +143,7 @@ def test_a_seed_that_diverged_is_missing_and_forbids_a_favorable_verdict():
         scores["a"][2] = lost
         found = vm.decide(scores)
         assert (found["a"].verdict, found["a"].n, found["a"].failures) == ("unstable", 5, 1)
-        assert "a 1 of 6" in found.notes[0]
+        assert "1 of 6 a trials diverged" in found.notes[0]
         assert "a" not in found.best
     del scores["a"][2]
     assert vm.decide(scores, failed={"a": {2: "diverged"}})["a"].verdict == "unstable"

@@ -35,7 +35,7 @@ class Played:
         self.folder, self.means, self.sd, self.order, self.broken = StudyFolder(path), means, sd, [], set()
 
     def state(self):
-        return StudyState(self.folder, self.settings, Evaluated(("test",), 10))
+        return StudyState(self.folder, self.settings, Evaluated(("test",)))
 
     def schedule(self, budget=None):
         self.progress = Progress(self.folder.trial, lambda work: 1, 1, quiet=True)
@@ -151,7 +151,7 @@ def test_looks_are_not_undone_by_calling_the_seeds_fixed(tmp_path):
     fixed.run()
     alphas = [
         decision_at(
-            StudyState(fixed.folder, fixed.settings, Evaluated(("test",), 10, planned=8, looked=one)), range(8)
+            StudyState(fixed.folder, fixed.settings, Evaluated(("test",), planned=8, looked=one)), range(8)
         ).alpha
         for one in (True, False)
     ]

@@ -34,7 +34,7 @@ def runs():
 
 def test_trials_and_verdicts_of_a_study(tmp_path, runs):
     recipe = vm.recipes.digits(epochs=1).with_(warmup_epochs=0)
-    study = vm.Study("mu/4", {"patch": "dpn"}, recipe=recipe, seeds=3, limit_train=128)
+    study = vm.Study("mu/4", {"patch": "dpn"}, recipe=recipe, seeds=3, limit_train=512)
     answer = study.run(tmp_path / "pets", log="notebook", **RUN)
     told = {rows[0].name: rows for rows in runs.values()}
     assert set(told) == {*(f"{arm}, seed {k}" for arm in ("base", "patch") for k in range(3)), "verdict of patch"}

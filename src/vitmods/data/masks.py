@@ -26,7 +26,7 @@ from vitmods.util.limits import read_bytes, read_json
 IGNORE = 255
 """the class of pixels that are neither trained on nor evaluated"""
 _REMEMBERED = 100  # masks: what is found in fewer is not kept
-_FORMAT = "vitmods masks 1"
+_FORMAT = "vitmods masks 2"
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,14 @@ class Coding:
 
 @dataclass(frozen=True)
 class MaskFile:
-    """The annotation of an image by a mask. stamp: a hash of the file's bytes and of what they mean."""
+    """The annotation of an image by a mask. stamp: a hash of the file's bytes and of what they mean; classes: those
+    that it holds, with their numbers of pixels."""
 
     path: Path
     coding: Coding
     stamp: str
+    classes: tuple[int, ...]
+    pixels: tuple[int, ...]
 
     def read(self) -> NDArray[np.uint8]:
         """Classes (H, W), IGNORE where there is none. UserError where the file can no longer be read."""
@@ -97,11 +100,12 @@ class Pair(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What a look at a mask gave: why it cannot be used ("": it can), its stamp and its classes."""
+    """What a look at a mask gave: why it cannot be used ("": it can), its stamp, its classes and their pixels."""
 
     reason: str
     stamp: str
     classes: tuple[int, ...]
+    pixels: tuple[int, ...]
 
 
 def masked_records(split: str, pairs: Sequence[Pair], coding: Coding) -> tuple[Records, list[Broken]]:
@@ -116,7 +120,7 @@ def masked_records(split: str, pairs: Sequence[Pair], coding: Coding) -> tuple[R
     records = replace(
         records,
         label_sets=tuple(seen[i].classes for i in good),
-        annotations=tuple(MaskFile(pairs[i].mask, coding, seen[i].stamp) for i in good),
+        annotations=tuple(MaskFile(pairs[i].mask, coding, *seen[i][1:]) for i in good),
     )
     return records, [Broken(split, ids[i], one.reason) for i, one in enumerate(seen) if one.reason]
 
@@ -131,7 +135,7 @@ def _remembered(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
         return _look(images, masks, coding)
     with suppress(OSError, ValueError, TypeError):
         rows = read_json(kept, "JSON")
-        return [_Seen(reason, stamp, tuple(classes)) for reason, stamp, classes in rows]
+        return [_Seen(reason, stamp, tuple(classes), tuple(pixels)) for reason, stamp, classes, pixels in rows]
     found = _look(images, masks, coding)
     with suppress(OSError, UserError):  # what cannot be kept is made again
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -153,17 +157,23 @@ def _look(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
                 size = opened(raw).size[::-1]
         except Unreadable as error:
             reason = str(error)
-            return _Seen(reason if reason.startswith("its mask") else f"its mask cannot be read: {reason}", "", ())
+            return _Seen(reason if reason.startswith("its mask") else f"its mask cannot be read: {reason}", "", (), ())
         with suppress(Unreadable):  # of the image itself the store says so
             image = images.fetch(position)
             assert isinstance(image, bytes)
             if (expected := size_in_header(image)) != size:
-                return _Seen(f"its mask is {size[0]} x {size[1]}, the image {expected[0]} x {expected[1]}", "", ())
-        classes = tuple(np.flatnonzero(np.bincount(mask.ravel(), minlength=IGNORE)[:IGNORE]).tolist())
-        if not classes:
-            return _Seen("no pixel of its mask has a class", "", ())
+                return _Seen(f"its mask is {size[0]} x {size[1]}, the image {expected[0]} x {expected[1]}", "", (), ())
+        counts = np.bincount(mask.ravel(), minlength=IGNORE)[:IGNORE]
+        classes = np.flatnonzero(counts)
+        if not len(classes):
+            return _Seen("no pixel of its mask has a class", "", (), ())
         meanings = repr(coding.meanings).encode()
-        return _Seen("", sha256(digest(raw) + meanings).hexdigest()[:32], classes)
+        return _Seen(
+            "",
+            sha256(digest(raw) + meanings).hexdigest()[:32],
+            tuple(classes.tolist()),
+            tuple(counts[classes].tolist()),
+        )
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

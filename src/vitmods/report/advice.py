@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from vitmods.report.designs import Step, factorial_steps
-from vitmods.report.text import points, ranked
+from vitmods.report.text import not_learned, points, ranked
 from vitmods.stats.plan import Need, needed
 from vitmods.stats.sequential import LOOKS
 from vitmods.stats.verdict import Verdict
@@ -24,6 +24,7 @@ from vitmods.study.retrain import (
     retrained_folder,
 )
 from vitmods.study.tuning import mean_of
+from vitmods.study.warnings import may_start_from_weights
 from vitmods.train.trial import WEIGHTS
 from vitmods.util.remote import is_there
 from vitmods.util.shorthand import without_options
@@ -34,6 +35,8 @@ CHEAPER = 0.97  # of base's time, from where it is worth a word
 
 def what_now(answer: Answer) -> list[Step]:
     """Of a study with fixed seeds that is not finished, only to finish it: its verdicts are provisional."""
+    if base := not_learned(answer):
+        return [Step(f"{base}, so arms cannot be compared. {_remedies(answer)}")]
     steps = []
     if not answer.complete:
         steps.append(Step("Finish the study: the same command goes on where it was stopped.", answer.command))
@@ -44,6 +47,13 @@ def what_now(answer: Answer) -> list[Step]:
         steps += [*_choice(answer, chosen), *_stability(answer), *_open(answer)]
         steps += [] if answer.sweep else _deploy(answer, chosen)
     return steps
+
+
+def _remedies(answer: Answer) -> str:
+    rate = "or another learning rate (--lr)"
+    if may_start_from_weights(answer.settings):
+        rate = "another learning rate (--lr), or trained weights to start from (--from vit_small_patch16_224)"
+    return f"Try more epochs (--epochs), {rate}, in a new folder."
 
 
 def _choice(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:

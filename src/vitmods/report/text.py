@@ -19,12 +19,12 @@ from vitmods.util.text import grouped, listing, plural
 
 GLYPHS = {
     Verdict.HELPS: "▲", Verdict.NO_WORSE: "≥", Verdict.EQUIVALENT: "=", Verdict.OPEN: "?", Verdict.NO_GAIN: "≤",
-    Verdict.UNSTABLE: "!", Verdict.HURTS: "▼",
+    Verdict.UNSTABLE: "!", Verdict.HURTS: "▼", Verdict.WITHHELD: "–",
 }  # fmt: skip
 """The verdicts, best first, and their signs."""
 TONES = {
     Verdict.HELPS: "helps", Verdict.NO_WORSE: "same", Verdict.EQUIVALENT: "same", Verdict.OPEN: "open",
-    Verdict.NO_GAIN: "open", Verdict.UNSTABLE: "hurts", Verdict.HURTS: "hurts",
+    Verdict.NO_GAIN: "open", Verdict.UNSTABLE: "hurts", Verdict.HURTS: "hurts", Verdict.WITHHELD: "open",
 }  # fmt: skip
 """The color of each, by its name in the style sheet."""
 _VERBS = {
@@ -35,6 +35,7 @@ _VERBS = {
     Verdict.NO_GAIN: ("brings no gain that matters", "bring no gain that matters"),
     Verdict.UNSTABLE: ("is unstable", "are unstable"),
     Verdict.HURTS: ("hurts", "hurt"),
+    Verdict.WITHHELD: ("has no verdict", "have no verdict"),
 }
 PRESERVES = {
     "function": "starts with base's outputs",
@@ -65,7 +66,10 @@ def headline(answer: Answer) -> str:
         ended = sum(trial.ended for trial in answer.trials)
         left = sum(not trial.ended and trial.arm not in stopped for trial in answer.trials)
         most = "at most " if answer.settings.get("until_decided") else ""
-        return f"{ended} of {most}{plural(ended + left, 'trial')} finished"
+        progress = f"{ended} of {most}{plural(ended + left, 'trial')} finished"
+        return "; ".join(filter(None, (progress, not_learned(answer))))
+    if not_learned(answer):
+        return f"{not_learned(answer)}: there are no verdicts."
     found: dict[Verdict, list[str]] = {}
     for effect in ranked_effects(answer):
         found.setdefault(effect.verdict, []).append(effect.arm)
@@ -77,6 +81,12 @@ def headline(answer: Answer) -> str:
         parts = [_phrase(names, verdict, what, answer.base.name) for verdict, names in found.items()]
         first = f"{_scope(answer)}{listing(parts) if len(parts) < 3 else '; '.join(parts)}."
     return " ".join([first, *_more(answer)])
+
+
+def not_learned(answer: Answer) -> str:
+    """`base has not learned`, where no arm can be compared with it; else empty."""
+    verdicts = {effect.verdict for effect in answer.headline.values()}
+    return f"{answer.base.name} has not learned" if verdicts == {Verdict.WITHHELD} else ""
 
 
 def _scope(answer: Answer) -> str:

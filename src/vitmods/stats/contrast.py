@@ -49,8 +49,10 @@ class Criteria:
         chance, scale = self.chance, float(self.sign)
         if self.unit == FRACTION:
             check_fractions(table)
-            chance, scale = 0.0 if chance is None and self.higher_is_better else chance, scale * POINTS
-        return gains_of(table, scale, chance, self.groups)
+            if chance is None and self.higher_is_better and not (table.trials < 0).any():
+                chance = 0.0
+            scale *= POINTS
+        return gains_of(table, scale, chance, self.groups, self.margin)
 
 
 def has_interval(seeds: float, df: float) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,7 @@ def decide(
     most_seeds: int | None = None,
     family: int | None = None,
     failed: Mapping[str, Mapping[int, str]] | None = None,
+    constant: Mapping[str, Container[int]] | None = None,
     chance: float | None = None,
     groups: ArrayLike | None = None,
     frozen: Mapping[str, Effect] | None = None,
@@ -61,8 +62,10 @@ def decide(
     - `generalize`: verdicts hold for other test images too ("images"), or for these alone ("seeds").
     - `most_seeds`: the maximum of a study that is looked at more than once; None where seeds were fixed before.
     - `frozen`: arms that stopped at an earlier look, as they were then. `family`: how many arms the study has in all.
-    - `chance`: the score of guessing, to recognize collapsed trials; None: 0 for fractions of which more is better,
-      for other scores they are not looked for.
+    - `chance`: the score of the best constant prediction, such as the share of the most frequent class for accuracy.
+      Where base is not clearly above it, base has not learned, and no verdict is given. It also tells which trials
+      collapsed. None: 0 for fractions of which more is better; for other scores neither is looked for.
+    - `constant`: trials that predict the same for every image (arm -> seeds): they failed.
     - `groups`: a label for each image; images with one label are not independent (one patient, one video).
     - `resampled`: (n_test, n_train), where each seed is tested on another part of the images and trained on the rest,
       the same part for all arms (cross-validation). Verdicts then hold for other training sets too, and scores of
@@ -73,7 +76,7 @@ def decide(
     if resampled is not None and (most_seeds is not None or groups is not None or generalize == "seeds"):
         raise UserError("resampled goes with a fixed number of seeds and verdicts on other images, without groups.")
     scores = read_csv(scores) if isinstance(scores, str | Path) else scores
-    table = table_of(scores if resampled is None else means_of(scores), base, failed)
+    table = table_of(scores if resampled is None else means_of(scores), base, failed, constant)
     k, frozen = len(table.arms) - 1, frozen or {}
     if family is not None and family < k:
         raise UserError(f"family must count all {k} arms, not {family}.")
@@ -97,6 +100,8 @@ def decision_of(
     effects = {arm: frozen.get(arm) or _effect(arm, a, gains, fitted, plan) for a, arm in enumerate(arms) if a}
     unstable = [arm for arm, effect in effects.items() if effect.verdict == Verdict.UNSTABLE]
     best, ruled_out, pairs = _compare_all(arms, gains, fitted, plan, unstable)
+    if not gains.has_learned:
+        effects, best, ruled_out = {arm: frozen.get(arm) or one.withheld() for arm, one in effects.items()}, (), ()
     return Decision(
         effects, arms[0], best, ruled_out, pairs, float(np.sqrt(fitted.errors.mse)), float(fitted.errors.df_error),
         float(fitted.errors.seed_share), plan.family, plan.alpha, look, gains.images is None, plan.generalize,
@@ -115,8 +120,9 @@ def at_look(table: Table, most: int, frozen: Mapping[str, Effect]) -> tuple[Tabl
         return table, look, True
     images = None if table.images is None else table.images[:, :n]
     cut = dataclasses.replace(
-        table, seeds=table.seeds[:n], trials=table.trials[:, :n], images=images, diverged=table.diverged[:, :n]
-    )
+        table, seeds=table.seeds[:n], trials=table.trials[:, :n], images=images, diverged=table.diverged[:, :n],
+        constant=table.constant[:, :n],
+    )  # fmt: skip
     return cut, look, False
 
 
@@ -183,7 +189,7 @@ def _compare_all(
 
 def _notes(arms: tuple[str, ...], gains: Gains, fitted: Fit) -> list[str]:
     """What happened, failures first."""
-    found = gains.failure_notes(arms, "arms", "effects are of the trials that survived")
+    found = gains.notes(arms)
     w, n = fitted.errors.guarded, fitted.against.seeds
     if bool(((np.sqrt(w[0]) > NOISY * np.sqrt(w[1:])) & (n > 1) & (n < FEW_SEEDS)).any()):
         found.append(

@@ -12,7 +12,7 @@ from the remaining runs, which assumes that changes add up.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
@@ -96,6 +96,7 @@ def factorial(
     generalize: Claim = "images",
     most_seeds: int | None = None,
     failed: Mapping[str, Mapping[int, str]] | None = None,
+    constant: Mapping[str, Container[int]] | None = None,
     chance: float | None = None,
     groups: ArrayLike | None = None,
 ) -> Factorial:
@@ -114,7 +115,7 @@ def factorial(
     names = tuple(design.arms)
     for name in set(scores) - set(names):
         raise UserError(f"The design has no run {name}: its runs are {', '.join(names)}.")
-    table = table_of({name: scores.get(name, {}) for name in names}, names[0], failed)
+    table = table_of({name: scores.get(name, {}) for name in names}, names[0], failed, constant)
     gains = criteria.gains(table)
     failures = gains.failures.sum(-1)
     kept: Mask = np.asarray(failures == 0)
@@ -127,9 +128,11 @@ def factorial(
     if kept.all():
         weights = design.pair_weights
         pairs = study.effects([" or ".join(map(" x ".join, words)) for words in design.pairs], weights, weights > 0)
+    if not gains.has_learned:
+        effects, pairs = ({name: one.withheld() for name, one in own.items()} for own in (effects, pairs))
     acting = [name for name, pair in pairs.items() if pair.verdict in (Verdict.HELPS, Verdict.HURTS)]
     best = list(design.arms.values())[int(study.means.argmax())] if acting else _best_signs(design, effects)
-    failed_runs = gains.failure_notes(names, "runs", "these runs are left out, which assumes that changes add up")
+    failed_runs = gains.notes(names, "runs", "runs with failed trials are left out, which assumes that changes add up")
     notes = [*failed_runs, *design.warnings]
     if acting:
         notes.append(f"changes act on each other ({listing(acting)}): an effect on base alone may differ")
@@ -210,8 +213,9 @@ class _Study:
 
 
 def _best_signs(design: Design, effects: Mapping[str, Effect]) -> tuple[str, ...]:
-    """The possible combination with the largest sum of gains; no change that is unstable."""
-    gains = {name: effect.gain for name, effect in effects.items() if effect.verdict != Verdict.UNSTABLE}
+    """The possible combination with the largest sum of gains; no change that is unstable, or without a verdict."""
+    left_out = (Verdict.UNSTABLE, Verdict.WITHHELD)
+    gains = {name: effect.gain for name, effect in effects.items() if effect.verdict not in left_out}
     good = [name for name, gain in gains.items() if gain > 0]
     rows = [row for size in range(len(good) + 1) for row in combinations(good, size)]
     possible = [row for row in rows if not any(set(pair) <= set(row) for pair in design.conflicts)]

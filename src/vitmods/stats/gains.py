@@ -1,14 +1,23 @@
 """A study's trials as gains: more is better, fractions in points, failures sorted out.
 
-A trial diverged when it has no score (a loss that is not finite). A trial collapsed when it has a score that is
-(i) less than half as far above chance as base's median, and (ii) more than 5 sd below the median of its arm's other
-trials. The sd is pooled over all trials that do not meet (i), and so is the median where the arm has such trials, so
-that several collapses of one arm do not hide one another. An arm that is bad on every seed has not collapsed.
+A trial fails in one of three ways, each counted and reported by itself:
+
+- It diverged: it has no score (a loss that is not finite).
+- It learned nothing: its prediction is the same for every image. Where predictions are not known, a trial counts that
+  is not above the best constant prediction in an arm whose median is not above it either.
+- It collapsed: its score is (i) less than half as far above the best constant prediction as base's median, and (ii)
+  more than 5 sd below the median of its arm's other trials. The sd is pooled over all trials that do not meet (i), and
+  so is the median where the arm has such trials, so that several collapses of one arm do not hide one another.
+
+Base has learned if the median of its trials is above the best constant prediction by more than the margin and by more
+than the sd of one of its trials. Otherwise no verdict is given: arms that are all at the constant prediction are
+equivalent, and that says nothing about them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +30,7 @@ from vitmods.util.errors import UserError
 from vitmods.util.text import listing, plural
 
 HALF_AN_IMAGE = 0.5
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -30,9 +40,17 @@ class Gains:
     trials: Array  #: (g, n); NaN where there is none, and for all arms where base failed
     images: Array | None  #: (g, n, m)
     floor: float  #: the least sd of a trial: half an image where scores are right or wrong
-    failures: Mask  #: (g, n) diverged or collapsed
+    kinds: dict[str, Mask]  #: what went wrong, in the order of `FAILURES` -> (g, n) the trials that failed so
     ended: Mask  #: (g, n)
-    pooled: Mask  #: (g,) arms whose trials enter the common variance: none collapsed, no more failures than base
+    pooled: Mask  #: (g,) arms whose trials enter the common variance: no score of a failed trial, failures as in base
+    constant: float  #: the score of the best constant prediction; NaN where it is not known
+    base: float  #: the median of base's trials; NaN for a sum over settings
+    has_learned: bool  #: whether base is clearly above the best constant prediction, as far as that is known
+
+    @property
+    def failures(self) -> Mask:
+        """(g, n) all trials that failed."""
+        return np.asarray(np.any(list(self.kinds.values()), axis=0))
 
     def fit(self) -> Fit:
         """Every arm against base."""
@@ -49,21 +67,47 @@ class Gains:
             return None
         return images_part(self.images[arm, seeds] - self.images[other, seeds])
 
-    def failure_notes(self, arms: Sequence[str], what: str, then: str) -> list[str]:
-        """What failed, base first; `then` is what follows for the others."""
-        failed, of = self.failures.sum(-1), self.ended.sum(-1)
-        notes = []
-        if failed[0]:
-            trials = plural(int(failed[0]), "trial")
-            notes.append(f"{trials} of base failed, so these seeds are left out for all {what}")
-        counts = [f"{arm} {count} of {total}" for arm, count, total in zip(arms[1:], failed[1:], of[1:]) if count]
-        if counts:
-            notes.append(f"trials diverged or collapsed: {listing(counts)}; {then}")
-        return notes
+    def notes(self, arms: Sequence[str], what: str = "arms", then: str = "") -> list[str]:
+        """Whether base has learned, and what failed. `what` shares base's seeds; `then` follows for what failed."""
+        found, (of_base, *others) = [], self.failures.sum(-1).tolist()
+        if not self.has_learned and math.isfinite(self.base):  # NaN in a sum over settings, which report themselves
+            found.append(
+                f"{arms[0]} has not learned: the median of its trials ({abs(self.base):.4g}) is not clearly above the "
+                f"best constant prediction ({abs(self.constant):.4g}), so there are no verdicts"
+            )
+        elif of_base and self.has_learned:
+            trials = plural(of_base, "trial")
+            found.append(f"{trials} of {arms[0]} failed, so these seeds are left out for all {what}")
+        found += failure_notes(arms, self.kinds, self.ended)
+        if any(others):
+            diverged = self.kinds["diverged"][1:].sum() == sum(others)
+            found.append(then or ("effects are of the trials that have a score" if diverged else COUNTED))
+        return found
 
 
-def gains_of(table: Table, scale: float, chance: float | None, groups: ArrayLike | None) -> Gains:
-    """Scores times `scale` (negative where less is better). `chance` None: collapsed trials are not looked for."""
+FAILURES = {
+    "constant": ("predicts a single class", "predict a single class"),
+    "unlearned": ("is not above the best constant prediction", "are not above the best constant prediction"),
+    "collapsed": ("collapsed", "collapsed"),
+    "diverged": ("diverged", "diverged"),
+}
+COUNTED = "failed trials that have a score count in the effect of their arm, not in the spread that other arms share"
+
+
+def failure_notes(names: Sequence[str], kinds: Mapping[str, Mask], ended: Mask) -> list[str]:
+    """A sentence for each way in which trials (g, n) failed: `5 of 9 dpn trials predict a single class`."""
+    found = []
+    for kind, (one, several) in FAILURES.items():
+        counts = zip(names, kinds[kind].sum(-1).tolist(), ended.sum(-1).tolist(), strict=True)
+        trials = [f"{count} of {of} {name} trials" for name, count, of in counts if count]
+        if trials:
+            found.append(f"{listing(trials)} {one if kinds[kind].sum() == 1 else several}")
+    return found
+
+
+def gains_of(table: Table, scale: float, chance: float | None, groups: ArrayLike | None, margin: float) -> Gains:
+    """Scores times `scale` (negative where less is better). `chance` is the score of the best constant prediction;
+    where it is None, only trials that are known to predict a constant count as failed beside those that diverged."""
     trials, images, floor = table.trials * scale, table.images, 0.0
     if images is not None:
         if np.isin(images[np.isfinite(images)], (0, 1)).all():
@@ -71,12 +115,37 @@ def gains_of(table: Table, scale: float, chance: float | None, groups: ArrayLike
         images = images * scale
     if groups is not None:
         images = clusters(*_grouped(images, groups))
-    collapses = np.zeros(trials.shape, bool) if chance is None else collapsed(trials, chance * scale)
-    failures = table.diverged | collapses
+    constant = math.nan if chance is None else chance * scale
+    finite, median = np.isfinite(trials), medians(trials)
+    with np.errstate(invalid="ignore"):
+        low = (trials <= constant + ROUNDING) & (median <= constant + ROUNDING)[:, None] & ~table.constant
+    lost = table.constant | low
+    far = np.zeros(trials.shape, bool) if chance is None else collapsed(trials, constant) & ~lost
+    kinds = {"constant": table.constant, "unlearned": low, "collapsed": far, "diverged": table.diverged}
+    learned = chance is None or has_learned(trials[0], lost[0], constant, margin)
+    failures = table.diverged | lost | far
     count = failures.sum(-1)
-    pooled = ~collapses.any(-1) & (count <= count[0])
+    pooled = ~(lost | far).any(-1) & (count <= count[0])
     pooled[0] = True
-    return Gains(np.where(failures[0], np.nan, trials), images, floor, failures, table.ended, pooled)
+    missing = failures[0] & (learned | ~finite[0])
+    trials = np.where(missing, np.nan, trials)
+    return Gains(trials, images, floor, kinds, table.ended, pooled, constant, float(median[0]), learned)
+
+
+def has_learned(scores: Array, lost: Mask, constant: float, margin: float) -> bool:
+    """Whether the median of an arm's scores (n,) is above the best constant prediction by more than the margin and by
+    more than the sd of the trials that are not `lost`. True where there is no score yet."""
+    ended = np.isfinite(scores)
+    if not ended.any():
+        return True
+    kept = scores[ended & ~lost]
+    sd = float(kept.std(ddof=1)) if len(kept) > 1 else 0.0
+    return len(kept) > 0 and float(np.median(scores[ended])) - constant > max(margin, sd)
+
+
+def medians(scores: Array) -> Array:
+    """Of each row's finite scores; NaN of none."""
+    return np.array([np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan for row in scores])
 
 
 def _grouped(images: Array | None, groups: ArrayLike) -> tuple[Array, ArrayLike]:

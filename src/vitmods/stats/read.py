@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class Table:
     trials: Array  #: (g, n), NaN where there is no score
     images: Array | None  #: (g, n, m), where every trial has per-image scores
     diverged: Mask  #: (g, n)
+    constant: Mask  #: (g, n) trials whose prediction is known to be the same for every image
 
     @property
     def ended(self) -> Mask:
@@ -41,8 +42,14 @@ class Table:
         return np.isfinite(self.trials) | self.diverged
 
 
-def table_of(scores: Scores, base: str, failed: Mapping[str, Mapping[int, str]] | None = None) -> Table:
-    """`failed` names trials that diverged: arm -> seed -> reason. Raises `UserError` for what cannot be compared."""
+def table_of(
+    scores: Scores,
+    base: str,
+    failed: Mapping[str, Mapping[int, str]] | None = None,
+    constant: Mapping[str, Container[int]] | None = None,
+) -> Table:
+    """`failed` names trials that diverged: arm -> seed -> reason; `constant` those that predict the same for every
+    image: arm -> seeds. Raises `UserError` for what cannot be compared."""
     if base not in scores:
         raise UserError(f"There is no arm {base} to compare with. {nearest(base, scores)} Name it with base=.")
     if len(scores) < 2:
@@ -76,7 +83,8 @@ def table_of(scores: Scores, base: str, failed: Mapping[str, Mapping[int, str]] 
         trials[cell] = value.mean()
         if images is not None:
             images[cell] = value
-    return Table(arms, seeds, trials, images, diverged)
+    same = np.array([[seed in (constant or {}).get(arm, ()) for seed in seeds] for arm in arms], dtype=bool)
+    return Table(arms, seeds, trials, images, diverged, same.reshape(diverged.shape) & np.isfinite(trials))
 
 
 def means_of(scores: Scores) -> Scores:

@@ -18,7 +18,7 @@ families: by the inequality of Sidak that is valid whatever the correlation of s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -29,9 +29,9 @@ from vitmods.stats.contrast import ALPHA
 from vitmods.stats.decide import Plan, decision_of
 from vitmods.stats.decision import Decision
 from vitmods.stats.fit import Array
-from vitmods.stats.gains import Gains
+from vitmods.stats.gains import FAILURES, Gains
 from vitmods.stats.read import Scores, table_of
-from vitmods.stats.verdict import FRACTION, Claim, Effect
+from vitmods.stats.verdict import FRACTION, Claim, Effect, Verdict
 from vitmods.util.errors import UserError
 from vitmods.util.text import grouped, listing
 
@@ -53,7 +53,10 @@ class OverSettings:
 
     def depends(self, arm: str) -> bool:
         """Whether it is shown that the arm's effect depends on the setting."""
-        return any(max(effect.interval[0], -effect.interval[1]) > 0 for effect in self.departures[arm].values())
+        return any(
+            max(effect.interval[0], -effect.interval[1]) > 0 and effect.verdict != Verdict.WITHHELD
+            for effect in self.departures[arm].values()
+        )
 
     def range(self, arm: str) -> str:
         """What belongs beside the average where the effect depends on the setting."""
@@ -71,14 +74,16 @@ def over_settings(
     higher_is_better: bool = True,
     generalize: Claim = "images",
     failed: Mapping[str, Mapping[str, Mapping[int, str]]] | None = None,
+    constant: Mapping[str, Mapping[str, Container[int]]] | None = None,
     chance: float | None = None,
     groups: ArrayLike | None = None,
 ) -> OverSettings:
     """The effects of the same arms in several settings: on average, in each, and whether they differ.
 
     `scores` maps a setting -> arm -> seed -> a score, or an array with a score for each test image, `failed` a setting
-    -> arm -> seed -> reason. Arms are compared with the `base` of their setting. Seeds were fixed before. The rest is
-    as in `vitmods.decide`.
+    -> arm -> seed -> reason, `constant` a setting -> arm -> seeds. Arms are compared with the `base` of their setting.
+    Where base has not learned in one setting, there is no verdict there, nor on average. Seeds were fixed before. The
+    rest is as in `vitmods.decide`.
 
     Raises:
         UserError: fewer than two settings, settings with other arms, scores that cannot be compared.
@@ -94,7 +99,7 @@ def over_settings(
     gains = []
     for setting, arms in scores.items():
         aligned = {arm: {seed: arms[arm].get(seed) for seed in seeds} for arm in first}
-        gains.append(plan.gains(table_of(aligned, base, (failed or {}).get(setting))))
+        gains.append(plan.gains(table_of(aligned, base, (failed or {}).get(setting), (constant or {}).get(setting))))
     names = (base, *(arm for arm in first if arm != base))
     average, *others = (
         [decision_of(names, weighted(gains, row), replace(plan, alpha=level)) for row in weights]
@@ -136,6 +141,7 @@ def weighted(settings: Sequence[Gains], weights: Array) -> Gains:
     return replace(
         used[0][1], trials=trials, images=images,
         floor=float(np.sqrt(sum((weight * one.floor) ** 2 for weight, one in used))),
-        failures=np.any([one.failures for _, one in used], 0), ended=np.all([one.ended for _, one in used], 0),
-        pooled=np.all([one.pooled for _, one in used], 0),
+        kinds={kind: np.any([one.kinds[kind] for _, one in used], 0) for kind in FAILURES},
+        ended=np.all([one.ended for _, one in used], 0), pooled=np.all([one.pooled for _, one in used], 0),
+        base=np.nan, has_learned=all(one.has_learned for one in settings),
     )  # fmt: skip

@@ -26,10 +26,11 @@ class Verdict(StrEnum):
     NO_GAIN = "no gain"  #: high < margin: a gain of the margin or more is ruled out
     UNSTABLE = "unstable"  #: fails more often than base, so no favorable verdict
     OPEN = "open"
+    WITHHELD = "no verdict"  #: base has not learned, so there is nothing to compare with
 
 
 FAVORABLE = (Verdict.HELPS, Verdict.EQUIVALENT, Verdict.NO_WORSE)
-STOPS = (Verdict.HELPS, Verdict.HURTS, Verdict.EQUIVALENT)  # not `no worse`: that would lose most findings
+STOPS = (Verdict.HELPS, Verdict.HURTS, Verdict.EQUIVALENT, Verdict.WITHHELD)  # `no worse` would lose most findings
 
 
 def verdict_of(low: float, high: float, margin: float, unstable: bool = False) -> Verdict:
@@ -71,7 +72,7 @@ class Effect:
     spread_ratio: float  #: sd of the arm's trials over that of base's; NaN below 3 shared seeds, and of a single arm
     correlation: float  #: of arm and base over seeds: what pairing is worth; NaN below 3
     images_sd: float  #: standard error that the choice of test images adds; NaN without per-image scores
-    failures: int  #: trials that diverged or collapsed
+    failures: int  #: trials that diverged, collapsed or learned nothing
     base_failures: int
     margin: float
     family: int  #: arms whose intervals hold together
@@ -107,8 +108,13 @@ class Effect:
 
     @property
     def stops(self) -> bool:
-        """Whether a study until decided trains this arm no further: `helps`, `hurts` or `equivalent`."""
+        """Whether a study until decided trains this arm no further: it `helps`, `hurts` or is `equivalent`, or base has
+        not learned."""
         return self.verdict in STOPS
+
+    def withheld(self) -> Effect:
+        """The same numbers without a verdict."""
+        return dataclasses.replace(self, verdict=Verdict.WITHHELD, leans="", futile=False)
 
     @property
     def images_share(self) -> float:

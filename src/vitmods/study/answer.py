@@ -198,12 +198,12 @@ class Answer:
 
 def evaluated_of(folder: StudyFolder, facts: Facts) -> Evaluated:
     """What the answer of the study is about."""
-    classes, planned = len(facts.data["classes"]), facts.plan.seeds
+    constant, planned = facts.data.get("constant", {}), facts.plan.seeds
     if not facts.settings.get("folds"):
         groups = folder.images.groups({split: facts.data["splits"][split]["count"] for split in facts.splits})
-        return Evaluated(facts.splits, classes, groups, planned, looked=facts.plan.until_decided)
+        return Evaluated(facts.splits, constant, groups, planned, looked=facts.plan.until_decided)
     test, train = (facts.data["splits"][name]["count"] for name in ("test", "train"))
-    return Evaluated(facts.splits, classes, planned=planned, sizes=(test, train))
+    return Evaluated(facts.splits, constant, planned=planned, sizes=(test, train))
 
 
 def read_answer(

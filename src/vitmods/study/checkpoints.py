@@ -50,7 +50,7 @@ def arms_in(source: str) -> dict[str, Arm]:
         return {}
     study = StudyFolder(folder)
     if facts := study.facts():
-        state = StudyState(study, Settings.from_dict(facts.settings), Evaluated(facts.splits, 0))
+        state = StudyState(study, Settings.from_dict(facts.settings), Evaluated(facts.splits))
         return {one.arm.name: _begun(study, state, one) for one in state.selections.values()}
     found = {_name(path): Arm(_name(path), start=str(path)) for path in sorted(folder.iterdir()) if is_checkpoint(path)}
     if found and BASE not in found:

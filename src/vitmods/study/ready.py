@@ -29,6 +29,7 @@ from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config, build_model, task_of, with_modules
 from vitmods.study.tuning import Point
 from vitmods.study.warnings import few_images, study_warnings
+from vitmods.tasks.base import DEFAULT, TASKS
 from vitmods.train.optim import freeze
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
@@ -167,8 +168,8 @@ def write_facts(ready: Ready, command: str, plan: Plan) -> Facts:
     folder = runner.folder
     folder.check_same_study(settings.to_dict())
     before = folder.facts()
-    images = Evaluated(answer_splits(settings, dataset), dataset.num_classes)
-    records = StudyState(folder, settings, images).records.items()
+    splits = answer_splits(settings, dataset)
+    records = StudyState(folder, settings, Evaluated(splits)).records.items()
     arms = [record for trial, record in records if trial.arm.name != BASE]  # base alone says nothing of arms
     seen = any(record.ended for record in arms)
     if before and before.plan.seeds and any(record.ended or record.wall_s is not None for record in arms):
@@ -184,13 +185,15 @@ def write_facts(ready: Ready, command: str, plan: Plan) -> Facts:
     if not seen:
         margins[settings.measure.name] = settings.margin
     margins.setdefault(settings.measure.name, settings.margin)
+    task = TASKS[settings.fixed.get("task", DEFAULT)]
+    constant = task.constant_scores([dataset.splits[split] for split in splits], dataset.num_classes)
     facts = Facts(
         created=before.created if before else datetime.now(UTC).isoformat(timespec="seconds"),
         command=command,
-        splits=answer_splits(settings, dataset),
+        splits=splits,
         settings=settings.to_dict(),
         models=ready.models,
-        data=dataset.summary(),
+        data={**dataset.summary(), "constant": constant},
         resolved=asdict(resolve_on(settings.recipe, dataset)),
         environment=environment(ready.how.torch_device),
         warnings=tuple(ready.notices),

@@ -145,7 +145,7 @@ def _estimated(ready: Ready, budget: Budget, command: str | None, fixed: bool = 
     from vitmods.study.stopwatch import estimate
 
     runner, dataset, how, settings = ready.runner, ready.dataset, ready.how, ready.settings
-    state = StudyState(runner.folder, settings, Evaluated(answer_splits(settings, dataset), dataset.num_classes))
+    state = StudyState(runner.folder, settings, Evaluated(answer_splits(settings, dataset)))
     workers = ready.workers(len(state.missing))
     with already_reported():
         points = settings.sweep.points

@@ -24,7 +24,6 @@ from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.arms import BASE
 from vitmods.study.plan import Trial
 from vitmods.study.tuning import AS_IS, Point
-from vitmods.tasks.base import TASKS
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
 
@@ -45,28 +44,30 @@ def decision_at(
     Raises UserError where trials were evaluated on different images.
     """
     records = _records_of(state, seeds, setting, without)
-    values, failed, how = _scores(state, {setting: records})
+    values, failed, constant, how = _scores(state, {setting: records})
     return decide(
-        values[setting], base, failed=failed[setting], family=len(state.settings.arms), frozen=frozen,
-        most_seeds=_most(state, LOOKS), resampled=state.images.sizes, **how,
+        values[setting], base, failed=failed[setting], constant=constant[setting], family=len(state.settings.arms),
+        frozen=frozen, most_seeds=_most(state, LOOKS), resampled=state.images.sizes, **how,
     )  # fmt: skip
 
 
 def factorial_at(state: StudyState, seeds: Sequence[int], setting: Point = AS_IS) -> Factorial:
     """The same of the changes of a factorial study, on average over the other changes."""
     assert state.settings.design is not None
-    values, failed, how = _scores(state, {setting: _records_of(state, seeds, setting)})
-    most = _most(state, FACTORIAL_LOOKS)
-    return factorial(values[setting], state.settings.design.design, failed=failed[setting], most_seeds=most, **how)
+    values, failed, constant, how = _scores(state, {setting: _records_of(state, seeds, setting)})
+    return factorial(
+        values[setting], state.settings.design.design, failed=failed[setting], constant=constant[setting],
+        most_seeds=_most(state, FACTORIAL_LOOKS), **how,
+    )  # fmt: skip
 
 
 def over_settings_at(state: StudyState, base: str = BASE) -> OverSettings:
     """The same of every arm on average over the settings of a sweep, and under each."""
     settings = state.settings
     records = {point: _records_of(state, settings.seeds, point) for point in settings.sweep.points}
-    values, failed, how = _scores(state, records)
-    by_name = [{str(point): own for point, own in found.items()} for found in (values, failed)]
-    return over_settings(by_name[0], base, failed=by_name[1], **how)
+    values, failed, constant, how = _scores(state, records)
+    by_name = [{str(point): own for point, own in found.items()} for found in (values, failed, constant)]
+    return over_settings(by_name[0], base, failed=by_name[1], constant=by_name[2], **how)
 
 
 def records_of_arm(
@@ -87,8 +88,9 @@ def _records_of(state: StudyState, seeds: Sequence[int], setting: Point, without
 
 def _scores(
     state: StudyState, records: Mapping[Point, Records]
-) -> tuple[dict[Point, Any], dict[Point, Any], dict[str, Any]]:
-    """Setting -> arm -> seed -> score, the same for why a trial diverged, and how scores are read."""
+) -> tuple[dict[Point, Any], dict[Point, Any], dict[Point, Any], dict[str, Any]]:
+    """Setting -> arm -> seed -> score, the same for why a trial diverged, setting -> arm -> seeds whose trials predict
+    a single class, and how scores are read."""
     settings, metric = state.settings, state.settings.measure.metric
     every = chain.from_iterable(own.values() for arms in records.values() for own in arms.values())
     finished = [one for one in every if one.status == "finished"]
@@ -116,15 +118,19 @@ def _scores(
         }
         for setting, arms in records.items()
     }
+    constant = {
+        setting: {arm: {seed for seed, one in own.items() if one.constant} for arm, own in arms.items()}
+        for setting, arms in records.items()
+    }
     how = {
         "margin": settings.margin,
         "unit": FRACTION if metric.unit == "%" else metric.unit,
         "higher_is_better": metric.higher_is_better,
         "generalize": settings.generalize,
-        "chance": TASKS[settings.fixed["task"]].chance(metric.name, state.images.classes),
+        "chance": state.images.constant.get(metric.name),
         "groups": state.images.groups if whole and finished else None,
     }
-    return values, failed, how
+    return values, failed, constant, how
 
 
 def _most(state: StudyState, looks: Sequence[int]) -> int | None:

@@ -56,6 +56,7 @@ class TrialRecord:
     setting: values of what is swept over
     steps_to_base: after how many steps its score on val first reached base's mean at the end; None: never, or not known
     metrics: over all images of the splits where they are means over images, else of the last split
+    constant: whether it predicts a single class for all images, as far as predictions are known
     images:  the study's metric of each image; None: it is no mean over images
     """
 
@@ -70,6 +71,7 @@ class TrialRecord:
     message: str | None = None
     warnings: tuple[str, ...] = ()
     steps_to_base: int | None = None
+    constant: bool = False
     environment: Mapping[str, Any] = field(default_factory=dict, metadata=HIDDEN)
     curve: Curve = field(default=Curve(), metadata=HIDDEN)
     images: ImageScores | None = field(default=None, metadata=HIDDEN)
@@ -106,7 +108,7 @@ class Evaluated:
     """What a study's answer is about.
 
     splits:  test, or val and test together
-    classes: how many the images have
+    constant: what the best constant prediction scores, by metric, as far as it is known
     groups:  (n,) which images belong together; None: each stands for itself
     planned: how many seeds, before any score was known; 0: not known
     looked:  whether the study was to be looked at until it is decided, when no score was known
@@ -114,7 +116,7 @@ class Evaluated:
     """
 
     splits: tuple[str, ...]
-    classes: int
+    constant: Mapping[str, float] = field(default_factory=dict)
     groups: NDArray[Any] | None = None
     planned: int = 0
     looked: bool = False
@@ -223,12 +225,14 @@ def read_trial(folder: StudyFolder, trial: Trial, splits: Sequence[str], measure
         ]
         trained = result.get("metrics", {}) if result.get("split") == split and status != "failed" else {}
         metrics = {str(name): float(value) for some in (*asked, trained) for name, value in some.items()}
-        images = None
+        images, constant = None, False
         if status == "finished" and measure.name in metrics:
             of_images = _of_images(path, splits)
             known = [name for name in of_images if name in metrics or name == NLL]
             metrics |= {name: float(of_images[name][1].mean()) for name in known}
             images = ImageScores(*of_images[measure.name]) if measure.name in of_images else None
+            predicted = of_images["predicted"][1] if "predicted" in of_images else np.arange(2)
+            constant = len(predicted) > 1 and predicted[0] >= 0 and not np.ptp(predicted)
     except UserError as error:
         return replace(record, status="damaged", message=str(error))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -238,7 +242,7 @@ def read_trial(folder: StudyFolder, trial: Trial, splits: Sequence[str], measure
         status, message = "failed" if found["failed"] else "unfinished", found["failed"]
     return replace(
         record, status=status, metrics=metrics, wall_s=result.get("wall_s"), message=message, warnings=warned,
-        environment=environment, images=images,
+        constant=bool(constant), environment=environment, images=images,
     )  # fmt: skip
 
 

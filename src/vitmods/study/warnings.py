@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitmods.layers.norms import PowerNorm
 from vitmods.layers.norms.contract import SMALL_BATCH, RunningNorm, SmallBatchWarning
 from vitmods.layers.norms.whitening import NotFittedWarning
 from vitmods.model.vit import ViT
 from vitmods.recipes.length import resolve_on
+from vitmods.study.edits import is_foreign
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,14 +26,19 @@ FEW_IMAGES, PHOTOGRAPH = 10_000, 64
 
 def few_images(settings: Settings, dataset: ImageDataset) -> list[str]:
     """A sentence where trained weights would be the better start: few photographs, and a model that begins anew."""
-    fixed, images = settings.fixed, len(dataset.splits["train"])
-    photographs = fixed["in_chans"] == 3 and min(fixed["img_size"]) >= PHOTOGRAPH
-    if "start" in fixed or not photographs or images >= FEW_IMAGES:
+    images = len(dataset.splits["train"])
+    if not may_start_from_weights(settings.fixed) or images >= FEW_IMAGES:
         return []
     return [
         f"{images:,} training images are few for a ViT that begins with random weights. Begin with trained ones "
         "(--from vit_small_patch16_224, docs/finetune.md): accuracy is far higher, and changes may rank differently."
     ]
+
+
+def may_start_from_weights(settings: Mapping[str, Any]) -> bool:
+    """Whether a study with these settings could start from weights that were trained on photographs, and does not."""
+    photographs = settings["in_chans"] == 3 and min(settings["img_size"]) >= PHOTOGRAPH
+    return photographs and "start" not in settings and not is_foreign(settings["base"])
 
 
 def study_warnings(arms: Iterable[tuple[str, nn.Module, Recipe]], dataset: ImageDataset) -> list[str]:

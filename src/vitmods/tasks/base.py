@@ -1,7 +1,7 @@
 """What a task is: all that the loop, the study and the report ask about what is trained and how it is measured."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitmods.data.batch import Batch
-from vitmods.data.dataset import Joint, JointView
+from vitmods.data.dataset import Joint, JointView, Split
+from vitmods.data.sequences import SequenceSplit
 from vitmods.recipes import Recipe
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 from vitmods.util.registry import Registry
 
 DEFAULT = "classification"
+Splits = Sequence[Split | SequenceSplit]
 FOR_MASKS = ("resize_range", "most_of_class", "photometric", "final_norm", "window_stride", "eval_scales", "eval_flip")
 """fields of a recipe that the task segmentation alone reads"""
 FOR_BOXES = ("fpn_channels", "detector_norm")
@@ -40,9 +42,10 @@ class Measured:
     """What an evaluation gives.
 
     metrics: the task's, by their names, and `loss`. per_image: (n,) arrays in the order of the images, among them one
-    for each metric that is a mean over images; empty where nothing can be said of a single image. examples: a few of
-    the images, where something can be drawn of them. detail: what is known of each class, by name: lists with
-    an entry a class, JSON-able.
+    for each metric that is a mean over images; empty where nothing can be said of a single image. `predicted` among
+    them is the number of the class that is predicted for all of an image (-1: there are several): a trial with one
+    class for all images has learned nothing. examples: a few of the images, where something can be drawn of them.
+    detail: what is known of each class, by name: lists with an entry a class, JSON-able.
     """
 
     metrics: dict[str, float]
@@ -105,9 +108,15 @@ class Task(ABC):
         return self.metrics[0].name
 
     @classmethod
-    def chance(cls, metric: str, classes: int) -> float | None:
-        """What guessing reaches by a metric; None: not known. Trials near it have collapsed."""
-        return None
+    def constant_scores(cls, splits: Splits, classes: int) -> dict[str, float]:
+        """Return the score of the best prediction that ignores the images, by each metric where it is known: for top-1
+        the share of the most frequent class. Trials that are not above it have learned nothing (docs/verdicts.md).
+
+        Args:
+            splits: the images that trials are compared on.
+            classes: how many the task has.
+        """
+        return {}
 
     def wrap(self, backbone: nn.Module, classes: int) -> nn.Module:
         """The trained model for so many classes: the backbone itself, or a TaskModel with modules beside it,

@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitmods.data.batch import Batch
 from vitmods.recipes import Recipe
-from vitmods.tasks.base import DEFAULT, TASKS, Measured, Task, likeliest, noise, on_cpu
+from vitmods.tasks.base import DEFAULT, TASKS, Measured, Splits, Task, likeliest, noise, on_cpu
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 
@@ -78,10 +79,25 @@ class Classification(Task):
         return cls(recipe.loss.name, recipe.loss.label_smoothing)
 
     @classmethod
-    def chance(cls, metric: str, classes: int) -> float | None:
-        """Of accuracies, with classes of one size."""
-        named = {"top1": 1, "balanced_accuracy": 1, "top5": 5}
-        return min(1.0, named[metric] / classes) if metric in named else None
+    def constant_scores(cls, splits: Splits, classes: int) -> dict[str, float]:
+        """Of accuracies by naming the most frequent class, of probabilities by giving each class its share. Of images
+        with several right classes they are not known."""
+        if not splits or any(split.label_sets is not None for split in splits):
+            return {}
+        counts = np.bincount(np.concatenate([split.labels for split in splits]), minlength=classes)
+        share = np.sort(counts[counts > 0])[::-1] / counts.sum()
+        first = float(share[0])
+        return {
+            "top1": first,
+            "top5": float(share[:5].sum()),
+            "balanced_accuracy": 1 / len(share),
+            "worst_class_accuracy": float(len(share) == 1),
+            "macro_f1": 2 * first / (1 + first) / len(share),
+            "nll": float(-(share * np.log(share)).sum()),
+            "brier": float(1 - (share**2).sum()),
+            **dict.fromkeys(("knn", "probe"), first),
+            "mean_corruption_error": 1 - first,
+        }
 
     def loss(self, model: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss of the batch, and `top1`: how often the first class is the one with the largest fraction."""
@@ -95,8 +111,8 @@ class Classification(Task):
         """Fractions of images whose class is the model's first, or among its first five, and the mean loss.
 
         Every image counts the same, however the batches are cut. With fewer than five classes `top5` is 1. Of each
-        image: top1, top5 (bool), rank of its class (1: first), its probability p, its negative log-likelihood nll and
-        Brier score, all by the softmax.
+        image: the predicted class, top1, top5 (bool), rank of its class (1: first), its probability p, its negative
+        log-likelihood nll and Brier score, all by the softmax.
 
         Args:
             model: images (B, C, H, W) to logits (B, K), in evaluation mode and on the device of the batches.
@@ -146,6 +162,7 @@ def _of_each_image(logits: Tensor, targets: Tensor, ranked: Tensor) -> dict[str,
     behind = (logits > right).sum(dim=1).clamp(min=ranked.shape[1])
     top5 = ranked.any(dim=1)
     return {
+        "predicted": logits.argmax(dim=1).int(),
         "top1": ranked[:, 0],
         "top5": top5,
         "rank": torch.where(top5, ranked.int().argmax(dim=1), behind).int() + 1,

@@ -23,7 +23,7 @@ from vitmods.data.box_views import (
 from vitmods.data.dataset import Joint, JointView
 from vitmods.data.objects import Objects, coco_masks, drawn
 from vitmods.recipes import Augment, Recipe
-from vitmods.tasks.base import FOR_MASKS, TASKS, Example, Measured, Task, noise
+from vitmods.tasks.base import FOR_MASKS, TASKS, Example, Measured, Splits, Task, noise
 from vitmods.tasks.detection_metrics import NAMES, AveragePrecision, image_ap50
 from vitmods.tasks.drawing import with_objects
 from vitmods.tasks.metrics import Metric
@@ -81,6 +81,14 @@ class Detection(Task):
     def fitted(cls, recipe: Recipe) -> Recipe:
         """Without what is for images of one class: crops, RandAugment, mixing, losses of classes."""
         return cls.without_unread(recipe)
+
+    @classmethod
+    def constant_scores(cls, splits: Splits, classes: int) -> dict[str, float]:
+        """0 of average precisions: the same boxes everywhere find nothing. Of single images the share of those without
+        an object, in which nothing is right."""
+        objects = [not one.crowd.all() for split in splits for one in split.annotations or ()]
+        bare = {"image_ap50": 1 - sum(objects) / len(objects)} if objects else {}
+        return {**{metric.name: 0.0 for metric in cls.metrics}, **bare}
 
     def wrap(self, backbone: nn.Module, classes: int) -> Detector:
         """The backbone, which from now on takes images of any size if it is a vitmods ViT, with pyramid and heads."""

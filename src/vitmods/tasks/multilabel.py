@@ -1,5 +1,6 @@
 """Multi-label classification: any number of labels an image, each decided by itself."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from vitmods.data.batch import Batch
 from vitmods.recipes import Recipe
-from vitmods.tasks.base import TASKS, Measured, Task, likeliest, noise, on_cpu
+from vitmods.tasks.base import TASKS, Measured, Splits, Task, likeliest, noise, on_cpu
 from vitmods.tasks.classification import LOSSES
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
@@ -52,6 +53,31 @@ class MultiLabel(Task):
     def fitted(cls, recipe: Recipe) -> Recipe:
         """With a sigmoid in place of a softmax."""
         return recipe.with_(loss="sigmoid") if recipe.loss.name == "softmax" else recipe
+
+    @classmethod
+    def constant_scores(cls, splits: Splits, classes: int) -> dict[str, float]:
+        """Of mean average precision by images in random order: little above the labels' frequencies, most so where
+        labels are rare. Of the others by the frequencies as probabilities, and by the most frequent set of labels."""
+        sets = [labels for split in splits for labels in split.label_sets or ()]
+        if not any(sets):
+            return {}
+        targets = torch.zeros(len(sets), classes)
+        for row, labels in zip(targets, sets, strict=True):
+            row[list(labels)] = 1
+        share = targets.double().mean(dim=0)
+        known = share[share > 0]
+        images = len(sets)
+        harmonic = float((1 / torch.arange(1, images + 1, dtype=torch.float64)).sum())
+        # The expectation of average precision over all orders of the images.
+        random = (harmonic + (images * known - 1) * (images - harmonic) / max(images - 1, 1)) / images
+        rest = 1 - known
+        return {
+            "map": float(random.mean()),
+            "ranking_precision": float(ranking_precision(share.expand(images, -1), targets).double().mean()),
+            "exact_match": Counter(sets).most_common(1)[0][1] / images,
+            "nll": float(-(torch.xlogy(known, known) + torch.xlogy(rest, rest)).sum()),
+            "brier": float((known * rest).sum()),
+        }
 
     def loss(self, model: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss of the batch; nothing else for the log."""

@@ -20,7 +20,7 @@ from vitmods.data.mask_views import evaluation_views, labelled_pixels, training_
 from vitmods.data.masks import IGNORE, MaskFile
 from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
-from vitmods.tasks.base import FOR_BOXES, TASKS, Example, Measured, Task, TaskModel, noise
+from vitmods.tasks.base import FOR_BOXES, TASKS, Example, Measured, Splits, Task, TaskModel, noise
 from vitmods.tasks.features import feature_channels, feature_maps, feature_strides
 from vitmods.tasks.metrics import Metric
 from vitmods.tasks.overlay import legend, overlay, pixels_of
@@ -139,6 +139,23 @@ class Segmentation(Task):
         """Without what is for images of one class: other crops, RandAugment, mixing, other losses."""
         return cls.without_unread(recipe)
 
+    @classmethod
+    def constant_scores(cls, splits: Splits, classes: int) -> dict[str, float]:
+        """By naming the best single class for every pixel."""
+        masks = [mask for split in splits for mask in split.annotations or ()]
+        if not masks:
+            return {}
+        pixels = np.zeros((len(masks), classes))
+        for row, mask in zip(pixels, masks, strict=True):
+            row[list(mask.classes)] = mask.pixels
+        share, has = pixels / pixels.sum(1, keepdims=True), pixels > 0
+        most = float(pixels.sum(0).max() / pixels.sum())
+        return {
+            "miou": most / int(has.any(0).sum()),
+            "image_miou": float((share / has.sum(1, keepdims=True)).mean(0).max()),
+            "pixel_accuracy": most,
+        }
+
     def wrap(self, backbone: nn.Module, classes: int) -> Segmenter:
         """With a linear decoder. Raises UserError for a model without feature maps."""
         return Segmenter(backbone, classes, self.final_norm)
@@ -162,8 +179,9 @@ class Segmentation(Task):
         over all images; the mean over classes that occur or were predicted. `image_miou`: the same of each image over
         the classes that it has, mean over images. `loss`: mean over pixels of the negative log-probability.
 
-        Of each image: `image_miou`, and `pixel_accuracy` in the linear form of a ratio, A + (right - A pixels) / (mean
-        pixels): its mean over images is the accuracy A over pixels. In `detail` the IoU of each class.
+        Of each image: its only predicted class (-1: there are several), `image_miou`, and `pixel_accuracy` in the
+        linear form of a ratio, A + (right - A pixels) / (mean pixels): its mean over images is the accuracy A over
+        pixels. In `detail` the IoU of each class.
 
         Args:
             model: a Segmenter in evaluation mode, on the device of the batches.
@@ -264,5 +282,7 @@ def measured(counts: Tensor, loss: float, examples: tuple[Example, ...] = ()) ->
         "pixel_accuracy": (right.sum() / wanted.sum()).item(),
         "loss": loss,
     }
+    single = torch.where((predicted > 0).sum(dim=1) == 1, predicted.argmax(dim=1), -1)
     detail = {"iou": [None if np.isnan(value) else value for value in iou.tolist()]}
-    return Measured(metrics, {"image_miou": of_image.numpy(), "pixel_accuracy": accuracy.numpy()}, examples, detail)
+    columns = {"predicted": single.numpy(), "image_miou": of_image.numpy(), "pixel_accuracy": accuracy.numpy()}
+    return Measured(metrics, columns, examples, detail)
