@@ -43,7 +43,8 @@ class Decide:
     most_seeds: int | None = None
     """the maximum, where seeds are added until it is decided; None: their number was fixed before"""
     chance: float | None = None
-    """the score of guessing, to recognize collapsed trials; None: 0 for fractions of which more is better"""
+    """the score of the best constant prediction, e.g. the share of the most frequent class: where base is not clearly
+    above it, there is no verdict; None: 0 for fractions of which more is better"""
     markdown: bool = False
     """print a Markdown table"""
     latex: bool = False

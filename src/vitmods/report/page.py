@@ -80,8 +80,9 @@ class ArmView:
         return facts.differences(self.base.model.config, self.arm.model.config) + overrides
 
     def status(self, seed: int) -> str:
-        """How the trial of one seed stands."""
-        return next((trial.status for trial in self.arm.counted if trial.seed == seed), "not run")
+        """How the trial of one seed stands; of one that predicts a single class, this."""
+        trial = next((trial for trial in self.arm.counted if trial.seed == seed), None)
+        return "not run" if trial is None else "a single class" if trial.constant else trial.status
 
     def difference(self, seed: int, metric: Metric) -> str:
         """To base with the same seed; empty where one of the two has no score."""

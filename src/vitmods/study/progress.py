@@ -103,7 +103,9 @@ def _outcome(work: Work, failure: str | None, state: StudyState) -> str:
         record = state.tried[trial]
     metric = state.settings.measure.metric
     score = record.score(metric.name)
-    return (record.message or record.status) if score is None else f"{metric.title} {metric.shown(score)}"
+    if score is None:
+        return record.message or record.status
+    return f"{metric.title} {metric.shown(score)}{', a single class for all images' if record.constant else ''}"
 
 
 def _last_step(metrics: Path) -> int:

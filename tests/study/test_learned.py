@@ -1,0 +1,217 @@
+"""Studies in which base, or single trials, have learned nothing: planted scores, read as those of a real study are."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods.evals.confusion import confusion_matrix, macro_f1
+from vitmods.recipes import Recipe
+from vitmods.report.advice import what_now
+from vitmods.stats.gains import has_learned
+from vitmods.stats.verdict import FAVORABLE, Verdict
+from vitmods.study.answer import read_answer
+from vitmods.study.arms import make_arms
+from vitmods.study.facts import Facts, ModelFacts, Plan
+from vitmods.study.plan import Settings, make_seeds
+from vitmods.study.store import StudyFolder
+from vitmods.tasks import multilabel, segmentation
+from vitmods.tasks.base import TASKS
+from vitmods.tasks.classification import _of_each_image, first_five
+from vitmods.train.trial import write_scores
+
+IMAGES, CLASSES, SEEDS = 300, 4, 5
+SHARES = (0.4, 0.3, 0.2, 0.1)
+WITH_IMAGES = ("classification", "sequence_classification")
+TASK_NAMES = (*WITH_IMAGES, "multilabel", "segmentation", "detection", "instance_segmentation")
+
+
+def split_of():
+    """300 images of four classes; all targets that the six tasks read."""
+    labels = np.repeat(np.arange(CLASSES), [round(IMAGES * share) for share in SHARES])
+    pixels = SimpleNamespace(classes=tuple(range(CLASSES)), pixels=(40, 30, 20, 10), crowd=np.zeros(1, bool))
+    sets = tuple((int(label),) for label in labels)
+    return SimpleNamespace(labels=labels, label_sets=sets, annotations=(pixels,) * IMAGES)
+
+
+def constants(task):
+    split = split_of()
+    split.label_sets = split.label_sets if task == "multilabel" else None
+    return TASKS[task].constant_scores([split], CLASSES)
+
+
+class Planted:
+    """A study's folder with the scores of trials that nobody trained."""
+
+    def __init__(self, path, task, seeds=SEEDS, **options):
+        fixed = {"task": task, "data": "digits", "base": "mu/4", "recipe": Recipe().to_dict(), "images": ""}
+        fixed |= {"img_size": [8, 8], "in_chans": 1}
+        self.folder, self.task, self.constant = StudyFolder(path), task, constants(task)
+        self.settings = Settings(fixed, make_arms(["dpn", "rms"]), make_seeds(seeds), **options)
+        self.metric = self.settings.measure.name
+        self.best = self.constant[self.metric]
+
+    def plant(self, arm, seed, score, single=False):
+        """A finished trial: a single class predicted, or `score` by other predictions."""
+        folder = self.folder.path / "trials" / arm / f"seed{seed}"
+        folder.mkdir(parents=True)
+        if self.task in WITH_IMAGES:
+            rng, labels = np.random.default_rng(seed), split_of().labels
+            count = round(score * IMAGES)
+            right = labels == 0 if single else np.isin(np.arange(IMAGES), rng.permutation(IMAGES)[:count])
+            predicted = np.where(right, labels, (labels + 1) % CLASSES) if not single else np.zeros(IMAGES, int)
+            columns = {"ids": np.arange(IMAGES).astype(str), "top1": right, "predicted": predicted}
+            write_scores(folder / "test.npz", columns)
+            score = float(right.mean())
+        elif self.task == "segmentation":
+            columns = {"predicted": np.full(IMAGES, 0 if single else -1)}
+            write_scores(folder / "test.npz", {"ids": np.arange(IMAGES).astype(str), **columns})
+        result = {"status": "finished", "split": "test", "metrics": {self.metric: score}, "wall_s": 1.0}
+        (folder / "result.json").write_text(json.dumps(result))
+
+    def plant_all(self, scores, single=()):
+        """Arm -> the scores of its seeds; `single` are (arm, seed)."""
+        for arm, own in scores.items():
+            for seed, score in enumerate(own):
+                self.plant(arm, seed, self.best if (arm, seed) in single else float(score), (arm, seed) in single)
+
+    def answer(self):
+        settings = self.settings
+        models = {arm.name: ModelFacts("mu/4", {}) for arm in settings.every_arm}
+        classes = [f"class {k}" for k in range(CLASSES)]
+        data = {"classes": classes, "splits": {"test": {"count": IMAGES}}, "constant": self.constant, "warnings": []}
+        plan = Plan(len(settings.seeds), settings.until_decided, metric=self.metric)
+        facts = Facts("", "", ("test",), settings.to_dict(), models, data, {}, {}, plan=plan)
+        return read_answer(self.folder, facts, settings)
+
+
+def planted(path, task, kind, seed=0):
+    """A study of base and two arms without a true effect, 5 seeds, sd of a trial 1 point."""
+    study, rng, sd = Planted(path, task), np.random.default_rng([seed, len(task)]), 0.01
+    noise = dict(zip(("base", "dpn", "rms"), sd * rng.standard_normal((3, SEEDS))))
+    single = set()
+    if kind == "one class everywhere":
+        single = {(arm, k) for arm in noise for k in range(SEEDS)}
+    elif kind == "at the constant prediction":  # no trial is constant, none is above by more than noise
+        noise = {arm: np.minimum(own, 0) / 4 for arm, own in noise.items()}
+    elif kind == "mostly one class":  # arms and base alike
+        single = {(arm, k) for arm in noise for k in range(SEEDS - 1)}
+        noise = {arm: own + 0.3 for arm, own in noise.items()}
+    elif kind == "an arm in part":
+        single = {("dpn", k) for k in range(3)}
+        noise = {arm: own + 0.3 for arm, own in noise.items()}
+    elif kind == "three sd above":
+        noise = {arm: own + 3 * sd for arm, own in noise.items()}
+    elif kind == "learned":
+        noise = {arm: own + 0.3 for arm, own in noise.items()}
+    study.plant_all({arm: np.clip(study.best + own, 0, 1) for arm, own in noise.items()}, single)
+    return study
+
+
+NOTHING = ("one class everywhere", "at the constant prediction", "mostly one class")
+KINDS = (*NOTHING, "an arm in part", "three sd above", "learned")
+
+
+@pytest.mark.parametrize("task", TASK_NAMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_verdicts_are_given_where_base_has_learned(tmp_path, task, kind):
+    answer = planted(tmp_path, task, kind).answer()
+    verdicts = {arm: effect.verdict for arm, effect in answer.effects.items()}
+    if kind in NOTHING:
+        assert set(verdicts.values()) == {Verdict.WITHHELD}
+        assert not set(verdicts.values()) & set(FAVORABLE)
+        assert repr(answer).startswith("base has not learned: there are no verdicts.")
+        assert "--epochs" in what_now(answer)[0].text
+        assert "--from" not in what_now(answer)[0].text, "no trained weights are for such images"
+        assert json.loads(json.dumps(answer.to_dict()))["decision"]["effects"]["dpn"]["verdict"] == "no verdict"
+        return
+    assert Verdict.WITHHELD not in verdicts.values()
+    assert "has not learned" not in repr(answer)
+    if kind == "an arm in part":
+        assert answer["dpn"].failures == 3
+        assert answer["rms"].failures == 0
+        known = "predict a single class" if task in (*WITH_IMAGES, "segmentation") else "are not above the best"
+        assert f"3 of 5 dpn trials {known}" in repr(answer)
+
+
+def test_constant_scores_are_those_of_constant_predictions():
+    """... by the tasks' own metrics; of average precision by images in random order."""
+    split, targets = split_of(), torch.from_numpy(split_of().labels)
+    logits = torch.log(torch.tensor(SHARES)).expand(IMAGES, -1)
+    measured = {
+        name: column.double().mean()
+        for name, column in _of_each_image(logits, targets, first_five(logits) == targets[:, None]).items()
+    }
+    known = constants("classification")
+    assert known["top1"] == pytest.approx(max(SHARES))
+    assert {name: known[name] for name in ("top1", "nll", "brier")} == pytest.approx(
+        {name: float(measured[name]) for name in ("top1", "nll", "brier")}
+    )
+    assert known["balanced_accuracy"] == 1 / CLASSES
+    confusion = confusion_matrix(split.labels, np.zeros(IMAGES, int), CLASSES)
+    assert known["macro_f1"] == pytest.approx(macro_f1(confusion))
+    known = constants("segmentation")
+    right = torch.tensor([40, 0, 0, 0]), torch.tensor([100, 0, 0, 0]), torch.tensor([40, 30, 20, 10])
+    found = segmentation.measured(torch.stack(right).expand(IMAGES, -1, -1), 0.0)
+    assert known == pytest.approx({name: found.metrics[name] for name in known})
+    assert set(found.per_image["predicted"]) == {0}
+    labels, generator = torch.eye(CLASSES)[targets][::6], torch.Generator().manual_seed(0)
+    ordered = [torch.rand(len(labels), CLASSES, generator=generator) for _ in range(200)]
+    maps = [multilabel.measured(one, labels)[0]["map"] for one in ordered]
+    sets = tuple((int(label),) for label in split.labels[::6])
+    some = TASKS["multilabel"].constant_scores([SimpleNamespace(label_sets=sets)], CLASSES)
+    assert some["map"] == pytest.approx(np.mean(maps), abs=3 * np.std(maps) / np.sqrt(200))
+    frequent = multilabel.measured(torch.logit(torch.tensor(SHARES)).expand(len(labels), -1), labels)[0]
+    assert some["ranking_precision"] == pytest.approx(frequent["ranking_precision"])
+    assert set(constants("detection").values()) == {0.0}
+
+
+def test_base_that_has_not_learned_ends_a_study_until_decided(tmp_path):
+    study = Planted(tmp_path, "classification", seeds=16, until_decided=True)
+    study.plant_all({arm: [study.best] * 4 for arm in ("base", "dpn", "rms")})
+    answer = study.answer()
+    assert [look.stopped for look in answer.looks] == [("dpn", "rms")]
+    assert answer.complete
+    assert repr(answer).startswith("base has not learned: there are no verdicts.")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "alarms", "misses"), [(3, 0.02, 0.13), (4, 0.005, 0.08), (5, 0.004, 0.06), (8, 0.002, 0.03)]
+)
+def test_how_often_learning_is_seen_wrongly(seeds, alarms, misses):
+    """Base 3 sd above the constant prediction; and just as good."""
+    scores, none = np.random.default_rng(0).standard_normal((2000, seeds)), np.zeros(seeds, bool)
+    assert np.mean([not has_learned(row + 3, none, 0.0, 0.5) for row in scores]) <= alarms
+    assert np.mean([has_learned(row, none, 0.0, 0.5) for row in scores]) <= misses
+
+
+def test_scores_of_ones_own():
+    """`vm.decide` with the score of the best constant prediction, and with average precisions of zero without it."""
+    rng = np.random.default_rng(0)
+    flat = {arm: dict(enumerate(0.196 + 0.004 * rng.standard_normal(4))) for arm in ("base", "a", "b")}
+    found = vm.decide(flat, chance=0.196)
+    assert {effect.verdict for effect in found.effects.values()} == {Verdict.WITHHELD}
+    assert "base has not learned: the median of its trials (19." in repr(found)
+    assert found.best == ()
+    assert vm.decide(flat)["a"].verdict != Verdict.WITHHELD
+    losses = {arm: {seed: 2.3 - score for seed, score in own.items()} for arm, own in flat.items()}
+    assert vm.decide(losses, unit="nats", higher_is_better=False, chance=2.1)["a"].verdict == Verdict.WITHHELD
+    nothing = {arm: dict.fromkeys(range(4), np.zeros(500)) for arm in ("base", "a", "b")}
+    assert vm.decide(nothing)["a"].verdict == Verdict.WITHHELD
+    single = vm.decide({arm: {s: score + 0.3 for s, score in own.items()} for arm, own in flat.items()},
+                       constant={"a": {0, 2}}, chance=0.196)  # fmt: skip
+    assert "2 of 4 a trials predict a single class" in single.notes
+
+
+@pytest.mark.usefixtures("short_clocks")
+def test_a_study_that_trains_nothing_says_so(tmp_path):
+    """Trained for once, at a learning rate of nothing."""
+    recipe = vm.recipes.digits(epochs=1).with_(lr=1e-9, warmup_epochs=0)
+    study = vm.Study("mu/4", ["dpn"], recipe=recipe, seeds=3, limit_train=64)
+    answer = study.run(tmp_path / "study", progress=False)
+    assert repr(answer).startswith("base has not learned: there are no verdicts.")
+    assert answer.report().read_text().count("base has not learned") >= 1
+    assert json.loads((tmp_path / "study" / "results.json").read_text())["arms"][0]["effect"]["verdict"] == "no verdict"
