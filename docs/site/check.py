@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -10,17 +11,20 @@ from urllib.parse import unquote, urlsplit
 
 LOADS = dict.fromkeys(("script", "img", "iframe", "source", "video", "audio", "embed"), "src")
 LOADS |= {"object": "data", "use": "href", "image": "href"}
+TYPE = re.compile(r'<dt class="field-\w+">(?:Type|Return type)<.*?</dt>\s*<dd[^>]*>(.*?)</dd>', re.S)
+TAG = re.compile(r"<[^>]+>")
 NOT_LOADED = {"search", "canonical", "author", "license", "help", "index", "next", "prev"}  # of <link rel=...>
 
 
 class Page(HTMLParser):
-    """Of one page: its anchors, what it links to, and what a browser fetches to show it."""
+    """Of one page: its anchors, what it links to, what a browser fetches to show it, and what was cut at a colon."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.anchors: set[str] = set()
         self.links: list[str] = []
         self.loads: list[str] = []
+        self.types = [html.unescape(TAG.sub("", found)).strip() for found in TYPE.findall(text)]
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -49,6 +53,8 @@ def problems(site: Path) -> list[str]:
 
 
 def _of_page(path: Path, page: Page, pages: dict[Path, Page]) -> Iterator[str]:
+    for words in page.types:
+        yield f"has a field Type, '{words[:60]}': a docstring that was cut at its first colon"
     for url in page.loads:
         if _is_outside(url):
             yield f"loads {url}"

@@ -14,8 +14,12 @@ CODE = re.compile(r"(``.+?``|`[^`]+`|:\w+:`[^`]+`)")
 
 
 def prepare(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Signs that mean something to reStructuredText alone are escaped, paragraphs of fields become lists."""
-    made: list[str] = []
+    """Signs that mean something to reStructuredText alone are escaped, paragraphs of fields become lists.
+
+    Napoleon reads an attribute's docstring as `TYPE: text` up to its first colon, in the first line that is not empty:
+    a comment takes that place.
+    """
+    made = [".."] if what in ("attribute", "data", "property") else []
     for paragraph in re.split(r"\n{2,}", "\n".join(lines).rstrip()):
         indented = paragraph.startswith(" ")
         if made and (made[-1].rstrip().endswith("::") or made[-1].lstrip().startswith(".. ")) and indented:

@@ -43,6 +43,10 @@ def test_a_table_is_shown_as_printed_and_with_its_slips(capsys, monkeypatch):
     text = said(capsys, "paper", "show", "dpn-table1").out
     for words in ("78.6 ± 0.32", "81.1 ± 0.09", "vitmods paper run dpn-table1 --data path/to/images", "1.3 on average"):
         assert words in text
+    text = said(capsys, "paper", "show", "dtn-table12").out
+    assert "missing" not in text
+    assert "--base timm:levit_128s" in " ".join(text.split())
+    assert "2 of the table's 8 results" in text
     text = said(capsys, "paper", "show", "tt-table3").out
     assert "82.2 ± 0.06" in text
     assert not any(hidden in text for hidden in ("2077", "82.3", "82.6"))
@@ -64,7 +68,9 @@ def test_the_cost_at_full_scale_is_counted(capsys):
     for table in TABLES.values():
         if table.study and not table.study.start and not any(":" in base for base in table.study.bases.values()):
             assert full_scale(table).flops or "plain" in full_scale(table).why, table.name
-    assert f"With all of them: {cost}." in " ".join(said(capsys, "paper", "show", "dtn-table8").out.split("\n"))
+    assert f"With 1 base (5 of the table's 5 results): {cost}." in " ".join(
+        said(capsys, "paper", "show", "dtn-table8").out.split("\n")
+    )
 
 
 def test_a_table_of_speeds_is_run_by_bench(capsys):
@@ -119,6 +125,7 @@ def test_arms_of_a_table_in_compare(capsys, tmp_path, monkeypatch):
         (["paper", "show", "dpn-tabel6"], "Did you mean 'dpn-table6'?"),
         (["paper", "run", "dpn-table2"], "JFT-4B is not public"),
         (["paper", "run", "tt-table5"], "add --from, weights trained at 224 px"),
+        (["paper", "run", "dpn-table3", "--from", "vit_tiny_patch16_224"], "has no weights of dpn"),
         (["compare", "--arms", "paper:dpn-table6", "paper:dpn-table1"], "one of paper:dpn-table6 and paper:dpn-table1"),
         (["diff", "--arm", "paper:dpn-table6"], "several arms of a study"),
     ],

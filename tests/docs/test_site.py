@@ -91,6 +91,9 @@ def test_what_a_built_page_may_not_have(build, tmp_path):
         '<p style="background: url(http://example.org/y.png)">'
     )
     (tmp_path / "b.html").write_text('<a id="y" href="gone.html">gone</a>')
+    (tmp_path / "d.html").write_text(
+        '<dl><dt class="field-odd">Type<span>:</span></dt>\n<dd class="field-odd"><p>rate (arXiv</p></dd></dl>'
+    )
     (tmp_path / "c.css").write_text("@import 'https://example.org/font.css'; b { background: url(own.png) }")
     assert [line.partition(": ")[2] for line in build.check.problems(tmp_path)] == [
         "loads https://cdn.example.org/x.js",
@@ -100,6 +103,7 @@ def test_what_a_built_page_may_not_have(build, tmp_path):
         "links to b.html#x, which has no such anchor",
         "links to #here, which has no such anchor",
         "links to gone.html, which is not there",
+        "has a field Type, 'rate (arXiv': a docstring that was cut at its first colon",
         "loads https://example.org/font.css",
     ]
 
@@ -125,6 +129,18 @@ def test_defaults_in_a_signature_are_names():
     found, returns = shorten(None, "class", "x", None, {}, signature, "int")
     assert (found, returns) == ("(a=Norm, b=..., c=..., d=f, e=1 < 2)", "int")
     assert shorten(None, "data", "x", None, {}, None, None) == (None, None)
+
+
+@pytest.mark.parametrize("what", ["attribute", "data", "property"])
+@pytest.mark.parametrize("text", ["rate of stochastic depth (arXiv:1603.09382); None: none", "modes: auto, cpu"])
+def test_a_docstring_is_not_cut_at_its_first_colon(what, text):
+    from sphinx.ext.napoleon import Config, GoogleDocstring
+
+    lines = [text, ""]
+    load(ROOT / "docs" / "site" / "docstrings.py").prepare(None, what, "Recipe.rate", None, None, lines)
+    made = str(GoogleDocstring(lines, Config(), None, what, "Recipe.rate", None, None))
+    assert ":type:" not in made
+    assert text in made
 
 
 @pytest.mark.parametrize("page", CARDS, ids=lambda page: page.stem)

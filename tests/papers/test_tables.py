@@ -1,11 +1,13 @@
 """Published tables as data: all of them, as printed, and what the papers' own texts say of them."""
 
+import re
 from statistics import fmean
 
 import pytest
 
 import vitmods as vm
 from vitmods.papers import PAPERS, TABLES, Claim, Number, Paper, Table
+from vitmods.papers.line_up import covered
 from vitmods.util.errors import UserError
 
 # tables and figures of the papers -> how many cells they have, and how many of these are not sure
@@ -155,6 +157,14 @@ def test_what_dual_patchnorms_text_says_of_its_tables():
     assert gains("dpn-table1-21k", ["Ti/16", "S/32", "S/16"], "930k base", "930k DPN") == [0.2, 1.3, 0.0]
     assert "S/16 ties; Ti/16 and S/32 gain 0.2 and 1.3" in claim("dpn", "in three cases").slip
     assert {row.partition(",")[0] for row in TABLES["dpn-table2-finetune"].rows} == {"B/32", "L/16"}
+    vtab = TABLES["dpn-table3"]
+    sure = [row for row in vtab.rows if vtab[row, "B/32"].certain]
+    losses = [[one for one in gains("dpn-table3", sure, base, f"{base} DPN") if one < 0] for base in ("B/32", "B/16")]
+    assert [(len(one), min(one), len(sure)) for one in losses] == [(4, -12.8, 17), (6, -14.2, 17)]
+    for words in ("B/16 loses 0.3", "B/32 loses in 4 and B/16 in 6 of the 17", "12.8 and 14.2"):
+        assert words in claim("dpn", "never hurts").slip
+    (rates,) = re.findall(r"--tune lr=(\S+)", vtab.study.options)
+    assert "3e-4" in rates.split(","), "the one that is printed"
 
 
 def test_what_dynamic_token_norms_text_says_of_its_tables():
@@ -174,13 +184,35 @@ def test_what_dynamic_token_norms_text_says_of_its_tables():
         for m in ("ViT-S*", "ViT-S")
     ]
     assert [round(100 * (ratio - 1), 1) for ratio in more] == [5.4, 6.1]
-    assert gain("dtn-table11", "PVT-Tiny", "APb") == 1.4
+    boxes = [gain("dtn-table11", model, box) for model in ("PVT-Tiny", "PVT-Small") for box in ("AP", "APb")]
+    assert boxes == [1.3, 1.4, 1.4, 1.3]
+    assert "1.3 and 1.4" in claim("dtn", "box AP").slip
+    assert not claim("dtn", "ViT-S* gains 1.1").slip
     for model in ("ViT-S, LN", "ViT-S, DTN", "ViT-S*, DTN"):
         errors = [value("dtn-table6", model, column) for column in TABLES["dtn-table6"].columns[1:]]
         assert fmean(errors) == pytest.approx(value("dtn-table6", model, "mean"), abs=0.2)
     lists = TABLES["dtn-table4"]
     assert [round(lists[row, "DTN"].value - lists[row, "LN"].value, 1) for row in lists.rows] == [0.6, 0.8, 0.5]
     assert value("dtn-imagenet-r", "ViT-S*", "DTN") - value("dtn-imagenet-r", "ViT-S*", "LN") == pytest.approx(3.0)
+
+
+def test_every_claim_is_printed_with_the_tables_that_it_is_about():
+    for paper in PAPERS.values():
+        for one in paper.claims:
+            assert one.tables
+            assert all(one in TABLES[f"{paper.name}-{name}"].claims for name in one.tables), one
+    assert not any("LeViT" in str(one) for one in TABLES["dtn-table1"].claims), "that is about Table 10"
+    text = "The text (Table 10): LeViT-128S has 76.7 with its own norm. But 76.6 in Table 12: two baselines."
+    assert [str(one) for one in TABLES["dtn-table12"].claims] == [text]
+
+
+@pytest.mark.parametrize(
+    ("table", "results"),
+    [("dtn-table12", (2, 8)), ("dpn-table3", (2, 76)), ("dpn-table1-21k", (20, 20)), ("dpn-table1", (10, 20)),
+     ("dtn-table3", (16, 16)), ("dpn-table6", (30, 30)), ("dpn-figure1", (0, 0)), ("tt-table7", (10, 30))],
+)  # fmt: skip
+def test_how_much_of_a_table_its_study_covers(table, results):
+    assert covered(TABLES[table]) == results
 
 
 def test_what_three_things_text_says_of_its_tables():

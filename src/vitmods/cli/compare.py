@@ -148,6 +148,8 @@ def main(arguments: Sequence[str]) -> int:
     table = _table(asked.arms)
     if table and table.study:
         asked = replace(asked, task=asked.task or table.study.task)
+        if table.study.start and not asked.help:
+            _check_start(table, asked.start)
     defaults, dataset, recipe_name, recipe = defaults_from(asked, start)
     default = Compare(dataset, recipe, MachineOptions(), Options(), base=(defaults.base,), recipe=recipe_name)
     if table:
@@ -200,8 +202,6 @@ def _filled(default: Compare, table: Table, asked: Asked) -> Compare:
     assert study is not None
     patch = default.base[0].rpartition("/")[2]
     settings = study.settings(int(patch) if patch.isdigit() else 16)
-    if study.start and not (asked.start or asked.help):
-        raise UserError(f"{table.name} begins with trained weights: add --from, {study.start}.")
     sweep = settings["sweep"]
     bases = tuple(sweep.pop("base", [settings.get("base", default.base[0])]))
     if asked.start or any(one.startswith("base=") for one in asked.sweep):
@@ -214,6 +214,24 @@ def _filled(default: Compare, table: Table, asked: Asked) -> Compare:
         filled += [f"--metric {study.metric}"] if study.metric else []
         note(f"{table.paper.title}, {table.where}: {table.title}.{' It says ' if filled else ''}{' '.join(filled)}")
     return replace(default, dataset=dataset, base=bases, sweep=swept, metric=study.metric)
+
+
+def _check_start(table: Table, start: str | None) -> None:
+    """Raises UserError where a table begins with trained weights and none are given, or where an arm that changes the
+    model would begin with base's, which were trained without the change."""
+    from vitmods.study.arms import arms_from_text
+    from vitmods.study.checkpoints import names
+
+    assert table.study is not None
+    if start is None:
+        raise UserError(f"{table.name} begins with trained weights: add --from, {table.study.start}.")
+    changed = [arm.name for text in table.study.every_arm for arm in arms_from_text(text) if arm.changes]
+    if changed and (lacking := " ".join(name for name in changed if name not in names(start))):
+        raise UserError(
+            f"{start} has no weights of {lacking}, and {table.name} compares models that were trained with the change "
+            "and without it: give --from the folder of a study with both. What the change does to trained weights of "
+            f"base is another question: `vitmods compare --from {start} --arms {lacking}`."
+        )
 
 
 def _retrain(study: Study, options: Compare, out: Path) -> int:

@@ -12,6 +12,7 @@ import tyro
 
 from vitmods.cli.options import parse
 from vitmods.util.errors import UserError
+from vitmods.util.text import plural
 
 if TYPE_CHECKING:
     from vitmods.papers import Table
@@ -111,15 +112,16 @@ def missing(table: Table) -> tuple[list[str], list[str]]:
 
 def _described(table: Table) -> dict[str, Any]:
     from vitmods.papers.cost import full_scale
+    from vitmods.papers.line_up import covered
 
     blocked, parts = missing(table)
     commands: tuple[str, ...] = (f"vitmods paper run {table.name}",) if table.bench else ()
     about: dict[str, Any] = {"runs": not blocked, "missing": blocked + parts}
     if table.study and not blocked:
         commands = table.study.commands(table.name)
-        about |= {"full_scale": asdict(full_scale(table))}
+        about |= {"full_scale": asdict(full_scale(table)), "covers": covered(table)}
     about |= {"commands": list(commands)}
-    return {**table.describe(), **about, "claims": [asdict(claim) for claim in table.paper.claims]}
+    return {**table.describe(), **about, "claims": [asdict(claim) for claim in table.claims]}
 
 
 def _list(tables: Any) -> None:
@@ -154,6 +156,7 @@ def _show(table: Table) -> None:
     from rich.text import Text
 
     from vitmods.papers.cost import full_scale
+    from vitmods.papers.line_up import covered
 
     console = Console()
     console.print(Text(f"{table.name}: {table.title}", style="bold"))
@@ -170,11 +173,12 @@ def _show(table: Table) -> None:
         for row in table.rows:
             grid.add_row(Text(row), *(table.shown(row, column) for column in table.columns))
         console.print(grid)
-    number = table.where.partition(",")[0]
-    claims = [one for one in table.paper.claims if one.slip and number in f"{one.where} {one.slip}"]
-    slips = [f"The text ({claim.where}): {claim.says}. But {claim.slip}." for claim in claims]
     unsure = any(not number.certain for number in table.numbers.values())
-    for line in (*table.notes, *slips, *(["?: the reading is not sure, and nothing is shown."] if unsure else [])):
+    for line in (
+        *table.notes,
+        *table.claims,
+        *(["?: the reading is not sure, and nothing is shown."] if unsure else []),
+    ):
         console.print(Text(f"- {line}"))
     blocked, parts = missing(table)
     study = table.study
@@ -196,6 +200,8 @@ def _show(table: Table) -> None:
         own, full = study.commands(table.name)
         print(f"\nOn your images, with --base and --img-size as you like; --dry-run says how long it takes:\n  {own}")
         print(f"At the paper's scale, with the first of its bases:\n  {full}")
-        print(f"With all of them: {full_scale(table)}.")
+        reach, results = covered(table)
+        part = f" ({reach} of the table's {results} results)" if results else ""
+        print(f"With {plural(len(study.bases), 'base')}{part}: {full_scale(table)}.")
     if table.bench:
         print(f"\nOn your machine; --models, --batch and --img-size as you like:\n  vitmods paper run {table.name}")

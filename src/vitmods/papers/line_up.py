@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +75,11 @@ class TableStudy:
         found = {"arms": self.every_arm, "task": self.task, "sweep": swept, "metric": self.metric}
         return found | ({} if self.start else {"base": bases[0]})
 
+    @property
+    def points(self) -> list[dict[str, str]]:
+        """The settings of the sweep, by labels; an empty one where there is none."""
+        return [dict(zip(self.sweep, labels, strict=True)) for labels in itertools.product(*self.sweep.values())]
+
     def cell(self, base: str, arm: str | None = None, **setting: str) -> tuple[str, str]:
         """(row, column) of an arm by labels; None: of base."""
         labels = {"base": base, "arm": self.base if arm is None else arm, **setting}
@@ -81,7 +87,7 @@ class TableStudy:
 
     def commands(self, name: str) -> tuple[str, str]:
         """What runs it with images of the user's own, and at the paper's scale with the first of its bases."""
-        begins = " --from path/to/checkpoint" if self.start else ""
+        begins = f" --from path/to/{'study' if 'study' in self.start else 'checkpoint'}" if self.start else ""
         base = "" if self.start else f" --base {shlex.quote(next(iter(self.bases.values())))}"
         size = f" --img-size {self.img_size}" if self.img_size else ""
         recipe = f" --recipe {shlex.quote(self.recipe)}" if self.recipe else ""
@@ -115,12 +121,9 @@ def published(table: Table, arm: str) -> list[Published]:
     label = next((label for label, text in study.arms.items() if text.partition("=")[0] == arm), None)
     if label is None or not table.printed:
         return []
-    settings: Sequence[dict[str, str]] = [{}]
-    for name, values in study.sweep.items():
-        settings = [{**one, name: value} for one in settings for value in values]
     found = []
     for base in study.bases:
-        for setting in settings:
+        for setting in study.points:
             number = table[study.cell(base, label, **setting)]
             against = None if study.reference else table[study.cell(base, **setting)]
             if number is None or not number.certain or (not study.reference and not (against and against.certain)):
@@ -130,6 +133,15 @@ def published(table: Table, arm: str) -> list[Published]:
             text = f"{difference:{'+' if difference else ''}.{decimals}f}"
             found.append(Published(", ".join((base, *setting.values())), against, number, difference, text))
     return found
+
+
+def covered(table: Table) -> tuple[int, int]:
+    """How many of a table's results its study reproduces, and how many there are, in the table's unit."""
+    study = table.study
+    assert study is not None
+    labels = itertools.product(study.bases, (None, *study.arms), study.points)
+    cells = {study.cell(base, arm, **point) for base, arm, point in labels} & table.numbers.keys()
+    return len(cells), sum(table.unit_of(column) == table.unit for _, column in table.numbers)
 
 
 def line_up(text: str) -> Table | None:

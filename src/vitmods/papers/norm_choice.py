@@ -10,16 +10,22 @@ PAPER = Paper(
     "https://arxiv.org/abs/2002.04745",
     claims=(
         Claim(
-            "part 1", "pre-norm is the stable choice; post-norm needs a careful, long warm-up, the more so the deeper"
+            "part 1",
+            "pre-norm is the stable choice; post-norm needs a careful, long warm-up, the more so the deeper",
+            ("choice",),
         ),
-        Claim("part 2", "RMSNorm often does as well as LayerNorm, or slightly better"),
+        Claim("part 2", "RMSNorm often does as well as LayerNorm, or slightly better", ("choice",)),
         Claim(
-            "part 2", "RMSNorm is 25 to 40 % faster on a GPU in some reports", slip="of the norm alone, without source"
+            "part 2",
+            "RMSNorm is 25 to 40 % faster on a GPU in some reports",
+            ("choice",),
+            slip="that is the norm alone, and no source is given",
         ),
-        Claim("part 2", "BatchNorm is not for the blocks: it depends on the batch and mixes images"),
+        Claim("part 2", "BatchNorm is not for the blocks: it depends on the batch and mixes images", ("choice",)),
         Claim(
             "part 1",
             "in post-norm gradients flow past the norms along the residual path",
+            ("choice",),
             slip="that is pre-norm; in post-norm the path goes through every norm (Xiong et al., 2020)",
         ),
     ),

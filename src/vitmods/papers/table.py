@@ -57,14 +57,19 @@ class Number:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper's text says in numbers, in our words.
+    """What a paper's text says of its tables, in our words.
 
+    tables: names of those that it is about, without the paper's; `vitmods paper show` prints it with each.
     slip: where it disagrees with the paper's own tables, and what these say.
     """
 
     where: str
     says: str
+    tables: tuple[str, ...]
     slip: str = ""
+
+    def __str__(self) -> str:
+        return f"The text ({self.where}): {self.says}.{f' But {self.slip}.' if self.slip else ''}"
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,11 @@ class Table:
     @property
     def columns(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self._columns)
+
+    @property
+    def claims(self) -> list[Claim]:
+        """What the paper's text says of this table."""
+        return [claim for claim in self.paper.claims if self.name.partition("-")[2] in claim.tables]
 
     def unit_of(self, column: str) -> str:
         return dict(self._columns)[column] or self.unit

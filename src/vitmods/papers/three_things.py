@@ -9,31 +9,46 @@ PAPER = Paper(
     "Touvron, Cord, El-Nouby, Verbeek & Jégou, ECCV 2022",
     "https://arxiv.org/abs/2203.09795",
     claims=(
-        Claim("section 3.3, Figure 1", "with 36 and 60 blocks two branches are best; more are generally no better"),
+        Claim("section 3.3", "with 36 and 60 blocks two branches are best; more are generally no better", ("figure1",)),
         Claim(
-            "section 3.3, Figure 2", "with 24 blocks Ti and S are better in sequence, B is level, L better in parallel"
+            "section 3.3",
+            "with 24 blocks Ti and S are better in sequence, B is level, L better in parallel",
+            ("figure2",),
         ),
-        Claim("section 3.3", "L of 24 blocks without LayerScale has 83 % after 300 epochs"),
-        Claim("section 3.3, Table 2", "with LayerScale sequential and parallel models are about level"),
+        Claim("section 3.3", "L of 24 blocks without LayerScale has 83 % after 300 epochs", ("table3-l24",)),
+        Claim("section 3.3", "with LayerScale sequential and parallel models are about level", ("table2",)),
         Claim(
-            "section 3.3, Table 3", "deeper models, in sequence or parallel, are better than wider ones of their cost"
+            "section 3.3",
+            "deeper models, in sequence or parallel, are better than wider ones of their cost",
+            ("table3", "table3-l24"),
         ),
         Claim(
             "section 4",
             "at 384 px attention alone is within 0.1, a standard deviation, of full fine-tuning on val and V2",
+            ("table5",),
             slip="S loses 0.2 and 0.3 on val; with SGD S loses 0.3 on V2 and L 0.5; B gains 0.3 on V2 (Table 5)",
         ),
-        Claim("section 4", "fine-tuning attention takes 10 % less memory and time, and stores a third of the weights"),
-        Claim("section 4, Table 6", "on Cars and Flowers attention alone is in most cases better than all"),
-        Claim("section 5", "hMLP adds less than 1 % to the FLOPs of B, with 17.73 G, and gains 0.3 and with BeiT 0.4"),
+        Claim(
+            "section 4",
+            "fine-tuning attention takes 10 % less memory and time, and stores a third of the weights",
+            ("table5",),
+        ),
+        Claim("section 4", "on Cars and Flowers attention alone is in most cases better than all", ("table6",)),
+        Claim(
+            "section 5",
+            "hMLP adds less than 1 % to the FLOPs of B, with 17.73 G, and gains 0.3 and with BeiT 0.4",
+            ("table7",),
+        ),
         Claim(
             "Figure 6",
             "the convolutional stem takes 7.5 % more FLOPs",
+            ("table7",),
             slip="19.07 G are 8.5 % more than 17.58 G (Table 7)",
         ),
         Claim(
             "section 5",
             "the hMLP stem starts with patches of 2 x 2",
+            ("table7",),
             slip="the released code, and the 17.73 G of Table 7, start with 4 x 4",
         ),
     ),

@@ -66,7 +66,8 @@ def predict(
         trust: whether a checkpoint that can run code, a program of torch.export (.pt2), may do so.
 
     Returns:
-        Of each image: `image`, its path; `predicted`, the class, or of several labels all of probability 1/2 or more;
+        A mapping for each image with `image`, its path; `predicted`, the class, or of several labels all of probability
+        1/2 or more;
         `probabilities`, name -> probability of the `top` likeliest, the first first. Where the checkpoint names no
         classes they are numbers from 0. Of other tasks what their `predictions` say; and `drawn`, the path of the
         drawing.
