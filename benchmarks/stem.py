@@ -1,9 +1,9 @@
-"""The Dual PatchNorm stem against the plain one at 224 px: forward + backward, and inference, paired and interleaved.
+"""The Dual PatchNorm stem against the paper's listing: forward and backward, and inference, paired and interleaved.
 
     python benchmarks/stem.py --out benchmarks/results
 
-The plain stem is a strided convolution, timm's PatchEmbed too. "naive" is the paper's listing: cut, LayerNorm,
-linear, LayerNorm.
+The listing cuts patches and calls LayerNorm, Linear, LayerNorm. The plain stem, a strided convolution as timm's
+PatchEmbed, stands beside them.
 """
 
 import argparse
@@ -19,16 +19,19 @@ from torch import nn
 from vitmods.layers import DualPatchNormStem, LinearStem, StemSize
 from vitmods.layers.stems import patchify
 
-WIDTHS = {"Ti/16": 192, "S/16": 384, "B/16": 768}
+SIZES = {"mu6/4": (32, 4, 32), "Ti/16": (224, 16, 192), "S/16": (224, 16, 384), "B/16": (224, 16, 768)}
+"""pixels of the image and of a patch, width"""
 
 
-class Naive(nn.Module):
-    def __init__(self, width: int) -> None:
+class Listing(nn.Module):
+    def __init__(self, patch: int, width: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.LayerNorm(768, eps=1e-6), nn.Linear(768, width), nn.LayerNorm(width, eps=1e-6))
+        self.side, values = (patch, patch), 3 * patch**2
+        norms = nn.LayerNorm(values, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
+        self.layers = nn.Sequential(norms[0], nn.Linear(values, width), norms[1])
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.layers(patchify(images, (16, 16)))
+        return self.layers(patchify(images, self.side))
 
 
 def training(stem: nn.Module, images: torch.Tensor, grad: torch.Tensor) -> Callable[[], None]:
@@ -48,27 +51,29 @@ def inference(stem: nn.Module, images: torch.Tensor) -> Callable[[], torch.Tenso
 
 
 def measure(size: str, batch: int, rounds: int) -> dict[str, Any]:
-    width = WIDTHS[size]
-    images = torch.randn(batch, 3, 224, 224)
-    grad = torch.randn(batch, 196, width)
+    pixels, patch, width = SIZES[size]
+    images, patches = torch.randn(batch, 3, pixels, pixels), (pixels // patch) ** 2
+    grad = torch.randn(batch, patches, width)
+    built = StemSize(pixels, patch, 3, width)
     stems: dict[str, nn.Module] = {
-        "plain": LinearStem(StemSize(224, 16, 3, width)),
-        "timm PatchEmbed": PatchEmbed(224, 16, 3, width),
-        "dual patchnorm": DualPatchNormStem(StemSize(224, 16, 3, width)),
-        "naive": Naive(width),
+        "listing": Listing(patch, width),
+        "dual patchnorm": DualPatchNormStem(built),
+        "plain": LinearStem(built),
+        "timm PatchEmbed": PatchEmbed(pixels, patch, 3, width),
     }
+    repeats = max(1, round(20_000_000 / (batch * patches * width * patch**2)))
     train = {name: training(stem, images, grad) for name, stem in stems.items()}
     infer = {name: inference(stem, images) for name, stem in stems.items()}
     return {
-        f"{size} batch {batch} train": paired(train, "plain", rounds, repeats=2),
-        f"{size} batch {batch} inference": paired(infer, "plain", rounds, repeats=4),
+        f"{size} batch {batch} train": paired(train, "listing", rounds, repeats),
+        f"{size} batch {batch} inference": paired(infer, "listing", rounds, 2 * repeats),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", default=list(WIDTHS))
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES))
+    parser.add_argument("--batches", type=int, nargs="+", default=[4])
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--out", type=Path, help="folder for the JSON")
     options = parser.parse_args()

@@ -3,8 +3,10 @@ from functools import partial
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 
 from vitmods.layers import DualPatchNormStem, LayerNorm, LinearStem, RMSNorm, ScaleShift, StemSize
+from vitmods.layers.norms import Whitening
 from vitmods.layers.stems import patchify
 
 SIZE = StemSize((8, 12), (4, 2), in_chans=2, embed_dim=6)
@@ -37,7 +39,6 @@ def test_linear_stem_is_a_linear_map_of_each_patch():
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("before", [LayerNorm, RMSNorm, ScaleShift, partial(LayerNorm, affine=False), None])
 def test_dual_patchnorm_equation_and_gradients_in_training_and_inference(before, bias):
-    """Training folds the first norm's gain and bias into the projection; inference does not."""
     stem = randomized(DualPatchNormStem(SIZE, bias=bias, norm_before=before)).double()
     images = torch.randn(2, 2, 8, 12, dtype=torch.float64, requires_grad=True)
     patches = stem.norm_before(patchify(images, (4, 2)))
@@ -49,6 +50,17 @@ def test_dual_patchnorm_equation_and_gradients_in_training_and_inference(before,
     leaves = [images, *stem.parameters()]
     for a, b in zip(torch.autograd.grad(fast.sin().sum(), leaves), torch.autograd.grad(slow.sin().sum(), leaves)):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("before", [LayerNorm, Whitening])
+def test_normed_patches_are_projected_by_one_product_like_the_listing_of_the_paper(before):
+    """A convolution of normed patches takes three times as long to differentiate."""
+    stem = DualPatchNormStem(SIZE, norm_before=before)
+    images = torch.randn(2, 2, 8, 12)
+    with profile(activities=[ProfilerActivity.CPU]) as called:
+        stem(images).sum().backward()
+        stem(images, torch.tensor([[4, 0], [1, 5]])).sum().backward()
+    assert not [event.key for event in called.key_averages() if "conv" in event.key]
 
 
 @pytest.mark.parametrize("kind", [LinearStem, DualPatchNormStem])

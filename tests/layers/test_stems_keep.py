@@ -21,6 +21,7 @@ from vitmods.layers import (
 )
 from vitmods.layers.norms import BatchNorm
 from vitmods.layers.stems import patchify
+from vitmods.layers.stems.base import unpatchify
 from vitmods.util.errors import UserError
 
 ROWS, COLUMNS = 2, 3
@@ -221,3 +222,32 @@ def test_what_is_put_onto_the_layers_acts_on_visible_patches_too(kind, how):
     # Dynamic quantization scales by the largest number of a batch, which is another where patches are left out.
     tolerance = {"quantize_dynamic": 0.2 if kind == "local" else 1e-5}.get(how, 1e-10)
     same(stem(images, keep), select(stem(images), keep), tolerance)
+
+
+def replaced(stem):
+    """Another convolution: with wider windows that give the same grid."""
+    stem.proj = torch.nn.Conv2d(2, 8, 10, 8, padding=1).double()
+
+
+def masked(stem):
+    convolve = stem.proj.forward
+    stem.proj.forward = lambda images: convolve(images) * 2
+
+
+@pytest.mark.parametrize("how", ["LoRA", "hook", "parametrization", replaced, masked])
+def test_a_projection_that_is_not_a_plain_convolution_is_called_with_the_grid_of_patches(how):
+    stem, images = adapted("dpn", how) if isinstance(how, str) else make("dpn"), random_images(2)
+    if callable(how):
+        how(stem)
+    normed = unpatchify(stem.norm_before(patchify(images, (8, 8))), (8, 8), images.shape)
+    same(stem(images), stem.norm(stem.proj(normed).flatten(2).mT))
+
+
+def test_a_hook_for_all_modules_hears_the_projection():
+    stem, heard = make("dpn"), []
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: heard.append(module))
+    try:
+        stem(random_images(2))
+    finally:
+        handle.remove()
+    assert stem.proj in heard

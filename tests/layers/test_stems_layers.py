@@ -9,7 +9,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vitmods.layers import Block, HMLPStem, LayerNorm, LeViTStem, LinearStem, LocalTransformerStem, StemSize
+from vitmods.layers import (
+    Block,
+    DualPatchNormStem,
+    HMLPStem,
+    LayerNorm,
+    LeViTStem,
+    LinearStem,
+    LocalTransformerStem,
+    StemSize,
+)
 from vitmods.layers.norms import BatchNorm
 from vitmods.layers.stems import patchify
 from vitmods.util.errors import UserError
@@ -123,6 +132,20 @@ def test_modules_copy_cast_and_move(kind):
     assert stem.bfloat16()(images.bfloat16()).dtype == torch.bfloat16
     stem.output_fmt = "NHWC"
     assert stem(images.bfloat16()).shape == (2, 2, 2, 8)
+
+
+@pytest.mark.parametrize("kind", [LinearStem, DualPatchNormStem, *KINDS])
+def test_gradients_of_each_image_by_torch_func(kind):
+    stem = kind(StemSize(16, 8, 2, 64)).eval()
+    values, images = dict(stem.named_parameters()), torch.randn(3, 2, 16, 16)
+
+    def loss(values, image):
+        return torch.func.functional_call(stem, values, (image[None],)).pow(3).mean()
+
+    each = torch.vmap(torch.func.grad(loss), (None, 0))(values, images)
+    for i, image in enumerate(images):
+        for name, expected in zip(values, torch.autograd.grad(loss(values, image), list(values.values()))):
+            torch.testing.assert_close(each[name][i], expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)

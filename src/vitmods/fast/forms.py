@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitmods.fast.known import eager, exact, hooked, image_wise, random, reads_heads, token_wise
+from vitmods.fast.known import eager, exact, image_wise, random, reads_heads, token_wise
 from vitmods.fast.memory import is_frozen, norm_frozen_mlp, norm_mlp, norm_then, product_type, supports, supports_mlp
 from vitmods.layers import Block, DropPath, LayerScale, Mlp, ParallelBlock
 from vitmods.model.vit import ViT
 from vitmods.ops.attention import attend
+from vitmods.ops.context import has_hooks
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def _can_read(parts: _Parts, read: Read) -> bool:
     if not all(token_wise(b.norm, b.inner) for b in parts.mlps):
         return False
     if read.how == "first":
-        return all(reads_heads(b.inner) and not hooked(b.norm.modules()) for b in parts.attns)
+        return all(reads_heads(b.inner) and not has_hooks(b.norm.modules()) for b in parts.attns)
     plain = [m for b in parts.mlps for m in (b.norm_branch, parts.mlps_after)]
     linear = exact(parts.mlps_onto, nn.Identity, LayerScale)
     return linear and all(exact(m, nn.Identity) for m in plain) and all(exact(b.inner, Mlp) for b in parts.mlps)

@@ -1,12 +1,10 @@
 """Which modules a fast form may look into: those that are exactly as they are written, and nobody listens to."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.modules import module as torch_module
 
 from vitmods.fast.packed import PackedLinear
 from vitmods.layers import (
@@ -24,7 +22,7 @@ from vitmods.layers import (
     SwiGLU,
 )
 from vitmods.layers.norms import GroupNorm, InstanceNorm
-from vitmods.ops.context import OLD_COMPILER, transformed
+from vitmods.ops.context import has_hooks, is_as_written, transformed
 
 _NAMES: dict[type[nn.Module], str] = {
     Block: "norm1 attn norm1_branch ls1 drop_path1 norm1_after "
@@ -49,9 +47,7 @@ _NAMES: dict[type[nn.Module], str] = {
 """Parts, parameters and other attributes of the kinds that are looked into. A name that is not here may be something
 new that the forms would leave out, so that the plain module runs."""
 _KNOWN = {kind: (frozenset(names.split()), kind.forward) for kind, names in _NAMES.items()}
-_OF_ALL = frozenset(vars(nn.Module()))
 _TOKEN_WISE = (nn.Identity, nn.Linear, PackedLinear, nn.GELU, nn.SiLU, nn.Dropout, LayerScale, Mlp, SwiGLU)
-_TENSORS = (nn.Parameter, Tensor, FakeTensor, type(None))  # fake ones while a graph is exported
 _PER_IMAGE = (DynamicTokenNorm, InstanceNorm, GroupNorm)
 
 
@@ -60,26 +56,10 @@ def exact(module: Any, *kinds: type[nn.Module]) -> bool:
     those that the kind has, nothing in place of its forward, no tensors of other types, and no hooks.
     Of an old torch.compile, which cannot know, none is."""
     kind = type(module)
-    if kind not in (kinds or _KNOWN) or (OLD_COMPILER and torch.compiler.is_dynamo_compiling()):
+    if kind not in (kinds or _KNOWN):
         return False
     names, forward = _KNOWN[kind]
-    own = vars(module)
-    return (
-        kind.forward is forward
-        and own.keys() - _OF_ALL <= names
-        and own["_modules"].keys() <= names
-        and own["_parameters"].keys() <= names
-        and not own["_buffers"]
-        and all(type(p) in _TENSORS for p in own["_parameters"].values())
-        and not hooked((module,))
-    )
-
-
-def hooked(modules: Iterable[nn.Module]) -> bool:
-    """Whether something listens to one of these modules, or to all modules."""
-    if torch_module._has_any_global_hook():
-        return True
-    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules)
+    return kind.forward is forward and is_as_written(module, names)
 
 
 def token_wise(*modules: nn.Module) -> bool:
@@ -92,7 +72,7 @@ def image_wise(*modules: nn.Module) -> bool:
     """Whether each treats each image by itself."""
     return all(
         _token_wise(m)
-        or (type(m) in _PER_IMAGE and "forward" not in vars(m) and not hooked(m.modules()))
+        or (type(m) in _PER_IMAGE and "forward" not in vars(m) and not has_hooks(m.modules()))
         or reads_heads(m)
         for m in modules
     )
@@ -116,7 +96,7 @@ def _token_wise(module: nn.Module) -> bool:
 
 
 def _declared(module: nn.Module) -> bool:
-    if "forward" in vars(module) or hooked((module,)):
+    if "forward" in vars(module) or has_hooks((module,)):
         return False
     for kind in type(module).__mro__:
         if "token_wise" in vars(kind):

@@ -1,10 +1,12 @@
-"""What a function with a derivative of its own has to ask before it runs: types, autocast, and who is looking in."""
+"""What a faster form has to ask before it runs: types, autocast, hooks, and who differentiates or traces."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules import module as torch_module
 
 OLD_COMPILER = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 """torch.compile of PyTorch 2.11 cannot know all attributes of a module, and gives wrong gradients, without a word,
@@ -32,6 +34,33 @@ def transformed() -> bool:
     if torch.compiler.is_compiling():
         return OLD_COMPILER
     return torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None
+
+
+_OF_ALL = frozenset(vars(nn.Module()))
+_TENSORS = (nn.Parameter, Tensor, FakeTensor, type(None))  # fake ones while a graph is exported
+
+
+def is_as_written(module: nn.Module, names: frozenset[str]) -> bool:
+    """Whether a module has no attribute, part or parameter but those ``names``, no forward of its own, no buffers, no
+    tensors of other types, and no hooks. Never inside an old torch.compile, which cannot know."""
+    if OLD_COMPILER and torch.compiler.is_dynamo_compiling():
+        return False
+    own = vars(module)
+    return (
+        own.keys() - _OF_ALL <= names
+        and own["_modules"].keys() <= names
+        and own["_parameters"].keys() <= names
+        and not own["_buffers"]
+        and all(type(p) in _TENSORS for p in own["_parameters"].values())
+        and not has_hooks((module,))
+    )
+
+
+def has_hooks(modules: Iterable[nn.Module]) -> bool:
+    """Whether one of these modules has a hook, or all modules have."""
+    if torch_module._has_any_global_hook():
+        return True
+    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules)
 
 
 def differentiates_again() -> bool:

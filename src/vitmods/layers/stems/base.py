@@ -144,13 +144,13 @@ class Stem(nn.Module):
 
     def project_patches(self, patches: Tensor) -> Tensor:
         """(B, K, channels * rows * columns), a patch's values as ``patchify`` orders them -> (B, K, C)."""
-        return self.project(self._in_a_row(patches))
+        return self.project(unpatchify(patches, self.patch_size, self._row(patches)))
 
-    def _in_a_row(self, patches: Tensor) -> Tensor:
-        """Patches side by side as an image, (B, channels, rows, K * columns): layers are called as for whole images,
-        with whatever hooks and adapters they have."""
+    def _row(self, patches: Tensor) -> tuple[int, ...]:
+        """Shape of an image that has the patches side by side, (B, channels, rows, K * columns): layers are called as
+        for whole images, with whatever hooks and adapters they have."""
         (b, k, _), (rows, columns) = patches.shape, self.patch_size
-        return unpatchify(patches, self.patch_size, (b, self.in_chans, rows, k * columns))
+        return b, self.in_chans, rows, k * columns
 
     def finish(self, tokens: Tensor) -> Tensor:
         found: Tensor = self.norm(tokens)

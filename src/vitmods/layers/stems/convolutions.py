@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
 
 from vitmods.layers.stems.base import NormFactory, Stem
@@ -35,7 +34,7 @@ class ConvolutionStem(Stem):
         return zip(layers[::3], layers[1::3], layers[2::3], strict=True)
 
     def project(self, images: Tensor) -> Tensor:
-        x = images.contiguous(memory_format=torch.channels_last)
+        x = images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # torch.vmap takes no memory_format
         for conv, norm, gelu in self._steps():
             x = gelu(norm(conv(x).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
         found: Tensor = self.proj(x).permute(0, 2, 3, 1).flatten(1, 2)

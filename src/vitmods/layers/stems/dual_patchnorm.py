@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from vitmods.layers.norms import LayerNorm
 from vitmods.layers.norms.whitening import Whitening
-from vitmods.layers.stems.base import NormFactory, StemSize, patchify, unpatchify
+from vitmods.layers.stems.base import NormFactory, StemSize, patchify
 from vitmods.layers.stems.linear import LinearStem, resize_pixels
 from vitmods.util.errors import UserError
 
@@ -44,13 +44,12 @@ class DualPatchNormStem(LinearStem):
         self.norm_before.fit(patchify(batch, self.patch_size) for batch in batches)
 
     def project(self, images: Tensor) -> Tensor:
-        if not isinstance(self.norm_before, nn.Identity):
-            patches = self.norm_before(patchify(images, self.patch_size))
-            images = unpatchify(patches, self.patch_size, images.shape)
-        return super().project(images)
+        if isinstance(self.norm_before, nn.Identity):
+            return super().project(images)
+        return self._map(self.norm_before(patchify(images, self.patch_size)), images.shape)
 
     def project_patches(self, patches: Tensor) -> Tensor:
-        return super().project(self._in_a_row(self.norm_before(patches)))
+        return super().project_patches(self.norm_before(patches))
 
     def _resize_patch(self, new: tuple[int, int]) -> None:
         old = self.patch_size

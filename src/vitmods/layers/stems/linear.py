@@ -4,7 +4,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitmods.layers.stems.base import STEMS, NormFactory, Stem, StemSize
+from vitmods.layers.stems.base import STEMS, NormFactory, Stem, StemSize, unpatchify
+from vitmods.ops.context import is_as_written
+
+_FORWARD = nn.Conv2d.forward
+_NAMES = frozenset(("weight", "bias", *nn.Conv2d.__constants__, "transposed", "_reversed_padding_repeated_twice"))
 
 
 @STEMS.register("linear")
@@ -30,6 +34,24 @@ class LinearStem(Stem):
         """(B, channels, height, width) -> (B, T, C)"""
         found: Tensor = self.proj(images).flatten(2).transpose(1, 2)
         return found
+
+    def project_patches(self, patches: Tensor) -> Tensor:
+        return self._map(patches, self._row(patches))
+
+    def _map(self, patches: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """``proj`` of each patch, (B, K, values) -> (B, K, C), as one product: differentiating a convolution with
+        respect to patches takes three times as long. A ``proj`` that is hooked, wrapped or replaced is called, on the
+        patches laid out as images of that shape."""
+        proj = self.proj
+        if (
+            type(proj) is nn.Conv2d
+            and (proj.kernel_size, proj.stride) == (self.patch_size, self.patch_size)
+            and (proj.padding, proj.dilation, proj.groups) == ((0, 0), (1, 1), 1)
+            and nn.Conv2d.forward is _FORWARD
+            and is_as_written(proj, _NAMES)
+        ):
+            return F.linear(patches, proj.weight.flatten(1), proj.bias)
+        return LinearStem.project(self, unpatchify(patches, self.patch_size, shape))
 
     def finish(self, tokens: Tensor) -> Tensor:
         found: Tensor = self.act(self.norm(tokens))
