@@ -19,8 +19,8 @@ from torch import nn
 from vitmods.layers import DualPatchNormStem, LinearStem, StemSize
 from vitmods.layers.stems import patchify
 
-SIZES = {"mu6/4": (32, 4, 32), "Ti/16": (224, 16, 192), "S/16": (224, 16, 384), "B/16": (224, 16, 768)}
-"""pixels of the image and of a patch, width"""
+SIZES = {"mu6/4": (32, 4, 32, 64), "Ti/16": (224, 16, 192, 4), "S/16": (224, 16, 384, 4), "B/16": (224, 16, 768, 4)}
+"""pixels of the image and of a patch, width, images"""
 
 
 class Listing(nn.Module):
@@ -51,7 +51,7 @@ def inference(stem: nn.Module, images: torch.Tensor) -> Callable[[], torch.Tenso
 
 
 def measure(size: str, batch: int, rounds: int) -> dict[str, Any]:
-    pixels, patch, width = SIZES[size]
+    pixels, patch, width, _ = SIZES[size]
     images, patches = torch.randn(batch, 3, pixels, pixels), (pixels // patch) ** 2
     grad = torch.randn(batch, patches, width)
     built = StemSize(pixels, patch, 3, width)
@@ -73,7 +73,7 @@ def measure(size: str, batch: int, rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=list(SIZES))
-    parser.add_argument("--batches", type=int, nargs="+", default=[4])
+    parser.add_argument("--batches", type=int, nargs="+", help="images, instead of each size's own")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--out", type=Path, help="folder for the JSON")
     options = parser.parse_args()
@@ -82,7 +82,7 @@ def main() -> None:
     torch.empty(30 << 20, dtype=torch.uint8)
     results: dict[str, Any] = {}
     for size in options.sizes:
-        for batch in options.batches:
+        for batch in options.batches or SIZES[size][3:]:
             results |= measure(size, batch, options.rounds)
     report("stem", results, options.out)
 
