@@ -1,5 +1,7 @@
 """Detectors against torchvision's own, their losses and metrics by hand, on every kind of backbone."""
 
+import contextlib
+import io
 from collections import OrderedDict
 
 import numpy as np
@@ -20,7 +22,7 @@ from vitmods.recipes import Recipe, coco_1x, default, small_detection
 from vitmods.recipes.length import lr_at, resolve
 from vitmods.tasks import Detection, InstanceSegmentation
 from vitmods.tasks.base import make_task
-from vitmods.tasks.detection_metrics import AveragePrecision, image_ap50
+from vitmods.tasks.detection_metrics import NAMES, AveragePrecision, image_ap50
 from vitmods.tasks.features import feature_maps, without_head
 from vitmods.tasks.heads.detectors import MaskRCNNDetector, RetinaNetDetector
 from vitmods.tasks.heads.pyramid import padded_maps
@@ -243,6 +245,98 @@ def test_average_precision_of_a_case_by_hand():
     assert found["ap_medium"] == 1  # the wrong one is small, and not counted among the medium ones
     assert "ap_small" not in found  # there are none
     assert "ap_large" not in found
+
+
+SIDE = 120  # of random images
+
+
+def random_case(seed, masks):
+    """Pairs of detections and objects: shifted, missed, invented and repeated boxes, equal scores, crowds."""
+    rng = np.random.default_rng(seed)
+    classes, pairs = int(rng.integers(1, 4)), []
+    for _ in range(rng.integers(1, 6)):
+        corners = rng.uniform(0, SIDE - 10, (rng.integers(0, 9), 2))
+        sides = rng.uniform(4, SIDE, corners.shape)
+        boxes = np.concatenate([corners, np.minimum(corners + sides, SIDE)], axis=1).round(2)
+        labels = rng.integers(0, classes, len(boxes))
+        outlines = tuple([[x, y, right, y, right, bottom, x, bottom]] for x, y, right, bottom in boxes.tolist())
+        known = truth(boxes, labels, rng.random(len(boxes)) < 0.1, size=(SIDE, SIDE))
+        known = Objects(known.boxes, known.labels, known.crowd, known.area, known.size, outlines)
+        chosen = rng.integers(0, len(boxes), rng.integers(0, 15)) if len(boxes) else []
+        moved = boxes[chosen] + rng.normal(0, rng.choice([0, 2, 8]), (len(chosen), 4))
+        moved = np.concatenate([moved, rng.uniform(0, SIDE, (3, 4))])
+        moved = np.concatenate([np.minimum(moved[:, :2], moved[:, 2:]), np.maximum(moved[:, :2], moved[:, 2:])], axis=1)
+        kinds = np.concatenate([labels[chosen], rng.integers(0, classes, 3)])
+        one = detections(moved.tolist(), kinds.tolist(), rng.random(len(moved)).round(rng.integers(1, 4)).tolist())
+        if masks:
+            rows, columns = np.arange(SIDE)[:, None], np.arange(SIDE)
+            inside = [(rows >= y) & (rows < b) & (columns >= x) & (columns < r) for x, y, r, b in moved]
+            one["masks"] = torch.from_numpy(np.array(inside))
+        pairs.append((one, known))
+    return classes, pairs
+
+
+def pycocotools(classes, pairs, kind):
+    """The six average precisions of COCO's own code; -1 where nothing is of that size."""
+    from pycocotools import mask
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    def runs(one):
+        return mask.encode(np.asfortranarray(one.astype(np.uint8)))
+
+    def corner_and_sides(box):
+        left, top, right, bottom = box.tolist()
+        return [left, top, right - left, bottom - top]
+
+    annotations, found = [], []
+    for image, (one, known) in enumerate(pairs):
+        for i in range(len(known)):
+            record = {"id": len(annotations) + 1, "image_id": image, "category_id": int(known.labels[i])}
+            record |= {"bbox": corner_and_sides(known.boxes[i]), "iscrowd": int(known.crowd[i])}
+            annotations.append(record | {"area": float(known.area[i]), "segmentation": runs(known.masks()[i])})
+        for i in range(len(one["labels"])):
+            record = {"image_id": image, "category_id": int(one["labels"][i]), "score": float(one["scores"][i])}
+            place = {"segmentation": runs(one["masks"][i].numpy())} if kind == "segm" else {}
+            found.append(record | {"bbox": corner_and_sides(one["boxes"][i])} | place)
+    with contextlib.redirect_stdout(io.StringIO()):
+        judge = COCO()
+        images = [{"id": i, "height": SIDE, "width": SIDE} for i in range(len(pairs))]
+        categories = [{"id": label, "name": str(label)} for label in range(classes)]
+        judge.dataset = {"images": images, "annotations": annotations, "categories": categories}
+        judge.createIndex()
+        answers = COCO()
+        answers.dataset = {"images": images, "annotations": [], "categories": categories}
+        if kind == "bbox":
+            found = [{**one, "segmentation": [[0.0] * 6]} for one in found]
+        for number, one in enumerate(found, start=1):
+            area = float(mask.area(one["segmentation"])) if kind == "segm" else one["bbox"][2] * one["bbox"][3]
+            answers.dataset["annotations"].append({**one, "id": number, "iscrowd": 0, "area": area})
+        answers.createIndex()
+        evaluation = COCOeval(judge, answers, kind)
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return dict(zip(NAMES, evaluation.stats[:6], strict=True))
+
+
+@pytest.mark.parametrize("cases", [range(40), pytest.param(range(40, 500), marks=pytest.mark.long)])
+def test_average_precision_is_that_of_pycocotools(cases):
+    compared = 0
+    for seed in cases:
+        masks = seed % 4 == 3
+        classes, pairs = random_case(seed, masks)
+        if all(known.crowd.all() for _, known in pairs):
+            continue  # without objects COCO's code gives -1, ours 0
+        metric = AveragePrecision(masks)
+        for one, known in pairs:
+            metric.add(one, known)
+        ours = metric.result()
+        for prefix, kind in (("", "bbox"), ("mask_", "segm"))[: 1 + masks]:
+            for name, value in pycocotools(classes, pairs, kind).items():
+                assert ours.get(f"{prefix}{name}", -1) == pytest.approx(value, abs=1e-6), (seed, prefix, name)
+                compared += value > 0
+    assert compared > 3 * len(cases)
 
 
 def test_average_precision_of_each_class():

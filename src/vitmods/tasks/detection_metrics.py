@@ -20,6 +20,8 @@ NAMES = {
     "ap_large": "map_large",
 }
 """ours -> torchmetrics'"""
+OVERLAPS, RECALLS = np.linspace(0.5, 0.95, 10).tolist(), np.linspace(0, 1, 101).tolist()
+"""COCO's, in double precision: torchmetrics' own are float32, where a recall of 0.6 falls short of the threshold 0.6"""
 
 
 class AveragePrecision:
@@ -34,7 +36,9 @@ class AveragePrecision:
             from torchmetrics.detection import MeanAveragePrecision
 
             kinds: Any = ("bbox", "segm") if masks else "bbox"
-            self._metric = MeanAveragePrecision(iou_type=kinds, class_metrics=True, backend="faster_coco_eval")
+            self._metric = MeanAveragePrecision(
+                "xyxy", kinds, OVERLAPS, RECALLS, class_metrics=True, backend="faster_coco_eval"
+            )
         except ImportError as error:
             raise UserError(
                 f"Average precision of boxes needs torchmetrics and faster-coco-eval ({error}): pip install "
