@@ -330,6 +330,19 @@ def test_a_dry_run_counts_every_point_of_the_grid(capsys, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["compare", "--epcohs", "3"], "--epcohs"),
+        (["train", "--lr", "ten"], "--lr"),
+        (["finetune", "--model", "x", "--limit-trian", "9"], "--limit-trian"),
+    ],
+)
+def test_options_are_checked_before_the_images_are_listed(arguments, reason, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("vitmods.data.sources.open_source", None)
+    assert reason in refused(capsys, *arguments, "--data", tmp_path)
+
+
 def test_base_as_an_arm_is_taken_as_said(study, capsys):
     _, out = study
     arguments = [*COMPARE, "--out", str(out), "--dry-run", "--quiet"]

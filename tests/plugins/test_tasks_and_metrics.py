@@ -8,12 +8,13 @@ import torch
 
 import vitmods as vm
 from vitmods import data
+from vitmods.cli.options import asked_for, defaults_from
 from vitmods.finetune.delta import read_delta
 from vitmods.finetune.roles import parameter_roles
 from vitmods.recipes import Recipe
 from vitmods.study.evaluation import trial_scores
 from vitmods.study.start import open_trial
-from vitmods.tasks import TASKS
+from vitmods.tasks import TASKS, Metric, Task
 from vitmods.train import Interrupted, RunOptions, TrialRun, train_trial
 from vitmods.train.optim import parameter_groups
 from vitmods.util.errors import UserError
@@ -151,6 +152,35 @@ def test_images_and_targets_are_augmented_together_in_several_views():
     assert torch.equal(torch.cat([first.targets["turned"], second.targets["turned"]]), batch.targets["turned"])
     assert [len(part.views[0]) for part in (first, second)] == [8, 8]
     assert batch.to(torch.device("cpu")).targets["class"] is batch.targets["class"]
+
+
+@pytest.fixture
+def variant():
+    """Registers a task that differs from `brightness` in class attributes."""
+
+    def register(**attributes):
+        TASKS.add("variant", type("Variant", (TASKS["brightness"],), {"name": "variant", **attributes}))
+
+    yield register
+    TASKS.remove("variant")
+
+
+def test_recipes_that_others_chose_leave_out_what_a_task_does_not_read(variant):
+    variant(unread=(*Task.unread, "label_smoothing"))
+    study = vm.Study("mu2/2", ["dpn"], data="digits", task="variant")
+    assert study.settings.recipe.loss.label_smoothing == 0
+    assert study.settings.recipe.optimizer.lr == vm.recipes.digits().optimizer.lr
+    for arguments in (["--task", "variant"], ["--task", "variant", "--recipe", "deit"]):
+        assert defaults_from(asked_for(arguments, "compare"))[3].loss.label_smoothing == 0
+    with pytest.raises(UserError, match="variant does not read label_smoothing"):
+        vm.Study("mu2/2", ["dpn"], data="digits", task="variant", recipe=RECIPE.with_(label_smoothing=0.1))
+
+
+@pytest.mark.parametrize("name", ["ece", "fewshot10", "brightness_error"])
+def test_a_metric_of_another_s_name_is_refused(variant, name):
+    variant(metrics=(Metric(name, "my own", ""),))
+    with pytest.raises(UserError, match=rf"(?s)(?=.*\(my own\)).* has a metric '{name}' .* and so does"):
+        vm.Study("mu2/2", ["dpn"], data="digits", task="variant")
 
 
 def test_a_metric_is_compared_like_any_other(tmp_path):

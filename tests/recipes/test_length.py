@@ -67,6 +67,7 @@ def test_a_data_set_says_its_own_length():
     ("fields", "images", "words"),
     [
         ({"batch_size": 512}, 160, "batch of 512 images is more than the 160 .* set batch_size to 160 or less"),
+        ({"batch_size": 64}, 4, "the 4 of the training set, and these are too few .*: add images, hundreds at least"),
         ({"epochs": 2, "warmup_steps": 20}, 640, "20 steps of warm-up .* nothing of the 20 steps on 640 images"),
         ({"steps": 20, "warmup_epochs": 3.0}, 640, "30 steps of warm-up .* nothing of the 20 steps"),
         ({"epochs": 2, "cooldown_steps": 18}, 640, "2 steps of warm-up and 18 of cool-down leave nothing of the 20"),

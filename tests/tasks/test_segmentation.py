@@ -263,6 +263,13 @@ def test_recipes_are_refused_where_they_set_what_is_not_read():
             recipe.with_(**wrong)
 
 
+def test_a_stride_above_the_window_is_refused_before_training():
+    recipe = small_segmentation().with_(window_stride=17)
+    assert make_task("segmentation", recipe).check_size((17, 20)) is None
+    with pytest.raises(UserError, match=r"window_stride=17 leaves pixels between windows of 16 x 32 unseen: .* 16"):
+        vm.Study("mu2/4", ["dpn"], data="digits", task="segmentation", img_size=(16, 32), recipe=recipe)
+
+
 def test_ade20k_is_the_papers_listing():
     recipe = ade20k()
     assert (recipe.epochs, recipe.batch_size) == (128, 16)

@@ -141,7 +141,7 @@ class Compare:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    asked = asked_for(arguments, "compare")
+    asked = asked_for(arguments, "compare", Compare)
     start = asked.start
     if not (asked.help or asked.quiet):
         print(f"Reading {asked.data or 'digits'} ...", file=sys.stderr, flush=True)

@@ -49,7 +49,7 @@ class Finetune:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    asked = asked_for(arguments, "finetune")
+    asked = asked_for(arguments, "finetune", Finetune)
     model = asked.model
     if model is None and not {"-h", "--help"} & set(arguments):
         instead = " (--from is an option of `vitmods compare`)" if asked.start else ""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -120,11 +122,22 @@ class Asked:
     help: Annotated[bool, tyro.conf.arg(aliases=["-h"])] = False
 
 
-def asked_for(arguments: Sequence[str], command: str) -> Asked:
-    """What of it is on the command line."""
+def asked_for(arguments: Sequence[str], command: str, kind: type[Any] | None = None) -> Asked:
+    """What of it is on the command line. Exits, as `parse` does, where the line cannot be one of a `kind`: before a
+    data set is listed, which may take minutes."""
     found, _ = tyro.cli(
         Asked, args=list(arguments), prog=f"vitmods {command}", return_unknown_args=True, add_help=False, config=_STYLE
     )
+    if kind is not None and not found.help and found.data not in (None, "digits"):
+        with redirect_stderr(io.StringIO()) as said:
+            try:
+                parse(kind, arguments, command)
+            except SystemExit:
+                wrong = said.getvalue()
+            else:
+                wrong = ""
+        if wrong and "recipe:" not in wrong:  # values of a recipe may suit the one that the data ask for
+            parse(kind, arguments, command)
     return found
 
 

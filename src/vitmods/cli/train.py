@@ -65,7 +65,7 @@ class Train:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    defaults, dataset, recipe_name, recipe = defaults_from(asked_for(arguments, "train"))
+    defaults, dataset, recipe_name, recipe = defaults_from(asked_for(arguments, "train", Train))
     default = Train(dataset, recipe, MachineOptions(), base=str(defaults.base), recipe=recipe_name)
     options = parse(Train, arguments, "train", default)
     name = readable_folder(options.dataset.data, options.base, "train", options.arm, f"seed{options.seed}")

@@ -345,9 +345,10 @@ class ImageDataset(SplitDataset):
         return per_channel(self.augment.mean, self.in_chans), per_channel(self.augment.std, self.in_chans)
 
     def _targets(self, split: str, index: Ints) -> Any:
-        """Classes int64 (B,); labels float32 (B, K), 1 for each that an image has; or a list of Annotated."""
+        """Classes int64 (B,), 0 where none is asked for; labels float32 (B, K), 1 for each that an image has; or a list
+        of Annotated."""
         found = self.splits[split]
-        if self.target == "class":
+        if self.target in ("class", "nothing"):
             return torch.from_numpy(found.labels[index])
         if self.target != "labels":
             assert found.annotations is not None

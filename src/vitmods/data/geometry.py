@@ -11,7 +11,7 @@ from torch import Tensor
 
 Method = Literal["bicubic", "bilinear", "tf_bilinear", "area"]
 
-Images = TypeVar("Images", Tensor, NDArray[np.uint8])
+Images = TypeVar("Images", Tensor, NDArray[np.uint8], NDArray[np.int64])
 
 _ROUNDING = 1e-6  # sums of fractions that make up a whole number may miss it by less
 _WHOLE = 1e-6  # 384 / (384 / 418) may miss 418 by less
@@ -105,9 +105,9 @@ def center(images: Images, size: tuple[int, int]) -> Images:
     return images[..., top : top + size[0], left : left + size[1]]
 
 
-def middle(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """What is used of an image (C, H, W) that is longer than LONGEST:1."""
-    height, width = image.shape[1:]
+def middle(image: Images) -> Images:
+    """The part of an image (..., H, W) that is used where it is longer than LONGEST:1."""
+    height, width = image.shape[-2:]
     return center(image, (min(height, LONGEST * width), min(width, LONGEST * height)))
 
 

@@ -154,7 +154,7 @@ def _size(img_size: int | Sequence[int]) -> tuple[int, int]:
 def geometry_of(split: str, size: tuple[int, int], augment: Augment, target: str) -> Geometry:
     """Random resized crops are cut from whole images; padded crops move the whole view; all else is centered. Images
     with masks or boxes are kept whole, their short side at most twice the view's."""
-    if target not in ("class", "labels"):
+    if target not in ("class", "labels", "nothing"):
         return Geometry(size, 0.5, whole=True, resample=augment.resample)
     if split == "train" and augment.crop in ("random_resized", "inception"):
         shrink = augment.resample != "big_vision"  # its crops are exact only if they are cut from the original
@@ -199,6 +199,7 @@ def check(spec: str | Path, **split: Unpack[SplitOptions]) -> Checked:
     """Read every image of a set and say what is there. split: as in `load`. Raises UserError only where nothing can be
     opened, or the options cannot be used."""
     source = open_source(spec)
+    source = with_target(source, "class") if source.target == "nothing" else source
     if source.vocabulary is not None:
         summary = _sequences(source, longest_of(source), **split)[1]
         return Checked(summary, describe(summary))

@@ -26,7 +26,7 @@ from vitmods.util.limits import read_bytes, read_json
 IGNORE = 255
 """the class of pixels that are neither trained on nor evaluated"""
 _REMEMBERED = 100  # masks: what is found in fewer is not kept
-_FORMAT = "vitmods masks 2"
+_FORMAT = "vitmods masks 3"
 
 
 @dataclass(frozen=True)
@@ -49,25 +49,34 @@ class Coding:
         return np.array([label for _, label in self.meanings], dtype=np.uint8)
 
     def read(self, raw: bytes) -> NDArray[np.uint8]:
-        """Classes (H, W) of a mask's file. Raises Unreadable where it is none, or holds a value without a meaning."""
+        """Classes (H, W) of a mask file. Raises Unreadable where it is not a mask, or holds an unknown value."""
+        return self._classes[self.places(raw)]
+
+    def places(self, raw: bytes) -> NDArray[np.int64]:
+        """Positions (H, W) of the pixels' values in `meanings`. Raises Unreadable as `read` does."""
         with reading():
             image = opened(raw)
+            if image.format == "JPEG":
+                raise Unreadable("its mask is a JPEG file, whose compression alters values: export masks as PNG")
             if self.colored:
                 r, g, b = np.asarray(image.convert("RGB"), dtype=np.int64).transpose(2, 0, 1)
                 values = r << 16 | g << 8 | b
             elif image.mode in ("RGB", "RGBA", "CMYK", "YCbCr"):
                 raise Unreadable(f"its mask has colors, and {self.source} numbers: give a palette.csv instead")
             else:
-                values = np.asarray(image if image.mode != "LA" else image.getchannel(0)).astype(np.int64)
-        place = np.searchsorted(self._values, values).clip(max=len(self._values) - 1)
+                values = np.asarray(image if image.mode != "LA" else image.getchannel(0))
+                if values.dtype.kind == "f" and (fractions := values != np.rint(values)).any():
+                    raise Unreadable(f"its mask holds {values[fractions][0]:g}, and values are whole numbers")
+                values = values.astype(np.int64)
+        place: NDArray[np.int64] = np.searchsorted(self._values, values).clip(max=len(self._values) - 1)
         if (strange := self._values[place] != values).any():
-            held = self._named(int(values[strange][0]))
+            held = f"the {'color' if self.colored else 'value'} {self.named(int(values[strange][0]))}"
             raise Unreadable(f"its mask holds {held}, which {self.source} does not know")
-        used: NDArray[np.uint8] = middle(self._classes[place][None])[0]
-        return used
+        return middle(place)
 
-    def _named(self, value: int) -> str:
-        return f"the color {value >> 16}, {value >> 8 & 255}, {value & 255}" if self.colored else f"the value {value}"
+    def named(self, value: int) -> str:
+        """A value in words: a number, or red, green and blue."""
+        return f"{value >> 16}, {value >> 8 & 255}, {value & 255}" if self.colored else str(value)
 
 
 @dataclass(frozen=True)
@@ -100,29 +109,41 @@ class Pair(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What a look at a mask gave: why it cannot be used ("": it can), its stamp, its classes and their pixels."""
+    """What a look at a mask gave: why it cannot be used ("": it can), its stamp, the positions of its values in the
+    coding's meanings, and their pixels."""
 
     reason: str
     stamp: str
-    classes: tuple[int, ...]
+    places: tuple[int, ...]
     pixels: tuple[int, ...]
 
 
-def masked_records(split: str, pairs: Sequence[Pair], coding: Coding) -> tuple[Records, list[Broken]]:
-    """The images with their masks, and those whose masks cannot be used. Every mask is read; what is found in many is
-    kept in the user's cache folder until a file changes."""
+def masked_records(split: str, pairs: Sequence[Pair], coding: Coding) -> tuple[Records, list[Broken], set[int]]:
+    """The images with their masks, those whose masks cannot be used, and the values that the masks hold. Every mask is
+    read; the outcome of many is kept in the user's cache folder until a file changes."""
     ids, none = tuple(pair.id for pair in pairs), np.zeros(len(pairs), np.int64)
     images = file_records(ids, none, [pair.image for pair in pairs])
     masks = file_records(ids, none, [pair.mask for pair in pairs])
     seen = _remembered(images, masks, coding)
     good = np.array([i for i, one in enumerate(seen) if not one.reason], dtype=np.int64)
-    records = images.take(good)
+    records, shown = images.take(good), [_shown(seen[i], coding) for i in good]
     records = replace(
         records,
-        label_sets=tuple(seen[i].classes for i in good),
-        annotations=tuple(MaskFile(pairs[i].mask, coding, *seen[i][1:]) for i in good),
+        label_sets=tuple(classes for classes, _ in shown),
+        annotations=tuple(MaskFile(pairs[i].mask, coding, seen[i].stamp, *shown[k]) for k, i in enumerate(good)),
     )
-    return records, [Broken(split, ids[i], one.reason) for i, one in enumerate(seen) if one.reason]
+    values = {coding.meanings[place][0] for look in seen for place in look.places}
+    return records, [Broken(split, ids[i], one.reason) for i, one in enumerate(seen) if one.reason], values
+
+
+def _shown(seen: _Seen, coding: Coding) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The classes of a mask, in order, and their pixels."""
+    counts: dict[int, int] = {}
+    for place, pixels in zip(seen.places, seen.pixels, strict=True):
+        label = coding.meanings[place][1]
+        counts[label] = counts.get(label, 0) + pixels
+    classes = tuple(sorted(counts.keys() - {IGNORE}))
+    return classes, tuple(counts[label] for label in classes)
 
 
 def _remembered(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
@@ -135,7 +156,7 @@ def _remembered(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
         return _look(images, masks, coding)
     with suppress(OSError, ValueError, TypeError):
         rows = read_json(kept, "JSON")
-        return [_Seen(reason, stamp, tuple(classes), tuple(pixels)) for reason, stamp, classes, pixels in rows]
+        return [_Seen(reason, stamp, tuple(places), tuple(pixels)) for reason, stamp, places, pixels in rows]
     found = _look(images, masks, coding)
     with suppress(OSError, UserError):  # what cannot be kept is made again
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +173,7 @@ def _look(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
         try:
             raw = masks.fetch(position)
             assert isinstance(raw, bytes)
-            mask = coding.read(raw)
+            found = coding.places(raw)
             with reading():
                 size = opened(raw).size[::-1]
         except Unreadable as error:
@@ -163,17 +184,13 @@ def _look(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
             assert isinstance(image, bytes)
             if (expected := size_in_header(image)) != size:
                 return _Seen(f"its mask is {size[0]} x {size[1]}, the image {expected[0]} x {expected[1]}", "", (), ())
-        counts = np.bincount(mask.ravel(), minlength=IGNORE)[:IGNORE]
-        classes = np.flatnonzero(counts)
-        if not len(classes):
-            return _Seen("no pixel of its mask has a class", "", (), ())
+        counts = np.bincount(found.ravel())
+        places = np.flatnonzero(counts)
+        held = tuple(places.tolist()), tuple(counts[places].tolist())
+        if all(coding.meanings[place][1] == IGNORE for place in held[0]):
+            return _Seen("no pixel of its mask has a class", "", *held)
         meanings = repr(coding.meanings).encode()
-        return _Seen(
-            "",
-            sha256(digest(raw) + meanings).hexdigest()[:32],
-            tuple(classes.tolist()),
-            tuple(counts[classes].tolist()),
-        )
+        return _Seen("", sha256(digest(raw) + meanings).hexdigest()[:32], *held)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -12,13 +12,16 @@ from vitmods.util.errors import UserError
 
 _SHOWN = 5
 _HAS = {
+    "nothing": "no class",
     "class": "a class",
     "labels": "labels",
     "mask": "a mask",
     "boxes": "boxes",
     "instances": "a mask of each object",
 }
+"""target -> what images have; those of a user's own sources and tasks are named as they are"""
 _REMEDIES = {
+    "nothing": "Put the images of each class into a folder of its own.",
     "labels": "Train it with --task multilabel.",
     "mask": "Train it with --task segmentation, or multilabel.",
     "boxes": "Train it with --task detection, or multilabel.",
@@ -27,21 +30,27 @@ Sets = tuple[tuple[int, ...], ...]
 
 
 def with_target(source: Source, target: str) -> Source:
-    """The source with what a task asks of it; "labels" are given by classes, masks and boxes too, and
-    "instances" by boxes whose objects have outlines.
+    """The source with what a task asks of it; "labels" are given by classes, masks and boxes too, "instances" by boxes
+    whose objects have outlines, and "nothing" by all images.
 
     Classes called as several joined by + are several labels. Raises UserError where it has not what is asked.
     """
     if source.target == target:
         return source
+    if target == "nothing":
+        splits = {
+            name: replace(part, labels=np.zeros_like(part.labels), label_sets=None, annotations=None)
+            for name, part in source.splits.items()
+        }
+        return replace(source, classes=("image",), splits=splits, target=target)
     if target == "labels" and source.target in ("mask", "boxes"):
         return replace(source, target="labels")
     if target == "instances" and source.target == "boxes":
         return with_instances(source)
     if target != "labels" or source.target != "class":
         raise UserError(
-            f"{printable(source.spec)} gives {_HAS[source.target]} of each image, not {_HAS[target]}. "
-            f"{_REMEDIES.get(source.target, 'Choose another task or data set.')}"
+            f"{printable(source.spec)} gives {_HAS.get(source.target, source.target)} of each image, not "
+            f"{_HAS.get(target, target)}. {_REMEDIES.get(source.target, 'Choose another task or data set.')}"
         )
     if source.class_map is not None:
         raise UserError(f"{printable(source.spec)} evaluates models of other classes; it has no labels to train on.")

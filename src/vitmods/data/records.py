@@ -141,10 +141,10 @@ class Source:
     class_map: where its classes are some of a larger set's that models are trained on (200 of ImageNet's 1,000), their
     positions there, in the order of `classes`. target: what it knows of each image: "class"; "labels", which its
     label_sets then are; "mask" or "boxes", which its annotations are, and label_sets the classes that occur. allow:
-    which of ALLOWED is no more than a warning. broken: what has no place among the records. verify: compares the files
-    with their checksums and returns what is wrong. spec: set by `open_source`. vocabulary: of sequences of tokens,
-    which `fetch` then gives as whole numbers (T,), word i being token i + 1. recommended: a base model and a recipe,
-    where there are no images to choose them by.
+    which of ALLOWED is no more than a warning. broken: what has no place among the records. unseen: the listed classes
+    that no mask shows, in a sentence. verify: compares the files with their checksums and returns what is wrong. spec:
+    set by `open_source`. vocabulary: of sequences of tokens, which `fetch` then gives as whole numbers (T,), word i
+    being token i + 1. recommended: a base model and a recipe, where there are no images to choose them by.
     """
 
     name: str
@@ -157,6 +157,7 @@ class Source:
     class_map: tuple[int, ...] | None = None
     allow: frozenset[str] = frozenset()
     target: str = "class"
+    unseen: str = ""
     spec: str = ""
     vocabulary: tuple[str, ...] | None = None
     recommended: tuple[str, str] | None = None
@@ -164,5 +165,5 @@ class Source:
 
 ALLOWED = {
     "overlap": "images of val or test that are in train too",
-    "missing": "classes of val or test without a training image",
+    "missing": "classes of val or test without a training image, and classes that no mask shows",
 }

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitmods.data.digests import digests_of
-from vitmods.data.groups import groups_of, suggested
+from vitmods.data.groups import groups_of, keys_by, suggested
 from vitmods.data.records import SPLITS, Records, Source, joined, printable
 from vitmods.data.rng import text_bits
 from vitmods.data.split_file import read_split
@@ -75,6 +75,7 @@ def make_splits(
     """
     if limit_val is not None and limit_val < 1:
         raise UserError(f"limit_val must be at least 1, not {limit_val}. For no val split set val_fraction to 0.")
+    _check_limit(limit_train)  # before images are read
     splits, origin = dict(source.splits), "found"
     if split_file is not None:
         given = {"val_fraction": val_fraction, "test_fraction": test_fraction, "fold": fold}
@@ -151,6 +152,8 @@ def _made(
 def _belonging(source: Source, group_by: str | Path | None, cache_dir: Path | None) -> Groups:
     """Groups of train's images; what there is to know of them is added to the source's warnings."""
     train = source.splits["train"]
+    if group_by:
+        keys_by(group_by, train.ids)  # a UserError, before every image is read
     digests = digests_of(train, cache_dir)
     same = Counter(row.tobytes() for row in digests[digests.any(axis=1)])
     if many := sum(count for count in same.values() if count > 1):
@@ -229,13 +232,20 @@ def _dealt(classes: "list[list[Unit]]", count: int) -> list[list[int]]:
 def limit(records: Records, count: float | None, seed: int) -> Records:
     """At most `count` images, or such a fraction of them (a float up to 1), chosen by split seed and name: classes in
     proportion (largest remainders), but one of each class as long as there are as many images as classes."""
+    _check_limit(count)
     if isinstance(count, float) and 0 < count <= 1:
         count = round(count * len(records))
+        _check_limit(count)
     if count is None or count >= len(records):
         return records
-    if count < 1 or count != int(count):
-        raise UserError(f"limit_train must be at least 1, or a fraction (0.25) of the images, not {count}.")
     return records.take(_drawn(records, int(count), seed, "limit", spare=0))
+
+
+def _check_limit(count: float | None) -> None:
+    if count is None or (isinstance(count, float) and 0 < count <= 1):
+        return
+    if not count >= 1 or count % 1:
+        raise UserError(f"limit_train must be at least 1, or a fraction (0.25) of the images, not {count}.")
 
 
 def take_out(records: Records, count: int, seed: int, groups: Groups = None) -> tuple[Records, Records]:

@@ -55,6 +55,14 @@ def problems(
     elif source.target == "class" and len(trained) == 1:
         only = source.classes[trained.pop()]
         found.append(f'There is one class only, "{only}": comparing needs at least two, each in a folder of its own.')
+    if source.unseen and "missing" not in source.allow:
+        found.append(
+            f"{source.unseen} Correct the list of classes (in classes.txt, cell,255 gives the class cell the value "
+            f"255), or write {_allowing(source, 'missing')} to keep classes without pixels."
+        )
+    if source.target in ("boxes", "instances"):
+        bare = [name for name, split in splits.items() if len(split) and not _counts_objects(split)]
+        found += [f"No image of {name} has an object, crowds aside: annotate some." for name in bare]
     if train_on_all:
         return found
     if len(splits) == 1 or not any(len(split) for name, split in splits.items() if name != "train"):
@@ -144,10 +152,14 @@ def _counts(source: Source, split: Split | SequenceSplit) -> dict[str, Any]:
 
 def _per_class(source: Source, split: Split | SequenceSplit) -> list[int]:
     """How many images each class has; with several labels an image counts for each."""
-    if source.target != "class":
+    if source.target not in ("class", "nothing"):
         return label_counts(split.label_sets or (), len(source.classes))
     counts: list[int] = np.bincount(split.labels, minlength=len(source.classes)).tolist()
     return counts
+
+
+def _counts_objects(split: Split | SequenceSplit) -> bool:
+    return any(not one.crowd.all() for one in split.annotations or ())
 
 
 def _present(source: Source, split: Split | SequenceSplit) -> list[int]:
@@ -156,7 +168,8 @@ def _present(source: Source, split: Split | SequenceSplit) -> list[int]:
 
 
 def _warnings(source: Source, splits: Splits) -> list[str]:
-    warnings = _empty_classes(source, splits)
+    warnings = [*([source.unseen] if source.unseen else []), *_similar(source.classes), *_empty_classes(source, splits)]
+    warnings += _conflicts(source, splits)
     if "overlap" in source.allow:
         warnings += [f"{text}: its numbers flatter." for text in _repeats(splits)]
     if "train" not in splits:
@@ -177,6 +190,42 @@ def _warnings(source: Source, splits: Splits) -> list[str]:
     return [*warnings, *(_enlarged(images) if images else [])]
 
 
+def _similar(classes: tuple[str, ...]) -> list[str]:
+    """Classes that may be one whose name was written in two ways."""
+    spelled: dict[str, list[str]] = {}
+    for name in classes:
+        spelled.setdefault("".join(filter(str.isalnum, name.casefold())), []).append(name)
+    found = [" = ".join(map(repr, names)) for key, names in spelled.items() if key and len(names) > 1]
+    return (
+        [f"Classes whose names differ in case, spaces or signs alone: {_listed(found)}. Are they one?"] if found else []
+    )
+
+
+def _conflicts(source: Source, splits: Splits) -> list[str]:
+    """Equal images, byte for byte, that are labelled differently."""
+    ids = [name for split in splits.values() for name in split.ids]
+    digests = np.concatenate([split.store.index.digests for split in splits.values()]).reshape(-1, 16)
+    _, first, inverse = np.unique(
+        np.ascontiguousarray(digests).view("S16").ravel(), return_index=True, return_inverse=True
+    )
+    answers = [answer for split in splits.values() for answer in _answers(source, split)]
+    pairs = [(i, int(first[k])) for i, k in enumerate(inverse.ravel()) if answers[i] != answers[first[k]]]
+    shown = [f"{printable(ids[i])} = {printable(ids[j])}" for i, j in pairs]
+    record = (
+        "image has an equal, byte for byte, that is"
+        if len(pairs) == 1
+        else "images have equals, byte for byte, that are"
+    )
+    return [f"{len(pairs)} {record} labelled differently ({_listed(shown, 3)}): correct the labels."] if pairs else []
+
+
+def _answers(source: Source, split: Split | SequenceSplit) -> list[Any]:
+    """What is known of each image."""
+    if source.target == "class" or split.label_sets is None:
+        return list(split.labels)
+    return [one.stamp for one in split.annotations] if split.annotations else list(split.label_sets)
+
+
 def _enlarged(splits: dict[str, Split]) -> list[str]:
     """Images without enough pixels for the view."""
     counts = {name: int((s.store.index.native < s.geometry.size).any(1).sum()) for name, s in splits.items()}
@@ -192,10 +241,13 @@ def _empty_classes(source: Source, splits: Splits) -> list[str]:
         missing = [source.classes[i] for i in np.flatnonzero(counts == 0)]
         if missing:
             warnings.append(f"Classes without an image in {name}: {', '.join(missing)}.")
+        every = [source.classes[i] for i in np.flatnonzero(counts == len(split))] if source.target == "labels" else []
+        if every and len(split) > 1 and name == "train":
+            warnings.append(f"Labels of every training image, from which nothing is learned: {', '.join(every)}.")
         single = [source.classes[i] for i in np.flatnonzero(counts == 1)] if name == "train" else []
         if single:
             warnings.append(f"Classes with one training image: {', '.join(single)}.")
-        bare = sum(not some for some in split.label_sets or ()) if source.target != "class" else 0
+        bare = sum(not some for some in split.label_sets or ()) if source.target not in ("class", "nothing") else 0
         if bare:
             warnings.append(f"{bare:,} of {len(split):,} images in {name} have no label: each is one without any.")
     return warnings

@@ -21,10 +21,23 @@ if TYPE_CHECKING:
 
 
 def metrics() -> dict[str, Metric]:
-    """The metrics that there are, by name: of the tasks, and of the protocols."""
-    of_tasks = [metric for task in TASKS.values() for metric in task.metrics]
-    of_protocols = [metric for protocol in PROTOCOLS.values() for metric in protocol.metrics]
-    return {metric.name: metric for metric in (*of_tasks, *of_protocols)}
+    """The metrics of tasks and protocols by name. UserError where two metrics share a name."""
+    found: dict[str, Metric] = {}
+    owners: dict[str, str] = {}
+    for kind, registry in (("protocol", PROTOCOLS), ("task", TASKS)):
+        for owner, thing in registry.items():
+            for metric in thing.metrics:
+                shots = fewshot.shots_of(metric.name)
+                other = found.setdefault(metric.name, metric if shots is None else fewshot.metric(shots))
+                before = owners.setdefault(
+                    metric.name, f"the {kind} {owner}" if shots is None else "the protocol fewshot"
+                )
+                if other != metric:
+                    raise UserError(
+                        f"The {kind} {owner} has a metric {metric.name!r} ({metric.title}), and so does {before} "
+                        f"({other.title}): give one of them another name."
+                    )
+    return found
 
 
 _OTHER_WORDS = {"accuracy": "top1", "acc": "top1"}
@@ -33,10 +46,9 @@ _OTHER_WORDS = {"accuracy": "top1", "acc": "top1"}
 
 def metric_named(name: str) -> Metric:
     """The metric of that name, few-shot accuracy for any number of shots; UserError with the nearest for others."""
-    shots = fewshot.shots_of(name)
+    known, shots = metrics(), fewshot.shots_of(name)
     if shots is not None:
         return fewshot.metric(shots)
-    known = metrics()
     if name not in known:
         raise UserError(f"There is no metric {name!r}. {nearest(name, known, _OTHER_WORDS)}")
     return known[name]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Resolved", "lr_at", "resolve", "resolve_on"]
 
 MOST_EVALUATIONS, FEW_EVALUATIONS = 100, 10
+FEW_IMAGES = 50  # below which a training set is more likely a mistake than a set
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,13 @@ def resolve(recipe: Recipe, images: int, steps_per_epoch: int | None = None) -> 
         UserError: the batch is larger than the set, or warm-up and cool-down leave nothing of the training.
     """
     if recipe.batch_size > images:
-        raise UserError(
-            f"A batch of {recipe.batch_size} images is more than the {images} of the training set: set batch_size "
-            f"to {images} or less."
-        )
+        more = f"A batch of {recipe.batch_size} images is more than the {images} of the training set"
+        if images < FEW_IMAGES:
+            raise UserError(
+                f"{more}, and these are too few to learn from or to compare models on: add images, hundreds at least. "
+                f"To try the command alone, set batch_size to {images} or less."
+            )
+        raise UserError(f"{more}: set batch_size to {images} or less.")
     per_epoch = steps_per_epoch or images // recipe.batch_size
     steps = recipe.epochs * per_epoch if recipe.steps is None else recipe.steps
     warmup = _warmup_steps(recipe, per_epoch)

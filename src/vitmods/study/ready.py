@@ -123,7 +123,8 @@ def _survey(runner: TrialRunner) -> tuple[dict[str, ModelFacts], list[str], int]
     every = len(runner.settings.sweep.points)
     texts = [text if len(where) == every else f"{'; '.join(where)}: {text}" for text, where in notices.items()]
     design = runner.settings.design.design.warnings if runner.settings.design else ()  # the answer says them itself
-    for text in (*design, *texts):
+    data = runner.dataset(runner.settings.recipe).summary()["warnings"]  # a part of the answer by itself
+    for text in (*data, *design, *texts):
         warnings.warn(text, stacklevel=5)
     return facts, texts, max(sizes)
 

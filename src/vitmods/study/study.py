@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from vitmods.model.config import ViTConfig
+from vitmods.model.names import MODELS, parse_name
 from vitmods.recipes import RECIPES, Recipe
 from vitmods.study.arms import BASE, make_arms
 from vitmods.study.checkpoints import adopt, arms_in
 from vitmods.study.defaults import defaults_for
-from vitmods.study.edits import FunctionSpec, base_function
+from vitmods.study.edits import FunctionSpec, base_function, is_foreign
 from vitmods.study.executors import ClusterOptions
 from vitmods.study.factors import make_plan
 from vitmods.study.measure import MARGINS, Measure, make_measure, measure_of
@@ -133,9 +134,9 @@ class Study:
             raise UserError(f"margin is how much worse an arm may be, 0 or more, not {margin}.")
         found = {} if start is None else arms_in(str(start))
         begun = found[BASE].start if found else start
+        chosen = make_arms(adopt(arms, found) if found else arms)  # before the images, which may be many, are listed
         fixed = fixed_settings(base, data, recipe, task=task, start=begun, **images)
         fixed |= {} if folds is None else {"folds": int(folds)}
-        chosen = make_arms(adopt(arms, found) if found else arms)
         self._seeds_given = seeds is not None
         usual = max((MOST if until_decided else SEEDS)[design], folds or 0)
         chosen_seeds = make_seeds(usual if seeds is None else seeds)
@@ -344,6 +345,13 @@ def fixed_settings(
         function.load()
     if not isinstance(recipe, Recipe | None):
         raise UserError(f"recipe is a Recipe, as vm.recipes.default() gives it, not {recipe!r}.")
+    from vitmods.tasks.base import TASKS, make_task
+
+    kind = TASKS[task]
+    if recipe is not None:
+        make_task(task, recipe)  # a UserError where it does not suit the task, before the images are listed
+    if isinstance(base, str) and not is_foreign(base) and base not in MODELS:
+        parse_name(base)
     defaults, begun = defaults_for(str(data)), {}
     if start is not None:
         if base is not None:
@@ -354,15 +362,12 @@ def fixed_settings(
         begun["start"] = asdict(checkpoint)
         defaults = replace(defaults, img_size=base.img_size, in_chans=base.in_chans)
     base = defaults.base if base is None else base
-    from vitmods.tasks.base import TASKS, make_task
-
-    usual_recipe = TASKS[task].usual_recipe
     if recipe is None:
-        recipe = RECIPES[usual_recipe]() if usual_recipe else TASKS[task].fitted(defaults.recipe)
-    make_task(task, recipe)  # a UserError where it does not suit the task
+        recipe = kind.fitted(RECIPES[kind.usual_recipe]() if kind.usual_recipe else defaults.recipe)
     fitting: dict[str, Any] = {"img_size": defaults.img_size, "in_chans": defaults.in_chans}
     usual = {**fitting, "split_seed": 0, "limit_train": None, "limit_val": None, "unreadable": "stop"}
     chosen = {**usual, **{name: value for name, value in images.items() if value is not None}}
+    make_task(task, recipe).check_size(_sides(chosen["img_size"]))  # a UserError where they do not suit the task
     return {
         "task": task,
         "data": str(data),

@@ -101,8 +101,10 @@ def build_model(
 
 
 def task_of(settings: Mapping[str, Any], recipe: Recipe) -> Task:
-    """The task of a study's or a trial's settings, with the recipe's loss."""
-    return make_task(settings.get("task", DEFAULT), recipe)
+    """The task of a study's or a trial's settings, with the recipe's loss. UserError where it does not suit them."""
+    task = make_task(settings.get("task", DEFAULT), recipe)
+    task.check_size(tuple(settings["img_size"]))
+    return task
 
 
 def with_modules(backbone: nn.Module, task: Task, classes: int, seed: int) -> Any:

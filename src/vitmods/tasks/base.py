@@ -65,7 +65,8 @@ class Task(ABC):
     title: ClassVar[str]
     """what it does, in a few words"""
     target: ClassVar[str] = "class"
-    """what it asks the data for, of each image: "class", "labels" (any number of them), "mask" or "boxes" """
+    """what it asks the data for, of each image: "class", "labels" (any number of them), "mask", "boxes", "nothing"
+    (images alone, of one class or in no class folder), or what a source of the user's own calls its targets"""
     inputs: ClassVar[str] = "images"
     """what its model reads: "images" or sequences of "tokens" """
     metrics: ClassVar[tuple[Metric, ...]]
@@ -93,12 +94,7 @@ class Task(ABC):
 
     @classmethod
     def fitted(cls, recipe: Recipe) -> Recipe:
-        """A recipe that somebody else chose, with what this task needs otherwise (its loss)."""
-        return recipe
-
-    @classmethod
-    def without_unread(cls, recipe: Recipe) -> Recipe:
-        """The recipe with the defaults of all that the task does not read."""
+        """Adapt a recipe that was not made for this task: fields that it does not read get their defaults."""
         usual = Recipe().settings()
         return recipe.with_(**{name: usual[name] for name in cls.unread})
 
@@ -122,6 +118,9 @@ class Task(ABC):
         """The trained model for so many classes: the backbone itself, or a TaskModel with modules beside it,
         initialized from torch's random numbers, which are seeded."""
         return backbone
+
+    def check_size(self, img_size: tuple[int, int]) -> None:  # noqa: B027 - most tasks take any
+        """Raise UserError where images of this size (rows, columns) do not suit the task's settings."""
 
     def begin(self, model: nn.Module) -> None:  # noqa: B027 - most tasks keep nothing
         """Before the first step, also of a resumed trial, with the model on its device."""

@@ -78,11 +78,6 @@ class Detection(Task):
         return cls(how.fpn_channels, group_norm if how.detector_norm == "group" else None, recipe.augment)
 
     @classmethod
-    def fitted(cls, recipe: Recipe) -> Recipe:
-        """Without what is for images of one class: crops, RandAugment, mixing, losses of classes."""
-        return cls.without_unread(recipe)
-
-    @classmethod
     def constant_scores(cls, splits: Splits, classes: int) -> dict[str, float]:
         """0 of average precisions: the same boxes everywhere find nothing. Of single images the share of those without
         an object, in which nothing is right."""

@@ -52,6 +52,7 @@ class MultiLabel(Task):
     @classmethod
     def fitted(cls, recipe: Recipe) -> Recipe:
         """With a sigmoid in place of a softmax."""
+        recipe = super().fitted(recipe)
         return recipe.with_(loss="sigmoid") if recipe.loss.name == "softmax" else recipe
 
     @classmethod

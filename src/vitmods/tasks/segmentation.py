@@ -134,10 +134,13 @@ class Segmentation(Task):
             augment.std,
         )
 
-    @classmethod
-    def fitted(cls, recipe: Recipe) -> Recipe:
-        """Without what is for images of one class: other crops, RandAugment, mixing, other losses."""
-        return cls.without_unread(recipe)
+    def check_size(self, img_size: tuple[int, int]) -> None:
+        """Raise UserError where windows would leave pixels between them unseen."""
+        if self.stride is not None and self.stride > min(img_size):
+            raise UserError(
+                f"window_stride={self.stride} leaves pixels between windows of {img_size[0]} x {img_size[1]} unseen: "
+                f"give at most {min(img_size)} (--window-stride)."
+            )
 
     @classmethod
     def constant_scores(cls, splits: Splits, classes: int) -> dict[str, float]:

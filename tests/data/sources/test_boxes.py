@@ -120,9 +120,23 @@ def no_outline(split, content):
     content["annotations"][0]["segmentation"] = [[1, 2, 3]]
 
 
+def of_first(**values):
+    return lambda split, content: content["annotations"][0].update(values)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
+        (of_first(iscrowd="0"), "annotation 0 has iscrowd '0', which is 0 or 1"),
+        (of_first(area=-5), "annotation 0 has the area -5, in an image of 64 x 48 pixels"),
+        (of_first(area=float("nan")), "annotation 0 has the area nan"),
+        (of_first(area=64 * 48 + 1), "annotation 0 has the area 3073"),
+        (
+            of_first(segmentation=[[40, 30, 60, 30, 60, 40]]),
+            "an outline from 40, 30, 60, 40 (left, top, right, bottom)",
+        ),
+        (of_first(segmentation=[[0.1, 0.1, 0.4, 0.1, 0.4, 0.5]]), "has an outline from 0.1, 0.1, 0.4, 0.5"),
+        (of_first(segmentation={"size": list(SIZE), "counts": [0, 48, 48 * 63]}), "an outline from 0, 0, 1, 48"),
         (other_size, "is 48 x 64 pixels, and its boxes are for 40 x 64"),
         (empty_box, "a box of dog is empty: 10, 8, 10, 13"),
         (outside, "a box of cat is outside of 64 x 48 pixels"),

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import vitmods as vm
+from vitmods import data
 from vitmods.data.read import Unreadable
 from vitmods.data.sources.folder import folder
 from vitmods.util.errors import UserError
@@ -138,12 +140,6 @@ def test_nothing_to_see(make_folder, tmp_path: Path, content: dict[str, int]) ->
         folder(str(root))
 
 
-def test_images_without_class_folders(make_folder) -> None:
-    root = make_folder({".": 3})
-    with pytest.raises(UserError, match=r"3 images directly in .* have no class folder"):
-        folder(str(root))
-
-
 def test_missing_folder_and_file_for_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"There is no folder .*nowhere.*digits"):
         folder(str(tmp_path / "nowhere"))
@@ -203,3 +199,35 @@ def test_folders_below_a_class_are_its_own(make_folder) -> None:
     root = make_folder({"cat/train": 2, "cat/wild": 2, "dog/train": 2, "dog/wild": 1})
     assert folder(root).classes == ("cat", "dog")
     assert folder(make_folder({"cat": 3}, under="alone")).classes == ("cat",)
+
+
+@pytest.mark.parametrize(("images", "masks"), [("images", "masks"), ("train/images", "train/masks"), ("Image", "GT")])
+def test_images_beside_their_masks_are_not_two_classes(make_folder, images, masks):
+    root = make_folder({images: 3, masks: 3})
+    with pytest.raises(UserError, match=r"look like images and their masks.*if they are two classes, rename one"):
+        folder(str(root))
+    (root / masks).rename((root / masks).with_name("hats"))
+    assert len(folder(str(root)).classes) == 2
+
+
+def test_images_without_class_folders_have_no_class(make_folder, tmp_path):
+    root = make_folder({"train": 3, "val": 2})
+    source = folder(str(root))
+    assert (source.target, {name: len(part) for name, part in source.splits.items()}) == (
+        "nothing",
+        {"train": 3, "val": 2},
+    )
+    flat = tmp_path / "flat"
+    (root / "train").rename(flat)
+    assert folder(str(flat)).splits["train"].ids == tuple(sorted(path.name for path in flat.iterdir()))
+    augment = vm.Recipe().augment
+    for path in (flat, make_folder({"cat": 5}, under="one")):
+        with pytest.raises(UserError, match=r"no class of each image, not a class.*folder|There is one class only"):
+            data.load(path, img_size=8, augment=augment)
+        dataset = data.load(path, img_size=8, augment=augment, target="nothing", test_fraction=0.2, val_fraction=0.2)
+        batch = next(dataset.train_batches(seed=0, epoch=0, batch_size=2))
+        assert batch.targets.tolist() == [0] * len(batch.inputs)
+        assert dataset.classes == ("image",)
+        assert [text for text in dataset.summary()["warnings"] if "no label" in text] == []
+    with pytest.raises(UserError, match="no class of each image, not a class"):
+        data.check(flat)

@@ -102,6 +102,49 @@ def test_an_ignored_class_of_classes_txt_leaves_the_others_in_order(tmp_path, ig
     assert (first_mask(source) == np.array([0, IGNORE, 1])[labels(0)]).all()
 
 
+def binary(root, classes, options=""):
+    """Masks of 0 and 255, the most common form of two classes."""
+    write_set(root, {"train": 4, "val": 2})
+    for path in root.glob("masks/*/*.png"):
+        save(path, (labels(int(path.stem)) == 1) * 255)
+    (root / "classes.txt").write_text(classes)
+    return f"masks:{root}{options}"
+
+
+def test_a_class_may_name_its_value(tmp_path):
+    source = open_source(binary(tmp_path, "background\ncell, 255\n"))
+    assert source.classes == ("background", "cell")
+    assert (first_mask(source) == (labels(0) == 1)).all()
+    assert load(binary(tmp_path, "cell,255\nbackground,0\n")).summary()["splits"]["train"]["per_class"] == {
+        "cell": 4,
+        "background": 4,
+    }
+    ignored = open_source(binary(tmp_path, "background\nroad\ncell,255\n", "?ignore=cell"))
+    assert ignored.classes == ("background", "road")
+    assert (first_mask(ignored) == np.where(labels(0) == 1, IGNORE, 0)).all()
+    with pytest.raises(UserError, match="gives the value 1 to two classes"):
+        open_source(binary(tmp_path, "background\nroad\ncell,1\n"))
+
+
+def test_a_listed_class_that_no_mask_shows_is_refused_with_the_values_of_the_masks(tmp_path):
+    spec = binary(tmp_path, "background\ncell\n")
+    shown = "No mask shows cell (1); masks hold 0, 255 (ignored)."
+    with pytest.raises(UserError) as error:
+        load(spec)
+    assert shown in str(error.value)
+    assert "cell,255" in str(error.value)
+    checked = data.check(spec)
+    assert not checked.fit
+    assert f"Problem: {shown}" in checked.text
+    assert shown in load(f"{spec}?allow=missing").summary()["warnings"]
+
+
+def test_a_palette_s_color_that_no_mask_shows_is_refused(tmp_path):
+    root = write_set(tmp_path, {"train": 2, "val": 1}, colors=True)
+    with pytest.raises(UserError, match=r"No mask shows void \(0, 0, 0\); masks hold 70, 130, 180; 107"):
+        load(f"masks:{root}")
+
+
 def test_palette_images_have_numbers(tmp_path):
     root = write_set(tmp_path, {"train": 2, "val": 1})
     image = Image.fromarray(labels(0).astype(np.uint8), mode="P")

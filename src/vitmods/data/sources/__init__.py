@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
+import numpy as np
+
 from vitmods.data.records import ALLOWED, Source, Streaming, printable
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.files import expand_user
@@ -132,6 +134,12 @@ def open_source(spec: str | Path) -> Source:
         raise kind.missing(read.folder, "there is no such folder")
     with naming_the_source(bare):
         found = kind.open(read)
+    for name, part in found.splits.items() if found.target == "class" else ():
+        if len(strange := np.flatnonzero((part.labels < 0) | (part.labels >= len(found.classes)))):
+            raise UserError(
+                f"{len(strange)} images of {name} in {read} have no class, such as {printable(part.ids[strange[0]])} "
+                f"with the label {part.labels[strange[0]]} (classes are 0 to {len(found.classes) - 1}). Leave them out."
+            )
     if kind.layout:
         found = replace(found, warnings=[*found.warnings, *kind.count_warnings(found)], allow=frozenset(ALLOWED))
     found = kind.arrange(read, found) if kind.arrange else found

@@ -8,11 +8,14 @@ Boxes are left, top, width, height in pixels. Outlines are polygons or run lengt
 objects, which are neither trained on nor counted as wrong.
 """
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from vitmods.data.objects import drawn
 from vitmods.data.records import SPLIT_NAMES, SPLITS, Broken, Source, printable
@@ -24,6 +27,7 @@ from vitmods.util.limits import MOST_PIXELS, read_json
 LAYOUT = "Expected annotations/instances_train2017.json with train2017/, or train.json with train/ or images/."
 _USUAL = ("train.json", "annotations/*train*.json", "*/_annotations.coco.json")
 _LOOKED_FOR = 100  # images, to find the folder that they are in
+_LEAST_OVERLAP = 0.5  # of an outline's extent and its box: an outline of another object, or in other units, has less
 
 
 @dataclass(frozen=True)
@@ -144,51 +148,73 @@ def _folder(split: str, root: Path, file: _File) -> Path:
 
 
 def _add(image: Found, annotation: Mapping[str, Any], classes: Mapping[int, str]) -> None:
-    category = annotation.get("category_id")
+    category, crowd, area = (annotation.get(key) for key in ("category_id", "iscrowd", "area"))
     try:
-        left, top, width, height = map(float, annotation["bbox"])
-        area = annotation.get("area")
-        area = None if area is None else float(area)
-        label, crowd = classes[category], bool(annotation.get("iscrowd", 0))  # type: ignore[index]
-    except (KeyError, TypeError, ValueError, OverflowError):
-        known = isinstance(category, int) and category in classes
-        reason = "has no bbox of four numbers" if known else f"is of category {category}, which there is not"
-        image.wrong = image.wrong or f"annotation {annotation.get('id')} {reason}"
-        return
-    segment = annotation.get("segmentation") or None
-    if segment is not None and not _is_outline(segment, image.size):
-        image.wrong = (
-            image.wrong or f"annotation {annotation.get('id')} has an outline that is none, or not of {image.extent()}"
-        )
-        segment = None
-    image.add((left, top, left + width, top + height), label, crowd=crowd, area=area, segment=segment)
+        if not isinstance(category, int) or category not in classes:
+            raise ValueError(f"is of category {category}, which there is not")
+        if crowd not in (None, 0, 1):
+            raise ValueError(f"has iscrowd {crowd!r}, which is 0 or 1")
+        if area is not None and not (isinstance(area, int | float) and 0 <= area <= math.prod(image.size or ())):
+            raise ValueError(f"has the area {area!r}, in an image of {image.extent()}")
+        try:
+            left, top, width, height = map(float, annotation["bbox"])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise ValueError("has no bbox of four numbers") from None
+        box, segment = (left, top, left + width, top + height), annotation.get("segmentation") or None
+        image.add(box, classes[category], crowd=bool(crowd), area=area, segment=segment)
+        if segment is not None and not image.wrong:
+            _check_outline(segment, box, image)
+    except ValueError as error:
+        image.wrong = image.wrong or f"annotation {annotation.get('id')} {error}"
 
 
-def _is_outline(segment: Any, size: tuple[int, int] | None) -> bool:
+def _check_outline(segment: Any, box: tuple[float, float, float, float], image: Found) -> None:
+    """Raise ValueError where an outline is not one, or lies elsewhere than its box."""
     if isinstance(segment, dict):
-        return size is not None and _are_runs(segment, size)
-    return isinstance(segment, list) and all(
-        isinstance(one, list) and len(one) >= 6 and len(one) % 2 == 0 and _are_corners(one, size) for one in segment
-    )
+        extent = _extent_of_runs(segment, image.size)
+    elif isinstance(segment, list) and all(_is_polygon(one, image.size) for one in segment):
+        xs, ys = ([value for one in segment for value in one[axis::2]] for axis in (0, 1))
+        extent = (min(xs), min(ys), max(xs), max(ys))
+    else:
+        extent = None
+    if extent is None:
+        raise ValueError(f"has an outline that is none, or not of {image.extent()}")
+    if _overlap(extent, box) < _LEAST_OVERLAP:
+        shown, of_box = (", ".join(f"{value:g}" for value in one) for one in (extent, box))
+        raise ValueError(f"has an outline from {shown} (left, top, right, bottom), and its box is {of_box}")
 
 
-def _are_corners(values: list[Any], size: tuple[int, int] | None) -> bool:
-    """Whether they are numbers in the image or near it: one that is far away takes as much memory as it is far."""
+def _overlap(first: Sequence[float], second: Sequence[float]) -> float:
+    """Intersection over union of two boxes, each made larger by a pixel on every side: thin ones may differ by
+    rounding."""
+    wide, high = (min(first[i + 2], second[i + 2]) - max(first[i], second[i]) + 2 for i in (0, 1))
+    areas = sum((box[2] - box[0] + 2) * (box[3] - box[1] + 2) for box in (first, second))
+    common = max(wide, 0) * max(high, 0)
+    return common / (areas - common)
+
+
+def _is_polygon(values: Any, size: tuple[int, int] | None) -> bool:
+    """Whether they are corners in the image or near it: one that is far away takes as much memory as it is far."""
+    if not isinstance(values, list) or len(values) < 6 or len(values) % 2:
+        return False
     far = 2 * max(size or (1, 1))
     return all(isinstance(value, int | float) and -far <= value <= far for value in values)
 
 
-def _are_runs(runs: dict[str, Any], size: tuple[int, int]) -> bool:
-    """Whether they fill an image of this height and width."""
+def _extent_of_runs(runs: dict[str, Any], size: tuple[int, int] | None) -> tuple[float, float, float, float] | None:
+    """Left, top, right and bottom of run lengths; None where they do not fill an image of this height and width, or
+    show nothing."""
     counts = runs.get("counts")
-    if runs.get("size") != list(size) or size[0] * size[1] > MOST_PIXELS:
-        return False
+    if size is None or runs.get("size") != list(size) or size[0] * size[1] > MOST_PIXELS:
+        return None
     if isinstance(counts, list):
-        return all(isinstance(one, int) and one >= 0 for one in counts) and sum(counts) == size[0] * size[1]
-    if not isinstance(counts, str):
-        return False
-    try:
-        drawn(runs, size)
-    except (ValueError, RuntimeError):  # the packed form is of other lengths, or cut off
-        return False
-    return True
+        if not all(isinstance(one, int) and one >= 0 for one in counts) or sum(counts) != size[0] * size[1]:
+            return None
+        mask = np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(size[::-1]).T
+    else:
+        try:
+            mask = drawn(runs, size) if isinstance(counts, str) else np.zeros(size, np.bool_)
+        except (ValueError, RuntimeError):  # the packed form is of other lengths, or cut off
+            return None
+    rows, columns = (np.flatnonzero(mask.any(axis=axis)) for axis in (1, 0))
+    return (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1) if len(rows) else None

@@ -24,6 +24,8 @@ from vitmods.util.files import expand_user
 from vitmods.util.limits import read_bytes
 
 LAYOUT = "Expected FOLDER/class/image.jpg, or FOLDER/train/class/image.jpg with val and test beside train."
+_IMAGES = {"image", "images", "img", "imgs", "jpegimages"}
+_MASKS = {"annotation", "annotations", "gt", "labels", "mask", "masks", "segmentation", "segmentationclass", "trimaps"}
 
 
 @dataclass
@@ -52,7 +54,8 @@ def open_folder(spec: Spec) -> Source:
 
 
 def folder(path: str | Path) -> Source:
-    """List the images of a folder. Raises UserError if it is missing, not a folder, or holds no class folder."""
+    """List the images of a folder. Those without any class folder have no class (target "nothing"). Raises UserError
+    if it is missing, not a folder, or holds no images."""
     shown, root = printable(str(path)), expand_user(path)
     if not os.path.exists(root):  # unlike Path.exists, says no to a name that is too long for the system
         raise UserError(f"There is no folder {shown}. Give a folder of images, or one of: {known_specs()}.")
@@ -61,12 +64,22 @@ def folder(path: str | Path) -> Source:
     with _listing():
         _refuse_shards(shown, root)
         found = _split_folders(root)
-        unused = _unused_folders(root, found)
-    classes, splits, warnings = class_folders(root, found or {"train": root})
+        unused, folders = _unused_folders(root, found), found or {"train": root}
+        if not any(map(_directories, folders.values())) and any(map(loose_images, folders.values())):
+            splits = {split: _without_class(root, path) for split, path in folders.items()}
+            return Source(printable(root.resolve().name), ("image",), splits, unused, target="nothing")
+    classes, splits, warnings = class_folders(root, folders)
     if not found and (below := _deeper(root, classes)):
         raise UserError(f"{shown} lies above the folders of the classes. Give {' or '.join(below)}. {LAYOUT}")
+    _refuse_masks(shown, classes)
     name = printable(root.resolve().name)
     return Source(name, tuple(printable(c) for c in classes), splits, unused + warnings)
+
+
+def _without_class(root: Path, folder: Path) -> Records:
+    paths = [folder / name for name in loose_images(folder)]
+    ids = tuple(normalize("NFC", path.relative_to(root).as_posix()) for path in paths)
+    return file_records(ids, np.zeros(len(ids), dtype=np.int64), paths)
 
 
 def _deeper(root: Path, classes: Sequence[str]) -> list[str]:
@@ -94,6 +107,17 @@ def _refuse_shards(shown: str, root: Path) -> None:
         raise UserError(
             f"{shown} holds tar files and no manifest.json. If `vitmods data pack` was stopped before its "
             f"end, run it again; shards from elsewhere are read as wds:{shown}."
+        )
+
+
+def _refuse_masks(shown: str, classes: Sequence[str]) -> None:
+    """Raise UserError where two of the folders look like images and their masks instead of two classes."""
+    images, masks = ([name for name in classes if name.lower() in usual] for usual in (_IMAGES, _MASKS))
+    if images and masks:
+        raise UserError(
+            f"{shown} holds {printable(images[0])} and {printable(masks[0])}, which look like images and their masks "
+            "instead of two classes. For --task segmentation call them images and masks and name the classes in "
+            "classes.txt (docs/segmentation.md); if they are two classes, rename one."
         )
 
 
@@ -142,8 +166,10 @@ def _split_folders(root: Path) -> dict[str, Path]:
             if split in found:
                 raise UserError(f"Both {found[split].name} and {path.name} under {root} could be {split}: keep one.")
             found[split] = path
-    # A class may be called "train" or "test" (vehicles, say): only a train folder that holds folders is a split.
-    if "train" in found and _directories(found["train"]):
+    # A class may be called "train" or "test" (vehicles, say): a train folder without folders is a split only where all
+    # its neighbors are called as splits too.
+    alone = len(found) > 1 and len(found) == len(_directories(root))
+    if "train" in found and (alone or _directories(found["train"])):
         return found
     if found and "train" not in found and all(_directories(path) for path in found.values()):
         held = " and ".join(path.name for path in found.values())

@@ -52,6 +52,11 @@ def hf_set(name: str, options: Mapping[str, str], how: Streaming | None = None) 
     if how.asked:
         return _streamed(short, tables, columns, how, warnings)
     tables = {split: _class_numbers(table, label) for split, table in tables.items()}
+    for split in [name for name, table in tables.items() if set(table.unique(label)) <= {None, -1}]:
+        warnings.append(_not_public(split))
+        del tables[split]
+    if "train" not in tables:
+        raise UserError(f'"{short}" has no labels in train.')
     classes = {split: tuple(table.features[label].names) for split, table in tables.items()}
     if len(set(classes.values())) > 1:
         raise _other_classes(short, label)
@@ -127,7 +132,7 @@ def _records(split: str, table: Any, image: str, label: str) -> Records:
             return _stored_bytes(images[key][image])
 
     ids = tuple(f"{split}[{i}]" for i in range(len(table)))
-    labels = np.asarray(table[label], dtype=np.int64)
+    labels = np.array([-1 if value is None else value for value in table[label]], dtype=np.int64)
     return Records(ids, labels, tuple(f"{table._fingerprint}:{i}" for i in ids), fetch, np.arange(len(ids)))
 
 
@@ -145,7 +150,7 @@ def _streamed(
     found = {split: part.labels() for split, part in shards.items()}
     hidden = [split for split, (labels, _) in found.items() if all(value in (None, -1) for value in labels)]
     for split in hidden:
-        warnings.append(f"The labels of {split} are not public; it was not used.")
+        warnings.append(_not_public(split))
         del found[split]
     if "train" not in found:
         raise UserError(f'"{name}" has no labels in train.')
@@ -163,6 +168,10 @@ def _streamed(
     _look_at_first(splits["train"], name)
     warnings.append("Streamed: the fingerprint is of names and labels, and images are checked when they are read.")
     return Source(name, classes, splits, warnings, streaming=how)
+
+
+def _not_public(split: str) -> str:
+    return f"The labels of {split} are not public; it was not used."
 
 
 def _other_classes(name: str, label: str) -> UserError:

@@ -3,6 +3,7 @@
 import csv
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from unicodedata import normalize
 
@@ -11,14 +12,15 @@ from vitmods.data.multilabel import with_rarest
 from vitmods.data.records import SPLIT_NAMES, Broken, Source, printable
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.sources.class_names import CLASSES, class_names
-from vitmods.data.sources.folder import images_below
+from vitmods.data.sources.folder import images_below, loose_images
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.limits import read_text, table
 
 PALETTE, ADE = "palette.csv", "ADEChallengeData2016"
 LAYOUT = (
     f"Expected images/ and masks/ with files of the same names, alone or below train, val and test, and beside them "
-    f"{CLASSES} (one class a line: pixels have its number, from 0) or {PALETTE} (columns name, r, g and b)."
+    f"{CLASSES} (one class a line: pixels have its number, from 0, or the value after a comma, as in cell,255) or "
+    f"{PALETTE} (columns name, r, g and b)."
 )
 _CAMVID = ("sky", "building", "pole", "road", "pavement", "tree", "sign symbol", "fence", "car", "pedestrian",
            "bicyclist")  # fmt: skip
@@ -30,7 +32,7 @@ Folders = dict[str, tuple[Path, Path]]
     "masks",
     "masks:FOLDER",
     f"images/ and masks/ with files of the same names, and `{CLASSES}` or `{PALETTE}`; `?ignore=` names a class, or a "
-    "number, whose pixels are left out (255 is)",
+    "number, whose pixels are left out (255 is, unless a class has it)",
     options=("ignore",),
     looks_like=lambda path: any((path / part / "masks").is_dir() for part in (".", "train")),
 )
@@ -46,7 +48,11 @@ def masks(spec: Spec) -> Source:
         classes, coding = _numbers(root / CLASSES, ignored)
     else:
         raise UserError(f"{spec} does not say what its classes are: it has neither {CLASSES} nor {PALETTE}. {LAYOUT}")
-    return _source(printable(root.resolve().name), classes, coding, _folders(root))
+    folders, images = _folders(root), root / "images"
+    source = _source(printable(root.resolve().name), classes, coding, folders)
+    if images.is_dir() and all(images != used for used, _ in folders.values()) and (loose := loose_images(images)):
+        source.warnings.append(f"{len(loose)} images directly in {printable(str(images))} are in no split: not used.")
+    return source
 
 
 @data_source(
@@ -105,15 +111,31 @@ def _check_there(spec: Spec, folders: Folders) -> None:
 
 
 def _source(name: str, classes: Sequence[str], coding: Coding, folders: Folders) -> Source:
-    splits, broken = {}, []
+    splits, broken, held = {}, [], set[int]()
     for split, (images, annotated) in folders.items():
         pairs, alone = _pairs(split, images, annotated)
-        splits[split], unusable = masked_records(split, pairs, coding)
+        splits[split], unusable, values = masked_records(split, pairs, coding)
         broken += [*alone, *unusable]
+        held |= values
     if not broken and not any(map(len, splits.values())):
         where = " and ".join(printable(str(images)) for images, _ in folders.values())
         raise UserError(f"There are no images in {where}. {LAYOUT}")
-    return with_rarest(Source(name, tuple(map(printable, classes)), splits, broken=broken, target="mask"))
+    source = Source(name, tuple(map(printable, classes)), splits, broken=broken, target="mask")
+    return with_rarest(replace(source, unseen=_unseen(source, coding, held)))
+
+
+def _unseen(source: Source, coding: Coding, held: set[int]) -> str:
+    """Name the classes that no mask shows, with their values, and the values that the masks hold; "" where every class
+    is shown, or no mask can be read."""
+    seen = {label for part in source.splits.values() for some in part.label_sets or () for label in some}
+    missing = [f"{source.classes[label]} ({coding.named(value)})" for value, label in coding.meanings
+               if label not in {*seen, IGNORE}]  # fmt: skip
+    if not missing or not seen:
+        return ""
+    values = [
+        coding.named(value) + " (ignored)" * (label == IGNORE) for value, label in coding.meanings if value in held
+    ]
+    return f"No mask shows {', '.join(missing)}; masks hold {('; ' if coding.colored else ', ').join(values)}."
 
 
 def _pairs(split: str, images: Path, annotated: Path) -> tuple[list[Pair], list[Broken]]:
@@ -172,13 +194,21 @@ def _splits(root: Path) -> dict[str, Path]:
 
 
 def _numbers(path: Path, ignored: str) -> tuple[list[str], Coding]:
-    """The classes of classes.txt, in its order, and the numbers that pixels have for them."""
-    names = class_names(path)
-    left_out = int(ignored) if ignored.isdecimal() else _place(ignored, names) if ignored else IGNORE
-    classes = [name for number, name in enumerate(names) if number != left_out]
+    """The classes of classes.txt, in its order, and the values that their pixels have: the number after a comma, as in
+    `cell,255`, or the number of the line, from 0."""
+    names, values = [], []
+    for number, line in enumerate(class_names(path)):
+        name, _, value = (part.strip() for part in line.rpartition(","))
+        has_value = bool(name) and value.isdecimal()
+        names.append(name if has_value else line)
+        values.append(int(value) if has_value else number)
+    left_out = int(ignored) if ignored.isdecimal() else values[_place(ignored, names)] if ignored else IGNORE
+    if twice := next((value for value in values if values.count(value) > 1), None):
+        raise UserError(f"{printable(str(path))} gives the value {twice} to two classes: write NAME,VALUE for each.")
+    named = {v: name for v, name in zip(values, names, strict=True) if v != left_out or not ignored}
+    classes = list(named.values())
     _check_classes(path, classes)
-    label = {name: number for number, name in enumerate(classes)}
-    meanings = {number: label[name] for number, name in enumerate(names) if number != left_out} | {left_out: IGNORE}
+    meanings = {left_out: IGNORE} | {value: label for label, value in enumerate(named)}
     return classes, Coding(tuple(sorted(meanings.items())), False, CLASSES)
 
 

@@ -93,16 +93,39 @@ def source_of_boxes(
         raise UserError(f'"{spec}": agnostic is 0 or 1, not {agnostic}.')
     number = {one: 0 if agnostic == "1" else i for i, one in enumerate(kept)}
     root = spec.folder if spec.folder.is_dir() else spec.folder.parent
-    lacking, records = list(broken), {}
+    lacking, records, repeated = list(broken), {}, list[str]()
     for split, images in ((name, splits[name]) for name in SPLITS if name in splits):
+        seen: set[Path] = set()
+        for image in images:
+            if image.path in seen:
+                image.wrong = image.wrong or "is listed a second time: put all its objects into one entry"
+            seen.add(image.path)
         fit = [image for image in images if not image.wrong]
+        _check_unit(spec, split, fit)
+        repeated += [
+            _id(image.path, root) for image in fit if len(set(zip(image.boxes, image.labels))) < len(image.boxes)
+        ]
         lacking += [Broken(split, _id(image.path, root), image.wrong) for image in images if image.wrong]
         records[split] = _records(root, fit, number)
     if not any(map(len, records.values())) and not lacking:
         raise UserError(f"{spec} lists no images.")
     named = ("object",) if agnostic == "1" else kept
-    found = Source(name, tuple(map(printable, named)), records, broken=lacking, target="boxes")
-    return with_rarest(found)
+    warnings = [
+        f"{len(repeated)} {'image has' if len(repeated) == 1 else 'images have'} the same box of the same class twice "
+        f"({', '.join(map(printable, repeated[:3]))}): each counts as an object of its own. Remove the copies."
+    ]
+    source = Source(name, tuple(map(printable, named)), records, warnings * bool(repeated), lacking, target="boxes")
+    return with_rarest(source)
+
+
+def _check_unit(spec: Spec, split: str, images: Sequence[Found]) -> None:
+    """Raise UserError where boxes that are said to be in pixels are fractions of the sides."""
+    ends = [max(box[2:]) for image in images if image.size is not None for box in image.boxes]
+    if ends and max(ends) <= 1:
+        raise UserError(
+            f"{spec}: all boxes of {split} lie in the first pixel, so they look like fractions of the images' sides. "
+            "Multiply them by width and height."
+        )
 
 
 def _chosen(spec: Spec, classes: Sequence[str]) -> tuple[str, ...]:

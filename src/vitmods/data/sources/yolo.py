@@ -74,6 +74,8 @@ def _classes(root: Path, about: dict[str, Any]) -> list[str]:
     words = isinstance(names, list) and all(isinstance(name, str | int | float) for name in names)
     if not words or not names or len(set(map(str, names))) < len(names):
         raise UserError(f"{printable(str(root))} does not name its classes, each once. {LAYOUT}")
+    if about.get("nc", len(names)) != len(names):
+        raise UserError(f"{printable(str(root / YAML))}: nc is {about['nc']}, and there are {len(names)} names.")
     return [str(name) for name in names]
 
 

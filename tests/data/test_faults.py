@@ -1,0 +1,610 @@
+"""Faults that are planted in data sets of every kind: each is refused, or reported, before anything is trained."""
+
+import io
+import json
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitmods import data
+from vitmods.recipes import small_detection
+from vitmods.tasks.detection import Detection
+from vitmods.tasks.segmentation import Segmentation
+from vitmods.util.errors import UserError
+
+SIZE = (24, 32)  # height and width
+VIEWS = {"mask": Segmentation, "boxes": Detection}
+FAULTS = {}
+
+
+def fault(says, target="class", **options):
+    """Register a function that makes a faulty set in a folder and returns its spec (None: the folder), and what has to
+    be said of it."""
+
+    def register(plant):
+        FAULTS[plant.__name__] = plant, says, target, options
+        return plant
+
+    return register
+
+
+def image(path, seed=None, size=SIZE, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    seed = sum(map(ord, str(path)[-40:])) if seed is None else seed
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path, **options)
+    return path
+
+
+def classes(root, counts=(("cat", 8), ("dog", 8))):
+    """Class folders; names may have a split's folder before them."""
+    for number, (name, count) in enumerate(counts):
+        for i in range(count):
+            image(root / name / f"{i}.png", seed=100 * number + i)
+    return root
+
+
+def split_classes(root):
+    return classes(root, [(f"{split}/{name}", 4) for split in ("train", "val") for name in ("cat", "dog")])
+
+
+# Class folders
+
+
+@fault("truncated")
+def image_cut_off(root):
+    path = image(classes(root) / "cat" / "0.jpg", size=(200, 200))
+    path.write_bytes(path.read_bytes()[:2000])
+
+
+@fault("the file is empty (0 bytes)")
+def image_empty(root):
+    (classes(root) / "cat" / "0.png").write_bytes(b"")
+
+
+@fault("not an image in a known format")
+def text_called_png(root):
+    (classes(root) / "cat" / "0.png").write_text("<html>Not found</html>")
+
+
+@fault("No such file")
+def link_to_nowhere(root):
+    (classes(root) / "cat" / "9.png").symlink_to(root / "nowhere.png")
+
+
+@fault("outside 0 to 1")
+def float_pixels_out_of_range(root):
+    Image.fromarray(np.full(SIZE, 7.5, np.float32)).save(classes(root) / "cat" / "0.tif")
+
+
+@fault("There is one class only")
+def one_class(root):
+    classes(root, [("cat", 9)])
+
+
+@fault("look like images and their masks")
+def images_and_masks_as_classes(root):
+    classes(root, [("images", 4), ("masks", 4)])
+
+
+@fault("no class of each image, not a class")
+def splits_without_class_folders(root):
+    classes(root, [("train", 4), ("val", 4)])
+
+
+@fault("no class of each image, not a class")
+def loose_images(root):
+    classes(root, [(".", 4)])
+
+
+@fault("lies above the folders of the classes")
+def one_level_too_high(root):
+    classes(root, [(f"download/pets/{split}/{name}", 2) for split in ("train", "val") for name in ("cat", "dog")])
+
+
+@fault("Both val and valid")
+def two_folders_for_a_split(root):
+    classes(root, [(f"{split}/{name}", 2) for split in ("train", "val", "valid") for name in ("cat", "dog")])
+
+
+@fault("these folders were not used: vla")
+def misspelled_split(root):
+    classes(root, [(f"{split}/{name}", 4) for split in ("train", "vla") for name in ("cat", "dog")])
+
+
+@fault("are also in train, byte for byte")
+def test_image_in_train(root):
+    (split_classes(root) / "val/cat/copy.png").write_bytes((root / "train/cat/0.png").read_bytes())
+
+
+@fault("Classes in val without any training image: cow")
+def class_of_val_alone(root):
+    classes(split_classes(root), [("val/cow", 2)])
+
+
+@fault("hold no images and are no classes: cow")
+def class_without_images(root):
+    (classes(root) / "cow").mkdir()
+
+
+@fault("There are no images in test")
+def test_split_without_images(root):
+    (split_classes(root) / "test/cat").mkdir(parents=True)
+
+
+@fault("no images to evaluate on")
+def copies_of_one_image(root):
+    for i in range(6):
+        image(root / ("cat" if i % 2 else "dog") / f"{i}.png", seed=0)
+
+
+@fault("that is labelled differently (dog/copy.png = cat/0.png)")
+def one_image_in_two_classes(root):
+    (classes(root) / "dog/copy.png").write_bytes((root / "cat/0.png").read_bytes())
+
+
+@fault("'Cat' = 'cat'")
+def one_class_spelled_in_two_ways(root):
+    classes(root, [("Cat", 4), ("cat", 4), ("dog", 4)])
+
+
+@fault("images directly in")
+def images_beside_class_folders(root):
+    image(classes(root) / "loose.png")
+
+
+@fault("only their middle is used")
+def panorama(root):
+    image(classes(root) / "cat" / "0.png", size=(20, 400))
+
+
+@fault("which are enlarged")
+def thumbnails(root):
+    image(classes(root) / "cat" / "0.png", size=(5, 5))
+
+
+# Tables of labels
+
+
+def labels(root, rows, header="file,labels,split"):
+    for i in range(6):
+        image(root / f"{i}.png", seed=i)
+    (root / "labels.csv").write_text(f"{header}\n" + "\n".join(rows))
+
+
+GOOD = ("0.png,cat,train", "1.png,dog,train", "2.png,cat;dog,train", "3.png,cat,val", "4.png,dog,val")
+
+
+@fault("line 7: 9.png is not there", "labels")
+def table_names_a_file_that_is_missing(root):
+    labels(root, [*GOOD, "9.png,cat,val"])
+
+
+@fault("line 7: 0.png is named a second time", "labels")
+def table_names_a_file_twice(root):
+    labels(root, [*GOOD, "0.png,dog,val"])
+
+
+@fault("has the split holdout", "labels")
+def table_with_an_unknown_split(root):
+    labels(root, [*GOOD, "5.png,cat,holdout"])
+
+
+@fault("has more columns than the first line", "labels")
+def table_with_labels_between_commas(root):
+    labels(root, ["0.png,cat,dog,indoor,train", *GOOD[1:]])
+
+
+@fault("has the label cta. Did you mean 'cat'?", "labels")
+def table_with_a_misspelled_label(root):
+    labels(root, [*GOOD, "5.png,cta,train"])
+    (root / "classes.txt").write_text("cat\ndog\n")
+
+
+@fault("'Cat' = 'cat'", "labels")
+def table_with_a_label_in_two_cases(root):
+    labels(root, [*GOOD, "5.png,Cat,train"])
+
+
+@fault("All have the same".lower(), "labels")
+def table_in_which_all_images_have_the_same_labels(root):
+    labels(root, [f"{i}.png,cat,{'train' if i < 4 else 'val'}" for i in range(6)])
+
+
+@fault("Labels of every training image, from which nothing is learned: animal", "labels")
+def table_with_a_label_of_every_image(root):
+    labels(root, [row.replace(",cat", ",animal;cat").replace(",dog", ",animal;dog") for row in GOOD])
+
+
+@fault("has the columns file;labels", "labels")
+def table_of_a_spreadsheet_with_semicolons(root):
+    labels(root, ["0.png;cat"], header="file;labels")
+
+
+# Masks
+
+
+def masks(root, change=lambda split, i, mask: mask, names="sky\ntree\nroad\n", splits=("train", "val"), ending="png"):
+    for split in splits:
+        for i in range(3):
+            image(root / "images" / split / f"{i}.jpg", seed=10 * len(split) + i)
+            mask = np.random.default_rng(i).integers(0, 3, SIZE).astype(np.uint8)
+            path = root / "masks" / split / f"{i}.{ending}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if (mask := change(split, i, mask)) is not None:
+                Image.fromarray(mask).save(path)
+    (root / "classes.txt").write_text(names)
+    return f"masks:{root}"
+
+
+@fault("No mask shows cell (1); masks hold 0, 255 (ignored)", "mask")
+def masks_of_0_and_255(root):
+    return masks(root, lambda split, i, mask: ((mask > 1) * 255).astype(np.uint8), "background\ncell\n")
+
+
+@fault("its mask holds the value 3, which classes.txt does not know", "mask")
+def masks_that_count_from_1(root):
+    return masks(root, lambda split, i, mask: mask + 1)
+
+
+@fault("its mask holds 0.5, and values are whole numbers", "mask")
+def masks_of_fractions(root):
+    return masks(root, lambda split, i, mask: mask.astype(np.float32) / 2, ending="tif")
+
+
+@fault("whose compression alters values", "mask")
+def masks_as_jpeg(root):
+    return masks(root, ending="jpg")
+
+
+@fault("its mask has colors", "mask")
+def masks_of_colors_without_a_palette(root):
+    return masks(root, lambda split, i, mask: np.stack([mask] * 3, axis=2))
+
+
+@fault("its mask is 23 x 32, the image 24 x 32", "mask")
+def masks_of_another_size(root):
+    return masks(root, lambda split, i, mask: mask[i > 1 :])
+
+
+@fault("has no mask in", "mask")
+def image_without_a_mask(root):
+    return masks(root, lambda split, i, mask: mask if i else None)
+
+
+@fault("no pixel of its mask has a class", "mask")
+def masks_that_ignore_all(root):
+    return masks(root, lambda split, i, mask: mask if i else np.full_like(mask, 255))
+
+
+@fault("Classes in val without any training image: road", "mask")
+def masks_with_a_class_in_val_alone(root):
+    return masks(root, lambda split, i, mask: mask if split == "val" else mask.clip(max=1))
+
+
+@fault("are in no split: not used", "mask")
+def images_beside_the_splits_of_masks(root):
+    spec = masks(root)
+    image(root / "images" / "loose.jpg")
+    return spec
+
+
+@fault("gives the value 1 to two classes", "mask")
+def masks_with_one_value_for_two_classes(root):
+    return masks(root, names="sky\ntree\nroad,1\n")
+
+
+@fault("that are labelled differently", "mask")
+def images_with_two_masks(root):
+    spec = masks(root, splits=("train", "val"))
+    for i in range(2):
+        (root / f"images/train/copy{i}.jpg").write_bytes((root / f"images/train/{i}.jpg").read_bytes())
+        Image.fromarray(np.full(SIZE, i, np.uint8)).save(root / f"masks/train/copy{i}.png")
+    return spec
+
+
+# COCO
+
+
+def coco(root, change=lambda split, content: None):
+    for split in ("train", "val"):
+        content = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]}
+        for i in range(3):
+            image(root / split / f"{i}.png", seed=10 * len(split) + i)
+            content["images"].append({"id": i, "file_name": f"{i}.png", "height": SIZE[0], "width": SIZE[1]})
+            outline = [[4, 2, 14, 2, 14, 12, 4, 12]]
+            one = {"id": i, "image_id": i, "category_id": 1 + i % 2, "bbox": [4, 2, 10, 10], "segmentation": outline}
+            content["annotations"].append(one)
+        change(split, content)
+        (root / f"{split}.json").write_text(json.dumps(content))
+    return f"coco:{root}"
+
+
+def first(**values):
+    return lambda split, content: content["annotations"][0].update(values)
+
+
+def every(**values):
+    return lambda split, content: [one.update(values) for one in content["annotations"]]
+
+
+for name, says, change in (
+    ("crowd_in_words", "has iscrowd '0', which is 0 or 1", first(iscrowd="0")),
+    ("area_below_0", "has the area -1", first(area=-1)),
+    ("area_that_is_no_number", "has the area nan", first(area=float("nan"))),
+    ("area_above_the_image_s", "has the area 1000000.0", first(area=1e6)),
+    ("box_of_corners", "is outside of 32 x 24 pixels: 12, 12, 40, 34", first(bbox=[12, 12, 28, 22])),
+    ("box_without_width", "is empty", first(bbox=[4, 2, 0, 10])),
+    ("boxes_of_fractions", "look like fractions", every(bbox=[0.1, 0.1, 0.4, 0.4], segmentation=[])),
+    ("category_that_is_not_listed", "is of category 7, which there is not", first(category_id=7)),
+    ("annotation_of_no_image", "is of image 99, not listed", first(image_id=99)),
+    ("outline_of_another_object", "an outline from 20, 14, 30, 20", first(segmentation=[[20, 14, 30, 14, 30, 20]])),
+    ("outline_of_fractions", "an outline from 0.1, 0.1, 0.4, 0.4",
+     first(segmentation=[[0.1, 0.1, 0.4, 0.1, 0.4, 0.4]])),
+    ("no_object", "No image of train has an object", lambda split, content: content.update(annotations=[])),
+    ("crowds_alone", "No image of val has an object", every(iscrowd=1)),
+    ("image_of_another_size", "is 32 x 24 pixels, and its boxes are for 24 x 32",
+     lambda split, content: content["images"][0].update(height=32, width=24)),
+    ("image_twice", "is listed a second time", lambda split, content: content["images"].append(
+        {"id": 9, "file_name": "0.png", "height": SIZE[0], "width": SIZE[1]})),
+    ("box_twice", "the same box of the same class twice (train/0.png",
+     lambda split, content: content["annotations"].append({**content["annotations"][0], "id": 9})),
+    ("file_that_is_missing", "No such file", lambda split, content: content["images"][0].update(file_name="x.png")),
+    ("other_categories_in_val", "has other categories",
+     lambda split, content: content["categories"][0].update(name=split)),
+    ("category_twice", "two categories have one id or one name",
+     lambda split, content: content["categories"][0].update(name="dog")),
+):  # fmt: skip
+    FAULTS[f"coco_{name}"] = lambda root, change=change: coco(root, change), says, "boxes", {}
+
+
+@fault("is not readable JSON; it may be cut off", "boxes")
+def coco_cut_off(root):
+    spec = coco(root)
+    (root / "val.json").write_text((root / "val.json").read_text()[:100])
+    return spec
+
+
+# YOLO, Pascal VOC and tables of boxes
+
+
+def yolo(root, line="0 0.5 0.5 0.25 0.25", yaml="names: [cat, dog]\n"):
+    for split in ("train", "val"):
+        for i in range(2):
+            image(root / "images" / split / f"{i}.png", seed=10 * len(split) + i)
+            (root / "labels" / split).mkdir(parents=True, exist_ok=True)
+            (root / "labels" / split / f"{i}.txt").write_text(line)
+    (root / "data.yaml").write_text(f"train: images/train\nval: images/val\n{yaml}")
+    return f"yolo:{root}"
+
+
+for name, says, options in (
+    ("pixels", "is outside of its image", {"line": "0 16 12 8 6"}),
+    ("class_that_is_not_named", "is of class 2, and there are 2", {"line": "2 0.5 0.5 0.25 0.25"}),
+    ("confidence", "neither four numbers nor a polygon", {"line": "0 0.5 0.5 0.25 0.25 0.9"}),
+    ("fewer_names_than_classes", "nc is 3, and there are 2 names", {"yaml": "nc: 3\nnames: [cat, dog]\n"}),
+    ("name_twice", "does not name its classes, each once", {"yaml": "names: [cat, cat]\n"}),
+    ("split_that_is_missing", "names images/test, which is not there", {"yaml": "test: images/test\nnames: [cat]\n"}),
+    ("nan", "is empty", {"line": "0 nan 0.5 0.25 0.25"}),
+):
+    FAULTS[f"yolo_{name}"] = lambda root, options=options: yolo(root, **options), says, "boxes", {}
+
+
+@fault("No image of train has an object", "boxes")
+def yolo_labels_in_another_folder(root):
+    spec = yolo(root)
+    (root / "labels").rename(root / "annotations")
+    return spec
+
+
+@fault("has no image", "boxes")
+def yolo_labels_without_an_image(root):
+    spec = yolo(root)
+    (root / "images/train/0.png").unlink()
+    return spec
+
+
+def voc(root, corners=(3, 3, 12, 12), size=SIZE, hard=0):
+    (root / "ImageSets/Main").mkdir(parents=True)
+    (root / "Annotations").mkdir()
+    for i in range(4):
+        image(root / "JPEGImages" / f"{i}.jpg", seed=i)
+        box = "".join(f"<{k}>{v}</{k}>" for k, v in zip(("xmin", "ymin", "xmax", "ymax"), corners))
+        (root / "Annotations" / f"{i}.xml").write_text(
+            f"<annotation><size><width>{size[1]}</width><height>{size[0]}</height></size><object><name>cat</name>"
+            f"<difficult>{hard}</difficult><bndbox>{box}</bndbox></object></annotation>"
+        )
+    for split, names in (("train", "0\n1"), ("val", "2\n3")):
+        (root / "ImageSets/Main" / f"{split}.txt").write_text(names)
+    return f"voc:{root}"
+
+
+for name, says, options in (
+    ("corners_in_wrong_order", "is empty", {"corners": (12, 12, 3, 3)}),
+    ("no_size", "is said to have 0 x 0 pixels", {"size": (0, 0)}),
+    ("sides_that_changed_places", "its boxes are for 24 x 32", {"size": SIZE[::-1]}),
+    ("difficult_objects_alone", "No image of train has an object", {"hard": 1}),
+):
+    FAULTS[f"voc_{name}"] = lambda root, options=options: voc(root, **options), says, "boxes", {}
+
+
+@fault("also in train, byte for byte", "boxes")
+def voc_image_of_two_splits(root):
+    spec = voc(root)
+    (root / "ImageSets/Main/val.txt").write_text("1\n2\n")
+    return spec
+
+
+@fault("has no XML file", "boxes")
+def voc_image_without_annotation(root):
+    spec = voc(root)
+    (root / "Annotations/0.xml").unlink()
+    return spec
+
+
+def boxes(root, row):
+    for i in range(4):
+        image(root / f"{i}.png", seed=i)
+    good = ["0.png,train,32,24,cat,2,2,9,9", "1.png,train,32,24,dog,2,2,9,9", "2.png,val,32,24,cat,2,2,9,9"]
+    (root / "boxes.csv").write_text("\n".join(["image,split,width,height,label,xmin,ymin,xmax,ymax", *good, row]))
+
+
+for name, says, row in (
+    ("numbers_in_words", "could not convert string to float: 'ten'", "3.png,val,32,24,cat,ten,2,9,9"),
+    ("another_size", "gives it another split or size", "0.png,train,24,32,cat,2,2,9,9"),
+    ("unknown_split", "the split 'trian' is none of", "3.png,trian,32,24,cat,2,2,9,9"),
+    ("no_label", "has the label '', which is no class", "3.png,train,32,24,,2,2,9,9"),
+    ("row_twice", "the same box of the same class twice", "0.png,train,32,24,cat,2,2,9,9"),
+    ("label_in_two_cases", "'Dog' = 'dog'", "3.png,train,32,24,Dog,2,2,9,9"),
+):
+    FAULTS[f"boxes_{name}"] = lambda root, row=row: boxes(root, row), says, "boxes", {}
+
+
+# Sequences
+
+
+def sequences(root, line="[MAX 1 2 ]\t2"):
+    for number, split in enumerate(("train", "val", "test")):
+        rows = [f"[MIN {number} {i} ]\t{min(number, i)}" for i in range(1, 9)]
+        (root / f"basic_{split}.tsv").write_text("\n".join(["Source\tTarget", *rows, line if split == "train" else ""]))
+    return f"listops:{root}"
+
+
+for name, says, line in (
+    ("unknown_token", "basic_train.tsv, line 10", "[MAX 1 [LOG 2 ] ]\t2"),
+    ("value_that_is_no_digit", "a digit in Target", "[MAX 1 2 ]\t12"),
+    ("line_without_value", "a digit in Target", "[MAX 1 2 ]"),
+    ("sequence_of_two_splits", "also in train", "[MIN 2 4 ]\t2"),
+):
+    FAULTS[f"sequences_{name}"] = lambda root, line=line: sequences(root, line), says, "tokens", {}
+
+
+# Shards
+
+
+def shards(root, members):
+    def content(i):
+        file = io.BytesIO()
+        Image.fromarray(np.random.default_rng(i).integers(0, 256, (*SIZE, 3), dtype=np.uint8)).save(file, "png")
+        return file.getvalue()
+
+    good = [
+        (f"{i}.{kind}", content(i) if kind == "png" else b"%d" % (i % 2)) for i in range(8) for kind in ("png", "cls")
+    ]
+    with tarfile.open(root / "a.tar", "w") as tar:
+        for name, raw in [*good, *members]:
+            member = tarfile.TarInfo(name)
+            member.size = len(raw)
+            tar.addfile(member, io.BytesIO(raw))
+    return f"wds:{root}"
+
+
+for name, says, members in (
+    ("without_a_label", "it has no label", [("9.png", b"x")]),
+    ("without_an_image", "there is a label, but no image", [("9.cls", b"1")]),
+    ("with_a_word_for_a_label", "its label 'cat' is no number", [("9.png", b"x"), ("9.cls", b"cat")]),
+    ("with_a_label_below_0", "its label -1 is below 0", [("9.png", b"x"), ("9.cls", b"-1")]),
+    ("with_a_broken_image", "not an image in a known format", [("9.png", b"x"), ("9.cls", b"1")]),
+):
+    FAULTS[f"shard_{name}"] = lambda root, members=members: shards(root, members), says, "class", {}
+
+
+@fault("a.tar")
+def shard_cut_off(root):
+    spec = shards(root, [])
+    (root / "a.tar").write_bytes((root / "a.tar").read_bytes()[:4000])
+    return spec
+
+
+# Hugging Face
+
+
+def saved(root, labels, **others):
+    datasets = pytest.importorskip("datasets", reason="needs the hf extra (Hugging Face datasets)")
+    pixels = [Image.fromarray(np.random.default_rng(i).integers(0, 256, (*SIZE, 3), dtype=np.uint8)) for i in range(9)]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    splits = {
+        split: datasets.Dataset.from_dict({"image": pixels[: len(values)], "label": values}, features=features)
+        for split, values in {"train": labels, **others}.items()
+    }
+    datasets.DatasetDict(splits).save_to_disk(root / "saved")
+    return f"hf:{root / 'saved'}"
+
+
+@fault("images of train in hf:")
+def hugging_face_row_without_a_label(root):
+    return saved(root, [0, 1, 0, 1, 0, 1, 0, 1, -1])
+
+
+@fault("such as train[8] with the label -1")
+def hugging_face_label_of_none(root):
+    return saved(root, [0, 1, 0, 1, 0, 1, 0, 1, None])
+
+
+@fault("The labels of test are not public; it was not used.")
+def hugging_face_hidden_labels(root):
+    return saved(root, [0, 1, 0, 1, 0, 1], test=[-1, -1, -1])
+
+
+# Splits and groups
+
+
+def split_file(rows):
+    def write(root):
+        (root / "split.csv").write_text("\n".join(rows))
+        return root / "split.csv"
+
+    return write
+
+
+def listed(**splits):
+    usual = ["train"] * 6 + ["val"] * 2
+    return [f"{k}/{i}.png,{splits.get(f'{k}{i}', usual[i])}" for k in ("cat", "dog") for i in range(8)]
+
+
+for name, says, rows in (
+    ("names_an_image_that_is_missing", "names 1 images that", ["image,split", *listed(), "cat/99.png,val"]),
+    ("has_an_unknown_split", 'into the split "holdout"', ["image,split", *listed(cat3="holdout")]),
+    ("names_an_image_twice", "names cat/0.png 2 times", ["image,split", *listed(), "cat/0.png,val"]),
+    ("has_other_labels", "images other labels", ["image,split,label", *(f"{row},cat" for row in listed())]),
+    ("leaves_images_out", "does not name were left out", ["image,split", *listed()[:-1]]),
+    (
+        "tears_groups",
+        "groups of val are also",
+        ["image,split,group", *(f"{row},{row[4]}" for row in listed(dog0="val"))],
+    ),
+    ("has_no_column_split", "has no column split", ["image,part", *listed()]),
+):
+    FAULTS[f"split_file_{name}"] = classes, says, "class", {"split_file": split_file(rows)}
+for name, says, options in (
+    ("that_leave_images_out", "images belong to no group, such as", {"group_by": "(cat)"}),
+    ("that_are_one", "no images to evaluate on", {"group_by": "png"}),
+    ("that_are_no_expression", "is no regular expression", {"group_by": "("}),
+    ("fewer_than_folds", "too few images, or groups", {"group_by": "^[a-z]+/[01]", "fold": (0, 9)}),
+):  # fmt: skip
+    FAULTS[f"groups_{name}"] = classes, says, "class", options
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_refused_or_reported(name, tmp_path):
+    plant, says, target, options = FAULTS[name]
+    (tmp_path / "set").mkdir()
+    spec = str(plant(tmp_path / "set") or tmp_path / "set")
+    views = {"joint": VIEWS[target].joint, "joint_view": VIEWS[target].joint_view} if target in VIEWS else {}
+    options = {key: value(tmp_path / "set") if callable(value) else value for key, value in options.items()}
+    try:
+        if target == "tokens":
+            found = data.load_sequences(spec, img_size=(1, 16), in_chans=16, **options)
+        else:
+            found = data.load(spec, img_size=SIZE, augment=small_detection().augment, target=target, **views, **options)
+        said = "\n".join(found.summary()["warnings"])
+    except UserError as error:
+        said = str(error)
+    assert says in said
