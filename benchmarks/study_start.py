@@ -5,6 +5,11 @@
 A folder of small PNG files is made (`--equal` of them are equal to others), and a study of it is started, stopped after
 its first step in each worker, and started again in another folder; `vitmods data` is timed whole. CPU seconds are
 of all processes, imports and stopping included: what others do on the machine moves them less than the clock.
+
+    python benchmarks/study_start.py --images 200000 --side 8 --load
+
+measures only how a process opens the images, imports excluded: its CPU seconds, and its memory beside the files that
+all processes share.
 """
 
 import argparse
@@ -54,6 +59,21 @@ def make_images(root: Path, count: int, side: int, equal: int) -> None:
         small.resize((side, side), Image.Resampling.BICUBIC).save(folder / f"{i:06d}.png")
 
 
+LOAD = """
+import sys, time, torch
+from vitmods.data.load import load
+from vitmods.recipes import Augment
+
+def private():
+    rows = open("/proc/self/smaps_rollup").read().splitlines()
+    return sum(int(row.split()[1]) for row in rows if row.startswith("Private_Dirty")) / 1000
+
+memory, cpu = private(), time.process_time()
+images = load(sys.argv[1], img_size=int(sys.argv[2]), augment=Augment())
+print(f"CPU {time.process_time() - cpu:.1f} s, {private() - memory:.0f} MB for {len(images.train):,} training images")
+"""
+
+
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-c", "from vitmods.cli import main; main()", *arguments]
 
@@ -92,12 +112,20 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=32)
     parser.add_argument("--equal", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--load", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         make_images(root / "images", options.images, options.side, options.equal)
         (root / "first_step.py").write_text(PLUGIN)
         env = {**os.environ, "XDG_CACHE_HOME": str(root / "cache")}
+        if options.load:
+            for what in ("first", "second", "third"):
+                print(f"{what} start:", end=" ", flush=True)
+                subprocess.run(
+                    [sys.executable, "-c", LOAD, str(root / "images"), str(options.side)], env=env, check=True
+                )
+            return
         data = ["--data", str(root / "images"), "--img-size", str(options.side)]
         study = ["compare", "--plugin", str(root / "first_step.py"), *data, "--base", "mu3/4", "--arms", "rms"]
         study += [

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from vitmods.data.rng import Stream, bits, permutation, text_bits, uniform
+from vitmods.data.rng import Stream, bits, permutation, text_bits, text_order, uniform
 
 seeds = st.integers(-(2**63), 2**64)
 
@@ -26,7 +26,7 @@ def test_draws_do_not_change_between_versions() -> None:
     """A changed number would silently change every trial that is resumed or compared with an older one."""
     assert int(bits(0, Stream.FLIP, 0, 0)) == 0xD2207D237D6092FE
     assert permutation(0, 0, 8).tolist() == [2, 5, 7, 4, 6, 0, 1, 3]
-    assert text_bits(0, "split", "cat/1.png") == 17390288959559953563
+    assert text_bits(0, "split", ["cat/1.png"]).tolist() == [17390288959559953563]
 
 
 @pytest.mark.parametrize("vary", ["seed", "stream", "epoch", "sample"])
@@ -52,5 +52,8 @@ def test_swapped_counters_are_other_numbers() -> None:
 
 
 def test_text_bits_take_file_names_that_are_not_text() -> None:
-    assert text_bits(0, "split", "caf\udce9.jpg") != text_bits(0, "split", "café.jpg")
-    assert text_bits(0, "split", "a") != text_bits(1, "split", "a") != text_bits(1, "limit", "a")
+    undecodable, other = text_bits(0, "split", ["caf\udce9.jpg", "café.jpg"])
+    assert undecodable != other
+    drawn = {int(text_bits(seed, purpose, ["a"])[0]) for seed in (0, 1) for purpose in ("split", "limit")}
+    assert len(drawn) == 4
+    assert text_order(0, "split", ["b", "a", "b"]).tolist() in ([0, 2, 1], [1, 0, 2])

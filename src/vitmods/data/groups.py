@@ -9,6 +9,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,7 @@ def groups_of(ids: Sequence[str], group_by: str | Path | None, digests: NDArray[
         return None
     keys = keys_by(group_by, ids) if group_by else None
     known = np.flatnonzero(digests.any(axis=1))
-    kinds, same = np.unique(np.ascontiguousarray(digests[known]).view("S16").ravel(), return_inverse=True)
+    kinds, same = np.unique(hashes(digests[known]), return_inverse=True)
     if keys is None and len(kinds) == len(known):
         return None
     from scipy.sparse import coo_array
@@ -79,6 +80,11 @@ def groups_of(ids: Sequence[str], group_by: str | Path | None, digests: NDArray[
     return tuple(names[one] for one in component)
 
 
+def hashes(digests: NDArray[np.uint8]) -> NDArray[np.bytes_]:
+    """Return digests (n, 16) as an array (n,) that numpy can sort and compare."""
+    return np.ascontiguousarray(digests).view("S16").ravel()
+
+
 def suggested(ids: Sequence[str], classes: int) -> tuple[str, int] | None:
     """An expression by which names look as if images belonged together, and how many groups it finds; None: none does.
 
@@ -86,10 +92,11 @@ def suggested(ids: Sequence[str], classes: int) -> tuple[str, int] | None:
     folder, and no group has more than a fifth of them.
     """
     for pattern in SUGGESTED:
-        found = list(map(re.compile(pattern).search, ids))
-        if not all(found):
+        # A lazy iterator: most patterns fail at the first of a million names.
+        matches = list(takewhile(bool, map(re.compile(pattern).search, ids)))
+        if len(matches) < len(ids):
             continue
-        keys = [one[1] for one in found if one]
+        keys = [match[1] for match in matches if match]
         sizes = Counter(keys)
         together = Counter((name.rpartition("/")[0], key) for name, key in zip(ids, keys, strict=True))
         shared = sum(size for size in together.values() if size > 1)

@@ -23,7 +23,7 @@ from PIL import Image
 
 from vitmods.data.read import Unreadable, digest, shown_size
 from vitmods.data.records import ENDINGS, Records, Source, printable
-from vitmods.data.rng import text_bits
+from vitmods.data.rng import text_order
 from vitmods.data.shards import (
     EMPTY,
     MANIFEST,
@@ -221,7 +221,7 @@ class _Packer:
 
     def _items(self, split: str, records: Records) -> Iterator[Item]:
         """Images in an order drawn from their names, so that a shard has some of every class."""
-        order = sorted(range(len(records)), key=lambda i: (text_bits(0, "pack", records.ids[i]), i))
+        order = text_order(0, "pack", records.ids).tolist()
         known = self._known(split)
 
         def read(number: int) -> "Item | str":

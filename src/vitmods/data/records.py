@@ -78,7 +78,7 @@ class Records:
         """The records at these positions, in this order."""
         return replace(
             self,
-            ids=tuple(self.ids[i] for i in index),
+            ids=tuple(map(self.ids.__getitem__, index.tolist())),
             labels=self.labels[index],
             rows=self.rows[index],
             keys=self.keys[index],

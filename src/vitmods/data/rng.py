@@ -5,6 +5,7 @@ is resumed cannot change a draw, and one call draws for a whole batch. The mixin
 Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), chained over the counters.
 """
 
+from collections.abc import Iterable
 from enum import IntEnum
 from hashlib import blake2b
 
@@ -68,10 +69,16 @@ def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
     return np.argsort(bits(seed, Stream.ORDER, epoch, np.arange(n)), kind="stable")
 
 
-def text_bits(seed: int, purpose: str, text: str) -> int:
-    """64 random bits for a name, such as a file's; surrogates from undecodable file names are allowed."""
-    message = f"{seed}\0{purpose}\0{text}".encode("utf-8", "surrogateescape")
-    return int.from_bytes(blake2b(message, digest_size=8).digest(), "little")
+def text_bits(seed: int, purpose: str, texts: Iterable[str]) -> NDArray[np.uint64]:
+    """Return 64 random bits (n,) for each name, such as a file's; surrogates from undecodable names are allowed."""
+    start = f"{seed}\0{purpose}\0".encode()
+    messages = (start + text.encode("utf-8", "surrogateescape") for text in texts)
+    return np.frombuffer(b"".join(blake2b(message, digest_size=8).digest() for message in messages), "<u8")
+
+
+def text_order(seed: int, purpose: str, texts: Iterable[str]) -> NDArray[np.int64]:
+    """Return the order (n,) that the bits of the names draw; equal names keep theirs."""
+    return np.argsort(text_bits(seed, purpose, texts), kind="stable")
 
 
 def _unsigned(counter: Counter) -> NDArray[np.uint64]:

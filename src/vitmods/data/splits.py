@@ -4,8 +4,7 @@ An image's place depends on its own name and on how many images its class has, n
 one group stay together: the group goes where its first image in the drawn order would, in that image's class.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
@@ -15,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitmods.data.digests import digests_of
-from vitmods.data.groups import groups_of, keys_by, suggested
+from vitmods.data.groups import groups_of, hashes, keys_by, suggested
 from vitmods.data.records import SPLITS, Records, Source, joined, printable
-from vitmods.data.rng import text_bits
+from vitmods.data.rng import text_order
 from vitmods.data.split_file import read_split
 from vitmods.util.errors import UserError
 
@@ -155,8 +154,8 @@ def _belonging(source: Source, group_by: str | Path | None, cache_dir: Path | No
     if group_by:
         keys_by(group_by, train.ids)  # a UserError, before every image is read
     digests = digests_of(train, cache_dir)
-    same = Counter(row.tobytes() for row in digests[digests.any(axis=1)])
-    if many := sum(count for count in same.values() if count > 1):
+    copies = np.unique(hashes(digests[digests.any(axis=1)]), return_counts=True)[1]
+    if many := copies[copies > 1].sum():
         source.warnings.append(f"{many} images have equals, byte for byte: they are in the same split as those.")
     if group_by is None and (found := suggested(train.ids, len(source.classes))):
         pattern, count = found
@@ -292,13 +291,18 @@ Unit = list[int]
 
 def _by_class(records: Records, seed: int, purpose: str, groups: Groups) -> list[list[Unit]]:
     """Each class's units, in an order drawn from the seed and the names; a unit is of the class of its first image."""
-    draws = [(text_bits(seed, purpose, name), name) for name in records.ids]
-    units: dict[int | str, Unit] = {}
-    for i in sorted(range(len(records)), key=draws.__getitem__):
-        units.setdefault(i if groups is None else groups[i], []).append(i)
-    members: dict[int, list[Unit]] = {int(label): [] for label in np.unique(records.labels)}
-    for unit in units.values():
-        members[int(records.labels[unit[0]])].append(unit)
+    order = text_order(seed, purpose, records.ids).tolist()
+    if groups is None:
+        units: Iterable[Unit] = ([i] for i in order)
+    else:
+        together: dict[str, Unit] = {}
+        for i in order:
+            together.setdefault(groups[i], []).append(i)
+        units = together.values()
+    labels = records.labels.tolist()
+    members: dict[int, list[Unit]] = {label: [] for label in sorted(set(labels))}
+    for unit in units:
+        members[labels[unit[0]]].append(unit)
     return list(members.values())
 
 

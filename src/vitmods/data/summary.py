@@ -10,7 +10,7 @@ import numpy as np
 
 from vitmods.data.dataset import Split
 from vitmods.data.geometry import LONGEST
-from vitmods.data.groups import keys_by
+from vitmods.data.groups import hashes, keys_by
 from vitmods.data.multilabel import label_counts, label_problems
 from vitmods.data.records import SPLITS, Broken, Records, Source, printable
 from vitmods.data.sequences import SequenceSplit
@@ -264,13 +264,14 @@ def _repeats(splits: Splits) -> list[str]:
     """Of val and test: how many images are also trained on, with examples."""
     if "train" not in splits:
         return []
-    trained = dict(zip(_digests(splits["train"]), splits["train"].ids, strict=True))
-    texts = []
+    train, texts = splits["train"], []
+    trained = hashes(train.store.index.digests)
     for name, split in splits.items():
-        pairs = zip(_digests(split), split.ids, strict=True)
-        same = [f"{printable(own)} = {printable(trained[key])}" for key, own in pairs if key in trained]
-        if same and name != "train":
-            texts.append(f"{len(same)} images of {name} are also in train, byte for byte ({_listed(same, 3)})")
+        own = hashes(split.store.index.digests)
+        if name != "train" and len(repeated := np.flatnonzero(np.isin(own, trained))):
+            names = dict(zip(trained.tolist(), train.ids, strict=True))
+            pairs = [f"{printable(split.ids[i])} = {printable(names[own[i]])}" for i in repeated]
+            texts.append(f"{len(pairs)} images of {name} are also in train, byte for byte ({_listed(pairs, 3)})")
     return texts
 
 
@@ -283,10 +284,6 @@ def _torn_groups(splits: Splits, group_by: str | Path) -> list[str]:
         for name, keys in found.items()
         if keys
     ]
-
-
-def _digests(split: Split | SequenceSplit) -> list[bytes]:
-    return [row.tobytes() for row in split.store.index.digests]
 
 
 def _listed(names: list[str], most: int = _LISTED) -> str:

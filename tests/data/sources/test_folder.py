@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,27 @@ def test_class_folders(make_folder) -> None:
     )
     assert source.splits["train"].labels.tolist() == [0, 0, 0, 1, 1]
     assert source.warnings == []
+
+
+def test_a_listed_image_takes_little_memory_and_its_folder_is_read_once(tmp_path: Path, monkeypatch) -> None:
+    """Every worker of a study lists all images: a million must not take seconds and gigabytes in each."""
+    for number in range(2000):
+        path = tmp_path / f"class{number % 2}" / f"{number:06d}.png"
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    read: list[str] = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: read.append(Path(path).name) or scandir(path))
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        source = folder(tmp_path)
+        bytes_an_image = (tracemalloc.get_traced_memory()[0] - before) / 2000
+    finally:
+        tracemalloc.stop()
+    assert len(source.splits["train"]) == 2000
+    assert bytes_an_image < 600
+    assert sorted(name for name in read if name.startswith("class")) == ["class0", "class1"]
 
 
 @pytest.mark.parametrize("val", ["val", "valid", "validation", "Validation", "dev"])

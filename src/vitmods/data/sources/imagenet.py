@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from vitmods.data.records import ENDINGS, Records, Source, printable
-from vitmods.data.rng import text_bits
+from vitmods.data.rng import text_order
 from vitmods.data.sources import SOURCES, Spec, data_source
 from vitmods.data.sources.folder import class_folders, file_records, loose_images
 from vitmods.data.sources.hf import hf_set
@@ -186,8 +186,7 @@ def minival(source: Source, asked: str) -> Source:
             "minival=1 takes val out of ImageNet's train, which is not there: add it, or leave minival out."
         )
     train = source.splits["train"]
-    draws = [(text_bits(0, "minival", name.rsplit("/", 1)[-1]), i) for i, name in enumerate(train.ids)]
-    order = np.array([i for _, i in sorted(draws)], dtype=np.int64)
+    order = text_order(0, "minival", (name.rpartition("/")[2] for name in train.ids))
     kept = round(MINIVAL * len(order))
     parts = {"train": train.take(np.sort(order[:kept])), "val": train.take(np.sort(order[kept:]))}
     record = f"minival: val is {1 - MINIVAL:.0%} of train, and test is the published val."
