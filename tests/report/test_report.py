@@ -287,19 +287,20 @@ def opened(synthetic, **values):
     return dataclasses.replace(answer, arms=(dataclasses.replace(answer.arms[0], effect=effect), answer.arms[1]))
 
 
-def test_an_open_arm_is_told_what_would_decide_it(synthetic):
+def test_the_forecast_of_an_open_arm_and_the_command(synthetic):
     answer = opened(synthetic, effect=1.5, sd=1.0, df=16.0, leans="up")
-    (line,) = (text for text in advice(answer) if text.startswith("dpn (leans up): "))
-    assert re.search(r"the size seen \(1\.50 points\) takes about \d+ seeds \(\d+ to .*\), [\d.]+ h more\.$", line)
-    (command,) = (step.command for step in what_now(answer) if step.text == "To decide what seeds can decide:")
-    assert re.search(r" --until-decided --max-seeds (12|16|20|24)$", command)
+    (line,) = (text for text in advice(answer) if text.startswith("dpn (leaning positive): chance of a verdict "))
+    assert re.search(r"\d+ % with 8 seeds, \d+ % with 16, \d+ % with 32; 16 seeds take [\d.]+ h more\.$", line)
+    (command,) = (step.command for step in what_now(answer) if step.text == "To decide these arms:")
+    assert command.endswith(" --until-decided --max-seeds 16")
     assert " --seeds" not in command
 
 
-def test_out_of_reach_is_said(synthetic):
-    texts = advice(opened(synthetic, effect=0.1, sd=2.0, df=16.0))
-    assert "dpn: to rule out a difference of 0.5 points takes more than 32 seeds: out of reach." in texts
-    assert any(text.startswith("The rest is out of reach of 32 seeds: leave it open, allow a margin") for text in texts)
+def test_arms_that_no_study_decides_stay_open(synthetic):
+    texts = advice(opened(synthetic, effect=0.02, sd=2.0, df=16.0, n=20))
+    assert "dpn: a verdict is not feasible with up to 32 seeds (chance below 10 %)." in texts
+    assert any(text.startswith("Leave open arms open, or compare where trials vary less") for text in texts)
+    assert not any("images would make it feasible" in text for text in texts)
 
 
 def test_the_command_for_more_seeds():

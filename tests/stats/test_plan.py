@@ -10,10 +10,10 @@ from vitmods.stats.plan import (
     SIMULATED,
     Findable,
     detectable,
+    finest,
     images_at_worst,
     images_for,
     sd_range,
-    seeds_can_decide,
     seeds_for,
     seeds_within,
 )  # fmt: skip
@@ -66,23 +66,18 @@ def test_images_widen_what_can_be_found():
     assert detectable(1, 1) == Findable(math.inf, math.inf, math.inf)
 
 
-@pytest.mark.parametrize("equivalent", [False, True])
-def test_seeds_for_is_the_least_number(equivalent):
-    def reach(n):
-        found = detectable(4, n)
-        return found.equivalent if equivalent else found.effect
-
-    n = seeds_for(1.8, 4, equivalent=equivalent)
-    assert reach(n) <= 1.8 < reach(n - 1)
+def test_seeds_for_is_the_least_number():
+    n = seeds_for(1.8, 4)
+    assert detectable(4, n).equivalent <= 1.8 < detectable(4, n - 1).equivalent
     assert seeds_for(0.0, 4) is None
-    assert seeds_for(0.1, 4, images=0.5) is None
 
 
-def test_images_for():
-    assert not seeds_can_decide(1.0, 0.5, 4)
-    assert seeds_can_decide(2.0, 0.5, 4)
-    # A critical value of 2.442 for four arms and endless seeds, and 0.842 for a power of 80 %.
-    assert images_for(1.0, 0.5, 300, 4) == pytest.approx(300 * (0.5 * (2.442 + 0.842)) ** 2, abs=1)
+def test_what_images_resolve():
+    assert finest(0.5, 4) == pytest.approx(0.5 * 2.442, abs=1e-3), "the critical value of four arms and endless seeds"
+    enough = images_for(1.0, sd=0.6, images_sd=0.5, m=300, k=4)
+    assert enough == 3400
+    assert detectable(4, 32, 0.0075, 0.15).equivalent * 0.6 <= 1.0
+    assert images_for(1.0, sd=1.5, images_sd=0.5, m=300, k=4) is None, "endless images and 32 seeds do not either"
 
 
 def test_ranges_and_worst_cases():

@@ -52,9 +52,19 @@ def test_arms_that_vary_very_differently():
 
 
 def test_test_images_that_are_too_few_for_the_margin():
-    (said,) = doubts(study(images=300))
-    assert said.startswith("300 test images are few for a margin of 0.5 points: no number of seeds can show so little.")
-    assert doubts(dataclasses.replace(study(images=300), generalize="seeds")) == []
+    cannot = (
+        "Effects within the margin of 0.5 points cannot be resolved with 300 test images, which resolve 3.4 points at "
+        "best. "
+    )
+    few = study(images=300)
+    (said,) = doubts(few)
+    assert said.startswith(cannot + "Nor can more images: trials vary by 2.9 points, so 32 seeds resolve 3.1 points.")
+    steady = dataclasses.replace(few["a"], sd=0.2)
+    (said,) = doubts(dataclasses.replace(few, effects={"a": steady}))
+    assert said.startswith(cannot + "About 77,000 test images could, with up to 32 seeds. Or restrict the claim")
+    (said,) = doubts(dataclasses.replace(few, effects={"a": dataclasses.replace(steady, grouped=True)}))
+    assert "with 300 groups of test images" in said
+    assert doubts(dataclasses.replace(few, generalize="seeds")) == []
     assert doubts(study(images=100_000)) == []
 
 

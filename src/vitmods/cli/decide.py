@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.markdown + options.latex + options.json > 1:
         raise UserError("Give one of --markdown, --latex and --json.")
     from vitmods.stats.decide import decide
-    from vitmods.stats.plan import needed
+    from vitmods.stats.plan import forecast
 
     found = decide(
         options.scores, options.base, options.margin, unit=options.unit, generalize=options.generalize,
@@ -79,6 +79,6 @@ def main(arguments: Sequence[str]) -> int:
     else:
         print(found)
         for effect in found.effects.values():
-            if need := needed(effect):
-                print(f"{effect.arm}: {need}")
+            if expected := forecast(effect):
+                print(f"{effect.arm}: {expected}")
     return 0

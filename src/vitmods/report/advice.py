@@ -7,9 +7,8 @@ import shlex
 from collections.abc import Iterator
 
 from vitmods.report.designs import Step, factorial_steps
-from vitmods.report.text import not_learned, points, ranked
-from vitmods.stats.plan import Need, needed
-from vitmods.stats.sequential import LOOKS
+from vitmods.report.text import LEANING, not_learned, ranked
+from vitmods.stats.plan import Forecast, forecast
 from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer
 from vitmods.study.arms import BASE
@@ -88,42 +87,31 @@ def _stability(answer: Answer) -> Iterator[Step]:
 
 
 def _open(answer: Answer) -> Iterator[Step]:
-    """What each open arm takes, and one command for all that seeds can decide."""
-    most, by_images = 0, False
-    for arm, effect in ranked(answer):
-        need = needed(effect)
-        if need is None:
-            continue
-        by_images |= need.images > 0
-        leans = f" (leans {effect.leans})" if effect.leans else ""
-        hopeless = " The seeds planned are unlikely to do." if effect.futile else ""
-        yield Step(f"{arm.name}{leans}: {need}{_time(answer, arm, need)}.{hopeless}")
-        most = max(most, need.seeds or 0)
+    """The forecast for each open arm, and one command for all arms that more seeds may decide."""
+    forecasts = [(arm, found) for arm, effect in ranked(answer) if (found := forecast(effect))]
+    for arm, found in forecasts:
+        leaning = LEANING.get(found.effect.leans, "")
+        yield Step(f"{arm.name}{leaning}: {found}{_time(answer, arm, found)}.")
+    most = max((found.seeds for _, found in forecasts), default=0)
     if most and answer.base.name == BASE:  # seeds are added against base
-        most = next(n for n in LOOKS if n >= most)
-        yield Step("To decide what seeds can decide:", extended(answer.command, most, fixed=bool(answer.sweep)))
-    elif any(effect.verdict == Verdict.OPEN for effect in answer.effects.values()):
-        margin = f"{answer.margin:g}{points(answer.metric)}"
-        if answer.decision.overlap:
-            why = "With folds all seeds are trained on the same images, which limits what more of them add"
-            yield Step(f"{why}: more images, or a margin above {margin}, decide the rest.")
-        elif by_images:
-            yield Step(f"More seeds are no way to decide the rest: more test images, or a margin above {margin}, are.")
-        elif not most:
-            yield Step(
-                f"The rest is out of reach of {LOOKS[-1]} seeds: leave it open, allow a margin above {margin}, or "
-                "compare where trials vary less (trained longer, or on more images)."
-            )
+        yield Step("To decide these arms:", extended(answer.command, most, fixed=bool(answer.sweep)))
+    elif answer.decision.overlap and any(effect.verdict == Verdict.OPEN for effect in answer.effects.values()):
+        yield Step(
+            "With folds, all seeds are trained on the same images, which limits what more seeds add. Open arms need "
+            "more images."
+        )
+    elif forecasts and not most and not any(found.images for _, found in forecasts):
+        yield Step("Leave open arms open, or compare where trials vary less: train longer, or on more images.")
 
 
-def _time(answer: Answer, arm: ArmAnswer, need: Need) -> str:
-    """Of the trials that are missing, on a machine as fast as this one, one at a time."""
+def _time(answer: Answer, arm: ArmAnswer, found: Forecast) -> str:
+    """Time for the missing trials, one at a time on a machine as fast as this one."""
     seconds = [mean_of(trial.wall_s for trial in one.trials) for one in (answer.base, arm)]
     known = [value for value in seconds if value is not None]
-    if need.seeds is None or len(known) < 2:
+    if not found.seeds or len(known) < 2:
         return ""
-    settings = max(len(answer.sweep), 1)
-    return f", {duration((need.seeds - need.effect.n) * settings * sum(known))} more"
+    more = (found.seeds - found.effect.n) * max(len(answer.sweep), 1) * sum(known)
+    return f"; {found.seeds} seeds take {duration(more)} more"
 
 
 def extended(command: str, seeds: int, fixed: bool = False) -> str:

@@ -9,8 +9,9 @@ import statistics
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from vitmods.report.text import numbers, points, ranked_effects, verb
+from vitmods.report.text import LEANING, numbers, points, ranked_effects, verb
 from vitmods.stats.factorial import LOOKS, NOMINAL, detectable
+from vitmods.stats.plan import forecast
 from vitmods.stats.verdict import Effect, Verdict
 from vitmods.study.answer import Answer
 from vitmods.study.outcome import ArmAnswer, SettingAnswer
@@ -98,33 +99,13 @@ def factorial_steps(answer: Answer) -> Iterator[Step]:
 
 
 def _open_changes(answer: Answer) -> Iterator[Step]:
-    unit = points(answer.metric)
-    for effect in ranked_effects(answer):
-        if effect.verdict != Verdict.OPEN or not effect.sd > 0:
-            continue
-        seeds = seeds_needed(answer, effect)
-        leans = f" (leans {effect.leans})" if effect.leans else ""
-        found = "is out of reach of a factorial study" if seeds is None else f"takes about {seeds} seeds of every run"
-        sought = f"to find an effect of the size seen ({abs(effect.effect):.{effect.digits}f}{unit})"
-        if abs(effect.effect) < effect.margin:
-            sought = f"to rule out a difference of {effect.margin:g}{unit}"
-        yield Step(f"{effect.arm}{leans}: {sought} {found}.")
-
-
-def seeds_needed(answer: Answer, effect: Effect) -> int | None:
-    """Of every run, until an effect as large as this is found, or shown to be none if it is within the margin; None:
-    more than a factorial study may have. Without the part of the images."""
     assert answer.factorial is not None
     design = answer.factorial.design
-    least = float(design.relative_variance.max())
-    sd = effect.sd * math.sqrt(len(design.runs) / (2 * least))  # of one trial: V = 2 sd^2 / n = 4 least sd^2 / (N n)
-    for n in LOOKS:
-        found = detectable(design, n, NOMINAL)
-        small = abs(effect.effect) < effect.margin
-        reach, sought = (found.equivalent, effect.margin) if small else (found.effect, abs(effect.effect))
-        if n > effect.n and reach * sd <= sought:
-            return n
-    return None
+    scale = math.sqrt(len(design.runs) / (2 * float(design.relative_variance.max())))  # V = 2 sd^2 / n of an effect
+    for effect in ranked_effects(answer):
+        halves = {n: scale * detectable(design, n, NOMINAL).half for n in LOOKS[-3:]}
+        if expected := forecast(effect, halves):
+            yield Step(f"{effect.arm}{LEANING.get(effect.leans, '')}: {expected} of every run.")
 
 
 def confirming(command: str) -> str:

@@ -42,6 +42,7 @@ PRESERVES = {
     "weights": "keeps base's weights",
     "nothing": "needs weights of its own",
 }
+LEANING = {"up": " (leaning positive)", "down": " (leaning negative)"}
 NAMED = 2  # arms of one verdict in the headline; more are counted
 
 

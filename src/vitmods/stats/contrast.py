@@ -99,6 +99,7 @@ def effect_of(
         spread_ratio=math.nan, correlation=math.nan, images_sd=math.sqrt(images),
         failures=int(failures[1]), base_failures=int(failures[0]), margin=criteria.margin, family=family,
         alpha=criteria.alpha, unit=criteria.unit, images=0 if part is None else part.m,
+        grouped=criteria.groups is not None,
         higher_is_better=criteria.higher_is_better, generalize=criteria.generalize, overlap=criteria.overlap,
         notes=("the interval assumes that arms vary alike",) if doubtful else (),
         leans=("up" if gain > 0 else "down") if verdict == Verdict.OPEN and known and abs(gain) > error else "",

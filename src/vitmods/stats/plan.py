@@ -9,8 +9,8 @@ of studies when the margin is the 80 % quantile of half + |d|.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -29,6 +29,9 @@ STUDIES = 4000
 SIMULATED = 48  # seeds; beyond, widths shrink as in a study with endless degrees of freedom
 MOST = 10_000
 MANY_IMAGES = 10**6
+FORECAST = (8, 16, 32)  # most seeds of a study that goes on
+FEASIBLE, EVEN = 0.1, 0.5  # chances of a verdict
+MORE_IMAGES = tuple(2**half for half in np.arange(0.5, 10.5, 0.5))  # times as many
 
 
 @dataclass(frozen=True)
@@ -72,38 +75,32 @@ def _shrunk(k: int, n: int, alpha: float, images: float) -> Findable:
     return known * math.sqrt((2 / n + images**2) / (2 / SIMULATED + images**2))
 
 
-def seeds_for(effect: float, k: int, alpha: float = 0.05, images: float = 0.0, equivalent: bool = False) -> int | None:
-    """The fewest seeds that find a true effect of this many sd of one trial; None where no number of seeds does.
-
-    `equivalent`: that show an arm without effect to lie within a margin of this many sd instead.
-    """
-
-    def enough(n: int) -> bool:
-        found = detectable(k, n, alpha, round(images, 2))
-        return (found.equivalent if equivalent else found.effect) <= abs(effect)
-
-    return _fewest(enough, 1, MOST) if effect else None
-
-
-def _fewest(enough: Callable[[int], bool], few: int, many: int) -> int | None:
-    """The fewest above `few`, at most `many`, that are enough; None where `many` are not."""
-    if few >= many or not enough(many):
+def seeds_for(margin: float, k: int, alpha: float = 0.05) -> int | None:
+    """The fewest seeds that show an arm without effect to lie within a margin of this many sd of one trial; None where
+    `MOST` do not."""
+    few, many = 1, MOST
+    if detectable(k, many, alpha).equivalent > margin:
         return None
     while many - few > 1:
         middle = (few + many) // 2
-        few, many = (few, middle) if enough(middle) else (middle, many)
+        few, many = (few, middle) if detectable(k, middle, alpha).equivalent <= margin else (middle, many)
     return many
 
 
-def images_for(effect: float, images_sd: float, m: int, k: int, alpha: float = 0.05) -> int:
-    """Test images that find an effect with endless seeds: M = m I ((c + 0.84) / |d|)^2, with `images_sd` = sqrt(I)."""
-    c = float(critical_value(k, np.inf, alpha))
-    return math.ceil(m * (images_sd * (c + float(special.ndtri(POWER))) / effect) ** 2)
+def finest(images_sd: float, k: int, alpha: float = 0.05) -> float:
+    """The smallest difference that these test images tell from zero, and the smallest margin, with endless seeds."""
+    return float(critical_value(k, np.inf, alpha)) * images_sd
 
 
-def seeds_can_decide(effect: float, images_sd: float, k: int, alpha: float = 0.05) -> bool:
-    """Whether more seeds on the same test images could tell an effect of this size from zero."""
-    return float(critical_value(k, np.inf, alpha)) * images_sd < abs(effect)
+def images_for(margin: float, sd: float, images_sd: float, m: int, k: int) -> int | None:
+    """Test images with which `LOOKS[-1]` seeds show an arm without effect to lie within the margin, given that `m`
+    images add `images_sd`; None where no number of images does."""
+
+    def enough(times: float) -> bool:
+        return detectable(k, most, alpha, round(images_sd / sd / math.sqrt(times), 2)).equivalent * sd <= margin
+
+    most, alpha = LOOKS[-1], nominal_level(LOOKS[-1])
+    return next((about(m * times) for times in MORE_IMAGES if enough(times)), None)
 
 
 def sd_range(sd: float, df: float) -> tuple[float, float]:
@@ -142,60 +139,84 @@ def seeds_within(
 
 
 @dataclass(frozen=True)
-class Need:
-    """What finds an effect of the size seen; where that is within the margin, what shows that nothing matters.
+class Forecast:
+    """How likely more trials are to decide an open arm: to show that it helps, hurts or makes no difference.
 
-    seeds, low, high: for the spread seen, and over its 80 % range; None: more than the most of a study, 32
-    images: test images, where no number of seeds would do; else 0
+    chances: most seeds of the study -> chance of a verdict until then
+    images: test images that would make a verdict as likely as not, where these images keep it from being feasible; else
+        0
     """
 
     effect: Effect
-    seeds: int | None = None
-    low: int | None = None
-    high: int | None = None
+    chances: dict[int, float]
     images: int = 0
 
+    @property
+    def feasible(self) -> bool:
+        """Whether enough seeds may decide the arm with the test images at hand."""
+        return max(self.chances.values(), default=0.0) >= FEASIBLE
+
+    @property
+    def seeds(self) -> int:
+        """The fewest that make a verdict as likely as not, else the most; 0 where no number of seeds is feasible."""
+        if not self.feasible:
+            return 0
+        return next((n for n, chance in self.chances.items() if chance >= EVEN), max(self.chances))
+
     def __str__(self) -> str:
-        effect = self.effect
-        size, unit = f"{abs(effect.effect):.{effect.digits}f}", f" {effect.shown_unit}".rstrip()
-        what = f"to find an effect of the size seen ({size}{unit})"
-        if _is_small(effect):
-            what = f"to rule out a difference of {effect.margin:g}{unit}"
-        if self.images:
-            images = f"{about(self.images)} test images instead of {effect.images:,}"
-            return f"{what} takes about {images}: more seeds cannot do it"
-        if self.seeds is None:
-            return f"{what} takes more than {LOOKS[-1]} seeds: out of reach"
-        return f"{what} takes about {self.seeds} seeds ({self.low} to {self.high or f'more than {LOOKS[-1]}'})"
+        if self.feasible:
+            first, *rest = ((_percent(chance), n) for n, chance in self.chances.items())
+            more = "".join(f", {percent} with {n}" for percent, n in rest)
+            return f"chance of a verdict {first[0]} with {first[1]} seeds{more}"
+        most = max(self.chances, default=LOOKS[-1])
+        text = f"a verdict is not feasible with up to {most} seeds (chance below {100 * FEASIBLE:.0f} %)"
+        if not self.images:
+            return text
+        here, enough = self.effect.test_images(self.effect.images), self.effect.test_images(self.images)
+        return f"{text} and {here}; about {enough} would make it feasible"
 
 
-def needed(effect: Effect) -> Need | None:
-    """None for an arm that is decided, or of which too little is known yet, or where seeds are parts of the images.
+def forecast(effect: Effect, halves: Mapping[int, float] | None = None) -> Forecast | None:
+    """The forecast for an open arm; None if it is decided, if its spread is unknown, or if it was tested on folds.
 
-    More seeds than were planned make a study one that is looked at twice, and its level is that of each look.
+    halves: half-width for each number of seeds, in sd of one trial, without the part of the images; None: of one arm of
+        `effect.family` against base, as `detectable` has them.
     """
     if effect.verdict != Verdict.OPEN or effect.overlap or not (effect.sd > 0 and math.isfinite(effect.df)):
         return None
-    k, small = effect.family, _is_small(effect)
-    sought = effect.margin if small else abs(effect.effect)
-    images_sd = effect.images_sd if effect.generalize == "images" and effect.images > 1 else 0.0
-    if not seeds_can_decide(sought, images_sd, k, effect.alpha):
-        return Need(effect, images=images_for(sought, images_sd, effect.images, k, effect.alpha))
-    low, high = sd_range(effect.sd, effect.df)
-    seeds, few, many = (_seeds(sought / sd, k, images_sd / sd, small, effect.n) for sd in (effect.sd, low, high))
-    return Need(effect, seeds, few, many)
+    if halves is None:
+        halves = {n: detectable(effect.family, n, nominal_level(n)).half for n in FORECAST}
+    later = {n: half for n, half in halves.items() if n > effect.n}
+    found = Forecast(effect, {n: chance(effect, n, half) for n, half in later.items()})
+    if found.feasible or not later:
+        return found
+    most, half = max(later.items())
+    enough = (times for times in MORE_IMAGES if chance(effect, most, half, times) >= EVEN)
+    return replace(found, images=about(effect.images * next(enough, 0)))
 
 
-def _is_small(effect: Effect) -> bool:
-    return abs(effect.effect) < effect.margin
+def chance(effect: Effect, n: int, half: float, times: float = 1.0) -> float:
+    """The chance that an effect is decided with `n` seeds in all, and `times` as many test images.
+
+    What `n` seeds will show, given what `effect.n` have shown, is normal around it:
+
+        d_n ~ N(d, 2 sd^2 (1 / effect.n - 1 / n) + I (1 - 1 / times))
+
+    since the true effect is as uncertain as d itself. It is decided beyond a half-width of zero, or so near to it that
+    the interval lies within the margin. `half` is this half-width in sd of one trial; the images' part I widens it. The
+    chance is averaged over the sds that fit the one that was seen.
+    """
+    images = effect.images_sd**2 if effect.generalize == "images" and effect.images > 1 else 0.0
+    sds = effect.sd * np.sqrt(effect.df / (2 * special.gammaincinv(effect.df / 2, (np.arange(9) + 0.5) / 9)))
+    halves = half * np.sqrt(sds**2 + n * images / times / 2)
+    error = np.sqrt(2 * sds**2 * (1 / effect.n - 1 / n) + images * (1 - 1 / times))
+    d, inside = abs(effect.effect), effect.margin - halves
+    clear = special.ndtr((d - halves) / error) + special.ndtr((-d - halves) / error)
+    same = special.ndtr((inside - d) / error) - special.ndtr((-inside - d) / error)
+    return float((clear + np.maximum(same, 0)).mean())
 
 
-@lru_cache(maxsize=1024)
-def _seeds(sought: float, k: int, images_sd: float, equivalent: bool, done: int) -> int | None:
-    """The fewest seeds, more than `done`, that find `sought`, in sd of one trial; None: more than 32."""
-
-    def enough(n: int) -> bool:
-        found = detectable(k, n, nominal_level(max(n, LOOKS[0])), round(images_sd, 1))
-        return (found.equivalent if equivalent else found.effect) <= sought
-
-    return _fewest(enough, done, LOOKS[-1])
+def _percent(chance: float) -> str:
+    """A chance to 5 %, as exact as it is."""
+    percent = 5 * round(20 * chance)
+    return f"{min(max(percent, 5), 95)} %"

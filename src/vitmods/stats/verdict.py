@@ -78,7 +78,8 @@ class Effect:
     family: int  #: arms whose intervals hold together
     alpha: float
     unit: str
-    images: int = 0  #: test images or clusters of them; 0 without per-image scores
+    images: int = 0  #: test images or groups of them; 0 without per-image scores
+    grouped: bool = False  #: whether these are groups
     higher_is_better: bool = True
     generalize: Claim = "images"  #: which of the two intervals the verdict is read from
     leans: str = ""  #: `up` or `down` (of the gain) for an open arm more than one standard error from zero
@@ -129,6 +130,10 @@ class Effect:
         images = 0.0 if math.isnan(self.images_sd) or self.generalize == "seeds" else self.images_sd**2
         error = math.sqrt(2 * self.sd**2 * (1 / self.n + self.overlap) + images) if self.n else math.nan
         return float(special.stdtr(self.df, self.gain / error)) if error else math.nan
+
+    def test_images(self, count: int) -> str:
+        """`1,532 test images`, or groups of them."""
+        return f"{count:,} {'groups of test images' if self.grouped else 'test images'}"
 
     @property
     def digits(self) -> int:

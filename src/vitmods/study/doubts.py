@@ -10,13 +10,14 @@ import numpy as np
 
 from vitmods.stats.decide import FEW_SEEDS
 from vitmods.stats.decision import Decision
-from vitmods.stats.plan import images_for, seeds_can_decide
+from vitmods.stats.plan import detectable, finest, images_for
+from vitmods.stats.sequential import LOOKS, nominal_level
 from vitmods.stats.verdict import POINTS
 from vitmods.study.facts import Facts
 from vitmods.study.measure import MARGINS
 from vitmods.study.state import StudyState, TrialRecord
 from vitmods.tasks.metrics import Metric
-from vitmods.util.text import about, listing
+from vitmods.util.text import listing
 
 UNEQUAL = 3.0  # ratio of two arms' spreads
 LAST = 0.2  # of a training
@@ -104,20 +105,31 @@ def _unequal(decision: Decision) -> Iterator[str]:
 
 
 def _few_images(decision: Decision) -> Iterator[str]:
-    """Test images that cannot show anything within the margin, however many seeds there are."""
+    """Test images that cannot resolve differences as small as the margin, however many seeds there are."""
     if decision.generalize == "seeds":
         return
-    known = [one for one in decision.effects.values() if one.images_sd > 0 and one.margin > 0]
+    known = [one for one in decision.effects.values() if one.images_sd > 0 and one.margin > 0 and one.sd > 0]
     if not known:
         return
     middle = sorted(known, key=lambda one: one.images_sd)[len(known) // 2]
-    if not seeds_can_decide(middle.margin, middle.images_sd, middle.family, middle.alpha):
-        enough = images_for(middle.margin, middle.images_sd, middle.images, middle.family, middle.alpha)
-        yield (
-            f"{middle.images:,} test images are few for a margin of {middle.margin:g} {middle.shown_unit}".rstrip()
-            + f": no number of seeds can show so little. To find a difference of the margin takes about "
-            f"{about(enough)} images. Or take verdicts on these images alone (`--generalize seeds`)."
+    resolved, unit = finest(middle.images_sd, middle.family, middle.alpha), f" {middle.shown_unit}".rstrip()
+    if resolved < middle.margin:
+        return
+    enough = images_for(middle.margin, middle.sd, middle.images_sd, middle.images, middle.family)
+    if enough is None:
+        seeds = detectable(middle.family, LOOKS[-1], nominal_level(LOOKS[-1])).equivalent * middle.sd
+        remedy = (
+            f"Nor can more images: trials vary by {middle.sd:.2g}{unit}, so {LOOKS[-1]} seeds resolve {seeds:.2g}{unit}"
         )
+    else:
+        remedy = (
+            f"About {middle.test_images(enough)} could, with up to {LOOKS[-1]} seeds. Or restrict the claim to this "
+            "test set (`--generalize seeds`)"
+        )
+    yield (
+        f"Effects within the margin of {middle.margin:g}{unit} cannot be resolved with "
+        f"{middle.test_images(middle.images)}, which resolve {resolved:.2g}{unit} at best. {remedy}."
+    )
 
 
 def _still_gaining(trials: list[TrialRecord], metric: Metric) -> Iterator[str]:

@@ -231,7 +231,7 @@ class Estimate:
         if self.spread is None or not margin or self.settings.folds:
             return
         what = f"equivalent within {margin:g} {self.unit}".rstrip()
-        seeds = seeds_for(margin / sd, k, self.alpha, equivalent=True)
+        seeds = seeds_for(margin / sd, k, self.alpha)
         if seeds is None:
             yield f"{what}: more than {MOST:,} seeds; out of reach."
             return

@@ -18,9 +18,9 @@ def listing(parts: Sequence[str], last: str = "and") -> str:
     return f" {last} ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 2 else parts)
 
 
-def about(count: float) -> str:
-    """`17,000`: two digits, as many as an estimate has."""
-    return f"{float(f'{count:.2g}'):,.0f}"
+def about(count: float) -> int:
+    """17000 of 16942: two digits, as many as an estimate has."""
+    return int(float(f"{count:.2g}"))
 
 
 def grouped(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
