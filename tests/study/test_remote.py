@@ -1,9 +1,16 @@
 """Studies and trials at an address: what is there, in which order it comes and goes, and a network that fails."""
 
+import csv
 import json
 import os
+import random
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -571,15 +578,48 @@ def test_machines_of_a_cluster_need_a_folder(there):
         study(seeds=2).run(there, cluster=ClusterOptions("slurm"), **QUIET)
 
 
+class Server:
+    """Moto's S3 on this machine, with faults of its own.
+
+    fault: called for each request with its environment; the status to answer with, "drop" to close the connection
+        without an answer, "lose" to do so once the request was carried out, or None.
+    """
+
+    def __init__(self):
+        self._server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+        self._server.start()
+        self._app, self._server._server.app = self._server._server.app, self._answer
+        self.fault, self.stop = lambda request: None, self._server.stop
+        self.url = "http://{}:{}".format(*self._server.get_host_and_port())
+
+    def _answer(self, request, start_response):
+        fault = self.fault(request)
+        if fault and fault[0].isdigit():
+            start_response(fault, [("Content-Type", "application/xml")])
+            return [f"<Error><Code>{fault[4:].replace(' ', '')}</Code></Error>".encode()]
+        answer = self._app(request, start_response) if fault != "drop" else ()
+        if fault is None:
+            return answer
+        for _ in answer:
+            pass
+        with suppress(OSError):
+            request["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+        raise ConnectionError("dropped")
+
+
 @pytest.fixture
-def bucket(monkeypatch, tmp_path):
+def server(monkeypatch):
     pytest.importorskip("s3fs")
-    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
+    server = Server()
     for name, value in (("ACCESS_KEY_ID", "key"), ("SECRET_ACCESS_KEY", "secret"), ("DEFAULT_REGION", "us-east-1")):
         monkeypatch.setenv(f"AWS_{name}", value)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def bucket(server, tmp_path):
     import s3fs
 
     s3fs.S3FileSystem.clear_instance_cache()
@@ -587,7 +627,6 @@ def bucket(monkeypatch, tmp_path):
     s3fs.S3FileSystem().mkdir(name)  # the server keeps what it has as long as the process lives
     yield f"s3://{name}"
     s3fs.S3FileSystem.clear_instance_cache()
-    server.stop()
 
 
 def test_a_study_in_a_bucket(bucket, on, capsys, monkeypatch):
@@ -635,3 +674,141 @@ def test_a_bucket_that_is_not_there_is_told_before_any_work(bucket, on, monkeypa
     monkeypatch.setattr(TrialRun, "_train_step", lambda *_: pytest.fail("trained"))
     with pytest.raises(Unreachable, match="none/x"):
         study().run("s3://none/x", **QUIET)
+
+
+def test_a_store_that_cannot_create_exclusively_holds_studies_too(bucket, server, on, monkeypatch):
+    asked = []
+
+    def refuse(request):
+        if "HTTP_IF_NONE_MATCH" in request:
+            asked.append(request)
+            return "501 Not Implemented"
+        return None
+
+    server.fault = refuse
+    monkeypatch.setattr(lease, "BEAT_S", 0.05)
+    folder = StudyFolder(f"{bucket}/x")
+    with folder.lock():
+        (folder.path / "note.txt").write_text("a")
+        on("two")
+        with pytest.raises(UserError, match="Another run is at work"), StudyFolder(f"{bucket}/x").lock():
+            pass
+        on("one")
+    assert asked
+    on("two")
+    with StudyFolder(f"{bucket}/x").lock() as held:
+        assert held.previous is None  # it was given back
+        assert (place(f"{bucket}/x") / "note.txt").read_text() == "a"
+
+
+RUNNER = """
+import os, sys
+import s3fs, torch
+from vitmods import cli
+from vitmods.study import study
+from vitmods.util import address, lease, remote
+lease.BEAT_S, lease.STALE_S, remote.SEND_EVERY_S = 0.2, 2.0, 0.1
+address._TRIED_AFTER_S = (0.1, 0.2, 0.4, 0.8, 1.6)
+for line in sys.stdin:
+    pid = os.fork()
+    if not pid:
+        os.dup2(2, 1)
+        os._exit(cli.main(line.split()))
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+UNALIKE = {"wall_s", "images_per_s", "data_wait", "created", "command", "environment", "id"}
+
+
+def comparable(folder):
+    """The files of a study without what differs between any two runs."""
+    alike = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix()
+        if path.suffix in (".lock", ".tmp") or path.name[0] == "." or name.startswith("logs/"):
+            continue
+        if "/tb/" in name:
+            name, content = name.partition("events")[0], "one"
+            assert name not in alike
+        elif path.name == "report.html":
+            content = "there"
+        elif path.suffix in (".json", ".jsonl"):
+            rows = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+            content = [json.loads(row, object_hook=without_unalike) for row in rows]
+        elif path.suffix == ".csv":
+            content = [without_unalike(row) for row in csv.DictReader(path.open())]
+        else:
+            content = path.read_bytes()
+        alike[name] = content
+    return alike
+
+
+def without_unalike(values):
+    return {key: value for key, value in values.items() if key not in UNALIKE}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [4, pytest.param(200, marks=pytest.mark.long)])
+def test_kills_and_dropped_requests_end_in_the_same_files(kills, bucket, server, tmp_path, monkeypatch):
+    """A tenth of all requests is dropped, half of these after they were carried out. Every fourth kill takes the local
+    copy with it, and every fourth one is no kill: the copy is removed while the run works in it."""
+    import s3fs
+
+    draw = random.Random(kills)
+    server.fault = lambda _: draw.choice(("drop", "lose")) if draw.random() < 0.1 else None
+    command = ["compare", "--base", "mu2/2", "--arms", "dpn", "--seeds", "2", "--epochs", "6", "--limit-train", "200"]
+    command += ["--device", "cpu", "--cost-seconds", "0", "--workers", "1", "--checkpoint-minutes", "0.002", "--quiet"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    log = (tmp_path / "log").open("w")
+    runner = subprocess.Popen(
+        [sys.executable, "-c", RUNNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+    )
+
+    def start(out):
+        print(*command, "--out", out, file=runner.stdin, flush=True)
+        return int(runner.stdout.readline())
+
+    def ended():
+        return int(runner.stdout.readline())
+
+    def fetched(out, name):
+        fs = s3fs.S3FileSystem(skip_instance_cache=True)
+        server.fault, fault = lambda _: None, server.fault
+        fs.get(f"{out.removeprefix('s3://')}/", str(tmp_path / name), recursive=True)
+        server.fault = fault
+        return comparable(tmp_path / name)
+
+    try:
+        began = time.monotonic()
+        start(str(tmp_path / "whole"))
+        assert ended() == 0, (tmp_path / "log").read_text()
+        whole_s = time.monotonic() - began
+        whole = comparable(tmp_path / "whole")
+        count, studies = 0, 0
+        while count < kills:
+            out = f"{bucket}/study{studies}"
+            copy = tmp_path / f"data/vitmods/addresses/s3/{out[5:]}"
+            for _ in range(1000):
+                pid = start(out)
+                if count < kills:
+                    time.sleep(draw.uniform(0, whole_s))
+                    how = draw.choice(("kill", "kill", "kill and remove", "remove"))
+                    if how != "remove":
+                        with suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
+                    if how != "kill":
+                        shutil.rmtree(copy, ignore_errors=True)
+                if (code := ended()) == 0:
+                    break
+                count += 1
+                assert code in (-signal.SIGKILL, 2), (tmp_path / "log").read_text()
+            found = fetched(out, f"study{studies}")
+            assert found.keys() == whole.keys()
+            assert [name for name in whole if found[name] != whole[name]] == []
+            studies += 1
+        print(f"{count} kills and removals, {studies} studies, {time.monotonic() - began:.0f} s")
+    finally:
+        runner.stdin.close()
+        runner.kill()
+        log.close()
