@@ -16,6 +16,8 @@ import pytest
 from vitmods import __version__
 from vitmods.cli import COMMANDS, main
 from vitmods.cli.options import Asked, asked_for, readable_folder
+from vitmods.study.store import StudyFolder
+from vitmods.util.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("short_clocks")
 
@@ -468,6 +470,77 @@ def test_what_finetune_refuses(trial, capsys, tmp_path):
 
 def test_a_single_trial_is_not_put_between_the_files_of_a_study(study, capsys):
     assert "holds a study" in refused(capsys, "train", "--epochs", "1", "--out", study[1])
+
+
+@pytest.fixture
+def photos(tmp_path):
+    from PIL import Image
+
+    for i in range(24):
+        path = tmp_path / "photos" / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (i * 9, 99, 9)).save(path)
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize(
+    "command", ["compare", "compare --dry-run", "compare --pilot", "train", "finetune", "Study.run"]
+)
+def test_a_folder_for_other_things_is_not_taken(command, photos, trial, capsys, tmp_path, monkeypatch):
+    """Each one is as it was: neither a lock nor a folder is left there."""
+    import vitmods as vm
+
+    def said(out, data=photos, cwd=tmp_path):
+        monkeypatch.chdir(cwd)
+        if command == "Study.run":
+            with pytest.raises(UserError) as error:
+                vm.Study("mu2/4", ["dpn"], data=str(data)).run(out, progress=False)
+            return str(error.value)
+        start = ["--model", trial[0]] if command == "finetune" else ["--base", "mu2/4", "--img-size", "8"]
+        return refused(capsys, *command.split(), "--data", data, *start, "--epochs", "1", "--out", out)
+
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis/chapter1.tex").touch()
+    before = sorted(tmp_path.rglob("*"))
+    assert "thesis has other files (chapter1.tex) and no study. Choose a folder that is empty" in said("thesis")
+    assert "photos has other files (a, b) and no study" in said("photos")
+    assert re.search(
+        r"runs/x is inside .*photos, the folder of the images.*Choose a folder elsewhere", said("photos/runs/x")
+    )
+    assert re.search(r"runs/x is inside \., the folder of the images", said("runs/x", ".", photos))
+    assert sorted(tmp_path.rglob("*")) == before
+    (tmp_path / "results.csv").touch()
+    (tmp_path / "study.json").write_text("{}")
+    (tmp_path / "thesis/chapter1.tex").rename(tmp_path / "photos/a/chapter1.tex")
+    (tmp_path / "thesis").rmdir()
+    assert "is above" in said(".")
+
+
+def test_a_folder_that_a_killed_run_has_begun_is_taken_again(tmp_path):
+    folder = StudyFolder(tmp_path / "x")
+    for name in (".lock", ".lease", "images.npz", "split.csv", "samples.npz", "study.json.tmp", "logs/worker0.txt"):
+        (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder.path / name).touch()
+    folder.check_place("digits")
+    (folder.path / "notes.txt").touch()
+    with pytest.raises(UserError, match=r"other files \(notes.txt\)"):
+        folder.check_place("digits")
+    (folder.path / "study.json").touch()
+    folder.check_place("digits")
+
+
+@pytest.mark.parametrize("spec", ["{}", "{}?stream=1", "imagenet:{}", "voc:{},other", "torchvision:CIFAR10?root={}"])
+def test_the_folder_of_the_images_is_found_in_their_spec(spec, tmp_path):
+    (tmp_path / "images").mkdir()
+    with pytest.raises(UserError, match="is inside"):
+        StudyFolder(tmp_path / "images/out").check_place(spec.format(tmp_path / "images"))
+    StudyFolder(tmp_path / "images2").check_place(spec.format(tmp_path / "images"))
+
+
+def test_a_folder_that_is_not_there_hints_at_one_that_is(study, photos, capsys):
+    assert f"Did you mean {photos}?" in refused(capsys, "compare", "--data", photos.with_name("photso"))
+    out = Path(study[1])
+    assert f"Did you mean {out}?" in refused(capsys, "report", out.with_name(f"{out.name}s"))
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):

@@ -160,6 +160,7 @@ def run_trial(
     out = folder.path
     if (address := address_of(out)) and together.size > int(os.environ.get("LOCAL_WORLD_SIZE", together.size)):
         raise UserError(f"Processes on several machines share a folder, which {address} is not: name one with --out.")
+    together.once(partial(folder.check_place, fixed["data"]))
     with folder.lock() if together.first else nullcontext():
         together.once(folder.refuse_study)
         how = Running(**machine.how())

@@ -54,6 +54,7 @@ def run_study(
     """What `Study.run` does. Where no seeds were given, a study that is in the folder keeps its own, and of another one
     as many are planned as fit the budget."""
     folder = StudyFolder(path)
+    folder.check_place(settings.fixed["data"])
     with folder.lock() as lease:
         settings, is_planned = _as_recorded(folder, settings, seeds_given)
         _say_what_is_planned(folder, settings, how, is_planned or budget == ENDLESS)
@@ -89,6 +90,8 @@ def dry_run(
     """What `Study.dry_run` does."""
     folder = StudyFolder(path or os.devnull)
     folder.refresh()
+    if path is not None:
+        folder.check_place(settings.fixed["data"])
     settings, is_planned = _as_recorded(folder, settings, seeds_given)
     _say_what_is_planned(folder, settings, how, is_planned or budget == ENDLESS)
     return _estimated(open_study(folder, settings, how), budget, command, fixed=is_planned)
@@ -115,6 +118,7 @@ def run_pilot(
 ) -> Estimate:
     """What `Study.pilot` does. The seeds stay unplanned, so that what it tells may decide on them."""
     folder = StudyFolder(path)
+    folder.check_place(settings.fixed["data"])
     with folder.lock() as lease:
         settings, is_planned = _as_recorded(folder, settings, seeds_given)
         seeds = settings.seeds if seeds_given or is_planned else tuple(range(PILOT))

@@ -38,12 +38,17 @@ from vitmods.study.tuning import Point
 from vitmods.util import limits
 from vitmods.util.address import named, place
 from vitmods.util.errors import UserError
-from vitmods.util.files import disk_errors, make_folder, write_atomically, write_json
+from vitmods.util.files import disk_errors, make_folder, similar_folder, write_atomically, write_json
 from vitmods.util.lease import LEASE, FilePlace, Lease, leased, no_lease
 from vitmods.util.registry import check_plugins
 from vitmods.util.remote import LocalCopy, copy_of
 from vitmods.util.text import printable
 
+_FILES = re.compile(
+    r"\..*|(trials|confirm|retrained|logs)|(study|config|costs|results)\.json|results\.csv|split\.csv|"
+    r"(samples|images)\.npz|report.*\.html|.*\.tmp"
+)
+"""what a run writes into a study's folder, also before study.json is there"""
 WARNINGS = "warnings.json"  # in a trial's folder: what the report should tell about it
 ORPHAN_GRACE_S = 10.0  # workers of a killed run notice within milliseconds; a loaded machine may take a little longer
 Sample = tuple[str, NDArray[np.uint8]]
@@ -180,7 +185,8 @@ class StudyFolder:
         facts = self.facts()
         if facts is None:
             what = "it is a trial" if (self.path / "config.json").is_file() else "it has no study.json"
-            raise UserError(f"There is no study in {named(self.path)}: {what}. Give the folder that --out named.")
+            hint = similar_folder(self.path) or "Give the folder that --out named."
+            raise UserError(f"There is no study in {named(self.path)}: {what}. {hint}")
         check_plugins(facts.plugins, named(self.path))
         return facts
 
@@ -196,6 +202,28 @@ class StudyFolder:
                 f"{named(self.path)} holds a study with other settings: {'; '.join(changed)}. Repeat the old ones to "
                 "go on with it, or choose another folder with --out. Arms, seeds and values to tune may be added."
             )
+
+    def check_place(self, data: Any) -> None:
+        """UserError where the folder has other files than a study or a trial, or is inside or above that of the images:
+        they would be mixed."""
+        copy, names = copy_of(self.path), list[str]()
+        with suppress(FileNotFoundError, NotADirectoryError):
+            names = copy.names() if copy else os.listdir(self.path)
+        others = sorted(name for name in names if not _FILES.fullmatch(name))
+        if others and not {"study.json", "config.json"}.intersection(names):
+            raise UserError(
+                f"{named(self.path)} has other files ({printable(', '.join(others[:3]))}) and no study. Choose a "
+                "folder that is empty or not there yet with --out."
+            )
+        # Of imagenet:FOLDER, voc:FOLDER,FOLDER and torchvision:NAME?root=FOLDER these parts.
+        for part in filter(os.path.isdir, (str(data), *re.split(r"^[a-z0-9-]+:|[?&,]|root=", str(data)))):
+            images, folder = Path(part).resolve(), self.path.resolve()
+            if images.is_relative_to(folder) or folder.is_relative_to(images):
+                where = "inside" if folder.is_relative_to(images) else "above"
+                raise UserError(
+                    f"{named(self.path)} is {where} {printable(part)}, the folder of the images, and would mix their "
+                    "files with the study's. Choose a folder elsewhere with --out."
+                )
 
     def refuse_study(self) -> None:
         """UserError if the folder is a study's: a single trial would lie between its files."""

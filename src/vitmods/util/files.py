@@ -1,5 +1,6 @@
 """Files that are either whole or not there, errors of the disk that say what to do, and output that nobody reads."""
 
+import difflib
 import errno
 import hashlib
 import io
@@ -51,6 +52,15 @@ def expand_user(path: str | Path) -> Path:
         if error.errno == errno.ENAMETOOLONG:
             raise UserError(f"The name {printable(str(path))[:60]}... is too long for this system.") from None
     return found
+
+
+def similar_folder(path: Path) -> str:
+    """A hint at the folder that is named most like one that does not exist; empty where there is none."""
+    if path.exists() or not path.parent.is_dir():
+        return ""
+    names = [other.name for other in path.parent.iterdir() if other.is_dir()]
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f"Did you mean {printable(str(path.with_name(close[0])))}?" if close else ""
 
 
 @contextmanager

@@ -162,6 +162,10 @@ class LocalCopy:
         """Delete a file at the address, after the files that are sent next."""
         self._unwanted.add(path.relative_to(self.folder).as_posix())
 
+    def names(self) -> list[str]:
+        """Name what is at the address itself, without what is in its folders. FileNotFoundError where nothing is."""
+        return [str(path).rpartition("/")[2] for path in self._fs.ls(self._root, detail=False)]
+
     def has(self, name: str) -> bool:
         """Whether there is a file of that name at the address."""
         return bool(self._tried(lambda: self._fs.exists(self._remote("", name))))

@@ -21,7 +21,7 @@ from vitmods.data.read import Unreadable, reading
 from vitmods.data.records import ENDINGS, SPLIT_NAMES, Records, Source, printable
 from vitmods.data.sources import Spec, data_source, known_specs
 from vitmods.util.errors import UserError
-from vitmods.util.files import expand_user
+from vitmods.util.files import expand_user, similar_folder
 from vitmods.util.limits import read_bytes
 
 LAYOUT = "Expected FOLDER/class/image.jpg, or FOLDER/train/class/image.jpg with val and test beside train."
@@ -59,7 +59,8 @@ def folder(path: str | Path) -> Source:
     if it is missing, not a folder, or holds no images."""
     shown, root = printable(str(path)), expand_user(path)
     if not os.path.exists(root):  # unlike Path.exists, says no to a name that is too long for the system
-        raise UserError(f"There is no folder {shown}. Give a folder of images, or one of: {known_specs()}.")
+        hint = similar_folder(root) or f"Give a folder of images, or one of: {known_specs()}."
+        raise UserError(f"There is no folder {shown}. {hint}")
     if not root.is_dir():
         raise UserError(f"{shown} is a file. Give the folder that holds the class folders. {LAYOUT}")
     with _listing():
