@@ -1,5 +1,6 @@
 """Files of models: every change, read back by other programs, and refusals that leave what is there alone."""
 
+import io
 import sys
 
 import numpy as np
@@ -45,16 +46,28 @@ def test_every_change_and_kind_of_norm_is_tried():
     assert {kind.module for kind in kinds().values()} <= made
 
 
+def run(graph, model, images):
+    """Checks that ONNX Runtime computes what the model does."""
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    (found,) = session.run(["logits"], {"images": images.numpy()})
+    expected = model(images).detach().numpy()
+    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
 @every_model
 def test_onnx_runtime_computes_the_same(arm, tmp_path):
     model, path = small(arm), tmp_path / "model.onnx"
     assert vm.export(model, path) <= 1e-4
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    images = torch.randn(7, 3, 8, 8)
-    (found,) = session.run(["logits"], {"images": images.numpy()})
-    expected = model(images).detach().numpy()
-    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+    run(path, model, torch.randn(7, 3, 8, 8))
     assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@every_model
+def test_the_older_onnx_exporter(arm):
+    model, images, graph = small(arm), torch.randn(7, 3, 8, 8), io.BytesIO()
+    torch.onnx.export(model, (images,), graph, dynamo=False, input_names=["images"], output_names=["logits"])
+    run(graph.getvalue(), model, images)
 
 
 def test_optimized_models_and_a_fixed_batch(tmp_path):

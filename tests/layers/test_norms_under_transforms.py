@@ -253,3 +253,10 @@ def test_traced(name, training, grad):
             torch.jit.save(traced, file := io.BytesIO())
             assert file.getvalue()
         assert traced(images().float()[:4]).shape == (4, 4, DIM)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_traced_in_float64(name):
+    """A size is a tensor of integers there: it must not become float32."""
+    norm, x = make(name).eval(), images()
+    torch.testing.assert_close(torch.jit.trace(norm, (x,))(x), norm(x), atol=1e-13, rtol=1e-13)

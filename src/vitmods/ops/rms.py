@@ -49,7 +49,11 @@ def _backward(grad: Tensor, x: Tensor, gain: Tensor | None, rstd: Tensor) -> tup
 
 
 def _composed(x: Tensor, gain: Tensor | None, eps: float) -> Tensor:
-    y = F.rms_norm(upcast(x), x.shape[-1:], None, eps)
+    wide = upcast(x)
+    if torch.onnx.is_in_onnx_export():  # the older exporter does not know rms_norm
+        y = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
+    else:
+        y = F.rms_norm(wide, x.shape[-1:], None, eps)
     return (y if gain is None else y * gain).to(x.dtype)
 
 

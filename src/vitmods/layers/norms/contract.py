@@ -155,6 +155,8 @@ def running_dtype(dtype: torch.dtype | None) -> torch.dtype:
 
 def unbiased(var: Tensor, length: Tensor | int) -> Tensor:
     """The biased variance over ``length`` tokens, (B, 1, 1) or for all the same, divided by one less of them."""
+    if isinstance(length, Tensor):  # integers, which torch.jit.trace makes of sizes too: their ratio would be float32
+        length = length.to(var.dtype)
     less = length - 1
     return var * (length / (less.clamp_min(1) if isinstance(less, Tensor) else less))
 
