@@ -7,7 +7,6 @@ import os
 import sys
 import tarfile
 import time
-import types
 import zipfile
 
 import numpy as np
@@ -28,13 +27,13 @@ from vitmods.recipes import Recipe
 from vitmods.stats.read import read_csv
 from vitmods.study.models import rebuilt
 from vitmods.study.store import StudyFolder
-from vitmods.train import checkpoint, sharded
+from vitmods.train import checkpoint
 from vitmods.train.launch import launch
 from vitmods.train.trial import read_scores
 from vitmods.util import limits
 from vitmods.util.address import AddressPlace
 from vitmods.util.errors import UserError
-from vitmods.util.files import checksum, expand_user
+from vitmods.util.files import expand_user
 
 SOON_S = 60  # of CPU time, on any machine: what has no end takes more
 
@@ -236,21 +235,12 @@ def test_weights_that_unpack_to_much_more_are_refused(tmp_path):
         load(tmp_path / "m.pth")
 
 
-@pytest.mark.parametrize("divided", [False, True])
-def test_a_checkpoint_that_unpacks_to_much_more_is_refused(divided, tmp_path, monkeypatch):
+def test_a_checkpoint_that_unpacks_to_much_more_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.load", lambda *_, **__: pytest.fail("read"))
     torch.save({"step": torch.zeros(2**20)}, tmp_path / "plain.pt")
-    if divided:
-        place = tmp_path / sharded.DIVIDED / "4"
-        place.mkdir(parents=True)
-        deflated(tmp_path / "plain.pt", place / sharded.REST)
-        index = {"checksums": {sharded.REST: checksum(place / sharded.REST)}, "tensors": {}}
-        (place / sharded.INDEX).write_text(json.dumps(index))
-        assert "would unpack to" in sharded._read(place, types.SimpleNamespace(rank=0, size=1))[1]
-    else:
-        deflated(tmp_path / "plain.pt", tmp_path / checkpoint.NAME)
-        with pytest.warns(UserWarning, match="would unpack to"), pytest.raises(UserError, match="No checkpoint"):
-            checkpoint.load(tmp_path)
+    deflated(tmp_path / "plain.pt", tmp_path / checkpoint.NAME)
+    with pytest.warns(UserWarning, match="would unpack to"), pytest.raises(UserError, match="No checkpoint"):
+        checkpoint.load(tmp_path)
 
 
 MANY = ",".join(f"c{i}" for i in range(limits.MOST_COLUMNS))

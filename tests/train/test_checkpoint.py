@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from vitmods.train import checkpoint, sharded
-from vitmods.train.distributed import ALONE
+from vitmods.train import checkpoint
 from vitmods.util.errors import UserError
 
 NEW, OLD = checkpoint.NAME, checkpoint.PREVIOUS
@@ -74,38 +73,3 @@ def test_nothing_but_plain_data_is_loaded(tmp_path):
 def test_a_finished_trial_keeps_no_checkpoint(folder):
     checkpoint.remove(folder)
     assert list(folder.iterdir()) == []
-
-
-def save(kind, folder, step):
-    state = {"step": step, "weights": torch.full((9,), float(step))}
-    sharded.save(folder, state, ALONE) if kind == "divided" else checkpoint.save(folder, state)
-
-
-def spoil(folder, kind, step):
-    path = folder / f"checkpoint/{step}/state.pt" if kind == "divided" else folder / NEW
-    path.write_bytes(path.read_bytes()[:-9])
-
-
-@pytest.mark.parametrize("kinds", [("divided", "whole"), ("whole", "divided")])
-def test_there_are_two_checkpoints_after_a_change_of_their_kind(tmp_path, kinds):
-    old, new = kinds
-    for kind, step in ((old, 1), (old, 2), (new, 3)):
-        save(kind, tmp_path, step)
-    assert sharded.load_newest(tmp_path, ALONE)["step"] == 3
-    spoil(tmp_path, new, 3)
-    with pytest.warns(UserWarning, match="is damaged"):
-        assert sharded.load_newest(tmp_path, ALONE)["step"] == 2
-    for step in (3, 4):
-        save(new, tmp_path, step)
-    names = {"divided": {"checkpoint/3", "checkpoint/4"}, "whole": {NEW, OLD}}
-    found = {str(path.relative_to(tmp_path)) for path in [*tmp_path.glob("*.pt"), *tmp_path.glob("checkpoint/[0-9]")]}
-    assert found == names[new], "two of the new kind: those of the old one are gone"
-    assert sharded.load_newest(tmp_path, ALONE)["step"] == 4
-
-
-def test_all_damaged_of_both_kinds_is_an_error_too(tmp_path):
-    for kind, step in (("whole", 1), ("divided", 2)):
-        save(kind, tmp_path, step)
-        spoil(tmp_path, kind, step)
-    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(UserError, match="Delete that folder"):
-        sharded.load_newest(tmp_path, ALONE)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -96,13 +96,10 @@ class Processes:
         return answer
 
     def in_turn(self, work: Callable[[], T]) -> T:
-        """The same in all processes, the first one before the others: it may repair files, or leave a cache."""
-        if self.first:
-            found = work()
-            self.agree(0)
-            return found
-        self.agree(0)
-        return work()
+        """Work in all processes, the first one before the others: it may repair files, or leave a cache."""
+        results: list[T] = []
+        self.once(lambda: results.append(work()))
+        return results[0] if self.first else work()
 
     def _collect(self, work: Callable[[], Any]) -> None:
         try:
@@ -234,33 +231,17 @@ def whole_state(state: Any, keep: bool) -> Any:
     return found.cpu() if keep else None
 
 
-class Stored(Protocol):
-    """A tensor that lies in files, of which a process reads the rows that it needs."""
-
-    @property
-    def shape(self) -> torch.Size: ...
-    def read(self, start: int, stop: int) -> Tensor: ...
-
-
 def divided_as(value: Any, like: Any) -> Any:
-    """A whole tensor, or one in files, divided as `like` is; anything else as it is."""
-    stored = not isinstance(value, Tensor) and hasattr(value, "read")
+    """Divide a whole tensor as `like` is; returns anything else as it is."""
     if not (hasattr(like, "placements") and getattr(value, "shape", None) == like.shape):
-        return value.read(0, value.shape[0]) if stored else value
-    if not stored:
-        from torch.distributed.tensor import distribute_tensor
+        return value
+    from torch.distributed.tensor import distribute_tensor
 
-        return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
-    from torch.distributed.tensor import DTensor
-
-    rows, mesh = value.shape[0], like.device_mesh
-    start = min(rows, mesh.get_local_rank() * -(-rows // mesh.size()))  # FSDP2 divides as torch.chunk
-    mine = value.read(start, start + len(local(like))).to(like.device)
-    return DTensor.from_local(mine, mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
 
 
 def load_weights(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """load_state_dict of whole tensors, or of those in files, into a model that may be divided."""
+    """Load whole tensors into a model that may be divided."""
     now = model.state_dict()
     model.load_state_dict({name: divided_as(value, now.get(name)) for name, value in state.items()})
 

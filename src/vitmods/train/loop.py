@@ -18,7 +18,7 @@ from vitmods.data.threads import ahead
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import lr_at, resolve_on
 from vitmods.tasks.base import Example, Task
-from vitmods.train import checkpoint, sharded
+from vitmods.train import checkpoint
 from vitmods.train.device import check_tf32, place, tf32_products
 from vitmods.train.distributed import (
     Divided,
@@ -27,6 +27,7 @@ from vitmods.train.distributed import (
     load_optimizer,
     load_weights,
     shard,
+    whole_state,
 )
 from vitmods.train.interrupt import Interrupted, StopRequest
 from vitmods.train.loggers import open_logs
@@ -334,15 +335,11 @@ class TrialRun:
         return time.perf_counter() - self._saved >= max(60 * minutes, least)
 
     def save(self) -> None:
-        """Write the checkpoint: the first process, or each its part of a divided model. The rows of metrics.jsonl that
-        it counts are put on the disk first."""
+        """Write the checkpoint in the first process, after the rows of metrics.jsonl that it counts are on the disk."""
         began = time.perf_counter()
-        length, state = self.metrics.sync(), self.state_dict()
+        length, state = self.metrics.sync(), whole_state(self.state_dict(), keep=self.processes.first)
         state |= {"metrics_bytes": length, "wall_s": self.wall_s}
-        if self.how.shard:
-            sharded.save(self.folder, state, self.processes)
-        else:
-            self.processes.once(lambda: checkpoint.save(self.folder, state))
+        self.processes.once(lambda: checkpoint.save(self.folder, state))
         self._saved = time.perf_counter()
         self._save_s = self._saved - began
 
@@ -370,7 +367,7 @@ class TrialRun:
 
     def _restore(self) -> int:
         """Take up the newest checkpoint, if there is one; the length of metrics.jsonl that belongs to it."""
-        state = sharded.load_newest(self.folder, self.processes)
+        state = self.processes.in_turn(lambda: checkpoint.load(self.folder))
         if state is None:
             return 0
         if state["format"] != FORMAT:
