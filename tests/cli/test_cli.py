@@ -337,6 +337,8 @@ def test_a_dry_run_counts_every_point_of_the_grid(capsys, tmp_path):
     [
         (["compare", "--epcohs", "3"], "--epcohs"),
         (["train", "--lr", "ten"], "--lr"),
+        (["compare", "--task", "segmentaton"], "no task 'segmentaton'. Did you mean 'segmentation'?"),
+        (["train", "--recipe", "augrge"], "Did you mean 'augreg'?"),
         (["finetune", "--model", "x", "--limit-trian", "9"], "--limit-trian"),
     ],
 )

@@ -140,7 +140,7 @@ def copies_of_one_image(root):
         image(root / ("cat" if i % 2 else "dog") / f"{i}.png", seed=0)
 
 
-@fault("that is labelled differently (dog/copy.png = cat/0.png)")
+@fault("have other labels than the first (dog/copy.png = cat/0.png)")
 def one_image_in_two_classes(root):
     (classes(root) / "dog/copy.png").write_bytes((root / "cat/0.png").read_bytes())
 
@@ -296,7 +296,7 @@ def masks_with_one_value_for_two_classes(root):
     return masks(root, names="sky\ntree\nroad,1\n")
 
 
-@fault("that are labelled differently", "mask")
+@fault("2 copies of images, byte for byte, have other labels", "mask")
 def images_with_two_masks(root):
     spec = masks(root, splits=("train", "val"))
     for i in range(2):

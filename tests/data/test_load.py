@@ -52,13 +52,17 @@ def test_skipping_leaves_them_out_and_says_so(spoiled: Path, tmp_path: Path) -> 
         assert "cat/empty.jpg" not in [i for split in dataset.splits.values() for i in split.ids]
 
 
-def test_long_lists_are_cut_in_the_error_and_whole_in_the_summary(make_folder) -> None:
+def test_a_reason_of_many_images_is_said_once_and_the_summary_has_all(make_folder) -> None:
     root = make_folder({"cat": 9, "dog": 9})
     for i in range(30):
         (root / "cat" / f"bad{i}.jpg").write_bytes(b"")
-    with pytest.raises(UserError, match=r"30 images cannot be used(.|\n)*and 10 more"):
+        (root / "dog" / f"lost{i}.jpg").symlink_to(f"lost{i}.jpg" if i < 3 else f"nowhere{i}")
+    with pytest.raises(UserError) as error:
         load(root)
-    assert len(load(root, unreadable="skip").summary()["unreadable"]) == 30
+    assert "60 images cannot be used:\n  30 of them, such as cat/bad" in str(error.value)
+    assert "\n  dog/lost1.jpg: Too many levels of symbolic links\n" in str(error.value)
+    assert "\n  27 of them, such as dog/lost10.jpg: No such file or directory" in str(error.value)
+    assert len(load(root, unreadable="skip").summary()["unreadable"]) == 60
 
 
 def test_all_problems_are_reported_at_once(make_folder) -> None:

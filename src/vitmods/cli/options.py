@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 
 from vitmods.recipes import RECIPES, Recipe
-from vitmods.recipes.registry import parse_recipe
+from vitmods.recipes.registry import parse_recipe, split_recipe
 from vitmods.study.arms import BASE
 from vitmods.study.defaults import ORDINARY, Defaults, defaults_for
+from vitmods.study.measure import measure_of
 from vitmods.util.errors import UserError
 
 T = TypeVar("T")
@@ -145,6 +146,10 @@ def defaults_from(asked: Asked, start: str | None = None) -> tuple[Defaults, Dat
     """What the data, the recipe and a checkpoint on the command line make the defaults of all other options."""
     data = asked.data or "digits"
     normalized: dict[str, Any] = {}
+    if asked.recipe is not None:  # a UserError for a name that does not exist, before the data set is listed
+        _ = RECIPES[split_recipe(asked.recipe)[0]]
+    if asked.task is not None:
+        _ = measure_of(asked.task).metric
     try:
         defaults = defaults_for(data)
         if start:

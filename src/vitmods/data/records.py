@@ -22,6 +22,13 @@ SPLIT_NAMES = {
     "test": ("test", "testing"),
 }
 """What folders, shards and tables of a split are called."""
+
+
+def split_named(word: str) -> str | None:
+    """The split that is called so, in any case; None: none is."""
+    return next((split for split, names in SPLIT_NAMES.items() if word.lower() in names), None)
+
+
 ENDINGS = frozenset(
     ".avif .bmp .dib .gif .ico .jfif .jp2 .jpe .jpeg .jpg .pbm .pcx .pgm .png .pnm .ppm .tga .tif .tiff .webp".split()  # noqa: SIM905
 )

@@ -17,6 +17,7 @@ from vitmods.data.sequences import SequenceSplit
 
 Splits = Mapping[str, Split | SequenceSplit]
 _LISTED = 20  # unreadable images named in an error; the summary has all
+_SHARED = 5  # images that are named one by one, although they have one reason
 
 
 def facts(source: Source, records: dict[str, Records], splits: Splits, origin: str) -> dict[str, Any]:
@@ -100,12 +101,19 @@ def record(broken: Broken) -> dict[str, str]:
 
 
 def unreadable_text(bad: list[dict[str, str]]) -> str:
-    """Count and paths, one a line."""
-    lines = [f"{len(bad)} {'image' if len(bad) == 1 else 'images'} cannot be used:"]
-    lines += [f"  {item['path']}: {item['reason']}" for item in bad[:_LISTED]]
-    if len(bad) > _LISTED:
-        lines.append(f"  and {len(bad) - _LISTED} more")
-    return "\n".join(lines)
+    """Count, then path and reason, one image a line; a reason that many images share is said once."""
+    by_reason: dict[str, list[str]] = {}
+    for item in bad:
+        by_reason.setdefault(item["reason"], []).append(item["path"])
+    lines = []
+    for reason, paths in by_reason.items():
+        shared = len(paths) > _SHARED
+        lines += (
+            [f"{len(paths)} of them, such as {paths[0]}: {reason}"] if shared else [f"{p}: {reason}" for p in paths]
+        )
+    more = [f"and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else []
+    head = f"{len(bad)} {'image' if len(bad) == 1 else 'images'} cannot be used:"
+    return "\n  ".join([head, *lines[:_LISTED], *more])
 
 
 def fingerprint(source: Source, splits: Splits) -> str:
@@ -210,13 +218,11 @@ def _conflicts(source: Source, splits: Splits) -> list[str]:
     )
     answers = [answer for split in splits.values() for answer in _answers(source, split)]
     pairs = [(i, int(first[k])) for i, k in enumerate(inverse.ravel()) if answers[i] != answers[first[k]]]
-    shown = [f"{printable(ids[i])} = {printable(ids[j])}" for i, j in pairs]
-    record = (
-        "image has an equal, byte for byte, that is"
-        if len(pairs) == 1
-        else "images have equals, byte for byte, that are"
-    )
-    return [f"{len(pairs)} {record} labelled differently ({_listed(shown, 3)}): correct the labels."] if pairs else []
+    if not pairs:
+        return []
+    shown = _listed([f"{printable(ids[i])} = {printable(ids[j])}" for i, j in pairs], 3)
+    copies = "1 copy" if len(pairs) == 1 else f"{len(pairs)} copies"
+    return [f"{copies} of images, byte for byte, have other labels than the first ({shown}): correct the labels."]
 
 
 def _answers(source: Source, split: Split | SequenceSplit) -> list[Any]:

@@ -10,7 +10,7 @@ height) names images without a box too; `classes.txt`, one a line, sets the orde
 import csv
 from pathlib import Path
 
-from vitmods.data.records import SPLIT_NAMES, Broken, Source, printable
+from vitmods.data.records import Broken, Source, printable, split_named
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.sources.class_names import CLASSES, class_names
 from vitmods.data.sources.objects import OPTIONS, Found, source_of_boxes
@@ -95,5 +95,4 @@ def _split(row: dict[str, str]) -> str:
 
 
 def _said(row: dict[str, str]) -> str | None:
-    word = row.get("split", "train").lower()
-    return next((split for split, words in SPLIT_NAMES.items() if word in words), None)
+    return split_named(row.get("split", "train"))

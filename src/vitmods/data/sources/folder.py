@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitmods.data.read import Unreadable, reading
-from vitmods.data.records import ENDINGS, SPLIT_NAMES, Records, Source, printable
+from vitmods.data.records import ENDINGS, Records, Source, printable, split_named
 from vitmods.data.sources import Spec, data_source, known_specs
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user, similar_folder
@@ -100,7 +100,7 @@ def _deeper(root: Path, classes: Sequence[str]) -> list[str]:
 
 
 def _has_train(path: Path) -> bool:
-    return any(p.name.lower() in SPLIT_NAMES["train"] and len(_directories(p)) > 1 for p in _directories(path))
+    return any(split_named(p.name) == "train" and len(_directories(p)) > 1 for p in _directories(path))
 
 
 def _refuse_shards(shown: str, root: Path) -> None:
@@ -159,16 +159,18 @@ def _listing() -> Iterator[None]:
         ) from error
 
 
-def _split_folders(root: Path) -> dict[str, Path]:
-    """The train, val and test folders, or {} where the classes lie directly under root."""
+def folders_of_splits(root: Path) -> dict[str, Path]:
+    """The folders that are called as splits. UserError where two could be the same."""
     found: dict[str, Path] = {}
     for path in _directories(root):
-        for split, names in SPLIT_NAMES.items():
-            if path.name.lower() not in names:
-                continue
-            if split in found:
-                raise UserError(f"Both {found[split].name} and {path.name} under {root} could be {split}: keep one.")
-            found[split] = path
+        if (split := split_named(path.name)) and found.setdefault(split, path) != path:
+            raise UserError(f"Both {found[split].name} and {path.name} in {root} could be {split}: keep one.")
+    return found
+
+
+def _split_folders(root: Path) -> dict[str, Path]:
+    """The train, val and test folders, or {} where the classes lie directly under root."""
+    found = folders_of_splits(root)
     # A class may be called "train" or "test" (vehicles, say): a train folder without folders is a split only where all
     # its neighbors are called as splits too.
     alone = len(found) > 1 and len(found) == len(_directories(root))

@@ -12,7 +12,7 @@ import numpy as np
 
 from vitmods.data.boxes import Ints
 from vitmods.data.read import Unreadable, decode, reading
-from vitmods.data.records import SPLIT_NAMES, Records, Source, Streaming, printable
+from vitmods.data.records import Records, Source, Streaming, printable, split_named
 from vitmods.data.sources import Spec, data_source
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user
@@ -91,7 +91,7 @@ def _by_split(loaded: Any) -> tuple[dict[str, Any], list[str]]:
     tables: dict[str, Any] = {}
     unused = []
     for name, table in loaded.items():
-        split = next((split for split, names in SPLIT_NAMES.items() if name in names), None)
+        split = split_named(name)
         if split is None or split in tables:
             unused.append(name)
         else:

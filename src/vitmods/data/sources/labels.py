@@ -17,7 +17,7 @@ from unicodedata import normalize
 import numpy as np
 
 from vitmods.data.multilabel import with_rarest
-from vitmods.data.records import SPLIT_NAMES, Source, printable
+from vitmods.data.records import Source, printable, split_named
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.sources.class_names import CLASSES, class_names
 from vitmods.data.sources.folder import file_records
@@ -91,7 +91,7 @@ def _read(path: Path, known: list[str]) -> _Rows:
 def _add(rows: _Rows, row: dict[str, str | None], line: int, folder: Path, known: list[str]) -> None:
     name = normalize("NFC", (row["file"] or "").strip())
     labels = {label.strip() for label in (row["labels"] or "").replace("|", ";").split(";")} - {""}
-    split = _split_of((row.get("split") or "train").strip().lower())
+    split = split_named((row.get("split") or "train").strip())
     where = f"line {line}: {printable(name) or '(no file)'}"
     if None in row:
         rows.wrong.append(f"{where} has more columns than the first line; labels are separated by ; and not by a comma")
@@ -105,7 +105,3 @@ def _add(rows: _Rows, row: dict[str, str | None], line: int, folder: Path, known
         rows.wrong.append(f"{where} has the label {printable(strange[0])}. {nearest(strange[0], known)} ({CLASSES})")
     else:
         rows.splits.setdefault(split, {})[name] = frozenset(labels)
-
-
-def _split_of(word: str) -> str | None:
-    return next((split for split, words in SPLIT_NAMES.items() if word in words), None)

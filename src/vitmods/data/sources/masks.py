@@ -9,10 +9,10 @@ from unicodedata import normalize
 
 from vitmods.data.masks import IGNORE, Coding, Pair, masked_records
 from vitmods.data.multilabel import with_rarest
-from vitmods.data.records import SPLIT_NAMES, Broken, Source, printable
+from vitmods.data.records import Broken, Source, printable
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.sources.class_names import CLASSES, class_names
-from vitmods.data.sources.folder import images_below, loose_images
+from vitmods.data.sources.folder import folders_of_splits, images_below, loose_images
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.limits import read_text, table
 
@@ -168,9 +168,9 @@ def _by_stem(folder: Path) -> dict[str, list[Path]]:
 
 def _folders(root: Path) -> Folders:
     """root/images/train beside root/masks/train, root/train/images beside root/train/masks, or without splits."""
-    below = _splits(root)
+    below = folders_of_splits(root)
     if (root / "images").is_dir() and (root / "masks").is_dir():
-        named = _splits(root / "images")
+        named = folders_of_splits(root / "images")
         pairs = {name: (path, root / "masks" / path.name) for name, path in named.items()}
         found = pairs or {"train": (root / "images", root / "masks")}
     else:
@@ -178,18 +178,6 @@ def _folders(root: Path) -> Folders:
     missing = [printable(str(folder)) for pair in found.values() for folder in pair if not folder.is_dir()]
     if missing or not found:
         raise UserError(f"There is no folder {missing[0] if missing else printable(str(root / 'images'))}. {LAYOUT}")
-    return found
-
-
-def _splits(root: Path) -> dict[str, Path]:
-    """The folders that are called as splits. UserError where two could be the same."""
-    found: dict[str, Path] = {}
-    for path in sorted(root.iterdir()):
-        for split, names in SPLIT_NAMES.items():
-            if path.name.lower() in names and path.is_dir():
-                if split in found:
-                    raise UserError(f"Both {found[split].name} and {path.name} in {root} could be {split}: keep one.")
-                found[split] = path
     return found
 
 
