@@ -115,7 +115,7 @@ def misspelled_split(root):
 
 
 @fault("are also in train, byte for byte")
-def test_image_in_train(root):
+def image_of_val_in_train(root):
     (split_classes(root) / "val/cat/copy.png").write_bytes((root / "train/cat/0.png").read_bytes())
 
 
@@ -130,7 +130,7 @@ def class_without_images(root):
 
 
 @fault("There are no images in test")
-def test_split_without_images(root):
+def split_without_images(root):
     (split_classes(root) / "test/cat").mkdir(parents=True)
 
 
@@ -158,6 +158,19 @@ def images_beside_class_folders(root):
 @fault("only their middle is used")
 def panorama(root):
     image(classes(root) / "cat" / "0.png", size=(20, 400))
+
+
+@fault("Folders inside of class folders are no splits: train, val")
+def splits_inside_of_classes(root):
+    classes(root, [(f"{name}/{split}", 4) for name in ("cat", "dog") for split in ("train", "val")])
+
+
+@fault("nearly black: the largest value is 16 of 255")
+def values_of_12_bits_in_files_of_16(root):
+    for i in range(12):
+        path = root / ("cat" if i % 2 else "dog") / f"{i}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(np.random.default_rng(i).integers(0, 4096, SIZE, dtype=np.uint16)).save(path)
 
 
 @fault("which are enlarged")
@@ -208,7 +221,7 @@ def table_with_a_label_in_two_cases(root):
     labels(root, [*GOOD, "5.png,Cat,train"])
 
 
-@fault("All have the same".lower(), "labels")
+@fault("No label tells training images apart", "labels")
 def table_in_which_all_images_have_the_same_labels(root):
     labels(root, [f"{i}.png,cat,{'train' if i < 4 else 'val'}" for i in range(6)])
 
@@ -288,6 +301,13 @@ def masks_with_a_class_in_val_alone(root):
 def images_beside_the_splits_of_masks(root):
     spec = masks(root)
     image(root / "images" / "loose.jpg")
+    return spec
+
+
+@fault("has both classes.txt and palette.csv", "mask")
+def masks_with_two_lists_of_classes(root):
+    spec = masks(root)
+    (root / "palette.csv").write_text("name,r,g,b\nsky,0,0,0\nroad,1,1,1\n")
     return spec
 
 
@@ -582,7 +602,7 @@ for name, says, options in (
     ("that_leave_images_out", "images belong to no group, such as", {"group_by": "(cat)"}),
     ("that_are_one", "no images to evaluate on", {"group_by": "png"}),
     ("that_are_no_expression", "is no regular expression", {"group_by": "("}),
-    ("fewer_than_folds", "too few images, or groups", {"group_by": "^[a-z]+/[01]", "fold": (0, 9)}),
+    ("fewer_than_folds", "too few images, or groups", {"group_by": "^[a-z]+", "fold": (0, 9)}),
 ):  # fmt: skip
     FAULTS[f"groups_{name}"] = classes, says, "class", options
 
@@ -608,3 +628,7 @@ def test_a_planted_fault_is_refused_or_reported(name, tmp_path):
     except UserError as error:
         said = str(error)
     assert says in said
+
+
+def test_the_faults_are_of_every_kind_of_data_set():
+    assert len(FAULTS) >= 110

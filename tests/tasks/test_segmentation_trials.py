@@ -14,6 +14,7 @@ from vitmods import data
 from vitmods.cli import main
 from vitmods.recipes import small_segmentation
 from vitmods.study.evaluation import trial_scores
+from vitmods.study.retrain import export_line
 from vitmods.tasks import Segmentation
 from vitmods.train import RunOptions, train_trial
 from vitmods.train.examples import read_examples

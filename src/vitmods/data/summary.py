@@ -17,6 +17,7 @@ from vitmods.data.sequences import SequenceSplit
 
 Splits = Mapping[str, Split | SequenceSplit]
 _LISTED = 20  # unreadable images named in an error; the summary has all
+_LOOKED_AT, _DARK = 16, 20  # images, and the largest value of nearly black ones
 _SHARED = 5  # images that are named one by one, although they have one reason
 
 
@@ -195,7 +196,7 @@ def _warnings(source: Source, splits: Splits) -> list[str]:
     )
     if long:
         warnings.append(f"{long} images are longer than {LONGEST}:1; only their middle is used.")
-    return [*warnings, *(_enlarged(images) if images else [])]
+    return [*warnings, *(_enlarged(images) if images else []), *(_dark(images["train"]) if images else [])]
 
 
 def _similar(classes: tuple[str, ...]) -> list[str]:
@@ -230,6 +231,19 @@ def _answers(source: Source, split: Split | SequenceSplit) -> list[Any]:
     if source.target == "class" or split.label_sets is None:
         return list(split.labels)
     return [one.stamp for one in split.annotations] if split.annotations else list(split.label_sets)
+
+
+def _dark(split: Split) -> list[str]:
+    """A sign of 10 or 12 bits in 16-bit files, which are scaled by the full range of 16 bits."""
+    count = min(_LOOKED_AT, len(split)) if split.store.pixels.size else 0
+    some = np.linspace(0, len(split) - 1, count).astype(int).tolist()
+    largest = max((int(split.store.image(i).max()) for i in some), default=255)
+    if largest > _DARK:
+        return []
+    return [
+        f"All of {count} training images that were looked at are nearly black: the largest value is {largest} of 255. "
+        "If 16-bit files hold values of 10 or 12 bits, scale these up to 16 bits first."
+    ]
 
 
 def _enlarged(splits: dict[str, Split]) -> list[str]:

@@ -27,7 +27,9 @@ from vitmods.util.limits import MOST_PIXELS, read_json
 LAYOUT = "Expected annotations/instances_train2017.json with train2017/, or train.json with train/ or images/."
 _USUAL = ("train.json", "annotations/*train*.json", "*/_annotations.coco.json")
 _LOOKED_FOR = 100  # images, to find the folder that they are in
-_LEAST_OVERLAP = 0.5  # of an outline's extent and its box: an outline of another object, or in other units, has less
+_LEAST_OVERLAP = (
+    0.1  # of the extent of an outline and its box: an outline of another object, or in other units, has less
+)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ class _Files:
     other_endings: Counter[str] = field(default_factory=Counter)
     repeated: list[str] = field(default_factory=list)
     loose: int = 0
+    inner_splits: set[str] = field(default_factory=set)
     empty: list[str] = field(default_factory=list)
 
 
@@ -243,6 +244,7 @@ def _walk(folder: Path, label: str, seen: set[tuple[int, int]], files: _Files) -
                     continue
                 if _is_dir(entry):
                     pending.append(entry.path)
+                    files.inner_splits |= {entry.name} if split_named(entry.name) else set()
                 elif (ending := _ending(entry.name)) in ENDINGS:
                     files.paths.append(entry.path)
                     files.labels.append(label)
@@ -299,6 +301,11 @@ def _file_warnings(where: str, files: _Files) -> list[str]:
         warnings.append(f"{files.loose} images directly in {where} have no class folder and were not used.")
     if files.empty:
         warnings.append(f"These folders of {where} hold no images and are no classes: {', '.join(files.empty)}.")
+    if len(files.inner_splits) > 1:
+        inner = ", ".join(map(printable, sorted(files.inner_splits)))
+        warnings.append(
+            f"Folders inside of class folders are no splits: {inner}. Put the classes inside of them instead."
+        )
     if files.repeated:
         warnings.append(f"Linked folders already read once were not read again: {', '.join(files.repeated)}.")
     if files.other_endings:

@@ -42,6 +42,8 @@ def masks(spec: Spec) -> Source:
     if not root.is_dir():
         raise UserError(f"There is no folder {printable(str(root))}. {LAYOUT}")
     ignored = spec.options.get("ignore", "")
+    if (root / PALETTE).is_file() and (root / CLASSES).is_file():
+        raise UserError(f"{spec} has both {CLASSES} and {PALETTE}: keep the one that describes the masks.")
     if (root / PALETTE).is_file():
         classes, coding = _colors(root / PALETTE, ignored)
     elif (root / CLASSES).is_file():
