@@ -229,6 +229,7 @@ def test_folders_that_are_none(tmp_path):
         (tmp_path / name).mkdir()
     with pytest.raises(UserError, match="There are no images"):
         open_source(f"masks:{tmp_path}")
+    (tmp_path / "classes.txt").unlink()
     (tmp_path / "palette.csv").write_text("name,r,g,b\nsky,1,2,300\n")
     with pytest.raises(UserError, match="sky 1, 2, 300 is no name with a color"):
         open_source(f"masks:{tmp_path}")
