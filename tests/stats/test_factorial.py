@@ -219,7 +219,7 @@ def test_the_best_combination_has_no_conflict():
     assert "No run can have dpn with rms" in found.notes[0]
 
 
-def test_a_run_that_failed_is_left_out_and_its_changes_are_unstable():
+def test_a_run_that_failed_is_left_out_and_counted_for_its_changes():
     design, effects = plan_factorial(NAMES[:5]), {"dpn": 2.0, "dtn": 3.0, "qknorm": -0.5, "swiglu": -1.0}
     scores = scores_of(design, effects, noise=0.0)
     scores["dpn+rms"][1] = math.nan
@@ -227,13 +227,13 @@ def test_a_run_that_failed_is_left_out_and_its_changes_are_unstable():
     assert {name: effect.effect for name, effect in found.effects.items()} == pytest.approx(
         {name: effects.get(name, 0.0) for name in design.changes}, abs=1e-9
     )
-    assert [name for name, effect in found.effects.items() if effect.verdict == Verdict.UNSTABLE] == ["dpn", "rms"]
+    assert [name for name, effect in found.effects.items() if effect.failures] == ["dpn", "rms"]
     assert found.best == ("dtn",)
     assert found.pairs == {}
     assert found.n == 3
     assert "1 of 3 dpn+rms trials diverged" in found.notes[0]
     named = points(scores_of(design, effects, noise=0.0), design, failed={"dpn+rms": {1: "loss is inf"}})
-    assert named["dpn"].verdict == Verdict.UNSTABLE
+    assert named["dpn"].failures == 1
 
 
 def test_a_run_that_collapsed_has_failed():
@@ -241,8 +241,10 @@ def test_a_run_that_collapsed_has_failed():
     scores = scores_of(design, {})
     scores["dtn"][0] = 10.0
     found = points(scores, design)
-    assert found["dtn"].verdict == Verdict.UNSTABLE
     assert found["dtn"].failures == 1
+    for run in scores:
+        scores[run] |= dict.fromkeys(range(3) if "dtn" in run else (), math.nan)
+    assert points(scores, design)["dtn"].verdict == Verdict.HURTS, "all runs with it fail"
     assert abs(found["dpn"].effect) < 1
 
 
@@ -255,7 +257,7 @@ def test_a_change_that_fails_in_all_its_runs_has_no_effect_and_the_others_do():
     found = points(scores, design)
     assert math.isnan(found["dtn"].effect)
     assert math.isnan(found["dtn"].low)
-    assert found["dtn"].verdict == Verdict.UNSTABLE
+    assert found["dtn"].verdict == Verdict.HURTS
     assert found["dpn"].effect == pytest.approx(2, abs=0.5)
 
 

@@ -194,7 +194,7 @@ def test_a_diverged_trial_is_an_outcome_that_no_mean_hides(tmp_path):
     result = run(make([wild], seeds=1), tmp_path)
     assert result.complete
     assert result["wild"].failures == 1
-    assert result["wild"].verdict == "unstable"
+    assert result["wild"].verdict == "open"
     assert result.to_dict()["arms"][0]["scores"] == {"0": None}
     assert any("diverged" in warning for warning in result.to_dict()["warnings"])
 

@@ -34,8 +34,8 @@ class Decide:
     """the arm that the others are compared with"""
     margin: float = 0.5
     """the difference that does not matter, in points, or in the unit of the scores"""
-    unit: str = "fraction"
-    """fraction (0.93, shown as 93 points), points (93), or what the scores count"""
+    unit: str | None = None
+    """fraction (0.93, shown as 93 points), points (93), or what the scores count; None: fractions up to 1"""
     lower_is_better: bool = False
     """losses and errors"""
     generalize: Literal["images", "seeds"] = "images"

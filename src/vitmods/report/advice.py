@@ -79,7 +79,7 @@ def _choice(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
 
 def _stability(answer: Answer) -> Iterator[Step]:
     for arm, effect in ranked(answer):
-        if effect.verdict == Verdict.UNSTABLE:
+        if effect.failures > effect.base_failures:
             yield Step(
                 f"{arm.name}: {plural(effect.failures, 'trial')} failed, base {effect.base_failures}. Try a lower "
                 "learning rate or a longer warm-up, for base too, before it is given up."

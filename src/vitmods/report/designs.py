@@ -91,7 +91,7 @@ def factorial_steps(answer: Answer) -> Iterator[Step]:
         take = f"take {best}" if confirmed.verdict == Verdict.HELPS else f"keep {answer.base.name}"
         yield Step(f"{found}{points(answer.metric)}: {take}.")
     for effect in ranked_effects(answer):
-        if effect.verdict == Verdict.UNSTABLE:
+        if effect.failures:
             yield Step(f"{effect.arm}: runs with it failed ({effect.failures}). Compare it by itself.")
     yield from _open_changes(answer)
     for name in answer.factorial.design.left_out:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vitmods.stats.fit import Array, Contrasts
-from vitmods.stats.gains import Gains, gains_of
+from vitmods.stats.gains import Gains, gains_of, less_stable
 from vitmods.stats.images import ImagesPart
 from vitmods.stats.read import Table, check_fractions
 from vitmods.stats.verdict import FAVORABLE, FRACTION, POINTS, Claim, Effect, Verdict, verdict_of
@@ -26,7 +27,7 @@ class Criteria:
     """How scores are read, as `vitmods.decide` says: what does not matter, their unit and sign, what verdicts claim."""
 
     margin: float
-    unit: str
+    unit: str | None  #: None: a fraction, and no score is above 1
     higher_is_better: bool
     generalize: Claim
     chance: float | None
@@ -41,14 +42,18 @@ class Criteria:
             raise UserError(f"generalize must be 'images' or 'seeds', not {self.generalize!r}.")
 
     @property
+    def is_fraction(self) -> bool:
+        return self.unit in (None, FRACTION)
+
+    @property
     def sign(self) -> int:
         return 1 if self.higher_is_better else -1
 
     def gains(self, table: Table) -> Gains:
         """The scores of a table, so that more is better."""
         chance, scale = self.chance, float(self.sign)
-        if self.unit == FRACTION:
-            check_fractions(table)
+        if self.is_fraction:
+            check_fractions(table, self.unit is not None)
             if chance is None and self.higher_is_better and not (table.trials < 0).any():
                 chance = 0.0
             scale *= POINTS
@@ -73,9 +78,8 @@ def effect_of(
     two_seeds: bool = False,
     shown: bool | None = None,
 ) -> Effect:
-    """Of contrast `i`. `means`, in gains, and `failures`: those without and with what is named. It is unstable if it
-    fails more often. `two_seeds`: these may show something favorable. `shown`: whether there is an interval; None: by
-    the seeds and degrees of freedom."""
+    """Of contrast `i`. `means`, in gains, and `failures`: those without and with what is named. `two_seeds`: these may
+    show something favorable. `shown`: whether there is an interval; None: by the seeds and degrees of freedom."""
     gain, variance, n, df = (float(x[i]) for x in (found.estimate, half.variance, found.seeds, half.df))
     known = n > 1 and math.isfinite(variance)
     if shown is None:
@@ -86,7 +90,7 @@ def effect_of(
     read, error = seeds, math.sqrt(variance * (1 + n * criteria.overlap))
     if criteria.generalize == "images":
         read, error = total, math.sqrt(np.nansum([error**2, images]))
-    verdict = verdict_of(gain - read, gain + read, criteria.margin, failures[1] > failures[0])
+    verdict = verdict_of(gain - read, gain + read, criteria.margin)
     doubtful = n == 2 and shown and not two_seeds
     if doubtful and verdict in FAVORABLE:
         verdict = Verdict.OPEN
@@ -98,12 +102,27 @@ def effect_of(
         sd=math.sqrt(variance * n / 2) if known else math.nan, df=df if known else math.nan,
         spread_ratio=math.nan, correlation=math.nan, images_sd=math.sqrt(images),
         failures=int(failures[1]), base_failures=int(failures[0]), margin=criteria.margin, family=family,
-        alpha=criteria.alpha, unit=criteria.unit, images=0 if part is None else part.m,
+        alpha=criteria.alpha, unit=criteria.unit or FRACTION, images=0 if part is None else part.m,
         grouped=criteria.groups is not None,
         higher_is_better=criteria.higher_is_better, generalize=criteria.generalize, overlap=criteria.overlap,
         notes=("the interval assumes that arms vary alike",) if doubtful else (),
         leans=("up" if gain > 0 else "down") if verdict == Verdict.OPEN and known and abs(gain) > error else "",
     )  # fmt: skip
+
+
+def with_failures(effect: Effect, of: int, base_of: int, level: float, base: str = "base") -> Effect:
+    """The effect of `of` trials against `base_of`, with what is shown of how often they fail: a test of its own, beside
+    the interval's. An arm that fails more often is unstable; it hurts if its interval says so, or all its trials fail.
+    """
+    failed, base_failed = effect.failures, effect.base_failures
+    verdict, notes = effect.verdict, [*effect.notes]
+    if less_stable(failed, of, base_failed, base_of, level):
+        verdict = Verdict.HURTS if verdict == Verdict.HURTS or failed == of else Verdict.UNSTABLE
+        notes.append(f"fails: {failed} of {of}, {base} {base_failed} of {base_of}")
+    if less_stable(base_failed, base_of, failed, of, level):
+        notes.append(f"steadier than {base}")
+    leans = effect.leans if verdict == Verdict.OPEN else ""
+    return dataclasses.replace(effect, verdict=verdict, notes=tuple(notes), leans=leans)
 
 
 def mean_of(values: Array) -> float:

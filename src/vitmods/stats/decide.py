@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vitmods.stats.contrast import ALPHA, Criteria, effect_of, has_interval, mean_of
+from vitmods.stats.contrast import ALPHA, Criteria, effect_of, has_interval, mean_of, with_failures
 from vitmods.stats.decision import Decision, Pair
 from vitmods.stats.fit import SHARED, Array, Contrasts, Errors, Fit, Mask, contrasts
-from vitmods.stats.gains import Gains, less_stable
+from vitmods.stats.gains import Gains
 from vitmods.stats.images import ImagesPart
 from vitmods.stats.read import Scores, Table, means_of, read_csv, table_of
 from vitmods.stats.sequential import futile, last_look, looks, nominal_level
-from vitmods.stats.verdict import FRACTION, STOPS, Claim, Effect, Verdict
+from vitmods.stats.verdict import STOPS, Claim, Effect, Verdict
 from vitmods.stats.width import against_base, critical_value, half_width, over_parts, overlap_of, total_df
 from vitmods.util.errors import UserError
 
@@ -39,7 +39,7 @@ def decide(
     base: str = "base",
     margin: float = 0.5,
     *,
-    unit: str = FRACTION,
+    unit: str | None = None,
     higher_is_better: bool = True,
     generalize: Claim = "images",
     most_seeds: int | None = None,
@@ -59,6 +59,7 @@ def decide(
     and every arm with the same seeds.
 
     - `margin`: the difference that does not matter, in points for a `unit` of "fraction", else in that unit.
+    - `unit`: "fraction", "points" or what the scores count. None: fractions, of which none is above 1.
     - `generalize`: verdicts hold for other test images too ("images"), or for these alone ("seeds").
     - `most_seeds`: the maximum of a study that is looked at more than once; None where seeds were fixed before.
     - `frozen`: arms that stopped at an earlier look, as they were then. `family`: how many arms the study has in all.
@@ -137,18 +138,14 @@ def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: Plan) -> Effect:
     means = [mean_of(gains.trials[row, seeds]) for row in (0, a)]
     (base_failed, failed), (base_of, of) = (cells[[0, a]].sum(-1).tolist() for cells in (gains.failures, gains.ended))
     effect = effect_of(arm, (), found, half, part, plan.family, means, (base_failed, failed), plan, shown=shown)
-    verdict, notes, level = effect.verdict, [*effect.notes], plan.alpha / plan.family
-    if less_stable(failed, of, base_failed, base_of, level):  # a test of its own, beside the interval's
-        verdict = Verdict.HURTS
-        notes.append(f"fails: {failed} of {of}, base {base_failed} of {base_of}")
-    if less_stable(base_failed, base_of, failed, of, level):
-        notes.append("steadier than base")
+    effect = with_failures(effect, of, base_of, plan.alpha / plan.family)
+    verdict, notes = effect.verdict, [*effect.notes]
     if verdict == Verdict.HURTS and effect.gain - effect.half > -plan.margin:
         notes.append("by less than the margin")
     w = fitted.errors.guarded
     known = n >= SHARED and len(w) > 2 and w[0] > 0  # base and one arm have one spread between them
     return dataclasses.replace(
-        effect, verdict=verdict, notes=tuple(notes), leans=effect.leans if verdict == Verdict.OPEN else "",
+        effect, notes=tuple(notes),
         spread_ratio=math.sqrt(w[a] / w[0]) if known else math.nan, correlation=float(fitted.correlation[a - 1]),
         futile=plan.most_seeds is not None and verdict not in STOPS and _futile(found, part, plan),
     )  # fmt: skip

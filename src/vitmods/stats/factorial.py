@@ -5,8 +5,8 @@ never taken for noise. An effect is a contrast of the runs' means: +2/N for runs
 Its variance is the fit's, its critical value that of k contrasts whatever their correlation. A pair is half of the
 difference that one change makes to the other's effect; pairs are a family of their own.
 
-A run with a trial that failed is left out and its changes are unstable. The other effects then come by least squares
-from the remaining runs, which assumes that changes add up.
+A run with a trial that failed is left out. The effects then come by least squares from the remaining runs, which
+assumes that changes add up. A change is unstable if runs with it are shown to fail more often than those without.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vitmods.stats import sequential, tables
-from vitmods.stats.contrast import ALPHA, ENOUGH_DF, Criteria, effect_of, mean_of
+from vitmods.stats.contrast import ALPHA, ENOUGH_DF, Criteria, effect_of, mean_of, with_failures
 from vitmods.stats.design import Design, least_squares
 from vitmods.stats.fit import Array, Contrasts, Mask, contrasts, noise
 from vitmods.stats.images import ImagesPart, images_part
 from vitmods.stats.plan import STUDIES, Findable
 from vitmods.stats.read import Scores, table_of
-from vitmods.stats.verdict import FRACTION, Claim, Effect, Verdict
+from vitmods.stats.verdict import Claim, Effect, Verdict
 from vitmods.stats.width import HalfWidth, half_width
 from vitmods.util.errors import UserError
 from vitmods.util.text import listing
@@ -91,7 +91,7 @@ def factorial(
     design: Design,
     margin: float = 0.5,
     *,
-    unit: str = FRACTION,
+    unit: str | None = None,
     higher_is_better: bool = True,
     generalize: Claim = "images",
     most_seeds: int | None = None,
@@ -122,7 +122,7 @@ def factorial(
     kept[0] = True  # the seeds that base lacks are left out for all runs
     seeds, look = at_look(np.asarray(np.isfinite(gains.trials[kept]).all(0)), most_seeds)
     images = None if gains.images is None else gains.images[kept][:, seeds]
-    study = _Study(gains.trials[kept][:, seeds], images, gains.floor, kept, failures, criteria)
+    study = _Study(gains.trials[kept][:, seeds], images, gains.floor, kept, failures, gains.ended.sum(-1), criteria)
     effects = study.effects(design.changes, least_squares(design.on[kept]), design.on.T)
     pairs = {}
     if kept.all():
@@ -187,6 +187,7 @@ class _Study:
     floor: float
     kept: Mask  #: (N,)
     failures: Array  #: (N,)
+    ended: Array  #: (N,) trials
     criteria: Criteria
 
     @property
@@ -205,17 +206,21 @@ class _Study:
         effects = {}
         for i, (name, adds) in enumerate(zip(names, on, strict=True)):
             means = mean_of(self.means[~adds[self.kept]]), mean_of(self.means[adds[self.kept]])
-            failures = 0, int(self.failures[adds].sum())
-            effects[name] = effect_of(
-                name, i, found, half, part, len(names), means, failures, self.criteria, two_seeds=True
+            (without, failed), (of_without, of) = (
+                (int(counts[~adds].sum()), int(counts[adds].sum())) for counts in (self.failures, self.ended)
             )
+            effect = effect_of(
+                name, i, found, half, part, len(names), means, (without, failed), self.criteria, two_seeds=True
+            )
+            level = self.criteria.alpha / len(names)
+            effects[name] = with_failures(effect, of, of_without, level, "without it")
         return effects
 
 
 def _best_signs(design: Design, effects: Mapping[str, Effect]) -> tuple[str, ...]:
-    """The possible combination with the largest sum of gains; no change that is unstable, or without a verdict."""
-    left_out = (Verdict.UNSTABLE, Verdict.WITHHELD)
-    gains = {name: effect.gain for name, effect in effects.items() if effect.verdict not in left_out}
+    """The possible combination with the largest sum of gains; no change in a run that failed, or without a verdict."""
+    sound = {name: one for name, one in effects.items() if not (one.failures or one.verdict == Verdict.WITHHELD)}
+    gains = {name: effect.gain for name, effect in sound.items()}
     good = [name for name, gain in gains.items() if gain > 0]
     rows = [row for size in range(len(good) + 1) for row in combinations(good, size)]
     possible = [row for row in rows if not any(set(pair) <= set(row) for pair in design.conflicts)]

@@ -45,6 +45,7 @@ class Gains:
     pooled: Mask  #: (g,) arms whose trials enter the common variance: no score of a failed trial, failures as in base
     constant: float  #: the score of the best constant prediction; NaN where it is not known
     base: float  #: the median of base's trials; NaN for a sum over settings
+    left_out: int  #: images without a score in some trial
     has_learned: bool  #: whether base is clearly above the best constant prediction, as far as that is known
 
     @property
@@ -82,6 +83,9 @@ class Gains:
         if any(others):
             diverged = self.kinds["diverged"][1:].sum() == sum(others)
             found.append(then or ("effects are of the trials that have a score" if diverged else COUNTED))
+        if self.left_out:
+            images = f"{plural(self.left_out, 'test image')} without a score in some trial"
+            found.append(f"{images} {'is' if self.left_out == 1 else 'are'} left out for all")
         return found
 
 
@@ -114,7 +118,7 @@ def gains_of(table: Table, scale: float, chance: float | None, groups: ArrayLike
             floor = HALF_AN_IMAGE * abs(scale) / images.shape[-1]
         images = images * scale
     if groups is not None:
-        images = clusters(*_grouped(images, groups))
+        images = clusters(*_grouped(images, groups, table.kept))
     constant = math.nan if chance is None else chance * scale
     finite, median = np.isfinite(trials), medians(trials)
     with np.errstate(invalid="ignore"):
@@ -129,7 +133,9 @@ def gains_of(table: Table, scale: float, chance: float | None, groups: ArrayLike
     pooled[0] = True
     missing = failures[0] & (learned | ~finite[0])
     trials = np.where(missing, np.nan, trials)
-    return Gains(trials, images, floor, kinds, table.ended, pooled, constant, float(median[0]), learned)
+    return Gains(
+        trials, images, floor, kinds, table.ended, pooled, constant, float(median[0]), int((~table.kept).sum()), learned
+    )
 
 
 def has_learned(scores: Array, lost: Mask, constant: float, margin: float) -> bool:
@@ -148,12 +154,12 @@ def medians(scores: Array) -> Array:
     return np.array([np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan for row in scores])
 
 
-def _grouped(images: Array | None, groups: ArrayLike) -> tuple[Array, ArrayLike]:
+def _grouped(images: Array | None, groups: ArrayLike, kept: Mask) -> tuple[Array, ArrayLike]:
     if images is None:
         raise UserError("groups need per-image scores: give an array of scores for every trial.")
-    if np.shape(groups) != images.shape[-1:]:
-        raise UserError(f"groups must have one label for each of {images.shape[-1]} images, not {np.shape(groups)}.")
-    return images, groups
+    if np.shape(groups) != kept.shape:
+        raise UserError(f"groups must have one label for each of {kept.size} images, not {np.shape(groups)}.")
+    return images, np.asarray(groups)[kept]
 
 
 FAR = 5.0  # sd below the arm's other trials

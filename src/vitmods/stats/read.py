@@ -1,14 +1,15 @@
 """Scores of trials as arrays: from a mapping arm -> seed -> score, or from a CSV file.
 
-A score is a number, or an array with one number for each test image. None stands for a trial that has not ended, NaN
-or an infinite number for one that diverged.
+A score is a number, or an array with one number for each test image. None stands for a trial that has not ended, a
+score that is not finite for one that diverged. NaN of some images only (a metric that is not defined there) leaves
+these images out for all trials.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from vitmods.util.limits import open_table, table
 
 Scores = Mapping[str, Mapping[int, ArrayLike | None]]
 
-LARGEST_FRACTION = 10.0  # an error relative to a reference may be above 1, a change of one below 0
+LARGEST_FRACTION = 10.0  # of a unit that is given: an error relative to a reference may be above 1
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Table:
     images: Array | None  #: (g, n, m), where every trial has per-image scores
     diverged: Mask  #: (g, n)
     constant: Mask  #: (g, n) trials whose prediction is known to be the same for every image
+    kept: Mask  #: images that are in `images`, of all that there are: those with a score in every trial
 
     @property
     def ended(self) -> Mask:
@@ -68,39 +70,56 @@ def table_of(
     diverged = np.array([[seed in failed.get(arm, {}) for seed in seeds] for arm in arms], dtype=bool)
     diverged = diverged.reshape(len(arms), len(seeds))
     for cell, value in values.items():
-        diverged[cell] |= not np.isfinite(value).all()
+        diverged[cell] |= _has_diverged(value)
     finished = {cell: value for cell, value in values.items() if not diverged[cell]}
-    shapes = {value.shape for value in finished.values()}
+    kept = _scored(list(finished.values()))
+    trials = np.full(diverged.shape, np.nan)
+    images = np.full((*diverged.shape, int(kept.sum())), np.nan) if kept.shape else None
+    for cell, value in finished.items():
+        trials[cell] = value[kept].mean()
+        if images is not None:
+            images[cell] = value[kept]
+    same = np.array([[seed in (constant or {}).get(arm, ()) for seed in seeds] for arm in arms], dtype=bool)
+    return Table(arms, seeds, trials, images, diverged, same.reshape(diverged.shape) & np.isfinite(trials), kept)
+
+
+def _has_diverged(value: Array) -> bool:
+    known = value[~np.isnan(value)]
+    return not (known.size and np.isfinite(known.mean()))
+
+
+def _scored(trials: Sequence[Array]) -> Mask:
+    """The images that have a score in all of `trials`; () where these have one number each."""
+    shapes = {value.shape for value in trials}
     if len(shapes) > 1 or any(len(shape) > 1 or shape == (0,) for shape in shapes):
         raise UserError(
             "Every trial needs one score, or one score for each of the same test images, in the same order; "
             f"found arrays of shape {', '.join(map(str, sorted(shapes)))}."
         )
-    trials = np.full(diverged.shape, np.nan)
-    size = next(iter(shapes), ())
-    images = np.full((*diverged.shape, *size), np.nan) if size else None
-    for cell, value in finished.items():
-        trials[cell] = value.mean()
-        if images is not None:
-            images[cell] = value
-    same = np.array([[seed in (constant or {}).get(arm, ()) for seed in seeds] for arm in arms], dtype=bool)
-    return Table(arms, seeds, trials, images, diverged, same.reshape(diverged.shape) & np.isfinite(trials))
+    kept = np.asarray(np.all([~np.isnan(value) for value in trials], axis=0))
+    if not kept.any():
+        raise UserError("No test image has a score in every trial: compare by another metric, or on other images.")
+    return kept
 
 
 def means_of(scores: Scores) -> Scores:
-    """The mean of each trial's scores, where trials are tested on different images."""
-    return {
-        arm: {seed: None if score is None else np.mean(np.asarray(score, dtype=float)) for seed, score in own.items()}
-        for arm, own in scores.items()
-    }
+    """The mean of each trial's scores, where seeds are tested on different images: of those with a score in every trial
+    of the seed."""
+    found: dict[str, dict[int, ArrayLike | None]] = {arm: dict.fromkeys(own) for arm, own in scores.items()}
+    for seed in {seed for own in scores.values() for seed in own}:
+        ended = {arm: np.asarray(own[seed], dtype=float) for arm, own in scores.items() if own.get(seed) is not None}
+        kept = _scored([value for value in ended.values() if not _has_diverged(value)])
+        for arm, value in ended.items():
+            found[arm][seed] = math.nan if _has_diverged(value) else value[kept].mean()
+    return found
 
 
-def check_fractions(table: Table) -> None:
-    """Raises `UserError` for scores that look like percentages."""
-    if np.nanmax(np.abs(table.trials), initial=0.0) > LARGEST_FRACTION:
+def check_fractions(table: Table, is_given: bool) -> None:
+    """Raises `UserError` for scores above 1, or of a unit that `is_given` for those that look like percentages."""
+    if np.nanmax(np.abs(table.trials), initial=0.0) > (LARGEST_FRACTION if is_given else 1.0):
         raise UserError(
-            "Scores must be fractions, as a rule between 0 and 1 (0.93, not 93). For scores in percent the unit "
-            "is points (unit='points' or --unit points)."
+            "Scores are taken as fractions (0.93, not 93), and some are above 1. For percent give the unit points "
+            "(unit='points' or --unit points); for fractions that may be above 1, the unit fraction."
         )
 
 

@@ -31,7 +31,7 @@ from vitmods.stats.decision import Decision
 from vitmods.stats.fit import Array
 from vitmods.stats.gains import FAILURES, Gains
 from vitmods.stats.read import Scores, table_of
-from vitmods.stats.verdict import FRACTION, Claim, Effect, Verdict
+from vitmods.stats.verdict import Claim, Effect, Verdict
 from vitmods.util.errors import UserError
 from vitmods.util.text import grouped, listing
 
@@ -70,7 +70,7 @@ def over_settings(
     base: str = "base",
     margin: float = 0.5,
     *,
-    unit: str = FRACTION,
+    unit: str | None = None,
     higher_is_better: bool = True,
     generalize: Claim = "images",
     failed: Mapping[str, Mapping[str, Mapping[int, str]]] | None = None,

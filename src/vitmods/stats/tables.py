@@ -19,7 +19,7 @@ def rows(effects: Sequence[Effect]) -> list[tuple[str, ...]]:
             interval(effect),
             verdict_cell(effect),
             f"± {(effect.seeds_high - effect.seeds_low) / 2:.{effect.digits}f}" if shown(effect) else "–",
-            str(effect.n),
+            f"{effect.n} (−{effect.failures})" if effect.failures else str(effect.n),
             "–" if math.isnan(effect.spread_ratio) else f"{effect.spread_ratio:.1f}",
         )
         for effect in effects

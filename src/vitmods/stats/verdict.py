@@ -24,19 +24,18 @@ class Verdict(StrEnum):
     EQUIVALENT = "equivalent"  #: both ends lie within the margin
     NO_WORSE = "no worse"  #: low > -margin
     NO_GAIN = "no gain"  #: high < margin: a gain of the margin or more is ruled out
-    UNSTABLE = "unstable"  #: fails more often than base, so no favorable verdict
+    UNSTABLE = "unstable"  #: shown to fail more often than base, so no favorable verdict
     OPEN = "open"
     WITHHELD = "no verdict"  #: base has not learned, so there is nothing to compare with
 
 
 FAVORABLE = (Verdict.HELPS, Verdict.EQUIVALENT, Verdict.NO_WORSE)
-STOPS = (Verdict.HELPS, Verdict.HURTS, Verdict.EQUIVALENT, Verdict.WITHHELD)  # `no worse` would lose most findings
+STOPS = (Verdict.HELPS, Verdict.HURTS, Verdict.EQUIVALENT, Verdict.UNSTABLE, Verdict.WITHHELD)
+"""not `no worse`: that would lose most findings"""
 
 
-def verdict_of(low: float, high: float, margin: float, unstable: bool = False) -> Verdict:
+def verdict_of(low: float, high: float, margin: float) -> Verdict:
     """Of the ends of a gain's interval; NaN, for no interval, is open."""
-    if unstable:
-        return Verdict.HURTS if high < 0 else Verdict.UNSTABLE
     if low > 0:
         return Verdict.HELPS
     if high < 0:
@@ -109,8 +108,8 @@ class Effect:
 
     @property
     def stops(self) -> bool:
-        """Whether a study until decided trains this arm no further: it `helps`, `hurts` or is `equivalent`, or base has
-        not learned."""
+        """Whether a study until decided trains this arm no further: it `helps`, `hurts`, is `equivalent` or `unstable`,
+        or base has not learned."""
         return self.verdict in STOPS
 
     def withheld(self) -> Effect:

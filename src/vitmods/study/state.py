@@ -229,7 +229,7 @@ def read_trial(folder: StudyFolder, trial: Trial, splits: Sequence[str], measure
         if status == "finished" and measure.name in metrics:
             of_images = _of_images(path, splits)
             known = [name for name in of_images if name in metrics or name == NLL]
-            metrics |= {name: float(of_images[name][1].mean()) for name in known}
+            metrics |= {name: float(np.nanmean(of_images[name][1])) for name in known}
             images = ImageScores(*of_images[measure.name]) if measure.name in of_images else None
             predicted = of_images["predicted"][1] if "predicted" in of_images else np.arange(2)
             constant = len(predicted) > 1 and predicted[0] >= 0 and not np.ptp(predicted)
