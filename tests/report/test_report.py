@@ -101,7 +101,7 @@ def test_every_arm_has_its_verdict_effect_and_cost(study, page):
         assert f"{arm.effect.verdict}" in text
         assert f"{arm.cost.train_step.ratio:.2f}×" in text
     assert "dpn and $x_1$ {{ 7*7 }} help; " in text
-    assert "post and post on MLP hurt." in text
+    assert "post on MLP and post hurt." in text
     assert re.search(r"Published gains beside ours .* dpn \+1\.\d\d \+0\.6 points \(S/16\)", text)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from vitmods.stats.gains import collapsed, less_stable, rate_bound
+from vitmods.stats.sequential import looks, nominal_level
 
 STEADY = np.array([[90.0, 91, 92, 90], [91.0, 90, 90, 92], [90.0, 92, 91, 91]])
 
@@ -68,6 +69,26 @@ def test_it_is_rarely_false_at_any_rate_of_divergence():
             table = {(a, b): less_stable(a, n, b, n, 0.05 / 4) for a in range(n + 1) for b in range(n + 1)}
             wrong.append(np.mean([any(table[int(a), int(row[0])] for a in row[1:]) for row in failed]))
     assert max(wrong) <= 0.028 + 3 * np.sqrt(0.028 * 0.972 / 1000)
+
+
+def test_it_is_rarely_false_at_any_look():
+    """Eight arms as unstable as base, and seven looks at up to 16 seeds."""
+    rng, wrong = np.random.default_rng(0), []
+    level = nominal_level(16) / 8
+    tables = {n: [[less_stable(a, n, b, n, level) for b in range(n + 1)] for a in range(n + 1)] for n in looks(16)}
+    for rate in (0.3, 0.5, 0.7):
+        failed = (rng.random((2000, 9, 16)) < rate).cumsum(-1)
+        claims = [np.array(table)[failed[:, 1:, n - 1], failed[:, :1, n - 1]].any(1) for n, table in tables.items()]
+        wrong.append(np.any(claims, axis=0).mean())
+    assert max(wrong) <= 0.031 + 3 * np.sqrt(0.031 * 0.969 / 2000)
+
+
+def test_one_failure_more_than_base_is_no_evidence():
+    """At a failure rate of 5 % for all, 5 seeds: half of studies have an arm with more failures than base."""
+    failed = np.random.default_rng(0).binomial(5, 0.05, (1000, 5))
+    assert (failed[:, 1:] > failed[:, :1]).any(1).mean() > 0.4
+    table = np.array([[less_stable(a, 5, b, 5, 0.05 / 4) for b in range(6)] for a in range(6)])
+    assert table[failed[:, 1:], failed[:, :1]].any(1).mean() == 0
 
 
 def test_no_failure_yet():
