@@ -27,8 +27,8 @@ def opened(shift, **values):
 
 
 def test_decided_arms_and_those_without_a_spread_need_nothing():
-    assert forecast(study(0.2)) is None
-    assert forecast(study(0.2, n=1)) is None
+    assert forecast(study(0.15)) is None
+    assert forecast(study(0.15, n=1)) is None
     assert forecast(dataclasses.replace(study(-0.03), overlap=0.2)) is None
 
 
