@@ -11,7 +11,7 @@ from vitmods.stats.decide import decide
 from vitmods.study.doubts import outcome_doubts
 from vitmods.study.state import Curve, TrialRecord
 from vitmods.study.study import Study
-from vitmods.study.warnings import few_images
+from vitmods.study.warnings import few_images, trained_weights
 from vitmods.tasks.metrics import Metric
 
 TOP1, LOSS = Metric("top1", "top-1", ""), Metric("nll", "log loss", "", higher_is_better=False, unit="nats")
@@ -91,13 +91,39 @@ def test_a_slope_within_the_noise_is_none():
     assert doubts(study(), trials) == []
 
 
+@pytest.mark.parametrize(
+    ("base", "task", "img_size", "weights"),
+    [
+        ("S/16", "classification", 64, "vit_small_patch16_224"),
+        ("vit_base_patch16_224", "multilabel", 224, "vit_base_patch16_224"),
+        ("mu3/4", "classification", 64, "vit_tiny_patch16_224"),
+        ("Ti/16", "segmentation", 128, "vit_tiny_patch16_224"),
+        ("mu6/8", "segmentation", 128, ""),
+        ("S/32", "classification", 224, ""),
+        ("S36/16", "classification", 224, ""),
+        ("S/16", "classification", 100, ""),
+        ("S/16", "classification", 48, ""),
+        ("S*/16", "classification", 224, ""),
+        ("T2T-14", "classification", 224, ""),
+        ("timm:pvt_v2_b0", "detection", 128, ""),
+        ("timm:swin_tiny_patch4_window7_224", "classification", 224, ""),
+        ({"patch_size": 16}, "classification", 224, ""),
+    ],
+)
+def test_trained_weights_are_suggested_where_they_suit(base, task, img_size, weights):
+    settings = {"base": base, "task": task, "img_size": [img_size, img_size], "in_chans": 3}
+    assert trained_weights(settings) == weights
+    assert trained_weights({**settings, "start": {}}) == trained_weights({**settings, "in_chans": 1}) == ""
+
+
 def test_few_photographs_ask_for_trained_weights():
     digits = vm.data.load("digits", img_size=(8, 8), in_chans=1, augment=vm.Recipe().augment, limit_train=100)
 
-    def said(**images):
-        return few_images(Study("S/16", ["dpn"], "digits", img_size=64, **images).settings, digits)
+    def said(base="S/16", **images):
+        return few_images(Study(base, ["dpn"], "digits", img_size=64, **images).settings, digits)
 
     (text,) = said(in_chans=3)
-    assert text.startswith("100 training images are few for a ViT that begins with random weights.")
-    assert said(in_chans=1) == []
-    assert few_images(Study("mu/4", ["dpn"], "digits").settings, digits) == []
+    assert text.startswith(
+        "100 training images are few to train S/16 from scratch. Start from trained weights (--from "
+    )
+    assert said(in_chans=1) == said("timm:swin_tiny_patch4_window7_224", in_chans=3) == []

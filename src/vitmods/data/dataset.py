@@ -1,6 +1,6 @@
 """ImageDataset: images ready for training and evaluation."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -94,6 +94,12 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+def independent(splits: Iterable[Any]) -> tuple[int, bool]:
+    """How many images of splits are independent, and whether these are groups, each of images that belong together."""
+    splits = list(splits)
+    return sum(len(set(one.groups or one.ids)) for one in splits), any(one.groups for one in splits)
 
 
 class SplitDataset:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Unpack
 
 from rich.cells import cell_len
 
-from vitmods.data.dataset import ImageDataset, Joint, JointView, Split
+from vitmods.data.dataset import ImageDataset, Joint, JointView, Split, independent
 from vitmods.data.geometry import Geometry
 from vitmods.data.groups import groups_of
 from vitmods.data.multilabel import with_target
@@ -20,6 +20,7 @@ from vitmods.data.stream import StreamSet, is_streamed, open_lazily
 from vitmods.data.summary import facts, problems, unreadable_text
 from vitmods.data.threads import cores
 from vitmods.recipes import Augment
+from vitmods.stats.plan import resolution
 from vitmods.util.errors import UserError
 
 KEPT_RATIO = 224 / 256  # random crops are cut from images whose short side is 256 for views of 224
@@ -211,7 +212,11 @@ def check(spec: str | Path, **split: Unpack[SplitOptions]) -> Checked:
     found = problems(source, splits, group_by, split.get("train_on_all", False)) + (
         source.verify() if source.verify else []
     )
-    summary = facts(source, records, splits, origin) | {"problems": found}
+    summary = facts(source, records, splits, origin) | {"problems": found, "resolution": ""}
+    held_out = origin.startswith("made") or "test" not in splits
+    tested = [split for name, split in splits.items() if name == "test" or (name == "val" and held_out)]
+    if source.target == "class" and any(map(len, tested)):
+        summary["resolution"] = resolution(*independent(tested))
     return Checked(summary, describe(summary))
 
 
@@ -231,6 +236,7 @@ def describe(summary: dict[str, Any]) -> str:
         lines += ["", f"Height x width: {sizes}; {common}"]
     if summary.get("lengths"):
         lines += ["", "Tokens: " + ", ".join(f"{key} {count:,}" for key, count in summary["lengths"].items())]
+    lines += ["", summary["resolution"]] if summary.get("resolution") else []
     lines += [f"Warning: {text}" for text in summary["warnings"]]
     lines += [unreadable_text(summary["unreadable"])] if summary["unreadable"] else []
     lines += [f"Problem: {text}" for text in summary["problems"]]

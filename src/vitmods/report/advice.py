@@ -23,7 +23,7 @@ from vitmods.study.retrain import (
     retrained_folder,
 )
 from vitmods.study.tuning import mean_of
-from vitmods.study.warnings import may_start_from_weights
+from vitmods.study.warnings import trained_weights
 from vitmods.train.trial import WEIGHTS
 from vitmods.util.remote import is_there
 from vitmods.util.shorthand import without_options
@@ -50,8 +50,8 @@ def what_now(answer: Answer) -> list[Step]:
 
 def _remedies(answer: Answer) -> str:
     rate = "or another learning rate (--lr)"
-    if may_start_from_weights(answer.settings):
-        rate = "another learning rate (--lr), or trained weights to start from (--from vit_small_patch16_224)"
+    if weights := trained_weights(answer.settings):
+        rate = f"another learning rate (--lr), or trained weights to start from (--from {weights})"
     return f"Try more epochs (--epochs), {rate}, in a new folder."
 
 

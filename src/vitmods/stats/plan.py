@@ -19,7 +19,7 @@ from scipy import special
 from vitmods.stats.fit import Array, fit
 from vitmods.stats.images import ImagesPart
 from vitmods.stats.sequential import LOOKS, nominal_level
-from vitmods.stats.verdict import Effect, Verdict
+from vitmods.stats.verdict import Effect, Verdict, images_text
 from vitmods.stats.width import against_base, critical_value
 from vitmods.util.errors import UserError
 from vitmods.util.text import about, duration, plural
@@ -29,6 +29,7 @@ STUDIES = 4000
 SIMULATED = 48  # seeds; beyond, widths shrink as in a study with endless degrees of freedom
 MOST = 10_000
 MANY_IMAGES = 10**6
+DISAGREE = 0.02  # of the images, whatever the seed: usual of small changes
 FORECAST = (8, 16, 32)  # most seeds of a study that goes on
 FEASIBLE, EVEN = 0.1, 0.5  # chances of a verdict
 MORE_IMAGES = tuple(2**half for half in np.arange(0.5, 10.5, 0.5))  # times as many
@@ -101,6 +102,17 @@ def images_for(margin: float, sd: float, images_sd: float, m: int, k: int) -> in
 
     most, alpha = LOOKS[-1], nominal_level(LOOKS[-1])
     return next((about(m * times) for times in MORE_IMAGES if enough(times)), None)
+
+
+def resolution(images: int, grouped: bool = False, margin: float = 0.5, k: int = 1, alpha: float = 0.05) -> str:
+    """Describe the smallest effect on accuracy that a test set resolves. `grouped`: `images` counts groups."""
+    best = finest(images_at_worst(DISAGREE, images), k, alpha)
+    apart = f"where an arm and base disagree on {100 * DISAGREE:g} % of them"
+    text = f"{images_text(images, grouped)} resolve effects of {best:.2g} points at best, {apart}"
+    if not 0 < margin < best:
+        return f"{text}."
+    enough = images_text(about(images * (best / margin) ** 2), grouped)
+    return f"{text}. The margin of {margin:g} points needs about {enough}."
 
 
 def sd_range(sd: float, df: float) -> tuple[float, float]:

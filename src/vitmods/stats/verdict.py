@@ -47,6 +47,11 @@ def verdict_of(low: float, high: float, margin: float) -> Verdict:
     return Verdict.NO_GAIN if high < margin else Verdict.OPEN
 
 
+def images_text(count: int, grouped: bool) -> str:
+    """`1,532 test images`, or `1,532 groups of test images`."""
+    return f"{count:,} {'groups of test images' if grouped else 'test images'}"
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class Effect:
     """An arm compared with base on the seeds that both have; fractions are in points (0 to 100).
@@ -131,8 +136,8 @@ class Effect:
         return float(special.stdtr(self.df, self.gain / error)) if error else math.nan
 
     def test_images(self, count: int) -> str:
-        """`1,532 test images`, or groups of them."""
-        return f"{count:,} {'groups of test images' if self.grouped else 'test images'}"
+        """So many test images, or groups of them."""
+        return images_text(count, self.grouped)
 
     @property
     def digits(self) -> int:

@@ -12,8 +12,8 @@ from vitmods.changes import Change, conflicts
 from vitmods.model.config import ViTConfig
 from vitmods.stats.design import MOST_CHANGES, plan_factorial
 from vitmods.stats.factorial import detectable as detectable_by
-from vitmods.stats.plan import MOST, detectable, images_at_worst, sd_range, seeds_for
-from vitmods.stats.sequential import nominal_level
+from vitmods.stats.plan import MOST, detectable, images_at_worst, resolution, sd_range, seeds_for
+from vitmods.stats.sequential import LOOKS, nominal_level
 from vitmods.study.arms import Arm
 from vitmods.study.bases import Base
 from vitmods.study.plan import Settings
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from vitmods.study.fits import Smaller
 
 SEEDS = (3, 5, 8, 16)
-OUT_OF_REACH = 32  # seeds, the most of a study that runs until it is decided
 WIDTH = 100  # of what is printed
 LONG_S = 12 * 3600.0  # a night: for a study that takes longer, what would take less is shown
 
@@ -62,6 +61,7 @@ class Estimate:
     budget_s: seconds that the study may take; None: no end
     smaller: a study that takes less, where this one does not fit or takes long
     refused: why no number of seeds fits the budget; None: one does
+    test_images: test images that verdicts are about, or groups of them if `grouped`; 0: scores are not of single images
     design:  what a factorial design of the arms' changes would find; empty: there is none
     """
 
@@ -72,6 +72,8 @@ class Estimate:
     steps: int
     dataset: Mapping[str, int]
     spread: Spread | None = None
+    test_images: int = 0
+    grouped: bool = False
     budget_s: float | None = None
     smaller: Smaller | None = None
     refused: UserError | None = None
@@ -228,16 +230,18 @@ class Estimate:
 
     def _equivalent(self, k: int, sd: float) -> Iterator[str]:
         margin = self.settings.margin
+        if self.test_images:
+            yield from textwrap.wrap(resolution(self.test_images, self.grouped, margin, k, self.alpha), WIDTH)
         if self.spread is None or not margin or self.settings.folds:
             return
         what = f"equivalent within {margin:g} {self.unit}".rstrip()
         seeds = seeds_for(margin / sd, k, self.alpha)
         if seeds is None:
-            yield f"{what}: more than {MOST:,} seeds; out of reach."
+            yield f"{what}: not feasible (> {MOST:,} seeds)."
             return
-        beyond = seeds > OUT_OF_REACH or (self.budget_s is not None and self.seconds(seeds) > self.budget_s)
-        reach = "; out of reach" if beyond else ""
-        yield f"{what}: {seeds} seeds, about {duration(self.seconds(seeds))}{reach}."
+        beyond = self.budget_s is not None and self.seconds(seeds) > self.budget_s
+        limit = f"; not feasible (> {LOOKS[-1]} seeds)" if seeds > LOOKS[-1] else "; more than the budget" * beyond
+        yield f"{what}: {seeds} seeds, about {duration(self.seconds(seeds))}{limit}."
 
 
 def _drawn(rows: Sequence[Sequence[str]], left: int) -> list[str]:

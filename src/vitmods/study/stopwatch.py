@@ -14,11 +14,13 @@ import torch
 from torch import nn
 
 from vitmods.analysis.timing import now, seconds_per_call
+from vitmods.data.dataset import independent
 from vitmods.model.flops import count_params
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.estimate import ArmEstimate, Estimate, factorial_design
+from vitmods.study.evaluation import answer_splits
 from vitmods.study.models import macs_of
 from vitmods.study.spread import known_spread
 from vitmods.study.state import StudyState
@@ -98,6 +100,9 @@ def estimate(
         {name: len(split) for name, split in dataset.splits.items()},
         spread,
     )
+    if settings.measure.name == "top1" and settings.generalize == "images" and not settings.folds:
+        count, grouped = independent(dataset.splits[split] for split in answer_splits(settings, dataset))
+        found = replace(found, test_images=count, grouped=grouped)
     return replace(found, design=factorial_design(settings, config, sd, found.unit if spread else "sd of a trial"))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vitmods.layers.norms import PowerNorm
 from vitmods.layers.norms.contract import SMALL_BATCH, RunningNorm, SmallBatchWarning
 from vitmods.layers.norms.whitening import NotFittedWarning
+from vitmods.model.names import MODELS, parse_name
 from vitmods.model.vit import ViT
 from vitmods.recipes.length import resolve_on
 from vitmods.study.edits import is_foreign
@@ -22,23 +23,35 @@ if TYPE_CHECKING:
     from vitmods.study.plan import Settings
 
 FEW_IMAGES, PHOTOGRAPH = 10_000, 64
+TRAINED = {
+    "Ti": "vit_tiny_patch16_224", "S": "vit_small_patch16_224", "B": "vit_base_patch16_224",
+    "L": "vit_large_patch16_224",
+}  # fmt: skip
 
 
 def few_images(settings: Settings, dataset: ImageDataset) -> list[str]:
-    """A sentence where trained weights would be the better start: few photographs, and a model that begins anew."""
-    images = len(dataset.splits["train"])
-    if not may_start_from_weights(settings.fixed) or images >= FEW_IMAGES:
+    """A sentence where trained weights would be the better start: few photographs, and a model without them."""
+    images, weights = len(dataset.splits["train"]), trained_weights(settings.fixed)
+    if not weights or images >= FEW_IMAGES:
         return []
     return [
-        f"{images:,} training images are few for a ViT that begins with random weights. Begin with trained ones "
-        "(--from vit_small_patch16_224, docs/finetune.md): accuracy is far higher, and changes may rank differently."
+        f"{images:,} training images are few to train {settings.fixed['base']} from scratch. Start from trained "
+        f"weights (--from {weights}, docs/finetune.md): accuracy is far higher, and changes may rank differently."
     ]
 
 
-def may_start_from_weights(settings: Mapping[str, Any]) -> bool:
-    """Whether a study with these settings could start from weights that were trained on photographs, and does not."""
-    photographs = settings["in_chans"] == 3 and min(settings["img_size"]) >= PHOTOGRAPH
-    return photographs and "start" not in settings and not is_foreign(settings["base"])
+def trained_weights(settings: Mapping[str, Any]) -> str:
+    """timm's name of weights that a study with these settings could start from; empty where none suit its base and
+    images, or where it starts from weights already."""
+    base, sides = settings["base"], settings["img_size"]
+    photographs = settings["in_chans"] == 3 and min(sides) >= PHOTOGRAPH
+    if "start" in settings or not photographs or not isinstance(base, str) or is_foreign(base) or base in MODELS:
+        return ""
+    size, *shape, _ = parse_name(base)
+    if size == "mu" and settings["task"] in ("classification", "multilabel"):
+        size, shape = "Ti", [None, 1, 16]  # another base, which classifies photographs better than any mu from scratch
+    suits = shape == [None, 1, 16] and not any(side % 16 for side in sides)
+    return TRAINED.get(size, "") if suits else ""
 
 
 def study_warnings(arms: Iterable[tuple[str, nn.Module, Recipe]], dataset: ImageDataset) -> list[str]:
