@@ -10,6 +10,7 @@ from vitmods.recipes import Recipe
 from vitmods.recipes.length import lr_at, resolve_on
 from vitmods.tasks import Classification
 from vitmods.train import RunOptions, TrialRun
+from vitmods.train.device import DataWait
 from vitmods.train.optim import clip_gradients
 
 
@@ -158,8 +159,45 @@ def test_the_log_tells_how_long_the_model_waited_for_images(bench, tmp_path, mon
             return super().loss(model, batch)
 
     monkeypatch.setattr(type(dataset), "train_batches", slowly)
-    monkeypatch.setattr("vitmods.train.loop.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    for module in ("loop", "device"):
+        monkeypatch.setattr(f"vitmods.train.{module}.time", SimpleNamespace(perf_counter=lambda: clock[0]))
     bench.train(tmp_path, bench.model(), bench.recipe(), Second())
-    waits = [row["data_wait"] for row in bench.rows(tmp_path) if row["split"] == "train"]
-    assert waits
-    assert set(waits) == {0.75}
+    rows = [row for row in bench.rows(tmp_path) if row["split"] == "train"]
+    assert len(rows) > 1
+    assert {row["data_wait"] for row in rows} == {0.75}
+    assert rows[0]["images_per_s"] == bench.recipe().batch_size / 4
+
+
+@pytest.mark.parametrize(("batch_s", "step_s", "idle_s"), [(0.5, 1.0, 0.0), (1.0, 1.0, 0.0), (1.0, 0.25, 0.75)])
+def test_a_wait_for_images_counts_once_the_device_has_done_the_step_before(batch_s, step_s, idle_s, monkeypatch):
+    """On a device that works through a queue while the host waits for the next batch."""
+    host, device = [0.0], [0.0]
+
+    class Event:
+        def __init__(self, *given, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = device[0] = max(host[0], device[0])
+
+        def synchronize(self):
+            host[0] = max(host[0], self.at)
+
+        def elapsed_time(self, later):
+            return 1e3 * (later.at - self.at)
+
+    def batches():
+        while True:
+            host[0] += batch_s
+            yield None
+
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr("vitmods.train.device.time", SimpleNamespace(perf_counter=lambda: host[0]))
+    wait, loaded = DataWait(torch.device("cuda")), batches()
+    for rows in range(2):
+        for _ in range(10):
+            wait.next(loaded)
+            device[0] += step_s  # queued
+            wait.step_is_queued()
+        first = 0 if rows else batch_s - idle_s  # before the first step nothing runs
+        assert wait.take() == pytest.approx(10 * idle_s + first)

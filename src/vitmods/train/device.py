@@ -1,9 +1,10 @@
 """Where a trial computes."""
 
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
@@ -12,6 +13,7 @@ from vitmods.util.errors import UserError
 if TYPE_CHECKING:
     from vitmods.train.distributed import Processes
 
+T = TypeVar("T")
 MOST_WORKERS = 8  # threads that prepare images, by default
 
 
@@ -87,17 +89,60 @@ def check_tf32(device: torch.device) -> None:
 
 @contextmanager
 def tf32_products(on: bool) -> Iterator[None]:
-    """Inside, float32 products of CUDA devices are made in TF32 if `on`; otherwise they are as they were."""
-    cudnn: Any = torch.backends.cudnn
-    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, cudnn.conv) if on else ()
-    before = [switch.fp32_precision for switch in switches]
+    """Inside, float32 products of CUDA devices are made in TF32 if `on`; otherwise they are as they were. By PyTorch's
+    switch for all products, which compiled graphs read too: those for single kinds of product cannot be mixed with it.
+    Convolutions follow a switch of their own, which is on from the start."""
+    if not on:
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
     try:
-        for switch in switches:
-            switch.fp32_precision = "tf32"
         yield
     finally:
-        for switch, precision in zip(switches, before, strict=True):
-            switch.fp32_precision = precision
+        torch.set_float32_matmul_precision(before)
+
+
+class DataWait:
+    """Measures for how long a device has nothing to do because the next batch is not there.
+
+    A GPU works while the host waits, so a wait counts from the end of the step before: an event marks that end, and
+    another one the arrival of the batch. They are read when a row is logged, which waits for the device anyway.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._step: torch.Event | None = None
+        self._waits: list[tuple[float, torch.Event | None, torch.Event | None]] = []
+
+    def next(self, batches: Iterator[T]) -> T:
+        """The next batch."""
+        began = time.perf_counter()
+        batch = next(batches)
+        self._waits.append((time.perf_counter() - began, self._step, self._mark()))
+        return batch
+
+    def step_is_queued(self) -> None:
+        """To be called after each step."""
+        self._step = self._mark()
+
+    def take(self) -> float:
+        """Seconds since the last call."""
+        total = 0.0
+        for seconds, step, batch in self._waits:
+            if step is not None and batch is not None:
+                batch.synchronize()
+                seconds = min(seconds, step.elapsed_time(batch) / 1e3)
+            total += max(seconds, 0.0)
+        self._waits = []
+        return total
+
+    def _mark(self) -> torch.Event | None:
+        if self._device.type == "cpu":
+            return None
+        event = torch.Event(self._device, enable_timing=True)
+        event.record()
+        return event
 
 
 def usual_workers(device: str) -> int:

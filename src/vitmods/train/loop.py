@@ -19,7 +19,7 @@ from vitmods.recipes import Recipe
 from vitmods.recipes.length import lr_at, resolve_on
 from vitmods.tasks.base import Example, Task
 from vitmods.train import checkpoint
-from vitmods.train.device import check_tf32, place, tf32_products
+from vitmods.train.device import DataWait, check_tf32, place, tf32_products
 from vitmods.train.distributed import (
     Divided,
     Processes,
@@ -124,7 +124,8 @@ class TrialRun:
         """split -> those of its last evaluation"""
         self._scored: dict[str, tuple[list[Tensor], Mapping[str, NDArray[Any]]]] = {}
         self._window = Window(self.processes)
-        self._wall_before = self._waited = self._save_s = 0.0
+        self._data_wait = DataWait(self.placement.device)
+        self._wall_before = self._save_s = 0.0
         torch.manual_seed(seed)
         task.begin(self.model)
         _seed_apart(seed, 0, self.processes)
@@ -184,6 +185,7 @@ class TrialRun:
     def _train(self, request: StopRequest, bar: ProgressBar) -> None:
         batches = on_its_way(self._batches(), self.placement.device)
         self.model.train()
+        self._logged = time.perf_counter()
         while True:
             # Between two steps, in this order: a checkpoint says which evaluation it has behind it.
             if self._evaluation_is_due():
@@ -193,7 +195,8 @@ class TrialRun:
             if self.step == self.length.steps:
                 return
             request.check()
-            self._train_step(self._next(batches))
+            self._train_step(self._data_wait.next(batches))
+            self._data_wait.step_is_queued()
             if self.step % self.log_every == 0 or self.step == self.length.steps:
                 bar.show(self._log())
             bar.advance(self.step)
@@ -203,12 +206,6 @@ class TrialRun:
         signum, due_in_first = self.processes.agree(request.signum or 0, due and self.processes.first)
         request.signum = signum or None
         return bool(due_in_first)
-
-    def _next(self, batches: Iterator[Batch]) -> Batch:
-        began = time.perf_counter()
-        batch = next(batches)
-        self._waited += time.perf_counter() - began
-        return batch
 
     def _batches(self) -> Iterator[Batch]:
         epoch, start = divmod(self.step, self.length.steps_per_epoch)
@@ -260,16 +257,16 @@ class TrialRun:
 
     def _log(self) -> dict[str, Any]:
         """Write the means over the steps since the last row. Only here does the loop wait for the device."""
-        images, elapsed = self._window.images, max(time.perf_counter() - self._logged, 1e-9)
-        means = self._window.take(self.step)
+        images, means = self._window.images, self._window.take(self.step)
+        elapsed = max(time.perf_counter() - self._logged, 1e-9)  # now that the device has done these steps
         row = {
             **self._row("train"),
             **means,
             "lr": lr_at(self.length, self.step - 1),
             "images_per_s": round(images / elapsed, 1),
-            "data_wait": round(self._waited / elapsed, 4),
+            "data_wait": round(self._data_wait.take() / elapsed, 4),
         }
-        self._logged, self._waited = self._logged + elapsed, 0.0
+        self._logged += elapsed
         self.metrics.write(row)
         return row
 
