@@ -4,7 +4,7 @@
     python benchmarks/gpu_check.py --out runs/gpu-check
 
 Each goal is a ratio of two models that are timed in turn, by the events of the device; a ratio is the median over
-rounds, with the middle half of them. `--device cpu --quick` rehearses the script where there is no GPU: its
+rounds, with their 95 % interval. `--device cpu --quick` rehearses the script where there is no GPU: its
 numbers say nothing, and its file says so.
 """
 

@@ -2,8 +2,10 @@ import math
 import weakref
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import binom
 from torch import nn
 
 from vitmods.analysis.timing import Ratio, interleave, peak_bytes, seconds_per_call
@@ -66,22 +68,64 @@ def test_time_on_a_cpu_is_by_its_own_clock(monkeypatch):
     assert seconds_per_call(call, 3, CPU, wall=True) == 5
 
 
-def test_a_ratio_is_the_median_and_the_middle_half():
-    assert Ratio.of_rounds([1.0, 5.0, 2.0, 4.0, 3.0]) == Ratio(3.0, 2.0, 4.0)
+@pytest.mark.parametrize(("count", "left_out"), [(1, 0), (7, 0), (10, 0), (11, 1), (20, 4), (60, 20)])
+def test_the_interval_of_a_ratio_lies_between_two_of_the_rounds(count, left_out):
+    """At each end as many are left out as a sign test at 2 % allows."""
+    ratios = list(np.random.default_rng(0).permutation(count) + 1.0)
+    middle = (count + 1) / 2
+    assert Ratio.of_rounds(ratios) == Ratio(middle, 1 + left_out, count - left_out)
+    if count >= 7:
+        assert 2 * binom.cdf(left_out, count, 0.5) <= 0.02 < 2 * binom.cdf(left_out + 1, count, 0.5)
 
 
 def test_rounds_alternate_their_order_and_stop_in_time():
     calls = []
     rounds = interleave({"k": None}, ["a", "b"], lambda kind, name: calls.append(name) or 1.0, budget_s=0)
-    assert calls == ["a", "b", "b", "a", "a", "b"]
-    assert rounds == {"k": [{"a": 1.0, "b": 1.0}] * 3}
+    assert calls == ["a", "b", "b", "a"] * 3 + ["a", "b"]
+    assert rounds == {"k": [{"a": 1.0, "b": 1.0}] * 7}
 
 
-def test_rounds_end_once_every_ratio_is_certain():
+def test_each_kind_of_work_is_measured_until_it_is_precise():
     times = iter(range(1000))
-    steady = interleave({"k": None}, ["a", "b"], lambda kind, name: 1.0, budget_s=60)
-    noisy = interleave({"k": None}, ["a", "b"], lambda kind, name: 1.0 + next(times) % 3, budget_s=60)
-    assert (len(steady["k"]), len(noisy["k"])) == (4, 15)
+    seconds = {"steady": lambda: 1.0, "noisy": lambda: 1.0 + next(times) % 3}
+    rounds = interleave(seconds, ["a", "b"], lambda timed, name: timed(), budget_s=60)
+    assert {kind: len(own) for kind, own in rounds.items()} == {"steady": 7, "noisy": 60}
+
+
+class BusyMachine:
+    """A clock of a machine that others slow down in bursts: work takes `slow` times as long while one lasts."""
+
+    def __init__(self, seed, burst_s, busy, slow, noise):
+        self.random, self.slow, self.noise = np.random.default_rng(seed), slow, noise
+        self.lasting = {True: burst_s, False: burst_s * (1 - busy) / busy}
+        self.in_burst = bool(self.random.random() < busy)
+        self.left = self.random.exponential(self.lasting[self.in_burst])
+
+    def seconds(self, work):
+        work *= np.exp(self.random.normal(0, self.noise)) * (1.5 if self.random.random() < 0.03 else 1)
+        taken = 0.0
+        while work > 0:
+            rate = self.slow if self.in_burst else 1.0
+            step = min(work * rate, self.left)
+            taken, work, self.left = taken + step, work - step / rate, self.left - step
+            if self.left <= 0:
+                self.in_burst = not self.in_burst
+                self.left = self.random.exponential(self.lasting[self.in_burst])
+        return taken
+
+
+@pytest.mark.parametrize(
+    ("burst_s", "busy", "slow", "noise"),
+    [(0.02, 0.3, 1.8, 0.02), (0.2, 0.3, 1.8, 0.02), (2.0, 0.3, 1.8, 0.02), (0.1, 0.5, 2.5, 0.05)],
+)
+def test_95_of_100_intervals_hold_the_ratio_of_the_quiet_machine(burst_s, busy, slow, noise):
+    def measured(seed):
+        machine, work = BusyMachine(seed, burst_s, busy, slow, noise), {"base": 0.04, "arm": 0.042}
+        rounds = interleave({"k": work}, list(work), lambda _, name: machine.seconds(work[name]), math.inf)["k"]
+        return Ratio.of_rounds([one["arm"] / one["base"] for one in rounds])
+
+    found = [measured(seed) for seed in range(100)]
+    assert sum(one.low <= 1.05 <= one.high for one in found) >= 95
 
 
 def test_a_short_budget_has_short_blocks(monkeypatch):
@@ -89,7 +133,7 @@ def test_a_short_budget_has_short_blocks(monkeypatch):
     timed = "vitmods.study.cost.seconds_per_call"
     monkeypatch.setattr(timed, lambda call, times, device: repeats.append(times) or 1e-3)
     models = [(name, vit("mu/4", img_size=8, in_chans=1, num_classes=10)) for name in ("base", "a", "b")]
-    for budget, most in ((0.0, 1), (0.36, 10), (100.0, 100)):
+    for budget, most in ((0.0, 1), (0.84, 10), (100.0, 40)):
         monkeypatch.setattr(
             "vitmods.study.cost.interleave", lambda kinds, names, seconds, budget: interleave(kinds, names, seconds, 0)
         )
@@ -168,4 +212,4 @@ def test_large_models_are_timed_with_smaller_batches(monkeypatch):
     models = [("base", base), ("dpn", apply(base, *parse_changes("dpn")))]
     found = measure(models, Classification(), plain(), CPU, budget_s=0.0)
     assert (found["base"]["train_batch"], found["base"]["infer_batch"]) == (2, 1)
-    assert found["rounds"] == 3
+    assert found["rounds"] == 7

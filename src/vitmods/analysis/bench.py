@@ -59,11 +59,11 @@ def bench(
         kinds: "inference", or "training": forward, backward and a step of AdamW.
         bf16: under bfloat16 autocast.
         compiled: the models under torch.compile.
-        budget_s: seconds for the rounds of each batch and kind; three rounds are always made.
+        budget_s: seconds for the rounds of each batch and kind; seven rounds are always made.
 
     Returns a dict for JSON: `machine`, `models` (parameters, multiply-adds of an image) and `cells`, one for each
-    model, kind and batch: seconds, images_per_s, throughput (ratio to the first model, median and middle half over
-    rounds), share_of_peak (multiply-adds done a second, by those of a large matrix product in the same rounds),
+    model, kind and batch: seconds, images_per_s, throughput (ratio to the first model, median over rounds and its 95 %
+    interval), share_of_peak (multiply-adds done a second, by those of a large matrix product in the same rounds),
     peak_memory_bytes.
 
     Raises UserError when a model does not take the images.
@@ -222,7 +222,7 @@ def table(found: Mapping[str, Any], width: int = 100) -> str:
     blocks = [rendered(_block(f"{kind}, batch {batch}", list(rows)), width) for (kind, batch), rows in cells]
     machine = found["machine"]
     threads = "" if machine["threads"] is None else f", {machine['threads']} thread"
-    note = f"throughput: median over rounds, to the first model [middle half]. {machine['device']}{threads}."
+    note = f"throughput: to the first model, median over rounds [95 % interval]. {machine['device']}{threads}."
     return "\n".join([*blocks, note])
 
 

@@ -1,48 +1,56 @@
 """Time and memory of computations on a shared machine: paired, interleaved, repeatable.
 
-Shared machines are noisy, so a ratio is the median over rounds of one / other, where each round times every one once
-and rounds alternate their order. On a CPU one thread and the CPU clock are used: what neighbors do then moves a ratio
-by a percent or two, while wall time with all threads can be off by a factor.
+Shared machines are noisy, so a ratio is the median over rounds of one / other, where each round times both in short
+blocks, one after the other, and rounds alternate their order: what neighbors do slows either as often as the other. On
+a CPU one thread and the CPU clock are used, while wall time with all threads can be off by a factor.
 """
 
 from __future__ import annotations
 
+import math
 import platform
 import statistics
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-BLOCK_S = 0.1  # a timed block repeats its work until it lasts about this long
-ROUNDS = (3, 15)
-NARROW = 0.02  # of a ratio: the middle half of its rounds, at which no more are made
+BLOCK_S = 0.04  # a timed block repeats its work until it lasts about this long
+ROUNDS = (7, 60)
+WIDTH = 0.05  # of the interval, as a fraction of the ratio, at which no more rounds are made
+LEVEL = 0.98  # of an interval after a given number of rounds: looking at it after each leaves 95 % of them right
 Work = Callable[[], Any]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """arm / base: median over rounds, and the middle half of the rounds."""
+    """arm / base: the median over rounds, and its 95 % interval."""
 
     ratio: float
     low: float
     high: float
 
     @classmethod
-    def of_rounds(cls, ratios: list[float]) -> Ratio:
-        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
-        return cls(middle, low, high)
+    def of_rounds(cls, ratios: Sequence[float]) -> Ratio:
+        """The interval lies between two of the ratios, whatever their distribution: the chance that at most k of n are
+        below the true median is that of at most k heads among n coins."""
+        values, count = sorted(ratios), len(ratios)
+        tails = accumulate(math.comb(count, heads) for heads in range(count))
+        outside = sum(tail <= (1 - LEVEL) / 2 * 2**count for tail in tails)
+        rank = max(outside - 1, 0)
+        return cls(statistics.median(values), values[rank], values[count - 1 - rank])
 
     @property
-    def is_narrow(self) -> bool:
-        return self.high - self.low <= NARROW * self.ratio
+    def is_precise(self) -> bool:
+        return self.high - self.low <= WIDTH * self.ratio
 
 
 def interleave(
@@ -50,29 +58,26 @@ def interleave(
 ) -> dict[str, list[dict[str, float]]]:
     """kind -> one {model: seconds per call} a round. Every second round goes backwards, so that a drift cancels.
 
-    Three rounds at least and 15 at most; none begins after `budget_s` seconds, or once the middle half of the ratios to
-    the first model is narrow for every kind and model.
+    Seven rounds at least and 60 at most; none begins after `budget_s` seconds, and a kind has no more once the
+    intervals of its ratios to the first model are at most 5 % wide.
     """
     rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     end = time.monotonic() + budget_s
     least, most = ROUNDS
     for number in range(most):
-        if number >= least and (time.monotonic() > end or _narrow(rounds, names)):
-            break
+        if number >= least:
+            kinds = {kind: timed for kind, timed in kinds.items() if not _is_precise(rounds[kind], names)}
+            if not kinds or time.monotonic() > end:
+                break
         order = names if number % 2 == 0 else names[::-1]
         for kind, timed in kinds.items():
             rounds[kind].append({name: seconds(timed, name) for name in order})
     return rounds
 
 
-def _narrow(rounds: Mapping[str, list[dict[str, float]]], names: list[str]) -> bool:
-    """With three rounds alone, quartiles may be narrow by chance."""
+def _is_precise(rounds: list[dict[str, float]], names: list[str]) -> bool:
     base, *others = names
-    return all(
-        len(own) > ROUNDS[0] and Ratio.of_rounds([times[name] / times[base] for times in own]).is_narrow
-        for own in rounds.values()
-        for name in others
-    )
+    return all(Ratio.of_rounds([times[name] / times[base] for times in rounds]).is_precise for name in others)
 
 
 def seconds_per_call(call: Work, repeats: int, device: torch.device, wall: bool = False) -> float:

@@ -44,7 +44,7 @@ class Bench:
     compile: bool = False
     """the models under torch.compile"""
     seconds: float = 30.0
-    """for the rounds of each batch and kind; three rounds are always made"""
+    """for the rounds of each batch and kind; seven rounds are always made"""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """also write bench.json and bench.png into this folder"""
 

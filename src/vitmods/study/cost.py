@@ -21,7 +21,7 @@ from vitmods.study.models import macs_of
 from vitmods.study.steps import Steps
 from vitmods.tasks.base import Task
 
-CALL_S = 1.0  # batches are halved until one call takes at most about this long
+CALL_S = 0.3  # batches are halved until one call takes at most about this long
 LARGE_BATCH = 64
 LEAST = 2  # images of a training step: a batch norm needs two
 
@@ -38,13 +38,13 @@ def measure(
     """Costs of the models, the first of which is base. They are trained a few steps on `device`: pass copies.
 
     Each arm is timed beside base alone, so that two models are in memory at once where `models` makes them as they are
-    asked for. An arm's measurement ends as soon as its ratios are certain enough.
+    asked for. Each figure is measured until its interval is narrow enough, by itself.
 
     Args:
         models: (name, model); all take the same images.
         task: what is trained.
         recipe: gives the precision, the optimizer and the largest training batch.
-        budget_s: seconds, divided among the arms, after which no further round begins; three rounds are always made,
+        budget_s: seconds, divided among the arms, after which no further round begins; seven rounds are always made,
             of shorter blocks where the budget asks for it.
         images: what base is built for, which says size, channels and classes; None: as base, a ViT, says.
         arms: how many models follow base.
@@ -53,7 +53,7 @@ def measure(
         `base`: params, macs (None: not known of that model), train_step_s, infer_1_s, infer_n_s, peak_memory_bytes,
         infer_memory_bytes, train_batch, infer_batch; `arms`: name -> params and flops (ratios), and train_step,
         infer_1, infer_n, peak_memory and infer_memory (Ratio as a dict);
-        and how it was measured: device, threads, clock, rounds (the fewest of an arm).
+        and how it was measured: device, threads, clock, rounds (the fewest of a ratio).
     """
     waiting = iter(models)
     _, model = next(waiting)
@@ -88,7 +88,7 @@ def measure(
         "device": str(device),
         "threads": 1 if device.type == "cpu" else None,
         "clock": "CPU time" if device.type == "cpu" else "device events",
-        "rounds": min(len(times["train_step"]) for times in rounds),
+        "rounds": min(len(own) for times in rounds for own in times.values()),
     }
 
 

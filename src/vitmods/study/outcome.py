@@ -18,7 +18,7 @@ from vitmods.util.address import named
 
 @dataclass(frozen=True)
 class CostRatio:
-    """arm / base: median over rounds, and the middle half of the rounds."""
+    """arm / base: median over rounds, and its 95 % interval."""
 
     ratio: float
     low: float

@@ -28,7 +28,7 @@ def training_costs(
         model: gives logits; copies of it are trained (AdamW), on its own device.
         images: (B, channels, height, width), a batch.
         parts: roles as `vitmods.finetune.train_only` takes them.
-        budget_s: seconds for the rounds of timing; three rounds are always made.
+        budget_s: seconds for the rounds of timing; seven rounds are always made.
 
     Raises:
         UserError: the model has no such part.
