@@ -1,19 +1,26 @@
+import copy
 import math
 import weakref
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import timm
 import torch
 from scipy.stats import binom
 from torch import nn
 
+from vitmods.adapters.apply import apply
 from vitmods.analysis.timing import Ratio, interleave, peak_bytes, seconds_per_call
 from vitmods.changes import parse_changes
 from vitmods.model.flops import count_macs
-from vitmods.model.vit import vit
+from vitmods.model.vit import ViT, vit
 from vitmods.recipes import plain
+from vitmods.report.text import built_differently
+from vitmods.study import cost
+from vitmods.study.bases import ForeignBase
 from vitmods.study.cost import measure
+from vitmods.study.outcome import ArmCost
 from vitmods.tasks import Classification
 
 CPU = torch.device("cpu")
@@ -207,9 +214,26 @@ def test_large_models_are_timed_with_smaller_batches(monkeypatch):
     monkeypatch.setattr("vitmods.study.cost.CALL_S", 1e-9)
     monkeypatch.setattr("vitmods.study.cost.BLOCK_S", 0)
     base = vit("mu/2", img_size=8, in_chans=1, num_classes=10)
-    from vitmods.adapters.apply import apply
-
     models = [("base", base), ("dpn", apply(base, *parse_changes("dpn")))]
     found = measure(models, Classification(), plain(), CPU, budget_s=0.0)
     assert (found["base"]["train_batch"], found["base"]["infer_batch"]) == (2, 1)
     assert found["rounds"] == 7
+
+
+def test_base_of_another_library_is_timed_as_its_arms_are_built(monkeypatch):
+    """A change makes timm's model ours: beside timm's own blocks its ratios would compare two implementations."""
+    timed = []
+    monkeypatch.setattr("vitmods.study.cost.seconds_per_call", lambda call, times, device: 1.0)
+    steps = cost.Steps
+    monkeypatch.setattr(cost, "Steps", lambda model, *given: timed.append(type(model)) or steps(model, *given))
+    sizes = {"embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 8, "patch_size": 4, "num_classes": 10}
+    theirs = timm.create_model("vit_tiny_patch16_224", **sizes)
+    arms = {"dpn": apply(theirs, *parse_changes("dpn")), "rms": apply(theirs, *parse_changes("rms")), "same": theirs}
+    base = ForeignBase("timm:vit_tiny_patch16_224", 10, (8, 8), 3)
+    models = [("base", theirs), *((name, copy.deepcopy(model)) for name, model in arms.items())]
+    found = measure(models, Classification(), plain().with_(batch_size=4), CPU, 0.0, base, 3)
+    assert timed == [type(theirs), ViT, ViT, ViT, type(theirs)]  # base, dpn with base as ours, rms, same
+    built = "base is timed as vitmods builds it, like the arm, and trained as timm builds it"
+    assert {name: one["against"] for name, one in found["arms"].items()} == {"dpn": built, "rms": built, "same": None}
+    costs = [(name, ArmCost.from_dict(one)) for name, one in found["arms"].items()]
+    assert built_differently(costs) == [f"Costs of dpn and rms: {built}."]

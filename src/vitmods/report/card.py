@@ -13,6 +13,7 @@ from vitmods import __version__
 from vitmods.adapters.timm_folder import OURS
 from vitmods.changes import Change
 from vitmods.model.vit import ViT
+from vitmods.report.text import built_differently
 from vitmods.study.answer import Answer
 from vitmods.study.edits import parse_edits
 from vitmods.study.outcome import ArmAnswer, CostRatio
@@ -146,7 +147,8 @@ class Card:
                 "peak memory of training": _shown(cost.peak_memory),
             }
             table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-            yield f"Costs as ratios to {answer.base.name}:\n\n| | |\n| --- | --- |\n{table}"
+            built = "".join(f" {note}" for note in built_differently([(arm.name, cost)]))
+            yield f"Costs as ratios to {answer.base.name}:{built}\n\n| | |\n| --- | --- |\n{table}"
         kind = "console" if answer.command.startswith("vitmods ") else "python"
         yield f"It was run with vitmods {answer.vitmods}:\n\n```{kind}\n{public_command(answer.command)}\n```"
 

@@ -16,6 +16,7 @@ from vitmods.report.advice import what_now
 from vitmods.report.designs import several_bases, sweep_rows
 from vitmods.report.published import printed
 from vitmods.report.text import (
+    built_differently,
     doubts,
     half_on_these,
     headline,
@@ -160,7 +161,9 @@ def _legend(answer: Answer) -> Text:
         f"{f', in{points(metric)}' if metric.unit else ''}, margin {answer.margin:g}; {holds(answer)}"
         f"{'' if answer.factorial else ' Costs are ratios.'}"
     )
-    return Text(text, style="dim")
+    if not answer.factorial:
+        text = " ".join([text, *built_differently((arm.name, arm.cost) for arm in answer.arms)])
+    return Text(single_line(text), style="dim")
 
 
 def _differences(answer: Answer) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from vitmods.stats.decision import level_of
@@ -230,6 +230,15 @@ def costs(cost: ArmCost) -> str:
     """`training step 1.08× · inference 1.02× · …`."""
     timed = (("training step", cost.train_step), ("inference", cost.infer_n), ("memory", cost.peak_memory))
     return " · ".join([*(f"{label} {ratio(one.ratio)}" for label, one in timed), f"parameters {ratio(cost.params)}"])
+
+
+def built_differently(costs: Iterable[tuple[str, ArmCost | None]]) -> list[str]:
+    """`Costs of dpn and rms: base is timed as vitmods builds it, …`: where base and arms are not built alike."""
+    arms: dict[str, list[str]] = {}
+    for name, cost in costs:
+        if cost is not None and cost.against:
+            arms.setdefault(cost.against, []).append(name)
+    return [f"Costs of {listing(names)}: {against}." for against, names in arms.items()]
 
 
 def count(value: float) -> str:

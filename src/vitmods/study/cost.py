@@ -12,14 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from vitmods.adapters.apply import apply
 from vitmods.analysis.timing import BLOCK_S, ROUNDS, Ratio, Work, interleave, quiet_threads, seconds_per_call
 from vitmods.model.flops import count_params
+from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
 from vitmods.study.arms import BASE
 from vitmods.study.bases import Base
 from vitmods.study.models import macs_of
 from vitmods.study.steps import Steps
-from vitmods.tasks.base import Task
+from vitmods.tasks.base import Task, TaskModel
 
 CALL_S = 0.3  # batches are halved until one call takes at most about this long
 LARGE_BATCH = 64
@@ -52,7 +54,8 @@ def measure(
     Returns:
         `base`: params, macs (None: not known of that model), train_step_s, infer_1_s, infer_n_s, peak_memory_bytes,
         infer_memory_bytes, train_batch, infer_batch; `arms`: name -> params and flops (ratios), and train_step,
-        infer_1, infer_n, peak_memory and infer_memory (Ratio as a dict);
+        infer_1, infer_n, peak_memory and infer_memory (Ratio as a dict), and `against`, how base and the arm are built
+        where base is of another library and the arm is ours (else None): where it can be, base is timed as ours then;
         and how it was measured: device, threads, clock, rounds (the fewest of a ratio).
     """
     waiting = iter(models)
@@ -60,20 +63,30 @@ def measure(
     images = images or model.vit_config  # type: ignore[assignment]
     assert images is not None
     with quiet_threads(device):
-        base = _Timed(Steps(model, task, recipe, device, images), images, budget_s=budget_s / max(arms, 1))
+        first = model
+        base = _Timed(Steps(first, task, recipe, device, images), images, budget_s=budget_s / max(arms, 1))
+        as_ours: _Timed | None = None
         found: dict[str, Any] = {}
-        rounds: list[dict[str, list[dict[str, float]]]] = []
+        rounds: list[tuple[_Timed, dict[str, list[dict[str, float]]]]] = []
         end = time.monotonic() + budget_s
         for left in range(arms, 0, -1):
             name, model = next(waiting)
+            against, converts = _builders(first, model)
+            if converts and as_ours is None:
+                as_ours = _Timed(Steps(apply(first), task, recipe, device, images), images, base)
+            beside = as_ours if converts and as_ours else base
             arm = _Timed(Steps(model, task, recipe, device, images), images, base)
             seconds = max(0.0, end - time.monotonic()) / left
-            both = {BASE: base, name: arm}
+            both = {BASE: beside, name: arm}
             times = interleave({kind: kind for kind in base.calls}, list(both), _seconds_of(both), seconds)
-            rounds.append(times)
-            found[name] = arm.ratios(name, base, times)
+            rounds.append((beside, times))
+            found[name] = {**arm.ratios(name, beside, times), "against": against}
             del both, arm, model
-    kinds = {kind: [t[BASE] for times in rounds for t in times[kind]] for kind in base.calls}
+        own = [times for beside, times in rounds if beside is base]
+        kinds = {
+            kind: [t[BASE] for times in own for t in times[kind]] or [base.seconds(kind) for _ in range(ROUNDS[0])]
+            for kind in base.calls
+        }
     return {
         "base": {
             "params": base.params,
@@ -88,8 +101,20 @@ def measure(
         "device": str(device),
         "threads": 1 if device.type == "cpu" else None,
         "clock": "CPU time" if device.type == "cpu" else "device events",
-        "rounds": min(len(own) for times in rounds for own in times.values()),
+        "rounds": min(len(one) for _, times in rounds for one in times.values()),
     }
+
+
+def _builders(base: nn.Module, arm: nn.Module) -> tuple[str | None, bool]:
+    """How base and an arm are built where a change has made another library's model ours, so that ratios to base as it
+    is trained would compare two implementations; and whether base can be timed as ours."""
+    base_backbone, arm_backbone = (m.backbone if isinstance(m, TaskModel) else m for m in (base, arm))
+    if isinstance(base_backbone, ViT) or not isinstance(arm_backbone, ViT):
+        return None, False
+    library = type(base_backbone).__module__.partition(".")[0]
+    if base is not base_backbone:
+        return f"base is built by {library} and the arm by vitmods: the ratios hold that difference too", False
+    return f"base is timed as vitmods builds it, like the arm, and trained as {library} builds it", True
 
 
 class _Timed:

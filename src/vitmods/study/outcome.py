@@ -38,6 +38,8 @@ class ArmCost:
     peak_memory: CostRatio
     infer_memory: CostRatio | None = None
     """of the batch of `infer_n`; None in studies that did not measure it"""
+    against: str | None = None
+    """how base and the arm are built, where they are not built alike"""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ArmCost:
