@@ -160,6 +160,13 @@ def test_timms_names_carry_the_image_size_and_keywords_win():
     assert ViTConfig.from_name("S/16", depth=5, num_classes=37).depth == 5
 
 
+def test_the_sizes_suggested_for_an_image_are_at_least_a_patch():
+    with pytest.raises(UserError, match="height 64 is not a multiple of the patch side 128; use 128 or more, or"):
+        ViTConfig.from_name("Ti/128", img_size=64)
+    with pytest.raises(UserError, match="use 48 or 64"):
+        ViTConfig.from_name("Ti/16", img_size=50)
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
@@ -188,7 +195,7 @@ def test_unknown_settings_name_the_nearest():
     ("fields", "says"),
     [
         ({"img_size": 225}, "224 or 240"),
-        ({"img_size": (224, 10)}, "width 10.*use 16 or 16"),
+        ({"img_size": (224, 10)}, "width 10.*use 16 or more"),
         ({"img_size": (1, 2, 3)}, "img_size"),
         ({"img_size": 32.0}, "img_size"),
         ({"patch_size": -16}, "patch_size"),

@@ -13,6 +13,8 @@ import vitmods as vm
 from vitmods.changes import REGISTRY
 from vitmods.cli import main
 from vitmods.layers.norms import NORMS
+from vitmods.study.answer import Answer
+from vitmods.study.retrain import export_line
 from vitmods.util.registry import plugins
 
 HERE = Path(__file__).parent
@@ -77,6 +79,9 @@ def test_the_shell_knows_them_and_a_study_takes_them_along(tmp_path, capsys, for
     assert (tmp_path / "study" / "logs" / "worker0.txt").exists()
     recorded = json.loads((tmp_path / "study" / "study.json").read_text())["plugins"]
     assert recorded == [str(NORM), str(SOURCE), str(CHANGE)]
+    needed = f"--plugin {NORM} --plugin {SOURCE} --plugin {CHANGE}"
+    assert Answer.load(tmp_path / "study").command.endswith(needed)
+    assert export_line(tmp_path / "study" / "trials" / "base" / "seed0").endswith(f"--to onnx {needed}")
     capsys.readouterr()
     assert main([*given, "changes", "--json"]) == 0
     assert "stochastic" in [change["name"] for change in json.loads(capsys.readouterr().out)]

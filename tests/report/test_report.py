@@ -180,7 +180,7 @@ def test_an_arm_without_a_verdict_is_not_passed_over(synthetic):
 def test_what_all_intervals_share_is_one_line(study, synthetic):
     line = holds(study)
     assert line.startswith("intervals hold together at 95 %; new trainings and new images; pooled sd 0.1")
-    assert re.search(r" points, 36 df; seeds shared 9\d % of the spread; images part \d+ % of the variance\.$", line)
+    assert re.search(r" points, 36 df; seeds shared 9\d % of the spread; images part \d+ % of the variance; ", line)
     without = holds(synthetic.make_answer("study", arms=2, per_image=False))
     assert without.endswith("no failure in 5 trials of an arm: up to 45 % may fail.")
     assert "new trainings and these images alone" in without
@@ -208,6 +208,16 @@ def test_an_unfinished_study_says_so_and_shows_what_there_is(synthetic, tmp_path
     assert "Verdicts are provisional" in text
     assert "not measured" in text
     assert [step.command for step in what_now(answer)] == [answer.command], "nothing is recommended yet"
+    looked_at = dataclasses.replace(answer, settings={**answer.settings, "until_decided": True})
+    assert not any("analyzed once" in doubt for doubt in doubts(looked_at))
+
+
+def test_base_over_the_seeds_of_an_arm_that_has_fewer(synthetic):
+    answer = synthetic.make_answer("study", arms=2)
+    assert "that arm and base share" not in holds(answer)
+    effect = dataclasses.replace(answer.arms[0].effect, n=3, base_mean=71.234)
+    answer = dataclasses.replace(answer, arms=(dataclasses.replace(answer.arms[0], effect=effect), answer.arms[1]))
+    assert holds(answer).endswith("that arm and base share, where base reaches 71.23 for dpn (3 seeds).")
 
 
 def test_nothing_finished_at_all(synthetic, tmp_path):

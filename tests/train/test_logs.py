@@ -93,6 +93,22 @@ def test_the_bar_shows_on_a_terminal_alone(monkeypatch, shown, terminal, ci, vis
         assert "loss 0.250  top-1 50.00 %  1234 images/s  25 % waiting for images" in text
 
 
+def test_at_80_columns_the_bar_keeps_its_steps_and_time(monkeypatch):
+    stream = Stream(True)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("CI", "")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "80")
+    with ProgressBar(True, "dpn(before=whiten)+rms, seed 12", 15000, 5000, Classification.metrics) as bar:
+        bar.show(ROW)
+        bar.advance(6000)
+        line = "".join(part.text for part in bar._bar.console.render(bar._bar.get_renderable())).splitlines()[0]
+    assert len(line) <= 80
+    assert line.startswith("dpn(before=whiten)+rms")
+    for shown in ("━━━", " 6000/15000 ", ":", "loss 0.250"):
+        assert shown in line
+
+
 def test_the_trials_own_rows_are_json_lines(bench, tmp_path):
     bench.train(tmp_path)
     for line in (tmp_path / "metrics.jsonl").read_text().splitlines():

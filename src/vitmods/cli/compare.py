@@ -27,6 +27,7 @@ from vitmods.recipes import Recipe
 from vitmods.study.executors import HERE, ClusterOptions
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
+from vitmods.util.registry import plugin_options
 
 if TYPE_CHECKING:
     from vitmods.papers import Table
@@ -170,7 +171,7 @@ def main(arguments: Sequence[str]) -> int:
         return _retrain(study, options, out)
     how = {**options.machine.how(), "workers": options.workers, "keep_weights": options.keep_weights}
     how |= {"cluster": options.cluster}
-    how |= {"budget": options.budget, "command": shlex.join(["vitmods", "compare", *arguments])}
+    how |= {"budget": options.budget, "command": shlex.join(["vitmods", "compare", *arguments, *plugin_options()])}
     if options.dry_run:
         print(study.dry_run(out, **how))
         return 0

@@ -244,7 +244,9 @@ def _build_slots(kind: type, value: Any) -> Any:
 def _check(config: ViTConfig) -> None:
     for axis, side, patch in zip(("height", "width"), config.img_size, config.patch_size, strict=True):
         if side % patch:
-            nearby = f"{max(1, side // patch) * patch} or {(side // patch + 1) * patch}"
+            nearby = f"{side // patch * patch} or {(side // patch + 1) * patch}"
+            if side < patch:
+                nearby = f"{patch} or more, or a model with smaller patches"
             raise UserError(f"The image's {axis} {side} is not a multiple of the patch side {patch}; use {nearby}.")
     for name in ("in_chans", "embed_dim", "depth", "parallel", "num_heads", "mlp_dim"):
         if getattr(config, name) < 1:

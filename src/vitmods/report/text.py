@@ -128,8 +128,8 @@ def doubts(answer: Answer) -> list[str]:
         notes.append(listing(arms) + (f" {hurt} {note}." if note.startswith("by ") else f": {note}."))
     notes += [f"{arm.name} has no verdict: a trial of it failed." for arm in answer.arms if arm.effect is None]
     known = any(effect.n for effect in answer.headline.values())
-    if known and not (answer.complete or answer.looks):
-        notes.append("Verdicts are provisional: this study is looked at once, when it is finished.")
+    if known and not (answer.complete or answer.looks or answer.settings.get("until_decided")):
+        notes.append("Verdicts are provisional: this study is analyzed once, when it is finished.")
     return [*notes, *answer.doubts]
 
 
@@ -152,7 +152,18 @@ def holds(answer: Answer) -> str:
     elif fewest and not answer.sweep and not any(effect.failures or effect.base_failures for effect in effects):
         rate = f"up to {100 * rate_bound(fewest):.0f} % may fail"
         facts.append(f"no failure in {plural(fewest, 'trial')} of an arm: {rate}")
-    return f"{'; '.join(filter(None, facts))}."
+    return f"{'; '.join(filter(None, [*facts, _shared_seeds(answer)]))}."
+
+
+def _shared_seeds(answer: Answer) -> str:
+    """Base's mean over the seeds of each arm that has fewer of them than the mean above the table."""
+    seeds = min(len(answer.base.scores), answer.looks[-1].seeds if answer.looks else len(answer.base.scores))
+    fewer = [one for one in ranked_effects(answer) if 0 < one.n < seeds]
+    if not fewer or answer.sweep or answer.factorial:
+        return ""
+    base = answer.base.name
+    means = (f"{one.base_mean:.{one.digits}f} for {one.arm} ({plural(one.n, 'seed')})" for one in fewer)
+    return f"effects are over the seeds that arm and {base} share, where {base} reaches {', '.join(means)}"
 
 
 def on_new_images(answer: Answer) -> bool:

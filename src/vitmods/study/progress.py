@@ -26,8 +26,8 @@ class Progress:
         self._folder, self._steps, self._workers, self._quiet = folder, steps, workers, quiet
         self._finished = self._past_steps = 0
         self._left: Collection[Work] = ()
-        self._started: dict[Work, float] = {}
-        self._seconds: list[float] = []
+        self._started: dict[Work, tuple[float, int]] = {}
+        self._ran_s, self._ran_steps = 0.0, 0
         self._stream = LenientStream(sys.stderr)
         shown = workers > 1 and not quiet and self._stream.isatty() and not os.environ.get("CI")
         self._bar = self._make_bar() if shown else None
@@ -38,25 +38,25 @@ class Progress:
         self.waiting()
 
     def started(self, work: Work) -> None:
-        self._started[work] = time.monotonic()
+        self._started[work] = time.monotonic(), self._steps_done(work)
 
     def ended(self, work: Work, failure: str | None, state: StudyState) -> float:
         """Say what came of it, by the state that has taken it in; the seconds it took."""
-        seconds = time.monotonic() - self._started.pop(work)
-        self._seconds.append(seconds)
+        began, resumed_at = self._started.pop(work)
+        seconds = time.monotonic() - began
+        if failure is None and not resumed_at:  # the first steps of a resumed trial are slow
+            self._ran_s, self._ran_steps = self._ran_s + seconds, self._ran_steps + self._steps_done(work)
         self._past_steps += self._steps(work)
         self._finished += 1
         left = len(self._left) + len(self._started)
-        to_go = f", about {duration(self._seconds_left(left))} to go" if left and len(self._seconds) == 1 else ""
+        to_go = f", about {duration(self._seconds_left())} to go" if left and self._ran_steps else ""
         total = self._finished + left
         self.say(f"{self._finished:>3} of {total}  {work}: {_outcome(work, failure, state)}  ({seconds:.0f} s{to_go})")
         return seconds
 
     def waiting(self) -> None:
         if self._bar is not None:
-            now = sum(
-                min(_last_step(self._folder(work) / "metrics.jsonl"), self._steps(work)) for work in self._started
-            )
+            now = sum(map(self._steps_done, self._started))
             total = self._past_steps + sum(map(self._steps, (*self._left, *self._started)))
             self._bar.update(self._task, completed=self._past_steps + now, total=total)
 
@@ -70,8 +70,12 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def _seconds_left(self, left: int) -> float:
-        return left * sum(self._seconds) / len(self._seconds) / self._workers
+    def _steps_done(self, work: Work) -> int:
+        return min(_last_step(self._folder(work) / "metrics.jsonl"), self._steps(work))
+
+    def _seconds_left(self) -> float:
+        steps = sum(map(self._steps, (*self._left, *self._started))) - sum(map(self._steps_done, self._started))
+        return steps * self._ran_s / self._ran_steps / self._workers
 
     def _make_bar(self) -> Any:
         from rich import progress

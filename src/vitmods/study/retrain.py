@@ -18,6 +18,7 @@ from vitmods.tasks.base import DEFAULT, TASKS
 from vitmods.train.trial import MODULES, WEIGHTS
 from vitmods.util.address import named
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.registry import plugin_options
 from vitmods.util.remote import is_there
 from vitmods.util.shorthand import without_options
 
@@ -126,11 +127,12 @@ def estimate_of(answer: Answer, arm: ArmAnswer) -> str:
 def export_line(folder: Path) -> str:
     """The command that takes a trial's model further; a task's modules and models of sequences are not exported."""
     task = TASKS.get((read_json(folder / "config.json") or {}).get("task", DEFAULT))
+    words = ["export", named(folder), "--to", "onnx"]
     if task is not None and task.inputs != "images":
-        return f"vitmods predict {shlex.quote(named(folder))} path/to/sequences.txt"
-    if is_there(folder / MODULES):
-        return f"vitmods predict {shlex.quote(named(folder))} path/to/images"
-    return f"vitmods export {shlex.quote(named(folder))} --to onnx"
+        words = ["predict", named(folder), "path/to/sequences.txt"]
+    elif is_there(folder / MODULES):
+        words = ["predict", named(folder), "path/to/images"]
+    return shlex.join(["vitmods", *words, *plugin_options()])
 
 
 def is_retrained(study: Path, arm: str) -> bool:

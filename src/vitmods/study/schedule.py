@@ -32,17 +32,21 @@ ENDLESS = Budget()
 
 
 def make_budget(budget: str | int | None) -> Budget:
-    """Read "2h", "30m", "90s" or a number of trials. UserError for anything else."""
-    found = re.fullmatch(r"\s*([0-9.]+)\s*(h|m|min|s|trials?)?\s*", str(budget if budget is not None else ""))
-    try:
-        number, unit = (float(found[1]), found[2]) if found else (0.0, None)
-    except ValueError:
-        number, unit = 0.0, None
+    """Read "2h", "30m", "90s", "40trials", or a whole number of trials. UserError for anything else."""
     if budget is None:
         return ENDLESS
+    text = f"{budget}trials" if isinstance(budget, int) else budget
+    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(h|m|min|s|trials?)?\s*", text)
+    number, unit = (float(found[1]), found[2]) if found else (0.0, "")
     if number <= 0:
-        raise UserError(f"A budget is a time as 2h, 30m or 90s, or a number of trials, not {budget!r}.")
-    if unit in (None, "trial", "trials"):
+        raise UserError(
+            f"A budget is a time such as 2h, 30m or 90s, or a number of trials such as 40trials, not {budget!r}."
+        )
+    if unit is None:
+        raise UserError(
+            f"The budget {budget} has no unit: write {number:g}m for minutes, {number:g}h or {number:g}trials."
+        )
+    if unit.startswith("trial"):
         return Budget(trials=int(number))
     return Budget(seconds=number * {"h": 3600, "m": 60, "min": 60, "s": 1}[unit])
 

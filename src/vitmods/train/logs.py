@@ -222,14 +222,16 @@ class ProgressBar:
         if not (shown and LenientStream(sys.stderr).isatty() and not os.environ.get("CI")):
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
 
         self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=24)),
+            BarColumn(16),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(),
+            TextColumn("{task.fields[numbers]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
             console=progress_console(),
+            expand=True,
         )
         self._task = self._bar.add_task(title, total=total, completed=done, numbers="")
 

@@ -168,6 +168,11 @@ def plugins() -> list[str]:
     return sorted(spelled(sys.modules[name]) for name in _added() - _entered - {"__main__"} if name in sys.modules)
 
 
+def plugin_options() -> list[str]:
+    """The shell's options that load the same plugins."""
+    return [word for plugin in plugins() for word in ("--plugin", plugin)]
+
+
 def check_plugins(needed: Iterable[str], what: str) -> None:
     """Raises UserError where ``what``, a file or folder, was made with plugins that are not loaded here. They are not
     loaded for it: who opens a folder that others wrote must not run what it names."""
