@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from vitmods import data
 from vitmods.data.sources import open_source
+from vitmods.recipes import plain
 from vitmods.util.errors import UserError
 from vitmods.util.registry import plugins
 
@@ -26,3 +28,20 @@ def test_a_source_from_outside_is_one_file(load: Callable[..., None]) -> None:
         open_source("stripes:40?grey=1")
     with pytest.raises(UserError, match="Did you mean 'stripes'"):
         open_source("stripe:40")
+
+
+def test_images_may_have_targets_of_a_source_s_own(load: Callable[..., None]) -> None:
+    load("my_depth")
+    how = {"img_size": 8, "in_chans": 1, "augment": plain().augment}
+    dataset = data.load("walls:40", target="depth", **how)
+    assert dataset.summary()["warnings"] == []
+    batch = next(dataset.train_batches(seed=0, epoch=0, batch_size=8))
+    assert [255 - one.annotation.meters for one in batch.targets] == pytest.approx(
+        ((batch.inputs[:, 0, 0, 0] * 0.5 + 0.5) * 255).tolist(), abs=0.01
+    )
+    for spec, target, reason in (
+        ("walls:40", "class", "gives depth of each image, not a class"),
+        ("digits", "depth", "gives a class of each image, not depth"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            data.load(spec, target=target, **how)

@@ -161,10 +161,9 @@ def _counts(source: Source, split: Split | SequenceSplit) -> dict[str, Any]:
 
 def _per_class(source: Source, split: Split | SequenceSplit) -> list[int]:
     """How many images each class has; with several labels an image counts for each."""
-    if source.target not in ("class", "nothing"):
-        return label_counts(split.label_sets or (), len(source.classes))
-    counts: list[int] = np.bincount(split.labels, minlength=len(source.classes)).tolist()
-    return counts
+    if source.target != "class" and split.label_sets is not None:
+        return label_counts(split.label_sets, len(source.classes))
+    return list(np.bincount(split.labels, minlength=len(source.classes)).tolist())
 
 
 def _counts_objects(split: Split | SequenceSplit) -> bool:
@@ -267,7 +266,7 @@ def _empty_classes(source: Source, splits: Splits) -> list[str]:
         single = [source.classes[i] for i in np.flatnonzero(counts == 1)] if name == "train" else []
         if single:
             warnings.append(f"Classes with one training image: {', '.join(single)}.")
-        bare = sum(not some for some in split.label_sets or ()) if source.target not in ("class", "nothing") else 0
+        bare = sum(not some for some in split.label_sets or ()) if source.target != "class" else 0
         if bare:
             warnings.append(f"{bare:,} of {len(split):,} images in {name} have no label: each is one without any.")
     return warnings
