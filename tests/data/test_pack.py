@@ -263,3 +263,8 @@ def test_two_processes_do_not_pack_into_one_folder(pets: Path, tmp_path: Path) -
     ):
         pack(pets, tmp_path / "out")
     pack(pets, tmp_path / "out")
+
+
+def test_images_without_a_class_are_not_packed(make_folder, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no class of each image, not a class"):
+        pack(make_folder({".": 3}), tmp_path / "out")

@@ -53,7 +53,9 @@ def load(
     `train_on_all`, as `SplitOptions` says; splits that the source lacks are made, stratified, and images that are equal
     byte for byte come into one of them. Raises UserError with all that is wrong with the set at once.
     """
-    size, source = _size(img_size), _opened(spec, target)
+    size, source = _size(img_size), open_source(spec)
+    with naming_the_source(spec):
+        source = with_target(source, target)
     if source.vocabulary is not None:
         raise UserError(f"{printable(source.spec)} has sequences of tokens, and this task reads images: {_SEQUENCES}")
     if in_chans not in (1, 3):
@@ -136,13 +138,6 @@ def _sequences(
     unfit = problems(source, splits, split.get("group_by"), split.get("train_on_all", False))
     more = {"vocabulary": list(source.vocabulary or ()), "lengths": lengths_of(splits), "problems": unfit}
     return splits, found | more
-
-
-def _opened(spec: str | Path, target: str) -> Source:
-    """The source with what a task asks of it. Where it is none, the error says if a name of a source was forgotten."""
-    source = open_source(spec)
-    with naming_the_source(spec):
-        return with_target(source, target)
 
 
 def _size(img_size: int | Sequence[int]) -> tuple[int, int]:

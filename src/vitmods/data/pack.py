@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from vitmods.data.multilabel import with_target
 from vitmods.data.read import Unreadable, digest, shown_size
-from vitmods.data.records import ENDINGS, Records, Source, printable
+from vitmods.data.records import ENDINGS, Records, printable
 from vitmods.data.rng import text_order
 from vitmods.data.shards import (
     EMPTY,
@@ -121,8 +122,14 @@ def pack(
     if unreadable not in ("stop", "skip"):
         raise UserError(f'unreadable must be "stop" or "skip", not "{unreadable}".')
     source = open_source(spec)
-    chosen = _chosen(source, splits)
-    _refuse_rich_labels(source)
+    source = with_target(source, "class") if source.target == "nothing" else source
+    if unknown := [split for split in splits if split not in source.splits]:
+        raise UserError(f'{printable(source.spec)} has no split "{unknown[0]}". {nearest(unknown[0], source.splits)}')
+    chosen = {split: records for split, records in source.splits.items() if not splits or split in splits}
+    if source.class_map is not None or any(part.label_sets is not None for part in source.splits.values()):
+        raise UserError(
+            f"{printable(source.spec)} maps its classes or has several labels an image: shards have neither."
+        )
     folder = make_folder(expand_user(out))
     with alone_in(folder):
         refuse_foreign(folder)
@@ -143,21 +150,6 @@ def pack(
         remove_leftovers(folder, facts)
         write_json(folder / MANIFEST, manifest)
         return Packed(folder, manifest, packer.shards, packer.kept, packer.equal(), packer.torn())
-
-
-def _refuse_rich_labels(source: Source) -> None:
-    """A shard has one label an image, and the manifest its classes: what a set knows beyond that would be lost."""
-    if source.class_map is not None or any(part.label_sets is not None for part in source.splits.values()):
-        raise UserError(
-            f"{printable(source.spec)} maps its classes or has several labels an image: shards have neither."
-        )
-
-
-def _chosen(source: Source, splits: Sequence[str]) -> dict[str, Records]:
-    for split in splits:
-        if split not in source.splits:
-            raise UserError(f'{printable(source.spec)} has no split "{split}". {nearest(split, source.splits)}')
-    return {split: records for split, records in source.splits.items() if not splits or split in splits}
 
 
 @dataclass
@@ -305,19 +297,15 @@ def alone_in(folder: Path) -> Iterator[None]:
     """Keep other processes from packing into the folder, if its file system can. Raises UserError if one is at it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        _lock(descriptor, folder)
+        with suppress(OSError):  # some network file systems cannot lock a folder
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                where = printable(str(folder))
+                raise UserError(f"Another process is packing into {where}. Wait for it or end it.") from None
         yield
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"Another process is packing into {printable(str(folder))}. Wait for it or end it.") from None
-    except OSError:
-        return  # some network file systems cannot lock a folder
 
 
 def refuse_foreign(folder: Path) -> None:

@@ -24,11 +24,16 @@ _SHARED = 5  # images that are named one by one, although they have one reason
 def facts(source: Source, records: dict[str, Records], splits: Splits, origin: str) -> dict[str, Any]:
     """The summary: what was found, left out and warned of. Counts are of images that could be read."""
     bad = [*map(record, source.broken), *unreadable_in(records, splits)]
+    left_out = [f"{len(bad)} images that cannot be used were left out."] if bad else []
+    counts = {name: _per_class(source, split) for name, split in splits.items()}
     return {
         "name": source.name,
         "spec": source.spec,
         "classes": list(source.classes),
-        "splits": {name: _counts(source, split) for name, split in splits.items()},
+        "splits": {
+            name: {"count": len(split), "per_class": dict(zip(source.classes, counts[name], strict=True))}
+            for name, split in splits.items()
+        },
         "split_origin": origin,
         "class_map": None if source.class_map is None else list(source.class_map),
         "target": source.target,
@@ -36,7 +41,7 @@ def facts(source: Source, records: dict[str, Records], splits: Splits, origin: s
         "native": native_sizes(_images(splits)),
         "unreadable": bad,
         "left_out": len(bad),
-        "warnings": [*source.warnings, *_warnings(source, splits), *_left_out(bad)],
+        "warnings": [*source.warnings, *_warnings(source, splits), *left_out],
         "fingerprint": fingerprint(source, splits),
     }
 
@@ -63,7 +68,8 @@ def problems(
             f"255), or write {_allowing(source, 'missing')} to keep classes without pixels."
         )
     if source.target in ("boxes", "instances"):
-        bare = [name for name, split in splits.items() if len(split) and not _counts_objects(split)]
+        crowds = {name: [one.crowd.all() for one in split.annotations or ()] for name, split in splits.items()}
+        bare = [name for name, no_objects in crowds.items() if no_objects and all(no_objects)]
         found += [f"No image of {name} has an object, crowds aside: annotate some." for name in bare]
     if train_on_all:
         return found
@@ -155,19 +161,11 @@ def _images(splits: Splits) -> dict[str, Split]:
     return {name: split for name, split in splits.items() if isinstance(split, Split)}
 
 
-def _counts(source: Source, split: Split | SequenceSplit) -> dict[str, Any]:
-    return {"count": len(split), "per_class": dict(zip(source.classes, _per_class(source, split), strict=True))}
-
-
 def _per_class(source: Source, split: Split | SequenceSplit) -> list[int]:
     """How many images each class has; with several labels an image counts for each."""
     if source.target != "class" and split.label_sets is not None:
         return label_counts(split.label_sets, len(source.classes))
     return list(np.bincount(split.labels, minlength=len(source.classes)).tolist())
-
-
-def _counts_objects(split: Split | SequenceSplit) -> bool:
-    return any(not one.crowd.all() for one in split.annotations or ())
 
 
 def _present(source: Source, split: Split | SequenceSplit) -> list[int]:
@@ -313,7 +311,3 @@ def _listed(names: list[str], most: int = _LISTED) -> str:
 def _allowing(source: Source, what: str) -> str:
     """The spec that allows it."""
     return f'"{printable(source.spec)}{"&" if "?" in source.spec else "?"}allow={what}"'
-
-
-def _left_out(bad: list[dict[str, str]]) -> list[str]:
-    return [f"{len(bad)} images that cannot be used were left out."] if bad else []

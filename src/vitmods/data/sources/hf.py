@@ -51,7 +51,12 @@ def hf_set(name: str, options: Mapping[str, str], how: Streaming | None = None) 
     columns = image, label = _columns(next(iter(tables.values())), options, short)
     if how.asked:
         return _streamed(short, tables, columns, how, warnings)
-    tables = {split: _class_numbers(table, label) for split, table in tables.items()}
+    from datasets import ClassLabel
+
+    tables = {
+        split: table if isinstance(table.features[label], ClassLabel) else table.class_encode_column(label)
+        for split, table in tables.items()
+    }
     for split in [name for name, table in tables.items() if set(table.unique(label)) <= {None, -1}]:
         warnings.append(_not_public(split))
         del tables[split]
@@ -114,12 +119,6 @@ def _columns(table: Any, options: Mapping[str, str], name: str) -> tuple[str, st
             raise UserError(f'Which column of "{name}" is the {role}? Add "?{role}=NAME" (or "&"); it has {names}.')
         chosen.append(column)
     return chosen[0], chosen[1]
-
-
-def _class_numbers(table: Any, label: str) -> Any:
-    from datasets import ClassLabel
-
-    return table if isinstance(table.features[label], ClassLabel) else table.class_encode_column(label)
 
 
 def _records(split: str, table: Any, image: str, label: str) -> Records:
@@ -247,23 +246,14 @@ class Forward:
         if rows is None or position > row:
             rows, position = self._read(shard), int(self._starts[shard])
         for passed in range(position, row + 1):
-            raw = _next(rows)
-            self._hold(passed, raw)
+            if (read := next(rows, None)) is None:
+                raise Unreadable("the stream ends before this row")
+            self._held[passed] = raw = read
+            if len(self._held) > self._limit:
+                self._held.popitem(last=False)
         if row + 1 < self._starts[shard + 1]:
             self._open[shard] = rows, row + 1
         return raw
-
-    def _hold(self, row: int, raw: bytes) -> None:
-        self._held[row] = raw
-        if len(self._held) > self._limit:
-            self._held.popitem(last=False)
-
-
-def _next(rows: Iterator[bytes]) -> bytes:
-    raw = next(rows, None)
-    if raw is None:
-        raise Unreadable("the stream ends before this row")
-    return raw
 
 
 def _streamed_records(split: str, name: str, labels: Ints, sizes: list[int], shards: _Shards, buffer: int) -> Records:

@@ -58,12 +58,8 @@ def v2(spec: Spec) -> Source:
     if not (folder / "0").is_dir():
         raise spec.kind.missing(root, f"there is no class folder 0 in {printable(str(folder))}")
     numbers = tuple(str(i) for i in range(len(wnids())))
-    return _evaluation_set(f"ImageNet-V2 {_variant_of(folder, variant)}", root, folder, numbers)
-
-
-def _variant_of(folder: Path, asked: str) -> str:
-    """A folder that is given itself is named by what it is called."""
-    return next((variant for variant in V2_VARIANTS if variant in folder.resolve().name), asked)
+    variant = next((one for one in V2_VARIANTS if one in folder.resolve().name), variant)  # the folder's own name wins
+    return _evaluation_set(f"ImageNet-V2 {variant}", root, folder, numbers)
 
 
 @data_source(

@@ -52,7 +52,8 @@ def torchvision_set(name: str, root: Path, options: Mapping[str, str]) -> Source
     make = _constructor(name)
     given = {key: _typed(value) for key, value in options.items()}
     download = bool(given.pop("download", False))
-    arguments = _arguments(make)
+    kinds: tuple[type, ...] = getattr(make, "__mro__", ())[:-1]  # base classes take what the constructor hands on
+    arguments = {argument for kind in kinds for argument in inspect.signature(kind).parameters}
     if download and "download" not in arguments:
         raise UserError(f"torchvision cannot download {name}: put its files under {printable(str(root))} yourself.")
     if "download" in arguments:
@@ -84,11 +85,6 @@ def _typed(value: str) -> bool | int | str:
     if value.lower() in ("true", "false"):
         return value.lower() == "true"
     return int(value) if value.isdecimal() else value
-
-
-def _arguments(make: Any) -> set[str]:
-    """Names the constructor takes, those it hands on to its base classes included."""
-    return {name for base in inspect.getmro(make) for name in inspect.signature(base).parameters if base is not object}
 
 
 def _open(make: Callable[..., Any], root: Path, given: dict[str, Any], choice: str | None) -> dict[str, Any]:

@@ -6,12 +6,12 @@ Corners are pixels counted from 1, both inside of the box. Objects that are mark
 they are not trained on, and what is found in their boxes is neither right nor wrong.
 """
 
-import os
 from pathlib import Path
 from xml.etree import ElementTree
 
-from vitmods.data.records import ENDINGS, SPLITS, Broken, Source, printable
+from vitmods.data.records import SPLITS, Broken, Source, printable
 from vitmods.data.sources import Spec, data_source
+from vitmods.data.sources.folder import loose_images
 from vitmods.data.sources.objects import OPTIONS, Found, source_of_boxes
 from vitmods.util.errors import UserError
 from vitmods.util.limits import lines_of, read_bytes
@@ -31,7 +31,7 @@ def voc(spec: Spec) -> Source:
     root = spec.folder
     if not (root / "Annotations").is_dir() or not (root / "JPEGImages").is_dir():
         raise UserError(f"{spec} is not in Pascal VOC's format. {LAYOUT}")
-    files = {Path(one).stem: one for one in sorted(os.listdir(root / "JPEGImages")) if _is_image(one)}
+    files = {Path(name).stem: name for name in loose_images(root / "JPEGImages") if not name.startswith(".")}
     broken: list[Broken] = []
     splits = {
         split: [_image(root, name, files.get(name, f"{name}.jpg")) for name in names]
@@ -39,10 +39,6 @@ def voc(spec: Spec) -> Source:
     }
     classes = sorted({label for images in splits.values() for image in images for label in image.labels})
     return source_of_boxes(spec, printable(root.resolve().name), classes, splits, broken)
-
-
-def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in ENDINGS and not name.startswith(".")
 
 
 def _splits(root: Path, files: dict[str, str], broken: list[Broken]) -> dict[str, list[str]]:
@@ -66,7 +62,8 @@ def _splits(root: Path, files: dict[str, str], broken: list[Broken]) -> dict[str
 def _image(root: Path, name: str, file: str) -> Found:
     found = Found(root / "JPEGImages" / file, (1, 1))
     try:
-        tree = _parsed(root / "Annotations" / f"{name}.xml")
+        raw = read_bytes(root / "Annotations" / f"{name}.xml", "XML")
+        tree = ElementTree.fromstring(raw, ElementTree.XMLParser(target=_Builder()))
         found.size = int(_text(tree, "size/height")), int(_text(tree, "size/width"))
         for one in tree.iter("object"):
             left, top, right, bottom = (float(_text(one, f"bndbox/{k}")) for k in ("xmin", "ymin", "xmax", "ymax"))
@@ -84,10 +81,6 @@ class _Builder(ElementTree.TreeBuilder):
 
     def doctype(self, name: str, pubid: str | None, system: str | None) -> None:
         raise ValueError("it has a document type (<!DOCTYPE>), which is not read: leave it out")
-
-
-def _parsed(path: Path) -> ElementTree.Element:
-    return ElementTree.fromstring(read_bytes(path, "XML"), ElementTree.XMLParser(target=_Builder()))
 
 
 def _text(element: ElementTree.Element, path: str) -> str:

@@ -86,10 +86,16 @@ def vtab(spec: Spec) -> Source:
         raise UserError(f'VTAB has no task "{name}". {nearest(name, TASKS)}')
     task = TASKS[name]
     lists = [base / task.lists for base in (root, root / "vtab-1k") if (base / task.lists / _LISTS["train"]).is_file()]
+    own = root / name
     if lists:
-        source = _from_lists(lists[0], task)
+        if absent := [name for name in _LISTS.values() if not (lists[0] / name).is_file()]:
+            raise spec.kind.missing(lists[0].parent, f"{printable(str(lists[0]))} lacks {' and '.join(absent)}")
+        splits = {split: _listed(lists[0], lists[0] / name, task) for split, name in _LISTS.items()}
+        source = Source(task.title, tuple(str(i) for i in range(task.classes)), splits)
+    elif own.is_dir() and not any((own / inner).exists() for inner in ("dtd", "2750")):  # torchvision's DTD, EuroSAT
+        source = _drawn(folder(str(own)))
     else:
-        source = _drawn(_from_folders(root, name) or _from_torchvision(root, task, spec.options))
+        source = _drawn(_from_torchvision(root, task, spec.options))
     source.name = f"VTAB-1k {task.title}"
     if len(source.classes) != task.classes:
         source.warnings.append(f"{len(source.classes)} classes; VTAB's {task.title} has {task.classes}.")
@@ -97,13 +103,6 @@ def vtab(spec: Spec) -> Source:
         found = len(source.splits["test"])
         source.warnings.append(f"test has {found:,} images; VTAB's {task.title} has {task.test:,}.")
     return source
-
-
-def _from_lists(where: Path, task: Task) -> Source:
-    if absent := [name for name in _LISTS.values() if not (where / name).is_file()]:
-        raise SOURCES["vtab"].missing(where.parent, f"{printable(str(where))} lacks {' and '.join(absent)}")
-    splits = {split: _listed(where, where / name, task) for split, name in _LISTS.items()}
-    return Source(task.title, tuple(str(i) for i in range(task.classes)), splits)
 
 
 def _listed(where: Path, path: Path, task: Task) -> Records:
@@ -119,15 +118,6 @@ def _listed(where: Path, path: Path, task: Task) -> Records:
         raise UserError(f"{printable(str(path))} is empty. Fetch the copy again.")
     labels = np.array([int(label) for _, label in rows], dtype=np.int64)
     return file_records(tuple(name for name, _ in rows), labels, [where / name for name, _ in rows])
-
-
-def _from_folders(root: Path, name: str) -> Source | None:
-    return folder(str(root / name)) if (root / name).is_dir() and not _is_torchvisions(root / name) else None
-
-
-def _is_torchvisions(path: Path) -> bool:
-    """torchvision keeps DTD, EuroSAT and others in a folder of the task's name."""
-    return any((path / inner).exists() for inner in ("dtd", "2750"))
 
 
 def _from_torchvision(root: Path, task: Task, options: Mapping[str, str]) -> Source:
