@@ -174,7 +174,8 @@ def _present(source: Source, split: Split | SequenceSplit) -> list[int]:
 
 
 def _warnings(source: Source, splits: Splits) -> list[str]:
-    warnings = [*([source.unseen] if source.unseen else []), *_similar(source.classes), *_empty_classes(source, splits)]
+    warnings = [source.unseen] if source.unseen and "missing" in source.allow else []
+    warnings += [*_similar(source.classes), *_empty_classes(source, splits)]
     warnings += _conflicts(source, splits)
     if "overlap" in source.allow:
         warnings += [f"{text}: its numbers flatter." for text in _repeats(splits)]
