@@ -16,7 +16,7 @@ from vitmods.study.plan import Settings
 from vitmods.util.errors import UserError
 
 RECIPE = plain(epochs=2).with_(batch_size=64)
-CHANGES = ("dpn", "rms", "layerscale")
+CHANGES = ("dpn", "rms", "qknorm")
 HOW = {"workers": 1, "device": "cpu", "cost_seconds": 0, "progress": False}
 IMAGES = {"base": "mu3/2", "img_size": [8, 8], "in_chans": 1}
 
@@ -79,7 +79,7 @@ def test_recorded_runs_stay_whatever_would_be_chosen_now():
     again = settings.continuing(record)
     assert [sorted(run) for run in again.design.design.runs] == [sorted(run) for run in record["design"]["runs"]]
     assert [arm.name for arm in again.arms] == [arm.name for arm in reversed(settings.arms)]
-    other = make(["dpn", "rms", "qknorm"]).settings
+    other = make(["dpn", "rms", "layerscale"]).settings
     assert other.continuing(record).design == other.design
 
 
@@ -91,7 +91,7 @@ def test_the_answer_is_of_the_changes(finished):
     on = [value for name, value in scores.items() if "rms" in name.split("+")]
     off = [value for name, value in scores.items() if "rms" not in name.split("+")]
     assert answer["rms"].effect == pytest.approx(100 * (np.mean(on) - np.mean(off)))
-    assert set(answer.factorial.pairs) == {"dpn x rms", "dpn x layerscale", "rms x layerscale"}
+    assert set(answer.factorial.pairs) == {"dpn x rms", "dpn x qknorm", "rms x qknorm"}
     record = json.loads((out / "results.json").read_text())
     assert record == answer.to_dict() == Answer.load(out).to_dict()
     assert record["factorial"]["effects"]["rms"]["effect"] == answer["rms"].effect
@@ -105,7 +105,7 @@ def test_it_goes_on_in_its_folder_and_refuses_another_design(finished):
     before = {path: path.read_bytes() for path in out.rglob("result.json")}
     assert make().run(out, **HOW).complete
     assert {path: path.read_bytes() for path in out.rglob("result.json")} == before
-    with pytest.raises(UserError, match=r"design: factorial of dpn, rms, layerscale in 8 runs -> factorial of"):
+    with pytest.raises(UserError, match=r"design: factorial of dpn, rms, qknorm in 8 runs -> factorial of"):
         make(["dpn", "rms"]).run(out, **HOW)
     with pytest.raises(UserError, match=r"in 8 runs -> each arm against base"):
         make(design=None).run(out, **HOW)
@@ -118,7 +118,7 @@ def test_the_table_and_the_page_show_changes_and_pairs(finished, tmp_path):
     for name in (*CHANGES, "dpn x rms"):
         assert re.search(rf"^ {name} +\S \w+.* {answer.factorial.n}$", text, re.MULTILINE), name
     assert "8 runs, 2 seeds each" in text
-    assert "| layerscale |" in answer.to_markdown()
+    assert "| qknorm |" in answer.to_markdown()
     assert "dpn+rms |" not in answer.to_markdown()
     page = write(answer, tmp_path / "report.html").read_text()
     assert "3 changes in 8 runs" in page
