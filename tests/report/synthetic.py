@@ -191,6 +191,7 @@ def make_answer(
         {arm.name: _images(arm.scores, rng) if per_image else arm.scores for arm in (base, *rows)},
         failed={arm.name: {t.seed: "nan" for t in arm.trials if t.status == "diverged"} for arm in (base, *rows)},
         chance=0.1,
+        planned=seeds,
     )
     rows = [dataclasses.replace(row, effect=decision[row.name]) for row in rows]
     warnings = [f"{t} diverged: {t.message}" for row in rows for t in row.trials if t.status == "diverged"]

@@ -150,7 +150,7 @@ def test_failures_and_doubts_stand_before_the_numbers(study, page):
 
 
 def test_a_loss_within_the_margin_is_said(synthetic):
-    assert "pre+post hurts by less than the margin." in doubts(
+    assert "pre+post: hurts by less than the margin." in doubts(
         synthetic.make_answer("study", seeds=16, diverge=[(4, 1)])
     )
 

@@ -76,6 +76,8 @@ def test_an_unfinished_study_says_so_first(synthetic):
     some = render(synthetic.make_answer("study", arms=4, missing=[(3, 4)]), 80)
     assert some.startswith("24 of 25 trials finished\nWarning: ")
     assert "Verdicts are provisional" in some
+    assert "so far" in some
+    assert "so far" not in render(synthetic.make_answer("study", arms=4), 80)
     (command,) = (line for line in some.splitlines() if line.startswith("  vitmods compare"))
     assert command.endswith("--out runs/cifar10"), "a command that can be copied is one line, however long"
 

@@ -286,10 +286,13 @@ def test_equal_differences_are_not_certainty():
     assert equal["a"].low < 0 < equal["a"].high  # half an image a trial
 
 
-def test_very_different_spread_at_few_seeds_is_said():
-    x = np.random.default_rng(0).standard_normal((5, 6)) * np.array([[0.05], *[[0.001]] * 4])
-    assert any("base seems to vary more" in note for note in vm.decide(as_scores(0.8 + x[:, :4])).notes)
-    assert not vm.decide(as_scores(0.8 + x)).notes
+def test_arms_that_follow_base_at_few_seeds_are_said():
+    rng = np.random.default_rng(0)
+    x = 0.8 + 0.01 * rng.standard_normal((5, 4))
+    x[1:3] = x[0] + 0.001 * rng.standard_normal((2, 4))
+    assert any("a and b follow base from seed to seed" in note for note in vm.decide(as_scores(x)).notes)
+    assert not vm.decide(as_scores(x[:3])).notes  # there is no other arm
+    assert not vm.decide(as_scores(0.8 + 0.01 * rng.standard_normal((5, 6)))).notes
 
 
 def test_an_arm_that_is_not_finished_counts_in_the_family():
@@ -319,9 +322,78 @@ def test_images_that_belong_together():
     assert grouped["a"].images_sd == pytest.approx(vm.decide(as_scores(x))["a"].images_sd)
     assert grouped["a"].half > vm.decide(as_scores(doubled))["a"].half
     with pytest.raises(UserError, match="one label for each"):
-        vm.decide(as_scores(x), groups=[1, 2])
+        vm.decide(as_scores(x), groups=[1, 2, 3])
     with pytest.raises(UserError, match="per-image scores"):
         vm.decide(normal(3, 5), groups=[1, 2])
+    two = np.arange(x.shape[-1]) % 2
+    with pytest.raises(UserError, match="2 groups say nothing of other groups: it takes 3"):
+        vm.decide(as_scores(x), groups=two)
+    assert vm.decide(as_scores(x), groups=two, generalize="seeds")["a"].half > 0
+    assert any("7 groups" in note for note in vm.decide(as_scores(x), groups=np.arange(x.shape[-1]) % 7).notes)
+    assert not any("groups" in note for note in vm.decide(as_scores(x), groups=np.arange(x.shape[-1]) % 8).notes)
+
+
+def test_an_extension_reads_the_looks_of_its_maximum():
+    scores = normal(3, 7)
+    del scores["a"][6], scores["b"][6]
+    found = vm.decide(scores, most_seeds=16)
+    assert "1 later seed of base not read: they wait for the next look" in found.notes
+    scores = normal(3, 5)
+    del scores["base"][4]
+    assert "1 seed of a not read: base has no trial with them" in vm.decide(scores).notes
+
+
+def test_a_study_that_is_not_complete_is_read_at_the_level_of_looks():
+    scores = normal(3, 5)
+    scores["a"] = {seed: value + 0.1 for seed, value in scores["a"].items()}
+    whole = vm.decide(scores, planned=5)
+    assert (whole.provisional, whole.alpha, whole["a"].verdict) == (False, 0.05, "helps")
+    scores["b"][4] = None
+    part = vm.decide(scores, planned=5)
+    assert (part.provisional, part.alpha, part["a"].provisional) == (True, 0.0025, True)
+    assert part["a"].half > 1.2 * whole["a"].half
+    assert "helps, so far" in repr(part)
+    assert "provisional" in repr(part)
+    assert not vm.decide(scores).provisional  # nothing was planned
+
+
+def test_a_reference_that_was_chosen_later_has_the_intervals_of_all_pairs():
+    scores = normal(5, 5)
+    chosen, before = vm.decide(scores, base="c", family="pairs"), vm.decide(scores, base="c")
+    for arm in ("base", "a", "b", "d"):
+        pair = before.pairs.get((arm, "c"), before.pairs.get(("c", arm)))
+        assert chosen[arm].half == pytest.approx((pair.high - pair.low) / 2)
+        assert chosen[arm].half > before[arm].half
+    assert chosen["a"].family == 10
+    assert "over all pairs of arms" in repr(chosen)
+    assert "over all pairs of arms" not in repr(before)
+
+
+def test_intervals_stay_in_the_possible_range():
+    scores = {"base": {0: 0.9, 1: 0.95, 2: 0.85}, "a": {0: 0.3, 1: 0.9, 2: 0.1}}
+    effect = vm.decide(scores, chance=0.0)["a"]
+    assert (effect.low, effect.seeds_low) == (-100.0, -100.0)
+    assert effect.high > 0
+    percent = {arm: {seed: 100 * score for seed, score in own.items()} for arm, own in scores.items()}
+    assert vm.decide(percent, unit="points")["a"].low < -100  # no range is known of other units
+
+
+def test_scores_that_are_no_mapping_are_named():
+    with pytest.raises(UserError, match="The scores of base must be a mapping"):
+        vm.decide({"base": [0.9, 0.91], "a": [0.9, 0.92]})
+
+
+def test_no_spread_is_not_called_too_few_seeds():
+    scores = {"base": dict.fromkeys(range(3), 0.9), "a": dict.fromkeys(range(3), 0.95)}
+    assert "scores do not vary" in repr(vm.decide(scores))
+    assert "too few seeds" in repr(vm.decide({"base": {0: 0.9}, "a": {0: 0.95}}))
+
+
+def test_a_gain_below_the_margin_is_said():
+    base = np.array([0.8, 0.81, 0.79, 0.8, 0.82, 0.81])
+    gain = 0.001 + 1e-5 * np.arange(6)
+    effect = vm.decide(as_scores(np.stack([base, base + gain])))["a"]
+    assert (effect.verdict, effect.notes) == ("helps", ("helps by less than the margin",))
 
 
 def test_the_best_and_head_to_head():

@@ -127,7 +127,8 @@ def test_an_arm_may_override_the_recipe():
 
 
 def test_adding_arms_seeds_or_another_margin_is_the_same_study():
-    grown = settings(["rms", "dpn"], seeds=3, until_decided=True, margin=1.0)
+    grown = replace(settings(["rms", "dpn"], seeds=3, until_decided=True, margin=1.0), family=4)
+    assert Settings.from_dict(grown.to_dict()).family == 4
     assert differences(settings().to_dict(), grown.to_dict()) == []
 
 

@@ -504,6 +504,26 @@ def test_seeds_for_which_no_level_is_known_are_refused_before_training(tmp_path)
     assert any("Extended after a first analysis" in doubt for doubt in grown.doubts)
 
 
+def test_arms_that_are_added_later_are_warned_of_unless_they_were_planned(tmp_path):
+    with pytest.raises(UserError, match="family counts all arms of the study, 2 or more"):
+        make(["dpn", "rms"], family=1)
+    for family, planned in ((None, 1), (3, 3)):
+        out = tmp_path / str(family)
+        assert run(make(["dpn"], family=family), out).decision.family == planned
+        grown = run(make(["dpn", "rms"]), out)
+        assert grown.decision.family == max(planned, 2)
+        assert any("Arms were added after scores were seen: 1 were" in one for one in grown.doubts) == (family is None)
+
+
+def test_a_reference_has_the_intervals_of_all_pairs(finished):
+    result, out = finished
+    other = Answer.load(out, reference=result.arms[0].name)
+    count = len(other.every_arm)
+    assert other.decision.of_pairs
+    assert other.decision.family == count * (count - 1) // 2
+    assert "over all pairs of arms" in str(other)
+
+
 def test_another_metric_or_claim_after_the_scores_were_seen_is_said(tmp_path):
     run(make(["dpn"]), tmp_path)
     other = run(make(["dpn"], metric="nll", generalize="seeds"), tmp_path)

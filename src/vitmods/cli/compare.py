@@ -102,6 +102,9 @@ class Compare:
     rest; verdicts are then about other training sets too (docs/verdicts.md)"""
     generalize: Literal["images", "seeds"] = "images"
     """what verdicts are about: other images from the same source too, or new trainings on these test images alone"""
+    family: int | None = None
+    """how many arms the study will have, where some are added later: intervals hold together over so many. None: these
+    arms"""
     recipe: str = "digits"
     """where the training options start from: plain, deit, augreg(level=light1), ...; `vitmods recipes` lists them"""
     tune: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
@@ -290,6 +293,7 @@ def _study(options: Compare) -> Study:
         margin=options.margin,
         until_decided=options.until_decided,
         generalize=options.generalize,
+        family=options.family,
         folds=options.folds,
         design=options.design,
         runs=options.runs,

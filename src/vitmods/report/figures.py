@@ -13,7 +13,7 @@ import numpy as np
 from markupsafe import Markup
 
 from vitmods.report.svg import COLOUR, Inliner, figure
-from vitmods.report.text import GLYPHS, TONES, numbers, of_metric, point_text, scale_of, score, verdict_text
+from vitmods.report.text import GLYPHS, numbers, of_metric, point_text, scale_of, score, tone, verdict_text
 from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.outcome import Tuning
 from vitmods.study.state import TrialRecord
@@ -69,7 +69,7 @@ def _limits(effects: Sequence[Effect], margin: float) -> tuple[float, float]:
 
 
 def _draw_effect(axes: Any, y: float, effect: Effect) -> None:
-    color = COLOUR[TONES[effect.verdict]]
+    color = COLOUR[tone(effect)]
     axes.plot(effect.interval, [y, y], color=color, lw=1.8, solid_capstyle="butt")
     axes.plot([effect.seeds_low, effect.seeds_high], [y, y], color=color, lw=6, solid_capstyle="butt")
     axes.plot([effect.effect], [y], "D", color=color, ms=8, mec=COLOUR["paper"], mew=1.4)
@@ -81,7 +81,7 @@ def _draw_effect(axes: Any, y: float, effect: Effect) -> None:
 
 def _label_effect(axes: Any, y: float, effect: Effect, verdict_at: float | None) -> None:
     """Name, numbers and verdict; without a place for the verdict all stand above the interval."""
-    color = COLOUR[TONES[effect.verdict]]
+    color = COLOUR[tone(effect)]
     above = f"{GLYPHS[effect.verdict]} {numbers(effect)}"
     texts: list[tuple[float, float, str, str, str]] = (
         [(0, y - 0.2, clipped(effect.arm, 18), "left", COLOUR["ink"]), (1, y - 0.2, above, "right", color)]

@@ -129,7 +129,7 @@ def _empty(heading: str, wide: bool) -> Table:
 
 
 def _verdict(effect: Effect) -> Text:
-    return Text(verdict_text(effect), style=STYLES.get(effect.verdict, "cyan"))
+    return Text(verdict_text(effect), style="dim" if effect.provisional else STYLES.get(effect.verdict, "cyan"))
 
 
 def _table(answer: Answer, wide: bool) -> Table:

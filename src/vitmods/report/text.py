@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from vitmods.stats.decision import level_of
+from vitmods.stats.decision import PAIRS, level_of
 from vitmods.stats.gains import rate_bound
-from vitmods.stats.tables import interval, signed
+from vitmods.stats.tables import interval, signed, so_far
 from vitmods.stats.verdict import POINTS, Effect, Verdict
 from vitmods.study.answer import Answer
 from vitmods.study.outcome import ArmAnswer, ArmCost
@@ -124,19 +124,18 @@ def doubts(answer: Answer) -> list[str]:
     """What happened, and what to know before a verdict is trusted: failures first."""
     notes = [f"{note[0].upper()}{note[1:].removesuffix('.')}." for note in (answer.factorial or answer.decision).notes]
     for note, arms in grouped((one.arm, note) for one in ranked_effects(answer) for note in one.notes).items():
-        hurt = _VERBS[Verdict.HURTS][len(arms) > 1]
-        notes.append(listing(arms) + (f" {hurt} {note}." if note.startswith("by ") else f": {note}."))
+        notes.append(f"{listing(arms)}: {note}.")
     notes += [f"{arm.name} has no verdict: a trial of it failed." for arm in answer.arms if arm.effect is None]
     known = any(effect.n for effect in answer.headline.values())
     if known and not (answer.complete or answer.looks or answer.settings.get("until_decided")):
-        notes.append("Verdicts are provisional: this study is analyzed once, when it is finished.")
+        notes.append("Verdicts are provisional, and intervals wider than they will be, until this study is finished.")
     return [*notes, *answer.doubts]
 
 
 def holds(answer: Answer) -> str:
     """The line under the table: what all intervals have in common, and where their width comes from."""
     decision, unit = answer.decision, points(answer.metric)
-    facts = [level_of(answer.headline.values()), decision.claim]
+    facts = [level_of(answer.headline.values()) + PAIRS * decision.of_pairs, decision.claim]
     facts.append(answer.factorial.look if answer.factorial else decision.look)
     if not math.isnan(decision.sd):
         facts.append(f"pooled sd {decision.sd:.2g}{unit}, {decision.df:.0f} df")
@@ -173,9 +172,14 @@ def on_new_images(answer: Answer) -> bool:
 
 
 def verdict_text(effect: Effect) -> str:
-    """`▲ helps`; of an open arm where it leans."""
+    """`▲ helps`; of an open arm where it leans, of a provisional verdict that it is one."""
     leans = f", {effect.leans}" if effect.verdict == Verdict.OPEN and effect.leans else ""
-    return f"{GLYPHS[effect.verdict]} {effect.verdict}{leans}"
+    return f"{GLYPHS[effect.verdict]} {effect.verdict}{leans}{so_far(effect)}"
+
+
+def tone(effect: Effect) -> str:
+    """The color of a verdict: that of an open one until the study is complete."""
+    return "open" if effect.provisional else TONES[effect.verdict]
 
 
 def numbers(effect: Effect) -> str:

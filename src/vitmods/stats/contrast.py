@@ -34,6 +34,7 @@ class Criteria:
     groups: ArrayLike | None
     alpha: float = ALPHA
     overlap: float = 0.0  #: n_test / n_train, of seeds that are tested on other parts of the images
+    provisional: bool = False  #: trials of a fixed number of seeds are missing
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.margin) and self.margin >= 0):
@@ -57,7 +58,8 @@ class Criteria:
             if chance is None and self.higher_is_better and not (table.trials < 0).any():
                 chance = 0.0
             scale *= POINTS
-        return gains_of(table, scale, chance, self.groups, self.margin)
+        groups = self.groups if self.generalize == "images" else None  # of which nothing is said otherwise
+        return gains_of(table, scale, chance, groups, self.margin)
 
 
 def has_interval(seeds: float, df: float) -> bool:
@@ -77,9 +79,11 @@ def effect_of(
     criteria: Criteria,
     two_seeds: bool = False,
     shown: bool | None = None,
+    limit: float = math.inf,
 ) -> Effect:
     """Of contrast `i`. `means`, in gains, and `failures`: those without and with what is named. `two_seeds`: these may
-    show something favorable. `shown`: whether there is an interval; None: by the seeds and degrees of freedom."""
+    show something favorable. `shown`: whether there is an interval; None: by the seeds and degrees of freedom.
+    `limit`: the largest possible effect."""
     gain, variance, n, df = (float(x[i]) for x in (found.estimate, half.variance, found.seeds, half.df))
     known = n > 1 and math.isfinite(variance)
     if shown is None:
@@ -94,10 +98,11 @@ def effect_of(
     doubtful = n == 2 and shown and not two_seeds
     if doubtful and verdict in FAVORABLE:
         verdict = Verdict.OPEN
-    sign = criteria.sign
+    sign, limits = criteria.sign, (-limit, limit)
+    low, high, seeds_low, seeds_high = np.clip(sign * gain + np.array([-total, total, -seeds, seeds]), *limits).tolist()
     return Effect(
-        arm=name, effect=sign * gain, low=sign * gain - total, high=sign * gain + total,
-        seeds_low=sign * gain - seeds, seeds_high=sign * gain + seeds, verdict=verdict, n=int(n),
+        arm=name, effect=sign * gain, low=low, high=high, seeds_low=seeds_low, seeds_high=seeds_high,
+        verdict=verdict, n=int(n),
         base_mean=sign * means[0], arm_mean=sign * means[1],
         sd=math.sqrt(variance * n / 2) if known else math.nan, df=df if known else math.nan,
         spread_ratio=math.nan, correlation=math.nan, images_sd=math.sqrt(images),
@@ -105,6 +110,7 @@ def effect_of(
         alpha=criteria.alpha, unit=criteria.unit or FRACTION, images=0 if part is None else part.m,
         grouped=criteria.groups is not None,
         higher_is_better=criteria.higher_is_better, generalize=criteria.generalize, overlap=criteria.overlap,
+        provisional=criteria.provisional,
         notes=("the interval assumes that arms vary alike",) if doubtful else (),
         leans=("up" if gain > 0 else "down") if verdict == Verdict.OPEN and known and abs(gain) > error else "",
     )  # fmt: skip

@@ -48,6 +48,8 @@ class Decision:
     generalize: Claim
     notes: tuple[str, ...]  #: failures first
     overlap: float = 0.0  #: n_test / n_train, where each seed is tested on another part of the images; else 0
+    provisional: bool = False  #: trials of a fixed number of seeds are missing: intervals are those of many looks
+    of_pairs: bool = False  #: base was chosen after scores were seen: intervals hold together over all pairs of arms
 
     def __getitem__(self, arm: str) -> Effect:
         if arm not in self.effects:
@@ -67,7 +69,9 @@ class Decision:
 
     def summary(self) -> list[str]:
         """The lines under the table."""
-        facts = [f"{level_of(self.effects.values())}; {self.claim}", self.look]
+        facts = [f"{level_of(self.effects.values())}{PAIRS * self.of_pairs}; {self.claim}", self.look]
+        if self.provisional:
+            facts.append(PROVISIONAL)
         if not math.isnan(self.sd):
             facts.append(f"pooled sd {self.sd:.3g}, {self.df:.0f} df")
         if not math.isnan(self.seed_share):
@@ -76,7 +80,7 @@ class Decision:
             facts.append("without per-image scores, other test images may say otherwise")
         lines = [*self.notes, "; ".join(filter(None, facts))]
         trials = min((effect.n for effect in self.effects.values() if not effect.failures), default=0)
-        if trials and not self.notes:
+        if trials and not any(effect.base_failures for effect in self.effects.values()):
             lines.append(
                 f"no failure in {trials} trials of an arm: its rate may still be up to {100 * rate_bound(trials):.0f} %"
             )
@@ -111,7 +115,14 @@ class Decision:
         return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in plain.items()}
 
 
+PAIRS = " over all pairs of arms, since the reference was chosen after the scores were seen"
+PROVISIONAL = "provisional: trials are missing, so intervals are wider, as of a study that is read after each trial"
+
+
 def level_of(effects: Iterable[Effect]) -> str:
     """What the intervals of these effects hold at together, or why there are none."""
-    known = any(effect.half >= 0 for effect in effects)
-    return "intervals hold together at 95 %" if known else "too few seeds for intervals"
+    effects = list(effects)
+    if any(effect.half >= 0 for effect in effects):
+        return "intervals hold together at 95 %"
+    same = any(effect.n > 2 and math.isnan(effect.sd) for effect in effects)
+    return "no intervals: scores do not vary from seed to seed" if same else "too few seeds for intervals"

@@ -27,7 +27,7 @@ from vitmods.stats.design import Design, least_squares
 from vitmods.stats.fit import Array, Contrasts, Mask, contrasts, noise
 from vitmods.stats.images import ImagesPart, images_part
 from vitmods.stats.plan import STUDIES, Findable
-from vitmods.stats.read import Scores, table_of
+from vitmods.stats.read import Scores, is_incomplete, table_of
 from vitmods.stats.verdict import Claim, Effect, Verdict
 from vitmods.stats.width import HalfWidth, half_width
 from vitmods.util.errors import UserError
@@ -95,6 +95,7 @@ def factorial(
     higher_is_better: bool = True,
     generalize: Claim = "images",
     most_seeds: int | None = None,
+    planned: int | None = None,
     failed: Mapping[str, Mapping[int, str]] | None = None,
     constant: Mapping[str, Container[int]] | None = None,
     chance: float | None = None,
@@ -104,18 +105,19 @@ def factorial(
 
     `scores` maps a run, by its name in `design.arms`, -> seed -> a score, or an array with a score for each test image;
     None has not ended, NaN diverged. Only seeds that all runs have ended count; verdicts need 2. `most_seeds`: the
-    maximum of a study that is looked at after 2, 3, 4, 6 and 8 seeds; None: seeds were fixed before. The rest is as in
-    `vitmods.decide`.
+    maximum of a study that is looked at after 2, 3, 4, 6 and 8 seeds; None: seeds were fixed before. `planned`: how
+    many, where some may be missing. The rest is as in `vitmods.decide`.
 
     Raises:
         UserError: scores that cannot be compared, or runs that are not in the design.
     """
-    alpha = ALPHA if most_seeds is None else NOMINAL
-    criteria = Criteria(margin, unit, higher_is_better, generalize, chance, groups, alpha)
     names = tuple(design.arms)
     for name in set(scores) - set(names):
         raise UserError(f"The design has no run {name}: its runs are {', '.join(names)}.")
     table = table_of({name: scores.get(name, {}) for name in names}, names[0], failed, constant)
+    provisional = most_seeds is None and is_incomplete(table, planned)
+    alpha = sequential.PROVISIONAL_LEVEL if provisional else NOMINAL if most_seeds else ALPHA
+    criteria = Criteria(margin, unit, higher_is_better, generalize, chance, groups, alpha, provisional=provisional)
     gains = criteria.gains(table)
     failures = gains.failures.sum(-1)
     kept: Mask = np.asarray(failures == 0)

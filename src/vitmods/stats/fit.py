@@ -11,7 +11,8 @@ w is drawn to the common variance but never below the arm's own, so that a noisy
 contrast with weights c over the arms is estimated on the n seeds that all its arms share, and has two variances:
 
     pooled p = sum c[a]^2 w[a] / n,    df = p^2 / sum((c[a]^2 w[a] / n)^2 / nu[a])    (Satterthwaite), at most df_e,
-               nu[a] = min(d0 + n[a]-1, df_e)
+               nu[a] = min(d0 + n[a]-1, df_e); of the reference, which is in every effect, n[a]-1 where it has
+               fewer than 5 seeds and v[a] > MSE
     own    o = sample variance over its seeds of sum c[a] Y[a,s], / n, at least sum c[a]^2 floor^2 / n;    df = n - 1
 """
 
@@ -28,6 +29,7 @@ Mask = NDArray[np.bool_]
 
 PRIOR_DF = 4  # d0
 SHARED = 3  # seeds from which a correlation or a ratio of sds says something: of two, every correlation is 1 or -1
+FEW_SEEDS = 5  # below which the spread of base is so uncertain that the level needs its own degrees of freedom
 SINGULAR = 1e-9
 ROUNDING = 1e-12  # of the scores: what differs by less does not differ
 
@@ -76,6 +78,9 @@ def fit(scores: Array, reference: int = 0, floor: float = 0.0, pooled: Mask | No
     weights = np.delete(np.eye(g), reference, axis=0)
     weights[:, reference] = -1
     errors = noise(scores, floor, pooled)
+    seeds = np.isfinite(scores[..., reference, :]).sum(-1)
+    noisy = (errors.unbiased[..., reference] > errors.mse) & (seeds < FEW_SEEDS)
+    errors.df[..., reference] = np.where(noisy, seeds - 1, errors.df[..., reference])
     others = np.delete(scores, reference, axis=-2)
     base = np.where(np.isnan(others), np.nan, scores[..., reference, None, :])
     others = np.where(np.isnan(base), np.nan, others)

@@ -31,6 +31,7 @@ from vitmods.util.text import listing, plural
 
 HALF_AN_IMAGE = 0.5
 ROUNDING = 1e-6
+FEWEST_GROUPS = 3
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Gains:
     trials: Array  #: (g, n); NaN where there is none, and for all arms where base failed
     images: Array | None  #: (g, n, m)
     floor: float  #: the least sd of a trial: half an image where scores are right or wrong
+    step: float  #: between an image that is right and one that is wrong; 0 for other scores, and for groups
     kinds: dict[str, Mask]  #: what went wrong, in the order of `FAILURES` -> (g, n) the trials that failed so
     ended: Mask  #: (g, n)
     pooled: Mask  #: (g,) arms whose trials enter the common variance: no score of a failed trial, failures as in base
@@ -66,7 +68,7 @@ class Gains:
         seeds = self.shared(arm, other)
         if self.images is None or not seeds.any():
             return None
-        return images_part(self.images[arm, seeds] - self.images[other, seeds])
+        return images_part(self.images[arm, seeds] - self.images[other, seeds], self.step)
 
     def notes(self, arms: Sequence[str], what: str = "arms", then: str = "") -> list[str]:
         """Whether base has learned, and what failed. `what` shares base's seeds; `then` follows for what failed."""
@@ -112,10 +114,10 @@ def failure_notes(names: Sequence[str], kinds: Mapping[str, Mask], ended: Mask) 
 def gains_of(table: Table, scale: float, chance: float | None, groups: ArrayLike | None, margin: float) -> Gains:
     """Scores times `scale` (negative where less is better). `chance` is the score of the best constant prediction;
     where it is None, only trials that are known to predict a constant count as failed beside those that diverged."""
-    trials, images, floor = table.trials * scale, table.images, 0.0
+    trials, images, floor, step = table.trials * scale, table.images, 0.0, 0.0
     if images is not None:
         if np.isin(images[np.isfinite(images)], (0, 1)).all():
-            floor = HALF_AN_IMAGE * abs(scale) / images.shape[-1]
+            floor, step = HALF_AN_IMAGE * abs(scale) / images.shape[-1], abs(scale) if groups is None else 0.0
         images = images * scale
     if groups is not None:
         images = clusters(*_grouped(images, groups, table.kept))
@@ -134,8 +136,9 @@ def gains_of(table: Table, scale: float, chance: float | None, groups: ArrayLike
     missing = failures[0] & (learned | ~finite[0])
     trials = np.where(missing, np.nan, trials)
     return Gains(
-        trials, images, floor, kinds, table.ended, pooled, constant, float(median[0]), int((~table.kept).sum()), learned
-    )
+        trials, images, floor, step, kinds, table.ended, pooled, constant, float(median[0]), int((~table.kept).sum()),
+        learned,
+    )  # fmt: skip
 
 
 def has_learned(scores: Array, lost: Mask, constant: float, margin: float) -> bool:
@@ -159,6 +162,11 @@ def _grouped(images: Array | None, groups: ArrayLike, kept: Mask) -> tuple[Array
         raise UserError("groups need per-image scores: give an array of scores for every trial.")
     if np.shape(groups) != kept.shape:
         raise UserError(f"groups must have one label for each of {kept.size} images, not {np.shape(groups)}.")
+    if (count := len(np.unique(np.asarray(groups)[kept]))) < FEWEST_GROUPS:
+        raise UserError(
+            f"Images of {count} groups say nothing of other groups: it takes {FEWEST_GROUPS} or more. Name groups that "
+            "are smaller, or take verdicts on these images alone (--generalize seeds)."
+        )
     return images, np.asarray(groups)[kept]
 
 

@@ -8,6 +8,10 @@ D_s over images and d over both
     I           = max(0, s2_images / m - s2_residual / (n m))
 
 What is subtracted is already in the variance over seeds. I does not shrink with more seeds, only with more images.
+
+Near 100 % few images are right in one trial and wrong in another, and other images may have more of them than these
+happen to have. Where D is not 0 on fewer than 10 images, s2_images is taken as if one more differed fully: plus
+`step`^2 / m, with `step` the difference of right and wrong.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
+
+FEW_DIFFER = 10  # images
 
 
 @dataclass(frozen=True)
@@ -47,8 +53,11 @@ class ImagesPart:
         return np.asarray(images + residual)
 
 
-def images_part(differences: Array) -> ImagesPart:
-    """Of `differences` (..., n, m): of every seed and image, without gaps. Fewer than two images have no part."""
+def images_part(differences: Array, step: float = 0.0) -> ImagesPart:
+    """Of `differences` (..., n, m): of every seed and image, without gaps. Fewer than two images have no part.
+
+    `step`: between a right image and a wrong one; 0 for scores of other kinds.
+    """
     n, m = differences.shape[-2:]
     if m < 2:
         zero = np.zeros(differences.shape[:-2])
@@ -58,7 +67,8 @@ def images_part(differences: Array) -> ImagesPart:
     between = ((by_image - both[..., None]) ** 2).sum(-1)
     total = ((differences - by_seed[..., None]) ** 2).sum((-2, -1))
     residual = (total - n * between) / max((n - 1) * (m - 1), 1)
-    return ImagesPart(between / (m - 1), np.maximum(residual, 0.0), n, m)
+    few = (differences != 0).any(-2).sum(-1) < FEW_DIFFER
+    return ImagesPart(between / (m - 1) + few * step**2 / m, np.maximum(residual, 0.0), n, m)
 
 
 def clusters(x: Array, groups: ArrayLike) -> Array:

@@ -52,6 +52,9 @@ def table_of(
 ) -> Table:
     """`failed` names trials that diverged: arm -> seed -> reason; `constant` those that predict the same for every
     image: arm -> seeds. Raises `UserError` for what cannot be compared."""
+    for arm, own in scores.items():
+        if not isinstance(own, Mapping):
+            raise UserError(f"The scores of {arm} must be a mapping seed -> score, such as {{0: 0.93, 1: 0.94}}.")
     if base not in scores:
         raise UserError(f"There is no arm {base} to compare with. {nearest(base, scores)} Name it with base=.")
     if len(scores) < 2:
@@ -100,6 +103,11 @@ def _scored(trials: Sequence[Array]) -> Mask:
     if not kept.any():
         raise UserError("No test image has a score in every trial: compare by another metric, or on other images.")
     return kept
+
+
+def is_incomplete(table: Table, planned: int | None) -> bool:
+    """Whether an arm has ended fewer trials than the `planned` ones; None: nothing was planned."""
+    return planned is not None and int(table.ended.sum(-1).min()) < planned
 
 
 def means_of(scores: Scores) -> Scores:

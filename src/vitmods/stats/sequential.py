@@ -21,6 +21,7 @@ from vitmods.util.errors import UserError
 
 LOOKS = (4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 NOMINAL = {8: 0.017, 16: 0.010, 32: 0.0075}  # most seeds: level of a look, calibrated by simulated studies
+PROVISIONAL_LEVEL = 0.0025  # of a fixed study that is read, perhaps after each trial, before it is complete
 FUTILE_FROM, FUTILE_CHANCE = 6, 0.10
 
 
@@ -43,6 +44,11 @@ def nominal_level(most: int) -> float:
     """alpha at each look, of the next larger calibrated maximum. Raises UserError outside 4 to 32 seeds."""
     looks(most)
     return next(level for maximum, level in NOMINAL.items() if most <= maximum)
+
+
+def next_maximum(seeds: int) -> int:
+    """The calibrated maximum of a study that was fixed, and has got more seeds: at least so many; 32 is the last."""
+    return next((maximum for maximum in NOMINAL if seeds <= maximum), LOOKS[-1])
 
 
 def futile(

@@ -20,17 +20,19 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from vitmods.stats import tables
 from vitmods.stats.contrast import ALPHA
-from vitmods.stats.decide import Plan, decision_of
+from vitmods.stats.decide import Plan, decision_of, family_of, limit_of
 from vitmods.stats.decision import Decision
 from vitmods.stats.fit import Array
 from vitmods.stats.gains import FAILURES, Gains
-from vitmods.stats.read import Scores, table_of
+from vitmods.stats.read import Scores, is_incomplete, table_of
+from vitmods.stats.sequential import PROVISIONAL_LEVEL
 from vitmods.stats.verdict import Claim, Effect, Verdict
 from vitmods.util.errors import UserError
 from vitmods.util.text import grouped, listing
@@ -77,6 +79,8 @@ def over_settings(
     constant: Mapping[str, Mapping[str, Container[int]]] | None = None,
     chance: float | None = None,
     groups: ArrayLike | None = None,
+    planned: int | None = None,
+    family: int | Literal["pairs"] | None = None,
 ) -> OverSettings:
     """The effects of the same arms in several settings: on average, in each, and whether they differ.
 
@@ -95,14 +99,26 @@ def over_settings(
         if set(arms) != set(first):
             raise UserError(f"Setting {setting} has other arms than the first: every setting needs all of them.")
     seeds = dict.fromkeys(seed for arms in scores.values() for trials in arms.values() for seed in trials)
-    plan = Plan(margin, unit, higher_is_better, generalize, chance, groups, family=len(first) - 1)
-    gains = []
-    for setting, arms in scores.items():
-        aligned = {arm: {seed: arms[arm].get(seed) for seed in seeds} for arm in first}
-        gains.append(plan.gains(table_of(aligned, base, (failed or {}).get(setting), (constant or {}).get(setting))))
+    tables = [
+        table_of(
+            {arm: {seed: arms[arm].get(seed) for seed in seeds} for arm in first},
+            base, (failed or {}).get(setting), (constant or {}).get(setting),
+        )
+        for setting, arms in scores.items()
+    ]  # fmt: skip
+    provisional = any(is_incomplete(table, planned) for table in tables)
+    plan = Plan(
+        margin, unit, higher_is_better, generalize, chance, groups,
+        PROVISIONAL_LEVEL if provisional else ALPHA, provisional=provisional,
+        family=family_of(family, len(first) - 1), of_pairs=family == "pairs", limit=limit_of(tables, unit),
+    )  # fmt: skip
+    gains = [plan.gains(table) for table in tables]
     names = (base, *(arm for arm in first if arm != base))
     average, *others = (
-        [decision_of(names, weighted(gains, row), replace(plan, alpha=level)) for row in weights]
+        [
+            decision_of(names, weighted(gains, row), replace(plan, alpha=level, limit=plan.limit * abs(row).sum()))
+            for row in weights
+        ]
         for weights, level in families(len(gains), plan.alpha)
     )
     each, departures = (

@@ -51,8 +51,14 @@ def latex(effects: Sequence[Effect]) -> str:
 
 
 def verdict_cell(effect: Effect) -> str:
-    """The verdict in a table: an open arm says where it leans."""
-    return f"open, leans {effect.leans}" if effect.verdict == Verdict.OPEN and effect.leans else str(effect.verdict)
+    """The verdict in a table: an open arm says where it leans, another whether it is provisional."""
+    leans = f", leans {effect.leans}" if effect.verdict == Verdict.OPEN and effect.leans else ""
+    return f"{effect.verdict}{leans}{so_far(effect)}"
+
+
+def so_far(effect: Effect) -> str:
+    """What follows a verdict that is provisional; an open one is open in any case."""
+    return ", so far" if effect.provisional and effect.verdict != Verdict.OPEN else ""
 
 
 def interval(effect: Effect) -> str:

@@ -89,6 +89,7 @@ class Effect:
     leans: str = ""  #: `up` or `down` (of the gain) for an open arm more than one standard error from zero
     overlap: float = 0.0  #: n_test / n_train, of seeds that are tested on other parts of the images; else 0
     futile: bool = False  #: the seeds that remain are unlikely to decide
+    provisional: bool = False  #: trials of a fixed study are missing, and the interval is one of many looks
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:

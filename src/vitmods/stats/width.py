@@ -15,7 +15,8 @@ The probability is a double integral by fixed quadrature: no random numbers, the
 With a variance V over seeds that has df_V, the images' part I and a critical value c(df),
 
     h(V, df_V, c) = max(c(df_V) sqrt(V),  c(df) sqrt(V + I)),
-    df = (V + I)^2 / (V^2/df_V + (s2_images/m)^2/(m-1) + (s2_residual/(nm))^2/((n-1)(m-1))), not below df_V
+    df = (V + I)^2 / (V^2/df_V + (s2_images/m)^2/(m-1) + (s2_residual/(nm))^2/((n-1)(m-1))),
+         not below df_V where there are 20 images or groups of them
 
 (Welch and Satterthwaite). The maximum: a claim about other images too is never narrower than one on these images.
 
@@ -45,6 +46,7 @@ from vitmods.stats.images import ImagesPart
 from vitmods.util.errors import UserError
 
 POOLED = 0.8  # of alpha
+ENOUGH_IMAGES = 20  # or groups, from which their part does not lower the degrees of freedom
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def total_df(variance: Array, df: Array, images: ImagesPart) -> Array:
     """Degrees of freedom of V + I."""
     with np.errstate(invalid="ignore", divide="ignore"):
         found = (variance + images.variance) ** 2 / (variance**2 / df + images.df_terms)
-    return np.fmax(found, df)
+    return np.fmax(found, df) if images.m >= ENOUGH_IMAGES else found
 
 
 def _h(variance: Array, df: Array, images: ImagesPart | None, c: Callable[[Array], Array]) -> HalfWidth:

@@ -201,9 +201,9 @@ def evaluated_of(folder: StudyFolder, facts: Facts) -> Evaluated:
     constant, planned = facts.data.get("constant", {}), facts.plan.seeds
     if not facts.settings.get("folds"):
         groups = folder.images.groups({split: facts.data["splits"][split]["count"] for split in facts.splits})
-        return Evaluated(facts.splits, constant, groups, planned, looked=facts.plan.until_decided)
+        return Evaluated(facts.splits, constant, groups, planned, facts.plan.until_decided, facts.plan.family)
     test, train = (facts.data["splits"][name]["count"] for name in ("test", "train"))
-    return Evaluated(facts.splits, constant, planned=planned, sizes=(test, train))
+    return Evaluated(facts.splits, constant, planned=planned, family=facts.plan.family, sizes=(test, train))
 
 
 def read_answer(

@@ -73,6 +73,7 @@ def python_call(settings: Settings, out: str) -> str:
         **_measure_call(settings.measure, settings.fixed["task"]),
         "margin": repr(settings.margin),
         "generalize": repr(settings.generalize),
+        **({"family": repr(settings.family)} if settings.family else {}),
         **({"until_decided": "True"} if settings.until_decided else {}),
         **({"design": "'factorial'", "runs": repr(len(settings.design.design.runs))} if settings.design else {}),
         **({"sweep": repr(settings.sweep.to_dict())} if settings.sweep else {}),

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from vitmods.stats.decide import FEW_SEEDS
 from vitmods.stats.decision import Decision
+from vitmods.stats.fit import FEW_SEEDS
 from vitmods.stats.plan import detectable, finest, images_for
 from vitmods.stats.sequential import LOOKS, nominal_level
 from vitmods.stats.verdict import POINTS
@@ -19,6 +19,7 @@ from vitmods.study.state import StudyState, TrialRecord
 from vitmods.tasks.metrics import Metric
 from vitmods.util.text import listing
 
+EXTENDED, GROWN = "5 to 10", "6 to 11"  # false claims in %: docs/statistics.md
 UNEQUAL = 3.0  # ratio of two arms' spreads
 LAST = 0.2  # of a training
 FEW_EVALUATIONS = 5
@@ -57,7 +58,14 @@ def planning_doubts(state: StudyState, facts: Facts) -> Iterator[str]:
     if len(settings.seeds) > facts.plan.seeds > 1:
         yield (
             f"Extended after a first analysis: {facts.plan.seeds} seeds were planned, and there are "
-            f"{len(settings.seeds)} now. So 5 to 8 % of such studies claim something false, instead of 5 %."
+            f"{len(settings.seeds)} now. So {EXTENDED} % of such studies claim something false at one time or another, "
+            "instead of 5 %."
+        )
+    if len(settings.arms) > facts.plan.family > 0:
+        yield (
+            f"Arms were added after scores were seen: {facts.plan.family} were planned, and there are "
+            f"{len(settings.arms)} now. So {GROWN} % of such studies claim something false at one time or another, "
+            "instead of 5 %. Say how many there will be at the start (--family)."
         )
     if settings.same_seeds:
         yield (

@@ -35,13 +35,14 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Plan:
-    """How many seeds were planned (0: not known), at most where the study runs until it is decided; and what verdicts
-    were to be about, by which metric."""
+    """How many seeds were planned (0: not known), at most where the study runs until it is decided; what verdicts were
+    to be about, by which metric; and how many arms were planned (0: not known)."""
 
     seeds: int = 0
     until_decided: bool = False
     generalize: str = "images"
     metric: str = ""
+    family: int = 0
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ _MAY_DIFFER = (
     "margin",
     "metric",
     "generalize",
+    "family",
     "tune",
     "tune_on",
     "tuning_seeds",
@@ -126,6 +127,7 @@ class Settings:
     tuning_seeds:  with which the points of the grid are compared; the study's own, or others, which is better
     measure:       the metric that is compared, None: the task's; it and the margin concern the reading alone
     generalize:    what the verdicts are about: new "images" and new trainings, or new "seeds" on these images
+    family:        how many arms there will be, those that are added later included; 0: those that there are
     sweep:         settings under each of which base and all arms are trained (bases, fractions of the data, ...)
     design:        of a factorial study: its changes, of which the arms are the runs; None: arms are compared with base
     """
@@ -139,6 +141,7 @@ class Settings:
     tuning_seeds: tuple[int, ...] = ()
     measure: Measure = None  # type: ignore[assignment]
     generalize: Literal["images", "seeds"] = "images"
+    family: int = 0
     sweep: Grid = UNTUNED
     design: FactorialPlan | None = None
 
@@ -245,6 +248,7 @@ class Settings:
             "margin": self.margin,
             "metric": self.measure.to_dict(),
             "generalize": self.generalize,
+            **({"family": self.family} if self.family else {}),
             **(tuning if self.grid else {}),
             **({"sweep": self.sweep.to_dict()} if self.sweep else {}),
             **({"design": self.design.to_dict()} if self.design else {}),
@@ -257,6 +261,7 @@ class Settings:
         try:
             arms = tuple(Arm.from_identity(name, arm) for name, arm in rest.pop("arms").items())
             own = {name: rest.pop(name) for name in ("until_decided", "margin", "generalize")}
+            own["family"] = rest.pop("family", 0)
             seeds, tuning_seeds = tuple(rest.pop("seeds")), tuple(rest.pop("tuning_seeds", ()))
             grid, sweep = (Grid.from_dict(rest.pop(name, {})) for name in ("tune", "sweep"))
             measure = Measure.from_dict(rest.pop("metric"))

@@ -146,7 +146,8 @@ def _described(
 
 def plan_of(settings: Settings) -> Plan:
     """What is recorded of them before any score is known."""
-    return Plan(len(settings.seeds), settings.until_decided, settings.generalize, settings.measure.name)
+    family = max(settings.family, len(settings.arms))
+    return Plan(len(settings.seeds), settings.until_decided, settings.generalize, settings.measure.name, family)
 
 
 def _check_extension(before: Plan, settings: Settings) -> None:

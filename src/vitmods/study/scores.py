@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitmods.stats.decide import decide
 from vitmods.stats.decision import Decision
 from vitmods.stats.factorial import LOOKS as FACTORIAL_LOOKS
 from vitmods.stats.factorial import Factorial, factorial
-from vitmods.stats.sequential import LOOKS
+from vitmods.stats.sequential import LOOKS, next_maximum
 from vitmods.stats.settings import OverSettings, over_settings
 from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.arms import BASE
@@ -46,8 +46,8 @@ def decision_at(
     records = _records_of(state, seeds, setting, without)
     values, failed, constant, how = _scores(state, {setting: records})
     return decide(
-        values[setting], base, failed=failed[setting], constant=constant[setting], family=len(state.settings.arms),
-        frozen=frozen, most_seeds=_most(state, LOOKS), resampled=state.images.sizes, **how,
+        values[setting], base, failed=failed[setting], constant=constant[setting], family=_family(state, base),
+        frozen=frozen, most_seeds=_most(state, LOOKS), planned=len(seeds), resampled=state.images.sizes, **how,
     )  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def factorial_at(state: StudyState, seeds: Sequence[int], setting: Point = AS_IS
     values, failed, constant, how = _scores(state, {setting: _records_of(state, seeds, setting)})
     return factorial(
         values[setting], state.settings.design.design, failed=failed[setting], constant=constant[setting],
-        most_seeds=_most(state, FACTORIAL_LOOKS), **how,
+        most_seeds=_most(state, FACTORIAL_LOOKS), planned=len(seeds), **how,
     )  # fmt: skip
 
 
@@ -67,7 +67,15 @@ def over_settings_at(state: StudyState, base: str = BASE) -> OverSettings:
     records = {point: _records_of(state, settings.seeds, point) for point in settings.sweep.points}
     values, failed, constant, how = _scores(state, records)
     by_name = [{str(point): own for point, own in found.items()} for found in (values, failed, constant)]
-    return over_settings(by_name[0], base, failed=by_name[1], constant=by_name[2], **how)
+    return over_settings(
+        by_name[0], base, failed=by_name[1], constant=by_name[2], planned=len(settings.seeds),
+        family=_family(state, base), **how,
+    )  # fmt: skip
+
+
+def _family(state: StudyState, base: str) -> int | Literal["pairs"]:
+    """The arms that were planned, or have been added; all pairs for a reference, chosen when scores are known."""
+    return max(len(state.settings.arms), state.images.family) if base == BASE else "pairs"
 
 
 def records_of_arm(
@@ -136,9 +144,10 @@ def _scores(
 def _most(state: StudyState, looks: Sequence[int]) -> int | None:
     """The most seeds of a study that is looked at more than once; None: its seeds were fixed before."""
     count, planned = len(state.settings.seeds), state.images.planned
+    if state.settings.until_decided or state.images.looked:
+        return min(max(count, looks[0]), looks[-1])
     extended = 1 < planned < count and not state.settings.folds
-    looked = state.settings.until_decided or state.images.looked or extended
-    return min(max(count, looks[0]), looks[-1]) if looked else None
+    return min(next_maximum(count), looks[-1]) if extended else None
 
 
 @dataclass(frozen=True)

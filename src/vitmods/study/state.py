@@ -112,6 +112,7 @@ class Evaluated:
     groups:  (n,) which images belong together; None: each stands for itself
     planned: how many seeds, before any score was known; 0: not known
     looked:  whether the study was to be looked at until it is decided, when no score was known
+    family:  how many arms, likewise
     sizes:   with folds, how many images a trial is tested on and trained on; None: all trials on the same ones
     """
 
@@ -120,6 +121,7 @@ class Evaluated:
     groups: NDArray[Any] | None = None
     planned: int = 0
     looked: bool = False
+    family: int = 0
     sizes: tuple[int, int] | None = None
 
 

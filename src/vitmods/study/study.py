@@ -83,6 +83,8 @@ class Study:
             points, or 0.01 where it is none.
         generalize: what verdicts are about: other "images" from the same source and new trainings, or new "seeds" on
             these images alone, as for a benchmark with a fixed test set.
+        family: how many arms the study will have, those that are added when scores are known included: intervals hold
+            together over so many from the start. None: these arms.
         design: "factorial": the arms are switched on and off together, which tells the effect of each on average over
             the others with fewer trials (docs/factorial.md). None: each arm is compared with base.
         runs: how many combinations a factorial study trains, base included; None: 8 of 3 and 4 arms, 16 of more.
@@ -116,6 +118,7 @@ class Study:
         margin: float | None = None,
         until_decided: bool = False,
         generalize: Literal["images", "seeds"] = "images",
+        family: int | None = None,
         design: Literal["factorial"] | None = None,
         runs: int | None = None,
         folds: int | None = None,
@@ -151,10 +154,13 @@ class Study:
             margin,
             measure=measure,
             generalize=generalize,
+            family=family or 0,
             sweep=make_sweep(sweep or {}, fixed),
             design=plan,
             **_tuning(tune or {}, tune_on, tuning_seeds, chosen_seeds if same_seeds else None),
         )
+        if family is not None and family < len(self.settings.arms):
+            raise UserError(f"family counts all arms of the study, {len(self.settings.arms)} or more, not {family}.")
         check_plan(self.settings)
         for arm in self.settings.arms:
             if not arm.changes and arm.start is None and self.settings.recipe_of(arm) == self.settings.recipe:
