@@ -1,5 +1,6 @@
 """Any one file of a finished study is damaged: it is named, or told in a warning, and all else is still reported."""
 
+import json
 import shutil
 import warnings
 
@@ -109,3 +110,36 @@ def test_groups_are_those_of_the_split_file_and_the_next_run_writes_both_again(f
     assert repr(run(study(group_by=r"\d\d$"), copy).effects) == repr(finished[0].effects)
     for name in ("images.npz", SPLIT_FILE):
         assert (copy / name).read_bytes() == (finished[1] / name).read_bytes()
+
+
+JUNK = (None, 3, 2.5, True, "x", [], [1], {}, {"a": None})
+
+
+def damaged_sections(whole):
+    """(where, what study.json holds): each section as something else or missing, and what sections hold likewise."""
+    for section, value in whole.items():
+        yield section, {name: other for name, other in whole.items() if name != section}
+        for junk in JUNK:
+            yield f"{section}={junk!r}", {**whole, section: junk}
+        for name in value if isinstance(value, dict) else ():
+            yield f"{section}.{name}", {**whole, section: {n: v for n, v in value.items() if n != name}}
+            for junk in (None, 3, "x", [], {"a": None}):
+                yield f"{section}.{name}={junk!r}", {**whole, section: {**value, name: junk}}
+
+
+def test_whatever_a_section_of_study_json_holds_is_read_or_refused(copy):
+    path, said, odd = copy / "study.json", {}, {}
+    whole = json.loads(path.read_text())
+    for where, values in damaged_sections(whole):
+        path.write_text(json.dumps(values))
+        try:
+            load(copy)
+        except UserError as error:
+            said[where] = str(error)
+        except Exception as error:
+            odd[where] = repr(error)
+    assert not odd
+    assert len(said) > 100
+    assert {
+        where for where, text in said.items() if "study.json" not in text and "." not in where.partition("=")[0]
+    } == set()

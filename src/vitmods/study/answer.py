@@ -21,7 +21,7 @@ from vitmods.stats.settings import OverSettings
 from vitmods.stats.verdict import POINTS, Effect
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.doubts import outcome_doubts, outcomes, planning_doubts
-from vitmods.study.facts import SCHEMA, Facts
+from vitmods.study.facts import SCHEMA, Facts, ModelFacts
 from vitmods.study.outcome import ArmAnswer, ArmCost, BaseCost, PointScores, SettingAnswer, Tuning, costs_of, tuning_of
 from vitmods.study.plan import Settings, Trial
 from vitmods.study.scores import Look, decision_at, factorial_at, looks, over_settings_at
@@ -222,13 +222,16 @@ def read_answer(
         UserError: a file that all of it depends on is damaged, or there is no such arm. A damaged trial is part of the
             answer.
     """
-    settings = settings or Settings.from_dict(facts.settings)
+    with folder.naming_damage():
+        settings = settings or Settings.from_dict(facts.settings)
+        metric, own = settings.measure.metric, TASKS[settings.fixed["task"]].metrics[0]
+        evaluated, first = evaluated_of(folder, facts), settings.sweep.points[0]
+        models = {arm.name: facts.models[model_name(first, arm.name)] for arm in settings.every_arm}
     if reference not in (names := [arm.name for arm in settings.every_arm]):
         raise UserError(f"The study has no arm {reference!r}. {nearest(reference, names)}")
     if reference != BASE and settings.design:
         raise UserError("A factorial study compares each change with its absence: leave the reference out.")
-    state, metric = StudyState(folder, settings, evaluated_of(folder, facts)), settings.measure.metric
-    shown = (metric.name, TASKS[settings.fixed["task"]].metrics[0].name)
+    state, shown = StudyState(folder, settings, evaluated), (metric.name, own.name)
     records = state.answered if settings.sweep else state.records
     logged = {trial: read_curves(folder.trial(trial), shown) for trial in records}
     curves = next((name for name in shown if any(name in one for one in logged.values())), None)
@@ -238,7 +241,7 @@ def read_answer(
     over = over_settings_at(state, reference) if settings.sweep else None
     decision = over.decision if over else _decision(state, reference, taken)
     effects = None if settings.design is None else _factorial(state, taken)
-    arms = {arm.name: _arm(state, facts, records, arm) for arm in settings.every_arm}
+    arms = {arm.name: _arm(state, models[arm.name], records, arm) for arm in settings.every_arm}
     base = arms.pop(reference)
     known_costs = costs_of(folder, settings)
     base_cost, arm_costs = known_costs[settings.sweep.points[0]]
@@ -314,7 +317,7 @@ def _confirmed(folder: StudyFolder, found: Factorial) -> Effect | None:
     return answer.effects.get(name) if answer and answer.complete else None
 
 
-def _arm(state: StudyState, facts: Facts, records: Mapping[Trial, TrialRecord], arm: Arm) -> ArmAnswer:
+def _arm(state: StudyState, model: ModelFacts, records: Mapping[Trial, TrialRecord], arm: Arm) -> ArmAnswer:
     """Scores are means over the settings, where there are several: of a seed that has ended under each."""
     settings, metric, points = state.settings, state.settings.measure.name, state.settings.sweep.points
     known: dict[str, dict[int, list[float]]] = {metric: {}}
@@ -330,7 +333,7 @@ def _arm(state: StudyState, facts: Facts, records: Mapping[Trial, TrialRecord], 
         name=arm.name,
         changes=arm.text,
         recipe=dict(arm.recipe),
-        model=facts.models[model_name(points[0], arm.name)],
+        model=model,
         scores={seed: scores.get(seed) for seed in settings.seeds},
         other_metrics=means,
         trials=tuple(record for trial, record in records.items() if trial.arm == arm),

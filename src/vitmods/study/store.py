@@ -172,13 +172,20 @@ class StudyFolder:
                 f"{named(self.settings_file)} is of another version of vitmods (schema {schema}, this one reads "
                 f"{SCHEMA}). Read the study with the version that ran it, or run it again in another folder."
             )
-        try:
+        with self.naming_damage():
             return Facts.from_dict(values)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise self._damaged(error) from error
 
-    def _damaged(self, error: Exception) -> UserError:
-        return UserError(f"{named(self.settings_file)} is damaged ({error!r}). Choose another folder with --out.")
+    @contextmanager
+    def naming_damage(self) -> Iterator[None]:
+        """Turn what goes wrong in reading the facts into a UserError that names study.json."""
+        try:
+            yield
+        except UserError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{named(self.settings_file)} is damaged ({error!r}). Choose another folder with --out."
+            ) from error
 
     def known_facts(self) -> Facts:
         """The same; UserError where there is no study."""
@@ -193,10 +200,8 @@ class StudyFolder:
     def check_same_study(self, settings: Mapping[str, Any]) -> None:
         """UserError, showing each difference, if the folder holds a study that these settings do not continue."""
         facts = self.facts()
-        try:
+        with self.naming_damage():
             changed = differences(facts.settings, settings) if facts else []
-        except (AttributeError, KeyError, TypeError) as error:
-            raise self._damaged(error) from error
         if changed:
             raise UserError(
                 f"{named(self.path)} holds a study with other settings: {'; '.join(changed)}. Repeat the old ones to "
